@@ -1,0 +1,84 @@
+"""Fragments of images (regions or grid cells) with their boxes, stored as array rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from counterfoil.data.arrays import ArrayFile
+from counterfoil.errors import DataError
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """The fragments of one image: features [n, D] and boxes [n, 4] (x1, y1, x2, y2 in 0…1)."""
+
+    features: NDArray[np.float32]
+    boxes: NDArray[np.float32] | None = None
+
+    def __len__(self) -> int:
+        return int(self.features.shape[0])
+
+
+@dataclass(frozen=True)
+class FragmentTable:
+    """Fragments of many images in `.npy` files; row ``rows[i]`` holds those of image ``i``.
+
+    ``features`` is [N, R, D] or, for one vector an image, [N, D]; float32 or float16.
+    ``lengths`` [N] says how many of the R rows are real (all, if absent). ``boxes`` [N, R, 4] are in
+    pixels when ``sizes`` [N, 2] (width, height) are given, else already in 0…1.
+    """
+
+    features: ArrayFile
+    rows: NDArray[np.int64]
+    lengths: NDArray[np.int64] | None = None
+    boxes: ArrayFile | None = None
+    sizes: NDArray[np.float32] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.features.shape) not in (2, 3) or self.features.dtype.kind != "f":
+            raise DataError(
+                f"{self.features.path}: expected float features [images, fragments, dim], found "
+                f"{self.features.dtype} {self.features.shape}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def dim(self) -> int:
+        return int(self.features.shape[-1])
+
+    @property
+    def max_fragments(self) -> int:
+        return int(self.features.shape[1]) if len(self.features.shape) == 3 else 1
+
+    def select(self, images: Sequence[int]) -> FragmentTable:
+        rows = self.rows[np.asarray(images, dtype=np.int64)]
+        return FragmentTable(self.features, rows, self.lengths, self.boxes, self.sizes)
+
+    def read(self, image: int) -> Fragments:
+        """Fragments of one image as float32; `DataError` where a value is not finite."""
+        row = int(self.rows[image])
+        stored = self.features.row(row)
+        features = stored.reshape(-1, self.dim).astype(np.float32)
+        count = features.shape[0] if self.lengths is None else int(self.lengths[row])
+        features = features[:count]
+        if not np.isfinite(features).all():
+            bad = int(np.flatnonzero(~np.isfinite(features).all(axis=1))[0])
+            raise DataError(
+                f"{self.features.path}: row {row}, fragment {bad}: not a finite number"
+            )
+        return Fragments(features, self._read_boxes(row, count))
+
+    def _read_boxes(self, row: int, count: int) -> NDArray[np.float32] | None:
+        if self.boxes is None:
+            return None
+        boxes: NDArray[Any] = self.boxes.row(row)[:count].astype(np.float32)
+        if self.sizes is not None:
+            boxes = boxes / np.tile(self.sizes[row], 2)
+        return boxes

@@ -1,0 +1,90 @@
+"""Where an image's pixels are: a file, a row of an array, or a member of a tar shard."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from counterfoil.data.arrays import ArrayFile
+from counterfoil.errors import DataError
+
+
+class ImageRef(Protocol):
+    """An image that can be opened when it is needed."""
+
+    @property
+    def name(self) -> str:
+        """File name with extension, for reports and conversion."""
+        ...
+
+    def read(self) -> bytes:
+        """The encoded bytes (JPEG, PNG …), exactly as stored."""
+        ...
+
+
+@dataclass(frozen=True)
+class FileImage:
+    """An image file on disk."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def read(self) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read ({error.strerror})") from None
+
+
+@dataclass(frozen=True)
+class MemberImage:
+    """A member of an uncompressed tar archive, by byte range."""
+
+    archive: Path
+    name: str
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        with self.archive.open("rb") as file:
+            file.seek(self.offset)
+            data = file.read(self.size)
+        if len(data) < self.size:
+            raise DataError(f"{self.archive}: truncated inside {self.name}")
+        return data
+
+
+@dataclass(frozen=True)
+class RowImage:
+    """A row [height, width, 3] of a uint8 array file."""
+
+    array: ArrayFile
+    row: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.row:08d}.png"
+
+    def read(self) -> bytes:
+        buffer = io.BytesIO()
+        Image.fromarray(self.array.row(self.row)).save(buffer, format="PNG")
+        return buffer.getvalue()
+
+
+def open_image(ref: ImageRef) -> Image.Image:
+    """Decode to upright RGB; a file that is not a whole image is a `DataError` that names it."""
+    try:
+        with Image.open(io.BytesIO(ref.read())) as image:
+            image.load()
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{ref.name}: not a readable image ({error})") from None
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{ref.name}: refused, {error}") from None

@@ -1,0 +1,102 @@
+"""`Pairs`: images and their captions, the one in-memory form that every source becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from counterfoil.data.fragments import FragmentTable
+from counterfoil.data.images import ImageRef
+from counterfoil.data.problems import Problem
+from counterfoil.errors import DataError, nearest
+
+
+@dataclass(frozen=True)
+class Split:
+    """The images of one split with any number of captions each.
+
+    ``captions[i]`` are the captions of image ``i``. ``pixels`` and ``fragments`` are both optional:
+    a precomputed data set has only the latter, a folder of photos only the former. ``extras[i]``
+    keeps whatever else the source said of image ``i``, so that conversion loses nothing.
+    """
+
+    name: str
+    ids: Sequence[str]
+    captions: Sequence[Sequence[str]]
+    pixels: Sequence[ImageRef] | None = None
+    fragments: FragmentTable | None = None
+    extras: Sequence[dict[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        for what in ("captions", "pixels", "fragments", "extras"):
+            value = getattr(self, what)
+            if value is not None and len(value) != len(self.ids):
+                raise DataError(
+                    f"split '{self.name}': {len(self.ids)} image ids but {len(value)} {what}"
+                )
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.ids)
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """All captions, image by image."""
+        return [text for texts in self.captions for text in texts]
+
+    @cached_property
+    def image_of(self) -> NDArray[np.int64]:
+        """Index of the image of each caption of `texts`."""
+        counts = [len(texts) for texts in self.captions]
+        return np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+
+    def select(self, images: Sequence[int], name: str | None = None) -> Split:
+        """The split made of some of the images, in the order given."""
+        return Split(
+            name=name or self.name,
+            ids=[self.ids[i] for i in images],
+            captions=[self.captions[i] for i in images],
+            pixels=[self.pixels[i] for i in images] if self.pixels is not None else None,
+            fragments=self.fragments.select(images) if self.fragments is not None else None,
+            extras=[self.extras[i] for i in images] if self.extras is not None else None,
+        )
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A data set: its splits by name, where it came from, and what was wrong with it."""
+
+    name: str
+    splits: dict[str, Split]
+    problems: list[Problem] = field(default_factory=list)
+
+    def __getitem__(self, split: str) -> Split:
+        if split not in self.splits:
+            raise DataError(
+                f"data set '{self.name}' has no split '{split}'{nearest(split, self.splits)} "
+                f"(it has: {', '.join(self.splits)})"
+            )
+        return self.splits[split]
+
+    def __contains__(self, split: object) -> bool:
+        return split in self.splits
+
+    def __iter__(self) -> Iterator[Split]:
+        return iter(self.splits.values())
+
+    @property
+    def train(self) -> Split:
+        return self["train"]
+
+    @property
+    def dev(self) -> Split:
+        return self["dev"]
+
+    @property
+    def test(self) -> Split:
+        return self["test"]

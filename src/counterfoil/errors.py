@@ -1,0 +1,58 @@
+"""Every error Counterfoil raises on purpose.
+
+A message says what was found, where, and what to do about it. The command line turns each class
+into its own exit code, so that scripts can tell a bad config from bad data.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CounterfoilError(Exception):
+    """Base of all errors that are the user's to act on."""
+
+    exit_code = 1
+
+
+class ConfigError(CounterfoilError):
+    """A key, value or name in a configuration that cannot be used."""
+
+    exit_code = 2
+
+
+class DataError(CounterfoilError):
+    """Images, captions or features that cannot be used."""
+
+    exit_code = 3
+
+
+class CheckpointError(CounterfoilError):
+    """A saved model or run that is missing, damaged, hostile or of another kind."""
+
+    exit_code = 4
+
+
+class TrainingError(CounterfoilError):
+    """Training that must not go on: a non-finite loss, a full disk."""
+
+    exit_code = 5
+
+
+class MissingExtraError(CounterfoilError):
+    """An optional dependency that is not installed."""
+
+    exit_code = 6
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(
+            f"{purpose} needs the package '{package}', which is not installed: "
+            f'pip install "counterfoil[{extra}]"'
+        )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint such as ``; did you mean 'epochs'?``, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""

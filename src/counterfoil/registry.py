@@ -1,0 +1,108 @@
+"""Named parts: encoders, poolings, matchers, objectives, data sources, models.
+
+The signature of a registered class is its configuration: options are checked against it, so a
+typo is an error that names the nearest option instead of something that silently vanishes.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from counterfoil.errors import ConfigError, nearest
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+class Registry(Generic[T]):
+    """A table of classes or functions by public name; a name that is taken raises.
+
+    >>> shapes = Registry("shape")
+    >>> @shapes.register("square")
+    ... class Square:
+    ...     '''Four equal sides.'''
+    ...     def __init__(self, side: float = 1.0) -> None:
+    ...         self.side = side
+    >>> shapes.create("square", {"side": 2}).side
+    2
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        def add(entry: T) -> T:
+            if name in self._entries:
+                raise ValueError(f"{self.kind} '{name}' is registered twice")
+            self._entries[name] = entry
+            return entry
+
+        return add
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._entries:
+            raise ConfigError(
+                f"unknown {self.kind} '{name}'{nearest(name, self._entries)} "
+                f"(known: {', '.join(sorted(self._entries))})"
+            )
+        return self._entries[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._entries))
+
+    def names(self, pattern: str = "*") -> list[str]:
+        return fnmatch.filter(self, pattern)
+
+    def summary(self, name: str) -> str:
+        """First line of the entry's docstring."""
+        return (inspect.getdoc(self[name]) or "").split("\n", 1)[0]
+
+    def options(self, name: str, *, given: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Options of an entry with their defaults, ``given`` (supplied by the caller) left out."""
+        return {
+            key: parameter.default
+            for key, parameter in inspect.signature(self[name]).parameters.items()
+            if key not in given and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        }
+
+    def check(self, name: str, options: Mapping[str, Any], *, where: str = "") -> None:
+        """Raise on an option the entry does not have, or a value of the wrong plain type."""
+        known = self.options(name)
+        for key, value in options.items():
+            place = f"{where}.{key}" if where else key
+            if key not in known:
+                raise ConfigError(
+                    f"{place}: {self.kind} '{name}' has no option '{key}'{nearest(key, known)} "
+                    f"(options: {', '.join(known) or 'none'})"
+                )
+            _check_plain_type(place, value, known[key])
+
+    def create(self, name: str, options: Mapping[str, Any], *args: Any, where: str = "") -> Any:
+        """Build an entry; ``args`` are what the caller supplies, ``options`` what the user set."""
+        self.check(name, options, where=where)
+        return self[name](*args, **options)
+
+
+def _check_plain_type(place: str, value: Any, default: Any) -> None:
+    """Compare a user's value with the default's type, where the default says something."""
+    if default is None or default is inspect.Parameter.empty:
+        return
+    wanted: type | tuple[type, ...] = type(default)
+    if isinstance(default, bool):
+        fits = isinstance(value, bool)
+    elif isinstance(default, float):
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
+    elif isinstance(default, int):
+        fits = isinstance(value, int) and not isinstance(value, bool)
+    elif isinstance(default, (tuple, list)):
+        fits = isinstance(value, (tuple, list))
+    else:
+        fits = isinstance(value, type(default))
+    if not fits:
+        raise ConfigError(f"{place}: expected {wanted.__name__}, got {value!r}")
