@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from counterfoil.errors import ConfigError, nearest
 
@@ -23,10 +23,10 @@ class Registry(Generic[T]):
     >>> @shapes.register("square")
     ... class Square:
     ...     '''Four equal sides.'''
-    ...     def __init__(self, side: float = 1.0) -> None:
+    ...     def __init__(self, *, side: float = 1.0) -> None:
     ...         self.side = side
-    >>> shapes.create("square", {"side": 2}).side
-    2
+    >>> shapes.create("square", {"side": 2.0}).side
+    2.0
     """
 
     def __init__(self, kind: str) -> None:
@@ -63,17 +63,21 @@ class Registry(Generic[T]):
         """First line of the entry's docstring."""
         return (inspect.getdoc(self[name]) or "").split("\n", 1)[0]
 
-    def options(self, name: str, *, given: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Options of an entry with their defaults, ``given`` (supplied by the caller) left out."""
+    def options(self, name: str) -> dict[str, Any]:
+        """The entry's options, which are its keyword-only parameters, with their defaults."""
         return {
             key: parameter.default
             for key, parameter in inspect.signature(self[name]).parameters.items()
-            if key not in given and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
         }
 
     def check(self, name: str, options: Mapping[str, Any], *, where: str = "") -> None:
-        """Raise on an option the entry does not have, or a value of the wrong plain type."""
+        """Raise on an option the entry does not have, or a value that is not of its type."""
+        from pydantic import TypeAdapter, ValidationError
+
         known = self.options(name)
+        entry = self[name]
+        hints = get_type_hints(entry.__init__ if inspect.isclass(entry) else entry)
         for key, value in options.items():
             place = f"{where}.{key}" if where else key
             if key not in known:
@@ -81,28 +85,13 @@ class Registry(Generic[T]):
                     f"{place}: {self.kind} '{name}' has no option '{key}'{nearest(key, known)} "
                     f"(options: {', '.join(known) or 'none'})"
                 )
-            _check_plain_type(place, value, known[key])
+            try:
+                TypeAdapter(hints.get(key, Any)).validate_python(value, strict=True)
+            except ValidationError as error:
+                expected = error.errors()[0]["msg"]
+                raise ConfigError(f"{place}: {expected}, got {value!r}") from None
 
     def create(self, name: str, options: Mapping[str, Any], *args: Any, where: str = "") -> Any:
         """Build an entry; ``args`` are what the caller supplies, ``options`` what the user set."""
         self.check(name, options, where=where)
         return self[name](*args, **options)
-
-
-def _check_plain_type(place: str, value: Any, default: Any) -> None:
-    """Compare a user's value with the default's type, where the default says something."""
-    if default is None or default is inspect.Parameter.empty:
-        return
-    wanted: type | tuple[type, ...] = type(default)
-    if isinstance(default, bool):
-        fits = isinstance(value, bool)
-    elif isinstance(default, float):
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
-    elif isinstance(default, int):
-        fits = isinstance(value, int) and not isinstance(value, bool)
-    elif isinstance(default, (tuple, list)):
-        fits = isinstance(value, (tuple, list))
-    else:
-        fits = isinstance(value, type(default))
-    if not fits:
-        raise ConfigError(f"{place}: expected {wanted.__name__}, got {value!r}")

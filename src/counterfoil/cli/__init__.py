@@ -1,1 +1,66 @@
-"""."""
+"""The command line: few verbs, one file each; torch is imported only by the verb that needs it."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from counterfoil.cli.data import data_app
+from counterfoil.cli.demo import demo
+from counterfoil.cli.evaluate import evaluate
+from counterfoil.cli.models import models
+from counterfoil.cli.score import score
+from counterfoil.cli.train import train
+from counterfoil.errors import CounterfoilError
+
+EPILOG = (
+    "First steps:  counterfoil demo   ·   counterfoil models   ·   "
+    "counterfoil train recipes/rvse-mlp-scenes.yaml train.epochs=3"
+)
+
+app = typer.Typer(
+    name="counterfoil",
+    help="Match images with texts, and learn it from negatives.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo)
+app.command()(train)
+app.command()(evaluate)
+app.command()(score)
+app.command()(models)
+app.add_typer(data_app, name="data")
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+) -> None:
+    """Match images with texts, and learn it from negatives."""
+    if version:
+        from counterfoil import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: an error of ours is one clear message and its own exit code."""
+    try:
+        app()
+    except CounterfoilError as error:
+        from counterfoil.cli.output import console
+
+        console(stderr=True).print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False)
+        sys.exit(error.exit_code)
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

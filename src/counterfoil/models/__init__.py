@@ -1,1 +1,16 @@
-"""."""
+"""Named compositions of encoders and matchers, and their folders on disk."""
+
+from counterfoil.models import vse as _vse  # noqa: F401 - registers its models
+from counterfoil.models.model import Model, create_model
+from counterfoil.models.spec import ModelSpec, models, resolve
+from counterfoil.models.store import from_pretrained, save_pretrained
+
+__all__ = [
+    "Model",
+    "ModelSpec",
+    "create_model",
+    "from_pretrained",
+    "models",
+    "resolve",
+    "save_pretrained",
+]

@@ -1,0 +1,5 @@
+"""`python -m counterfoil`, which is what torchrun starts."""
+
+from counterfoil.cli import main
+
+main()

@@ -1,0 +1,123 @@
+"""What commands share: the console, progress bars, tables, JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from counterfoil.progress import Silent
+
+T = TypeVar("T")
+
+DEFAULT_CACHE = Path.home() / ".cache" / "counterfoil"
+
+CACHE_OPTION = typer.Option(
+    DEFAULT_CACHE,
+    "--cache",
+    envvar="COUNTERFOIL_CACHE",
+    help="Where generated scenes and extracted features are kept.",
+)
+JSON_OPTION = typer.Option(False, "--json", help="Print one JSON object for a program to read.")
+
+
+def console(stderr: bool = False) -> Console:
+    return Console(stderr=stderr, soft_wrap=not stderr)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+
+
+def print_table(rows: Sequence[Sequence[str]], title: str | None = None) -> None:
+    """Rows of text, the first of them the header."""
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for number, cell in enumerate(rows[0]):
+        table.add_column(escape(cell), justify="left" if number == 0 else "right")
+    for row in rows[1:]:
+        table.add_row(*(escape(cell) for cell in row))
+    Console().print(table)
+
+
+class Bars:
+    """Progress bars with rate and remaining time on a terminal, plain lines elsewhere."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.console = Console(stderr=True)
+        self.quiet = quiet
+        self._progress: Progress | None = None
+        self._task: Any = None
+
+    def track(
+        self, items: Iterable[T], description: str, total: int | None = None, done: int = 0
+    ) -> Iterator[T]:
+        if self.quiet or not self.console.is_terminal:
+            if not self.quiet and self._progress is None:
+                self.console.print(f"{description} …", highlight=False, markup=False)
+            yield from items
+            return
+        if self._progress is not None:  # a bar inside a bar would only flicker
+            yield from items
+            return
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+            transient=True,
+        ) as self._progress:
+            try:
+                self._task = self._progress.add_task(
+                    description, total=total, completed=done, note=""
+                )
+                for item in items:
+                    yield item
+                    self._progress.advance(self._task)
+            finally:
+                self._progress = None
+
+    def note(self, text: str) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, note=escape(text))
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(text, highlight=False, markup=False)
+
+
+def progress(quiet: bool = False) -> Bars | Silent:
+    return Silent() if quiet else Bars()
+
+
+def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
+    """``--option images=1000`` to a mapping with YAML values."""
+    import yaml
+
+    from counterfoil.errors import ConfigError
+
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--option {pair}: expected key=value")
+        options[key.strip()] = yaml.safe_load(value)
+    return options

@@ -1,0 +1,75 @@
+"""`counterfoil score`: how well sentences match images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from counterfoil.cli.output import JSON_OPTION, print_json, print_table
+
+
+def score(
+    run: Annotated[Path, typer.Argument(help="Run or model folder.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    text: Annotated[
+        Optional[list[str]],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        typer.Option("--text", "-t", help="A sentence; repeat it for several."),
+    ] = None,
+    texts: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--texts", help="A UTF-8 file with one sentence a line."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Score every image with every sentence.
+
+    [bold]Example[/]
+
+      counterfoil score runs/demo photo.png -t "a man on a red bicycle" -t "two cows"
+    """
+    from counterfoil.data.images import FileImage, open_image
+    from counterfoil.errors import ConfigError
+    from counterfoil.features import extractors
+    from counterfoil.training.load import load_model
+
+    sentences = [*(text or []), *(_lines(texts) if texts else [])]
+    if not any(sentence.strip() for sentence in sentences):
+        raise ConfigError("nothing to score: give a sentence with --text, or a file with --texts")
+    model = load_model(run, device)
+    if model.fragments_from is None:
+        raise ConfigError(
+            f"{run}: this model was trained on precomputed features, so it cannot read an image "
+            "file; train on images, or evaluate on features with: counterfoil evaluate"
+        )
+    extractor = extractors.create(model.fragments_from, {})
+    fragments = [extractor.extract(open_image(FileImage(image))) for image in images]
+    scores = model.score(fragments, sentences)
+    if as_json:
+        print_json(
+            {
+                "images": [str(image) for image in images],
+                "texts": sentences,
+                "scores": [[round(float(x), 6) for x in row] for row in scores],
+            }
+        )
+        return
+    header = ["sentence", *(image.name for image in images)]
+    rows = [
+        [sentence, *(f"{float(x):.4f}" for x in column)]
+        for sentence, column in zip(sentences, scores.T, strict=True)
+    ]
+    print_table([header, *rows])
+
+
+def _lines(path: Path) -> list[str]:
+    from counterfoil.errors import DataError
+
+    try:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text ({error})") from None

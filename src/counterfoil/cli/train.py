@@ -1,0 +1,185 @@
+"""`counterfoil train`: a recipe and overrides to a trained, evaluated, reported run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from counterfoil.cli.output import (
+    CACHE_OPTION,
+    JSON_OPTION,
+    console,
+    print_json,
+    print_table,
+    progress,
+)
+from counterfoil.config import RunConfig, load_config
+from counterfoil.errors import ConfigError
+
+if TYPE_CHECKING:
+    from counterfoil.training.run import FinishedRun
+
+RUNS = Path("runs")
+
+
+def train(
+    recipe: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        typer.Argument(help="A recipe (YAML), or the folder of a run to resume."),
+    ] = None,
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(help="Changes to it: train.epochs=5 objective=triplet model.embed_size=256"),
+    ] = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--out", "-o", help="Run folder; by default runs/<recipe>[-<overrides>]."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete a run that is already in that folder.")
+    ] = False,
+    show: Annotated[
+        bool, typer.Option("--show-config", help="Print the resolved config and exit.")
+    ] = False,
+    cache: Path = CACHE_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Train a model; evaluate its best checkpoint on the test split; write a report.
+
+    [bold]Examples[/]
+
+      counterfoil train recipes/rvse-mlp-scenes.yaml
+      counterfoil train recipes/rvse-mlp-scenes.yaml objective=triplet train.epochs=5
+      counterfoil train --resume runs/rvse-mlp-scenes
+      torchrun --nproc-per-node 2 -m counterfoil train recipes/rvse-mlp-scenes.yaml
+
+    The run folder holds config.yaml, metrics.jsonl, the checkpoints [italic]last[/] and
+    [italic]best[/], results.json, the plots and report.html. Ctrl-C saves and stops; --resume goes
+    on to the same result.
+    """
+    config, folder = _plan(recipe, list(overrides or []), out, resume)
+    if show:
+        typer.echo(config.to_yaml())
+        return
+    if folder.exists() and any(folder.iterdir()) and not resume:
+        if not overwrite:
+            raise ConfigError(
+                f"{folder} already holds a run: --resume goes on with it, --out chooses another "
+                "folder, --overwrite deletes it"
+            )
+        if _first_process():
+            shutil.rmtree(folder)
+    from counterfoil.training.distributed import processes
+    from counterfoil.training.run import execute
+
+    with processes(dict(os.environ)) as first:
+        finished = execute(
+            config,
+            folder,
+            cache,
+            resume=resume,
+            progress=progress(quiet=as_json or not first),
+            should_stop=_stop_on_signals(),
+        )
+        if first:
+            _summarise(finished, as_json)
+    if finished.result.interrupted:
+        raise typer.Exit(130)
+
+
+def _plan(
+    recipe: str | None, overrides: list[str], out: Path | None, resume: bool
+) -> tuple[RunConfig, Path]:
+    """Config and run folder that the arguments mean."""
+    if recipe is not None and "=" in recipe and not Path(recipe).exists():
+        overrides.insert(0, recipe)
+        recipe = None
+    if recipe is not None and Path(recipe).is_dir():
+        if not resume:
+            raise ConfigError(f"{recipe} is a folder; to go on with the run there, add --resume")
+        out, recipe = Path(recipe), None
+    nothing_asked = recipe is None and not overrides
+    if resume and out is None and nothing_asked:
+        out = _latest_unfinished()
+    asked = None if resume and recipe is None else load_config(recipe, overrides)
+    folder = out or RUNS / _slug(recipe, overrides)
+    if not resume:
+        return asked or load_config(None), folder
+    if not (folder / "config.yaml").is_file() and asked is not None:
+        return asked, folder  # killed before anything was written: there is nothing to lose
+    from counterfoil.training.run import resumed_config
+
+    config = resumed_config(folder, asked)
+    return (load_config(folder / "config.yaml", overrides) if recipe is None else config), folder
+
+
+def _slug(recipe: str | None, overrides: list[str]) -> str:
+    parts = [Path(recipe).stem if recipe else "run", *overrides]
+    return re.sub(r"[^A-Za-z0-9.=+_-]+", "_", "-".join(parts)).strip("-_")[:120]
+
+
+def _latest_unfinished() -> Path:
+    from counterfoil.training.run import is_finished
+
+    runs = [path.parent for path in RUNS.glob("*/config.yaml") if not is_finished(path.parent)]
+    if not runs:
+        raise ConfigError("no unfinished run in runs/; name one: counterfoil train --resume FOLDER")
+    return max(runs, key=lambda run: (run / "config.yaml").stat().st_mtime)
+
+
+def _first_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _stop_on_signals() -> Any:
+    """Ctrl-C and a polite kill ask the loop to stop after the current step, once saved."""
+    asked = {"stop": False}
+
+    def remember(signum: int, frame: object) -> None:
+        if asked["stop"]:
+            raise KeyboardInterrupt
+        asked["stop"] = True
+
+    signal.signal(signal.SIGINT, remember)
+    signal.signal(signal.SIGTERM, remember)
+    return lambda: asked["stop"]
+
+
+def _summarise(finished: FinishedRun, as_json: bool) -> None:
+    result, report = finished.result, finished.report
+    if report is None:
+        console(stderr=True).print(
+            f"interrupted after {result.steps} updates; go on with: "
+            f"counterfoil train --resume {result.folder}",
+            highlight=False,
+        )
+        return
+    if as_json:
+        print_json(
+            {
+                "run": str(result.folder),
+                "best_dev_rsum": result.best_rsum,
+                "best_epoch": result.best_epoch,
+                "steps": result.steps,
+                "seconds": round(result.seconds, 1),
+                "skipped": result.skipped,
+                "report": str(finished.page),
+                "results": report.as_dict(),
+            }
+        )
+        return
+    print_table(report.rows(), title=report.headline())
+    console().print(
+        f"{result.steps} updates in {result.seconds:.0f} s; best dev RSUM {result.best_rsum:.1f} "
+        f"at epoch {result.best_epoch}; {result.skipped} items skipped\nreport: {finished.page}",
+        highlight=False,
+    )

@@ -1,0 +1,245 @@
+"""The configuration of a run: one typed tree, YAML in and out, ``a.b=c`` overrides.
+
+Importing this module does not import torch, so that the command line can check a config at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from counterfoil.errors import ConfigError, nearest
+
+
+class Section(BaseModel):
+    """A node of the tree: unknown keys and wrong types are errors, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class FeaturesConfig(Section):
+    """How images without precomputed fragments get them."""
+
+    extractor: str = "segments"
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class DataConfig(Section):
+    """Where images and captions come from and how they are read."""
+
+    source: str = Field("scenes", description="'scenes', or a path to a data set")
+    format: str | None = Field(None, description="its format; detected where absent")
+    options: dict[str, Any] = Field(default_factory=dict, description="of that source")
+    features: FeaturesConfig = FeaturesConfig()
+    captions: Literal["all", "one"] = Field("all", description="captions of an image per epoch")
+    min_count: int = Field(4, ge=1, description="rarer words become <unk>")
+    vocabulary: str | None = Field(None, description="a SCAN or NAAF vocabulary JSON to use")
+    drop_regions: float = Field(0.0, ge=0.0, lt=1.0, description="share of fragments left out")
+    drop_regions_varying: bool = Field(False, description="draw that share anew per image")
+    disturb_words: float = Field(0.0, ge=0.0, lt=1.0, description="share of words disturbed")
+    workers: int = Field(0, ge=0, description="processes that read batches ahead")
+
+
+class ModelConfig(Section):
+    """A named composition, and what to change in its parts."""
+
+    name: str = "rvse-mlp"
+    embed_size: int = Field(1024, ge=2)
+    image: dict[str, Any] = Field(default_factory=dict)
+    text: dict[str, Any] = Field(default_factory=dict)
+    matcher: dict[str, Any] = Field(default_factory=dict)
+
+
+class OptimiserConfig(Section):
+    """The optimiser and its parameter groups."""
+
+    name: Literal["adamw", "adam", "sgd"] = "adamw"
+    lr: float = Field(5e-4, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+    momentum: float = Field(0.9, ge=0, description="of sgd")
+    betas: list[float] = Field([0.9, 0.999], min_length=2, max_length=2)
+    language_model_factor: float = Field(0.1, ge=0, description="rate of BERT, times lr")
+    clip: float = Field(2.0, ge=0, description="largest gradient norm; 0: no clipping")
+
+
+class ScheduleConfig(Section):
+    """How the learning rate changes."""
+
+    name: Literal["step", "cosine", "linear", "constant"] = "step"
+    warmup_steps: int = Field(0, ge=0)
+    decay_epochs: list[int] = Field(default_factory=list, description="of 'step'")
+    factor: float = Field(0.1, gt=0, description="of 'step', at each of those epochs")
+
+
+class TrainConfig(Section):
+    """The training loop."""
+
+    epochs: int = Field(20, ge=1)
+    batch_size: int = Field(128, ge=2, description="over all processes together")
+    accumulate: int = Field(1, ge=1, description="batches per update")
+    drop_last: bool = True
+    optimiser: OptimiserConfig = OptimiserConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    compile: bool = Field(False, description="compile the encoders with torch.compile")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1 …")
+    log_every: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
+    save_every: int = Field(0, ge=0, description="steps between checkpoints; 0: once an epoch")
+    early_stop: int = Field(0, ge=0, description="epochs without a better RSUM; 0: never")
+    tensorboard: bool = False
+
+
+class EvaluationConfig(Section):
+    """How a run is judged."""
+
+    split: str = "dev"
+    test_split: str = Field("test", description="evaluated once, with the best checkpoint")
+    folds: int = Field(0, ge=0, description="0: the whole split; 5: COCO's 1K protocol")
+    batch_size: int = Field(256, ge=1)
+    bootstrap: int = Field(1000, ge=0, description="resamples for confidence intervals")
+
+
+class RunConfig(Section):
+    """Everything that defines a run."""
+
+    seed: int = Field(0, ge=0)
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    objective: dict[str, Any] = Field(default_factory=lambda: {"hardest": {}})
+    train: TrainConfig = TrainConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, tree: Any) -> Any:
+        """``model: rvse-mlp`` and ``objective: hardest`` say all there is to say."""
+        if not isinstance(tree, Mapping):
+            return tree
+        tree = dict(tree)
+        if isinstance(tree.get("model"), str):
+            tree["model"] = {"name": tree["model"]}
+        if isinstance(tree.get("objective"), str):
+            tree["objective"] = {tree["objective"]: {}}
+        return tree
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
+
+
+def build_config(tree: Mapping[str, Any], where: str = "config") -> RunConfig:
+    """Check a tree of plain values; every error names its key and the nearest known one."""
+    try:
+        return RunConfig.model_validate(dict(tree))
+    except ValidationError as error:
+        lines = [_explain(item) for item in error.errors()]
+        raise ConfigError(f"{where}: " + "\n  ".join(lines)) from None
+
+
+def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a recipe, apply overrides such as ``train.epochs=5``, check the result."""
+    tree = read_recipe(Path(path)) if path is not None else {}
+    for override in overrides:
+        tree = apply_override(tree, override)
+    return build_config(tree, str(path) if path is not None else "overrides")
+
+
+def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A YAML mapping; ``extends: other.yaml`` starts from another recipe beside it."""
+    if path.resolve() in _seen:
+        raise ConfigError(f"{path}: 'extends' goes round in a circle")
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_RecipeLoader)  # noqa: S506 - a SafeLoader
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such recipe") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: not a readable recipe: {error}") from None
+    tree = {} if tree is None else tree
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of keys, found {type(tree).__name__}")
+    base = tree.pop("extends", None)
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: extends: expected the name of a recipe, got {base!r}")
+    return merge(read_recipe(path.parent / base, (*_seen, path.resolve())), tree)
+
+
+def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """``change`` over ``base``, mappings key by key. An objective is replaced whole."""
+    merged = dict(base)
+    for key, value in change.items():
+        if key == "model" and isinstance(value, str):
+            value = {"name": value}
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = merge(merged[key], value) if both and key != "objective" else value
+    return merged
+
+
+def apply_override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
+    """Set one key of a tree: ``train.optimiser.lr=1e-3``, ``objective=triplet``."""
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"'{override}': an override looks like train.epochs=5")
+    try:
+        value = yaml.load(text, Loader=_RecipeLoader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        raise ConfigError(f"'{override}': not a value: {error}") from None
+    if keys == ["model"] and isinstance(value, str):
+        keys = ["model", "name"]
+    changed = node = dict(tree)
+    for depth, key in enumerate(keys[:-1]):
+        below = node.get(key)
+        if isinstance(below, str):  # a short form: 'model: rvse-mlp', 'objective: hardest'
+            below = {below: {}} if key == "objective" else {"name": below}
+        elif below is not None and not isinstance(below, Mapping):
+            if not (depth == 1 and keys[0] == "objective"):
+                raise ConfigError(f"'{override}': '{'.'.join(keys[: depth + 1])}' is not a section")
+            below = {"weight": below}
+        node[key] = dict(below or {})
+        node = node[key]
+    node[keys[-1]] = value
+    return changed
+
+
+class _RecipeLoader(yaml.SafeLoader):
+    """YAML in which 5e-4 is a number and a key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"the key '{key}' is given twice, {node.start_mark}")
+        return super().construct_mapping(node, deep)
+
+
+_RecipeLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
+
+
+def _explain(error: Any) -> str:
+    """One validation error as a sentence with the full key."""
+    keys = [str(part) for part in error["loc"]]
+    place = ".".join(keys) or "(top)"
+    if error["type"] == "extra_forbidden":
+        known = [".".join([*keys[:-1], key]) for key in _known_keys(keys[:-1])]
+        return f"unknown key '{place}'{nearest(place, known)}"
+    return f"{place}: {error['msg']}, got {error['input']!r}"
+
+
+def _known_keys(path: Sequence[str]) -> list[str]:
+    section: type[BaseModel] = RunConfig
+    for key in path:
+        kind = section.model_fields[key].annotation
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return []
+        section = kind
+    return list(section.model_fields)

@@ -1,0 +1,89 @@
+"""Word vocabularies: built from the training captions, or read from other projects' files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from counterfoil.data.words import words
+from counterfoil.errors import DataError
+
+PAD, START, END, UNK, MASK = "<pad>", "<start>", "<end>", "<unk>", "<mask>"
+SPECIALS = (PAD, START, END, UNK, MASK)
+
+
+class Vocabulary:
+    """An ordered list of words; the id of a word is its place.
+
+    >>> vocabulary = Vocabulary.build(["a dog runs", "a cat"], min_count=2)
+    >>> vocabulary.encode("a dog")
+    [1, 5, 3, 2]
+    """
+
+    def __init__(self, entries: Sequence[str], source: str = "vocabulary") -> None:
+        self.entries = list(entries)
+        self.index = {word: number for number, word in enumerate(self.entries)}
+        if len(self.index) != len(self.entries):
+            twice = next(word for word, n in Counter(self.entries).items() if n > 1)
+            raise DataError(f"{source}: the word {twice!r} is listed twice")
+        for special in (PAD, START, END, UNK):
+            if special not in self.index:
+                raise DataError(f"{source}: the entry {special} is missing")
+        if MASK not in self.index:  # the public files leave it out; their training code appends it
+            self.index[MASK] = len(self.entries)
+            self.entries.append(MASK)
+
+    @classmethod
+    def build(cls, captions: Iterable[str], min_count: int = 4) -> Vocabulary:
+        """Words that occur at least ``min_count`` times, most frequent first, ties by spelling."""
+        counts = Counter(word for caption in captions for word in words(caption))
+        kept = [word for word, n in counts.items() if n >= min_count and word not in SPECIALS]
+        kept.sort(key=lambda word: (-counts[word], word))
+        return cls([*SPECIALS, *kept])
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __contains__(self, word: object) -> bool:
+        return word in self.index
+
+    @property
+    def pad(self) -> int:
+        return self.index[PAD]
+
+    def encode(self, caption: str) -> list[int]:
+        """Ids of ``<start>``, the caption's words and ``<end>``."""
+        return self.encode_words(words(caption))
+
+    def encode_words(self, tokens: Sequence[str]) -> list[int]:
+        unknown = self.index[UNK]
+        ids = [self.index.get(word, unknown) for word in tokens]
+        return [self.index[START], *ids, self.index[END]]
+
+    def save(self, path: Path) -> None:
+        """Write the SCAN layout: word2idx, idx2word, idx."""
+        layout = {
+            "word2idx": self.index,
+            "idx2word": {str(number): word for number, word in enumerate(self.entries)},
+            "idx": len(self.entries),
+        }
+        path.write_text(json.dumps(layout, ensure_ascii=False), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Vocabulary:
+        """Read SCAN's JSON (word2idx, idx2word, idx) or NAAF's (word2idx, char_level, max_len)."""
+        path = Path(path)
+        try:
+            layout = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise DataError(f"{path}: no such vocabulary file") from None
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise DataError(f"{path}: not a JSON vocabulary ({error})") from None
+        index = layout.get("word2idx") if isinstance(layout, dict) else None
+        if not isinstance(index, dict) or not all(type(n) is int for n in index.values()):
+            raise DataError(f"{path}: expected a JSON object with 'word2idx': word → number")
+        if sorted(index.values()) != list(range(len(index))):
+            raise DataError(f"{path}: word numbers are not 0…{len(index) - 1}, each once")
+        return cls(sorted(index, key=index.__getitem__), source=str(path))

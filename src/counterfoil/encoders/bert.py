@@ -1,0 +1,83 @@
+"""A pretrained language model as text encoder: any encoder of `transformers`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from counterfoil.data.batches import TextBatch
+from counterfoil.data.texts import TextProcessor
+from counterfoil.encoders.encoded import Encoded
+from counterfoil.encoders.joint import JointSpace, xavier_linear
+from counterfoil.encoders.pooling import Pooling
+from counterfoil.encoders.texts import text_encoders
+from counterfoil.errors import CheckpointError, MissingExtraError
+
+
+class LanguageModel(nn.Module):
+    """A `transformers` encoder; its parameters learn at the reduced rate."""
+
+    pretrained = True
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    @classmethod
+    def load(cls, name: str, weights: bool) -> LanguageModel:
+        """From a local folder or, where there is a network, a hub; ``weights=False``: random."""
+        try:
+            from transformers import AutoConfig, AutoModel
+        except ImportError:
+            raise MissingExtraError("transformers", "hf", "the text encoder 'bert'") from None
+        try:
+            if weights:
+                return cls(AutoModel.from_pretrained(name, dtype=torch.float32))
+            return cls(AutoModel.from_config(AutoConfig.from_pretrained(name)))
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"no language model could be loaded from '{name}': {error}"
+            ) from None
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.model.config.hidden_size)
+
+    def save(self, folder: Path) -> None:
+        """Write the architecture only; the weights are saved with the whole model."""
+        self.model.config.save_pretrained(folder)
+
+
+@text_encoders.register("bert")
+class BertEncoder(nn.Module):
+    """Last hidden states of a language model, projected and pooled over all tokens (VSE∞)."""
+
+    def __init__(
+        self,
+        text: TextProcessor,
+        embed_size: int,
+        *,
+        pretrained: str = "bert-base-uncased",
+        weights: bool = True,
+        pooling: Pooling = "gpo",
+        normalise: bool = True,
+    ) -> None:
+        super().__init__()
+        self.bert = LanguageModel.load(pretrained, weights)
+        self.fc = xavier_linear(self.bert.hidden_size, embed_size)
+        self.joint = JointSpace(embed_size, pooling, normalise)
+
+    @property
+    def portable_options(self) -> dict[str, Any]:
+        """What replaces the options that name files once the weights are saved."""
+        return {"weights": False}
+
+    def forward(self, texts: TextBatch) -> Encoded:
+        hidden = self.bert.model(
+            input_ids=texts.ids, attention_mask=texts.mask.long()
+        ).last_hidden_state
+        encoded: Encoded = self.joint(self.fc(hidden), texts.mask)
+        return encoded

@@ -1,0 +1,136 @@
+"""Fragments to one vector: mean, max, k-max mean, self-attention, and GPO.
+
+Every pooling takes fragments [B, N, D] and mask [B, N] and ignores padding; an item without any
+fragment pools to zero.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from counterfoil.registry import Registry
+
+poolings: Registry[type[nn.Module]] = Registry("pooling")
+
+Pooling = str | dict[str, Any]
+"""A pooling by name, or ``{"name": "kmax", "k": 3}``."""
+
+
+def create_pooling(pooling: Pooling, dim: int, where: str = "pooling") -> nn.Module | None:
+    """Build a pooling; ``"none"`` is None."""
+    options = {"name": pooling} if isinstance(pooling, str) else dict(pooling)
+    name = options.pop("name", "none")
+    if name == "none":
+        return None
+    built: nn.Module = poolings.create(name, options, dim, where=where)
+    return built
+
+
+@poolings.register("mean")
+class MeanPooling(nn.Module):
+    """Average of the fragments."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+
+    def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
+        kept = fragments.masked_fill(~mask[..., None], 0.0)
+        return kept.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+
+
+@poolings.register("max")
+class MaxPooling(nn.Module):
+    """Largest value of each channel."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+
+    def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
+        top = fragments.masked_fill(~mask[..., None], -torch.inf).amax(1)
+        return top.masked_fill(~mask.any(1, keepdim=True), 0.0)
+
+
+@poolings.register("kmax")
+class KMaxPooling(nn.Module):
+    """Mean of the k largest values of each channel (of all, where there are fewer)."""
+
+    def __init__(self, dim: int, *, k: int = 5) -> None:
+        super().__init__()
+        self.k = k
+
+    def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
+        k = min(self.k, fragments.shape[1])
+        top = fragments.masked_fill(~mask[..., None], -torch.inf).topk(k, dim=1).values
+        counted = mask.sum(1, keepdim=True).clamp(max=k)  # [B, 1]
+        real = torch.arange(k, device=mask.device)[None] < counted  # [B, k]
+        return top.masked_fill(~real[..., None], 0.0).sum(1) / counted.clamp(min=1)
+
+
+@poolings.register("attention")
+class AttentionPooling(nn.Module):
+    """Weighted mean; the weights are a softmax of a learned score of each fragment."""
+
+    def __init__(self, dim: int, *, hidden: int = 0) -> None:
+        super().__init__()
+        hidden = hidden or max(1, dim // 2)
+        self.score = nn.Sequential(nn.Linear(dim, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+
+    def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
+        scores = self.score(fragments).squeeze(-1).masked_fill(~mask, -1e4)
+        weights = scores.softmax(1).masked_fill(~mask, 0.0)
+        return torch.einsum("bn,bnd->bd", weights, fragments.masked_fill(~mask[..., None], 0.0))
+
+
+@poolings.register("gpo")
+class GPO(nn.Module):
+    """Generalised pooling operator of VSE∞: learned weights over the sorted values of a channel.
+
+    The weights depend on the number of fragments alone, so they are computed once per distinct
+    length of a batch rather than once per item.
+    """
+
+    def __init__(self, dim: int, *, d_pe: int = 32, d_hidden: int = 32) -> None:
+        super().__init__()
+        self.d_pe = d_pe
+        self.gru = nn.GRU(d_pe, d_hidden, batch_first=True, bidirectional=True)
+        self.linear = nn.Linear(d_hidden, 1, bias=False)
+        self.temperature = 0.1
+
+    def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
+        weights = self.weights(mask.sum(1), fragments.shape[1]).to(fragments.dtype)  # [B, N]
+        ordered = fragments.masked_fill(~mask[..., None], -torch.inf).sort(1, descending=True)
+        real = torch.arange(mask.shape[1], device=mask.device)[None] < mask.sum(1, keepdim=True)
+        values = ordered.values.masked_fill(~real[..., None], 0.0)
+        return torch.einsum("bn,bnd->bd", weights, values)
+
+    def weights(self, lengths: Tensor, longest: int) -> Tensor:
+        """Pooling weights [B, longest] of items of the given lengths; zero beyond a length."""
+        distinct, which = lengths.clamp(min=1).unique(return_inverse=True)
+        positions = self._positions(longest, lengths.device)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            positions.expand(len(distinct), -1, -1),
+            distinct.cpu(),
+            batch_first=True,
+            enforce_sorted=False,
+        )
+        hidden, _ = nn.utils.rnn.pad_packed_sequence(
+            self.gru(packed)[0], batch_first=True, total_length=longest
+        )
+        forward, backward = hidden.chunk(2, dim=-1)
+        scores = self.linear((forward + backward) / 2).squeeze(-1)  # [U, longest]
+        outside = torch.arange(longest, device=lengths.device)[None] >= distinct[:, None]
+        scores = scores.masked_fill(outside, -1e4) / self.temperature
+        weights = scores.softmax(-1)[which]
+        return weights.masked_fill((lengths == 0)[:, None], 0.0)
+
+    def _positions(self, length: int, device: torch.device) -> Tensor:
+        """Sinusoid code of the ranks 0 … length-1: sine on even channels, cosine on odd ones."""
+        place = torch.arange(length, device=device, dtype=torch.float32)[:, None]
+        step = torch.arange(0, self.d_pe, 2, device=device, dtype=torch.float32)
+        angle = place * torch.exp(step * -(math.log(10000.0) / self.d_pe))
+        code = torch.stack([angle.sin(), angle.cos()], dim=-1).reshape(length, self.d_pe)
+        return code.to(self.linear.weight.dtype)

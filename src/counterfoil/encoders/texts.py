@@ -1,0 +1,150 @@
+"""Text encoders over word ids: uni-directional GRU and averaged bi-directional GRU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from counterfoil.data.batches import TextBatch
+from counterfoil.data.texts import TextProcessor, WordText
+from counterfoil.data.vectors import load_vectors
+from counterfoil.encoders.encoded import Encoded
+from counterfoil.encoders.joint import JointSpace
+from counterfoil.encoders.pooling import Pooling
+from counterfoil.errors import ConfigError
+from counterfoil.registry import Registry
+
+text_encoders: Registry[type[nn.Module]] = Registry("text encoder")
+
+
+def run_rnn(rnn: nn.GRU, inputs: Tensor, mask: Tensor) -> Tensor:
+    """States [B, W, directions·H] of a GRU over the real words; zero at padding."""
+    lengths = mask.sum(1).clamp(min=1).cpu()
+    packed = nn.utils.rnn.pack_padded_sequence(
+        inputs, lengths, batch_first=True, enforce_sorted=False
+    )
+    states, _ = nn.utils.rnn.pad_packed_sequence(
+        rnn(packed)[0], batch_first=True, total_length=inputs.shape[1]
+    )
+    return states
+
+
+class WordEmbedding(nn.Embedding):
+    """Word vectors: uniform in ±0.1, or GloVe where a file is given; trained unless frozen."""
+
+    def __init__(self, text: TextProcessor, word_dim: int, glove: str, frozen: bool) -> None:
+        table: Tensor | None = None
+        if glove:
+            if not isinstance(text, WordText):
+                raise ConfigError("model.text.glove: word vectors need a word vocabulary")
+            table = torch.from_numpy(load_vectors(glove, text.vocabulary).table)
+            word_dim = table.shape[1]
+        super().__init__(len(text), word_dim)
+        nn.init.uniform_(self.weight, -0.1, 0.1)
+        if table is not None:
+            self.weight.data.copy_(table)
+        self.weight.requires_grad_(not frozen)
+
+
+class RecurrentEncoder(nn.Module):
+    """A GRU over word vectors; the parts that both directions' forms share."""
+
+    bidirectional: bool
+
+    def __init__(
+        self,
+        text: TextProcessor,
+        embed_size: int,
+        joint: JointSpace,
+        word_dim: int,
+        layers: int,
+        dropout: float,
+        glove: str,
+        frozen: bool,
+    ) -> None:
+        super().__init__()
+        self.embed = WordEmbedding(text, word_dim, glove, frozen)
+        self.dropout = nn.Dropout(dropout)
+        self.rnn = nn.GRU(
+            self.embed.embedding_dim,
+            embed_size,
+            layers,
+            batch_first=True,
+            bidirectional=self.bidirectional,
+        )
+        self.joint = joint
+
+    @property
+    def portable_options(self) -> dict[str, Any]:
+        """What replaces the options that name files once the weights are saved."""
+        return {"glove": "", "word_dim": self.embed.embedding_dim}
+
+    def states(self, texts: TextBatch) -> Tensor:
+        return run_rnn(self.rnn, self.dropout(self.embed(texts.ids)), texts.mask)
+
+
+@text_encoders.register("gru")
+class GRUEncoder(RecurrentEncoder):
+    """Uni-directional GRU; the pooled vector is the state after the last word (VSE++)."""
+
+    bidirectional = False
+
+    def __init__(
+        self,
+        text: TextProcessor,
+        embed_size: int,
+        *,
+        word_dim: int = 300,
+        layers: int = 1,
+        dropout: float = 0.0,
+        pooling: Pooling = "last",
+        normalise: bool = True,
+        absolute: bool = False,
+        glove: str = "",
+        frozen: bool = False,
+    ) -> None:
+        joint = JointSpace(
+            embed_size, "none" if pooling == "last" else pooling, normalise, absolute
+        )
+        super().__init__(text, embed_size, joint, word_dim, layers, dropout, glove, frozen)
+        self.last = pooling == "last"
+
+    def forward(self, texts: TextBatch) -> Encoded:
+        states = self.states(texts)
+        encoded: Encoded = self.joint(states, texts.mask)
+        if not self.last:
+            return encoded
+        final = texts.mask.sum(1).clamp(min=1) - 1
+        at_end = states[torch.arange(len(final), device=final.device), final]
+        return Encoded(encoded.fragments, encoded.mask, self.joint.finish(at_end))
+
+
+@text_encoders.register("bigru")
+class BiGRUEncoder(RecurrentEncoder):
+    """Bi-directional GRU, the two directions averaged per word, then pooled (or not)."""
+
+    bidirectional = True
+
+    def __init__(
+        self,
+        text: TextProcessor,
+        embed_size: int,
+        *,
+        word_dim: int = 300,
+        layers: int = 1,
+        dropout: float = 0.0,
+        pooling: Pooling = "gpo",
+        normalise: bool = True,
+        absolute: bool = False,
+        glove: str = "",
+        frozen: bool = False,
+    ) -> None:
+        joint = JointSpace(embed_size, pooling, normalise, absolute)
+        super().__init__(text, embed_size, joint, word_dim, layers, dropout, glove, frozen)
+
+    def forward(self, texts: TextBatch) -> Encoded:
+        forward, backward = self.states(texts).chunk(2, dim=-1)
+        encoded: Encoded = self.joint((forward + backward) / 2, texts.mask)
+        return encoded

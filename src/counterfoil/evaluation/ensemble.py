@@ -1,0 +1,60 @@
+"""Several models as one: the mean of their score matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from counterfoil.errors import DataError
+from counterfoil.evaluation.matrices import (
+    Floats,
+    ScoreMatrix,
+    as_floats,
+    check_matrix,
+    read_rows,
+    row_chunks,
+)
+
+CHUNK_CELLS = 2_000_000
+
+
+def average(
+    score_matrices: Sequence[ScoreMatrix], weights: Sequence[float] | None = None
+) -> Floats:
+    """The (weighted) mean of score matrices of one shape, in the widest of their types.
+
+    >>> average([np.zeros((1, 2)), np.ones((1, 2))], weights=[3, 1]).tolist()
+    [[0.25, 0.25]]
+    """
+    if not score_matrices:
+        raise DataError("average: no score matrices given")
+    shape = check_matrix(score_matrices[0])
+    for position, scores in enumerate(score_matrices):
+        if tuple(scores.shape) != shape:
+            raise DataError(
+                f"average: matrix {position} has shape {tuple(scores.shape)}, matrix 0 has {shape}"
+            )
+    shares = _shares(weights, len(score_matrices))
+    dtype = np.result_type(*(as_floats(scores[:0]).dtype for scores in score_matrices))
+    mean = np.empty(shape, dtype=dtype)
+    for first, last in row_chunks(0, shape[0], shape[1], CHUNK_CELLS):
+        total = np.zeros((last - first, shape[1]))
+        for scores, share in zip(score_matrices, shares, strict=True):
+            total += share * read_rows(scores, first, last)
+        mean[first:last] = total
+    return mean
+
+
+def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
+    if weights is None:
+        return [1.0 / count] * count
+    if len(weights) != count:
+        raise DataError(f"average: {count} matrices but {len(weights)} weights")
+    values = np.asarray(weights, dtype=np.float64)
+    if not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
+        raise DataError(
+            f"average: weights must be non-negative with a positive sum, got {list(weights)}"
+        )
+    shares: list[float] = (values / values.sum()).tolist()
+    return shares

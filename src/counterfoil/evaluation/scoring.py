@@ -1,0 +1,117 @@
+"""A model over a whole split: every image and caption encoded once, then every pair scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from counterfoil.data.batches import pad_fragments, pad_texts
+from counterfoil.data.pairs import Split
+from counterfoil.encoders import Encoded
+from counterfoil.errors import DataError
+from counterfoil.models.model import Model
+from counterfoil.progress import Progress, Silent
+
+TILE = 1 << 26
+"""Largest number of word-region similarities held at once."""
+
+
+@dataclass(frozen=True)
+class SplitScores:
+    """Scores [n_images, n_texts] of the images that could be read, and which captions are whose.
+
+    ``images`` are the indices into the split of the rows; ``skipped`` says what was left out.
+    """
+
+    scores: Tensor
+    image_of: NDArray[np.int64]
+    images: list[int]
+    texts: list[int]
+    skipped: list[str]
+
+
+@torch.inference_mode()
+def encode_images(
+    model: Model, split: Split, batch_size: int = 256, progress: Progress | None = None
+) -> tuple[Encoded, list[int], list[str]]:
+    """Encoded images of a split, their indices, and what could not be read."""
+    progress = progress or Silent()
+    if split.fragments is None:
+        raise DataError(f"split '{split.name}' has no fragments; extract features first")
+    parts: list[Encoded] = []
+    kept: list[int] = []
+    skipped: list[str] = []
+    starts = range(0, len(split), batch_size)
+    for start in progress.track(starts, f"encoding images ({split.name})", len(starts)):
+        items = []
+        for image in range(start, min(start + batch_size, len(split))):
+            try:
+                items.append(split.fragments.read(image))
+                kept.append(image)
+            except DataError as error:
+                skipped.append(f"image {split.ids[image]}: {error}")
+        if items:
+            parts.append(model.encode_images(pad_fragments(items).to(model.device)))
+    if not parts:
+        raise DataError(f"split '{split.name}' has no readable image")
+    return Encoded.cat(parts), kept, skipped
+
+
+@torch.inference_mode()
+def encode_texts(
+    model: Model, texts: Sequence[str], batch_size: int = 256, progress: Progress | None = None
+) -> Encoded:
+    """Encoded captions in the order given; batches are made of captions of like length."""
+    progress = progress or Silent()
+    ids = [model.text.encode(text) for text in texts]
+    order = np.argsort([len(item) for item in ids], kind="stable")
+    parts: list[Encoded] = []
+    starts = range(0, len(ids), batch_size)
+    for start in progress.track(starts, "encoding captions", len(starts)):
+        batch = [ids[i] for i in order[start : start + batch_size]]
+        parts.append(model.encode_texts(pad_texts(batch, model.text.pad).to(model.device)))
+    back = torch.from_numpy(np.argsort(order, kind="stable")).to(model.device)
+    return Encoded.cat(parts)[back]
+
+
+@torch.inference_mode()
+def score_all(
+    model: Model, images: Encoded, texts: Encoded, progress: Progress | None = None
+) -> Tensor:
+    """Scores [n_images, n_texts] on the CPU, computed tile by tile."""
+    progress = progress or Silent()
+    cells = max(1, images.mask.shape[1]) * max(1, texts.mask.shape[1])
+    columns = max(1, min(len(texts), TILE // cells))
+    rows = max(1, min(len(images), TILE // (cells * columns)))
+    scores = torch.empty(len(images), len(texts))
+    starts = range(0, len(images), rows)
+    for top in progress.track(starts, "scoring", len(starts)):
+        for left in range(0, len(texts), columns):
+            block = model.matcher(images[top : top + rows], texts[left : left + columns])
+            scores[top : top + rows, left : left + columns] = block.float().cpu()
+    return scores
+
+
+def score_split(
+    model: Model, split: Split, batch_size: int = 256, progress: Progress | None = None
+) -> SplitScores:
+    """Every readable image of a split against every caption of these images."""
+    was_training = model.training
+    model.eval()
+    try:
+        images, kept, skipped = encode_images(model, split, batch_size, progress)
+        row_of = {image: row for row, image in enumerate(kept)}
+        texts = [t for t, image in enumerate(split.image_of) if int(image) in row_of]
+        if not texts:
+            raise DataError(f"split '{split.name}' has no captions to evaluate on")
+        encoded = encode_texts(model, [split.texts[t] for t in texts], batch_size, progress)
+        scores = score_all(model, images, encoded, progress)
+    finally:
+        model.train(was_training)
+    image_of = np.array([row_of[int(split.image_of[t])] for t in texts], dtype=np.int64)
+    return SplitScores(scores, image_of, kept, texts, skipped)

@@ -1,0 +1,100 @@
+"""`Model`: an image encoder, a text encoder and a matcher, as one thing to train and to use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from counterfoil.config import DataConfig, ModelConfig
+from counterfoil.data.batches import ImageBatch, TextBatch, pad_fragments, pad_texts
+from counterfoil.data.fragments import Fragments
+from counterfoil.data.pairs import Split
+from counterfoil.data.texts import HuggingFaceText, TextProcessor, WordText
+from counterfoil.data.vocabulary import Vocabulary
+from counterfoil.encoders import Encoded, image_encoders, text_encoders
+from counterfoil.errors import DataError
+from counterfoil.matchers import Matcher, matchers
+from counterfoil.models.spec import ModelSpec, resolve
+from counterfoil.registry import Registry
+
+
+class Model(nn.Module):
+    """A composition by its spec; ``input_dim`` is the width of the image fragments it reads.
+
+    ``fragments_from`` names the extractor those fragments came from, where they were not
+    precomputed, so that a saved model can read a new image.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        input_dim: int,
+        text: TextProcessor,
+        fragments_from: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec, self.input_dim, self.text = spec, input_dim, text
+        self.fragments_from = fragments_from
+        self.image_encoder = _create(image_encoders, spec.image, input_dim, spec.embed_size)
+        self.text_encoder = _create(text_encoders, spec.text, text, spec.embed_size)
+        self.matcher: Matcher = _create(matchers, spec.matcher, spec.embed_size)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def encode_images(self, images: ImageBatch) -> Encoded:
+        if images.fragments.shape[-1] != self.input_dim:
+            raise DataError(
+                f"the model '{self.spec.name}' reads fragments of {self.input_dim} numbers, "
+                f"these have {images.fragments.shape[-1]}"
+            )
+        encoded: Encoded = self.image_encoder(images)
+        return encoded.keep(self.matcher.needs)
+
+    def encode_texts(self, texts: TextBatch) -> Encoded:
+        encoded: Encoded = self.text_encoder(texts)
+        return encoded.keep(self.matcher.needs)
+
+    def forward(self, images: ImageBatch, texts: TextBatch) -> Tensor:
+        """Scores [n_images, n_texts]."""
+        scores: Tensor = self.matcher(self.encode_images(images), self.encode_texts(texts))
+        return scores
+
+    @torch.inference_mode()
+    def score(self, images: Sequence[Fragments], captions: Sequence[str]) -> Tensor:
+        """Scores of images, given as fragments, with captions, given as text."""
+        was_training = self.training
+        self.eval()
+        try:
+            batch = pad_fragments(images).to(self.device)
+            texts = pad_texts([self.text.encode(c) for c in captions], self.text.pad)
+            return self(batch, texts.to(self.device)).float().cpu()
+        finally:
+            self.train(was_training)
+
+
+def _create(registry: Registry[Any], part: dict[str, Any], *args: Any) -> Any:
+    options = {key: value for key, value in part.items() if key != "name"}
+    return registry.create(part["name"], options, *args)
+
+
+def create_model(config: ModelConfig, train: Split, data: DataConfig | None = None) -> Model:
+    """A new model for a data set: input width and vocabulary come from its training split."""
+    data = data or DataConfig()
+    spec = resolve(config)
+    if train.fragments is None:
+        raise DataError(f"split '{train.name}' has no fragments; extract features first")
+    text: TextProcessor
+    if spec.text["name"] == "bert":
+        text = HuggingFaceText.from_pretrained(
+            spec.text.get("pretrained") or text_encoders.options("bert")["pretrained"]
+        )
+    elif data.vocabulary:
+        text = WordText(Vocabulary.load(data.vocabulary))
+    else:
+        text = WordText(Vocabulary.build(train.texts, data.min_count))
+    return Model(spec, train.fragments.dim, text)

@@ -1,0 +1,58 @@
+"""`ModelSpec`: a model as plain values, by the registered names of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from counterfoil.config import ModelConfig
+from counterfoil.encoders import image_encoders, text_encoders
+from counterfoil.errors import ConfigError
+from counterfoil.matchers import matchers
+from counterfoil.registry import Registry
+
+models: Registry[Callable[[], ModelSpec]] = Registry("model")
+
+
+class ModelSpec(BaseModel):
+    """Names and options of an image encoder, a text encoder and a matcher."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = "custom"
+    embed_size: int = 1024
+    image: dict[str, Any]
+    text: dict[str, Any]
+    matcher: dict[str, Any]
+
+
+PARTS: dict[str, Registry[Any]] = {
+    "image": image_encoders,
+    "text": text_encoders,
+    "matcher": matchers,
+}
+
+
+def resolve(config: ModelConfig) -> ModelSpec:
+    """The named composition with the config's changes, every option checked."""
+    base = models[config.name]()
+    parts = {}
+    for part, registry in PARTS.items():
+        parts[part] = _merge_part(getattr(base, part), getattr(config, part), registry, part)
+    return ModelSpec(name=config.name, embed_size=config.embed_size, **parts)
+
+
+def _merge_part(
+    base: Mapping[str, Any], change: Mapping[str, Any], registry: Registry[Any], part: str
+) -> dict[str, Any]:
+    name = change.get("name", base["name"])
+    if not isinstance(name, str):
+        raise ConfigError(f"model.{part}.name: expected a name, got {name!r}")
+    known = registry.options(name)
+    # A part exchanged for another keeps the options that both have, such as the pooling.
+    kept = {key: value for key, value in base.items() if key in known}
+    options = kept | {key: value for key, value in change.items() if key != "name"}
+    registry.check(name, options, where=f"model.{part}")
+    return {"name": name, **options}

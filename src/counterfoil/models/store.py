@@ -1,0 +1,100 @@
+"""Models on disk: a folder with weights (safetensors), config and vocabulary, self-contained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from counterfoil.data.texts import load_text_processor
+from counterfoil.encoders.bert import BertEncoder
+from counterfoil.errors import CheckpointError
+from counterfoil.files import atomic_folder
+from counterfoil.models.model import Model
+from counterfoil.models.spec import ModelSpec
+
+FORMAT = 1
+WEIGHTS, CONFIG, LANGUAGE_MODEL = "model.safetensors", "config.json", "language_model"
+
+
+def save_pretrained(model: Model, folder: str | Path) -> None:
+    """Write a model; the folder appears whole or not at all."""
+    with atomic_folder(Path(folder)) as new:
+        write_model(model, new)
+
+
+def write_model(model: Model, folder: Path) -> None:
+    spec = model.spec.model_dump()
+    spec["text"] |= getattr(model.text_encoder, "portable_options", {})
+    layout: dict[str, Any] = {
+        "format": FORMAT,
+        "spec": spec,
+        "input_dim": model.input_dim,
+        "text_processor": model.text.kind,
+        "fragments_from": model.fragments_from,
+    }
+    (folder / CONFIG).write_text(json.dumps(layout, indent=2), encoding="utf-8")
+    model.text.save(folder)
+    if isinstance(model.text_encoder, BertEncoder):
+        model.text_encoder.bert.save(folder / LANGUAGE_MODEL)
+    weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+    try:
+        save_file(weights, folder / WEIGHTS)
+    except SafetensorError as error:  # a full disk, for one
+        raise CheckpointError(f"{folder / WEIGHTS}: could not be written ({error})") from None
+
+
+def from_pretrained(folder: str | Path) -> Model:
+    """Read a model that `save_pretrained` wrote; nothing but that folder is needed."""
+    folder = Path(folder)
+    layout = _read_config(folder)
+    spec = dict(layout["spec"])
+    if spec.get("text", {}).get("name") == "bert":
+        spec["text"] = spec["text"] | {"pretrained": str(folder / LANGUAGE_MODEL)}
+    try:
+        model = Model(
+            ModelSpec.model_validate(spec),
+            int(layout["input_dim"]),
+            load_text_processor(layout["text_processor"], folder),
+            layout.get("fragments_from"),
+        )
+    except (ValidationError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder / CONFIG}: {error}") from None
+    load_weights(model, folder)
+    return model.eval()
+
+
+def load_weights(model: Model, folder: Path) -> None:
+    path = folder / WEIGHTS
+    try:
+        weights = load_file(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file; the saved model is not whole") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from None
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path}: the weights do not fit the config: {error}") from None
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    try:
+        layout = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(f"{folder}: not a saved model (no {CONFIG} there)") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path}: damaged ({error})") from None
+    missing = {"format", "spec", "input_dim", "text_processor"} - set(layout)
+    if missing or not isinstance(layout["spec"], dict):
+        raise CheckpointError(f"{path}: damaged (missing: {', '.join(sorted(missing)) or 'spec'})")
+    if layout["format"] != FORMAT:
+        raise CheckpointError(
+            f"{path}: written in format {layout['format']}, this version reads format {FORMAT}"
+        )
+    return layout

@@ -1,0 +1,101 @@
+"""Checkpoints: whole folders behind two links, `last` and `best`, each swapped in one step.
+
+A kill at any moment leaves every link on a folder that is complete. The state that a run needs to
+go on (optimiser, schedule, scaler, random numbers, place in the epoch) lies beside the model.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from counterfoil.errors import CheckpointError, TrainingError
+from counterfoil.files import atomic_folder
+from counterfoil.models.model import Model
+from counterfoil.models.store import write_model
+
+STATE = "training_state.pt"
+
+
+@dataclass
+class Position:
+    """Where a run is: everything that is counted, and nothing that is learned."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    skipped: int = 0
+    best_rsum: float = -1.0
+    best_epoch: int = -1
+    best_folder: str = ""
+    worse_epochs: int = 0
+    finished: bool = False
+    metrics_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Checkpoints:
+    """The checkpoints of one run folder."""
+
+    run: Path
+    links: tuple[str, str] = field(default=("last", "best"), init=False)
+
+    def save(
+        self, model: Model, state: dict[str, Any], position: Position, *, best: bool = False
+    ) -> None:
+        """Write a checkpoint, point `last` (and `best`) to it, remove what nothing points to."""
+        name = f"step-{position.step:08d}-epoch-{position.epoch:04d}-batch-{position.batch:06d}"
+        if best:
+            position.best_folder = name
+        try:
+            with atomic_folder(self.run / "checkpoints" / name) as folder:
+                write_model(model, folder)
+                torch.save({**state, "position": asdict(position)}, folder / STATE)
+            self._point("last", name)
+            if best:
+                self._point("best", name)
+        except (OSError, RuntimeError, CheckpointError) as error:
+            raise TrainingError(
+                f"the checkpoint {name} could not be written ({error}); the one before is intact: "
+                f"make room, then continue with: counterfoil train --resume {self.run}"
+            ) from error
+        self._sweep()
+
+    def load(self) -> tuple[Path, dict[str, Any], Position]:
+        """The last checkpoint: its folder, its state, its position."""
+        folder = self.run / "last"
+        if not (folder / STATE).is_file():
+            raise CheckpointError(
+                f"{self.run}: no checkpoint to resume from; start it with: counterfoil train"
+            )
+        try:
+            state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+            position = Position(**state.pop("position"))
+        except (OSError, RuntimeError, pickle.UnpicklingError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{folder / STATE}: damaged ({error})") from None
+        if position.best_folder and (self.run / "checkpoints" / position.best_folder).is_dir():
+            self._point("best", position.best_folder)
+        return folder, state, position
+
+    def _point(self, link: str, name: str) -> None:
+        temporary = self.run / f".{link}.new"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(Path("checkpoints") / name)
+        os.replace(temporary, self.run / link)
+
+    def _sweep(self) -> None:
+        kept = {
+            Path(os.readlink(self.run / x)).name for x in self.links if (self.run / x).is_symlink()
+        }
+        for folder in (self.run / "checkpoints").iterdir():
+            if folder.name not in kept:
+                shutil.rmtree(folder, ignore_errors=True)

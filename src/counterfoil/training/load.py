@@ -1,0 +1,49 @@
+"""From a run folder back to its model and its data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from counterfoil.config import RunConfig, load_config
+from counterfoil.data.load import load_pairs
+from counterfoil.data.pairs import Pairs
+from counterfoil.errors import ConfigError
+from counterfoil.features import with_fragments
+from counterfoil.models import Model, from_pretrained
+from counterfoil.progress import Progress
+from counterfoil.training.loop import choose_device
+from counterfoil.training.run import read_data
+
+
+def load_model(folder: Path, device: str = "auto") -> Model:
+    """The best checkpoint of a run, or a saved model's folder."""
+    best = folder / "best"
+    return from_pretrained(best if best.exists() else folder).to(choose_device(device))
+
+
+def run_config(folder: Path) -> RunConfig | None:
+    path = folder / "config.yaml"
+    return load_config(path) if path.is_file() else None
+
+
+def evaluation_split(
+    run: Path,
+    data: str | None,
+    format: str | None,
+    options: dict[str, Any],
+    cache: Path,
+    progress: Progress,
+) -> Pairs:
+    """The data asked for, or that of the run; with fragments of the run's kind."""
+    config = run_config(run)
+    if data is None:
+        if config is None:
+            raise ConfigError(f"{run} is a model without a run: name the data with --data")
+        return read_data(config, cache, progress)
+    pairs = load_pairs(data, format, options=options, cache_dir=cache, progress=progress)
+    features = config.data.features if config is not None else None
+    extractor = features.extractor if features else load_model(run, "cpu").fragments_from
+    return with_fragments(
+        pairs, cache, extractor or "segments", features.options if features else {}, progress
+    )

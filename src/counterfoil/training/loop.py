@@ -1,0 +1,341 @@
+"""The training loop: one for all models, objectives and numbers of processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from counterfoil.collectives import gather_rows, rank, world_size
+from counterfoil.config import RunConfig
+from counterfoil.data.batches import Augmentation, CaptionItems, Collate, PairBatch
+from counterfoil.data.pairs import Pairs
+from counterfoil.data.sampling import BatchPlan, RankBatches
+from counterfoil.errors import TrainingError
+from counterfoil.evaluation.evaluate import evaluate, flat_metrics
+from counterfoil.files import write_atomically
+from counterfoil.models.model import Model
+from counterfoil.models.store import load_weights
+from counterfoil.objectives import create_objective
+from counterfoil.progress import Progress, Silent
+from counterfoil.training.checkpoint import Checkpoints, Position
+from counterfoil.training.metrics import MetricsLog, finite
+from counterfoil.training.optimiser import create_optimiser, create_schedule
+from counterfoil.training.step import TrainingStep
+from counterfoil.training.tensorboard import TensorBoard
+
+PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run came to: its folder, the best dev RSUM and where it was reached."""
+
+    folder: Path
+    best_rsum: float
+    best_epoch: int
+    steps: int
+    seconds: float
+    skipped: int
+    interrupted: bool = False
+
+
+class Trainer:
+    """State of a run and the steps that advance it."""
+
+    def __init__(
+        self,
+        model: Model,
+        pairs: Pairs,
+        config: RunConfig,
+        folder: Path,
+        progress: Progress | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.pairs, self.config, self.folder = pairs, config, folder
+        self.progress, self.should_stop = progress or Silent(), should_stop
+        self.device = choose_device(config.train.device)
+        self.model = model.to(self.device)
+        if config.train.compile:
+            model.image_encoder.compile()
+            model.text_encoder.compile()
+        self.step_module = TrainingStep(
+            model, create_objective(config.objective), PRECISIONS[config.train.precision]
+        ).to(self.device)
+        self.optimiser = create_optimiser(self.step_module, config.train.optimiser)
+        self.plan = BatchPlan(
+            pairs.train,
+            config.train.batch_size,
+            config.seed,
+            config.data.captions,
+            config.train.drop_last,
+        )
+        updates = -(-len(self.plan) // config.train.accumulate)
+        self.schedule = create_schedule(
+            self.optimiser, config.train.schedule, updates, config.train.epochs
+        )
+        self.scaler = torch.amp.GradScaler(
+            self.device.type, enabled=config.train.precision == "fp16"
+        )
+        augmentation = Augmentation(
+            config.data.drop_regions, config.data.disturb_words, config.data.drop_regions_varying
+        )
+        self.items = CaptionItems(pairs.train, model.text, augmentation, config.seed)
+        self.checkpoints = Checkpoints(folder)
+        self.position = Position()
+        self.started = time.monotonic()
+        torch.manual_seed(config.seed + rank())
+
+    def run(self, resume: bool = False) -> RunResult:
+        if resume:
+            self._restore()
+        elif rank() == 0:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.folder / "config.yaml", self.config.to_yaml())
+        run: torch.nn.Module = self.step_module
+        if world_size() > 1:
+            run = DistributedDataParallel(run, broadcast_buffers=False, find_unused_parameters=True)
+        interrupted = False
+        with RunLogs(self.folder, self.position, self.config.train.tensorboard) as logs:
+            while not self.position.finished and not interrupted:
+                interrupted = self._epoch(run, logs)
+        return RunResult(
+            self.folder,
+            self.position.best_rsum,
+            self.position.best_epoch,
+            self.position.step,
+            self._seconds(),
+            self.position.skipped,
+            interrupted,
+        )
+
+    def _epoch(self, run: torch.nn.Module, logs: RunLogs) -> bool:
+        """Train to the end of the current epoch, then evaluate; True where it was interrupted."""
+        place, train = self.position, self.config.train
+        self.step_module.train()
+        label = f"epoch {place.epoch + 1}/{train.epochs}"
+        loader = self._loader()
+        for batch in self.progress.track(loader, label, len(self.plan), done=place.batch):
+            place.batch += 1
+            last = place.batch == len(self.plan)
+            self._advance(run, batch, update=last or place.batch % train.accumulate == 0, logs=logs)
+            at_update = last or place.batch % train.accumulate == 0
+            if at_update and not last:
+                stop = self._everyone(self.should_stop())
+                if stop or (train.save_every and place.step % train.save_every == 0):
+                    self._save(logs)
+                if stop:
+                    return True
+        self._finish_epoch(logs)
+        return self._everyone(self.should_stop()) and not place.finished
+
+    def _advance(
+        self, run: torch.nn.Module, batch: PairBatch | tuple[str, ...], update: bool, logs: RunLogs
+    ) -> None:
+        place, train = self.position, self.config.train
+        skipped = batch.skipped if isinstance(batch, PairBatch) else batch
+        place.skipped += len(skipped)
+        for problem in skipped[:3]:
+            self.progress.say(f"skipped {problem}")
+        if not isinstance(batch, PairBatch):
+            if world_size() > 1:
+                raise TrainingError(f"no usable item in the share of process {rank()}: {batch}")
+            return
+        sync = update or not isinstance(run, DistributedDataParallel)
+        with torch.enable_grad() if sync else run.no_sync():  # type: ignore[operator]
+            loss, diagnostics = run(batch.to(self.device), place.epoch, place.step)
+            value = self._checked(loss, batch)
+            self.scaler.scale(loss / train.accumulate).backward()
+        place.loss_sum += value
+        place.loss_count += 1
+        if update:
+            norm = self._update()
+            place.step += 1
+            self.progress.note(f"loss {value:.4f}")
+            if place.step % train.log_every == 0 or place.step == 1:
+                record = {
+                    "kind": "step",
+                    "step": place.step,
+                    "epoch": place.epoch,
+                    "loss": value,
+                    "lr": self.optimiser.param_groups[0]["lr"],
+                    "grad_norm": finite(norm),
+                    **{key: finite(float(number)) for key, number in diagnostics.items()},
+                }
+                logs.write(record, self._seconds())
+
+    def _update(self) -> float:
+        """Clip, step, and move the learning rate; the gradient's norm before clipping."""
+        clip = self.config.train.optimiser.clip
+        self.scaler.unscale_(self.optimiser)
+        norm = float(
+            torch.nn.utils.clip_grad_norm_(self.step_module.parameters(), clip or float("inf"))
+        )
+        if norm != norm and not self.scaler.is_enabled():
+            raise TrainingError(
+                f"step {self.position.step}: the gradient is not a number, the update was not "
+                "made; lower train.optimiser.lr or use train.precision=float32"
+            )
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.scaler.get_scale() >= scale:  # else fp16 overflowed and the update was left out
+            self.schedule.step()
+        return norm
+
+    def _checked(self, loss: Tensor, batch: PairBatch) -> float:
+        value = float(loss.detach())
+        if value == value and abs(value) != float("inf"):
+            return value
+        split = self.pairs.train
+        images = [split.ids[int(i)] for i in batch.image_ids[:8]]
+        raise TrainingError(
+            f"epoch {self.position.epoch + 1}, batch {self.position.batch}: the loss is {value}; "
+            f"stopped before the update. First images of the batch: {', '.join(images)}. Look at "
+            "them with: counterfoil data inspect; or lower train.optimiser.lr"
+        )
+
+    def _finish_epoch(self, logs: RunLogs) -> None:
+        place, train = self.position, self.config.train
+        rsum, record = self._validate()
+        place.epoch += 1
+        place.batch = 0
+        better = rsum > place.best_rsum
+        if better:
+            place.best_rsum, place.best_epoch, place.worse_epochs = rsum, place.epoch, 0
+        else:
+            place.worse_epochs += 1
+        stopped = bool(train.early_stop) and place.worse_epochs >= train.early_stop
+        place.finished = place.epoch >= train.epochs or stopped
+        mean_loss = place.loss_sum / max(1, place.loss_count)
+        place.loss_sum, place.loss_count = 0.0, 0
+        summary = {"kind": "epoch", "step": place.step, "epoch": place.epoch, "loss": mean_loss}
+        logs.write({**summary, **record, "best_rsum": place.best_rsum}, self._seconds())
+        self.progress.say(
+            f"epoch {place.epoch}/{train.epochs}  loss {mean_loss:.4f}  "
+            f"RSUM {rsum:.1f}{' (best)' if better else f'  best {place.best_rsum:.1f}'}"
+        )
+        if stopped and place.epoch < train.epochs:
+            self.progress.say(f"stopped early: no better RSUM in {train.early_stop} epochs")
+        self._save(logs, best=better)
+
+    def _validate(self) -> tuple[float, dict[str, Any]]:
+        """RSUM on the dev split, computed by the first process and told to the others."""
+        metrics: dict[str, Any] = {}
+        rsum = torch.zeros(1, dtype=torch.float64, device=self.device)
+        if rank() == 0:
+            settings = self.config.evaluation
+            split = self.pairs[settings.split]
+            report = evaluate(
+                self.model, split, batch_size=settings.batch_size, folds=settings.folds, bootstrap=0
+            )
+            metrics = {settings.split: flat_metrics(report)}
+            rsum[0] = report.rsum
+        if world_size() > 1:
+            torch.distributed.broadcast(rsum, 0)
+        return float(rsum), metrics
+
+    def _loader(self) -> DataLoader[Any]:
+        place, data = self.position, self.config.data
+        return DataLoader(
+            self.items,
+            batch_sampler=RankBatches(self.plan, place.epoch, place.batch, rank(), world_size()),
+            num_workers=data.workers,
+            collate_fn=Collate(self.model.text.pad),
+            pin_memory=self.device.type == "cuda",
+            # not the global generator, whose state a resumed run restores: a loader draws from it
+            generator=torch.Generator(),
+        )
+
+    def _save(self, logs: RunLogs, best: bool = False) -> None:
+        random = gather_rows(torch.get_rng_state()[None].to(self.device)).cpu()
+        cuda = None
+        if self.device.type == "cuda":
+            cuda = gather_rows(torch.cuda.get_rng_state(self.device)[None].to(self.device)).cpu()
+        if rank() == 0:
+            self.position.metrics_bytes = logs.size
+            self.position.seconds = self._seconds()
+            self.started = time.monotonic()
+            state = {
+                "optimiser": self.optimiser.state_dict(),
+                "schedule": self.schedule.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "objective": self.step_module.objective.state_dict(),
+                "random": random,
+                "cuda_random": cuda,
+            }
+            self.checkpoints.save(self.model, state, self.position, best=best)
+
+    def _restore(self) -> None:
+        folder, state, self.position = self.checkpoints.load()
+        load_weights(self.model, folder)
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.step_module.objective.load_state_dict(state["objective"])
+        if rank() < len(state["random"]):
+            torch.set_rng_state(state["random"][rank()])
+            if state["cuda_random"] is not None and self.device.type == "cuda":
+                torch.cuda.set_rng_state(state["cuda_random"][rank()], self.device)
+
+    def _seconds(self) -> float:
+        return self.position.seconds + time.monotonic() - self.started
+
+    def _everyone(self, flag: bool) -> bool:
+        """True where any process says so, so that all stop at the same step."""
+        if world_size() == 1:
+            return flag
+        votes = torch.tensor([int(flag)], device=self.device)
+        torch.distributed.all_reduce(votes)
+        return bool(votes.item())
+
+
+class RunLogs:
+    """`metrics.jsonl`, which repeats bit by bit, and `timing.jsonl`, which cannot."""
+
+    def __init__(self, folder: Path, position: Position, tensorboard: bool) -> None:
+        self.active = rank() == 0
+        if not self.active:
+            return
+        self.metrics = MetricsLog(folder / "metrics.jsonl", position.metrics_bytes)
+        self.timing = (folder / "timing.jsonl").open("a", encoding="utf-8")
+        self.board = TensorBoard(folder) if tensorboard else None
+
+    def __enter__(self) -> RunLogs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.active:
+            self.metrics.close()
+            self.timing.close()
+            if self.board:
+                self.board.close()
+
+    def write(self, record: dict[str, Any], seconds: float) -> None:
+        if self.active:
+            self.metrics.write(record)
+            self.timing.write(f'{{"step": {record["step"]}, "seconds": {seconds:.3f}}}\n')
+            self.timing.flush()
+            if self.board:
+                self.board.write(record)
+
+    @property
+    def size(self) -> int:
+        return self.metrics.size if self.active else 0
+
+
+def choose_device(name: str) -> torch.device:
+    """The device asked for; 'auto' takes this process's GPU where there is one."""
+    if name != "auto":
+        return torch.device(name)
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,107 @@
+"""Small data that can be learned: images are sets of concepts, captions name them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from counterfoil.data.arrays import ArrayFile
+from counterfoil.data.fragments import FragmentTable
+from counterfoil.data.pairs import Pairs, Split
+
+torch.set_num_threads(1)  # tiny tensors: threads only wait for each other
+
+ORACLE = Path(__file__).parent / "oracle"
+CONCEPTS = [
+    "dog",
+    "cat",
+    "horse",
+    "car",
+    "bus",
+    "tree",
+    "house",
+    "ball",
+    "kite",
+    "boat",
+    "lamp",
+    "chair",
+]
+
+
+@dataclass(frozen=True)
+class Fixture:
+    """One file of reference inputs, weights and outputs."""
+
+    tensors: dict[str, torch.Tensor]
+    hyper: dict
+    options: dict
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return self.tensors[key]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {key[2:]: value for key, value in self.tensors.items() if key.startswith("w.")}
+
+
+def load_fixture(name: str) -> Fixture:
+    with safe_open(ORACLE / f"{name}.safetensors", "pt") as file:
+        meta = file.metadata()
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    return Fixture(tensors, json.loads(meta["hyper"]), json.loads(meta.get("options", "{}")))
+
+
+@pytest.fixture(scope="session")
+def oracle():
+    return load_fixture
+
+
+def assert_close(mine: torch.Tensor, stored: torch.Tensor, tolerance: float = 1e-5) -> None:
+    """|mine − stored| relative to the largest stored value (at least 1 for outputs)."""
+    scale = max(1.0, float(stored.abs().max()))
+    error = float((mine.detach().double() - stored.double()).abs().max()) / scale
+    assert error <= tolerance, f"differs by {error:.2e}"
+
+
+def assert_gradient_close(
+    mine: torch.Tensor, stored: torch.Tensor, tolerance: float = 1e-4
+) -> None:
+    error = float((mine.double() - stored.double()).abs().max() / stored.double().abs().max())
+    assert error <= tolerance, f"gradient differs by {error:.2e}"
+
+
+def make_split(
+    folder: Path, name: str, images: int, seed: int, fragments: int = 6, dim: int = 16
+) -> Split:
+    table = np.random.default_rng(7).normal(size=(len(CONCEPTS), dim))
+    rng = np.random.default_rng(seed)
+    features = np.zeros((images, fragments, dim), dtype=np.float32)
+    lengths = rng.integers(3, fragments + 1, size=images)
+    captions = []
+    for image in range(images):
+        shown = rng.choice(len(CONCEPTS), size=3, replace=False)
+        for place in range(lengths[image]):
+            features[image, place] = table[shown[place % 3]] + 0.2 * rng.normal(size=dim)
+        named = [[CONCEPTS[c] for c in rng.permutation(shown)] for _ in range(2)]
+        captions.append([f"a {a} and a {b} near the {c}" for a, b, c in named])
+    np.save(folder / f"{name}_ims.npy", features)
+    table_of = FragmentTable(
+        ArrayFile(folder / f"{name}_ims.npy"), np.arange(images), lengths.astype(np.int64)
+    )
+    ids = [f"{name}-{i}" for i in range(images)]
+    return Split(name=name, ids=ids, captions=captions, fragments=table_of)
+
+
+@pytest.fixture(scope="session")
+def concepts(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    folder = tmp_path_factory.mktemp("concepts")
+    sizes = {"train": 96, "dev": 32, "test": 32}
+    return Pairs(
+        "concepts",
+        {name: make_split(folder, name, n, seed) for seed, (name, n) in enumerate(sizes.items())},
+    )

@@ -1,0 +1,109 @@
+"""Batches: padding, masks, augmentation, sampling; the same for any number of workers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from counterfoil.data.batches import (
+    Augmentation,
+    CaptionItems,
+    Collate,
+    drop_regions,
+    pad_fragments,
+    pad_texts,
+)
+from counterfoil.data.fragments import Fragments
+from counterfoil.data.sampling import BatchPlan, RankBatches
+from counterfoil.data.texts import WordText
+from counterfoil.data.vocabulary import Vocabulary
+from counterfoil.errors import ConfigError
+
+
+def test_padding_is_masked_and_boxes_travel_along() -> None:
+    items = [
+        Fragments(np.ones((n, 4), np.float32), np.full((n, 4), 0.5, np.float32)) for n in (1, 3)
+    ]
+    batch = pad_fragments(items)
+    assert batch.fragments.shape == (2, 3, 4)
+    assert batch.mask.sum(1).tolist() == [1, 3]
+    assert batch.fragments[0, 1:].abs().max() == 0
+    assert batch.boxes is not None
+    assert batch.boxes.shape == (2, 3, 4)
+    texts = pad_texts([[5, 6], [7]], pad=0)
+    assert texts.ids.tolist() == [[5, 6], [7, 0]]
+    assert texts.mask.tolist() == [[True, True], [True, False]]
+
+
+def test_an_item_depends_on_seed_epoch_and_caption_alone(concepts) -> None:
+    text = WordText(Vocabulary.build(concepts.train.texts, 1))
+    items = CaptionItems(concepts.train, text, Augmentation(0.4, 0.4), seed=5)
+    again = CaptionItems(concepts.train, text, Augmentation(0.4, 0.4), seed=5)
+    for index in [(0, 7), (3, 2), (0, 0)]:
+        mine, other = items[index], again[index]
+        assert np.array_equal(mine[0].features, other[0].features)
+        assert mine[1:] == other[1:]
+    draws = {(len(items[epoch, 7][0]), tuple(items[epoch, 7][1])) for epoch in range(10)}
+    assert len(draws) > 3
+
+
+def test_dropping_regions_leaves_the_promised_share_and_at_least_one() -> None:
+    rng = np.random.default_rng(0)
+    whole = Fragments(np.zeros((100, 2), np.float32), np.zeros((100, 4), np.float32))
+    kept = [drop_regions(whole, Augmentation(regions=0.2), rng) for _ in range(100)]
+    assert np.mean([len(item) for item in kept]) == pytest.approx(80, abs=1.5)
+    assert all(len(item.boxes) == len(item) for item in kept)
+    varied = [len(drop_regions(whole, Augmentation(0.5, varying=True), rng)) for _ in range(200)]
+    assert np.mean(varied) == pytest.approx(80, abs=4)
+    assert sum(n == 100 for n in varied) >= 20
+    one = Fragments(np.zeros((1, 2), np.float32))
+    assert all(len(drop_regions(one, Augmentation(regions=0.99), rng)) == 1 for _ in range(50))
+
+
+def test_every_caption_is_visited_once_an_epoch_and_in_another_order_the_next(concepts) -> None:
+    plan = BatchPlan(concepts.train, 10, seed=1, drop_last=False)
+    first, second = (
+        [caption for batch in RankBatches(plan, epoch) for _, caption in batch] for epoch in (0, 1)
+    )
+    assert sorted(first) == list(range(len(concepts.train.texts)))
+    assert first != second
+    assert sorted(second) == sorted(first)
+
+
+def test_one_caption_per_image_visits_every_image_once(concepts) -> None:
+    plan = BatchPlan(concepts.train, 10, seed=1, captions="one", drop_last=False)
+    chosen = [caption for batch in RankBatches(plan, 0) for _, caption in batch]
+    images = concepts.train.image_of[chosen]
+    assert sorted(images) == list(range(len(concepts.train)))
+    later = [caption for batch in RankBatches(plan, 1) for _, caption in batch]
+    assert set(chosen) != set(later)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_shares_of_all_processes_make_up_the_global_batch(concepts, world) -> None:
+    plan = BatchPlan(concepts.train, 10, seed=1)
+    alone = list(RankBatches(plan, 2))
+    shares = [list(RankBatches(plan, 2, rank=r, world=world)) for r in range(world)]
+    for number, batch in enumerate(alone):
+        assert [index for share in shares for index in share[number]] == batch
+
+
+def test_a_resumed_epoch_continues_with_the_next_batch(concepts) -> None:
+    plan = BatchPlan(concepts.train, 10, seed=1)
+    assert list(RankBatches(plan, 0, start=4)) == list(RankBatches(plan, 0))[4:]
+
+
+def test_a_batch_of_one_is_refused(concepts) -> None:
+    with pytest.raises(ConfigError, match="at least 2"):
+        BatchPlan(concepts.train, 1)
+
+
+def test_collate_counts_what_it_leaves_out() -> None:
+    good = (Fragments(np.zeros((2, 3), np.float32)), [1, 2], 0, 0)
+    batch = Collate(0)([good, "image x: bad", good])
+    assert len(batch.image_ids) == 2
+    assert batch.skipped == ("image x: bad",)
+    assert Collate(0)(["image x: bad"]) == ("image x: bad",)
+    moved = batch.to("cpu")
+    assert torch.equal(moved.images.mask, batch.images.mask)

@@ -1,0 +1,160 @@
+"""Encoders agree with the public implementations, weights loaded from them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from counterfoil.data.batches import ImageBatch, TextBatch
+from counterfoil.data.texts import WordText
+from counterfoil.data.vocabulary import SPECIALS, Vocabulary
+from counterfoil.encoders import GPO, image_encoders, text_encoders
+from tests.conftest import assert_close, assert_gradient_close, load_fixture
+
+RENAMED = {
+    "mlp.layers.0": "mlp.narrow",
+    "mlp.layers.1": "mlp.widen",
+    "mlp.bns.0": "mlp.norm",
+    "gpool": "joint.pool",
+}
+
+
+def load(module: nn.Module, weights: dict[str, torch.Tensor]) -> nn.Module:
+    renamed = {}
+    for key, value in weights.items():
+        for old, new in RENAMED.items():
+            key = key.replace(old, new, 1) if key.startswith(old) else key
+        if not key.startswith("mlp.bns.1"):  # in the reference state dict, never used there
+            renamed[key] = value
+    module.load_state_dict(renamed)
+    return module.eval()
+
+
+def vocabulary(size: int) -> WordText:
+    return WordText(Vocabulary([*SPECIALS, *(f"w{i}" for i in range(size - len(SPECIALS)))]))
+
+
+def full_images(x: torch.Tensor) -> ImageBatch:
+    return ImageBatch(x, torch.ones(x.shape[:2], dtype=torch.bool))
+
+
+def mask_of(lengths: torch.Tensor, longest: int) -> torch.Tensor:
+    return torch.arange(longest)[None] < lengths[:, None]
+
+
+def test_gpo_pools_as_the_reference_does_with_gradients() -> None:
+    fixture = load_fixture("gpo")
+    features = fixture["in.features"].requires_grad_()
+    mask = mask_of(fixture["in.lengths"], features.shape[1])
+    gpo = GPO(features.shape[-1])
+    gpo.load_state_dict(fixture.weights())
+    pooled = gpo(features, mask)
+    assert_close(pooled, fixture["out.pooled"])
+    assert_close(gpo.weights(mask.sum(1), mask.shape[1]), fixture["out.pool_weights"])
+    pooled.sum().backward()
+    assert_gradient_close(features.grad, fixture["grad.features"])
+
+
+def test_the_vse_infty_image_encoder_agrees_in_evaluation_mode() -> None:
+    fixture = load_fixture("vse_infty-image-encoder")
+    encoder = load(
+        image_encoders["mlp"](40, 64, residual="raw", pooling="gpo", hidden=_hidden(fixture)),
+        fixture.weights(),
+    )
+    images = fixture["in.images"].requires_grad_()
+    encoded = encoder(ImageBatch(images, mask_of(fixture["in.img_lens"], images.shape[1])))
+    assert_close(encoded.pooled, fixture["out.img_emb"])
+    encoded.pooled.sum().backward()
+    assert_gradient_close(images.grad, fixture["grad.images"])
+
+
+def test_the_vse_infty_image_encoder_in_reference_form_agrees_in_training_mode() -> None:
+    fixture = load_fixture("vse_infty-image-encoder")
+    encoder = load(
+        image_encoders["mlp"](
+            40, 64, residual="raw", pooling="gpo", hidden=_hidden(fixture), form="reference"
+        ),
+        fixture.weights(),
+    ).train()
+    images = fixture["in.images"]
+    encoded = encoder(ImageBatch(images, mask_of(fixture["in.img_lens"], images.shape[1])))
+    outputs = [k for k in fixture.tensors if k.startswith("out.train_mode")]
+    assert_close(encoded.pooled, fixture["out.train_mode.img_emb"])
+    for key in outputs:
+        if "running" in key:
+            name = "running_mean" if "mean" in key else "running_var"
+            assert_close(getattr(encoder.mlp.norm, name), fixture[key])
+
+
+def _hidden(fixture) -> int:
+    return fixture["w.mlp.layers.0.weight"].shape[0]
+
+
+@pytest.mark.parametrize("option", ["plain", "abs", "nonorm"])
+def test_the_vsepp_image_encoder_agrees(option: str) -> None:
+    fixture = load_fixture("vsepp-image-encoder")
+    settings = {"plain": {}, "abs": {"absolute": True}, "nonorm": {"normalise": False}}[option]
+    encoder = load(image_encoders["fc"](40, 64, pooling="mean", **settings), fixture.weights())
+    images = fixture["in.images"].clone().requires_grad_()
+    encoded = encoder(full_images(images[:, None]))
+    assert_close(encoded.pooled, fixture[f"out.{option}.img_emb"])
+
+
+@pytest.mark.parametrize("option", ["plain", "abs"])
+def test_the_vsepp_text_encoder_agrees(option: str) -> None:
+    fixture = load_fixture("vsepp-text-encoder")
+    encoder = load(
+        text_encoders["gru"](vocabulary(50), 64, word_dim=24, absolute=option == "abs"),
+        fixture.weights(),
+    )
+    ids = fixture["in.token_ids"]
+    encoded = encoder(TextBatch(ids, mask_of(fixture["in.cap_lens"], ids.shape[1])))
+    assert_close(encoded.pooled, fixture[f"out.{option}.cap_emb"])
+
+
+def test_the_vse_infty_text_encoder_agrees() -> None:
+    fixture = load_fixture("vse_infty-text-encoder-bigru")
+    encoder = load(
+        text_encoders["bigru"](vocabulary(50), 64, word_dim=24, pooling="gpo"), fixture.weights()
+    )
+    ids = fixture["in.token_ids"]
+    encoded = encoder(TextBatch(ids, mask_of(fixture["in.cap_lens"], ids.shape[1])))
+    assert_close(encoded.pooled, fixture["out.cap_emb"])
+
+
+def test_the_scan_image_encoder_agrees_with_gradients() -> None:
+    fixture = load_fixture("scan-image-encoder")
+    encoder = load(image_encoders["fc"](40, 64, pooling="none"), fixture.weights())
+    images = fixture["in.images"].requires_grad_()
+    encoded = encoder(full_images(images))
+    assert_close(encoded.fragments, fixture["out.img_emb"])
+    encoded.fragments.sum().backward()
+    assert_gradient_close(images.grad, fixture["grad.images"])
+
+
+@pytest.mark.parametrize("direction", ["gru", "bigru"])
+def test_the_scan_text_encoders_agree(direction: str) -> None:
+    fixture = load_fixture(f"scan-text-encoder-{direction}")
+    encoder = load(
+        text_encoders[direction](vocabulary(50), 64, word_dim=24, pooling="none"),
+        fixture.weights(),
+    )
+    ids = fixture["in.token_ids"]
+    encoded = encoder(TextBatch(ids, mask_of(fixture["in.cap_lens"], ids.shape[1])))
+    assert_close(encoded.fragments, fixture["out.cap_emb"])
+
+
+def test_scan_weight_norm_agrees() -> None:
+    fixture = load_fixture("scan-image-encoder-wn")
+    weights = fixture.weights()
+    encoder = image_encoders["fc"](
+        fixture["in.images"].shape[-1], 64, pooling="none", weight_norm=True
+    )
+    state = {"fc.bias": weights["fc.bias"]}
+    state["fc.parametrizations.weight.original0"] = weights["fc.weight_g"]
+    state["fc.parametrizations.weight.original1"] = weights["fc.weight_v"]
+    encoder.load_state_dict(state)
+    assert_close(
+        encoder.eval()(full_images(fixture["in.images"])).fragments, fixture["out.img_emb"]
+    )
