@@ -69,10 +69,9 @@ def evaluate(
     found = [score_split(load_model(run, device), pairs[split], progress=bars) for run in runs]
     positives = None
     if cxc is not None:
-        from counterfoil.evaluation.extended import ExtendedPositives
+        from counterfoil.evaluation.split_ids import cxc_positives
 
-        chosen = pairs[split]
-        positives = ExtendedPositives.read_cxc(cxc, chosen, found[0])
+        positives = cxc_positives(cxc, pairs[split], found[0])
     report = report_scores(found, split, folds=folds, bootstrap=bootstrap, positives=positives)
     if out is not None:
         write_atomically(out, report.to_json())

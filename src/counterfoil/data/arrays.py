@@ -10,13 +10,40 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from counterfoil.errors import DataError
+
+
+class ArrayError(DataError):
+    """An array file that cannot be used; ``kind`` is the problem's name in reports."""
+
+    def __init__(self, message: str, kind: str = "bad-array") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class RowArray(Protocol):
+    """Rows of equal shape that are read when asked for: an `ArrayFile`, or members of shards."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def row(self, index: int) -> NDArray[Any]: ...
+
+    def rows(self, indices: Sequence[int]) -> NDArray[Any]: ...
 
 
 class ArrayFile:
@@ -33,9 +60,10 @@ class ArrayFile:
         expected = self._offset + self._row_bytes * self.shape[0]
         actual = self.path.stat().st_size
         if actual < expected:
-            raise DataError(
+            raise ArrayError(
                 f"{self.path}: truncated: {actual} bytes, but its header promises {expected} "
-                f"(shape {self.shape}, {self.dtype}); copy or download it again"
+                f"(shape {self.shape}, {self.dtype}); copy or download it again",
+                "truncated-array",
             )
         self._local = threading.local()
 
@@ -52,7 +80,7 @@ class ArrayFile:
     def _descriptor(self) -> int:
         owner = getattr(self._local, "owner", None)
         if owner is None or owner.pid != os.getpid():
-            owner = self._local.owner = _Descriptor(self.path)
+            owner = self._local.owner = Descriptor(self.path)
         return owner.fd
 
     def row(self, index: int) -> NDArray[Any]:
@@ -60,15 +88,14 @@ class ArrayFile:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {self.path}, which has {len(self)}")
         out = np.empty(self._row_shape, dtype=self.dtype)
-        buffer = memoryview(out.reshape(-1).view(np.uint8)) if out.size else memoryview(b"")
-        start = self._offset + index * self._row_bytes
-        got = 0
-        while got < self._row_bytes:
-            count = os.preadv(self._descriptor(), [buffer[got:]], start + got)
-            if count == 0:
-                raise DataError(f"{self.path}: ends inside row {index}; was it changed meanwhile?")
-            got += count
+        if not read_into(out, self._descriptor(), self._offset + index * self._row_bytes):
+            raise DataError(f"{self.path}: ends inside row {index}; was it changed meanwhile?")
         return out
+
+    def head(self, index: int, size: int = 4096) -> bytes:
+        """The first bytes of a row, enough to tell most rows apart."""
+        size = min(size, self._row_bytes)
+        return os.pread(self._descriptor(), size, self._offset + index * self._row_bytes)
 
     def rows(self, indices: Sequence[int]) -> NDArray[Any]:
         out = np.empty((len(indices), *self._row_shape), dtype=self.dtype)
@@ -77,7 +104,19 @@ class ArrayFile:
         return out
 
 
-class _Descriptor:
+def read_into(out: NDArray[Any], descriptor: int, offset: int) -> bool:
+    """Fill an array from a file's bytes; False where the file ends first."""
+    buffer = out.reshape(-1).view(np.uint8).data if out.size else memoryview(b"")
+    got = 0
+    while got < len(buffer):
+        count = os.preadv(descriptor, [buffer[got:]], offset + got)
+        if count == 0:
+            return False
+        got += count
+    return True
+
+
+class Descriptor:
     """A file descriptor that closes with the object, and knows the process that opened it."""
 
     def __init__(self, path: Path) -> None:
@@ -92,18 +131,27 @@ class _Descriptor:
 def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     try:
         with path.open("rb") as file:
-            version = npy.read_magic(file)
-            reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, fortran, dtype = reader(file)
-            offset = file.tell()
+            return parse_header(file, str(path))
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except (ValueError, EOFError, OSError) as error:
-        raise DataError(f"{path}: not a readable .npy file ({error})") from None
+        raise ArrayError(f"{path}: no such file", "missing-file") from None
+    except OSError as error:
+        raise ArrayError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def parse_header(file: BinaryIO, name: str) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Shape, dtype and offset of the data of a `.npy` stream of plain numbers in C order."""
+    try:
+        version = npy.read_magic(file)
+        reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, dtype = reader(file)
+    except (ValueError, EOFError) as error:
+        raise ArrayError(f"{name}: not a readable .npy file ({error})") from None
     if dtype.hasobject:
-        raise DataError(f"{path}: holds Python objects, which are not loaded; save plain numbers")
-    if fortran:
-        raise DataError(f"{path}: stored in Fortran order; save it with np.ascontiguousarray")
+        raise ArrayError(
+            f"{name}: holds Python objects, which are not loaded; save plain numbers", "wrong-dtype"
+        )
+    if fortran and len(shape) > 1:
+        raise ArrayError(f"{name}: stored in Fortran order; save it with np.ascontiguousarray")
     if not shape:
-        raise DataError(f"{path}: holds a single number, expected rows")
-    return shape, dtype, offset
+        raise ArrayError(f"{name}: holds a single number, expected rows", "wrong-shape")
+    return shape, dtype, file.tell()

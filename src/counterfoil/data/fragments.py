@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from counterfoil.data.arrays import ArrayFile
+from counterfoil.data.arrays import RowArray
 from counterfoil.errors import DataError
 
 
@@ -25,19 +25,30 @@ class Fragments:
 
 
 @dataclass(frozen=True)
+class StoredFragments:
+    """The fragments of one image as stored: own dtype, own units, nothing checked."""
+
+    features: NDArray[Any]
+    boxes: NDArray[Any] | None = None
+    size: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True)
 class FragmentTable:
     """Fragments of many images in `.npy` files; row ``rows[i]`` holds those of image ``i``.
 
     ``features`` is [N, R, D] or, for one vector an image, [N, D]; float32 or float16.
-    ``lengths`` [N] says how many of the R rows are real (all, if absent). ``boxes`` [N, R, 4] are in
-    pixels when ``sizes`` [N, 2] (width, height) are given, else already in 0…1.
+    ``lengths`` [N] says how many of the R rows are real (all, if absent). ``boxes`` [N, R, 4] are
+    in pixels when ``sizes`` [N, 2] (width, height) are given, else already in 0…1. ``made_by``
+    names the extractor, where it is one of ours.
     """
 
-    features: ArrayFile
+    features: RowArray
     rows: NDArray[np.int64]
     lengths: NDArray[np.int64] | None = None
-    boxes: ArrayFile | None = None
+    boxes: RowArray | None = None
     sizes: NDArray[np.float32] | None = None
+    made_by: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.features.shape) not in (2, 3) or self.features.dtype.kind != "f":
@@ -59,7 +70,7 @@ class FragmentTable:
 
     def select(self, images: Sequence[int]) -> FragmentTable:
         rows = self.rows[np.asarray(images, dtype=np.int64)]
-        return FragmentTable(self.features, rows, self.lengths, self.boxes, self.sizes)
+        return replace(self, rows=rows)
 
     def read(self, image: int) -> Fragments:
         """Fragments of one image as float32; `DataError` where a value is not finite."""
@@ -70,10 +81,19 @@ class FragmentTable:
         features = features[:count]
         if not np.isfinite(features).all():
             bad = int(np.flatnonzero(~np.isfinite(features).all(axis=1))[0])
-            raise DataError(
-                f"{self.features.path}: row {row}, fragment {bad}: not a finite number"
-            )
+            raise DataError(f"{self.features.path}: row {row}, fragment {bad}: not a finite number")
         return Fragments(features, self._read_boxes(row, count))
+
+    def stored(self, image: int) -> StoredFragments:
+        """Fragments of one image bit for bit, without padding: what conversion copies."""
+        row = int(self.rows[image])
+        features = self.features.row(row)
+        count = self.max_fragments if self.lengths is None else int(self.lengths[row])
+        return StoredFragments(
+            features[:count] if features.ndim == 2 else features,
+            self.boxes.row(row)[:count] if self.boxes is not None else None,
+            self.sizes[row] if self.sizes is not None else None,
+        )
 
     def _read_boxes(self, row: int, count: int) -> NDArray[np.float32] | None:
         if self.boxes is None:

@@ -28,13 +28,14 @@ class ImageRef(Protocol):
 
 @dataclass(frozen=True)
 class FileImage:
-    """An image file on disk."""
+    """An image file on disk; ``label`` is its name where the file could not keep it."""
 
     path: Path
+    label: str | None = None
 
     @property
     def name(self) -> str:
-        return self.path.name
+        return self.label or self.path.name
 
     def read(self) -> bytes:
         try:
@@ -53,9 +54,12 @@ class MemberImage:
     size: int
 
     def read(self) -> bytes:
-        with self.archive.open("rb") as file:
-            file.seek(self.offset)
-            data = file.read(self.size)
+        try:
+            with self.archive.open("rb") as file:
+                file.seek(self.offset)
+                data = file.read(self.size)
+        except OSError as error:
+            raise DataError(f"{self.archive}: cannot be read ({error.strerror})") from None
         if len(data) < self.size:
             raise DataError(f"{self.archive}: truncated inside {self.name}")
         return data
@@ -76,6 +80,17 @@ class RowImage:
         buffer = io.BytesIO()
         Image.fromarray(self.array.row(self.row)).save(buffer, format="PNG")
         return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class MissingImage:
+    """An image that its data set names but does not have; ``sought`` is the path it would have."""
+
+    name: str
+    sought: str = ""
+
+    def read(self) -> bytes:
+        raise DataError(f"{self.name}: the data set names this image but does not have it")
 
 
 def open_image(ref: ImageRef) -> Image.Image:

@@ -67,24 +67,38 @@ class Split:
         )
 
 
+# Names under which data sets publish the split that models are chosen on.
+DEV_NAMES = ("dev", "val", "valid", "validation")
+
+
 @dataclass(frozen=True)
 class Pairs:
-    """A data set: its splits by name, where it came from, and what was wrong with it."""
+    """A data set: its splits by name, where it came from, and what was wrong with it.
+
+    Splits keep the names of their source; ``dev`` and ``val`` find each other.
+    """
 
     name: str
     splits: dict[str, Split]
     problems: list[Problem] = field(default_factory=list)
 
     def __getitem__(self, split: str) -> Split:
-        if split not in self.splits:
+        name = self._resolve(split)
+        if name is None:
             raise DataError(
                 f"data set '{self.name}' has no split '{split}'{nearest(split, self.splits)} "
                 f"(it has: {', '.join(self.splits)})"
             )
-        return self.splits[split]
+        return self.splits[name]
 
     def __contains__(self, split: object) -> bool:
-        return split in self.splits
+        return isinstance(split, str) and self._resolve(split) is not None
+
+    def _resolve(self, split: str) -> str | None:
+        if split in self.splits:
+            return split
+        others = DEV_NAMES if split in DEV_NAMES else ()
+        return next((name for name in others if name in self.splits), None)
 
     def __iter__(self) -> Iterator[Split]:
         return iter(self.splits.values())

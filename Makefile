@@ -1,0 +1,48 @@
+# Two commands: `make demo` and `make test`. Each sets up what it needs in .venv.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: demo test test-all lint format typecheck bench clean help
+
+help:            ## this list
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/: .*## /\t/' | expand -t 14
+
+demo: $(VENV)/.demo      ## train on the embedded scenes, print the table, write the report
+	$(BIN)/counterfoil demo
+
+test: $(VENV)/.dev lint typecheck      ## lint, types and the fast tests
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+
+test-all: $(VENV)/.dev lint typecheck  ## everything, slow tests included
+	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+lint: $(VENV)/.dev       ## ruff, check only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.dev     ## ruff, mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+typecheck: $(VENV)/.dev  ## mypy over src/
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev      ## the programs of benchmarks/, with their default sizes
+	for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done
+
+clean:           ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Counterfoil needs Python 3.10 or later, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) install --quiet -c constraints.txt -e ".[plots]"
+	touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) install --quiet -c constraints.txt -e ".[dev]"
+	touch $@ $(VENV)/.demo

@@ -1,0 +1,82 @@
+"""What a Python program types: load pairs, create a model, train it, evaluate it.
+
+The same steps as the command line takes, with the same configuration underneath.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from counterfoil.config import ModelConfig, build_config, merge
+from counterfoil.data.load import load_pairs as _load_pairs
+from counterfoil.data.pairs import Pairs
+from counterfoil.evaluation.evaluate import evaluate
+from counterfoil.features import with_fragments
+from counterfoil.models import Model, create_model, from_pretrained, save_pretrained
+from counterfoil.progress import Progress
+from counterfoil.training.loop import RunResult, Trainer
+
+__all__ = ["create", "evaluate", "from_pretrained", "load_pairs", "save_pretrained", "train"]
+
+CACHE = Path.home() / ".cache" / "counterfoil"
+
+
+def load_pairs(
+    source: str | Path,
+    format: str | None = None,
+    *,
+    extractor: str = "segments",
+    cache_dir: str | Path = CACHE,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Pairs:
+    """Images and captions with fragments: a named set, a folder, a JSON, features, shards.
+
+    ``options`` are those of the source (``images=1000`` of the scenes). Images that came without
+    fragments get them from ``extractor``, kept in ``cache_dir``.
+    """
+    pairs = _load_pairs(source, format, options=options, cache_dir=cache_dir, progress=progress)
+    return with_fragments(pairs, Path(cache_dir), extractor, {}, progress)
+
+
+def create(name: str, pairs: Pairs, *, seed: int = 0, **options: Any) -> Model:
+    """A new model by name for a data set: ``create("rvse-mlp", pairs, embed_size=256)``."""
+    import torch
+
+    torch.manual_seed(seed)
+    model = create_model(
+        build_config({"model": {"name": name, **options}}, f"create('{name}')").model, pairs.train
+    )
+    model.fragments_from = pairs.train.fragments.made_by if pairs.train.fragments else None
+    return model
+
+
+def train(
+    model: Model,
+    pairs: Pairs,
+    objective: str | Mapping[str, Any] = "hardest",
+    *,
+    folder: str | Path = "runs/python",
+    resume: bool = False,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> RunResult:
+    """Train a model in place; its best and last checkpoints, config and metrics go to ``folder``.
+
+    ``settings`` are those of the ``train`` section (``epochs=5``), or whole sections as mappings
+    (``data={"drop_regions": 0.2}``, ``evaluation={"folds": 5}``, ``seed=1``).
+    """
+    sections = {key: settings.pop(key) for key in ("data", "evaluation", "seed") if key in settings}
+    spec = model.spec
+    described = ModelConfig(
+        name=spec.name,
+        embed_size=spec.embed_size,
+        image=spec.image,
+        text=spec.text,
+        matcher=spec.matcher,
+    )
+    tree = {"model": described.model_dump(), "objective": objective, "train": settings}
+    config = build_config(merge(tree, sections), "train")
+    return Trainer(model, pairs, config, Path(folder), progress).run(resume=resume)

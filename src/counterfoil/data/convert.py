@@ -1,0 +1,89 @@
+"""`convert`: a data set from any source into any target, without loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from counterfoil.data.pairs import Pairs
+from counterfoil.data.problems import Problem, ProblemLog
+from counterfoil.data.staging import staged_folder
+from counterfoil.data.writers import Writer, writers
+from counterfoil.data.writers.images import is_plain_name
+from counterfoil.errors import DataError
+from counterfoil.progress import Progress, Silent
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """What was written where: images and captions by split, files, bytes, and what was amiss."""
+
+    target: Path
+    format: str
+    images: dict[str, int]
+    captions: dict[str, int]
+    files: int
+    bytes: int
+    problems: list[Problem] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "target": str(self.target),
+            "format": self.format,
+            "images": self.images,
+            "captions": self.captions,
+            "files": self.files,
+            "bytes": self.bytes,
+            "problems": [problem.as_dict() for problem in self.problems],
+        }
+
+
+def convert(
+    pairs: Pairs,
+    target: str | Path,
+    format: str = "jsonl",
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    shard_size: int = 1000,
+) -> ConversionReport:
+    """Write a data set as ``scan``, ``jsonl`` or ``shards`` into the folder ``target``.
+
+    Loading the result gives the same data set: ids, order, captions, splits, extras, and pixels and
+    features bit for bit. Images and features pass through one at a time. The folder appears when
+    everything is written; an interruption or a full disk leaves nothing behind.
+    """
+    target = Path(target)
+    writer_class = writers[format]
+    _refuse_unwritable(pairs)
+    log = ProblemLog()
+    options = {"shard_size": shard_size} if "shard_size" in writers.options(format) else {}
+    shown = progress or Silent()
+    with staged_folder(target, overwrite=overwrite) as folder:
+        writer: Writer = writer_class(folder, log, **options)
+        for split in pairs:
+            if not len(split):
+                log.note("empty-split", f"split '{split.name}'", "it has no images; not written")
+                continue
+            images = shown.track(range(len(split)), f"writing {split.name}", len(split))
+            writer.write_split(split, images)
+        writer.close()
+        written = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    return ConversionReport(
+        target=target,
+        format=format,
+        images={split.name: len(split) for split in pairs},
+        captions={split.name: len(split.texts) for split in pairs},
+        files=len(written),
+        bytes=sum(written),
+        problems=log.problems,
+    )
+
+
+def _refuse_unwritable(pairs: Pairs) -> None:
+    if not any(len(split) for split in pairs):
+        raise DataError(f"data set '{pairs.name}': has no images to convert")
+    for split in pairs:
+        if not is_plain_name(split.name):
+            raise DataError(f"split {split.name!r}: the name cannot be part of a file name")

@@ -1,0 +1,158 @@
+"""`inspect`: what a data set holds and everything that is wrong with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from counterfoil.data.deep_check import DeepCheck, check_split
+from counterfoil.data.images import open_image
+from counterfoil.data.load import is_named, make_named, read_path
+from counterfoil.data.pairs import Pairs, Split
+from counterfoil.data.problems import Problem, ProblemLog, Severity, count_kinds
+from counterfoil.errors import DataError
+from counterfoil.progress import Progress, Silent
+
+_WORD = re.compile(r"\w+(?:['’]\w+)?")
+_SAMPLE = 50
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """Numbers of one split; ``words`` are white-space separated, the vocabulary is lower case."""
+
+    images: int
+    captions: int
+    captions_per_image: dict[str, float]
+    words_per_caption: dict[str, float]
+    vocabulary: int
+    has_pixels: bool
+    has_fragments: bool
+    has_boxes: bool
+    fragments: dict[str, Any] | None
+    image_sizes: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The summary of a data set: its splits, and its problems of every severity."""
+
+    source: str
+    splits: dict[str, SplitSummary]
+    problems: list[Problem] = field(default_factory=list)
+    deep: bool = True
+
+    @property
+    def usable(self) -> bool:
+        """Whether nothing fatal was found."""
+        return not any(problem.severity is Severity.FATAL for problem in self.problems)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The whole inspection as plain JSON values."""
+        return {
+            "source": self.source,
+            "deep": self.deep,
+            "usable": self.usable,
+            "splits": {name: asdict(summary) for name, summary in self.splits.items()},
+            "problem_counts": count_kinds(self.problems),
+            "problems": [problem.as_dict() for problem in self.problems],
+        }
+
+
+def inspect(
+    source: str | Path | Pairs,
+    format: str | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    deep: bool = True,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Inspection:
+    """Summarise a data set and list all its problems, whatever they are.
+
+    ``deep`` also decodes every image and reads every row of features, in one pass that holds a few
+    of them at a time.
+    """
+    log = ProblemLog()
+    if isinstance(source, Pairs):
+        pairs = source
+        log.problems += pairs.problems
+    elif is_named(source, format):
+        pairs = make_named(str(source), options or {}, cache_dir, progress)
+        log.problems += pairs.problems
+    else:
+        pairs = read_path(Path(source), format, options or {}, log, drop=False)
+    splits = {}
+    for split in pairs:
+        checked = check_split(split, log, progress or Silent()) if deep else None
+        splits[split.name] = _summarise(split, checked)
+    name = pairs.name if isinstance(source, Pairs) else str(source)
+    return Inspection(name, splits, log.problems, deep)
+
+
+def _summarise(split: Split, checked: DeepCheck | None) -> SplitSummary:
+    words = [len(text.split()) for text in split.texts]
+    vocabulary = {word for text in split.texts for word in _WORD.findall(text.lower())}
+    table = split.fragments
+    return SplitSummary(
+        images=len(split),
+        captions=len(split.texts),
+        captions_per_image=_spread([len(texts) for texts in split.captions], "min", "mean", "max"),
+        words_per_caption=_spread(words, "mean", "p95", "max"),
+        vocabulary=len(vocabulary),
+        has_pixels=split.pixels is not None,
+        has_fragments=table is not None,
+        has_boxes=table is not None and table.boxes is not None,
+        fragments=(
+            None
+            if table is None
+            else {"max": table.max_fragments, "dim": table.dim, "dtype": str(table.features.dtype)}
+        ),
+        image_sizes=_image_sizes(split, checked),
+    )
+
+
+def _spread(values: list[int], *which: str) -> dict[str, float]:
+    if not values:
+        return {}
+    numbers = {
+        "min": min(values),
+        "mean": round(float(np.mean(values)), 2),
+        "p95": float(np.percentile(values, 95)),
+        "max": max(values),
+    }
+    return {name: numbers[name] for name in which}
+
+
+def _image_sizes(split: Split, checked: DeepCheck | None) -> dict[str, Any] | None:
+    """Smallest, median and largest width and height, of all images or of the first few."""
+    if split.pixels is None:
+        return None
+    sizes = checked.sizes if checked is not None else []
+    if checked is None:
+        for image in list(split.pixels)[:_SAMPLE]:
+            try:
+                sizes.append(open_image(image).size)
+            except DataError:
+                continue
+    if not sizes:
+        return None
+    array = np.array(sizes)
+    return {
+        "sampled": len(sizes),
+        "width": _low_middle_high(array[:, 0]),
+        "height": _low_middle_high(array[:, 1]),
+    }
+
+
+def _low_middle_high(values: np.ndarray[Any, Any]) -> dict[str, int]:
+    return {
+        "min": int(values.min()),
+        "median": int(np.median(values)),
+        "max": int(values.max()),
+    }

@@ -1,0 +1,130 @@
+"""`load_pairs`: any data set, by path or by name, as `Pairs`."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from counterfoil.data.pairs import Pairs
+from counterfoil.data.problems import ProblemLog
+from counterfoil.data.sources import Source, named_sources, sources
+from counterfoil.data.sources.assemble import assemble
+from counterfoil.errors import ConfigError, DataError, nearest
+from counterfoil.progress import Progress, Silent
+
+_GIVEN = ("cache_dir", "progress")
+_ALIASES = {
+    "jsonl": "table",
+    "csv": "table",
+    "tsv": "table",
+    "parquet": "table",
+    "webdataset": "shards",
+    "precomp": "scan",
+}
+
+
+def load_pairs(
+    source: str | Path,
+    format: str | None = None,
+    *,
+    options: Mapping[str, Any] | None = None,
+    strict: bool = True,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Pairs:
+    """Images and captions from a path (its format is detected) or of a named data set.
+
+    Every fault that can be seen without decoding images or reading features is in
+    ``pairs.problems``. With ``strict``, fatal ones raise one `DataError` that lists them, and
+    captions and images that cannot be used are left out; without, nothing is left out and nothing
+    raises. ``options`` are those of the source: ``counterfoil.data.sources.options("karpathy")``.
+    A named data set is made in ``cache_dir`` the first time, which ``progress`` shows.
+    """
+    if is_named(source, format):
+        return make_named(str(source), options or {}, cache_dir, progress)
+    log = ProblemLog()
+    pairs = read_path(Path(source), format, options or {}, log, drop=strict)
+    if strict:
+        log.refuse_fatal()
+    return pairs
+
+
+def is_named(source: str | Path, format: str | None) -> bool:
+    """Whether a source is a name of `named_sources`; ``./name`` is always a path."""
+    return isinstance(source, str) and source in named_sources and format is None
+
+
+def make_named(
+    name: str,
+    options: Mapping[str, Any],
+    cache_dir: str | Path | None,
+    progress: Progress | None,
+) -> Pairs:
+    """A named data set: whatever is registered in `named_sources` is found here."""
+    for key in _GIVEN:
+        if key in options:
+            raise ConfigError(f"options.{key}: not an option of the data set '{name}'")
+    named_sources.check(name, options, where="options")
+    folder = Path(cache_dir) if cache_dir is not None else Path.home() / ".cache" / "counterfoil"
+    return named_sources[name](folder, progress=progress or Silent(), **options)
+
+
+def read_path(
+    path: Path,
+    format: str | None,
+    options: Mapping[str, Any],
+    log: ProblemLog,
+    *,
+    drop: bool,
+) -> Pairs:
+    """Read a path with all its problems logged; raises only if there is nothing to read."""
+    if not path.exists():
+        known = f" (data sets with a name: {', '.join(named_sources)})" if [*named_sources] else ""
+        raise DataError(
+            f"{path}: no such file or folder, nor a data set of that name"
+            f"{nearest(str(path), named_sources)}{known}"
+        )
+    name = _ALIASES.get(format, format) if format is not None else detect_format(path, log)
+    if name not in sources:
+        raise ConfigError(
+            f"unknown format '{name}'{nearest(name, sources)} (known: {', '.join(sources)})"
+        )
+    reader: Source = sources.create(name, options, where="options")
+    return assemble(reader.read(path, log), log, drop=drop)
+
+
+def detect_format(path: Path, log: ProblemLog) -> str:
+    """Name of the source whose layout a path has; raises with what each of them looks for."""
+    found = sorted((sources[name].rank, name) for name in sources if sources[name].matches(path))
+    if not found:
+        looked = "\n".join(f"  {name}: {sources[name].looks_for}" for name in sources)
+        raise DataError(
+            f"{path}: not a data set that is known{_nearest_format(path)}; looked for:\n{looked}"
+        )
+    best = [name for rank, name in found if rank == found[0][0]]
+    if len(best) > 1:
+        log.note(
+            "several-formats",
+            path,
+            f"could be {' or '.join(best)}; read as {best[0]} (name the format to choose)",
+        )
+    return best[0]
+
+
+def _nearest_format(path: Path) -> str:
+    names = os.listdir(path) if path.is_dir() else [path.name]
+    if not names:
+        return " (the folder is empty)"
+    best = (0.0, "", "", "")
+    for name in names:
+        for source in sources:
+            for example in sources[source].examples:
+                ratio = difflib.SequenceMatcher(None, name.lower(), example.lower()).ratio()
+                best = max(best, (ratio, source, name, example))
+    ratio, source, name, example = best
+    if ratio < 0.5:
+        return ""
+    return f"; nearest is '{source}' ('{name}' resembles '{example}')"

@@ -1,0 +1,282 @@
+"""WebDataset shards: tar archives whose members share a key, one key an image.
+
+`<key>.jpg` (or .png, .webp …) is the image, `<key>.json` tells its ``captions``, ``id``, ``split``,
+``file`` (the image's name) and anything else; `<key>.txt` is a single caption where the JSON has
+none. `<key>.fragments.npy` [fragments, dim] and `<key>.boxes.npy` [fragments, 4] are its fragments;
+``box_size`` in the JSON is the width and height that scale boxes in pixels, ``fragments_by`` the
+name of the extractor.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from counterfoil.data.arrays import ArrayError, parse_header
+from counterfoil.data.fragments import FragmentTable
+from counterfoil.data.images import MemberImage, MissingImage
+from counterfoil.data.json_lines import split_extras
+from counterfoil.data.member_rows import ArrayMember, MemberRows
+from counterfoil.data.problems import ProblemLog
+from counterfoil.data.sources.base import Source, sources
+from counterfoil.data.sources.image_folder import is_safe_name
+from counterfoil.data.sources.items import Draft, Item
+from counterfoil.data.sources.split_names import hashed_split, split_in_name
+from counterfoil.data.sources.tar_members import TarMember, read_members
+from counterfoil.data.sources.text import decode, parse_json
+
+IMAGE_TYPES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "img")
+FRAGMENTS, BOXES = "fragments.npy", "boxes.npy"
+_CAPTION_KEYS = ("captions", "caption", "text")
+_KEYS = ("id", "image_id", "split", "file", "box_size", "fragments_by")
+RESERVED = frozenset(_CAPTION_KEYS + _KEYS)
+_KNOWN_ENDS = (FRAGMENTS, BOXES, "json", "txt", *IMAGE_TYPES)
+_HEADER = 4096
+
+
+@sources.register("shards")
+class ShardSource(Source):
+    """WebDataset tar shards, read in place: images and features stay where they are."""
+
+    looks_for = "a .tar file of <key>.jpg + <key>.json members (WebDataset), or a folder of them"
+    examples = ("train-00000.tar", "shard-000000.tar")
+
+    @classmethod
+    def matches(cls, path: Path) -> bool:
+        return bool(_shards(path))
+
+    def read(self, path: Path, log: ProblemLog) -> Draft:
+        draft = Draft(path.name if path.is_dir() else path.stem)
+        shards = _shards(path)
+        if not shards:
+            log.fatal("missing-file", path, "no .tar files")
+        entries: list[_Entry] = []
+        for shard in shards:
+            entries += _read_shard(shard, log)
+        hashed = 0
+        for entry in entries:
+            if entry.item.split == "":
+                entry.item.split = hashed_split(entry.item.id)
+                hashed += 1
+            draft.items.append(entry.item)
+        if hashed:
+            log.note(
+                "hashed-split",
+                path,
+                f"no split is stated for {hashed} of {len(entries)} images; they are split "
+                "80/10/10 into train, dev and test by a hash of the id",
+            )
+        _add_tables(draft, entries, log)
+        return draft
+
+
+@dataclass
+class _Entry:
+    """An item with the arrays of its fragments."""
+
+    item: Item
+    fragments: ArrayMember | None = None
+    boxes: ArrayMember | None = None
+    box_size: tuple[float, float] | None = None
+    made_by: str | None = None
+
+
+@dataclass
+class _Sample:
+    """The members that share a key, by ending."""
+
+    key: str
+    members: dict[str, TarMember] = field(default_factory=dict)
+
+
+def _shards(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path] if re.search(r"\.(tar|tgz|tar\.[a-z0-9]+)$", path.name) else []
+    if not path.is_dir():
+        return []
+    found = [file for pattern in ("*.tar", "*.tar.*", "*.tgz") for file in path.glob(pattern)]
+    return sorted(found, key=_natural)
+
+
+def _natural(path: Path) -> list[Any]:
+    """Sort key that puts shard 2 before shard 10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
+
+
+def _read_shard(shard: Path, log: ProblemLog) -> list[_Entry]:
+    samples: dict[str, _Sample] = {}
+    for member in read_members(shard, log):
+        key, end = _split_name(member.name)
+        if not key:
+            continue
+        if not is_safe_name(member.name):
+            log.fatal("unsafe-path", f"{shard}: {member.name}", "the name leads out of the shard")
+            continue
+        sample = samples.setdefault(key, _Sample(key))
+        if end in sample.members:
+            log.fatal("duplicate-id", f"{shard}: {member.name}", "the shard has it twice")
+        sample.members.setdefault(end, member)
+    with shard.open("rb") as file:
+        made = [_entry(sample, shard, file, log) for sample in samples.values()]
+    return [entry for entry in made if entry is not None]
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """Key and ending of a member: a known ending, else what follows the first dot."""
+    folder, slash, base = name.rpartition("/")
+    for end in _KNOWN_ENDS:
+        if base.lower().endswith("." + end):
+            return folder + slash + base[: -len(end) - 1], end
+    stem, _, end = base.partition(".")
+    return (folder + slash + stem if stem else ""), end
+
+
+def _entry(sample: _Sample, shard: Path, file: Any, log: ProblemLog) -> _Entry | None:
+    def content(member: TarMember, size: int | None = None) -> bytes:
+        file.seek(member.offset)
+        return bytes(file.read(min(member.size, size) if size else member.size))
+
+    members = sample.members
+    where = f"{shard}: {sample.key}"
+    record: Any = {}
+    if "json" in members:
+        record = parse_json(content(members["json"]), f"{where}.json", log)
+        if record is not None and not isinstance(record, dict):
+            log.fatal("bad-json", f"{where}.json", "expected an object")
+            record = None
+    record = record or {}
+    image = next((members[end] for end in IMAGE_TYPES if end in members), None)
+    if image is None and "json" not in members and "txt" not in members:
+        return None
+    caption_key = next((key for key in _CAPTION_KEYS if key in record), None)
+    captions = _captions(record.get(caption_key), where, log) if caption_key else []
+    if caption_key is None and "txt" in members:
+        text = decode(content(members["txt"]), Path(f"{where}.txt"), 1, log)
+        captions = [text.removesuffix("\n").removesuffix("\r")]
+    id_key = next((key for key in ("id", "image_id") if record.get(key) is not None), None)
+    entry = _Entry(
+        Item(
+            id=str(record[id_key]) if id_key else sample.key.rpartition("/")[2],
+            split=str(record.get("split") or split_in_name(shard.name) or ""),
+            captions=captions,
+            file=shard,
+            image=_image(image, record.get("file"), where, log),
+        )
+    )
+    used = {id_key, "split", "file", "box_size", "fragments_by", caption_key}
+    entry.item.extras = split_extras({k: v for k, v in record.items() if k not in used})
+    if FRAGMENTS in members:
+        entry.fragments = _array(members[FRAGMENTS], content(members[FRAGMENTS], _HEADER), log)
+        made_by = record.get("fragments_by")
+        entry.made_by = made_by if isinstance(made_by, str) else None
+    if BOXES in members:
+        entry.boxes = _array(members[BOXES], content(members[BOXES], _HEADER), log)
+    if "box_size" in record:
+        entry.box_size = _box_size(record["box_size"], where, log)
+    return entry
+
+
+def _box_size(value: Any, where: str, log: ProblemLog) -> tuple[float, float] | None:
+    numbers = value if isinstance(value, list) and len(value) == 2 else [0]
+    if all(isinstance(number, int | float) and number > 0 for number in numbers):
+        return float(numbers[0]), float(numbers[1])
+    log.fatal("bad-array", where, f"box_size is {value!r}, expected [width, height]")
+    return None
+
+
+def _image(
+    member: TarMember | None, name: Any, where: str, log: ProblemLog
+) -> MemberImage | MissingImage | None:
+    label = name if isinstance(name, str) and name else None
+    if label is not None and not is_safe_name(label):
+        log.fatal("unsafe-path", where, f"image name {label!r} leads out of the image folder")
+        label = None
+    if member is None:
+        return MissingImage(label) if label else None
+    return MemberImage(member.archive, label or member.name, member.offset, member.size)
+
+
+def _captions(value: Any, where: str, log: ProblemLog) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    for caption in values:
+        if not isinstance(caption, str | None):
+            log.skip("bad-caption", where, f"{caption!r} is not a text")
+    return [caption or "" for caption in values if isinstance(caption, str | None)]
+
+
+def _array(member: TarMember, head: bytes, log: ProblemLog) -> ArrayMember | None:
+    where = f"{member.archive}: {member.name}"
+    try:
+        shape, dtype, start = parse_header(io.BytesIO(head), where)
+    except ArrayError as error:
+        log.fatal(error.kind, where, str(error).removeprefix(f"{where}: "))
+        return None
+    needed = start + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if member.size < needed:
+        log.fatal("truncated-array", where, f"{member.size} bytes, its header promises {needed}")
+        return None
+    return ArrayMember(member.archive, member.name, member.offset + start, shape, dtype)
+
+
+def _add_tables(draft: Draft, entries: list[_Entry], log: ProblemLog) -> None:
+    by_split: dict[str, list[_Entry]] = {}
+    for entry in entries:
+        by_split.setdefault(entry.item.split, []).append(entry)
+    for split, members in by_split.items():
+        table = _table(members, log)
+        if table is not None:
+            draft.tables[split] = table
+            for row, entry in enumerate(members):
+                entry.item.row = row
+
+
+def _table(entries: list[_Entry], log: ProblemLog) -> FragmentTable | None:
+    first = next((e.fragments for e in entries if e.fragments is not None), None)
+    if first is None:
+        return None
+    for entry in entries:
+        _check_shapes(entry, first, log)
+    if all(entry.fragments is None for entry in entries):
+        return None
+    features = MemberRows([entry.fragments for entry in entries])
+    lengths = features.lengths()
+    boxes = sizes = None
+    if any(entry.boxes is not None for entry in entries):
+        boxes = MemberRows([entry.boxes for entry in entries])
+        if any(entry.box_size is not None for entry in entries):
+            sizes = np.array([entry.box_size or (1, 1) for entry in entries], dtype=np.float32)
+    makers = {entry.made_by for entry in entries if entry.fragments is not None}
+    full = len(features.shape) == 2 or (lengths == features.shape[1]).all()
+    return FragmentTable(
+        features,
+        np.arange(len(entries), dtype=np.int64),
+        None if full and all(entry.fragments for entry in entries) else lengths,
+        boxes,
+        sizes,
+        next(iter(makers)) if len(makers) == 1 else None,
+    )
+
+
+def _check_shapes(entry: _Entry, first: ArrayMember, log: ProblemLog) -> None:
+    found = entry.fragments
+    if found is not None:
+        where = f"{found.archive}: {found.name}"
+        fits = len(found.shape) == len(first.shape) and found.shape[-1] == first.shape[-1]
+        if found.dtype.kind != "f":
+            log.fatal("wrong-dtype", where, f"expected float features, found {found.dtype}")
+            entry.fragments = None
+        elif len(found.shape) not in (1, 2) or not fits:
+            log.fatal("wrong-shape", where, f"{found.shape} does not go with {first.shape}")
+            entry.fragments = None
+    boxes = entry.boxes
+    if boxes is not None:
+        count = 0 if found is None else found.shape[0] if len(found.shape) == 2 else 1
+        if boxes.shape != (count, 4) or boxes.dtype.kind not in "fiu":
+            where = f"{boxes.archive}: {boxes.name}"
+            log.fatal("wrong-shape", where, f"expected boxes {(count, 4)}, found {boxes.shape}")
+            entry.boxes = None

@@ -1,0 +1,286 @@
+"""Your own images: a folder of them and a CSV, TSV, JSON Lines or Parquet file of captions.
+
+One row a caption or one row an image (with a list of captions): rows of one image are grouped.
+Features may stand beside the table (see `feature_files`), in the order of the split's images.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from counterfoil.data.json_lines import split_extras
+from counterfoil.data.problems import ProblemLog
+from counterfoil.data.sources.base import Source, sources
+from counterfoil.data.sources.columns import Columns, find_columns
+from counterfoil.data.sources.feature_files import FEATURES, open_features
+from counterfoil.data.sources.image_folder import ImageFolder, image_folder
+from counterfoil.data.sources.items import Draft, Item
+from counterfoil.data.sources.split_names import hashed_split, split_in_name
+from counterfoil.data.sources.table_rows import READERS, read_rows
+
+_NAMES = ("captions", "metadata")
+_IMAGE_FOLDERS = (".", "images", "Images", "photos", "img", "imgs")
+
+
+@sources.register("table")
+class TableSource(Source):
+    """A folder of images with a table of captions: CSV, TSV, JSON Lines or Parquet.
+
+    ``images`` is the folder of images; ``image_column``, ``caption_column``, ``id_column`` and
+    ``split_column`` name columns that are not called what one would guess.
+    """
+
+    looks_for = "a .csv, .tsv, .jsonl or .parquet file of captions, or a folder with one"
+    examples = ("captions.csv", "captions.tsv", "captions.jsonl", "captions.parquet")
+    rank = 1
+
+    def __init__(
+        self,
+        *,
+        images: str | Path | None = None,
+        image_column: str | None = None,
+        caption_column: str | None = None,
+        id_column: str | None = None,
+        split_column: str | None = None,
+    ) -> None:
+        self.images = images
+        self.columns = {
+            "image": image_column,
+            "captions": caption_column,
+            "id": id_column,
+            "split": split_column,
+        }
+
+    @classmethod
+    def matches(cls, path: Path) -> bool:
+        return bool(_tables(path))
+
+    def read(self, path: Path, log: ProblemLog) -> Draft:
+        root = path if path.is_dir() else path.parent
+        draft = Draft(path.name if path.is_dir() else path.stem)
+        tables = _tables(path)
+        named = [split_in_name(table.stem) for table in tables]
+        if len(tables) == 1 and named[0] != tables[0].stem.lower():
+            named = [None]
+        if not tables:
+            log.fatal("missing-file", path, "no table of captions")
+        if len(tables) > 1 and (None in named or len(set(named)) < len(named)):
+            log.fatal(
+                "ambiguous-files",
+                path,
+                f"several tables: {', '.join(t.name for t in tables)}; name the one to read",
+            )
+            return draft
+        groups = _Groups(self.columns, log)
+        for table, split in zip(tables, named, strict=True):
+            groups.read(table, split)
+        folder = image_folder(self.images, root, _IMAGE_FOLDERS, log)
+        draft.items = groups.items(folder)
+        _add_features(draft, root, log)
+        return draft
+
+
+@dataclass
+class _Group:
+    """The rows of one image."""
+
+    image: str | None
+    id: str | None
+    split: str | None
+    file: Path
+    line: int
+    has_list: bool
+    label: str | None
+    captions: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    extras: list[dict[str, Any]] = field(default_factory=list)
+
+    def joins(self, other: _Group) -> bool:
+        return self.image == other.image and not self.has_list and not other.has_list
+
+
+class _Groups:
+    """Gathers rows into images."""
+
+    def __init__(self, chosen: dict[str, str | None], log: ProblemLog) -> None:
+        self.chosen = chosen
+        self.log = log
+        self.groups: list[_Group] = []
+        self._by_key: dict[tuple[str | None, str], _Group] = {}
+        self._columns: dict[tuple[str, ...], Columns | str] = {}
+
+    def read(self, table: Path, split: str | None) -> None:
+        reported = set()
+        empty = True
+        for line, row in read_rows(table, self.log):
+            empty = False
+            names = tuple(row)
+            if names not in self._columns:
+                self._columns[names] = find_columns(names, self.chosen)
+            columns = self._columns[names]
+            if isinstance(columns, Columns):
+                self._add(table, line, row, columns, split)
+            elif names not in reported:
+                reported.add(names)
+                self.log.fatal("missing-column", f"{table}:{line}", columns)
+        if empty:
+            self.log.fatal("no-images", table, "the table has no rows that can be read")
+
+    def _add(
+        self, table: Path, line: int, row: dict[str, Any], columns: Columns, split: str | None
+    ) -> None:
+        where = f"{table}:{line}"
+        value = row[columns.captions]
+        captions = self._captions(value, where)
+        stated = _text(row, columns.split)
+        group = _Group(
+            image=_image_name(row, columns, where, self.log),
+            id=_text(row, columns.id),
+            split=stated or split,
+            file=table,
+            line=line,
+            has_list=isinstance(value, list),
+            label=_text(row, columns.label),
+            captions=captions,
+            lines=[line] * len(captions),
+            extras=[split_extras({name: row[name] for name in columns.extras})] * len(captions),
+        )
+        if not captions:
+            group.extras = [split_extras({name: row[name] for name in columns.extras})]
+        key = group.id or group.image
+        if key is None:
+            self.log.skip("missing-id", where, "the row names neither an image nor an id")
+            return
+        first = self._by_key.get((group.split, key))
+        if first is not None and first.joins(group):
+            first.captions += group.captions
+            first.lines += group.lines
+            first.extras += group.extras
+            return
+        self._by_key.setdefault((group.split, key), group)
+        self.groups.append(group)
+
+    def _captions(self, value: Any, where: str) -> list[str]:
+        values = value if isinstance(value, list) else [value]
+        captions = []
+        for caption in values:
+            if isinstance(caption, str):
+                captions.append(caption)
+            elif caption is None:
+                captions.append("")
+            else:
+                self.log.skip("bad-caption", where, f"{caption!r} is not a text")
+        return captions
+
+    def items(self, folder: ImageFolder) -> list[Item]:
+        images = {group.image for group in self.groups if group.image and not group.id}
+        stems = Counter(map(_stem, images))
+        items = []
+        hashed = 0
+        for group in self.groups:
+            name = group.image or ""
+            unique = stems[_stem(name)] == 1 or not name
+            identity = group.id or (_stem(name) if unique else name)
+            split = group.split
+            if split is None:
+                split = hashed_split(identity)
+                hashed += 1
+            item = Item(identity, split, group.captions, group.file, group.line, group.lines)
+            item.extras, item.caption_extras = _merge(group.extras, len(group.captions))
+            if name:
+                item.image = folder.find([name], item.where, self.log, group.label)
+            items.append(item)
+        if hashed:
+            self.log.note(
+                "hashed-split",
+                self.groups[0].file,
+                f"no split is stated for {hashed} of {len(items)} images; they are split 80/10/10 "
+                "into train, dev and test by a hash of the id",
+            )
+        return items
+
+
+def _tables(path: Path) -> list[Path]:
+    if path.is_file():
+        named = path.suffix.lower() in READERS and path.suffix.lower() != ".txt"
+        return [path] if named or _is_kaggle_captions(path) else []
+    if not path.is_dir():
+        return []
+    found = [
+        file
+        for file in sorted(path.iterdir())
+        if file.is_file()
+        and not file.name.endswith("_items.jsonl")
+        and (file.suffix.lower() in set(READERS) - {".txt"} or _is_kaggle_captions(file))
+    ]
+    for name in _NAMES:
+        if preferred := [file for file in found if file.stem.lower() == name]:
+            return preferred
+    return found
+
+
+def _is_kaggle_captions(path: Path) -> bool:
+    """Kaggle's Flickr8k has its CSV in a file called captions.txt."""
+    if path.name != "captions.txt":
+        return False
+    with path.open("rb") as file:
+        return file.readline(200).strip().lower().startswith(b"image,")
+
+
+def _stem(name: str) -> str:
+    return name.rsplit(".", 1)[0] if "." in name.rsplit("/", 1)[-1][1:] else name
+
+
+def _text(row: dict[str, Any], column: str | None) -> str | None:
+    value = row[column] if column is not None else None
+    return None if value is None or value == "" else str(value)
+
+
+def _image_name(row: dict[str, Any], columns: Columns, where: str, log: ProblemLog) -> str | None:
+    value = row[columns.image] if columns.image is not None else None
+    if isinstance(value, dict):
+        value = value.get("path")
+    if value is not None and not isinstance(value, str):
+        log.skip("bad-image-name", where, f"expected a file name, found {type(value).__name__}")
+        return None
+    return value or None
+
+
+def _merge(
+    rows: list[dict[str, Any]], captions: int
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """What all rows of an image agree on, and what goes with each of its captions."""
+    if not rows:
+        return {}, {}
+    shared: dict[str, Any] = {}
+    differing: dict[str, list[Any]] = {}
+    for key in dict.fromkeys(key for row in rows for key in row):
+        values = [row.get(key) for row in rows]
+        same = all(value is values[0] or value == values[0] for value in values)
+        if same or len(values) != captions:
+            shared[key] = values[0]
+        else:
+            differing[key] = values
+    return shared, differing
+
+
+def _add_features(draft: Draft, root: Path, log: ProblemLog) -> None:
+    by_split: dict[str, list[Item]] = defaultdict(list)
+    for item in draft.items:
+        by_split[item.split].append(item)
+    for split, items in by_split.items():
+        table = open_features(root, split, log)
+        if table is None:
+            continue
+        if len(table) != len(items):
+            log.fatal(
+                "count-mismatch",
+                root / (split + FEATURES),
+                f"{len(table)} rows of features for {len(items)} images",
+            )
+        for row, item in enumerate(items):
+            item.row = row
+        draft.tables[split] = table

@@ -1,0 +1,63 @@
+"""Word-region similarities and attention over them, without a context vector per pair.
+
+Shapes: I images, T texts, W words, R regions, D width. With w the weights of a word over an image's
+regions V, the context v̂ = Σ w_r v_r never needs to exist: u·v̂ = Σ w_r s_r and ‖v̂‖² = wᵀ(VVᵀ)w
+(the Gram identity), so nothing of size pairs × words × D is built, forward or backward.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+EPS = 1e-8
+
+
+def similarities(images_IRD: Tensor, texts_TWD: Tensor) -> Tensor:
+    """Inner products [I, T, W, R] of every word with every region."""
+    texts, words, _ = texts_TWD.shape
+    flat = torch.matmul(texts_TWD.flatten(0, 1)[None], images_IRD.transpose(1, 2))  # [I, TW, R]
+    return flat.view(len(images_IRD), texts, words, images_IRD.shape[1])
+
+
+def gram(fragments: Tensor) -> Tensor:
+    """Inner products of an item's fragments with each other: [B, N, D] to [B, N, N]."""
+    return fragments @ fragments.transpose(1, 2)
+
+
+def context_norms(weights_ITWR: Tensor, gram_IRR: Tensor) -> Tensor:
+    """‖Σ w_r v_r‖ of every word: [I, T, W]."""
+    images, texts, words, regions = weights_ITWR.shape
+    flat = weights_ITWR.reshape(images, texts * words, regions)
+    squared = (torch.bmm(flat, gram_IRR) * flat).sum(-1)
+    # the square root has no slope at zero: a word that attends to nothing gets no gradient
+    safe = torch.where(squared > 0, squared, torch.ones_like(squared)).sqrt()
+    norms = torch.where(squared > 0, safe, torch.zeros_like(squared))
+    return norms.view(images, texts, words)
+
+
+def attended_cosine(
+    sims_ITWR: Tensor, weights_ITWR: Tensor, gram_IRR: Tensor, word_norms_TW: Tensor
+) -> Tensor:
+    """Cosine [I, T, W] of each word with the context its weights make."""
+    numerator = (weights_ITWR * sims_ITWR).sum(-1)
+    denominator = word_norms_TW[None] * context_norms(weights_ITWR, gram_IRR)
+    return numerator / denominator.clamp(min=EPS)
+
+
+def masked_softmax(logits: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
+    """Softmax over the entries where ``mask`` holds; all zero where it holds nowhere."""
+    shifted = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+    return shifted.softmax(dim).masked_fill(~mask, 0.0)
+
+
+def l2_over(x: Tensor, dim: int, eps: float = EPS) -> Tensor:
+    """x / (‖x‖ + eps) along one axis; finite gradient where all of it is zero."""
+    squared = x.square().sum(dim, keepdim=True)
+    safe = torch.where(squared > 0, squared, torch.ones_like(squared)).sqrt()
+    return x / (torch.where(squared > 0, safe, torch.zeros_like(squared)) + eps)
+
+
+def leaky(sims: Tensor) -> Tensor:
+    return F.leaky_relu(sims, 0.1)

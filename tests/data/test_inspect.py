@@ -1,0 +1,190 @@
+"""Inspection counts what is there and names everything that is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from counterfoil.data import drop_unreadable, inspect, load_pairs
+from tests.data.tiny import (
+    features,
+    kinds,
+    make_pairs,
+    npy_bytes,
+    png,
+    write_images,
+    write_lines,
+    write_scan,
+    write_tar,
+)
+
+
+def test_a_sound_data_set_is_summarised(tmp_path):
+    write_images(tmp_path, ["a.png", "b.png"])
+    rows = [
+        {"image": "a.png", "split": "train", "captions": ["A dog runs.", "the dog"]},
+        {"image": "b.png", "split": "train", "captions": ["a cat"]},
+    ]
+    write_lines(tmp_path / "captions.jsonl", [json.dumps(row) for row in rows])
+    np.save(tmp_path / "train_ims.npy", features(2, dtype="float16"))
+    found = inspect(tmp_path)
+    assert found.usable
+    assert found.problems == []
+    train = found.splits["train"]
+    assert (train.images, train.captions, train.vocabulary) == (2, 3, 5)
+    assert train.captions_per_image == {"min": 1, "mean": 1.5, "max": 2}
+    assert train.words_per_caption == {"mean": 2.33, "p95": pytest.approx(2.9), "max": 3}
+    assert train.fragments == {"max": 3, "dim": 4, "dtype": "float16"}
+    assert train.image_sizes["width"] == {"min": 6, "median": 6, "max": 6}
+    assert (train.has_pixels, train.has_fragments, train.has_boxes) == (True, True, False)
+    assert json.loads(json.dumps(found.as_dict()))["splits"]["train"]["captions"] == 3
+
+
+def test_one_of_each_fault_in_a_table_is_named(tmp_path):
+    write_images(tmp_path, [f"{i}.png" for i in range(9)])
+    (tmp_path / "torn.png").write_bytes(png()[:60])
+    (tmp_path / "text.png").write_text("not an image")
+
+    def line(image, captions, **more):
+        return json.dumps({"image": image, "split": "train", "captions": captions, **more}).encode()
+
+    lines = [
+        line("0.png", ["fine"]),
+        line("1.png", ["", "good"]),
+        line("2.png", ["word " * 10_000]),
+        line("3.png", []),
+        line("4.png", ["x"], id="twice"),
+        line("5.png", ["x"], id="twice"),
+        line("gone.png", ["x"]),
+        line("torn.png", ["x"]),
+        line("text.png", ["x"]),
+        line("../escape.png", ["x"]),
+        line("6.png", [3]),
+        b"{bad json",
+        line("7.png", ["caf"]).replace(b"caf", b"caf\xe9"),
+        b'{"image": "8.png", "split": "train"}',
+    ]
+    (tmp_path / "captions.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    array = features(20)
+    array[0, 1, 2] = np.nan
+    array[1, 0, 0] = np.inf
+    np.save(tmp_path / "train_ims.npy", array)
+    found = inspect(tmp_path)
+    assert kinds(found.problems) >= {
+        "empty-caption",
+        "long-caption",
+        "no-captions",
+        "duplicate-id",
+        "missing-image",
+        "unreadable-image",
+        "unsafe-path",
+        "bad-caption",
+        "bad-json",
+        "bad-encoding",
+        "missing-column",
+        "count-mismatch",
+        "non-finite",
+    }
+    counts = found.as_dict()["problem_counts"]
+    assert (counts["unreadable-image"], counts["non-finite"]) == (2, 2)
+    assert not found.usable
+    assert found.splits["train"].images == 12
+
+
+def test_one_of_each_fault_in_scan_files_is_named(tmp_path):
+    write_scan(tmp_path, "train", 4)
+    write_scan(tmp_path, "dev", 2)
+    write_scan(tmp_path, "test", 2)
+    write_scan(tmp_path, "testall", 2)
+    array = features(4)
+    array[2, 0, 0] = -np.inf
+    np.save(tmp_path / "train_ims.npy", array)
+    write_lines(tmp_path / "train_ids.txt", ["1", "1", "2", "3"])
+    write_lines(tmp_path / "dev_caps.txt", ["", "x" * 5, "y", "w " * 1001, "z"])
+    os.truncate(tmp_path / "test_ims.npy", 140)
+    (tmp_path / "test_caps.txt").write_bytes(b"ok\nbad\xff\n" + b"x\n" * 8)
+    (tmp_path / "testall_caps.txt").unlink()
+    assert kinds(inspect(tmp_path).problems) >= {
+        "duplicate-id",
+        "non-finite",
+        "count-mismatch",
+        "empty-caption",
+        "long-caption",
+        "truncated-array",
+        "bad-encoding",
+        "missing-file",
+    }
+
+
+def test_one_of_each_fault_in_shards_is_named(tmp_path):
+    bad = np.ones((2, 4), np.float32)
+    bad[1, 1] = np.nan
+    members = {
+        "a.png": png(),
+        "a.json": b'{"captions": ["x", ""]}',
+        "a.fragments.npy": npy_bytes(bad),
+        "b.png": b"junk",
+        "b.json": b'{"caption": "y"}',
+        "c.json": b"{",
+    }
+    write_tar(tmp_path / "train-0.tar", members)
+    whole = write_tar(tmp_path / "train-1.tar", {"d.png": png(), "d.txt": b"z"})
+    os.truncate(whole, 700)
+    assert kinds(inspect(tmp_path).problems) >= {
+        "empty-caption",
+        "non-finite",
+        "unreadable-image",
+        "missing-features",
+        "bad-json",
+        "no-captions",
+        "truncated-tar",
+    }
+
+
+def test_what_cannot_be_read_can_be_dropped(tmp_path):
+    array = features(3)
+    array[1, 0, 0] = np.nan
+    write_scan(tmp_path, "train", 3)
+    np.save(tmp_path / "train_ims.npy", array)
+    pairs = drop_unreadable(load_pairs(tmp_path))
+    assert list(pairs.train.ids) == ["100", "102"]
+    assert kinds(pairs.problems) == {"non-finite"}
+    np.testing.assert_array_equal(pairs.train.fragments.read(1).features, array[2])
+
+
+def test_a_shallow_inspection_reads_no_features(tmp_path):
+    array = features(2)
+    array[:] = np.nan
+    write_scan(tmp_path, "train", 2)
+    np.save(tmp_path / "train_ims.npy", array)
+    assert "non-finite" not in kinds(inspect(tmp_path, deep=False).problems)
+    assert "non-finite" in kinds(inspect(tmp_path).problems)
+
+
+def test_pairs_can_be_inspected_and_progress_is_told(tmp_path):
+    told = []
+
+    class Watching:
+        def track(self, items, description, total=None, done=0):
+            told.append((description, total))
+            yield from items
+
+        def note(self, text):
+            return None
+
+        def say(self, text):
+            return None
+
+    pairs = make_pairs(tmp_path, {"train": [["a"], ["b"]]})
+    found = inspect(pairs, progress=Watching())
+    assert found.splits["train"].has_boxes
+    assert told == [("decoding train images", 2), ("reading train features", 2)]
+
+
+def test_what_inspection_calls_skippable_is_what_loading_leaves_out(tmp_path):
+    write_scan(tmp_path, "train", 3, each=1)
+    write_lines(tmp_path / "train_caps.txt", ["a", " ", "c"])
+    assert kinds(inspect(tmp_path).problems) == kinds(load_pairs(tmp_path).problems)
