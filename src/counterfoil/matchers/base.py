@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor, nn
 
 from counterfoil.encoders.encoded import Encoded, Needs
@@ -9,6 +11,22 @@ from counterfoil.errors import ConfigError
 from counterfoil.registry import Registry
 
 matchers: Registry[type[Matcher]] = Registry("matcher")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A training batch after it was scored, for matchers that learn by watching.
+
+    ``images`` are those of this process, ``texts`` those of all; text ``k`` of the global batch
+    belongs to row ``k`` of ``scores``, and this process's first image is row ``first_row``.
+    """
+
+    images: Encoded
+    texts: Encoded
+    scores: Tensor
+    positives: Tensor
+    first_row: int
+    epoch: int
 
 
 class Matcher(nn.Module):
@@ -26,6 +44,13 @@ class Matcher(nn.Module):
 
     def forward(self, images: Encoded, texts: Encoded) -> Tensor:
         raise NotImplementedError
+
+    def observe(self, seen: Observation) -> None:
+        """Learn from a scored training batch what gradients do not teach; nothing, as a rule."""
+
+    def diagnostics(self) -> dict[str, float]:
+        """What was learned that way, for the log of the run."""
+        return {}
 
 
 def pooled(encoded: Encoded, side: str) -> Tensor:

@@ -168,6 +168,7 @@ class Trainer:
                     "lr": self.optimiser.param_groups[0]["lr"],
                     "grad_norm": finite(norm),
                     **{key: finite(float(number)) for key, number in diagnostics.items()},
+                    **self.model.matcher.diagnostics(),
                 }
                 logs.write(record, self._seconds())
 

@@ -78,7 +78,7 @@ def curves(
         "positive": over_steps("positive"),
         "hardest negative": over_steps("hardest_negative"),
     }
-    return {
+    plots = {
         "loss": ("Training loss", "step", "loss", {"loss": over_steps("loss")}),
         "rsum": (f"RSUM ({split})", "epoch", "RSUM", {"RSUM": rsum}),
         "recall": (f"R@1 ({split})", "epoch", "%", recalls),
@@ -91,6 +91,27 @@ def curves(
             {"norm": over_steps("grad_norm")},
         ),
     }
+    mining = mismatch_curves(steps)
+    if mining:
+        title = "Matched and mismatched similarities, and the boundary (NAAF)"
+        plots["boundary"] = (title, "step", "similarity", mining)
+    return plots
+
+
+def mismatch_curves(steps: Sequence[dict[str, Any]]) -> Series:
+    """NAAF's two distributions over training, each as mean and mean ± deviation, and t."""
+    series: Series = {}
+    for name, label in (("pos", "matched"), ("neg", "mismatched")):
+        for sign, suffix in ((0, ""), (-1, " − σ"), (1, " + σ")):
+            series[label + suffix] = [
+                (r["step"], r[f"mismatch/mean_{name}"] + sign * r[f"mismatch/std_{name}"])
+                for r in steps
+                if r.get(f"mismatch/std_{name}")
+            ]
+    series["boundary t"] = [
+        (r["step"], r["mismatch/boundary"]) for r in steps if "mismatch/boundary" in r
+    ]
+    return series if series["boundary t"] else {}
 
 
 def _table(report: RetrievalReport) -> str:

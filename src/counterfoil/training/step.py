@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from counterfoil.collectives import gather_rows
+from counterfoil.collectives import gather_counts, gather_rows, rank
 from counterfoil.data.batches import PairBatch
+from counterfoil.matchers import Observation
 from counterfoil.models.model import Model
 from counterfoil.objectives import Context, LossReport, Objective
 
@@ -33,5 +34,9 @@ class TrainingStep(nn.Module):
         positives = image_ids[:, None] == image_ids[None, :]
         if scores.dtype in (torch.float16, torch.bfloat16):
             scores = scores.float()
+        first_row = sum(gather_counts(len(images), scores.device)[: rank()])
+        self.model.matcher.observe(
+            Observation(images, texts, scores.detach(), positives, first_row, epoch)
+        )
         report: LossReport = self.objective(scores, positives, context)
         return report.loss, report.diagnostics

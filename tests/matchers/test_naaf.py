@@ -1,0 +1,229 @@
+"""NAAF: parity in reference form, the boundary's arithmetic, mining in the paper's form."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from counterfoil.encoders import Encoded, l2_normalise
+from counterfoil.matchers import Observation, matchers
+from counterfoil.matchers.boundary import MismatchBoundary, cautious_alpha, optimal_boundary
+from counterfoil.objectives import Context, create_objective
+from tests.conftest import assert_close, assert_gradient_close, load_fixture
+from tests.matchers.local import encoded_pair
+
+
+def reference(**options):
+    return matchers["naaf"](64, form="reference", **options)
+
+
+FIXED = [("naaf-train-fixed", option) for option in load_fixture("naaf-train-fixed").options]
+TEST = [
+    (name, option)
+    for name in ("naaf-test", "naaf-test-regions")
+    for option in load_fixture(name).options
+]
+
+
+@pytest.mark.parametrize(("name", "option"), FIXED)
+def test_training_scores_with_a_fixed_boundary_agree(name, option) -> None:
+    fixture = load_fixture(name)
+    matcher = reference(mining=False).train()
+    matcher.reference.state[0] = fixture.options[option]["thres"]
+    images, texts = encoded_pair(fixture)
+    scores = matcher(images, texts)
+    assert_close(scores, fixture[f"out.{option}.scores"])
+    check_gradients(fixture, option, scores, images, texts)
+
+
+@pytest.mark.parametrize(("name", "option"), TEST)
+def test_inference_scores_agree(name, option) -> None:
+    fixture = load_fixture(name)
+    matcher = reference(lambda_softmax=fixture.options[option]["lambda_softmax"]).eval()
+    matcher.reference.state[1] = fixture.options[option]["thres_safe"]
+    images, texts = encoded_pair(fixture)
+    scores = matcher(images, texts)
+    assert_close(scores, fixture[f"out.{option}.scores"])
+    check_gradients(fixture, option, scores, images, texts)
+
+
+def check_gradients(fixture, option, scores, images, texts) -> None:
+    if f"grad.{option}.images" in fixture.tensors:
+        scores.sum().backward()
+        assert_gradient_close(images.fragments.grad, fixture[f"grad.{option}.images"])
+        assert_gradient_close(texts.fragments.grad, fixture[f"grad.{option}.captions"])
+
+
+BOUNDARY = [
+    (name, option)
+    for name in ("naaf-train-boundary", "naaf-train-boundary-wide")
+    for option in load_fixture(name).options
+]
+
+
+@pytest.mark.parametrize(("name", "option"), BOUNDARY)
+def test_the_reference_state_machine_ends_in_the_stored_state(name, option) -> None:
+    fixture = load_fixture(name)
+    hyper = {**fixture.hyper, **fixture.options[option]}
+    matcher = reference(alpha=hyper["alpha"], lambda_softmax=hyper["lambda_softmax"]).train()
+    start = {**fixture.hyper["initial_state"], **fixture.options[option]}
+    matcher.reference.state[0], matcher.reference.state[1] = start["thres"], start["thres_safe"]
+    images, texts = encoded_pair(fixture, torch.float64)
+    scores = matcher(images, texts)
+    assert_close(scores, fixture[f"out.{option}.scores"])
+    assert_close(matcher.reference.state, fixture[f"out.{option}.state_after"])
+    loss = create_objective("hardest")(scores, torch.eye(len(scores)).bool(), Context()).loss
+    assert_close(loss, fixture[f"out.{option}.loss"])
+    if f"out.{option}.second_call.scores" in fixture.tensors:
+        again = matcher(images, texts)
+        assert_close(again, fixture[f"out.{option}.second_call.scores"])
+        assert_close(matcher.reference.state, fixture[f"out.{option}.second_call.state_after"])
+
+
+def error(t: float, mean_pos, std_pos, mean_neg, std_neg, alpha: float) -> float:
+    """Eq. 3, which the boundary minimises."""
+    above = 0.5 * math.erfc((t - mean_neg) / (std_neg * math.sqrt(2)))
+    below = 0.5 * math.erfc((mean_pos - t) / (std_pos * math.sqrt(2)))
+    return alpha * above + below
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    mean_neg=st.floats(0.05, 0.4),
+    gap=st.floats(0.05, 0.4),
+    std_pos=st.floats(0.02, 0.2),
+    std_neg=st.floats(0.02, 0.2),
+    alpha=st.floats(0.5, 4.0),
+)
+def test_the_boundary_minimises_the_weighted_error(mean_neg, gap, std_pos, std_neg, alpha) -> None:
+    numbers = (mean_neg + gap, std_pos, mean_neg, std_neg)
+    t = optimal_boundary(*numbers, alpha)
+    if t is None or not 0.0 < t < 1.0:
+        return
+    here = error(t, *numbers, alpha)
+    assert here <= error(t - 1e-3, *numbers, alpha) + 1e-9
+    assert here <= error(t + 1e-3, *numbers, alpha) + 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    mean_pos=st.floats(0.5, 0.8),
+    std_pos=st.floats(0.02, 0.12),
+    mean_neg=st.floats(0.0, 0.12),
+    std_neg=st.floats(0.02, 0.12),
+)
+def test_alpha_star_puts_the_boundary_three_deviations_below_the_matched_mean(
+    mean_pos, std_pos, mean_neg, std_neg
+) -> None:
+    numbers = (mean_pos, std_pos, mean_neg, std_neg)
+    target = mean_pos - 3 * std_pos
+    if target <= mean_neg + 0.01 or abs(std_pos - std_neg) < 1e-3:
+        return
+    assert optimal_boundary(*numbers, cautious_alpha(*numbers)) == pytest.approx(target, abs=1e-6)
+
+
+def test_degenerate_distributions_have_defined_answers() -> None:
+    assert optimal_boundary(0.6, 0.1, 0.2, 0.1, 1.0) == pytest.approx(0.4)
+    assert optimal_boundary(0.2, 0.1, 0.6, 0.1, 1.0) is None  # matched is not the higher one
+    assert optimal_boundary(0.4, 0.3, 0.39, 0.05, 1e-9) is None  # the densities never cross
+    assert optimal_boundary(0.5, 0.0, 0.1, 0.0, 2.0) == pytest.approx(0.3, abs=1e-3)
+    assert math.isfinite(cautious_alpha(1.0, 1e-9, -1.0, 1e-9))
+
+
+def test_too_few_samples_leave_the_boundary_alone_until_there_are_enough() -> None:
+    learned = MismatchBoundary(alpha=1.0, adjust_epoch=99, momentum=0.1, min_samples=50)
+    matched, mismatched = 0.6 + 0.1 * torch.randn(30), 0.2 + 0.1 * torch.randn(30)
+    learned.observe(matched, mismatched, 0)
+    assert learned.value == 0.0
+    learned.observe(matched, mismatched, 0)
+    assert 0.3 < learned.value < 0.5
+    everything = torch.cat([matched, matched]).double()
+    assert float(learned.mean_pos) == pytest.approx(float(everything.mean()))
+    assert float(learned.std_pos) == pytest.approx(float(everything.std()))
+
+
+def test_estimates_move_by_the_momentum_and_alpha_is_switched_at_its_epoch() -> None:
+    learned = MismatchBoundary(alpha=2.0, adjust_epoch=3, momentum=0.25, min_samples=2)
+    learned.observe(torch.tensor([0.5, 0.7]), torch.tensor([0.1, 0.3]), 0)
+    learned.observe(torch.tensor([0.7, 0.9]), torch.tensor([0.1, 0.3]), 2)
+    assert float(learned.mean_pos) == pytest.approx(0.65)
+    before = learned.value
+    learned.observe(torch.tensor([0.55, 0.75]), torch.tensor([0.1, 0.3]), 3)
+    expected = float(learned.mean_pos) - 3 * float(learned.std_pos)
+    assert learned.value == pytest.approx(max(0.0, expected), abs=1e-5)
+    assert learned.value != before
+
+
+def batch(pairs: int = 12, seed: int = 0) -> tuple[Encoded, Encoded]:
+    """Captions whose words are noisy copies of regions of their own image."""
+    generator = torch.Generator().manual_seed(seed)
+    regions = l2_normalise(torch.randn(pairs, 5, 16, generator=generator))
+    words = l2_normalise(regions[:, :4] + 0.1 * torch.randn(pairs, 4, 16, generator=generator))
+    mask = torch.ones(pairs, 4, dtype=torch.bool)
+    mask[1::2, 3] = False
+    return Encoded(regions, torch.ones(pairs, 5, dtype=torch.bool)), Encoded(words, mask)
+
+
+@pytest.mark.parametrize("direction", ["t2i", "i2t", "both"])
+def test_mining_separates_right_from_wrong_images(direction) -> None:
+    matcher = matchers["naaf"](16, direction=direction, min_samples=20)
+    images, texts = batch()
+    scores = matcher(images, texts)
+    matcher.observe(Observation(images, texts, scores, torch.eye(12).bool(), 0, 0))
+    for side in matcher.directions:
+        learned = matcher.boundaries[side]
+        assert float(learned.mean_pos) > float(learned.mean_neg)
+        assert float(learned.mean_neg) < learned.value < float(learned.mean_pos)
+
+
+def test_only_correctly_ranked_captions_are_sampled() -> None:
+    matcher = matchers["naaf"](16, min_samples=1)
+    images, texts = batch()
+    wrong = torch.zeros(12, 12) - torch.eye(12)  # no caption's own image is the best
+    matcher.observe(Observation(images, texts, wrong, torch.eye(12).bool(), 0, 0))
+    assert int(matcher.boundaries["t2i"].updates) == 0
+
+
+def test_the_boundary_is_saved_with_the_model_and_carries_no_gradient() -> None:
+    matcher = matchers["naaf"](16, min_samples=20)
+    images, texts = batch()
+    matcher.observe(Observation(images, texts, matcher(images, texts), torch.eye(12).bool(), 0, 0))
+    again = matchers["naaf"](16, min_samples=20)
+    again.load_state_dict(matcher.state_dict())
+    assert again.boundary_of("t2i") == matcher.boundary_of("t2i") > 0
+    assert torch.equal(again.eval()(images, texts), matcher.eval()(images, texts))
+    assert list(matcher.parameters()) == []
+
+
+def test_a_word_that_matches_nothing_counts_against_the_pair() -> None:
+    matcher = matchers["naaf"](16, boundary=0.5, intra="none").eval()
+    images, texts = batch(pairs=2)
+    alien = texts.fragments.clone()
+    alien[0, 2] = -images.fragments[0].sum(0) / images.fragments[0].sum(0).norm()
+    strange = Encoded(alien, texts.mask)
+    parts = matcher.word_parts(images[:1], strange[:1])
+    assert parts.negative[2] < 0
+    assert parts.negative[[0, 1, 3]].tolist() == [0, 0, 0]
+    assert matcher(images[:1], strange[:1]) < matcher(images[:1], texts[:1])
+
+
+def test_effects_add_up_to_the_score() -> None:
+    for options in ({}, {"intra": "always"}, {"negative": False}, {"form": "reference"}):
+        matcher = matchers["naaf"](16, **options).eval()
+        images, texts = batch()
+        parts = matcher.word_parts(images[3:4], texts[5:6])
+        total = (parts.positive + parts.negative).sum()
+        assert torch.allclose(total, matcher(images[3:4], texts[5:6])[0, 0], atol=1e-6)
+
+
+def test_all_words_below_the_boundary_leave_relevance_and_the_penalty() -> None:
+    matcher = matchers["naaf"](16, boundary=0.999, intra="none").eval()
+    images, texts = batch()
+    found = matcher.branches(texts, images, 0.999)
+    assert found.feature.abs().max() == 0
+    assert (found.negative[texts.mask[None].expand_as(found.negative)] < 0).all()
+    assert matcher(images, texts).isfinite().all()
