@@ -26,7 +26,7 @@ DEMO = {
     "model": {"name": "rvse-mlp", "embed_size": 256, "text": {"word_dim": 128}},
     "objective": {"hardest": {"warmup_epochs": 1}},
     "train": {
-        "epochs": 10,
+        "epochs": 6,
         "batch_size": 128,
         "optimiser": {"lr": 0.001},
         "schedule": {"name": "cosine", "warmup_steps": 50},
@@ -36,7 +36,7 @@ DEMO = {
 
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("runs/demo"),
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs to train.")] = 10,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs to train.")] = 6,
     images: Annotated[int, typer.Option(min=100, help="Scenes to draw, all splits.")] = 5000,
     cache: Path = CACHE_OPTION,
     as_json: bool = JSON_OPTION,

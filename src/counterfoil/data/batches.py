@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
+from counterfoil.data.parsing import LinkedIds
 from counterfoil.data.texts import TextProcessor, WordNoise
 from counterfoil.errors import DataError
 
@@ -24,12 +25,13 @@ class _Movable:
     """Moves every tensor of a dataclass at once."""
 
     def to(self: B, device: torch.device | str) -> B:
-        moved = {}
+        moved: dict[str, Tensor | _Movable] = {}
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            if isinstance(value, (Tensor, _Movable)):
-                blocking = {"non_blocking": True} if isinstance(value, Tensor) else {}
-                moved[field.name] = value.to(device, **blocking)  # type: ignore[arg-type]
+            if isinstance(value, Tensor):
+                moved[field.name] = value.to(device, non_blocking=True)
+            elif isinstance(value, _Movable):
+                moved[field.name] = value.to(device)
         return replace(self, **moved)  # type: ignore[type-var]
 
     def pin_memory(self: B) -> B:
@@ -52,10 +54,11 @@ class ImageBatch(_Movable):
 
 @dataclass(frozen=True)
 class TextBatch(_Movable):
-    """Token ids [B, W] with mask [B, W] (True: real)."""
+    """Token ids [B, W] with mask [B, W] (True: real) and graph [B, W, W] of links where known."""
 
     ids: Tensor
     mask: Tensor
+    graph: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,19 @@ def pad_texts(items: Sequence[Sequence[int]], pad: int) -> TextBatch:
     for row, item in enumerate(items):
         ids[row, : len(item)] = torch.tensor(item, dtype=torch.long)
         mask[row, : len(item)] = True
-    return TextBatch(ids, mask)
+    return TextBatch(ids, mask, _word_graph(items, longest))
+
+
+def _word_graph(items: Sequence[Sequence[int]], longest: int) -> Tensor | None:
+    """Links [B, longest, longest], each both ways; None unless every caption was parsed."""
+    graph = torch.zeros(len(items), longest, longest, dtype=torch.bool)
+    for row, item in enumerate(items):
+        if not isinstance(item, LinkedIds):
+            return None
+        if item.edges:
+            start, end = torch.tensor(item.edges).T
+            graph[row, start, end] = graph[row, end, start] = True
+    return graph
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from counterfoil.data.parsing import LinkedIds, Parser
 from counterfoil.data.vocabulary import END, MASK, START, UNK, Vocabulary
 from counterfoil.data.words import words
 from counterfoil.errors import CheckpointError, MissingExtraError
@@ -34,9 +36,13 @@ class WordNoise:
 
 
 class TextProcessor(Protocol):
-    """What a text encoder needs to know of its tokens."""
+    """What a text encoder needs to know of its tokens.
+
+    With a ``parser``, the ids are `LinkedIds`, which know the edges of the word graph.
+    """
 
     kind: str
+    parser: Parser | None
 
     @property
     def pad(self) -> int: ...
@@ -62,8 +68,8 @@ class WordText:
     kind = "words"
     file = "vocabulary.json"
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
+    def __init__(self, vocabulary: Vocabulary, parser: Parser | None = None) -> None:
+        self.vocabulary, self.parser = vocabulary, parser
 
     @property
     def pad(self) -> int:
@@ -74,17 +80,21 @@ class WordText:
 
     def encode(self, caption: str, noise: WordNoise | None = None) -> list[int]:
         tokens = words(caption)
-        if noise is None:
-            return self.vocabulary.encode_words(tokens)
+        fates = noise.fates(len(tokens)) if noise is not None else ["keep"] * len(tokens)
         index, ids = self.vocabulary.index, [self.vocabulary.index[START]]
-        for word, fate in zip(tokens, noise.fates(len(tokens)), strict=True):
+        word_of: list[int | None] = [None]
+        for place, (word, fate) in enumerate(zip(tokens, fates, strict=True)):
             if fate == "keep":
                 ids.append(index.get(word, index[UNK]))
             elif fate == "mask":
                 ids.append(index[MASK])
-            elif fate == "replace":
+            elif fate == "replace" and noise is not None:
                 ids.append(int(noise.rng.integers(len(index))))
-        return [*ids, index[END]]
+            word_of += [] if fate == "delete" else [place]
+        ids.append(index[END])
+        if self.parser is None:
+            return ids
+        return LinkedIds.of_words(ids, [*word_of, None], self.parser.edges(tokens))
 
     def pieces(self, caption: str) -> list[str]:
         return [START, *words(caption), END]
@@ -103,8 +113,10 @@ class HuggingFaceText:
     kind = "huggingface"
     folder = "tokenizer"
 
-    def __init__(self, tokenizer: Any, max_length: int | None = None) -> None:
-        self.tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: Any, max_length: int | None = None, parser: Parser | None = None
+    ) -> None:
+        self.tokenizer, self.parser = tokenizer, parser
         limit = int(tokenizer.model_max_length)
         self.max_length = min(max_length or limit, limit if limit < 100_000 else 512)
 
@@ -127,20 +139,33 @@ class HuggingFaceText:
         return len(self.tokenizer)
 
     def encode(self, caption: str, noise: WordNoise | None = None) -> list[int]:
-        ids: list[int] = self.tokenizer(
+        coded = self.tokenizer(
             caption, truncation=True, max_length=self.max_length, return_token_type_ids=False
-        )["input_ids"]
-        return ids if noise is None else self._disturb(caption, noise) or ids
-
-    def _disturb(self, caption: str, noise: WordNoise) -> list[int]:
-        """Whole words share one fate; special tokens are never touched."""
-        coded = self.tokenizer(caption, truncation=True, max_length=self.max_length)
-        word_of, ids = coded.word_ids(), coded["input_ids"]
+        )
+        ids: list[int] = coded["input_ids"]
+        if noise is None and self.parser is None:
+            return ids
+        word_of: list[int | None] = coded.word_ids()
         count = 1 + max((word for word in word_of if word is not None), default=-1)
-        fates = noise.fates(count)
-        mask = self.tokenizer.mask_token_id
-        mask = int(self.tokenizer.unk_token_id if mask is None else mask)
+        if noise is not None:
+            disturbed, words_left = self._disturb(ids, word_of, noise.fates(count), noise.rng)
+            ids, word_of = (disturbed, words_left) if disturbed else (ids, word_of)
+        if self.parser is None:
+            return ids
+        spans = [coded.word_to_chars(word) for word in range(count)]
+        edges = self.parser.edges([caption[span.start : span.end].lower() for span in spans])
+        return LinkedIds.of_words(ids, word_of, edges)
+
+    def _disturb(
+        self,
+        ids: list[int],
+        word_of: list[int | None],
+        fates: list[str],
+        rng: np.random.Generator,
+    ) -> tuple[list[int], list[int | None]]:
+        """Whole words share one fate; special tokens are never touched."""
         out: list[int] = []
+        words_left: list[int | None] = []
         for token, word in zip(ids, word_of, strict=True):
             fate = "keep" if word is None else fates[word]
             if fate == "keep":
@@ -150,8 +175,9 @@ class HuggingFaceText:
                     int(self.tokenizer.mask_token_id or self.tokenizer.unk_token_id or token)
                 )
             elif fate == "replace":
-                out.append(int(noise.rng.integers(len(self.tokenizer))))
-        return out
+                out.append(int(rng.integers(len(self.tokenizer))))
+            words_left += [] if fate == "delete" else [word]
+        return out, words_left
 
     def pieces(self, caption: str) -> list[str]:
         pieces: list[str] = self.tokenizer.convert_ids_to_tokens(self.encode(caption))
@@ -163,6 +189,13 @@ class HuggingFaceText:
     @classmethod
     def load(cls, folder: Path) -> HuggingFaceText:
         return cls.from_pretrained(str(folder / cls.folder))
+
+
+def with_parser(text: TextProcessor, parser: Parser) -> TextProcessor:
+    """The same processor, its ids linked as ``parser`` sees the words."""
+    linked = copy.copy(text)
+    linked.parser = parser
+    return linked
 
 
 def load_text_processor(kind: str, folder: Path) -> TextProcessor:

@@ -5,6 +5,7 @@ from counterfoil.data.sources.coco import CocoSource
 from counterfoil.data.sources.flickr8k import Flickr8kSource
 from counterfoil.data.sources.karpathy import KarpathySource
 from counterfoil.data.sources.scan import ScanSource
+from counterfoil.data.sources.scenes import scenes
 from counterfoil.data.sources.shards import ShardSource
 from counterfoil.data.sources.table import TableSource
 
@@ -17,5 +18,6 @@ __all__ = [
     "Source",
     "TableSource",
     "named_sources",
+    "scenes",
     "sources",
 ]

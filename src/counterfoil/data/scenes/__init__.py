@@ -1,0 +1,34 @@
+"""Drawn scenes: an embedded data set with the truth of every word, made without a download."""
+
+from counterfoil.data.scenes.describe import describe
+from counterfoil.data.scenes.draw import draw
+from counterfoil.data.scenes.falsify import Foil, alternatives, falsify
+from counterfoil.data.scenes.family import make_scene
+from counterfoil.data.scenes.scene import Edit, Relation, Scene, SceneObject
+from counterfoil.data.scenes.store import load_scenes
+from counterfoil.data.scenes.truth import could_be_true, is_true
+from counterfoil.data.scenes.truths import captions_of, scene_of
+from counterfoil.data.scenes.words import SceneCaption, Statement, Word, statement_of, tokens
+
+__all__ = [
+    "Edit",
+    "Foil",
+    "Relation",
+    "Scene",
+    "SceneCaption",
+    "SceneObject",
+    "Statement",
+    "Word",
+    "alternatives",
+    "captions_of",
+    "could_be_true",
+    "describe",
+    "draw",
+    "falsify",
+    "is_true",
+    "load_scenes",
+    "make_scene",
+    "scene_of",
+    "statement_of",
+    "tokens",
+]

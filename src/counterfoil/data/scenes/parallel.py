@@ -1,0 +1,59 @@
+"""The same work done by several processes, results in the order of the tasks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def ordered_map(
+    function: Callable[[T], R], tasks: Sequence[T], workers: int | None = None
+) -> Iterator[R]:
+    """``function`` of each task in order; ``workers`` processes, by default one a core.
+
+    ``function`` must be a top-level function. At most a few results wait to be taken, so memory
+    does not grow with the number of tasks.
+    """
+    workers = min(workers or os.cpu_count() or 1, len(tasks))
+    if workers <= 1:
+        yield from map(function, tasks)
+        return
+    pool = ProcessPoolExecutor(
+        workers, mp_context=_context(), initializer=_end_with, initargs=(os.getpid(),)
+    )
+    waiting: deque[Future[R]] = deque()
+    try:
+        for task in tasks:
+            waiting.append(pool.submit(function, task))
+            if len(waiting) >= 3 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _end_with(parent: int) -> None:
+    """End this worker when its parent is gone: one that was killed cannot say goodbye."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _context() -> multiprocessing.context.BaseContext:
+    """Fork where there is fork: a script without a main guard must not be run again."""
+    methods = multiprocessing.get_all_start_methods()
+    return multiprocessing.get_context("fork" if "fork" in methods else None)

@@ -1,0 +1,248 @@
+"""Fragments for every image of a data set, extracted once and kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from counterfoil.data.arrays import ArrayFile
+from counterfoil.data.fragments import FragmentTable
+from counterfoil.data.images import ImageRef, open_image
+from counterfoil.data.pairs import Pairs, Split
+from counterfoil.data.problems import ProblemLog
+from counterfoil.data.scenes.parallel import ordered_map
+from counterfoil.errors import DataError
+from counterfoil.features.extractors import Extractor, extractors
+from counterfoil.features.rows import RowWriter
+from counterfoil.features.stamps import fingerprint_of
+from counterfoil.progress import Progress, Silent
+
+_CHUNK = 64
+_MANIFEST = "manifest.json"
+
+
+def with_fragments(
+    pairs: Pairs,
+    cache_dir: Path,
+    extractor: str = "segments",
+    options: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+    workers: int | None = None,
+) -> Pairs:
+    """The data set with fragments for every split that has pixels but no fragments yet.
+
+    They are kept under ``cache_dir`` by what they were made from and with. Work that was
+    interrupted is taken up where it stopped. An image that cannot be decoded is left out with its
+    captions, and recorded in the problems of the result.
+    """
+    tool: Extractor = extractors.create(extractor, options or {}, where="features")
+    todo = [s for s in pairs if s.fragments is None and s.pixels is not None and len(s)]
+    if not todo:
+        return pairs
+    stamps = {split.name: fingerprint_of(split) for split in todo}
+    sources = {"extractor": tool.fingerprint(), "data": stamps}
+    key = hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:12]
+    folder = Path(cache_dir) / f"{pairs.name}-{tool.name}-{key}"
+    manifest = _read_manifest(folder)
+    if manifest is None:
+        job = _Job(extractor, options or {}, tool, progress or Silent(), workers)
+        manifest = _extract_all(folder, todo, sources, job)
+    log = ProblemLog(list(pairs.problems))
+    done = {split.name: _attach(split, folder, manifest, extractor, log) for split in todo}
+    return Pairs(pairs.name, {**pairs.splits, **done}, log.problems)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """How to extract."""
+
+    name: str
+    options: dict[str, Any]
+    tool: Extractor
+    progress: Progress
+    workers: int | None
+
+
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    """What a finished extraction says of itself, or None where it is absent or damaged."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text())
+        whole = all(
+            (folder / name).stat().st_size == size for name, size in manifest["files"].items()
+        )
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
+    return manifest if whole else None
+
+
+def _extract_all(
+    folder: Path, splits: list[Split], sources: dict[str, Any], job: _Job
+) -> dict[str, Any]:
+    partial = folder.with_name(f".{folder.name}.partial")
+    partial.mkdir(parents=True, exist_ok=True)
+    with _locked(partial):
+        finished = _read_manifest(folder)
+        if finished is not None:
+            return finished
+        dropped = {split.name: _extract_split(partial, split, job) for split in splits}
+        files = {path.name: path.stat().st_size for path in sorted(partial.glob("*.npy"))}
+        manifest = {**sources, "dropped": dropped, "files": files}
+        (partial / _MANIFEST).write_text(json.dumps(manifest, indent=2))
+        for finished_log in partial.glob("*_done.jsonl"):
+            finished_log.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+        (folder / "lock").unlink(missing_ok=True)
+    return manifest
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep a second process from writing the same files; it is told, not made to wait.
+
+    A POSIX record lock, which workers do not inherit: it ends with this process, however it ends.
+    """
+    import fcntl
+
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise DataError(
+                f"{folder}: another process is extracting these features; wait for it, or stop it"
+            ) from None
+        yield
+
+
+def _extract_split(folder: Path, split: Split, job: _Job) -> dict[str, str]:
+    """Fill the arrays of one split; returns {row: message} of what could not be read."""
+    rows, most = len(split), job.tool.max_fragments
+    done_path = folder / f"{split.name}_done.jsonl"
+    with (
+        RowWriter(folder / f"{split.name}_ims.npy", (rows, most, job.tool.dim), "<f2") as features,
+        RowWriter(folder / f"{split.name}_bbx.npy", (rows, most, 4), "<f4") as boxes,
+        RowWriter(folder / f"{split.name}_lens.npy", (rows,), "<i8") as lengths,
+    ):
+        continued = features.continued and boxes.continued and lengths.continued
+        bad = _read_done(done_path) if continued else {}
+        if not continued:
+            done_path.unlink(missing_ok=True)
+        starts = [start for start in range(0, rows, _CHUNK) if start not in bad]
+        for start, chunk in _work(split, starts, job):
+            features.write(start, chunk.features)
+            boxes.write(start, chunk.boxes)
+            lengths.write(start, chunk.lengths)
+            bad[start] = {str(start + row): message for row, message in chunk.bad.items()}
+            with done_path.open("a", encoding="utf-8") as log:
+                log.write(json.dumps({"start": start, "bad": bad[start]}) + "\n")
+    return {row: message for start in sorted(bad) for row, message in bad[start].items()}
+
+
+def _read_done(path: Path) -> dict[int, dict[str, str]]:
+    """Chunks finished before, by their first row; a last line cut short does not count."""
+    done: dict[int, dict[str, str]] = {}
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                item = json.loads(line)
+                done[int(item["start"])] = item["bad"]
+            except (ValueError, KeyError):
+                break
+        text = "".join(
+            json.dumps({"start": start, "bad": bad}) + "\n" for start, bad in done.items()
+        )
+        path.write_text(text, encoding="utf-8")
+    return done
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Fragments of a few images, padded, and messages about those that could not be read."""
+
+    features: NDArray[np.float16]
+    boxes: NDArray[np.float32]
+    lengths: NDArray[np.int64]
+    bad: dict[int, str]
+
+
+_Task = tuple[str, str, list[ImageRef]]
+
+
+def _work(split: Split, starts: list[int], job: _Job) -> Iterator[tuple[int, _Chunk]]:
+    pixels = split.pixels or ()
+    options = json.dumps(job.options, sort_keys=True)
+    tasks: list[_Task] = [
+        (job.name, options, list(pixels[start : start + _CHUNK])) for start in starts
+    ]
+    todo = sum(len(refs) for _, _, refs in tasks)
+
+    def steps() -> Iterator[tuple[int, _Chunk] | None]:
+        # One step an image, so that the bar counts images; the last of a chunk carries it.
+        for start, chunk in zip(starts, ordered_map(_chunk, tasks, job.workers), strict=True):
+            yield from [None] * (len(chunk.lengths) - 1)
+            yield start, chunk
+
+    title = f"extracting features ({split.name})"
+    for step in job.progress.track(steps(), title, total=len(split), done=len(split) - todo):
+        if step is not None:
+            yield step
+
+
+@lru_cache(maxsize=4)
+def _tool(name: str, options: str) -> Extractor:
+    tool: Extractor = extractors.create(name, json.loads(options))
+    return tool
+
+
+def _chunk(task: _Task) -> _Chunk:
+    name, options, refs = task
+    tool = _tool(name, options)
+    features = np.zeros((len(refs), tool.max_fragments, tool.dim), dtype=np.float16)
+    boxes = np.zeros((len(refs), tool.max_fragments, 4), dtype=np.float32)
+    lengths = np.zeros(len(refs), dtype=np.int64)
+    bad = {}
+    for row, ref in enumerate(refs):
+        try:
+            image = open_image(ref)
+        except DataError as error:
+            bad[row] = str(error)
+            continue
+        found = tool.extract(image)
+        count = lengths[row] = len(found)
+        features[row, :count] = found.features
+        if found.boxes is not None:
+            boxes[row, :count] = found.boxes
+    return _Chunk(features, boxes, lengths, bad)
+
+
+def _attach(
+    split: Split, folder: Path, manifest: dict[str, Any], extractor: str, log: ProblemLog
+) -> Split:
+    """The split with its fragments, less the images that could not be read."""
+    dropped = {int(row): message for row, message in manifest["dropped"][split.name].items()}
+    for row, message in dropped.items():
+        log.skip("unreadable-image", f"{split.name}/{split.ids[row]}", message)
+    kept = [row for row in range(len(split)) if row not in dropped]
+    if not kept:
+        raise DataError(
+            f"split '{split.name}': none of its {len(split)} images can be read "
+            f"(the first: {next(iter(dropped.values()))})"
+        )
+    table = FragmentTable(
+        ArrayFile(folder / f"{split.name}_ims.npy"),
+        np.array(kept, dtype=np.int64),
+        np.load(folder / f"{split.name}_lens.npy"),
+        ArrayFile(folder / f"{split.name}_bbx.npy"),
+        made_by=extractor,
+    )
+    return replace(split.select(kept) if dropped else split, fragments=table)

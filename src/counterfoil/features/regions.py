@@ -1,0 +1,160 @@
+"""Region proposals from pixels alone: the whole, its objects, and their layers of one colour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from counterfoil.features.colours import names_of
+from counterfoil.features.zones import Labels, Mask, connected, mask_components
+
+# Neighbours this close in every channel belong together.
+_FLAT = 22
+# Outlines and silhouettes stand out more than this; clouds, hills and shadows do not.
+_OUTLINE = 62
+# With fewer regions than this, an image is also cut up without regard to objects.
+_FEW = 6
+TYPES = ("whole", "object", "layer", "cell")
+
+
+@dataclass(frozen=True)
+class Regions:
+    """Proposals: ``boxes`` [R, 4] in pixels (x1, y1, x2, y2), and where each one's pixels are.
+
+    Region r covers the pixels of ``maps[sources[r]]`` that equal ``labels[r]``; a negative label
+    covers its whole box. ``types`` index `TYPES`.
+    """
+
+    boxes: NDArray[np.int64]
+    types: NDArray[np.int64]
+    sources: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    maps: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+
+def propose(pixels: NDArray[np.uint8], limit: int, least: int) -> Regions:
+    """Up to ``limit`` regions of an image [H, W, 3], those of ``least`` pixels or more.
+
+    The whole image, its objects, and the layers of these; where there are hardly any, as in many
+    photographs, patches of one colour and the quarters of the image.
+    """
+    height, width = pixels.shape[:2]
+    names = names_of(pixels)
+    objects = _objects(pixels.astype(np.int16), least)
+    maps = [objects, np.where(objects >= 0, objects * (int(names.max()) + 1) + names, -1)]
+    rows = [_Row(np.array([0, 0, width, height]), "whole")]
+    rows += _ranked(maps, 0, "object", least, limit // 2)
+    rows += _ranked(maps, 1, "layer", least, limit - len(rows))
+    if len(rows) < _FEW:
+        maps.append(connected(names[:, 1:] == names[:, :-1], names[1:] == names[:-1]))
+        rows += _ranked(maps, 2, "layer", 8 * least, limit // 2)
+        rows += [_Row(box, "cell") for box in _cells(width, height)]
+    rows = rows[:limit]
+    return Regions(
+        boxes=np.stack([row.box for row in rows]),
+        types=np.array([TYPES.index(row.type) for row in rows]),
+        sources=np.array([row.source for row in rows]),
+        labels=np.array([row.label for row in rows]),
+        maps=np.stack(maps),
+    )
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One region to be."""
+
+    box: NDArray[np.int64]
+    type: str
+    source: int = 0
+    label: int = -1
+
+
+def _objects(pixels: NDArray[np.int16], least: int) -> Labels:
+    """Components of what is not background; -1 is background."""
+    planes = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    right = np.abs(planes[:, :, 1:] - planes[:, :, :-1]).max(axis=0)
+    down = np.abs(planes[:, 1:] - planes[:, :-1]).max(axis=0)
+    zones = connected(right <= _FLAT, down <= _FLAT)
+    areas = np.bincount(zones.ravel())
+    rim = np.zeros(len(areas), dtype=bool)
+    for edge in (zones[0], zones[-1], zones[:, 0], zones[:, -1]):
+        rim[edge] = True
+    background = (rim & (areas > 0.01 * zones.size)) | (areas > 0.25 * zones.size)
+    background = _spread(background, zones, areas >= least // 2, right, down)
+    mask: Mask = ~background[zones]
+    labels = mask_components(mask)
+    if labels.max() < 0:
+        return labels
+    small = np.bincount(labels[mask]) < least
+    labels[mask & small[labels]] = -1
+    return labels
+
+
+def _spread(
+    background: Mask,
+    zones: Labels,
+    sizeable: Mask,
+    right: NDArray[np.int16],
+    down: NDArray[np.int16],
+) -> Mask:
+    """Let the background take in zones that mostly border on it without an outline between.
+
+    So clouds, hills and far houses belong to it, while a pale thing with a dark outline does not.
+    """
+    one = np.concatenate([zones[:, :-1].ravel(), zones[:-1].ravel()])
+    other = np.concatenate([zones[:, 1:].ravel(), zones[1:].ravel()])
+    step = np.concatenate([right.ravel(), down.ravel()])
+    apart = one != other
+    one, other, soft = one[apart], other[apart], step[apart] <= _OUTLINE
+    count = len(background)
+    border = np.bincount(one, minlength=count) + np.bincount(other, minlength=count)
+    for _ in range(3):
+        touching = np.bincount(one[soft & background[other]], minlength=count)
+        touching += np.bincount(other[soft & background[one]], minlength=count)
+        grown = background | (sizeable & (touching > 0.4 * border))
+        if np.array_equal(grown, background):
+            break
+        background = grown
+    return background
+
+
+def _ranked(maps: list[Labels], source: int, kind: str, least: int, limit: int) -> list[_Row]:
+    """The labels of a map that cover most, largest first, and their boxes."""
+    labels = maps[source]
+    inside = labels >= 0
+    if limit <= 0 or not inside.any():
+        return []
+    rows, columns = np.nonzero(inside)
+    values = labels[inside]
+    areas = np.bincount(values)
+    order = np.argsort(-areas, kind="stable")[:limit]
+    order = order[areas[order] >= least]
+    size = len(areas)
+    x1, y1 = np.full(size, labels.shape[1]), np.full(size, labels.shape[0])
+    x2, y2 = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
+    np.minimum.at(x1, values, columns)
+    np.minimum.at(y1, values, rows)
+    np.maximum.at(x2, values, columns + 1)
+    np.maximum.at(y2, values, rows + 1)
+    boxes = np.stack([x1, y1, x2, y2], axis=1)
+    return [_Row(boxes[label], kind, source, int(label)) for label in order]
+
+
+def _cells(width: int, height: int) -> list[NDArray[np.int64]]:
+    """Quarters of the image and its centre, for images without objects."""
+    middle_x, middle_y = max(1, width // 2), max(1, height // 2)
+    left, top = min(middle_x, width - 1), min(middle_y, height - 1)
+    return [
+        np.array([0, 0, middle_x, middle_y]),
+        np.array([left, 0, width, middle_y]),
+        np.array([0, top, middle_x, height]),
+        np.array([left, top, width, height]),
+        np.array(
+            [width // 4, height // 4, max(1, width - width // 4), max(1, height - height // 4)]
+        ),
+    ]
