@@ -68,7 +68,9 @@ def train(
     ``settings`` are those of the ``train`` section (``epochs=5``), or whole sections as mappings
     (``data={"drop_regions": 0.2}``, ``evaluation={"folds": 5}``, ``seed=1``).
     """
-    sections = {key: settings.pop(key) for key in ("data", "evaluation", "seed") if key in settings}
+    sections: dict[str, Any] = {
+        key: settings.pop(key) for key in ("data", "evaluation", "seed") if key in settings
+    }
     spec = model.spec
     described = ModelConfig(
         name=spec.name,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from counterfoil.cli.output import JSON_OPTION, print_json, print_table
+from counterfoil.registry import Registry
 
 
 def models(
@@ -45,7 +46,7 @@ def _catalogue(pattern: str) -> dict[str, dict[str, dict[str, Any]]]:
             for name in named.names(pattern)
         }
     }
-    for kind, registry in {
+    parts: dict[str, Registry[Any]] = {
         "objectives": objectives,
         "matchers": matchers,
         "image encoders": image_encoders,
@@ -53,7 +54,8 @@ def _catalogue(pattern: str) -> dict[str, dict[str, dict[str, Any]]]:
         "poolings": poolings,
         "feature extractors": extractors,
         "data sources": sources,
-    }.items():
+    }
+    for kind, registry in parts.items():
         catalogue[kind] = {
             name: {"summary": registry.summary(name), "options": registry.options(name)}
             for name in registry.names(pattern)

@@ -107,19 +107,18 @@ def _plan(
         if not resume:
             raise ConfigError(f"{recipe} is a folder; to go on with the run there, add --resume")
         out, recipe = Path(recipe), None
-    nothing_asked = recipe is None and not overrides
-    if resume and out is None and nothing_asked:
+    if resume and out is None and recipe is None and not overrides:
         out = _latest_unfinished()
-    asked = None if resume and recipe is None else load_config(recipe, overrides)
     folder = out or RUNS / _slug(recipe, overrides)
+    saved = folder / "config.yaml"
     if not resume:
-        return asked or load_config(None), folder
-    if not (folder / "config.yaml").is_file() and asked is not None:
-        return asked, folder  # killed before anything was written: there is nothing to lose
+        return load_config(recipe, overrides), folder
+    if not saved.is_file() and recipe is not None:
+        return load_config(recipe, overrides), folder  # killed before anything was written
     from counterfoil.training.run import resumed_config
 
-    config = resumed_config(folder, asked)
-    return (load_config(folder / "config.yaml", overrides) if recipe is None else config), folder
+    asked = load_config(recipe or saved, overrides) if saved.is_file() else None
+    return resumed_config(folder, asked), folder
 
 
 def _slug(recipe: str | None, overrides: list[str]) -> str:

@@ -20,11 +20,11 @@ from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import ImageRef, open_image
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.problems import ProblemLog
-from counterfoil.data.scenes.parallel import ordered_map
 from counterfoil.errors import DataError
 from counterfoil.features.extractors import Extractor, extractors
 from counterfoil.features.rows import RowWriter
 from counterfoil.features.stamps import fingerprint_of
+from counterfoil.parallel import ordered_map
 from counterfoil.progress import Progress, Silent
 
 _CHUNK = 64

@@ -21,9 +21,9 @@ from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.scenes.describe import describe
 from counterfoil.data.scenes.draw import draw
 from counterfoil.data.scenes.family import LARGEST, make_scene
-from counterfoil.data.scenes.parallel import ordered_map
 from counterfoil.data.scenes.truths import SceneTruths
 from counterfoil.errors import ConfigError
+from counterfoil.parallel import ordered_map
 from counterfoil.progress import Progress, Silent
 
 VERSION = 1

@@ -27,4 +27,4 @@ def scenes(
         raise ConfigError(f"data.options.images: a total, or [train, dev, test]; got {images}")
     if isinstance(span, tuple) and len(span) != 2:
         raise ConfigError(f"data.options.captions: a number, or [least, most]; got {captions}")
-    return load_scenes(cache_dir, sizes, seed, span, progress=progress)  # type: ignore[arg-type]
+    return load_scenes(cache_dir, sizes, seed, span, progress=progress)

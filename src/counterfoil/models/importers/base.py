@@ -1,0 +1,260 @@
+"""What every importer shares: the layout of the public checkpoints, options, names of weights."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from counterfoil.errors import CheckpointError
+from counterfoil.models.importers.pickles import read_checkpoint
+from counterfoil.models.importers.vocabularies import SPECIALS
+from counterfoil.models.model import Model
+from counterfoil.models.spec import ModelSpec
+from counterfoil.registry import Registry
+
+importers: Registry[type[Importer]] = Registry("importer")
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options a checkpoint was trained with, read by name and with a check."""
+
+    values: Mapping[str, Any]
+    source: str
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def number(self, name: str) -> float:
+        found = self._get(name)
+        if isinstance(found, bool) or not isinstance(found, (int, float)):
+            raise CheckpointError(f"{self.source}: opt.{name}: expected a number, got {found!r}")
+        return float(found)
+
+    def flag(self, name: str, absent: bool) -> bool:
+        found = self.values.get(name, absent)
+        if not isinstance(found, bool):
+            raise CheckpointError(f"{self.source}: opt.{name}: expected a switch, got {found!r}")
+        return found
+
+    def choice(self, name: str, known: Mapping[str, V], absent: str | None = None) -> V:
+        """Our word for theirs; a setting that has none is refused."""
+        found = self._get(name) if absent is None else self.values.get(name, absent)
+        if not isinstance(found, str) or found not in known:
+            raise CheckpointError(
+                f"{self.source}: opt.{name}={found!r} is not supported "
+                f"(supported: {', '.join(known)})"
+            )
+        return known[found]
+
+    def _get(self, name: str) -> Any:
+        if name not in self.values:
+            raise CheckpointError(
+                f"{self.source}: opt.{name} is missing, so it is not known how the model scores"
+            )
+        return self.values[name]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A public checkpoint: {'epoch', 'model': [state dict, …], 'best_rsum', 'opt', 'Eiters'}."""
+
+    path: Path
+    states: Sequence[Mapping[str, Tensor]]
+    options: Settings
+    epoch: int | None
+    best_rsum: float | None
+
+    @classmethod
+    def read(cls, path: str | Path) -> Checkpoint:
+        path = Path(path)
+        content = read_checkpoint(path)
+        if not isinstance(content, dict) or not {"model", "opt"} <= set(content):
+            found = _listed(content) if isinstance(content, dict) else type(content).__name__
+            raise CheckpointError(
+                f"{path}: expected a dictionary with 'model' and 'opt', found {found}"
+            )
+        model, options = content["model"], content["opt"]
+        if not isinstance(model, (list, tuple)) or not all(_is_state(state) for state in model):
+            raise CheckpointError(f"{path}: 'model' is not a list of state dicts")
+        values = vars(options) if isinstance(options, argparse.Namespace) else options
+        if not isinstance(values, dict):
+            raise CheckpointError(f"{path}: 'opt' is a {type(options).__name__}, not options")
+        return cls(
+            path,
+            [_without_wrapper(state) for state in model],
+            Settings(values, str(path)),
+            _number(content.get("epoch"), int),
+            _number(content.get("best_rsum"), float),
+        )
+
+
+class Importer:
+    """From a public project's checkpoint to a `ModelSpec` and weights under our names.
+
+    ``parts`` says what the state dicts are, ``names`` how the keys of each begin there and here,
+    ``unused`` which keys the project saves but never reads.
+    """
+
+    title: ClassVar[str]
+    mark: ClassVar[str]
+    """What only this project's files have: ``opt.NAME``, or the beginning of a key."""
+    parts: ClassVar[Sequence[str]] = ("image encoder", "text encoder")
+    names: Sequence[Mapping[str, str]]
+    unused: ClassVar[Sequence[Sequence[str]]] = ((), ())
+    appends_mask: ClassVar[bool] = False
+    """Whether the project's code appends ``<mask>`` to the vocabulary it reads."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.options = checkpoint.options
+        self.image, self.text = checkpoint.states[0], checkpoint.states[1]
+
+    @classmethod
+    def misfit(cls, checkpoint: Checkpoint) -> str | None:
+        """Why the checkpoint is not one of this project; None where it is."""
+        if len(checkpoint.states) != len(cls.parts):
+            count = len(checkpoint.states)
+            return f"state dicts: {count} instead of {len(cls.parts)} ({', '.join(cls.parts)})"
+        keys = (key for state in checkpoint.states for key in state)
+        option = cls.mark.removeprefix("opt.")
+        marked = (
+            option in checkpoint.options
+            if option != cls.mark
+            else any(key.startswith(cls.mark) for key in keys)
+        )
+        return None if marked else f"it has no {cls.mark}"
+
+    def spec(self) -> ModelSpec:
+        raise NotImplementedError
+
+    def learned(self) -> dict[str, Tensor]:
+        """What the project keeps outside its state dicts, under our names."""
+        return {}
+
+    def entries(self) -> Sequence[str] | None:
+        """The vocabulary, where the project keeps it in the checkpoint."""
+        return None
+
+    @property
+    def specials(self) -> Sequence[str]:
+        """The first words of the project's vocabularies."""
+        return SPECIALS
+
+    @property
+    def embedding(self) -> Tensor:
+        for key, table in self.text.items():
+            if self._rename(1, key) == "text_encoder.embed.weight" and table.dim() == 2:
+                return table
+        raise CheckpointError(f"{self.checkpoint.path}: no word embedding in the {self.parts[1]}")
+
+    @property
+    def input_dim(self) -> int:
+        """Width of the image fragments the model reads."""
+        return self.size(0, "fc.weight_v" if "fc.weight_v" in self.image else "fc.weight", 1)
+
+    def size(self, part: int, key: str, axis: int) -> int:
+        found = self.checkpoint.states[part].get(key)
+        if found is None or found.dim() <= axis or not found.numel():
+            raise CheckpointError(
+                f"{self.checkpoint.path}: no usable weight '{key}' in the {self.parts[part]}"
+            )
+        return int(found.shape[axis])
+
+    def text_options(self) -> dict[str, Any]:
+        """The recurrent text encoder all these projects share, by what its weights say."""
+        depths = [key.partition("rnn.weight_hh_l")[2] for key in self.text]
+        return {
+            "name": "bigru" if any(depth.endswith("_reverse") for depth in depths) else "gru",
+            "word_dim": int(self.embedding.shape[1]),
+            "layers": max(1, sum(depth.isdigit() for depth in depths)),
+            "normalise": not self.options.flag("no_txtnorm", False),
+        }
+
+    def weights(self, model: Model) -> dict[str, Tensor]:
+        """The checkpoint's weights under the model's names, each of them accounted for.
+
+        Where the vocabulary got a ``<mask>`` that the project did not have, its row is zero: the
+        word only occurs in captions disturbed on purpose, and a zero vector adds nothing.
+        """
+        wanted = model.state_dict()
+        found: dict[str, Tensor] = dict(self.learned())
+        unknown: list[str] = []
+        for part, state in enumerate(self.checkpoint.states):
+            for key, value in state.items():
+                if any(key.startswith(start) for start in self.unused[part]):
+                    continue
+                name = self._rename(part, key)
+                if name is None or name not in wanted:
+                    unknown.append(f"{key} ({self.parts[part]})")
+                else:
+                    found[name] = value
+        missing = []
+        for name, value in wanted.items():
+            if name in found:
+                found[name] = self._fit(name, found[name], value)
+            elif name.endswith("num_batches_tracked"):  # unknown before torch 0.4.1, and never read
+                found[name] = torch.zeros(value.shape, dtype=value.dtype)
+            else:
+                missing.append(self._theirs(name))
+        if unknown or missing:
+            raise CheckpointError(
+                f"{self.checkpoint.path}: not the weights of {self.title} as its options describe "
+                f"it; missing: {_listed(missing)}; unknown: {_listed(unknown)}"
+            )
+        return found
+
+    def _fit(self, name: str, found: Tensor, wanted: Tensor) -> Tensor:
+        if name == "text_encoder.embed.weight" and len(found) + 1 == len(wanted):
+            found = torch.cat([found, torch.zeros_like(found[:1])])
+        if found.shape != wanted.shape and found.numel() == wanted.numel() == 1:
+            found = found.reshape(wanted.shape)  # a lone number had a shape of its own once
+        if found.shape != wanted.shape:
+            raise CheckpointError(
+                f"{self.checkpoint.path}: {self._theirs(name)} has the shape {tuple(found.shape)}, "
+                f"its options imply {tuple(wanted.shape)}"
+            )
+        return found.to(wanted.dtype)
+
+    def _rename(self, part: int, key: str) -> str | None:
+        for theirs, ours in self.names[part].items():
+            if key.startswith(theirs):
+                return ours + key[len(theirs) :]
+        return None
+
+    def _theirs(self, name: str) -> str:
+        for part, names in enumerate(self.names):
+            for theirs, ours in names.items():
+                if name.startswith(ours):
+                    return f"{theirs}{name[len(ours) :]} ({self.parts[part]})"
+        return name
+
+
+def _is_state(state: Any) -> bool:
+    return isinstance(state, dict) and all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
+    )
+
+
+def _without_wrapper(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Keys without the ``module.`` of `DataParallel`."""
+    return {key.removeprefix("module."): value for key, value in state.items()}
+
+
+def _number(value: Any, kind: type[V]) -> V | None:
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return kind(value) if usable else None  # type: ignore[call-arg]
+
+
+def _listed(names: Iterable[Any], most: int = 12) -> str:
+    names = [str(name) for name in names]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(names[:most]) or "none") + more

@@ -1,0 +1,107 @@
+"""A public checkpoint to a `Model`, and what is worth knowing about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from counterfoil.data.texts import WordText
+from counterfoil.data.vocabulary import Vocabulary
+from counterfoil.errors import CheckpointError
+from counterfoil.models.importers.base import Checkpoint, Importer, importers
+from counterfoil.models.importers.vocabularies import fit_to, placeholder, read_entries
+from counterfoil.models.model import Model
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A model and what its file said of it.
+
+    ``vocabulary`` names where the words came from, None where they are stand-ins.
+    """
+
+    model: Model
+    family: str
+    epoch: int | None
+    best_rsum: float | None
+    vocabulary: str | None
+
+    @property
+    def warnings(self) -> list[str]:
+        if self.vocabulary is not None:
+            return []
+        return [
+            "the words of this model are stand-ins (word4, word5 …): it scores token ids as its "
+            "authors did, but no sentence means anything to it; import it again with --vocab"
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        model = self.model
+        return {
+            "family": self.family,
+            "model": model.spec.name,
+            "epoch": self.epoch,
+            "best_rsum": self.best_rsum,
+            "input_dim": model.input_dim,
+            "embed_size": model.spec.embed_size,
+            "words": len(model.text),
+            "vocabulary": self.vocabulary,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "spec": model.spec.model_dump(),
+            "warnings": self.warnings,
+        }
+
+
+def import_checkpoint(
+    path: str | Path, family: str, vocabulary: str | Path | None = None
+) -> Imported:
+    """Read a checkpoint of one of the registered families.
+
+    The model scores as the public code does: ``form="reference"`` wherever that differs. Without a
+    vocabulary its words are stand-ins; see `Imported.warnings`.
+    """
+    kind = importers[family]
+    checkpoint = Checkpoint.read(path)
+    _check_family(kind, checkpoint)
+    importer = kind(checkpoint)
+    spec = importer.spec()
+    words, source = _vocabulary(importer, vocabulary)
+    with torch.device("meta"):  # sizes that do not fit are found before memory is taken for them
+        outline = Model(spec, importer.input_dim, WordText(words))
+    weights = importer.weights(outline)
+    model = Model(spec, importer.input_dim, WordText(words))
+    model.load_state_dict(weights)
+    return Imported(model.eval(), family, checkpoint.epoch, checkpoint.best_rsum, source)
+
+
+def _check_family(kind: type[Importer], checkpoint: Checkpoint) -> None:
+    reason = kind.misfit(checkpoint)
+    if reason is None:
+        return
+    fitting = [name for name in importers if importers[name].misfit(checkpoint) is None]
+    advice = (
+        f"it looks like one of {importers[fitting[0]].title}: --from {fitting[0]}"
+        if fitting
+        else f"nor of any other family known here ({', '.join(importers)})"
+    )
+    raise CheckpointError(
+        f"{checkpoint.path}: not a checkpoint of {kind.title} ({reason}); {advice}"
+    )
+
+
+def _vocabulary(importer: Importer, path: str | Path | None) -> tuple[Vocabulary, str | None]:
+    """The words from a file, from the checkpoint or stood in for, and where they came from."""
+    rows = len(importer.embedding)
+    if path is not None:
+        return fit_to(read_entries(path), rows, importer.appends_mask, str(path)), str(path)
+    source = str(importer.checkpoint.path)
+    entries = importer.entries()
+    if entries is not None:
+        return fit_to(entries, rows, importer.appends_mask, source), source
+    if rows < len(importer.specials):
+        raise CheckpointError(f"{source}: a word embedding of {rows} rows")
+    stood_in = placeholder(rows, importer.specials, importer.appends_mask)
+    return fit_to(stood_in, rows, False, source), None

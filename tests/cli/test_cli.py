@@ -1,0 +1,230 @@
+"""The command line as a person uses it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from counterfoil.cli import app
+from counterfoil.errors import CheckpointError, ConfigError, CounterfoilError, DataError
+
+runner = CliRunner()
+SMALL = [
+    "data.source=scenes",
+    "data.options.images=100",
+    "data.min_count=1",
+    "model.embed_size=32",
+    "model.text.word_dim=16",
+    "train.batch_size=32",
+    "train.epochs=2",
+    "evaluation.bootstrap=50",
+]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def run(cache, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    invoke("train", *SMALL, "--out", folder, "--cache", cache)
+    return folder
+
+
+def invoke(*args: object, code: int = 0) -> str:
+    result = runner.invoke(app, [str(arg) for arg in args])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def test_training_leaves_a_report_with_everything_in_one_file(run) -> None:
+    page = (run / "report.html").read_text()
+    assert page.count("data:image/jpeg;base64,") >= 3 * 5 + 3
+    assert "<svg" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "https://" not in page
+    for name in ("loss.png", "rsum.png", "learning-rate.png", "results.json", "config.yaml"):
+        assert (run / name).stat().st_size > 100
+
+
+def test_evaluating_a_run_repeats_its_result(run, cache) -> None:
+    stored = json.loads((run / "results.json").read_text())
+    printed = json.loads(invoke("evaluate", run, "--json", "--bootstrap", 50, "--cache", cache))
+    assert printed["rsum"] == stored["rsum"]
+    assert printed["rsum_chance"] < printed["rsum"]
+    assert printed["tie_rule"]
+
+
+def test_an_ensemble_of_one_model_with_itself_is_that_model(run, cache) -> None:
+    one, two = (
+        json.loads(invoke("evaluate", *runs, "--json", "--bootstrap", 0, "--cache", cache))
+        for runs in ([run], [run, run])
+    )
+    assert one["rsum"] == pytest.approx(two["rsum"])
+
+
+def test_evaluation_prints_markdown_and_writes_json(run, cache, tmp_path) -> None:
+    text = invoke("evaluate", run, "--markdown", "--out", tmp_path / "r.json", "--cache", cache)
+    assert "| " in text
+    assert "R@1" in text
+    assert json.loads((tmp_path / "r.json").read_text())["split"] == "test"
+
+
+def test_scoring_an_image_with_sentences(run, cache, tmp_path) -> None:
+    from counterfoil.data.images import open_image
+    from counterfoil.data.load import load_pairs
+
+    pairs = load_pairs("scenes", options={"images": 100}, cache_dir=cache)
+    open_image(pairs.test.pixels[0]).save(tmp_path / "a.png")
+    (tmp_path / "lines.txt").write_text("a dog\n\nzwei Hunde\n", encoding="utf-8")
+    printed = json.loads(
+        invoke(
+            "score",
+            run,
+            tmp_path / "a.png",
+            "-t",
+            "a red car",
+            "--texts",
+            tmp_path / "lines.txt",
+            "--json",
+        )
+    )
+    assert printed["texts"] == ["a red car", "a dog", "zwei Hunde"]
+    assert np.isfinite(printed["scores"]).all()
+    with pytest.raises(ConfigError, match="nothing to score"):
+        invoke("score", run, tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"b\.png"):
+        invoke("score", run, tmp_path / "b.png", "-t", "a dog")
+
+
+def test_an_existing_run_is_not_overwritten_by_accident(run, cache) -> None:
+    with pytest.raises(ConfigError, match="--resume"):
+        invoke("train", *SMALL, "--out", run, "--cache", cache)
+
+
+def test_resuming_a_finished_run_gives_its_result_again(run, cache) -> None:
+    before = (run / "results.json").read_bytes()
+    invoke("train", "--resume", run, "--cache", cache)
+    assert (run / "results.json").read_bytes() == before
+
+
+def test_resuming_with_another_model_is_refused_and_named(run, cache) -> None:
+    with pytest.raises(ConfigError, match=r"model\.embed_size|model"):
+        invoke("train", "--resume", run, "model.embed_size=64", "--cache", cache)
+
+
+def test_resuming_nothing_is_a_clear_error(tmp_path, cache, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="no unfinished run"):
+        invoke("train", "--resume", "--cache", cache)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="not a run"):
+        invoke("train", "--resume", tmp_path / "empty", "--cache", cache)
+
+
+def test_the_resolved_config_is_shown_without_training() -> None:
+    shown = invoke("train", "train.epochs=3", "objective=triplet", "--show-config")
+    assert "epochs: 3" in shown
+    assert "triplet" in shown
+
+
+@pytest.mark.parametrize("recipe", sorted(Path(__file__).parents[2].glob("recipes/*.yaml")))
+def test_every_recipe_resolves_to_parts_that_exist(recipe) -> None:
+    from counterfoil.config import load_config
+    from counterfoil.models import resolve
+    from counterfoil.objectives import create_objective
+
+    config = load_config(recipe)
+    resolve(config.model)
+    create_objective(config.objective)
+
+
+def test_the_catalogue_lists_models_and_parts() -> None:
+    listed = json.loads(invoke("models", "--json"))
+    assert "rvse-mlp" in listed["models"]
+    assert {"triplet", "hardest"} <= set(listed["objectives"])
+    only = json.loads(invoke("models", "vse*", "--json"))
+    assert set(only["models"]) == {n for n in listed["models"] if n.startswith("vse")}
+    assert "rvse-mlp" in invoke("models")
+
+
+def test_inspecting_a_faulty_folder_names_the_faults_and_fails(tmp_path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"broken")
+    (tmp_path / "captions.csv").write_text("image,caption\na.png,a dog\na.png,\nb.png,x\nc.png,y\n")
+    shown = invoke("data", "inspect", tmp_path / "captions.csv", "--json")
+    kinds = json.loads(shown)["problem_counts"]
+    assert kinds.keys() >= {"empty-caption"}
+    assert sum(kinds.values()) >= 3
+    np.save(tmp_path / "train_ims.npy", np.zeros((2, 3, 4), np.float32))
+    (tmp_path / "train_caps.txt").write_text("a\nb\nc\n")
+    invoke("data", "inspect", tmp_path, "--format", "scan", code=3)
+
+
+def test_converting_scenes_with_features_and_training_on_the_copy(cache, tmp_path) -> None:
+    invoke(
+        "data",
+        "convert",
+        "scenes",
+        tmp_path / "copy",
+        "--to",
+        "scan",
+        "--features",
+        "segments",
+        "--option",
+        "images=100",
+        "--cache",
+        cache,
+    )
+    changed = [a.replace("data.source=scenes", f"data.source={tmp_path / 'copy'}") for a in SMALL]
+    changed = [a for a in changed if "options" not in a]
+    invoke("train", *changed, "train.epochs=1", "--out", tmp_path / "run", "--cache", cache)
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["images"] == 10
+
+
+def test_help_teaches_every_command() -> None:
+    for command in (["--help"], *([c, "--help"] for c in ("train", "evaluate", "score", "demo"))):
+        assert "Usage" in invoke(*command)
+    assert "counterfoil data inspect" in invoke("data", "inspect", "--help")
+
+
+def command(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "counterfoil", *args], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["train", "train.epoch=3"], 2, "did you mean 'train.epochs'"),
+        (["train", "nowhere.yaml"], 2, "no such recipe"),
+        (["data", "inspect", "nowhere"], 3, "no such file or folder"),
+        (["evaluate", "nowhere"], 4, "nowhere"),
+    ],
+)
+def test_errors_are_one_message_and_their_own_exit_code(args, code, message) -> None:
+    done = command(*args)
+    assert done.returncode == code, done.stderr
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_help_is_quick_because_torch_stays_out() -> None:
+    started = time.monotonic()
+    assert command("--help").returncode == 0
+    assert time.monotonic() - started < 5  # a loaded machine; alone it is well under a second
+    assert issubclass(ConfigError, CounterfoilError)
