@@ -98,8 +98,8 @@ def main() -> int:
     else:
         print(
             f"{result['file_gb']} GB of features ({rows:,} images): {result['steps']} steps in "
-            f"{seconds:.0f} s, peak resident memory {peak:.0f} MB ({before:.0f} MB of it before any "
-            f"data), the file is {result['file_over_peak']} times that"
+            f"{seconds:.0f} s, peak resident memory {peak:.0f} MB ({before:.0f} MB of it before "
+            f"any data), the file is {result['file_over_peak']} times that"
         )
     return 0 if peak < options.limit_mb else 1
 

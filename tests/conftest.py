@@ -90,8 +90,14 @@ def make_split(
         named = [[CONCEPTS[c] for c in rng.permutation(shown)] for _ in range(2)]
         captions.append([f"a {a} and a {b} near the {c}" for a, b, c in named])
     np.save(folder / f"{name}_ims.npy", features)
+    corners = np.random.default_rng(seed + 1000).random((2, images, fragments, 2))
+    boxes = np.concatenate([corners.min(0), corners.max(0)], axis=-1).astype(np.float32)
+    np.save(folder / f"{name}_ims_bbx.npy", boxes)
     table_of = FragmentTable(
-        ArrayFile(folder / f"{name}_ims.npy"), np.arange(images), lengths.astype(np.int64)
+        ArrayFile(folder / f"{name}_ims.npy"),
+        np.arange(images),
+        lengths.astype(np.int64),
+        ArrayFile(folder / f"{name}_ims_bbx.npy"),
     )
     ids = [f"{name}-{i}" for i in range(images)]
     return Split(name=name, ids=ids, captions=captions, fragments=table_of)

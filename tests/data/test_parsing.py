@@ -112,7 +112,7 @@ def test_parsers_are_chosen_by_name(monkeypatch) -> None:
 
 def test_spacy_links_a_word_with_its_head() -> None:
     spacy = pytest.importorskip("spacy")
-    with pytest.raises(ConfigError, match="no pipeline 'none_such'.*parser=rules"):
+    with pytest.raises(ConfigError, match=r"no pipeline 'none_such'.*parser=rules"):
         create_parser("spacy:none_such")
     if not spacy.util.is_package("en_core_web_sm"):
         pytest.skip("no English pipeline is installed")

@@ -128,3 +128,33 @@ def test_concatenated_batches_of_different_lengths_keep_their_masks() -> None:
     assert whole.fragments.shape == (4, 4, 3)
     assert whole.mask.sum(1).tolist() == [2, 2, 4, 4]
     assert whole[torch.tensor([3])].mask.sum() == 4
+
+
+def test_boxes_and_links_travel_with_the_items_they_belong_to() -> None:
+    def part(count: int, length: int, seed: int) -> Encoded:
+        generator = torch.Generator().manual_seed(seed)
+        return Encoded(
+            torch.randn(count, length, 3, generator=generator),
+            torch.ones(count, length, dtype=torch.bool),
+            torch.ones(count, 3),
+            torch.rand(count, length, 4, generator=generator),
+            torch.rand(count, length, length, generator=generator) > 0.5,
+        )
+
+    first, second = part(2, 2, 0), part(1, 4, 1)
+    whole = Encoded.cat([first, second])
+    assert whole.boxes.shape == (3, 4, 4)
+    assert whole.graph.shape == (3, 4, 4)
+    assert torch.equal(whole[2:].graph, second.graph)
+    assert torch.equal(whole[torch.tensor([2, 0])].boxes[1, :2], first.boxes[0])
+    assert not whole.graph[:2, 2:].any()
+    assert not whole.graph[:2, :, 2:].any()
+    back = whole[:2].trim_to(2)
+    assert torch.equal(back.boxes, first.boxes)
+    assert torch.equal(back.graph, first.graph)
+    assert torch.equal(back.to("cpu").gather().graph, first.graph)
+    kept = whole.keep("fragments")
+    assert kept.boxes is whole.boxes
+    assert kept.pooled is None
+    assert whole.keep("pooled").graph is None
+    assert Encoded.cat([first, Encoded(first.fragments, first.mask)]).boxes is None

@@ -1,5 +1,6 @@
 """Fragments or words to the joint space: projections, poolings, recurrent and BERT encoders."""
 
+from counterfoil.encoders import attention_images as _attention_images  # noqa: F401
 from counterfoil.encoders import bert as _bert  # noqa: F401 - registers 'bert'
 from counterfoil.encoders.encoded import Encoded, Needs, l2_normalise
 from counterfoil.encoders.images import ImageEncoder, image_encoders

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
@@ -20,11 +20,15 @@ class Encoded:
     """Fragments [B, N, D] in the joint space, mask [B, N] (True: real), pooled [B, D] or None.
 
     Padded fragments are zero. A matcher of whole vectors keeps only ``pooled`` and the mask.
+    ``boxes`` [B, N, 4] say where an image's fragments are, ``graph`` [B, N, N] (bool) which words
+    of a text are linked; both only for matchers that read them.
     """
 
     fragments: Tensor | None
     mask: Tensor
     pooled: Tensor | None = None
+    boxes: Tensor | None = None
+    graph: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.mask.shape[0])
@@ -33,55 +37,61 @@ class Encoded:
         """Drop what a matcher does not read, before it is stored or sent."""
         if needs == "pooled":
             return Encoded(None, self.mask[:, :0], self.pooled)
-        return Encoded(self.fragments, self.mask, self.pooled if needs == "both" else None)
+        return replace(self, pooled=self.pooled if needs == "both" else None)
 
     def to(self, device: torch.device | str) -> Encoded:
-        return Encoded(
-            self.fragments.to(device) if self.fragments is not None else None,
-            self.mask.to(device),
-            self.pooled.to(device) if self.pooled is not None else None,
-        )
+        return self._each(lambda x: x.to(device))
 
     def __getitem__(self, rows: slice | Tensor) -> Encoded:
-        return Encoded(
-            self.fragments[rows] if self.fragments is not None else None,
-            self.mask[rows],
-            self.pooled[rows] if self.pooled is not None else None,
-        )
+        return self._each(lambda x: x[rows])
 
     def pad_to(self, length: int) -> Encoded:
         """Append empty fragments up to ``length``."""
         missing = length - self.mask.shape[1]
         if missing <= 0:
             return self
-        fragments = self.fragments
-        if fragments is not None:
-            fragments = F.pad(fragments, (0, 0, 0, missing))
-        return Encoded(fragments, F.pad(self.mask, (0, missing)), self.pooled)
+        below = (0, 0, 0, missing)
+        return Encoded(
+            F.pad(self.fragments, below) if self.fragments is not None else None,
+            F.pad(self.mask, (0, missing)),
+            self.pooled,
+            F.pad(self.boxes, below) if self.boxes is not None else None,
+            F.pad(self.graph, (0, missing, 0, missing)) if self.graph is not None else None,
+        )
+
+    def trim_to(self, length: int) -> Encoded:
+        """Cut what lies beyond ``length``, which must be padding."""
+        return Encoded(
+            self.fragments[:, :length] if self.fragments is not None else None,
+            self.mask[:, :length],
+            self.pooled,
+            self.boxes[:, :length] if self.boxes is not None else None,
+            self.graph[:, :length, :length] if self.graph is not None else None,
+        )
 
     @staticmethod
     def cat(parts: Sequence[Encoded]) -> Encoded:
+        """All items in one batch; what some parts lack, the whole lacks."""
         longest = max(part.mask.shape[1] for part in parts)
         padded = [part.pad_to(longest) for part in parts]
-        fragments = [part.fragments for part in padded if part.fragments is not None]
-        pooled = [part.pooled for part in padded if part.pooled is not None]
-        return Encoded(
-            torch.cat(fragments) if fragments else None,
-            torch.cat([part.mask for part in padded]),
-            torch.cat(pooled) if pooled else None,
-        )
+        joined: dict[str, Tensor] = {}
+        for field in fields(Encoded):
+            values = [getattr(part, field.name) for part in padded]
+            if all(value is not None for value in values):
+                joined[field.name] = torch.cat(values)
+        return Encoded(**{"fragments": None, **joined})  # type: ignore[arg-type]
 
     def gather(self) -> Encoded:
         """The items of all processes, with gradients to the process each came from."""
         if world_size() == 1:
             return self
         lengths = gather_counts(self.mask.shape[1], self.mask.device)
-        padded = self.pad_to(max(lengths))
-        return Encoded(
-            gather_rows(padded.fragments) if padded.fragments is not None else None,
-            gather_rows(padded.mask),
-            gather_rows(padded.pooled) if padded.pooled is not None else None,
-        )
+        return self.pad_to(max(lengths))._each(gather_rows)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Encoded:
+        """The same change made to every tensor there is."""
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{k: change(x) for k, x in tensors.items() if x is not None})
 
 
 def l2_normalise(x: Tensor, eps: float = 1e-8) -> Tensor:

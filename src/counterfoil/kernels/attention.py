@@ -1,8 +1,11 @@
 """Word-region similarities and attention over them, without a context vector per pair.
 
-Shapes: I images, T texts, W words, R regions, D width. With w the weights of a word over an image's
-regions V, the context v̂ = Σ w_r v_r never needs to exist: u·v̂ = Σ w_r s_r and ‖v̂‖² = wᵀ(VVᵀ)w
-(the Gram identity), so nothing of size pairs × words × D is built, forward or backward.
+With w the weights of a word over an image's regions V, the context v̂ = Σ w_r v_r never needs to
+exist: u·v̂ = Σ w_r s_r and ‖v̂‖² = wᵀ(VVᵀ)w (the Gram identity), so nothing of size
+pairs × words × D is built, forward or backward.
+
+Shapes: I images, T texts, W words, R regions, D width; in tiles, Q asking items with N fragments
+and C answering items with K fragments (texts ask images, or images texts).
 """
 
 from __future__ import annotations
@@ -61,3 +64,26 @@ def l2_over(x: Tensor, dim: int, eps: float = EPS) -> Tensor:
 
 def leaky(sims: Tensor) -> Tensor:
     return F.leaky_relu(sims, 0.1)
+
+
+def packed_cosine(
+    sims_QNCK: Tensor, weights_QNCK: Tensor, gram_CKK: Tensor, norms_QN: Tensor
+) -> Tensor:
+    """Cosine [Q, N, C] of each asking fragment with the context its weights make.
+
+    A cosine does not see the scale of the context, so the weights need not add up to one.
+    """
+    numerator = (weights_QNCK * sims_QNCK).sum(-1)
+    q, n, c, k = weights_QNCK.shape
+    flat = weights_QNCK.reshape(q * n, c, k).transpose(0, 1)  # [C, QN, K]
+    squared = (torch.bmm(flat, gram_CKK) * flat).sum(-1).T.reshape(q, n, c)
+    nothing = squared <= 0  # attends to nothing: cosine 0, and no gradient through the root
+    norms = squared.masked_fill(nothing, 1.0).sqrt() * norms_QN[..., None]
+    return (numerator / norms.clamp(min=EPS)).masked_fill(nothing, 0.0)
+
+
+def answer_softmax(logits_QNCK: Tensor, answers_CK: Tensor | None) -> Tensor:
+    """Softmax over the real answering fragments; None means that all are real."""
+    if answers_CK is None:
+        return logits_QNCK.softmax(-1)
+    return masked_softmax(logits_QNCK, answers_CK)

@@ -1,8 +1,14 @@
 """Two encoded batches to a score matrix; one file per method."""
 
+from counterfoil.matchers import bfan as _bfan  # noqa: F401
+from counterfoil.matchers import chan as _chan  # noqa: F401
 from counterfoil.matchers import embedding as _embedding  # noqa: F401 - registers its matchers
+from counterfoil.matchers import gsmn as _gsmn  # noqa: F401
+from counterfoil.matchers import imram as _imram  # noqa: F401
+from counterfoil.matchers import naaf as _naaf  # noqa: F401
 from counterfoil.matchers import scan as _scan  # noqa: F401
-from counterfoil.matchers.base import Matcher, matchers
+from counterfoil.matchers import sgraf as _sgraf  # noqa: F401
+from counterfoil.matchers.base import Matcher, Observation, matchers
 from counterfoil.matchers.local import LocalMatcher, WordParts
 
-__all__ = ["LocalMatcher", "Matcher", "WordParts", "matchers"]
+__all__ = ["LocalMatcher", "Matcher", "Observation", "WordParts", "matchers"]

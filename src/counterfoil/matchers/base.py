@@ -33,10 +33,14 @@ class Matcher(nn.Module):
     """Scores [n_images, n_texts] of every image with every text.
 
     Any two batch sizes, any lengths; padding never changes a score. ``needs`` says what it reads of
-    an `Encoded`, so that nothing else is kept or sent.
+    an `Encoded`, so that nothing else is kept or sent; ``needs_boxes`` and ``needs_graph``, that
+    it reads where regions are and which words are linked, the latter as ``parser`` sees it.
     """
 
     needs: Needs = "fragments"
+    needs_boxes: bool = False
+    needs_graph: bool = False
+    parser: str = "rules"
 
     def __init__(self, embed_size: int) -> None:
         super().__init__()

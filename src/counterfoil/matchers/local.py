@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from counterfoil.collectives import gather_counts
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.errors import ConfigError
-from counterfoil.kernels.tiles import plan_tiles
+from counterfoil.kernels.tiles import TilePlan, plan_tiles
 from counterfoil.matchers.base import Matcher
 
 
@@ -39,6 +40,15 @@ class LocalMatcher(Matcher):
     needs = "fragments"
     floats_per_cell = 8
 
+    @property
+    def cuts_images(self) -> bool:
+        """False where every tile must hold all images, on all processes at the same time."""
+        return True
+
+    def cells_per_pair(self, words: int, regions: int) -> int:
+        """Cells of one pair: word-region similarities, and what a method holds besides."""
+        return words * regions
+
     def tile(self, images: Encoded, texts: Encoded) -> Tensor:
         """Scores [I, T] of a tile; fragments are real where the masks say so."""
         raise NotImplementedError
@@ -53,16 +63,18 @@ class LocalMatcher(Matcher):
         ordered = texts[order]
         longest = max(1, int(lengths.max())) if len(texts) else 1
         regions = max(1, int(images.mask.sum(1).max())) if len(images) else 1
-        images = _trim(images, regions)
-        plan = plan_tiles(
-            len(images), len(texts), longest * regions, self.floats_per_cell, images.mask.device
-        )
+        images = images.trim_to(regions)
+        device = images.mask.device
+        cells = self.cells_per_pair(longest, regions)
+        plan = plan_tiles(len(images), len(texts), cells, self.floats_per_cell, device)
+        if not self.cuts_images:
+            plan = TilePlan(max(1, len(images)), min(gather_counts(plan.columns, device)))
         whole = plan.rows >= len(images) and plan.columns >= len(texts)
         recompute = torch.is_grad_enabled() and not whole
         columns: list[Tensor] = []
         for left in range(0, len(texts), plan.columns):
             block = ordered[left : left + plan.columns]
-            block = _trim(block, max(1, int(block.mask.sum(1).max())))
+            block = block.trim_to(max(1, int(block.mask.sum(1).max())))
             rows = [
                 self._tile(images[top : top + plan.rows], block, recompute)
                 for top in range(0, len(images), plan.rows)
@@ -76,8 +88,7 @@ class LocalMatcher(Matcher):
 
         def run(image_fragments: Tensor, text_fragments: Tensor) -> Tensor:
             return self.tile(
-                Encoded(image_fragments, images.mask, images.pooled),
-                Encoded(text_fragments, texts.mask, texts.pooled),
+                replace(images, fragments=image_fragments), replace(texts, fragments=text_fragments)
             )
 
         scores: Tensor = checkpoint(
@@ -90,9 +101,3 @@ def fragments(encoded: Encoded) -> Tensor:
     if encoded.fragments is None:
         raise ConfigError("this matcher compares fragments, but only pooled vectors were kept")
     return encoded.fragments
-
-
-def _trim(encoded: Encoded, length: int) -> Encoded:
-    """Cut padding that no item of the batch needs."""
-    kept = encoded.fragments[:, :length] if encoded.fragments is not None else None
-    return Encoded(kept, encoded.mask[:, :length], encoded.pooled)

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.kernels.attention import (
-    attended_cosine,
-    gram,
-    l2_over,
-    leaky,
-    masked_softmax,
-    similarities,
-)
+from counterfoil.kernels.attention import answer_softmax, gram, l2_over, leaky, packed_cosine
+from counterfoil.kernels.similarity_tiles import Tile
 from counterfoil.matchers.base import Observation, matchers
 from counterfoil.matchers.boundary import MismatchBoundary
-from counterfoil.matchers.local import LocalMatcher, WordParts, fragments
+from counterfoil.matchers.local import WordParts, fragments
 from counterfoil.matchers.naaf_reference import ReferenceBoundary, score_with_mining
+from counterfoil.matchers.similarity import SimilarityMatcher, one_pair
 
 Intra = Literal["none", "inference", "always"]
 
 
 @dataclass(frozen=True)
 class Branches:
-    """Effects [C, Q, N] of every asking fragment of every pair, and where it looked [C, Q, N, K].
-
-    C answering items (images, in t2i), Q asking items with N fragments each, K answering fragments.
-    """
+    """Effects [Q, N, C] of each asking fragment of each pair; where it looked [Q, N, C, K]."""
 
     negative: Tensor
     feature: Tensor
@@ -43,7 +36,7 @@ class Branches:
 
 
 @matchers.register("naaf")
-class NAAF(LocalMatcher):
+class NAAF(SimilarityMatcher):
     """NAAF: mean over words of a negative and two positive effects around a learned boundary t.
 
     ``intra`` says when a word's match is propagated to words like it (eq. 9): at inference as in
@@ -55,8 +48,6 @@ class NAAF(LocalMatcher):
     within a batch, with the least similar image as the wrong one), LeakyReLU in the relevance
     term, propagation only as a gate, λ = 5 in it, and μ₊ − 3σ₊ as boundary at inference.
     """
-
-    floats_per_cell = 10
 
     def __init__(
         self,
@@ -104,52 +95,48 @@ class NAAF(LocalMatcher):
     def forward(self, images: Encoded, texts: Encoded) -> Tensor:
         if self.form == "reference" and self.training and self.mining:
             return score_with_mining(self, images, texts)
-        return super().forward(images, texts)
+        return self.scores(images, texts)
 
-    def tile(self, images: Encoded, texts: Encoded) -> Tensor:
-        scores = None
+    def scores(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Eq. 12 in each direction, with the boundaries now in force: [I, T]."""
+        parts = []
         for side in self.directions:
-            asking, answering = (texts, images) if side == "t2i" else (images, texts)
-            effects = self.branches(asking, answering, self.boundary_of(side)).total
-            mean = effects.sum(-1) / asking.mask.sum(1).clamp(min=1)  # eq. 12; [C, Q]
-            mean = mean if side == "t2i" else mean.T
-            scores = mean if scores is None else scores + mean
-        assert scores is not None  # noqa: S101
-        return scores
+            mean = partial(self.mean, t=self.boundary_of(side))
+            if side == "t2i":
+                parts.append(self.directed(texts, images, mean).T)
+            else:
+                parts.append(self.directed(images, texts, mean))
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
-    def branches(self, asking: Encoded, answering: Encoded, t: float) -> Branches:
+    def mean(self, tile: Tile, t: float) -> Tensor:
+        return self.branches(tile, t).total.mean(1)
+
+    def branches(self, tile: Tile, t: float) -> Branches:
         """Effects of each asking fragment (a word, in t2i) against each answering item."""
-        u, v = fragments(asking), fragments(answering)
-        answers = answering.mask[:, None, None, :]
-        sims = similarities(v, u)  # [C, Q, N, K], eq. 6
-        closeness = sims.masked_fill(~answers, -2.0).amax(-1) - t  # eq. 7
-        asked = asking.mask[None].expand_as(closeness)
-        negative = self._negative(u, asking.mask, closeness) if self.negative else closeness * 0
-        weights = masked_softmax(self.lambda_softmax * (sims - t), (sims > t) & answers)  # eq. 10
+        sims, answers = tile.sims_QNCK, tile.answers_CK  # eq. 6
+        reachable = sims if answers is None else sims.masked_fill(~answers, -2.0)
+        best = reachable.amax(-1)
+        negative = self._negative(tile.asking_QND, best - t) if self.negative else best * 0
+        # eq. 10; the cosine below does not see the scale of the weights
+        weights = (self.lambda_softmax * (reachable - best[..., None])).exp() * (reachable > t)
         # the public code takes words as unit vectors, so no gradient flows through their length
-        lengths = u.norm(dim=-1) if self.form == "paper" else torch.ones_like(u[..., 0])
-        feature = attended_cosine(sims, weights, gram(v), lengths)
-        relevance, looked = self._relevance(sims, asking.mask, answers)
-        parts = [x.masked_fill(~asked, 0.0) for x in (negative, feature, relevance)]
-        return Branches(parts[0], parts[1], parts[2], looked)
+        norms = tile.asking_QND.norm(dim=-1)
+        norms = norms if self.form == "paper" else torch.ones_like(norms)
+        feature = packed_cosine(sims, weights, tile.gram_CKK, norms)
+        raised = leaky(sims) if self.form == "reference" else sims.clamp(min=0)
+        looked = answer_softmax(self.lambda_softmax * l2_over(raised, 1), answers)
+        return Branches(negative, feature, (looked * sims).sum(-1), looked)
 
-    def _negative(self, u: Tensor, mask: Tensor, closeness: Tensor) -> Tensor:
-        """Eq. 8, with eq. 9 where it applies: [C, Q, N]."""
+    def _negative(self, u_QND: Tensor, closeness_QNC: Tensor) -> Tensor:
+        """Eq. 7 and 8, with eq. 9 where it applies."""
         propagate = self.intra == "always" or (self.intra == "inference" and not self.training)
         if not propagate:
-            return closeness.clamp(max=0)
-        kin = masked_softmax(self.lambda_intra * gram(u), mask[:, None, :])  # [Q, N, N]
-        spread = torch.einsum("qnm,cqm->cqn", kin, closeness)
+            return closeness_QNC.clamp(max=0)
+        kin = (self.lambda_intra * gram(u_QND)).softmax(-1)  # [Q, N, N]
+        spread = kin @ closeness_QNC
         if self.form == "reference":
-            return closeness * (spread < 0)
+            return closeness_QNC * (spread < 0)
         return spread.clamp(max=0)
-
-    def _relevance(self, sims: Tensor, mask: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
-        """s^r: similarities weighted by how much each fragment is this one's own."""
-        raised = leaky(sims) if self.form == "reference" else sims.clamp(min=0)
-        own = l2_over(raised.masked_fill(~mask[None, :, :, None], 0.0), 2)
-        weights = masked_softmax(self.lambda_softmax * own, answers)
-        return (weights * sims).sum(-1), weights
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> None:
@@ -187,12 +174,13 @@ class NAAF(LocalMatcher):
     def word_parts(self, image: Encoded, text: Encoded) -> WordParts | None:
         if self.directions != ("t2i",):
             return None
-        found = self.branches(text, image, self.boundary_of("t2i"))
-        words = text.mask.sum()
+        tile, place = one_pair(text, image)
+        found = self.branches(tile, self.boundary_of("t2i"))
+        words = tile.sims_QNCK.shape[1]
         return WordParts(
-            positive=(found.feature + found.relevance)[0, 0] / words,
-            negative=found.negative[0, 0] / words,
-            weights=found.weights[0, 0],
+            positive=place((found.feature + found.relevance)[0, :, 0] / words),
+            negative=place(found.negative[0, :, 0] / words),
+            weights=place(found.weights[0, :, 0]),
             additive=True,
         )
 

@@ -77,7 +77,7 @@ def score_with_mining(matcher: NAAF, images: Encoded, texts: Encoded) -> Tensor:
     columns: list[Tensor] = []
     for i in range(len(texts)):
         text = texts[i : i + 1]
-        column = matcher.tile(images, text)[:, 0]
+        column = matcher.scores(images, text)[:, 0]
         columns.append(column)
         with torch.no_grad():
             if int(column.argmax()) == i:

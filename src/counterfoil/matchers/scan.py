@@ -9,15 +9,16 @@ from torch import Tensor
 
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels.attention import (
-    attended_cosine,
-    gram,
+    answer_softmax,
     l2_over,
     leaky,
     masked_softmax,
-    similarities,
+    packed_cosine,
 )
+from counterfoil.kernels.similarity_tiles import Tile
 from counterfoil.matchers.base import matchers
-from counterfoil.matchers.local import LocalMatcher, WordParts, fragments
+from counterfoil.matchers.local import WordParts
+from counterfoil.matchers.similarity import SimilarityMatcher, one_pair
 
 Aggregation = Literal["lse", "mean", "max", "sum"]
 RawNorm = Literal[
@@ -25,43 +26,70 @@ RawNorm = Literal[
 ]
 
 
-def normalise_raw(sims: Tensor, queries: Tensor, dim: int, norm: RawNorm) -> Tensor:
-    """SCAN's raw_feature_norm: similarities made comparable over the queries (axis ``dim``).
+def normalise_raw(sims: Tensor, asked: Tensor | None, dim: int, norm: RawNorm) -> Tensor:
+    """SCAN's raw_feature_norm: similarities made comparable over the fragments that ask (``dim``).
 
-    ``queries`` says which entries are real. The two l1 forms are undefined in the public code; here
-    they are what their names say.
+    ``asked`` says which of these are real; None: all. The two l1 forms are undefined in the public
+    code; here they are what their names say.
     """
     if norm == "none":
         return sims
     if norm == "softmax":
-        return masked_softmax(sims, queries, dim)
+        return sims.softmax(dim) if asked is None else masked_softmax(sims, asked, dim)
     x = leaky(sims) if norm.startswith("clipped") else sims
     if norm == "clipped":
         return x
-    x = x.masked_fill(~queries, 0.0)
+    x = x if asked is None else x.masked_fill(~asked, 0.0)
     if norm.endswith("l2norm"):
         return l2_over(x, dim)
     return x / (x.abs().sum(dim, keepdim=True) + 1e-8)
 
 
-def aggregate(parts: Tensor, mask: Tensor, how: Aggregation, lambda_lse: float) -> Tensor:
-    """Scores of the fragments (last axis) to one score; padding left out.
+def aggregate(
+    parts: Tensor, mask: Tensor | None, how: Aggregation, lambda_lse: float, dim: int = -1
+) -> Tensor:
+    """Relevances of the fragments (``dim``) to one score; those outside the mask are left out.
 
     LSE is (1/λ) log Σ exp(λ r): a sum, not a mean, as in the paper's equation 5.
     """
-    if how == "lse":
-        return (lambda_lse * parts).masked_fill(~mask, -torch.inf).logsumexp(-1) / lambda_lse
-    if how == "max":
-        return parts.masked_fill(~mask, -torch.inf).amax(-1)
-    total = parts.masked_fill(~mask, 0.0).sum(-1)
-    return total if how == "sum" else total / mask.sum(-1).clamp(min=1)
+    if how in ("lse", "max"):
+        real = parts if mask is None else parts.masked_fill(~mask, -torch.inf)
+        return real.amax(dim) if how == "max" else (lambda_lse * real).logsumexp(dim) / lambda_lse
+    if mask is None:
+        return parts.sum(dim) if how == "sum" else parts.mean(dim)
+    total = parts.masked_fill(~mask, 0.0).sum(dim)
+    return total if how == "sum" else total / mask.sum(dim).clamp(min=1)
+
+
+class CrossAttention(SimilarityMatcher):
+    """Each asking fragment attends to the other side; its cosine with what it found, aggregated."""
+
+    def __init__(
+        self,
+        embed_size: int,
+        lambda_softmax: float,
+        lambda_lse: float,
+        aggregation: Aggregation,
+        raw_norm: RawNorm,
+    ) -> None:
+        super().__init__(embed_size)
+        self.lambda_softmax, self.lambda_lse = lambda_softmax, lambda_lse
+        self.aggregation, self.raw_norm = aggregation, raw_norm
+
+    def score(self, tile: Tile) -> Tensor:
+        return aggregate(self.relevance(tile)[0], None, self.aggregation, self.lambda_lse, dim=1)
+
+    def relevance(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        """Cosine [Q, N, C] with the attended context, and the weights [Q, N, C, K]."""
+        attention = normalise_raw(tile.sims_QNCK, None, 1, self.raw_norm)
+        weights = answer_softmax(self.lambda_softmax * attention, tile.answers_CK)
+        norms = tile.asking_QND.norm(dim=-1)
+        return packed_cosine(tile.sims_QNCK, weights, tile.gram_CKK, norms), weights
 
 
 @matchers.register("scan-t2i")
-class ScanTextToImage(LocalMatcher):
+class ScanTextToImage(CrossAttention):
     """SCAN t2i: each word attends to regions; cosine of word and attended image, aggregated."""
-
-    floats_per_cell = 7
 
     def __init__(
         self,
@@ -72,38 +100,22 @@ class ScanTextToImage(LocalMatcher):
         aggregation: Aggregation = "lse",
         raw_norm: RawNorm = "clipped_l2norm",
     ) -> None:
-        super().__init__(embed_size)
-        self.lambda_softmax, self.lambda_lse = lambda_softmax, lambda_lse
-        self.aggregation: Aggregation = aggregation
-        self.raw_norm: RawNorm = raw_norm
-
-    def tile(self, images: Encoded, texts: Encoded) -> Tensor:
-        relevance, _ = self._relevance(images, texts)
-        mask = texts.mask[None].expand_as(relevance)
-        return aggregate(relevance, mask, self.aggregation, self.lambda_lse)
-
-    def _relevance(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
-        """Cosine [I, T, W] of each word with its attended image, and the weights [I, T, W, R]."""
-        v, u = fragments(images), fragments(texts)
-        sims = similarities(v, u)  # [I, T, W, R]
-        attention = normalise_raw(sims, texts.mask[None, :, :, None], 2, self.raw_norm)
-        weights = masked_softmax(self.lambda_softmax * attention, images.mask[:, None, None, :])
-        return attended_cosine(sims, weights, gram(v), u.norm(dim=-1)), weights
+        super().__init__(embed_size, lambda_softmax, lambda_lse, aggregation, raw_norm)
 
     def word_parts(self, image: Encoded, text: Encoded) -> WordParts | None:
         if self.aggregation not in ("mean", "sum"):
             return None
-        relevance, weights = self._relevance(image, text)
-        words = text.mask.sum() if self.aggregation == "mean" else 1
-        effect = relevance[0, 0].masked_fill(~text.mask[0], 0.0) / words
-        return WordParts(effect.clamp(min=0), effect.clamp(max=0), weights[0, 0], additive=True)
+        tile, place = one_pair(text, image)
+        relevance, weights = self.relevance(tile)
+        effect = relevance[0, :, 0] / (tile.sims_QNCK.shape[1] if self.aggregation == "mean" else 1)
+        return WordParts(
+            place(effect.clamp(min=0)), place(effect.clamp(max=0)), place(weights[0, :, 0]), True
+        )
 
 
 @matchers.register("scan-i2t")
-class ScanImageToText(LocalMatcher):
+class ScanImageToText(CrossAttention):
     """SCAN i2t: each region attends to words; cosine of region and attended sentence."""
-
-    floats_per_cell = 7
 
     def __init__(
         self,
@@ -114,27 +126,15 @@ class ScanImageToText(LocalMatcher):
         aggregation: Aggregation = "lse",
         raw_norm: RawNorm = "clipped_l2norm",
     ) -> None:
-        super().__init__(embed_size)
-        self.lambda_softmax, self.lambda_lse = lambda_softmax, lambda_lse
-        self.aggregation: Aggregation = aggregation
-        self.raw_norm: RawNorm = raw_norm
+        super().__init__(embed_size, lambda_softmax, lambda_lse, aggregation, raw_norm)
 
-    def tile(self, images: Encoded, texts: Encoded) -> Tensor:
-        v, u = fragments(images), fragments(texts)
-        # the same attention with the roles exchanged: regions ask, words answer
-        sims = similarities(u, v)  # [T, I, R, W]
-        attention = normalise_raw(sims, images.mask[None, :, :, None], 2, self.raw_norm)
-        weights = masked_softmax(self.lambda_softmax * attention, texts.mask[:, None, None, :])
-        relevance = attended_cosine(sims, weights, gram(u), v.norm(dim=-1))  # [T, I, R]
-        mask = images.mask[None].expand_as(relevance)
-        return aggregate(relevance, mask, self.aggregation, self.lambda_lse).T
+    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
+        return self.directed(images, texts, self.score)
 
 
 @matchers.register("scan")
-class Scan(LocalMatcher):
+class Scan(SimilarityMatcher):
     """SCAN as published at its best: the mean of a t2i and an i2t score of one pair of encoders."""
-
-    floats_per_cell = 8
 
     def __init__(
         self,
@@ -153,5 +153,5 @@ class Scan(LocalMatcher):
             embed_size, lambda_softmax=lambda_i2t, aggregation=aggregation, raw_norm=raw_norm
         )
 
-    def tile(self, images: Encoded, texts: Encoded) -> Tensor:
-        return (self.t2i.tile(images, texts) + self.i2t.tile(images, texts)) / 2
+    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
+        return (self.t2i(images, texts) + self.i2t(images, texts)) / 2

@@ -1,0 +1,191 @@
+"""Scores of a training batch: all pairs at once, against one caption after the other.
+
+    python benchmarks/caption_by_caption.py --batch 128 --regions 36 --dim 1024
+
+The public implementations of SCAN and NAAF score a batch in a Python loop over captions and build a
+context vector for every word of every pair. `naive_scan` and `naive_naaf` do the same, in words of
+our own. Each variant runs forward and backward in a process of its own, so that its peak memory is
+its own; both must give the same scores. Prints seconds, their ratio, and peak memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from counterfoil.encoders import Encoded, l2_normalise
+from counterfoil.matchers import Matcher, Observation, matchers
+
+BOUNDARY = 0.2
+
+
+def l2(x: Tensor, dim: int) -> Tensor:
+    return x / (x.pow(2).sum(dim, keepdim=True).sqrt() + 1e-8)
+
+
+def naive_scan(images: Tensor, captions: Tensor, lengths: list[int]) -> Tensor:
+    """Text-to-image SCAN, LSE, λ = 9: a loop over captions with a context for every word.
+
+    The order of the axes is that of the public code: attention comes as [image, region, word], the
+    contexts as [image, width, word], read through a transposition.
+    """
+    columns = []
+    regions_last = images.transpose(1, 2)
+    for caption, length in zip(captions, lengths, strict=True):
+        words = caption[:length].unsqueeze(0).repeat(len(images), 1, 1)  # [I, W, D]
+        raw = torch.bmm(images, words.transpose(1, 2))  # [I, R, W]
+        attention = l2(F.leaky_relu(raw, 0.1), 2).transpose(1, 2).contiguous()
+        flat = attention.view(len(images) * length, -1)
+        weights = torch.softmax(9.0 * flat, dim=1).view(len(images), length, -1)  # [I, W, R]
+        by_region = weights.transpose(1, 2).contiguous()
+        context = torch.bmm(regions_last, by_region).transpose(1, 2)  # [I, W, D]
+        relevance = cosine(words, context)
+        columns.append(torch.logsumexp(6.0 * relevance, dim=1, keepdim=True) / 6.0)
+    return torch.cat(columns, 1)
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(2) / (torch.norm(a, 2, 2) * torch.norm(b, 2, 2)).clamp(min=1e-8)
+
+
+def naive_naaf(images: Tensor, captions: Tensor, lengths: list[int]) -> Tensor:
+    """NAAF in training, λ = 20: a loop over captions, with its mining of the boundary.
+
+    The boundary itself is held fixed, so that the scores can be compared; the samples for it are
+    taken and their statistics computed after each caption, as the public code does.
+    """
+    columns = []
+    matched: list[float] = []
+    mismatched: list[float] = []
+    for i, (caption, length) in enumerate(zip(captions, lengths, strict=True)):
+        words = caption[:length].unsqueeze(0).repeat(len(images), 1, 1)
+        sims = torch.bmm(words, images.transpose(1, 2))  # [I, W, R]
+        shifted = sims - torch.ones_like(sims) * BOUNDARY
+        closest = shifted.max(2).values
+        negative = closest * (closest < 0).float()
+        kept = torch.where(shifted > 0, torch.exp(20.0 * shifted), torch.zeros_like(shifted))
+        kept = kept / (kept.sum(2, keepdim=True) + 1e-8)
+        context = torch.bmm(kept, images)  # [I, W, D]
+        feature = (words * context).sum(2) / torch.norm(context, 2, 2).clamp(min=1e-8)
+        own = l2(sims.clamp(min=0), 1)
+        flat = torch.softmax(20.0 * own.view(len(images) * length, -1), dim=1)
+        relevance = (flat.view_as(sims) * sims).sum(2)
+        column = (negative + feature + relevance).mean(1, keepdim=True)
+        columns.append(column)
+        mine(sims.detach(), column.detach()[:, 0], i, matched, mismatched)
+    return torch.cat(columns, 1)
+
+
+def mine(sims: Tensor, column: Tensor, i: int, right: list[float], wrong: list[float]) -> None:
+    if int(column.argmax()) != i:
+        return
+    right += sims[i].max(1).values.tolist()
+    wrong += sims[int(column.argmin())].max(1).values.tolist()
+    if len(right) > 200:
+        for samples in (right, wrong):
+            values = torch.tensor(samples)
+            _ = float(values.mean()), float(values.std())
+
+
+def make_batch(options: argparse.Namespace) -> tuple[Tensor, Tensor, list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    images = l2_normalise(
+        torch.randn(options.batch, options.regions, options.dim, generator=generator)
+    )
+    lengths = (10 + torch.randint(0, 8, (options.batch,), generator=generator)).tolist()
+    words = torch.randn(options.batch, max(lengths), options.dim, generator=generator)
+    near = images.repeat(1, 2, 1)[:, : max(lengths)]
+    return images, l2_normalise(near + 0.02 * options.dim**0.5 * words / 4), lengths
+
+
+def run(variant: str, options: argparse.Namespace) -> dict[str, object]:
+    method, how = variant.split("-")
+    images, captions, lengths = make_batch(options)
+    images.requires_grad_()
+    captions.requires_grad_()
+    if how == "loop":
+        score = naive_scan if method == "scan" else naive_naaf
+        call = lambda: score(images, captions, lengths)  # noqa: E731
+    else:
+        mask = torch.arange(captions.shape[1])[None] < torch.tensor(lengths)[:, None]
+        regions = torch.ones(images.shape[:2], dtype=torch.bool)
+        name, setting = ("scan-t2i", {}) if method == "scan" else ("naaf", {"boundary": BOUNDARY})
+        matcher = matchers[name](options.dim, **setting).train()
+        sides = Encoded(images, regions), Encoded(captions, mask)
+        call = lambda: watched(matcher, *sides)  # noqa: E731
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = []
+    for _ in range(1 if how == "loop" else options.repeat):
+        images.grad = captions.grad = None
+        started = time.perf_counter()
+        scores = call()
+        scores.diagonal().sum().backward()
+        seconds.append(time.perf_counter() - started)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert images.grad is not None
+    return {
+        "seconds": min(seconds),
+        "peak_mb": peak / 1024,
+        "grew_mb": (peak - before) / 1024,
+        "checksum": float(scores.detach().double().sum()),
+        "gradient": float(images.grad.double().abs().sum()),
+    }
+
+
+def watched(matcher: Matcher, images: Encoded, texts: Encoded) -> Tensor:
+    """Scores, and what the matcher learns by watching (NAAF's boundary), as in a training step."""
+    scores: Tensor = matcher(images, texts)
+    eye = torch.eye(len(scores), dtype=torch.bool)
+    held = {key: value.clone() for key, value in matcher.state_dict().items()}
+    matcher.observe(Observation(images, texts, scores.detach(), eye, 0, 0))
+    matcher.load_state_dict(held)  # the boundary stays, so that repetitions can be compared
+    return scores
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--regions", type=int, default=36)
+    parser.add_argument("--dim", type=int, default=1024)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--variant", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.variant:
+        print(json.dumps(run(options.variant, options)))
+        return 0
+    results: dict[str, dict[str, float]] = {}
+    for variant in ("scan-loop", "scan-tiles", "naaf-loop", "naaf-tiles"):
+        print(f"{variant} …", file=sys.stderr)
+        done = subprocess.run(
+            [sys.executable, __file__, *sys.argv[1:], "--variant", variant],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        results[variant] = json.loads(done.stdout)
+    for method in ("scan", "naaf"):
+        loop, tiles = results[f"{method}-loop"], results[f"{method}-tiles"]
+        tiles["ratio"] = loop["seconds"] / tiles["seconds"]
+        apart = abs(loop["checksum"] - tiles["checksum"]) / max(1.0, abs(loop["checksum"]))
+        if not options.json:
+            print(
+                f"{method}: caption by caption {loop['seconds']:.2f} s, {loop['grew_mb']:.0f} MB; "
+                f"tiles {tiles['seconds']:.3f} s, {tiles['grew_mb']:.0f} MB; "
+                f"{tiles['ratio']:.1f} times faster; scores differ by {apart:.1e}"
+            )
+    if options.json:
+        print(json.dumps(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

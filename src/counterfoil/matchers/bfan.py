@@ -1,0 +1,96 @@
+"""BFAN: bidirectional focal attention (Liu et al. 2019). Irrelevant fragments get no attention."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from counterfoil.encoders.encoded import Encoded
+from counterfoil.kernels.attention import answer_softmax, packed_cosine
+from counterfoil.kernels.similarity_tiles import Tile
+from counterfoil.matchers.base import matchers
+from counterfoil.matchers.local import WordParts
+from counterfoil.matchers.scan import normalise_raw
+from counterfoil.matchers.similarity import SimilarityMatcher, one_pair
+
+Focal = Literal["equal", "prob"]
+
+TIE = 1e-5
+"""Fragments this close to the average are kept: rounding must not choose among equals.
+
+A caption of one word attends alike to all regions it agrees with, and a lone fragment is its own
+average; the public code, which drops ties, divides zero by zero there.
+"""
+
+
+def focus(weights: Tensor, mask: Tensor | None, focal: Focal) -> Tensor:
+    """Attention weights (last axis) with those of irrelevant fragments set to zero.
+
+    Fragment j is irrelevant where Σ_k (w_j − w_k) g_k < 0: it gets less attention than the others,
+    these counted alike (equal, g = 1) or by their own confidence (prob, g = √w_k). Which ones are
+    kept is a decision without gradient.
+    """
+    with torch.no_grad():
+        if focal == "prob":
+            trust = weights.sqrt()
+        else:
+            trust = torch.ones_like(weights) if mask is None else mask.to(weights.dtype)
+        tie = max(TIE, 4 * torch.finfo(weights.dtype).eps)
+        average = (weights * trust).sum(-1, keepdim=True)
+        kept = weights * trust.sum(-1, keepdim=True) > average * (1 - tie)
+    return weights.masked_fill(~kept, 0.0)
+
+
+@matchers.register("bfan")
+class BFAN(SimilarityMatcher):
+    """BFAN: words attend to the relevant regions, regions to the relevant words; cosines, averaged.
+
+    The score is the sum of both directions (up to 2), or one of them.
+    """
+
+    def __init__(
+        self,
+        embed_size: int,
+        *,
+        focal: Focal = "equal",
+        lambda_softmax: float = 20.0,
+        direction: Literal["both", "t2i", "i2t"] = "both",
+    ) -> None:
+        super().__init__(embed_size)
+        self.focal: Focal = focal
+        self.lambda_softmax, self.direction = lambda_softmax, direction
+
+    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
+        if self.direction == "t2i":
+            return self.directed(texts, images, self.score).T
+        of_regions = self.directed(images, texts, self.score)
+        if self.direction == "i2t":
+            return of_regions
+        return self.directed(texts, images, self.score).T + of_regions
+
+    def score(self, tile: Tile) -> Tensor:
+        return self.relevance(tile)[0].mean(1)
+
+    def relevance(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        """Cosine [Q, N, C] of each fragment with what it attends to, and the weights [Q, N, C, K].
+
+        The paper divides the weights that are left by their sum; the cosine does not notice.
+        """
+        attention = normalise_raw(tile.sims_QNCK, None, 1, "clipped_l2norm")
+        weights = answer_softmax(self.lambda_softmax * attention, tile.answers_CK)
+        weights = focus(weights, tile.answers_CK, self.focal)
+        norms = tile.asking_QND.norm(dim=-1)
+        return packed_cosine(tile.sims_QNCK, weights, tile.gram_CKK, norms), weights
+
+    def word_parts(self, image: Encoded, text: Encoded) -> WordParts | None:
+        if self.direction != "t2i":
+            return None
+        tile, place = one_pair(text, image)
+        relevance, weights = self.relevance(tile)
+        effect = relevance[0, :, 0] / max(1, relevance.shape[1])
+        looked = weights[0, :, 0] / weights[0, :, 0].sum(-1, keepdim=True).clamp(min=1e-8)
+        return WordParts(
+            place(effect.clamp(min=0)), place(effect.clamp(max=0)), place(looked), additive=True
+        )

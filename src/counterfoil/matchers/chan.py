@@ -1,0 +1,91 @@
+"""CHAN: cross-modal hard aligning (Pan, Wu, Zhang 2023). A word is worth its best region."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from counterfoil.encoders.encoded import Encoded
+from counterfoil.kernels.attention import answer_softmax, packed_cosine
+from counterfoil.kernels.similarity_tiles import Tile
+from counterfoil.matchers.base import matchers
+from counterfoil.matchers.local import WordParts
+from counterfoil.matchers.scan import aggregate
+from counterfoil.matchers.similarity import SimilarityMatcher, one_pair
+
+Coding = Literal["vha", "tha", "vsa"]
+Pooling = Literal["lse", "mean", "max", "sum", "softmax"]
+
+
+@matchers.register("chan")
+class CHAN(SimilarityMatcher):
+    """CHAN: hard assignment of each word to its most similar region, then pooling over words.
+
+    ``coding``: "vha" assigns words to regions, "tha" regions to words; "vsa" is the soft form of
+    the latter, the cosine of a region with the words it attends to at temperature ``alpha``. What
+    is coded is pooled over the words (vha) or regions (tha, vsa); "lse" is β log Σ exp(s/β).
+
+    ``form="reference"`` leaves out the factor β, as the public code does: scores, and with them
+    the meaning of a margin, are 1/β times as large. An item without fragments scores zero.
+    """
+
+    def __init__(
+        self,
+        embed_size: int,
+        *,
+        coding: Coding = "vha",
+        pooling: Pooling = "lse",
+        beta: float = 0.1,
+        alpha: float = 0.1,
+        form: Literal["paper", "reference"] = "paper",
+    ) -> None:
+        super().__init__(embed_size)
+        self.coding, self.pooling = coding, pooling
+        self.beta, self.alpha, self.form = beta, alpha, form
+
+    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
+        if self.coding == "vha":
+            return self.directed(texts, images, self.score).T
+        return self.directed(images, texts, self.score)
+
+    def score(self, tile: Tile) -> Tensor:
+        """One score [Q, C] from what each asking fragment found."""
+        coded = self._coded(tile)  # [Q, N, C]
+        if self.pooling == "softmax":
+            return ((coded / self.beta).softmax(1) * coded).sum(1)
+        score = aggregate(coded, None, self.pooling, lambda_lse=1 / self.beta, dim=1)
+        if self.pooling == "lse" and self.form == "reference":
+            score = score / self.beta
+        if tile.answers_CK is not None:
+            score = score.masked_fill(~tile.answers_CK.any(1), 0.0)
+        return score
+
+    def _coded(self, tile: Tile) -> Tensor:
+        if self.coding != "vsa":
+            return highest(tile)
+        weights = answer_softmax(tile.sims_QNCK / self.alpha, tile.answers_CK)
+        norms = tile.asking_QND.norm(dim=-1)
+        return packed_cosine(tile.sims_QNCK, weights, tile.gram_CKK, norms)
+
+    def word_parts(self, image: Encoded, text: Encoded) -> WordParts | None:
+        if self.coding != "vha" or self.pooling not in ("mean", "sum"):
+            return None
+        tile, place = one_pair(text, image)
+        sims = tile.sims_QNCK[0, :, 0]  # [W, R]
+        effect = highest(tile)[0, :, 0]
+        effect = effect / max(1, len(effect)) if self.pooling == "mean" else effect
+        looked = F.one_hot(sims.argmax(1), sims.shape[1]).to(sims.dtype)
+        return WordParts(
+            place(effect.clamp(min=0)), place(effect.clamp(max=0)), place(looked), additive=True
+        )
+
+
+def highest(tile: Tile) -> Tensor:
+    """Largest similarity [Q, N, C] of each asking fragment; zero where nothing answers."""
+    if tile.answers_CK is None:
+        return tile.sims_QNCK.amax(-1)
+    best = tile.sims_QNCK.masked_fill(~tile.answers_CK, -torch.inf).amax(-1)
+    return best.masked_fill(~tile.answers_CK.any(1), 0.0)

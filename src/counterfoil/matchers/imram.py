@@ -1,0 +1,115 @@
+"""IMRAM: iterative matching with recurrent attention memory (Chen et al. 2020)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from counterfoil.encoders.encoded import Encoded, l2_normalise
+from counterfoil.errors import ConfigError
+from counterfoil.kernels.attention import attended_cosine, gram, masked_softmax, similarities
+from counterfoil.matchers.base import matchers
+from counterfoil.matchers.local import LocalMatcher, fragments
+from counterfoil.matchers.scan import aggregate, normalise_raw
+
+
+class MemoryDistillation(nn.Module):
+    """Queries refined by what they attended to: q ← g q + (1 − g) o, for the next step.
+
+    g = sigmoid(W_g [q; c] + b_g) and o = tanh(W_o [q; c] + b_o) with c = Σ_k w_k v_k. As the map
+    is linear up to there, W c is Σ_k w_k (W v_k): fragments are mapped once an item instead of
+    contexts once a pair, and c itself is never built.
+    """
+
+    def __init__(self, embed_size: int, normalise: bool) -> None:
+        super().__init__()
+        self.gate = nn.Linear(2 * embed_size, embed_size)
+        self.update = nn.Linear(2 * embed_size, embed_size)
+        self.normalise = normalise
+
+    def forward(self, queries: Tensor, weights: Tensor, contexts: Tensor) -> Tensor:
+        """New queries [C, Q, N, D] of old ones, their weights [C, Q, N, K] and v [C, K, D]."""
+        gate = torch.sigmoid(self._linear(self.gate, queries, weights, contexts))
+        update = torch.tanh(self._linear(self.update, queries, weights, contexts))
+        refined = gate * queries + (1 - gate) * update
+        return l2_normalise(refined) if self.normalise else refined
+
+    @staticmethod
+    def _linear(layer: nn.Linear, queries: Tensor, weights: Tensor, contexts: Tensor) -> Tensor:
+        of_query, of_context = layer.weight.chunk(2, dim=1)
+        attended = weights.flatten(1, 2) @ F.linear(contexts, of_context)  # [C, Q·N, D]
+        own = F.linear(queries, of_query, layer.bias)
+        return own + attended.unflatten(1, weights.shape[1:3])
+
+
+class RecurrentAttention(nn.Module):
+    """One direction: in each step every asking fragment attends to the other side, then changes."""
+
+    def __init__(self, embed_size: int, steps: int, lambda_softmax: float, normalise: bool) -> None:
+        super().__init__()
+        self.steps, self.lambda_softmax = steps, lambda_softmax
+        # what a step remembers is for the next one
+        self.memory = MemoryDistillation(embed_size, normalise) if steps > 1 else None
+
+    def forward(self, asking: Encoded, answering: Encoded) -> Tensor:
+        """Scores [steps, C, Q]: mean cosine of the original fragments with what they attend to."""
+        u, v = fragments(asking), fragments(answering)
+        asked, answers = asking.mask[None, :, :, None], answering.mask[:, None, None, :]
+        original = sims = similarities(v, u)  # [C, Q, N, K]
+        queries, gram_CKK, norms = u[None], gram(v), u.norm(dim=-1)
+        scores = []
+        for step in range(self.steps):
+            attention = normalise_raw(sims, asked, 2, "clipped_l2norm")
+            weights = masked_softmax(self.lambda_softmax * attention, answers)
+            relevance = attended_cosine(original, weights, gram_CKK, norms)  # [C, Q, N]
+            mask = asking.mask[None].expand_as(relevance)
+            scores.append(aggregate(relevance, mask, "mean", lambda_lse=1.0))
+            if self.memory is not None and step + 1 < self.steps:
+                queries = self.memory(queries, weights, v)  # [C, Q, N, D]
+                sims = (queries.flatten(1, 2) @ v.transpose(1, 2)).view_as(original)
+        return torch.stack(scores)
+
+
+@matchers.register("imram")
+class IMRAM(LocalMatcher):
+    """IMRAM: K steps of attention with a gated memory; the score is the sum over steps and sides.
+
+    ``mode``: "text" lets words ask regions, "image" regions words, "full" both, each with weights
+    of its own. ``normalise`` brings a refined query to unit length; the published runs do not.
+    """
+
+    def __init__(
+        self,
+        embed_size: int,
+        *,
+        steps: int = 3,
+        mode: Literal["full", "text", "image"] = "full",
+        lambda_softmax: float = 9.0,
+        normalise: bool = False,
+    ) -> None:
+        super().__init__(embed_size)
+        if steps < 1:
+            raise ConfigError(f"model.matcher.steps: expected at least 1, got {steps}")
+        self.steps = steps
+        self.text = self.image = None
+        if mode != "image":
+            self.text = RecurrentAttention(embed_size, steps, lambda_softmax, normalise)
+        if mode != "text":
+            self.image = RecurrentAttention(embed_size, steps, lambda_softmax, normalise)
+
+    def cells_per_pair(self, words: int, regions: int) -> int:
+        # after each step but the last, every asking fragment of a pair has a gate, an update and a
+        # new query of D numbers each
+        asking = words * (self.text is not None) + regions * (self.image is not None)
+        return words * regions + asking * self.embed_size * (self.steps - 1)
+
+    def tile(self, images: Encoded, texts: Encoded) -> Tensor:
+        scores = []
+        if self.text is not None:
+            scores.append(self.text(texts, images).sum(0))
+        if self.image is not None:
+            scores.append(self.image(images, texts).sum(0).T)
+        return torch.stack(scores).sum(0)

@@ -1,0 +1,236 @@
+"""What holds for every matcher of fragments: padding, order, tiles, gradients, extremes.
+
+A matcher is tested by being registered; some are tested in further forms as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from counterfoil.encoders import Encoded
+from counterfoil.kernels import tiles
+from counterfoil.matchers import LocalMatcher, matchers
+
+DIM = 32
+FORMS = {
+    "scan-t2i/mean": {"aggregation": "mean", "raw_norm": "softmax"},
+    "scan-i2t/max": {"aggregation": "max"},
+    "bfan/prob": {"focal": "prob"},
+    "chan/tha": {"coding": "tha", "pooling": "softmax"},
+    "chan/vsa": {"coding": "vsa", "pooling": "max"},
+    "chan/mean": {"pooling": "mean"},
+    "imram/text": {"mode": "text", "steps": 2, "normalise": True},
+}
+NAMES = [name for name in matchers if getattr(matchers[name], "needs", "") == "fragments"]
+NAMES += [form for form in FORMS if form.split("/")[0] in matchers]
+every_matcher = pytest.mark.parametrize("name", NAMES)
+
+
+def make(name: str, dtype: torch.dtype = torch.float32) -> LocalMatcher:
+    torch.manual_seed(0)
+    return matchers[name.split("/")[0]](DIM, **FORMS.get(name, {})).to(dtype).eval()
+
+
+def side(lengths: list[int], longest: int, seed: int, dtype=torch.float32) -> Encoded:
+    """Unit fragments with a common part, so that attention has something to find."""
+    generator = torch.Generator().manual_seed(seed)
+    shared = torch.randn(4, DIM, generator=torch.Generator().manual_seed(99))
+    x = torch.randn(len(lengths), longest, DIM, generator=generator)
+    which = torch.randint(4, (len(lengths), longest), generator=generator)
+    mask = torch.arange(longest)[None] < torch.tensor(lengths)[:, None]
+    x = F.normalize(x + shared[which], dim=-1) * mask[..., None]
+    corners = torch.rand(len(lengths), longest, 4, generator=generator).sort(-1).values
+    boxes = corners * mask[..., None]
+    links = torch.rand(len(lengths), longest, longest, generator=generator) < 0.4
+    links = (links | links.mT) & mask[:, None] & mask[..., None]
+    return Encoded(x.to(dtype), mask, None, boxes.to(dtype), links)
+
+
+def batch(seed: int = 0, dtype=torch.float32) -> tuple[Encoded, Encoded]:
+    return side([6, 1, 4, 6], 6, seed, dtype), side([7, 3, 1, 5, 7], 7, seed + 50, dtype)
+
+
+def with_junk(encoded: Encoded, seed: int) -> Encoded:
+    noise = torch.randn(encoded.fragments.shape, generator=torch.Generator().manual_seed(seed))
+    junk = 3.0 * noise * ~encoded.mask[..., None]
+    return replace(encoded, fragments=encoded.fragments + junk)
+
+
+def with_gradient(encoded: Encoded) -> Encoded:
+    return replace(encoded, fragments=encoded.fragments.clone().requires_grad_())
+
+
+def gradients(name: str, images: Encoded, texts: Encoded) -> list[Tensor]:
+    """Of a generic function of the scores, with respect to both sides and all parameters."""
+    matcher = make(name, images.fragments.dtype)
+    images, texts = with_gradient(images), with_gradient(texts)
+    scores = matcher(images, texts)
+    weights = torch.randn(scores.shape, generator=torch.Generator().manual_seed(5))
+    wanted = [images.fragments, texts.fragments, *matcher.parameters()]
+    found = torch.autograd.grad((scores * weights).sum(), wanted, allow_unused=True)
+    return [x for x in found if x is not None]
+
+
+def assert_same(mine: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
+    scale = max(1.0, float(expected.detach().abs().max()))
+    error = float((mine - expected).detach().abs().max()) / scale
+    assert error <= tolerance, f"differs by {error:.2e}"
+
+
+@every_matcher
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 999), more_regions=st.integers(0, 4), more_words=st.integers(1, 4))
+def test_padding_never_changes_a_score(name, seed, more_regions, more_words) -> None:
+    images, texts = batch(seed)
+    matcher = make(name)
+    expected = matcher(images, texts)
+    images = images.pad_to(images.mask.shape[1] + more_regions)
+    texts = texts.pad_to(texts.mask.shape[1] + more_words)
+    assert_same(matcher(images, texts), expected)
+    # padding is zero by contract; no matcher is to rely on it
+    assert_same(matcher(with_junk(images, seed), with_junk(texts, seed)), expected)
+
+
+@every_matcher
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 999))
+def test_order_never_changes_a_score(name, seed) -> None:
+    images, texts = batch(seed)
+    matcher = make(name)
+    expected = matcher(images, texts)
+    generator = torch.Generator().manual_seed(seed)
+    rows, columns = (torch.randperm(len(x), generator=generator) for x in (images, texts))
+    assert_same(matcher(images[rows], texts[columns]), expected[rows][:, columns])
+    shuffled = torch.rand(images.mask.shape, generator=generator) + 2.0 * ~images.mask
+    places = shuffled.argsort(1)[..., None]
+    moved = replace(
+        images,
+        fragments=images.fragments.take_along_dim(places, 1),
+        boxes=images.boxes.take_along_dim(places, 1),
+    )
+    assert_same(matcher(moved, texts), expected)
+
+
+@every_matcher
+@pytest.mark.parametrize("cells", [1, 700])
+def test_tiles_never_change_a_score_or_a_gradient(name, cells) -> None:
+    images, texts = (items[1:] for items in batch(3))
+    # in float64: a kink within the rounding of float32 has one slope in one tile, one in another
+    wide = [items[1:] for items in batch(3, torch.float64)]
+    expected, slopes = make(name)(images, texts), gradients(name, *wide)
+    with mock.patch.object(tiles, "CPU_CELLS", cells):
+        assert_same(make(name)(images, texts), expected)
+        tiled = gradients(name, *wide)
+    assert len(tiled) == len(slopes)
+    for mine, whole in zip(tiled, slopes, strict=True):
+        assert_same(mine, whole, 1e-9)
+
+
+@every_matcher
+def test_a_pair_scores_the_same_alone(name) -> None:
+    images, texts = batch(4)
+    matcher = make(name)
+    expected = matcher(images, texts)
+    pieces = [
+        torch.cat([matcher(images[i : i + 1], texts[j : j + 1]) for j in range(len(texts))], 1)
+        for i in range(len(images))
+    ]
+    assert_same(torch.cat(pieces), expected)
+
+
+@every_matcher
+def test_gradients_reach_both_sides_and_no_padding(name) -> None:
+    images, texts = batch(5)
+    slopes = gradients(name, images, texts)
+    for slope, items in zip(slopes, (images, texts), strict=False):
+        assert slope.isfinite().all()
+        assert slope[items.mask].abs().amax(-1).gt(0).float().mean() > 0.5
+        assert not slope[~items.mask].any()
+
+
+@every_matcher
+def test_every_parameter_gets_a_gradient(name) -> None:
+    parameters = list(make(name).parameters())
+    slopes = gradients(name, *batch(6))[2:]
+    assert len(slopes) == len(parameters)
+    assert all(slope.isfinite().all() for slope in slopes)
+
+
+@every_matcher
+def test_slopes_are_those_of_the_scores(name) -> None:
+    """Directional derivatives in float64, left out where a kink lies within the step."""
+    images = side([3, 2], 3, 7, torch.float64)
+    texts = side([3, 1], 3, 8, torch.float64)
+    matcher = make(name, torch.float64)
+
+    def total(x: Tensor, y: Tensor) -> Tensor:
+        scores = matcher(replace(images, fragments=x), replace(texts, fragments=y))
+        return (scores * torch.tensor([[1.0, -0.5], [0.3, 2.0]], dtype=torch.float64)).sum()
+
+    sides = [images.fragments.requires_grad_(), texts.fragments.requires_grad_()]
+    slopes = torch.autograd.grad(total(*sides), sides)
+    generator = torch.Generator().manual_seed(1)
+    smooth = 0
+    for _ in range(12):
+        ways = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in sides]
+        expected = sum(float((slope * way).sum()) for slope, way in zip(slopes, ways, strict=True))
+        with torch.no_grad():
+            at = {
+                h: total(*(x + h * way for x, way in zip(sides, ways, strict=True)))
+                for h in (-1e-5, -5e-6, 0.0, 5e-6, 1e-5)
+            }
+        forward, backward = (at[1e-5] - at[0.0]) / 1e-5, (at[0.0] - at[-1e-5]) / 1e-5
+        central = float(at[5e-6] - at[-5e-6]) / 1e-5
+        if abs(float(forward - backward)) > 1e-2 * max(1.0, abs(central)):
+            continue
+        smooth += 1
+        assert central == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert smooth >= 6
+
+
+@every_matcher
+def test_bf16_scores_are_close(name) -> None:
+    images, texts = batch(9)
+    matcher = make(name)
+    expected = matcher(images, texts)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = matcher(images, texts).float()
+    assert rough.isfinite().all()
+    spread = float((expected - expected.mean()).detach().std())
+    assert float((rough - expected).detach().abs().mean()) <= 0.1 * spread + 0.01
+
+
+@every_matcher
+@pytest.mark.parametrize(("regions", "words"), [(1, 1), (1, 6), (6, 1)])
+def test_one_word_one_region_batch_of_one(name, regions, words) -> None:
+    images, texts = side([regions], regions, 10), side([words], words, 11)
+    scores = make(name)(images, texts)
+    assert scores.shape == (1, 1)
+    assert scores.isfinite().all()
+    assert all(slope.isfinite().all() for slope in gradients(name, images, texts))
+
+
+@every_matcher
+def test_an_item_without_fragments_gives_no_nan_and_disturbs_nobody(name) -> None:
+    images, texts = batch(12)
+    expected = make(name)(images, texts)
+    nothing = side([0], 2, 13)
+    images, texts = Encoded.cat([images, nothing]), Encoded.cat([texts, nothing])
+    scores = make(name)(images, texts)
+    assert not scores.isnan().any()
+    assert_same(scores[:-1, :-1], expected)
+    slopes = torch.autograd.grad(
+        make(name)(with_gradient(images), fresh := with_gradient(texts))[:-1, :-1].sum(),
+        fresh.fragments,
+    )
+    assert slopes[0].isfinite().all()
+    for single in ((nothing, texts), (images, nothing), (nothing, nothing)):
+        assert not make(name)(*single).isnan().any()
