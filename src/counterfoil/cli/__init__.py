@@ -9,6 +9,7 @@ import typer
 from counterfoil.cli.data import data_app
 from counterfoil.cli.demo import demo
 from counterfoil.cli.evaluate import evaluate
+from counterfoil.cli.explain import explain
 from counterfoil.cli.import_ import import_
 from counterfoil.cli.models import models
 from counterfoil.cli.score import score
@@ -33,6 +34,7 @@ app.command()(demo)
 app.command()(train)
 app.command()(evaluate)
 app.command()(score)
+app.command()(explain)
 app.command()(models)
 app.command("import")(import_)
 app.add_typer(data_app, name="data")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +13,17 @@ from counterfoil.config import DataConfig, ModelConfig
 from counterfoil.data.batches import ImageBatch, TextBatch, pad_fragments, pad_texts
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
-from counterfoil.data.texts import HuggingFaceText, TextProcessor, WordText
+from counterfoil.data.parsing import create_parser
+from counterfoil.data.texts import HuggingFaceText, TextProcessor, WordText, with_parser
 from counterfoil.data.vocabulary import Vocabulary
 from counterfoil.encoders import Encoded, image_encoders, text_encoders
 from counterfoil.errors import DataError
 from counterfoil.matchers import Matcher, matchers
 from counterfoil.models.spec import ModelSpec, resolve
 from counterfoil.registry import Registry
+
+if TYPE_CHECKING:
+    from counterfoil.models.explain import Match
 
 
 class Model(nn.Module):
@@ -41,6 +46,8 @@ class Model(nn.Module):
         self.image_encoder = _create(image_encoders, spec.image, input_dim, spec.embed_size)
         self.text_encoder = _create(text_encoders, spec.text, text, spec.embed_size)
         self.matcher: Matcher = _create(matchers, spec.matcher, spec.embed_size)
+        if self.matcher.needs_graph:
+            self.text = with_parser(text, create_parser(self.matcher.parser))
 
     @property
     def device(self) -> torch.device:
@@ -52,12 +59,20 @@ class Model(nn.Module):
                 f"the model '{self.spec.name}' reads fragments of {self.input_dim} numbers, "
                 f"these have {images.fragments.shape[-1]}"
             )
+        if self.matcher.needs_boxes and images.boxes is None:
+            raise DataError(
+                f"the model '{self.spec.name}' reads where regions are, but these images have no "
+                "boxes: use features that have them (in the SCAN layout SPLIT_ims_bbx.npy and "
+                "SPLIT_ims_size.npy beside SPLIT_ims.npy; our own extractors always do)"
+            )
         encoded: Encoded = self.image_encoder(images)
-        return encoded.keep(self.matcher.needs)
+        boxes = images.boxes if self.matcher.needs_boxes else None
+        return replace(encoded.keep(self.matcher.needs), boxes=boxes)
 
     def encode_texts(self, texts: TextBatch) -> Encoded:
         encoded: Encoded = self.text_encoder(texts)
-        return encoded.keep(self.matcher.needs)
+        graph = texts.graph if self.matcher.needs_graph else None
+        return replace(encoded.keep(self.matcher.needs), graph=graph)
 
     def forward(self, images: ImageBatch, texts: TextBatch) -> Tensor:
         """Scores [n_images, n_texts]."""
@@ -75,6 +90,12 @@ class Model(nn.Module):
             return self(batch, texts.to(self.device)).float().cpu()
         finally:
             self.train(was_training)
+
+    def explain(self, image: Fragments, text: str) -> Match:
+        """How each word of a caption bears on its match with an image, given as fragments."""
+        from counterfoil.models.explain import explain
+
+        return explain(self, image, text)
 
 
 def _create(registry: Registry[Any], part: dict[str, Any], *args: Any) -> Any:

@@ -1,0 +1,192 @@
+"""`counterfoil explain`: which words of a sentence speak for an image, and which against."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from counterfoil.cli.output import (
+    CACHE_OPTION,
+    JSON_OPTION,
+    console,
+    parse_options,
+    print_json,
+    print_table,
+    progress,
+)
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from rich.text import Text
+
+    from counterfoil.data.fragments import Fragments
+    from counterfoil.data.pairs import Pairs
+    from counterfoil.models.explain import Match, WordEffect
+    from counterfoil.models.model import Model
+
+
+def explain(
+    run: Annotated[Path, typer.Argument(help="Run or model folder.")],
+    image: Annotated[str, typer.Argument(help="An image file, or an image id of the data set.")],
+    text: Annotated[str, typer.Argument(help="The sentence.")],
+    data: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        typer.Option("--data", help="Data set of the id; by default the one of the run."),
+    ] = None,
+    format: Annotated[Optional[str], typer.Option(help="Its format, if not detected.")] = None,  # noqa: UP045
+    option: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--option", help="Option of the data source: key=value."),
+    ] = None,
+    split: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Split of the id; by default all are searched."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--out", "-o", help="Also draw the explanation, as a PNG file."),
+    ] = None,
+    cache: Path = CACHE_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Explain the score of an image and a sentence word by word.
+
+    [bold]Examples[/]
+
+      counterfoil explain runs/naaf-scenes photo.png "a man on a red bicycle" --out why.png
+      counterfoil explain runs/naaf-scenes scene-test-000012 "two cows next to a tree"
+
+    Green words count for the match, red ones against it. With matchers that are a sum over words,
+    effects add up to the score; with others, an effect is what the score loses when the word is
+    left out.
+    """
+    from counterfoil.errors import ConfigError
+    from counterfoil.training.load import evaluation_split, load_model
+
+    if not text.strip():
+        raise ConfigError("nothing to explain: the sentence is empty")
+    if out is not None and out.suffix.lower() != ".png":
+        raise ConfigError(f"--out {out}: the picture is a PNG, name it so")
+    model = load_model(run, device)
+    if Path(image).is_file():
+        fragments, pixels = _from_file(model, run, Path(image))
+    else:
+        _refuse_missing_file(image, run, data)
+        bars = progress(quiet=as_json)
+        pairs = evaluation_split(run, data, format, parse_options(option or []), cache, bars)
+        fragments, pixels = _from_data(pairs, image, split)
+    match = model.explain(fragments, text)
+    if out is not None:
+        from counterfoil.evaluation.explain_chart import explain_png
+        from counterfoil.files import write_atomically
+
+        write_atomically(out, explain_png(match, pixels))
+    if as_json:
+        print_json({"run": str(run), "model": model.spec.name, "image": image, **match.as_dict()})
+        return
+    _print(match)
+    if out is not None:
+        console().print(f"picture: {out}", highlight=False, markup=False)
+
+
+def _from_file(model: Model, run: Path, path: Path) -> tuple[Fragments, Image.Image | None]:
+    from counterfoil.data.images import FileImage, open_image
+    from counterfoil.errors import ConfigError
+    from counterfoil.features import extractors
+    from counterfoil.training.load import run_config
+
+    if model.fragments_from is None:
+        raise ConfigError(
+            f"{run}: this model was trained on precomputed features, so it cannot read an image "
+            "file; give the id of an image of its data set instead"
+        )
+    config = run_config(run)
+    features = config.data.features if config is not None else None
+    same = features is not None and features.extractor == model.fragments_from
+    options = features.options if features is not None and same else {}
+    pixels = open_image(FileImage(path))
+    return extractors.create(model.fragments_from, options).extract(pixels), pixels
+
+
+def _refuse_missing_file(image: str, run: Path, data: str | None) -> None:
+    """What looks like a file, or cannot be an id, is not searched for in a data set."""
+    from counterfoil.errors import DataError
+    from counterfoil.training.load import run_config
+
+    path = Path(image)
+    if path.is_dir():
+        raise DataError(f"{image}: a folder; give an image file, or the id of an image")
+    if data is None and run_config(run) is None:
+        raise DataError(
+            f"{image}: no such image file; to use the id of an image, name its data with --data"
+        )
+
+
+def _from_data(pairs: Pairs, image: str, split: str | None) -> tuple[Fragments, Image.Image | None]:
+    """Fragments and pixels, where there are any, of an image by its id."""
+    from counterfoil.data.images import open_image
+    from counterfoil.errors import DataError, nearest
+
+    searched = [pairs[split]] if split is not None else list(pairs)
+    for one in searched:
+        if image in one.ids:
+            index = list(one.ids).index(image)
+            break
+    else:
+        names = ", ".join(one.name for one in searched)
+        known = [name for one in searched for name in one.ids]
+        example = f" (ids look like '{known[0]}')" if known else ""
+        raise DataError(
+            f"{image}: neither an image file nor an id in the data set '{pairs.name}', splits: "
+            f"{names}{nearest(image, known)}{example}"
+        )
+    if one.fragments is None:
+        raise DataError(f"split '{one.name}' has no fragments; extract features first")
+    pixels = open_image(one.pixels[index]) if one.pixels is not None else None
+    return one.fragments.read(index), pixels
+
+
+def _print(match: Match) -> None:
+    from counterfoil.evaluation.explain_chart import method_note, signed
+
+    def row(word: WordEffect) -> list[str]:
+        return [word.word, signed(word.effect), signed(word.positive), signed(word.negative)]
+
+    out = console()
+    many = out.color_system in ("256", "truecolor")
+    out.print(coloured(match, many))
+    print_table(
+        [
+            ["word", "effect", "positive", "negative"],
+            *(row(word) for word in match.words),
+            *(row(word) for word in match.specials),
+        ]
+    )
+    boundary = f", boundary {match.boundary:.4f}" if match.boundary is not None else ""
+    out.print(f"score {match.score:.4f}{boundary}", highlight=False, style="bold")
+    out.print(method_note(match), highlight=False, markup=False)
+
+
+def coloured(match: Match, many: bool = True) -> Text:
+    """The sentence with each word in its colour, on a terminal with ``many`` colours or a few."""
+    from rich.color import Color
+    from rich.style import Style
+    from rich.text import Text
+
+    from counterfoil.evaluation.explain_chart import colour_of, shades
+
+    sentence = Text(match.text)
+    for word, shade in zip(match.words, shades(match), strict=True):
+        if word.span is None or abs(shade) <= 0.05:
+            continue
+        name, strong = ("green" if shade > 0 else "red"), abs(shade) > 0.5
+        if many:
+            ground = Color.from_rgb(*colour_of(shade))
+            style = Style(color="black", bgcolor=ground, bold=strong)
+        else:
+            style = Style(color="black", bgcolor=name, bold=True) if strong else Style(color=name)
+        sentence.stylize(style, *word.span)
+    return sentence

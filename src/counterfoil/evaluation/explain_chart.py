@@ -1,0 +1,240 @@
+"""An explanation as a picture, and its sentence as HTML: green words count for, red against."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from html import escape
+
+from PIL import Image, ImageDraw, ImageFont
+
+from counterfoil.models.explain import Match, WordEffect
+
+FOR, AGAINST = (22, 163, 74), (220, 38, 38)
+INK, FAINT, PAPER = (31, 41, 55), (107, 114, 128), (255, 255, 255)
+WIDTH, MARGIN = 960, 36
+IMAGE_HEIGHT = 720
+LEAST_WEIGHT = 0.04
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+Colour = tuple[int, int, int]
+
+
+def shades(match: Match) -> list[float]:
+    """For each word a number from −1 (counts against, strongly) to 1 (counts for, strongly).
+
+    What counts against is often small beside what counts for; it is shown up to four times as
+    strong, so that it can be seen.
+    """
+    effects = [word.effect for word in match.words]
+    largest = max(map(abs, effects), default=0.0)
+    lowest = max(-min(effects, default=0.0), largest / 4)
+    return [effect / (largest if effect > 0 else lowest) if largest else 0.0 for effect in effects]
+
+
+def colour_of(shade: float, ground: Colour = PAPER) -> Colour:
+    """The background of a word of that shade, on paper of the colour ``ground``."""
+    strength = 0.85 * abs(shade)
+    hue = FOR if shade > 0 else AGAINST
+    mixed = [round(g + strength * (h - g)) for g, h in zip(ground, hue, strict=True)]
+    return mixed[0], mixed[1], mixed[2]
+
+
+def sentence_html(match: Match) -> str:
+    """The sentence with each word on its colour and its effect under the pointer.
+
+    Colours are translucent, so that it is at home on light and dark pages.
+    """
+    parts = []
+    last = 0
+    for word, shade in zip(match.words, shades(match), strict=True):
+        start, end = word.span or (last, last)
+        red, green, blue = FOR if shade > 0 else AGAINST
+        parts.append(escape(match.text[last:start]))
+        parts.append(
+            f'<span class="word" style="background:rgba({red},{green},{blue},'
+            f'{0.7 * abs(shade):.2f});border-radius:.25em;padding:.1em .2em" '
+            f'title="{signed(word.effect)}">{escape(match.text[start:end])}</span>'
+        )
+        last = end
+    parts.append(escape(match.text[last:]))
+    return f'<span class="sentence">{"".join(parts)}</span>'
+
+
+def signed(effect: float) -> str:
+    """An effect with its sign, a true minus included.
+
+    >>> signed(0.03121), signed(-0.2), signed(0.0)
+    ('+0.0312', '−0.2000', '0.0000')
+    """
+    text = f"{abs(effect):.4f}"
+    if float(text) == 0.0:
+        return text
+    return f"{'+' if effect > 0 else '−'}{text}"
+
+
+def explain_png(match: Match, image: Image.Image | None = None) -> bytes:
+    """The image with the regions the worst word looked at, the sentence, the score.
+
+    Without an image, the sentence alone.
+    """
+    chips, below = _layout(match)
+    picture = _picture(match, image) if image is not None else None
+    top = MARGIN + (picture.height + 74 if picture is not None else 0)
+    page = Image.new("RGB", (WIDTH, top + below + 108), PAPER)
+    draw = ImageDraw.Draw(page)
+    if picture is not None:
+        page.paste(picture, ((WIDTH - picture.width) // 2, MARGIN))
+        draw.text(
+            (WIDTH / 2, MARGIN + picture.height + 24), _caption(match), FAINT, _font(19), "mm"
+        )
+    for chip in chips:
+        _draw_chip(draw, chip, top)
+    _draw_footer(draw, match, top + below + 14)
+    buffer = io.BytesIO()
+    page.save(buffer, format="PNG", optimize=True)
+    return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class _Chip:
+    word: WordEffect
+    text: str
+    shade: float
+    x: float
+    y: float
+    width: float
+
+
+CHIP_HEIGHT, LINE_HEIGHT = 44, 78
+
+
+def _layout(match: Match) -> tuple[list[_Chip], int]:
+    """Where each word goes, line by line, and the height of all lines."""
+    font = _font(26)
+    chips: list[_Chip] = []
+    x, y = float(MARGIN), 0.0
+    for word, shade in zip(match.words, shades(match), strict=True):
+        start, end = word.span or (0, 0)
+        text = match.text[start:end] or word.word
+        while font.getlength(text) > WIDTH - 2 * MARGIN - 20 and len(text) > 1:
+            text = text[:-2] + "…"
+        width = max(font.getlength(text) + 20, 64.0)
+        if x + width > WIDTH - MARGIN and x > MARGIN:
+            x, y = float(MARGIN), y + LINE_HEIGHT
+        chips.append(_Chip(word, text, shade, x, y, width))
+        x += width + 8
+    return chips, int(y) + LINE_HEIGHT
+
+
+def _draw_chip(draw: ImageDraw.ImageDraw, chip: _Chip, top: int) -> None:
+    y = top + chip.y
+    ground = colour_of(chip.shade, (243, 244, 246))
+    draw.rounded_rectangle((chip.x, y, chip.x + chip.width, y + CHIP_HEIGHT), 9, fill=ground)
+    middle = chip.x + chip.width / 2
+    ink = PAPER if _luminance(ground) < 0.5 else INK
+    draw.text((middle, y + CHIP_HEIGHT / 2), chip.text, ink, _font(26), "mm")
+    draw.text((middle, y + CHIP_HEIGHT + 13), _number(chip.word.effect), FAINT, _font(15), "mm")
+
+
+def _luminance(colour: Colour) -> float:
+    return (0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]) / 255
+
+
+def _draw_footer(draw: ImageDraw.ImageDraw, match: Match, y: int) -> None:
+    draw.line((MARGIN, y, WIDTH - MARGIN, y), fill=(229, 231, 235), width=2)
+    score = f"score {match.score:.4f}"
+    draw.text((MARGIN, y + 16), score, INK, _font(26))
+    if match.boundary is not None:
+        x = MARGIN + _font(26).getlength(score) + 28
+        draw.text((x, y + 21), f"boundary {match.boundary:.4f}", FAINT, _font(21))
+    draw.text((MARGIN, y + 54), method_note(match).replace("−", "-"), FAINT, _font(17))
+    x = float(WIDTH - MARGIN)
+    for name, shade in (("for", 1.0), ("against", -1.0)):
+        x -= _font(17).getlength(name)
+        draw.text((x, y + 22), name, FAINT, _font(17))
+        draw.rounded_rectangle((x - 26, y + 23, x - 8, y + 41), 4, fill=colour_of(shade))
+        x -= 46
+
+
+def method_note(match: Match) -> str:
+    """What the effects are, in one line."""
+    if match.method == "leave-one-out":
+        return "An effect is how much the score falls when the word is left out (leave-one-out)."
+    if not match.additive:
+        return "An effect is the word's own part of the score."
+    rest = sum(word.effect for word in match.specials)
+    names = " and ".join(word.word for word in match.specials)
+    ends = f", {signed(rest)} of {names} included" if names else ""
+    return f"Effects add up to the score{ends}."
+
+
+def _caption(match: Match) -> str:
+    worst = match.worst
+    how = "counts most against" if worst.effect < 0 else "counts least for"
+    looked = match.boxes is not None and worst.region_weights is not None
+    return f"“{worst.word}” {how} this match" + ("; framed: where it looked" if looked else "")
+
+
+def _picture(match: Match, image: Image.Image) -> Image.Image:
+    """The image as large as the page allows, with the regions of the worst word framed."""
+    room = WIDTH - 2 * MARGIN
+    scale = min(room / image.width, IMAGE_HEIGHT / image.height)
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    picture = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
+    worst = match.worst
+    if match.boxes is None or worst.region_weights is None:
+        return picture
+    hue = FOR if worst.effect > 0 else AGAINST
+    largest = max(float(worst.region_weights.max(initial=0.0)), 1e-9)
+    frames = sorted(zip(worst.region_weights.tolist(), match.boxes.tolist(), strict=False))
+    for weight, box in frames:
+        if weight >= LEAST_WEIGHT:
+            picture = _framed(picture, box, weight / largest, hue)
+    return picture
+
+
+def _framed(picture: Image.Image, box: list[float], strength: float, hue: Colour) -> Image.Image:
+    """A frame whose width and opacity say how much of the attention it got."""
+    width, height = picture.size
+    left, right = sorted((box[0] * width, box[2] * width))
+    upper, lower = sorted((box[1] * height, box[3] * height))
+    edge = (
+        min(max(left, 0.0), width - 8.0),
+        min(max(upper, 0.0), height - 8.0),
+        max(min(right, width - 1.0), 7.0),
+        max(min(lower, height - 1.0), 7.0),
+    )
+    layer = Image.new("RGBA", picture.size, (0, 0, 0, 0))
+    draw = ImageDraw.Draw(layer)
+    opacity = round(55 + 200 * strength)
+    line = round(2 + 5 * strength)
+    # A light rim keeps the frame visible on a ground of its own colour.
+    draw.rounded_rectangle(edge, 6, outline=(255, 255, 255, opacity), width=line + 3)
+    draw.rounded_rectangle(edge, 6, outline=(*hue, opacity), width=line)
+    return Image.alpha_composite(picture.convert("RGBA"), layer).convert("RGB")
+
+
+_FACES = ("DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf", "arial.ttf", "Helvetica.ttc")
+_FONTS: dict[int, Font] = {}
+
+
+def _font(size: int) -> Font:
+    """A font with accents and signs where there is one, else the one Pillow brings."""
+    if size not in _FONTS:
+        _FONTS[size] = _load_font(size)
+    return _FONTS[size]
+
+
+def _load_font(size: int) -> Font:
+    for face in _FACES:
+        try:
+            return ImageFont.truetype(face, size)
+        except OSError:
+            continue
+    return ImageFont.load_default(size)
+
+
+def _number(effect: float) -> str:
+    """`signed` for the picture: not every font has a minus of its own."""
+    return signed(effect).replace("−", "-")

@@ -1,0 +1,226 @@
+"""Why a caption matches an image or does not, word by word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from counterfoil.data.batches import pad_fragments, pad_texts
+from counterfoil.data.fragments import Fragments
+from counterfoil.encoders import Encoded
+from counterfoil.errors import DataError
+from counterfoil.matchers.local import LocalMatcher, WordParts
+from counterfoil.matchers.naaf import NAAF
+from counterfoil.models.word_spans import CaptionWord, caption_words, without, words_of_tokens
+
+if TYPE_CHECKING:
+    from counterfoil.models.model import Model
+
+Floats = NDArray[np.float32]
+Method = Literal["parts", "leave-one-out"]
+
+SHARPNESS = 10.0
+"""Of the softmax that says where a word looks, for matchers that do not say it themselves."""
+
+
+@dataclass(frozen=True)
+class WordEffect:
+    """What one word adds to the score: ``effect`` = ``positive`` + ``negative``.
+
+    ``region_weights`` say where it looked, summing to at most 1; None where a model has no regions.
+    ``span`` is the word's place in the caption, None for ``special`` tokens (the start, the end).
+    """
+
+    word: str
+    effect: float
+    positive: float
+    negative: float
+    region_weights: Floats | None = None
+    span: tuple[int, int] | None = None
+    special: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        weights = self.region_weights
+        return {
+            "word": self.word,
+            "effect": self.effect,
+            "positive": self.positive,
+            "negative": self.negative,
+            "region_weights": None if weights is None else [float(x) for x in weights],
+            "span": self.span,
+            "special": self.special,
+        }
+
+
+@dataclass(frozen=True)
+class Match:
+    """The score of an image and a caption, and what each word has to do with it.
+
+    ``words`` are those of the caption, in order. ``method`` says what an effect is: the word's own
+    share of the score ("parts"; where ``additive``, ``words`` and ``specials`` together add up to
+    the score), or how much the score falls when the word is left out ("leave-one-out").
+    ``boundary`` is NAAF's, below which a word counts against the pair.
+    """
+
+    text: str
+    score: float
+    words: list[WordEffect]
+    specials: list[WordEffect]
+    method: Method
+    additive: bool
+    boundary: float | None = None
+    boxes: Floats | None = None
+
+    @property
+    def worst(self) -> WordEffect:
+        """The word that counts most against the pair, or least for it; punctuation left out."""
+        spoken = [w for w in self.words if any(letter.isalnum() for letter in w.word)]
+        return min(spoken or self.words, key=lambda word: word.effect)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values that JSON can hold."""
+        return {
+            "text": self.text,
+            "score": self.score,
+            "boundary": self.boundary,
+            "method": self.method,
+            "additive": self.additive,
+            "words": [word.as_dict() for word in self.words],
+            "specials": [word.as_dict() for word in self.specials],
+            "boxes": None if self.boxes is None else [[float(x) for x in b] for b in self.boxes],
+        }
+
+
+@torch.inference_mode()
+def explain(model: Model, image: Fragments, caption: str) -> Match:
+    """How each word of a caption bears on its match with an image, given as fragments."""
+    found = caption_words(caption)
+    if not found:
+        raise DataError("the caption has no words: there is nothing to explain")
+    was_training = model.training
+    model.eval()
+    try:
+        images = model.encode_images(pad_fragments([image]).to(model.device))
+        texts = _encode(model, [caption])
+        parts = word_parts(model, images, texts)
+        words, specials = (
+            merge_parts(model, caption, found, parts)
+            if parts is not None
+            else (_leave_one_out(model, images, texts, caption, found), [])
+        )
+        score = float(model.matcher(images, texts)[0, 0])
+    finally:
+        model.train(was_training)
+    return Match(
+        text=caption,
+        score=score,
+        words=words,
+        specials=specials,
+        method="parts" if parts is not None else "leave-one-out",
+        additive=parts is not None and parts.additive,
+        boundary=boundary_of(model),
+        boxes=image.boxes,
+    )
+
+
+def boundary_of(model: Model) -> float | None:
+    """NAAF's boundary now in force; None for other matchers."""
+    matcher = model.matcher
+    return matcher.boundary_of(matcher.directions[0]) if isinstance(matcher, NAAF) else None
+
+
+def word_parts(model: Model, image: Encoded, text: Encoded) -> WordParts | None:
+    """Parts of the score of one pair, token by token, where the matcher has such parts."""
+    matcher = model.matcher
+    return matcher.word_parts(image, text) if isinstance(matcher, LocalMatcher) else None
+
+
+def merge_parts(
+    model: Model, caption: str, found: Sequence[CaptionWord], parts: WordParts
+) -> tuple[list[WordEffect], list[WordEffect]]:
+    """Effects of words and of special tokens, from the parts of tokens; their sum is kept."""
+    owners = words_of_tokens(model.text, caption, found)
+    pieces = model.text.pieces(caption)
+    # In double precision the sum over tokens and the sum over words are the same number.
+    positive, negative = parts.positive.double().cpu(), parts.negative.double().cpu()
+    weights = parts.weights.float().cpu()
+    words = []
+    for number, word in enumerate(found):
+        places = [place for place, owner in enumerate(owners) if owner == number]
+        words.append(
+            WordEffect(
+                word.text,
+                float(positive[places].sum() + negative[places].sum()),
+                float(positive[places].sum()),
+                float(negative[places].sum()),
+                _mean_weights(weights, places),
+                (word.start, word.end),
+            )
+        )
+    specials = [
+        WordEffect(
+            pieces[place],
+            float(positive[place] + negative[place]),
+            float(positive[place]),
+            float(negative[place]),
+            _mean_weights(weights, [place]),
+            special=True,
+        )
+        for place, owner in enumerate(owners)
+        if owner is None
+    ]
+    return words, specials
+
+
+def _leave_one_out(
+    model: Model, images: Encoded, texts: Encoded, caption: str, found: Sequence[CaptionWord]
+) -> list[WordEffect]:
+    shortened = _encode(model, [caption, *(without(caption, word) for word in found)])
+    scores = model.matcher(images, shortened)[0].double().cpu()
+    looked = _look(images, texts)
+    owners = words_of_tokens(model.text, caption, found) if looked is not None else []
+    effects = []
+    for number, (word, score) in enumerate(zip(found, scores[1:].tolist(), strict=True)):
+        effect = float(scores[0]) - score
+        places = [place for place, owner in enumerate(owners) if owner == number]
+        weights = _mean_weights(looked, places) if looked is not None else None
+        effects.append(
+            WordEffect(
+                word.text,
+                effect,
+                max(effect, 0.0),
+                min(effect, 0.0),
+                weights,
+                (word.start, word.end),
+            )
+        )
+    return effects
+
+
+def _encode(model: Model, captions: Sequence[str]) -> Encoded:
+    batch = pad_texts([model.text.encode(caption) for caption in captions], model.text.pad)
+    return model.encode_texts(batch.to(model.device))
+
+
+def _look(image: Encoded, text: Encoded) -> Tensor | None:
+    """Softmax [W, R] of the cosines of the tokens with the regions of one pair."""
+    if image.fragments is None or text.fragments is None:
+        return None
+    regions = F.normalize(image.fragments[0].float(), dim=-1)
+    cosines = F.normalize(text.fragments[0].float(), dim=-1) @ regions.T
+    logits = (SHARPNESS * cosines).masked_fill(~image.mask[0], -torch.inf)
+    return logits.softmax(-1).nan_to_num(0.0).cpu()  # an image without regions gives NaN
+
+
+def _mean_weights(weights: Tensor, places: Sequence[int]) -> Floats:
+    if not places:
+        return np.zeros(weights.shape[1], dtype=np.float32)
+    mean: Floats = weights[list(places)].mean(0).numpy()
+    return mean

@@ -1,0 +1,217 @@
+"""Explanations: what each word adds to a score, and that it adds up."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from counterfoil.config import build_config
+from counterfoil.data.fragments import Fragments
+from counterfoil.data.words import words
+from counterfoil.errors import DataError
+from counterfoil.evaluation import explain_chart
+from counterfoil.evaluation.explain_chart import explain_png, method_note, sentence_html, shades
+from counterfoil.models import create_model, models
+from counterfoil.models.word_spans import caption_words, without
+from tests.models.test_models import tiny_bert  # noqa: F401 - a fixture
+
+CAPTION = "A dog and a cat, near the unheard-of kite."
+ADDITIVE = [
+    ("naaf", {}),
+    ("naaf", {"form": "reference"}),
+    ("naaf", {"intra": "none"}),
+    ("naaf", {"intra": "always"}),
+    ("naaf", {"boundary": 0.3, "mining": False}),
+    ("naaf-positive", {}),
+    ("scan-t2i", {"aggregation": "mean"}),
+    ("scan-t2i", {"aggregation": "sum", "raw_norm": "softmax"}),
+    ("bfan", {"direction": "t2i"}),
+    ("chan", {"pooling": "mean"}),
+    ("chan", {"pooling": "sum"}),
+]
+WHOLE = ["scan-t2i", "scan-i2t", "scan", "bfan", "imram", "sgraf", "gsmn-sparse", "vse-fc", "vse++"]
+
+
+def image_of(pairs, number: int = 0) -> Fragments:
+    """Fragments of a test image, with boxes of some kind."""
+    fragments = pairs.test.fragments.read(number)
+    corners = np.random.default_rng(number).random((2, len(fragments), 2), dtype=np.float32)
+    return replace(fragments, boxes=np.concatenate([corners.min(0), corners.max(0)], axis=-1))
+
+
+def make(name: str, pairs, bert=None, **matcher):
+    torch.manual_seed(0)
+    text = {"pretrained": str(bert)} if bert else {}
+    section = {"name": name, "embed_size": 64, "text": text, "matcher": matcher}
+    config = build_config({"model": section, "data": {"min_count": 1}})
+    return create_model(config.model, pairs.train, config.data)
+
+
+@pytest.mark.parametrize(("name", "options"), ADDITIVE, ids=str)
+def test_effects_of_a_sum_over_words_add_up_to_the_score(name, options, concepts) -> None:
+    model = make(name, concepts, **options)
+    for image in range(3):
+        fragments = image_of(concepts, image)
+        match = model.explain(fragments, CAPTION)
+        assert (match.method, match.additive) == ("parts", True)
+        total = sum(word.effect for word in match.words + match.specials)
+        assert total == pytest.approx(match.score, abs=1e-6)
+        assert match.score == pytest.approx(float(model.score([fragments], [CAPTION])), abs=1e-6)
+        assert [word.word for word in match.specials] == ["<start>", "<end>"]
+        for word in match.words:
+            assert word.effect == pytest.approx(word.positive + word.negative, abs=1e-12)
+            assert word.negative <= 0
+            assert word.region_weights.shape == (len(fragments),)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_other_effects_are_what_the_score_loses_without_the_word(name, concepts) -> None:
+    model = make(name, concepts)
+    fragments = image_of(concepts)
+    match = model.explain(fragments, "A dog near a cat.")
+    assert (match.method, match.additive, match.specials) == ("leave-one-out", False, [])
+    fewer = ["dog near a cat.", "a near a cat.", "a dog a cat.", "a dog near cat."]
+    fewer += ["a dog near a .", "a dog near a cat"]
+    scores = model.score([fragments], ["a dog near a cat.", *fewer])[0]
+    expected = (scores[0] - scores[1:]).tolist()
+    assert [word.effect for word in match.words] == pytest.approx(expected, abs=1e-5)
+    assert match.score == pytest.approx(float(scores[0]), abs=1e-6)
+    for word in match.words:
+        assert (word.positive, word.negative) == (max(word.effect, 0), min(word.effect, 0))
+        if model.matcher.needs == "pooled":
+            assert word.region_weights is None
+        else:
+            assert word.region_weights.sum() == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(models))
+def test_every_model_explains_the_words_of_a_caption_and_is_left_as_it_was(
+    name,
+    concepts,
+    tiny_bert,  # noqa: F811
+) -> None:
+    model = make(name, concepts, tiny_bert if name.endswith("bert") else None).train()
+    match = model.explain(image_of(concepts, 1), CAPTION)
+    assert [word.word.lower() for word in match.words] == words(CAPTION)
+    assert all(CAPTION[slice(*word.span)] == word.word for word in match.words)
+    assert model.training
+    assert json.loads(json.dumps(match.as_dict()))["words"][1]["word"] == "dog"
+    assert (match.boundary is not None) == name.startswith("naaf")
+
+
+def test_the_pieces_of_a_word_are_summed(concepts, tiny_bert) -> None:  # noqa: F811
+    model = make("chan-bert", concepts, tiny_bert).eval()
+    fragments = image_of(concepts)
+    match = model.explain(fragments, "a doggy near the cat")
+    assert [word.word for word in match.words] == ["a", "doggy", "near", "the", "cat"]
+    assert [word.word for word in match.specials] == ["[CLS]", "[SEP]"]
+    total = sum(word.effect for word in match.words + match.specials)
+    assert total == pytest.approx(match.score, abs=1e-6)
+    from counterfoil.data.batches import pad_fragments, pad_texts
+
+    with torch.no_grad():
+        image = model.encode_images(pad_fragments([fragments]))
+        ids = model.text.encode("a doggy near the cat")
+        parts = model.matcher.word_parts(image, model.encode_texts(pad_texts([ids], 0)))
+    effects = parts.positive + parts.negative  # [CLS] a dog ##gy near the cat [SEP]
+    assert match.words[1].effect == pytest.approx(float(effects[2] + effects[3]), abs=1e-6)
+    assert match.words[1].region_weights.sum() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_words_beyond_what_a_tokenizer_keeps_have_no_effect(concepts, tiny_bert) -> None:  # noqa: F811
+    model = make("chan-bert", concepts, tiny_bert)
+    match = model.explain(image_of(concepts), "dog cat " * 20)
+    assert len(match.words) == 40
+    assert [word.effect for word in match.words[14:]] == [0.0] * 26
+    total = sum(word.effect for word in match.words + match.specials)
+    assert total == pytest.approx(match.score, abs=1e-6)
+
+
+def test_a_caption_of_one_word_can_be_explained_and_an_empty_one_cannot(concepts) -> None:
+    model = make("vse-fc", concepts)
+    fragments = image_of(concepts)
+    (word,) = model.explain(fragments, "dog").words
+    alone, nothing = model.score([fragments], ["dog", ""])[0]
+    assert word.effect == pytest.approx(float(alone - nothing), abs=1e-6)
+    with pytest.raises(DataError, match="no words"):
+        model.explain(fragments, "  \n")
+
+
+@given(st.text(alphabet=st.sampled_from("aB' \"nt.,-`İß’日\t(5") | st.characters(), max_size=40))
+def test_every_sign_of_a_caption_is_in_one_word(caption) -> None:
+    found = caption_words(caption)
+    assert len(found) == len(words(caption))
+    covered = [place for word in found for place in range(word.start, word.end)]
+    assert covered == [i for i, letter in enumerate(caption) if not letter.isspace()]
+    assert all(caption[word.start : word.end] == word.text for word in found)
+
+
+def test_leaving_out_a_word_leaves_the_others(concepts) -> None:
+    found = caption_words(CAPTION)
+    for number, word in enumerate(found):
+        left = [one.text.lower() for one in found[:number] + found[number + 1 :]]
+        assert words(without(CAPTION, word)) == left
+
+
+@pytest.fixture
+def match(concepts):
+    model = make("naaf", concepts, boundary=0.2, mining=False)
+    return model.explain(image_of(concepts), 'a dog & a "<cat>" near the kite .')
+
+
+def test_the_worst_word_is_never_a_punctuation_mark(match) -> None:
+    low = [replace(w, effect=-9.0) if w.word in '."<' else w for w in match.words]
+    assert replace(match, words=low).worst.word.isalpha()
+
+
+def test_the_sentence_as_html_is_the_sentence(match) -> None:
+    fragment = ElementTree.fromstring(sentence_html(match))  # noqa: S314 - our own
+    assert "".join(fragment.itertext()) == match.text
+    assert len(list(fragment)) == len(match.words)
+
+
+def test_colours_follow_effects(match) -> None:
+    both = [replace(match.words[0], effect=e) for e in (0.4, -0.2, 0.1, -0.01, 0.0)]
+    strong = shades(replace(match, words=both))
+    assert strong == pytest.approx([1.0, -1.0, 0.25, -0.05, 0.0])
+    faint = shades(replace(match, words=[replace(both[0], effect=e) for e in (0.4, -0.001)]))
+    assert -0.02 < faint[1] < 0
+    assert shades(replace(match, words=both[-1:])) == [0.0]
+
+
+@pytest.mark.parametrize("size", [(224, 224), (40, 900), (900, 30), (1, 1)])
+def test_the_picture_is_a_png_of_any_image(match, size) -> None:
+    drawn = Image.open(io.BytesIO(explain_png(match, Image.new("RGB", size, "white"))))
+    assert drawn.format == "PNG"
+    assert drawn.width == 960
+
+
+def test_the_picture_frames_where_the_worst_word_looked(match) -> None:
+    blank = Image.new("RGB", (100, 100), "white")
+    pages = [explain_png(one, blank) for one in (match, replace(match, boxes=None))]
+    framed, plain = (np.asarray(Image.open(io.BytesIO(page)))[40:740] for page in pages)
+    assert (framed != plain).any()
+    assert (plain == 255).all()
+    without_image = Image.open(io.BytesIO(explain_png(match)))
+    assert without_image.height < 400
+
+
+def test_a_machine_without_fonts_draws_with_the_one_of_pillow(match, monkeypatch) -> None:
+    monkeypatch.setattr(explain_chart, "_FACES", ())
+    monkeypatch.setattr(explain_chart, "_FONTS", {})
+    assert Image.open(io.BytesIO(explain_png(match))).width == 960
+
+
+def test_a_note_says_what_effects_are(match) -> None:
+    assert "add up to the score" in method_note(match)
+    assert "<start> and <end>" in method_note(match)
+    assert "left out" in method_note(replace(match, method="leave-one-out", additive=False))
