@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from counterfoil.encoders import Encoded
-from counterfoil.kernels import tiles
-from counterfoil.matchers import LocalMatcher, matchers
+from counterfoil.kernels import similarity_tiles, tiles
+from counterfoil.matchers import LocalMatcher, matchers, similarity
 
 DIM = 32
 FORMS = {
@@ -126,7 +126,12 @@ def test_tiles_never_change_a_score_or_a_gradient(name, cells) -> None:
     # in float64: a kink within the rounding of float32 has one slope in one tile, one in another
     wide = [items[1:] for items in batch(3, torch.float64)]
     expected, slopes = make(name)(images, texts), gradients(name, *wide)
-    with mock.patch.object(tiles, "CPU_CELLS", cells):
+    with (
+        mock.patch.object(tiles, "CPU_CELLS", cells),
+        mock.patch.object(similarity_tiles, "CPU_TILE", cells),
+        mock.patch.object(similarity, "KEPT_CELLS", 0),
+        mock.patch.object(similarity, "BLOCK_CELLS", cells),
+    ):
         assert_same(make(name)(images, texts), expected)
         tiled = gradients(name, *wide)
     assert len(tiled) == len(slopes)

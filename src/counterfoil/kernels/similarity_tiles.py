@@ -29,12 +29,14 @@ class Tile:
     """What a few asking items and a few answering items are scored from.
 
     All asking items of a tile have the same number of fragments, so there is no padding on their
-    side. ``answers`` [C, K] says which answering fragments are real; None: all of them.
+    side. ``answers`` [C, K] says which answering fragments are real; None: all of them. ``kin``
+    are the inner products of an asking item's fragments with each other, where wanted.
     """
 
     sims_QNCK: Tensor
-    asking_QND: Tensor
+    norms_QN: Tensor
     gram_CKK: Tensor
+    kin_QNN: Tensor | None
     answers_CK: Tensor | None
 
 
@@ -75,31 +77,38 @@ def spans(lengths: list[int], answering: int, fragments: int, cells: int) -> Ite
 
 @dataclass(frozen=True)
 class Block:
-    """Packed similarities [ΣN, C, K] of asking items sorted by length, and both sides."""
+    """Packed similarities [ΣN, C, K] of asking items sorted by length, and both sides.
+
+    ``norms`` [ΣN] are the lengths of the asking fragments; ``kin`` [Q, N, N], where wanted, is
+    padded to the longest item.
+    """
 
     sims: Tensor
-    asking: Tensor  # [ΣN, D]
-    gram: Tensor  # [C, K, K]
-    answers: Tensor | None  # [C, K]
+    norms: Tensor
+    gram: Tensor
+    kin: Tensor | None
+    answers: Tensor | None
     lengths: list[int]
 
     def tile(self, span: _Span) -> Tile:
-        count = span.asking.stop - span.asking.start
-        shape = (count, span.length)
+        n = span.length
+        shape = (span.asking.stop - span.asking.start, n)
         sims = self.sims[span.fragments, span.answering]
         return Tile(
             sims.reshape(*shape, *sims.shape[1:]),
-            self.asking[span.fragments].reshape(*shape, -1),
+            self.norms[span.fragments].reshape(shape),
             self.gram[span.answering],
+            self.kin[span.asking, :n, :n] if self.kin is not None else None,
             self.answers[span.answering] if self.answers is not None else None,
         )
 
 
 def score_block(score: Score, block: Block) -> Tensor:
     """Scores [Q, C] of all pairs of a block."""
-    tensors = (block.sims, block.asking, block.gram)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return _TiledScores.apply(score, block, *tensors)
+    given = (block.sims, block.norms, block.gram, block.kin)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
+        scores: Tensor = _TiledScores.apply(score, block, *given)
+        return scores
     return _forward(score, block)
 
 
@@ -113,7 +122,7 @@ def _forward(score: Score, block: Block) -> Tensor:
     out = block.sims.new_zeros(len(block.lengths), block.sims.shape[1])
     for span in _spans(block):
         if span.length:  # an item without fragments scores zero
-            out[span.asking, span.answering] = score(block.tile(span))
+            out[span.asking, span.answering] = score(block.tile(span)).to(out.dtype)
     return out
 
 
@@ -122,33 +131,57 @@ class _TiledScores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, score: Score, block: Block, sims: Tensor, asking: Tensor, gram: Tensor
+        ctx: Any,
+        score: Score,
+        block: Block,
+        sims: Tensor,
+        norms: Tensor,
+        gram: Tensor,
+        kin: Tensor | None,
     ) -> Tensor:
-        ctx.score = score
-        ctx.block = replace(block, sims=sims.detach(), asking=asking.detach(), gram=gram.detach())
+        kept = None if kin is None else kin.detach()
+        ctx.score, ctx.block = score, replace(block, sims=sims, norms=norms, gram=gram, kin=kept)
+        ctx.save_for_backward(sims, norms, gram, kept)
         return _forward(score, ctx.block)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        block: Block = ctx.block
-        buffers = [torch.zeros_like(x) for x in (block.sims, block.asking, block.gram)]
+        sims, norms, gram, kin = ctx.saved_tensors
+        block: Block = replace(ctx.block, sims=sims, norms=norms, gram=gram, kin=kin)
+        into = Block(
+            torch.empty_like(sims),  # every similarity belongs to exactly one tile
+            torch.zeros_like(norms),
+            torch.zeros_like(gram),
+            None if kin is None else torch.zeros_like(kin),
+            None,
+            block.lengths,
+        )
         for span in _spans(block):
-            if not span.length:
-                continue
-            tile = block.tile(span)
-            given = (tile.sims_QNCK, tile.asking_QND, tile.gram_CKK)
-            leaves = [x.detach().requires_grad_() for x in given]
-            with torch.enable_grad():
-                scores = ctx.score(Tile(leaves[0], leaves[1], leaves[2], tile.answers_CK))
-            found = torch.autograd.grad(
-                scores, leaves, grads[0][span.asking, span.answering], allow_unused=True
-            )
-            places = (
-                buffers[0][span.fragments, span.answering],
-                buffers[1][span.fragments],
-                buffers[2][span.answering],
-            )
-            for place, grad in zip(places, found, strict=True):
-                if grad is not None:
-                    place += grad.reshape(place.shape)
-        return None, None, *buffers
+            if span.length:
+                _tile_backward(ctx.score, block, into, span, grads[0][span.asking, span.answering])
+        return None, None, into.sims, into.norms, into.gram, into.kin
+
+
+def _tile_backward(score: Score, block: Block, into: Block, span: _Span, grad: Tensor) -> None:
+    """Recompute one tile with gradients, and put these where they belong."""
+    tile, n = block.tile(span), span.length
+    given = [tile.sims_QNCK, tile.norms_QN, tile.gram_CKK]
+    given += [tile.kin_QNN] if tile.kin_QNN is not None else []
+    leaves = [x.detach().requires_grad_() for x in given]
+    with torch.enable_grad():
+        kin = leaves[3] if len(leaves) > 3 else None
+        scores = score(Tile(leaves[0], leaves[1], leaves[2], kin, tile.answers_CK))
+    found: tuple[Tensor | None, ...] = torch.autograd.grad(
+        scores, leaves, grad.to(scores.dtype), allow_unused=True
+    )
+    place = into.sims[span.fragments, span.answering]
+    if found[0] is None:
+        place.zero_()
+    else:
+        place.copy_(found[0].reshape(place.shape))
+    if found[1] is not None:
+        into.norms[span.fragments] += found[1].reshape(-1)
+    if found[2] is not None:
+        into.gram[span.answering] += found[2]
+    if into.kin is not None and found[3] is not None:
+        into.kin[span.asking, :n, :n] += found[3]

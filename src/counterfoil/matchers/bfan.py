@@ -81,8 +81,7 @@ class BFAN(SimilarityMatcher):
         attention = normalise_raw(tile.sims_QNCK, None, 1, "clipped_l2norm")
         weights = answer_softmax(self.lambda_softmax * attention, tile.answers_CK)
         weights = focus(weights, tile.answers_CK, self.focal)
-        norms = tile.asking_QND.norm(dim=-1)
-        return packed_cosine(tile.sims_QNCK, weights, tile.gram_CKK, norms), weights
+        return packed_cosine(tile.sims_QNCK, weights, tile.gram_CKK, tile.norms_QN), weights
 
     def word_parts(self, image: Encoded, text: Encoded) -> WordParts | None:
         if self.direction != "t2i":

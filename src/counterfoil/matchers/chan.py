@@ -67,8 +67,7 @@ class CHAN(SimilarityMatcher):
         if self.coding != "vsa":
             return highest(tile)
         weights = answer_softmax(tile.sims_QNCK / self.alpha, tile.answers_CK)
-        norms = tile.asking_QND.norm(dim=-1)
-        return packed_cosine(tile.sims_QNCK, weights, tile.gram_CKK, norms)
+        return packed_cosine(tile.sims_QNCK, weights, tile.gram_CKK, tile.norms_QN)
 
     def word_parts(self, image: Encoded, text: Encoded) -> WordParts | None:
         if self.coding != "vha" or self.pooling not in ("mean", "sum"):

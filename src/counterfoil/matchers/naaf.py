@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.kernels.attention import answer_softmax, gram, l2_over, leaky, packed_cosine
+from counterfoil.kernels.attention import answer_softmax, l2_over, leaky, packed_cosine
 from counterfoil.kernels.similarity_tiles import Tile
 from counterfoil.matchers.base import Observation, matchers
 from counterfoil.matchers.boundary import MismatchBoundary
@@ -116,24 +116,26 @@ class NAAF(SimilarityMatcher):
         sims, answers = tile.sims_QNCK, tile.answers_CK  # eq. 6
         reachable = sims if answers is None else sims.masked_fill(~answers, -2.0)
         best = reachable.amax(-1)
-        negative = self._negative(tile.asking_QND, best - t) if self.negative else best * 0
+        negative = self._negative(tile.kin_QNN, best - t) if self.negative else best * 0
         # eq. 10; the cosine below does not see the scale of the weights
         weights = (self.lambda_softmax * (reachable - best[..., None])).exp() * (reachable > t)
         # the public code takes words as unit vectors, so no gradient flows through their length
-        norms = tile.asking_QND.norm(dim=-1)
-        norms = norms if self.form == "paper" else torch.ones_like(norms)
+        norms = tile.norms_QN if self.form == "paper" else torch.ones_like(tile.norms_QN)
         feature = packed_cosine(sims, weights, tile.gram_CKK, norms)
         raised = leaky(sims) if self.form == "reference" else sims.clamp(min=0)
         looked = answer_softmax(self.lambda_softmax * l2_over(raised, 1), answers)
         return Branches(negative, feature, (looked * sims).sum(-1), looked)
 
-    def _negative(self, u_QND: Tensor, closeness_QNC: Tensor) -> Tensor:
+    @property
+    def wants_kin(self) -> bool:  # type: ignore[override]
+        """Whether eq. 9 applies now."""
+        return self.intra == "always" or (self.intra == "inference" and not self.training)
+
+    def _negative(self, kin_QNN: Tensor | None, closeness_QNC: Tensor) -> Tensor:
         """Eq. 7 and 8, with eq. 9 where it applies."""
-        propagate = self.intra == "always" or (self.intra == "inference" and not self.training)
-        if not propagate:
+        if kin_QNN is None or not self.wants_kin:
             return closeness_QNC.clamp(max=0)
-        kin = (self.lambda_intra * gram(u_QND)).softmax(-1)  # [Q, N, N]
-        spread = kin @ closeness_QNC
+        spread = (self.lambda_intra * kin_QNN).softmax(-1) @ closeness_QNC
         if self.form == "reference":
             return closeness_QNC * (spread < 0)
         return spread.clamp(max=0)

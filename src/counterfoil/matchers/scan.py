@@ -83,8 +83,7 @@ class CrossAttention(SimilarityMatcher):
         """Cosine [Q, N, C] with the attended context, and the weights [Q, N, C, K]."""
         attention = normalise_raw(tile.sims_QNCK, None, 1, self.raw_norm)
         weights = answer_softmax(self.lambda_softmax * attention, tile.answers_CK)
-        norms = tile.asking_QND.norm(dim=-1)
-        return packed_cosine(tile.sims_QNCK, weights, tile.gram_CKK, norms), weights
+        return packed_cosine(tile.sims_QNCK, weights, tile.gram_CKK, tile.norms_QN), weights
 
 
 @matchers.register("scan-t2i")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,6 +28,9 @@ class SimilarityMatcher(LocalMatcher):
     and the answering side's Gram matrix. The asking side is packed: no padding, no mask.
     """
 
+    wants_kin = False
+    """Whether `score` reads the inner products of the asking fragments with each other."""
+
     def score(self, tile: Tile) -> Tensor:
         """Scores [Q, C] of a tile."""
         raise NotImplementedError
@@ -39,51 +43,82 @@ class SimilarityMatcher(LocalMatcher):
 
     def directed(self, asking: Encoded, answering: Encoded, score: Score) -> Tensor:
         """Scores [Q, C], in which fragments of ``asking`` attend to those of ``answering``."""
-        lengths = asking.mask.sum(1)
-        order = lengths.argsort(stable=True)
-        ordered = asking[order]
-        sizes = lengths[order].tolist()
-        packed = fragments(ordered)[ordered.mask]  # [ΣN, D]
-        v = fragments(answering)
-        full = bool(answering.mask.all())
-        answers = None if full else answering.mask
-        cells = max(1, len(packed)) * max(1, answering.mask.numel())
+        order = asking.mask.sum(1).argsort(stable=True)
+        sides = _Sides.of(asking[order], answering, self.wants_kin)
+        cells = max(1, len(sides.packed)) * max(1, answering.mask.numel())
         if torch.is_grad_enabled() and cells <= KEPT_CELLS:
-            scores = _block(score, packed, v, gram(v), answers, sizes)
+            scores = _block(score, sides)
         else:
-            scores = self._in_blocks(score, packed, v, answers, sizes)
+            scores = torch.cat([*_in_blocks(score, sides)])
         return scores[order.argsort()]
 
-    def _in_blocks(
-        self, score: Score, packed: Tensor, v: Tensor, answers: Tensor | None, sizes: list[int]
-    ) -> Tensor:
-        """The same, a few asking items at a time; with gradients each block is recomputed."""
-        grams = gram(v)
-        rows: list[Tensor] = []
-        item = start = 0
-        limit = max(1, BLOCK_CELLS // max(1, v.shape[0] * v.shape[1]))
-        while item < len(sizes):
-            stop, count = item, 0
-            while stop < len(sizes) and (stop == item or count + sizes[stop] <= limit):
-                count += sizes[stop]
-                stop += 1
-            part = packed[start : start + count]
-            if torch.is_grad_enabled():
-                scores: Tensor = checkpoint(
-                    _block, score, part, v, grams, answers, sizes[item:stop], use_reentrant=False
-                )
-            else:
-                scores = _block(score, part, v, grams, answers, sizes[item:stop])
-            rows.append(scores)
-            item, start = stop, start + count
-        return torch.cat(rows) if rows else v.new_zeros(0, len(v))
+
+@dataclass(frozen=True)
+class _Sides:
+    """Both sides of a block: packed asking fragments [ΣN, D], answering fragments [C, K, D]."""
+
+    packed: Tensor
+    norms: Tensor
+    kin: Tensor | None
+    v: Tensor
+    gram: Tensor
+    answers: Tensor | None
+    sizes: list[int]
+
+    @classmethod
+    def of(cls, asking: Encoded, answering: Encoded, wants_kin: bool) -> _Sides:
+        u, v = fragments(asking), fragments(answering)
+        packed = u[asking.mask]
+        answers = None if bool(answering.mask.all()) else answering.mask
+        kin = gram(_left_aligned(u, asking.mask)) if wants_kin else None
+        sizes = asking.mask.sum(1).tolist()
+        return cls(packed, packed.norm(dim=-1), kin, v, gram(v), answers, sizes)
+
+    def some(self, items: slice, rows: slice) -> _Sides:
+        kin = self.kin[items] if self.kin is not None else None
+        return _Sides(
+            self.packed[rows], self.norms[rows], kin, self.v, self.gram, self.answers,
+            self.sizes[items],
+        )  # fmt: skip
+
+
+def _left_aligned(u: Tensor, mask: Tensor) -> Tensor:
+    """Fragments with the real ones first, so that an item of length n has them at 0 … n−1."""
+    order = (~mask).to(torch.int8).argsort(dim=1, stable=True)
+    return u.gather(1, order[..., None].expand_as(u))
+
+
+def _in_blocks(score: Score, sides: _Sides) -> Iterator[Tensor]:
+    """A few asking items at a time; with gradients each block is recomputed in the backward."""
+    limit = max(1, BLOCK_CELLS // max(1, sides.v.shape[0] * sides.v.shape[1]))
+    item = start = 0
+    while item < len(sides.sizes):
+        stop, count = item, 0
+        while stop < len(sides.sizes) and (stop == item or count + sides.sizes[stop] <= limit):
+            count += sides.sizes[stop]
+            stop += 1
+        part = sides.some(slice(item, stop), slice(start, start + count))
+        if torch.is_grad_enabled():
+            yield checkpoint(_block, score, part, use_reentrant=False)
+        else:
+            yield _block(score, part)
+        item, start = stop, start + count
+    if not sides.sizes:
+        yield sides.v.new_zeros(0, len(sides.v))
+
+
+def _block(score: Score, sides: _Sides) -> Tensor:
+    sims = (sides.packed @ sides.v.flatten(0, 1).T).view(len(sides.packed), *sides.v.shape[:2])
+    return score_block(
+        score, Block(sims, sides.norms, sides.gram, sides.kin, sides.answers, sides.sizes)
+    )
 
 
 def one_pair(asking: Encoded, answering: Encoded) -> tuple[Tile, Callable[[Tensor], Tensor]]:
     """One pair as a tile without padding, and what puts its values back at the padded places."""
     u = fragments(asking)[0][asking.mask[0]]
     v = fragments(answering)[:1][:, answering.mask[0]]
-    tile = Tile((u @ v[0].T)[None, :, None], u[None], gram(v), None)
+    tile = Tile((u @ v[0].T)[None, :, None], u.norm(dim=-1)[None], gram(v), gram(u[None]), None)
 
     def place(values: Tensor) -> Tensor:
         full = values.new_zeros(asking.mask.shape[1], *values.shape[1:])
@@ -95,10 +130,3 @@ def one_pair(asking: Encoded, answering: Encoded) -> tuple[Tile, Callable[[Tenso
         return wide
 
     return tile, place
-
-
-def _block(
-    score: Score, packed: Tensor, v: Tensor, grams: Tensor, answers: Tensor | None, sizes: list[int]
-) -> Tensor:
-    sims = (packed @ v.flatten(0, 1).T).view(len(packed), *v.shape[:2])
-    return score_block(score, Block(sims, packed, grams, answers, sizes))
