@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -55,6 +56,8 @@ def root(
 
 def main() -> None:
     """Entry point: an error of ours is one clear message and its own exit code."""
+    # Threads that wait by spinning make each other crawl as soon as another program is running.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except CounterfoilError as error:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 DEMO = {
     "data": {"source": "scenes", "min_count": 2, "drop_regions": 0.1},
-    "model": {"name": "rvse-mlp", "embed_size": 256, "text": {"word_dim": 128}},
+    "model": {"name": "rvse-mlp", "embed_size": 128, "text": {"word_dim": 128}},
     "objective": {"hardest": {"warmup_epochs": 1}},
     "train": {
         "epochs": 6,
         "batch_size": 128,
-        "optimiser": {"lr": 0.001},
+        "optimiser": {"lr": 0.0015},
         "schedule": {"name": "cosine", "warmup_steps": 50},
     },
 }
