@@ -6,17 +6,21 @@ The same steps as the command line takes, with the same configuration underneath
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from counterfoil.config import ModelConfig, build_config, merge
+from counterfoil.data.load import is_named
 from counterfoil.data.load import load_pairs as _load_pairs
 from counterfoil.data.pairs import Pairs
+from counterfoil.errors import ConfigError
 from counterfoil.evaluation.evaluate import evaluate
 from counterfoil.features import with_fragments
 from counterfoil.models import Model, create_model, from_pretrained, save_pretrained
 from counterfoil.progress import Progress
 from counterfoil.training.loop import RunResult, Trainer
+from counterfoil.training.run import clear_run, holds_a_run
 
 __all__ = ["create", "evaluate", "from_pretrained", "load_pairs", "save_pretrained", "train"]
 
@@ -38,7 +42,10 @@ def load_pairs(
     fragments get them from ``extractor``, kept in ``cache_dir``.
     """
     pairs = _load_pairs(source, format, options=options, cache_dir=cache_dir, progress=progress)
-    return with_fragments(pairs, Path(cache_dir), extractor, {}, progress)
+    pairs = with_fragments(pairs, Path(cache_dir), extractor, {}, progress)
+    place = source if is_named(source, format) else Path(source).resolve()
+    origin = {"source": str(place), "format": format, "options": options}
+    return replace(pairs, origin={**origin, "features": {"extractor": extractor}})
 
 
 def create(name: str, pairs: Pairs, *, seed: int = 0, **options: Any) -> Model:
@@ -60,6 +67,7 @@ def train(
     *,
     folder: str | Path = "runs/python",
     resume: bool = False,
+    overwrite: bool = False,
     progress: Progress | None = None,
     **settings: Any,
 ) -> RunResult:
@@ -79,6 +87,12 @@ def train(
         text=spec.text,
         matcher=spec.matcher,
     )
-    tree = {"model": described.model_dump(), "objective": objective, "train": settings}
+    if holds_a_run(Path(folder)) and not resume:
+        if not overwrite:
+            raise ConfigError(f"{folder} already holds a run: resume=True or overwrite=True")
+        clear_run(Path(folder))
+    origin = pairs.origin or {"source": f"{pairs.name} (made in Python)"}
+    tree: dict[str, Any] = {"model": described.model_dump(), "data": origin, "train": settings}
+    tree["objective"] = objective
     config = build_config(merge(tree, sections), "train")
     return Trainer(model, pairs, config, Path(folder), progress).run(resume=resume)

@@ -156,7 +156,7 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_RecipeLoader)  # noqa: S506 - a SafeLoader
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such recipe") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: not a readable recipe: {error}") from None
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
@@ -180,6 +180,11 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def read_value(text: str) -> Any:
+    """A value as recipes write it: ``5e-4``, ``[1, 2]``, ``true``, a name."""
+    return yaml.load(text, Loader=_RecipeLoader)  # noqa: S506 - a SafeLoader
+
+
 def apply_override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
     """Set one key of a tree: ``train.optimiser.lr=1e-3``, ``objective=triplet``."""
     path, equals, text = override.partition("=")
@@ -187,8 +192,8 @@ def apply_override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
     if not equals or not all(keys):
         raise ConfigError(f"'{override}': an override looks like train.epochs=5")
     try:
-        value = yaml.load(text, Loader=_RecipeLoader)  # noqa: S506 - a SafeLoader
-    except yaml.YAMLError as error:
+        value = read_value(text)
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"'{override}': not a value: {error}") from None
     if keys == ["model"] and isinstance(value, str):
         keys = ["model", "name"]
@@ -218,6 +223,11 @@ class _RecipeLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+# A folder named like a date is a folder.
+_RecipeLoader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if tag != "tag:yaml.org,2002:timestamp"]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _RecipeLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -61,10 +62,17 @@ def main() -> None:
     try:
         app()
     except CounterfoilError as error:
-        from counterfoil.cli.output import console
+        _fail(str(error), error.exit_code)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        _fail(f"{place}{error.strerror or error}", 1)
 
-        console(stderr=True).print(f"[bold red]error:[/] {_plain(str(error))}", highlight=False)
-        sys.exit(error.exit_code)
+
+def _fail(message: str, code: int) -> NoReturn:
+    from counterfoil.cli.output import console
+
+    console(stderr=True).print(f"[bold red]error:[/] {_plain(message)}", highlight=False)
+    sys.exit(code)
 
 
 def _plain(text: str) -> str:

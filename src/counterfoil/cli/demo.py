@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +20,8 @@ from counterfoil.cli.output import (
 if TYPE_CHECKING:
     from counterfoil.training.run import FinishedRun
 
+DEMO_FOLDER = Path("runs/demo")
+
 DEMO = {
     "data": {"source": "scenes", "min_count": 2, "drop_regions": 0.1},
     "model": {"name": "rvse-mlp", "embed_size": 128, "text": {"word_dim": 128}},
@@ -35,9 +36,10 @@ DEMO = {
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = DEMO_FOLDER,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs to train.")] = 6,
     images: Annotated[int, typer.Option(min=100, help="Scenes to draw, all splits.")] = 5000,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run there.")] = False,
     cache: Path = CACHE_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -46,13 +48,16 @@ def demo(
     Needs no download and no GPU; a few minutes on two cores.
     """
     from counterfoil.config import build_config, merge
-    from counterfoil.training.run import execute
+    from counterfoil.errors import ConfigError
+    from counterfoil.training.run import clear_run, execute, holds_a_run
 
     started = time.monotonic()
     change = {"train": {"epochs": epochs}, "data": {"options": {"images": images}}}
     config = build_config(merge(DEMO, change), "demo")
-    if (out / "config.yaml").is_file():
-        shutil.rmtree(out)
+    if holds_a_run(out):
+        if out != DEMO_FOLDER and not overwrite:
+            raise ConfigError(f"{out} already holds a run: --overwrite deletes it")
+        clear_run(out)
     finished = execute(config, out, cache, progress=progress(quiet=as_json))
     assert finished.report is not None  # noqa: S101 - nothing interrupts the demo but a signal
     if as_json:

@@ -171,7 +171,10 @@ def _together(runs: list[Path], split: Split, settings: _Settings, cxc: Path | N
     from counterfoil.training.load import load_model
 
     made = settings.make_foils(split)
-    return _judge([load_model(run, settings.device) for run in runs], split, made, settings, cxc)
+    models = [load_model(run, settings.device) for run in runs]
+    if len({(model.fragments_from, str(model.fragments_options)) for model in models}) > 1:
+        raise ConfigError("these runs read different features: evaluate them with --each")
+    return _judge(models, split, made, settings, cxc)
 
 
 def _compare(runs: list[Path], read: Callable[[Path], Split], settings: _Settings) -> Comparison:
@@ -204,6 +207,9 @@ def _show(found: _Found, out: Path | None, markdown: bool, as_json: bool) -> Non
     if words is not None:
         tree["words"] = json.loads(words.to_json())
     page = report.to_markdown() + (f"\n{words.to_markdown()}" if words is not None else "")
+    if found.skipped:
+        tree["skipped_images"] = found.skipped
+        page += f"\n{len(found.skipped)} images could not be read and were left out.\n"
     _write(out, tree, page)
     if as_json:
         print_json(tree)

@@ -112,6 +112,7 @@ def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
     """``--option images=1000`` to a mapping with YAML values."""
     import yaml
 
+    from counterfoil.config import read_value
     from counterfoil.errors import ConfigError
 
     options: dict[str, Any] = {}
@@ -119,5 +120,8 @@ def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise ConfigError(f"--option {pair}: expected key=value")
-        options[key.strip()] = yaml.safe_load(value)
+        try:
+            options[key.strip()] = read_value(value)
+        except (yaml.YAMLError, ValueError):
+            raise ConfigError(f"--option {pair}: '{value}' is not a value") from None
     return options

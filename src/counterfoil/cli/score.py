@@ -44,7 +44,7 @@ def score(
             f"{run}: this model was trained on precomputed features, so it cannot read an image "
             "file; train on images, or evaluate on features with: counterfoil evaluate"
         )
-    extractor = extractors.create(model.fragments_from, {})
+    extractor = extractors.create(model.fragments_from, model.fragments_options)
     fragments = [extractor.extract(open_image(FileImage(image))) for image in images]
     scores = model.score(fragments, sentences)
     if as_json:

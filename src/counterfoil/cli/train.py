@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -20,7 +19,7 @@ from counterfoil.cli.output import (
     progress,
 )
 from counterfoil.config import RunConfig, load_config
-from counterfoil.errors import ConfigError
+from counterfoil.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from counterfoil.training.run import FinishedRun
@@ -70,17 +69,17 @@ def train(
     if show:
         typer.echo(config.to_yaml())
         return
-    if folder.exists() and any(folder.iterdir()) and not resume:
+    from counterfoil.training.distributed import processes
+    from counterfoil.training.run import clear_run, execute, holds_a_run
+
+    if not resume and _first_process() and holds_a_run(folder):
         if not overwrite:
             raise ConfigError(
                 f"{folder} already holds a run: --resume goes on with it, --out chooses another "
                 "folder, --overwrite deletes it"
             )
-        if _first_process():
-            shutil.rmtree(folder)
-    from counterfoil.training.distributed import processes
-    from counterfoil.training.run import execute
-
+        clear_run(folder)
+    signals = StopSignals()
     with processes(dict(os.environ)) as first:
         finished = execute(
             config,
@@ -88,7 +87,8 @@ def train(
             cache,
             resume=resume,
             progress=progress(quiet=as_json or not first),
-            should_stop=_stop_on_signals(),
+            should_stop=lambda: signals.asked,
+            on_training=signals.listen,
         )
         if first:
             _summarise(finished, as_json)
@@ -103,6 +103,8 @@ def _plan(
     if recipe is not None and "=" in recipe and not Path(recipe).exists():
         overrides.insert(0, recipe)
         recipe = None
+    if resume and recipe is not None and not Path(recipe).exists() and not recipe.endswith(".yaml"):
+        raise CheckpointError(f"{recipe}: no run there to resume")
     if recipe is not None and Path(recipe).is_dir():
         if not resume:
             raise ConfigError(f"{recipe} is a folder; to go on with the run there, add --resume")
@@ -111,13 +113,13 @@ def _plan(
         out = _latest_unfinished()
     folder = out or RUNS / _slug(recipe, overrides)
     saved = folder / "config.yaml"
-    if not resume:
-        return load_config(recipe, overrides), folder
-    if not saved.is_file() and recipe is not None:
-        return load_config(recipe, overrides), folder  # killed before anything was written
-    from counterfoil.training.run import resumed_config
+    from counterfoil.training.run import located, resumed_config
 
-    asked = load_config(recipe or saved, overrides) if saved.is_file() else None
+    if not resume:
+        return located(load_config(recipe, overrides)), folder
+    if not saved.is_file() and recipe is not None:
+        return located(load_config(recipe, overrides)), folder  # nothing was written yet
+    asked = located(load_config(recipe or saved, overrides)) if saved.is_file() else None
     return resumed_config(folder, asked), folder
 
 
@@ -139,21 +141,28 @@ def _first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _stop_on_signals() -> Any:
-    """Ctrl-C and a polite kill ask the loop to stop after the current step, once saved."""
-    asked = {"stop": False}
+class StopSignals:
+    """Ctrl-C and a polite kill ask the loop to stop after the current step, once saved.
 
-    def remember(signum: int, frame: object) -> None:
-        if asked["stop"]:
+    Until training begins they end the program at once, as they always do.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def listen(self) -> None:
+        signal.signal(signal.SIGINT, self._remember)
+        signal.signal(signal.SIGTERM, self._remember)
+
+    def _remember(self, signum: int, frame: object) -> None:
+        if self.asked:
             raise KeyboardInterrupt
-        asked["stop"] = True
-
-    signal.signal(signal.SIGINT, remember)
-    signal.signal(signal.SIGTERM, remember)
-    return lambda: asked["stop"]
+        self.asked = True
 
 
 def _summarise(finished: FinishedRun, as_json: bool) -> None:
+    from counterfoil.training.run import skipped_kinds
+
     result, report = finished.result, finished.report
     if report is None:
         console(stderr=True).print(
@@ -171,6 +180,7 @@ def _summarise(finished: FinishedRun, as_json: bool) -> None:
                 "steps": result.steps,
                 "seconds": round(result.seconds, 1),
                 "skipped": result.skipped,
+                "left_out": skipped_kinds(finished.pairs),
                 "report": str(finished.page),
                 "results": report.as_dict(),
             }
@@ -179,6 +189,8 @@ def _summarise(finished: FinishedRun, as_json: bool) -> None:
     print_table(report.rows(), title=report.headline())
     console().print(
         f"{result.steps} updates in {result.seconds:.0f} s; best dev RSUM {result.best_rsum:.1f} "
-        f"at epoch {result.best_epoch}; {result.skipped} items skipped\nreport: {finished.page}",
+        f"at epoch {result.best_epoch}; {result.skipped} images skipped in training, "
+        f"{sum(skipped_kinds(finished.pairs).values())} items left out of the data\n"
+        f"report: {finished.page}",
         highlight=False,
     )

@@ -99,7 +99,9 @@ def open_image(ref: ImageRef) -> Image.Image:
         with Image.open(io.BytesIO(ref.read())) as image:
             image.load()
             return ImageOps.exif_transpose(image).convert("RGB")
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+    except UnidentifiedImageError:
+        raise DataError(f"{ref.name}: not an image of a known format") from None
+    except (OSError, ValueError, SyntaxError) as error:
         raise DataError(f"{ref.name}: not a readable image ({error})") from None
     except Image.DecompressionBombError as error:
         raise DataError(f"{ref.name}: refused, {error}") from None

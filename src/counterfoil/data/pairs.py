@@ -81,6 +81,7 @@ class Pairs:
     name: str
     splits: dict[str, Split]
     problems: list[Problem] = field(default_factory=list)
+    origin: dict[str, Any] | None = None
 
     def __getitem__(self, split: str) -> Split:
         name = self._resolve(split)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from counterfoil.data.batches import TextBatch
-from counterfoil.data.texts import TextProcessor
+from counterfoil.data.texts import HuggingFaceText, TextProcessor
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.joint import JointSpace, xavier_linear
 from counterfoil.encoders.pooling import Pooling
@@ -67,6 +67,9 @@ class BertEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.bert = LanguageModel.load(pretrained, weights)
+        positions = getattr(self.bert.model.config, "max_position_embeddings", None)
+        if isinstance(text, HuggingFaceText) and positions:
+            text.max_length = min(text.max_length, int(positions))
         self.fc = xavier_linear(self.bert.hidden_size, embed_size)
         self.joint = JointSpace(embed_size, pooling, normalise)
 

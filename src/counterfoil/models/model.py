@@ -39,10 +39,12 @@ class Model(nn.Module):
         input_dim: int,
         text: TextProcessor,
         fragments_from: str | None = None,
+        fragments_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.spec, self.input_dim, self.text = spec, input_dim, text
         self.fragments_from = fragments_from
+        self.fragments_options = dict(fragments_options or {})
         self.image_encoder = _create(image_encoders, spec.image, input_dim, spec.embed_size)
         self.text_encoder = _create(text_encoders, spec.text, text, spec.embed_size)
         self.matcher: Matcher = _create(matchers, spec.matcher, spec.embed_size)

@@ -36,6 +36,7 @@ def write_model(model: Model, folder: Path) -> None:
         "input_dim": model.input_dim,
         "text_processor": model.text.kind,
         "fragments_from": model.fragments_from,
+        "fragments_options": model.fragments_options,
     }
     (folder / CONFIG).write_text(json.dumps(layout, indent=2), encoding="utf-8")
     model.text.save(folder)
@@ -61,6 +62,7 @@ def from_pretrained(folder: str | Path) -> Model:
             int(layout["input_dim"]),
             load_text_processor(layout["text_processor"], folder),
             layout.get("fragments_from"),
+            layout.get("fragments_options"),
         )
     except (ValidationError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder / CONFIG}: {error}") from None

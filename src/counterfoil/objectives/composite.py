@@ -54,7 +54,9 @@ def create_objective(spec: str | Mapping[str, Any]) -> Composite:
         raise ConfigError("objective: name at least one (triplet, hardest, …)")
     for name, given in table.items():
         where = f"objective.{name}"
-        options = {"weight": given} if isinstance(given, (int, float)) else dict(given or {})
+        if given is not None and not isinstance(given, (int, float, Mapping)):
+            raise ConfigError(f"{where}: expected a weight or options, got {given!r}")
+        options = dict(given or {}) if not isinstance(given, (int, float)) else {"weight": given}
         weights[name] = _number(options.pop("weight", 1.0), f"{where}.weight")
         epochs[name] = _epoch_range(options.pop("epochs", None), f"{where}.epochs")
         terms[name] = objectives.create(name, options, where=where)

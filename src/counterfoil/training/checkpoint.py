@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from counterfoil.collectives import rank
 from counterfoil.errors import CheckpointError, TrainingError
 from counterfoil.files import atomic_folder
 from counterfoil.models.model import Model
@@ -32,7 +33,7 @@ class Position:
     step: int = 0
     loss_sum: float = 0.0
     loss_count: int = 0
-    skipped: int = 0
+    skipped: list[str] = field(default_factory=list)
     best_rsum: float = -1.0
     best_epoch: int = -1
     best_folder: str = ""
@@ -82,12 +83,16 @@ class Checkpoints:
             position = Position(**state.pop("position"))
         except (OSError, RuntimeError, pickle.UnpicklingError, KeyError, TypeError) as error:
             raise CheckpointError(f"{folder / STATE}: damaged ({error})") from None
-        if position.best_folder and (self.run / "checkpoints" / position.best_folder).is_dir():
+        if (
+            rank() == 0
+            and position.best_folder
+            and (self.run / "checkpoints" / position.best_folder).is_dir()
+        ):
             self._point("best", position.best_folder)
         return folder, state, position
 
     def _point(self, link: str, name: str) -> None:
-        temporary = self.run / f".{link}.new"
+        temporary = self.run / f".{link}.new.{os.getpid()}"
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(Path("checkpoints") / name)
         os.replace(temporary, self.run / link)

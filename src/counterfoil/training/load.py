@@ -51,10 +51,11 @@ def evaluation_split(
     if data is None:
         if config is None:
             raise ConfigError(f"{run} is a model without a run: name the data with --data")
+        if options or format:
+            raise ConfigError("--option and --format say how to read --data: name it, too")
         return read_data(config, cache, progress)
     pairs = load_pairs(data, format, options=options, cache_dir=cache, progress=progress)
-    features = config.data.features if config is not None else None
-    extractor = features.extractor if features else load_model(run, "cpu").fragments_from
+    model = load_model(run, "cpu")
     return with_fragments(
-        pairs, cache, extractor or "segments", features.options if features else {}, progress
+        pairs, cache, model.fragments_from or "segments", model.fragments_options, progress
     )

@@ -18,7 +18,7 @@ from counterfoil.config import RunConfig
 from counterfoil.data.batches import Augmentation, CaptionItems, Collate, PairBatch
 from counterfoil.data.pairs import Pairs
 from counterfoil.data.sampling import BatchPlan, RankBatches
-from counterfoil.errors import TrainingError
+from counterfoil.errors import ConfigError, TrainingError
 from counterfoil.evaluation.evaluate import evaluate, flat_metrics
 from counterfoil.files import write_atomically
 from counterfoil.models.model import Model
@@ -30,6 +30,9 @@ from counterfoil.training.metrics import MetricsLog, finite
 from counterfoil.training.optimiser import create_optimiser, create_schedule
 from counterfoil.training.step import TrainingStep
 from counterfoil.training.tensorboard import TensorBoard
+
+MOST_SKIPPED = 10_000
+"""Problems of items that a run remembers."""
 
 PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -97,8 +100,7 @@ class Trainer:
         if resume:
             self._restore()
         elif rank() == 0:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.folder / "config.yaml", self.config.to_yaml())
+            write_config(self.folder, self.config)
         run: torch.nn.Module = self.step_module
         if world_size() > 1:
             run = DistributedDataParallel(run, broadcast_buffers=False, find_unused_parameters=True)
@@ -112,7 +114,7 @@ class Trainer:
             self.position.best_epoch,
             self.position.step,
             self._seconds(),
-            self.position.skipped,
+            len(everyones(self.position.skipped)),
             interrupted,
         )
 
@@ -141,9 +143,10 @@ class Trainer:
     ) -> None:
         place, train = self.position, self.config.train
         skipped = batch.skipped if isinstance(batch, PairBatch) else batch
-        place.skipped += len(skipped)
-        for problem in skipped[:3]:
-            self.progress.say(f"skipped {problem}")
+        for problem in skipped:
+            if problem not in place.skipped and len(place.skipped) < MOST_SKIPPED:
+                place.skipped.append(problem)
+                self.progress.say(f"skipped {problem}")
         if not isinstance(batch, PairBatch):
             if world_size() > 1:
                 raise TrainingError(f"no usable item in the share of process {rank()}: {batch}")
@@ -257,6 +260,7 @@ class Trainer:
         )
 
     def _save(self, logs: RunLogs, best: bool = False) -> None:
+        self.position.skipped = everyones(self.position.skipped)
         random = gather_rows(torch.get_rng_state()[None].to(self.device)).cpu()
         cuda = None
         if self.device.type == "cuda":
@@ -283,9 +287,9 @@ class Trainer:
         self.scaler.load_state_dict(state["scaler"])
         self.step_module.objective.load_state_dict(state["objective"])
         if rank() < len(state["random"]):
-            torch.set_rng_state(state["random"][rank()])
+            torch.set_rng_state(state["random"][rank()].clone())  # it ignores the offset of a view
             if state["cuda_random"] is not None and self.device.type == "cuda":
-                torch.cuda.set_rng_state(state["cuda_random"][rank()], self.device)
+                torch.cuda.set_rng_state(state["cuda_random"][rank()].clone(), self.device)
 
     def _seconds(self) -> float:
         return self.position.seconds + time.monotonic() - self.started
@@ -333,10 +337,30 @@ class RunLogs:
         return self.metrics.size if self.active else 0
 
 
+def write_config(folder: Path, config: RunConfig) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "config.yaml", config.to_yaml())
+
+
+def everyones(problems: list[str]) -> list[str]:
+    """The problems that any process met, each once."""
+    if world_size() == 1:
+        return problems
+    met: list[list[str]] = [[] for _ in range(world_size())]
+    torch.distributed.all_gather_object(met, problems)
+    return list(dict.fromkeys(problem for some in met for problem in some))
+
+
 def choose_device(name: str) -> torch.device:
     """The device asked for; 'auto' takes this process's GPU where there is one."""
     if name != "auto":
-        return torch.device(name)
+        try:
+            device = torch.device(name)
+        except RuntimeError:
+            raise ConfigError(f"device '{name}': expected auto, cpu, cuda or cuda:0 …") from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(f"device '{name}': no CUDA device can be used here")
+        return device
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

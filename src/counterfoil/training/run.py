@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from counterfoil.collectives import rank
-from counterfoil.config import RunConfig, load_config
-from counterfoil.data.load import load_pairs
+from counterfoil.collectives import rank, world_size
+from counterfoil.config import EvaluationConfig, RunConfig, load_config
+from counterfoil.data.load import is_named, load_pairs
 from counterfoil.data.pairs import Pairs
-from counterfoil.data.problems import count_kinds
-from counterfoil.errors import CheckpointError, ConfigError
+from counterfoil.data.problems import Severity, count_kinds
+from counterfoil.errors import CheckpointError, ConfigError, DataError
 from counterfoil.evaluation.evaluate import report_scores
 from counterfoil.evaluation.gallery import Gallery, example_searches
 from counterfoil.evaluation.report import RetrievalReport
 from counterfoil.evaluation.scoring import score_split
 from counterfoil.features import with_fragments
 from counterfoil.files import write_atomically
-from counterfoil.models import Model, create_model, from_pretrained
+from counterfoil.models import Model, create_model, from_pretrained, resolve
 from counterfoil.objectives import create_objective
 from counterfoil.progress import Progress, Silent
-from counterfoil.training.loop import RunResult, Trainer, choose_device
+from counterfoil.training.loop import RunResult, Trainer, choose_device, write_config
 from counterfoil.training.report import write_report
 
 MAY_CHANGE = {
@@ -57,8 +58,48 @@ def read_data(config: RunConfig, cache: Path, progress: Progress) -> Pairs:
         cache_dir=cache,
         progress=progress,
     )
+    check_splits(config, pairs)
     features = config.data.features
-    return with_fragments(pairs, cache, features.extractor, features.options, progress)
+    pairs = with_fragments(pairs, cache, features.extractor, features.options, progress)
+    widths = {split.name: split.fragments.dim for split in pairs if split.fragments is not None}
+    if len(set(widths.values())) > 1:
+        found = ", ".join(f"{name} {width}" for name, width in widths.items())
+        raise DataError(f"data set '{pairs.name}': features of different widths ({found})")
+    return pairs
+
+
+def _check_names(config: RunConfig) -> None:
+    create_objective(config.objective)
+    resolve(config.model)
+    choose_device(config.train.device)
+
+
+def _read_in_turn(config: RunConfig, cache: Path, progress: Progress) -> Pairs:
+    """The first process draws and extracts what is missing; the others find it in the cache."""
+    if rank() == 0:
+        pairs = read_data(config, cache, progress)
+    if world_size() > 1:
+        torch.distributed.barrier()
+    return pairs if rank() == 0 else read_data(config, cache, Silent())
+
+
+def check_splits(config: RunConfig, pairs: Pairs) -> None:
+    """Refuse data without the splits that a run needs, before anything is extracted or trained."""
+    settings = config.evaluation
+    needed = {"train": "train", settings.split: "evaluation.split"}
+    if settings.test_split != EvaluationConfig().test_split:
+        needed[settings.test_split] = "evaluation.test_split"
+    for name, key in needed.items():
+        if name not in pairs:
+            raise DataError(
+                f"data set '{pairs.name}' has no split '{name}', which {key} asks for "
+                f"(it has: {', '.join(pairs.splits) or 'none'})"
+            )
+
+
+def skipped_kinds(pairs: Pairs) -> dict[str, int]:
+    """How many items of each kind of problem were left out of the data."""
+    return count_kinds([p for p in pairs.problems if p.severity is Severity.SKIP])
 
 
 def execute(
@@ -69,15 +110,18 @@ def execute(
     resume: bool = False,
     progress: Progress | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    on_training: Callable[[], None] = lambda: None,
 ) -> FinishedRun:
     """Train, evaluate the best checkpoint once on the test split, write the report."""
     progress = progress or Silent()
-    create_objective(config.objective)  # a misspelt objective is found before any work is done
-    pairs = read_data(config, cache, progress)
-    skipped = count_kinds(pairs.problems)
+    _check_names(config)  # a misspelt name is found before any work is done
+    if rank() == 0 and not resume:
+        write_config(folder, config)
+    pairs = _read_in_turn(config, cache, progress)
+    skipped = skipped_kinds(pairs)
     if skipped:
         counts = ", ".join(f"{number} × {kind}" for kind, number in skipped.items())
-        progress.say(f"problems in the data: {counts} (see: counterfoil data inspect)")
+        progress.say(f"left out of the data: {counts} (see: counterfoil data inspect)")
     started = resume and (folder / "last").exists()
     if started:
         model = from_pretrained(folder / "last")
@@ -85,7 +129,9 @@ def execute(
         torch.manual_seed(config.seed)
         model = create_model(config.model, pairs.train, config.data)
         model.fragments_from = pairs.train.fragments.made_by if pairs.train.fragments else None
+        model.fragments_options = dict(config.data.features.options)
     trainer = Trainer(model, pairs, config, folder, progress, should_stop)
+    on_training()
     result = trainer.run(resume=started)
     if result.interrupted or rank() != 0:
         return FinishedRun(result, model, pairs)
@@ -107,9 +153,51 @@ def _conclude(
         f"{result.steps} updates in {result.seconds:.0f} s."
     ]
     if result.skipped or found.skipped:
-        notes.append(f"Items skipped: {result.skipped} in training, {len(found.skipped)} in test.")
+        notes.append(f"Images skipped: {result.skipped} in training, {len(found.skipped)} in test.")
+    if kinds := skipped_kinds(pairs):
+        counts = ", ".join(f"{number} × {kind}" for kind, number in kinds.items())
+        notes.append(f"Left out of the data: {counts}.")
     page = write_report(folder, config, report, pairs[name], gallery, notes)
     return FinishedRun(replace(result, folder=folder), best, pairs, report, gallery, page)
+
+
+RUN_FILES = {
+    "config.yaml", "metrics.jsonl", "timing.jsonl", "last", "best", "checkpoints", "results.json",
+    "report.html", "tensorboard",
+}  # fmt: skip
+
+
+def holds_a_run(folder: Path) -> bool:
+    """Whether there is anything in a folder but the config of a run that never began."""
+    return folder.is_dir() and any(path.name != "config.yaml" for path in folder.iterdir())
+
+
+def clear_run(folder: Path) -> None:
+    """Delete a run; refuses a folder that holds anything a run does not write."""
+    place = folder.resolve()
+    if place in (Path.cwd(), Path.home(), *Path.cwd().parents, *Path.home().parents):
+        raise ConfigError(f"{folder}: will not be deleted; choose another folder with --out")
+    strangers = [
+        path.name
+        for path in folder.iterdir()
+        if path.name not in RUN_FILES and path.suffix != ".png" and not path.name.startswith(".")
+    ]
+    if strangers or not (folder / "config.yaml").is_file():
+        found = f" (it holds {', '.join(sorted(strangers)[:3])})" if strangers else ""
+        raise ConfigError(f"{folder}: not a run{found}, so it is not deleted; choose another --out")
+    load_config(folder / "config.yaml")
+    shutil.rmtree(folder)
+
+
+def located(config: RunConfig) -> RunConfig:
+    """The config with paths that hold wherever it is read from."""
+    data = config.data
+    change = {
+        key: str(Path(value).resolve())
+        for key, value in (("source", data.source), ("vocabulary", data.vocabulary))
+        if value and Path(value).exists() and not (key == "source" and is_named(value, data.format))
+    }
+    return config.model_copy(update={"data": data.model_copy(update=change)})
 
 
 def resumed_config(folder: Path, asked: RunConfig | None) -> RunConfig:

@@ -11,6 +11,7 @@ from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.problems import ProblemLog
 from counterfoil.data.sources.items import Draft, Item
 from counterfoil.data.sources.split_names import in_order
+from counterfoil.data.writers.images import is_plain_name
 
 MAX_WORDS = 1000
 """Longest caption that is used, in words; a longer one is not a caption."""
@@ -25,6 +26,9 @@ def assemble(draft: Draft, log: ProblemLog, *, drop: bool) -> Pairs:
         log.fatal("no-images", draft.name, "no images with captions were found")
     splits = {}
     for name in in_order(by_split):
+        if not is_plain_name(name):
+            where = by_split[name][0].where
+            log.fatal("bad-split-name", where, f"{name!r} cannot be the name of a split")
         splits[name] = _make_split(name, by_split[name], draft.tables.get(name), log, drop)
         if drop and not splits[name].ids:
             log.fatal("no-images", f"{draft.name}, split '{name}'", "no usable images are left")

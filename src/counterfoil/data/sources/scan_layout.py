@@ -41,7 +41,8 @@ def find_layout(captions: int, ids: Sequence[str] | None, features: ArrayFile | 
         return _even(captions, rows, ids)
     fault = f"{captions} captions for {rows} images: expected the same number for every image"
     guess = min(rows, -(-captions // USUAL_CAPTIONS)) if captions > rows else captions
-    return Layout(_starts(captions, guess), list(range(guess)), None, fault)
+    known = list(ids[:guess]) if ids is not None and len(ids) in (rows, guess) else None
+    return Layout(_starts(captions, guess), list(range(guess)), known, fault)
 
 
 def _even(captions: int, images: int, ids: Sequence[str] | None) -> Layout:

@@ -1,0 +1,144 @@
+"""Runs from the command line down: what is refused before work begins, and several processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from counterfoil.config import build_config
+from counterfoil.errors import ConfigError, DataError
+from counterfoil.progress import Silent
+from counterfoil.training.run import clear_run, execute, located, read_data
+
+SMALL = [
+    "data.options.images=100", "data.min_count=1", "model.embed_size=16", "model.text.word_dim=8",
+    "train.batch_size=16", "train.epochs=3", "train.save_every=1", "evaluation.bootstrap=0",
+]  # fmt: skip
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def launch(*args: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*TORCHRUN, "-m", "counterfoil", "train", *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_two_processes_start_on_a_cold_cache_and_resume_after_a_kill(tmp_path) -> None:
+    cache = ["--cache", tmp_path / "cache"]
+    whole = launch(*SMALL, "--out", tmp_path / "whole", *cache)
+    out, err = whole.communicate(timeout=200)
+    assert whole.returncode == 0, err[-3000:]
+    cut = launch(*SMALL, "--out", tmp_path / "cut", *cache)
+    while not (tmp_path / "cut" / "last").exists() and cut.poll() is None:
+        time.sleep(0.02)
+    subprocess.run(["pkill", "-9", "-f", str(tmp_path / "cut")], check=False)
+    os.kill(cut.pid, signal.SIGKILL)
+    cut.communicate(timeout=60)
+    again = launch("--resume", tmp_path / "cut", *cache)
+    out, err = again.communicate(timeout=200)
+    assert again.returncode == 0, out + err[-3000:]
+    for name in ("metrics.jsonl", "results.json"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize("names", [["thesis.txt"], ["config.yaml", "thesis.txt"], ["last"]])
+def test_a_folder_that_is_not_a_run_is_never_deleted(tmp_path, names) -> None:
+    for name in names:
+        (tmp_path / name).write_text("seed: 1\n")
+    with pytest.raises(ConfigError, match="not a run"):
+        clear_run(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
+def test_the_working_directory_is_never_deleted(tmp_path, monkeypatch) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="will not be deleted"):
+        clear_run(Path())
+
+
+def photos(folder: Path, splits: list[str]) -> Path:
+    rows = ["image,caption,split"]
+    for number, split in enumerate(splits):
+        Image.new("RGB", (32, 32), (number * 9 % 255, 90, 30)).save(folder / f"{number}.png")
+        rows.append(f"{number}.png,a picture number {number},{split}")
+    (folder / "captions.csv").write_text("\n".join(rows))
+    return folder / "captions.csv"
+
+
+def test_a_missing_split_is_found_before_anything_is_extracted(tmp_path) -> None:
+    source = photos(tmp_path, ["train"] * 6 + ["test"] * 2)
+    config = build_config({"data": {"source": str(source)}})
+    with pytest.raises(DataError, match=r"no split 'dev', which evaluation\.split asks for"):
+        execute(config, tmp_path / "run", tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_split_name_cannot_leave_the_cache(tmp_path) -> None:
+    source = photos(tmp_path, ["train", "dev", "../../evil"])
+    with pytest.raises(DataError, match="bad-split-name"):
+        execute(build_config({"data": {"source": str(source)}}), tmp_path / "r", tmp_path / "c")
+
+
+def test_features_of_different_widths_are_refused(tmp_path) -> None:
+    for split, width in {"train": 8, "dev": 16}.items():
+        np.save(tmp_path / f"{split}_ims.npy", np.ones((4, 3, width), np.float32))
+        (tmp_path / f"{split}_caps.txt").write_text("a b\nc d\ne f\ng h\n")
+    config = build_config({"data": {"source": str(tmp_path)}})
+    with pytest.raises(DataError, match="different widths"):
+        read_data(config, tmp_path / "cache", Silent())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": {"device": "gpu"}}, "device 'gpu'"),
+        ({"model": "rvse-mpl"}, "did you mean 'rvse-mlp'"),
+        ({"objective": {"hardest": "abc"}}, r"objective\.hardest"),
+    ],
+)
+def test_a_wrong_name_is_found_before_any_work(tmp_path, change, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        execute(build_config(change), tmp_path / "run", tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_paths_of_a_run_hold_from_anywhere(tmp_path, monkeypatch) -> None:
+    source = photos(tmp_path, ["train"])
+    monkeypatch.chdir(tmp_path)
+    config = located(build_config({"data": {"source": "captions.csv"}}))
+    assert config.data.source == str(source.resolve())
+    assert located(build_config({})).data.source == "scenes"
+
+
+def test_every_image_left_out_is_counted_once(tmp_path) -> None:
+    source = photos(tmp_path, ["train"] * 12 + ["dev"] * 3 + ["test"] * 3)
+    (tmp_path / "3.png").write_bytes(b"broken")
+    text = source.read_text().replace("a picture number 5", "")
+    source.write_text(text)
+    config = build_config(
+        {
+            "data": {"source": str(source), "min_count": 1},
+            "model": {"name": "vse-fc", "embed_size": 8},
+            "train": {"epochs": 2, "batch_size": 4},
+            "evaluation": {"bootstrap": 0},
+        }
+    )
+    from counterfoil.training.run import skipped_kinds
+
+    finished = execute(config, tmp_path / "run", tmp_path / "cache")
+    assert sum(skipped_kinds(finished.pairs).values()) == 3  # a caption, its image, a broken image
+    assert "empty-caption" in (tmp_path / "run" / "report.html").read_text()
