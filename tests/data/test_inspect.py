@@ -188,3 +188,12 @@ def test_what_inspection_calls_skippable_is_what_loading_leaves_out(tmp_path):
     write_scan(tmp_path, "train", 3, each=1)
     write_lines(tmp_path / "train_caps.txt", ["a", " ", "c"])
     assert kinds(inspect(tmp_path).problems) == kinds(load_pairs(tmp_path).problems)
+
+
+def test_a_folder_with_several_layouts_is_inspected_in_each_of_them(tmp_path) -> None:
+    np.save(tmp_path / "train_ims.npy", np.full((2, 3, 4), np.nan, np.float32))
+    (tmp_path / "train_caps.txt").write_text("a\nb\n")
+    (tmp_path / "train_ids.txt").write_text("1\n2\n")
+    (tmp_path / "x-000.tar").write_bytes(b"not an archive at all")
+    kinds = {problem.kind for problem in inspect(tmp_path).problems}
+    assert {"non-finite", "truncated-tar"} <= kinds

@@ -51,7 +51,9 @@ def print_table(rows: Sequence[Sequence[str]], title: str | None = None) -> None
         table.add_column(escape(cell), justify="left" if number == 0 else "right")
     for row in rows[1:]:
         table.add_row(*(escape(cell) for cell in row))
-    Console().print(table)
+    out = Console()
+    # in a file or a pipe there is no window to fit into
+    (out if out.is_terminal else Console(width=160)).print(table)
 
 
 class Bars:

@@ -12,7 +12,7 @@ import numpy as np
 
 from counterfoil.data.deep_check import DeepCheck, check_split
 from counterfoil.data.images import open_image
-from counterfoil.data.load import is_named, make_named, read_path
+from counterfoil.data.load import is_named, make_named, other_formats, read_path
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.problems import Problem, ProblemLog, Severity, count_kinds
 from counterfoil.errors import DataError
@@ -76,7 +76,8 @@ def inspect(
     """Summarise a data set and list all its problems, whatever they are.
 
     ``deep`` also decodes every image and reads every row of features, in one pass that holds a few
-    of them at a time.
+    of them at a time. A folder in which several layouts lie is inspected in each of them; the
+    splits of the ones that would not be chosen are named ``layout:split``.
     """
     log = ProblemLog()
     if isinstance(source, Pairs):
@@ -91,6 +92,11 @@ def inspect(
     for split in pairs:
         checked = check_split(split, log, progress or Silent()) if deep else None
         splits[split.name] = _summarise(split, checked)
+    if isinstance(source, (str, Path)) and format is None and not is_named(source, format):
+        for layout in other_formats(Path(source)):
+            beside = inspect(source, layout, deep=deep, progress=progress)
+            splits |= {f"{layout}:{name}": summary for name, summary in beside.splits.items()}
+            log.problems += [p for p in beside.problems if p not in log.problems]
     name = pairs.name if isinstance(source, Pairs) else str(source)
     return Inspection(name, splits, log.problems, deep)
 

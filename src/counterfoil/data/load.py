@@ -114,6 +114,14 @@ def detect_format(path: Path, log: ProblemLog) -> str:
     return best[0]
 
 
+def other_formats(path: Path) -> list[str]:
+    """Layouts that lie in a folder beside the one that `detect_format` chooses."""
+    if not path.is_dir():
+        return []
+    found = sorted((sources[name].rank, name) for name in sources if sources[name].matches(path))
+    return [name for _, name in found[1:]]
+
+
 def _nearest_format(path: Path) -> str:
     names = os.listdir(path) if path.is_dir() else [path.name]
     if not names:
