@@ -56,7 +56,7 @@ with processes(dict(os.environ)) as first:
 
 
 @pytest.mark.parametrize("objective", ["hardest", "triplet"])
-@pytest.mark.parametrize("model", ["rvse-mlp", "vse++"])
+@pytest.mark.parametrize("model", ["rvse-mlp", "vse++", "naaf"])
 def test_two_processes_give_the_loss_and_gradients_of_one(tmp_path, model, objective) -> None:
     root = Path(__file__).parents[2]
     script = tmp_path / "script.py"

@@ -49,6 +49,8 @@ class NAAF(SimilarityMatcher):
     term, propagation only as a gate, λ = 5 in it, and μ₊ − 3σ₊ as boundary at inference.
     """
 
+    batches: Tensor
+
     def __init__(
         self,
         embed_size: int,
@@ -81,6 +83,7 @@ class NAAF(SimilarityMatcher):
                     for side in self.directions
                 }
             )
+            self.register_buffer("batches", torch.zeros((), dtype=torch.long))
             for learned in self.boundaries.values():
                 learned.boundary.fill_(boundary)  # type: ignore[operator]
 
@@ -145,22 +148,25 @@ class NAAF(SimilarityMatcher):
         """Discriminative mismatch mining (section 3.1.3): learn t from correctly ranked captions.
 
         For each caption whose own image scores highest of the batch, every word gives its highest
-        similarity with that image as matched, and with one other image, drawn at random, as
-        mismatched.
+        similarity with that image as matched, and with one other image as mismatched. Which other
+        one changes from batch to batch, and does not depend on the number of processes: the one a
+        few places further on in the global batch.
         """
         if self.form == "reference" or not self.mining:
             return
         scores, positives = seen.scores, seen.positives
-        others = scores.masked_fill(positives, -torch.inf).amax(0)
-        right = scores.diagonal() > others  # [T]
-        rows = torch.arange(len(seen.images), device=scores.device)
-        texts = rows + seen.first_row
-        wrong = _another_image(~positives[seen.first_row :, :][: len(rows)][:, texts])
-        usable = right[texts] & (wrong >= 0)
-        rows, texts, wrong = rows[usable], texts[usable], wrong[usable]
+        count = len(scores)
+        right = scores.diagonal() > scores.masked_fill(positives, -torch.inf).amax(0)  # [T]
+        places = torch.arange(len(seen.images), device=scores.device)
+        own = places + seen.first_row
+        shift = 1 + int(self.batches) % max(1, count - 1)
+        other = (own - shift) % count  # the captions for which these images are the wrong ones
+        self.batches += 1
+        good = right[own]
+        bad = right[other] & ~positives[own, other]
         for side in self.directions:
-            matched = _maxima(seen.images[rows], seen.texts[texts], side)
-            mismatched = _maxima(seen.images[wrong], seen.texts[texts], side)
+            matched = _maxima(seen.images[places[good]], seen.texts[own[good]], side)
+            mismatched = _maxima(seen.images[places[bad]], seen.texts[other[bad]], side)
             learned = self.boundaries[side]
             assert isinstance(learned, MismatchBoundary)  # noqa: S101
             learned.observe(matched, mismatched, seen.epoch)
@@ -185,13 +191,6 @@ class NAAF(SimilarityMatcher):
             weights=place(found.weights[0, :, 0]),
             additive=True,
         )
-
-
-def _another_image(wrong: Tensor) -> Tensor:
-    """For each row of a boolean matrix a random column where it holds; -1 where none does."""
-    draw = torch.rand(wrong.shape, device=wrong.device).masked_fill(~wrong, -1.0)
-    best, column = draw.max(1) if wrong.shape[1] else (draw.sum(1) - 1, draw.sum(1).long())
-    return torch.where(best >= 0, column, torch.full_like(column, -1))
 
 
 def _maxima(images: Encoded, texts: Encoded, side: str) -> Tensor:
