@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from counterfoil.cli import app
-from counterfoil.errors import CheckpointError, ConfigError, CounterfoilError, DataError
+from counterfoil.errors import CheckpointError, ConfigError, DataError
 
 runner = CliRunner()
 SMALL = [
@@ -221,10 +220,3 @@ def test_errors_are_one_message_and_their_own_exit_code(args, code, message) -> 
     assert done.returncode == code, done.stderr
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
-
-
-def test_help_is_quick_because_torch_stays_out() -> None:
-    started = time.monotonic()
-    assert command("--help").returncode == 0
-    assert time.monotonic() - started < 5  # a loaded machine; alone it is well under a second
-    assert issubclass(ConfigError, CounterfoilError)
