@@ -149,7 +149,7 @@ def _objects(
                 thing.pattern,
                 thing.count,
                 depth,
-                tuple(part.boxes),
+                tuple(_inside(part.boxes)),
                 layer,
                 flip,
                 part.pose,
@@ -194,6 +194,13 @@ def _row(thing: Thing, factor: float = 1.0, tight: bool = False) -> list[Box]:
     lift = max(0.72 * h, 22.0)
     back = [((0.5 + 1.1 * i) * w, -lift - h, (1.5 + 1.1 * i) * w, -lift) for i in range(n - 2)]
     return [*back, *((1.1 * i * w, -h, (1.1 * i + 1) * w, 0.0) for i in range(2))]
+
+
+def _inside(boxes: list[Box]) -> list[Box]:
+    """Boxes moved up where they reach below the picture: a large thing held by a person near."""
+    below = max(0.0, max(y2 for _, _, _, y2 in boxes) - SIZE)
+    moved = _shift(boxes, 0.0, -below) if below else boxes
+    return [(x1, round(y1, 1), x2, round(y2, 1)) for x1, y1, x2, y2 in moved]
 
 
 def _shift(boxes: list[Box], dx: float, dy: float) -> list[Box]:

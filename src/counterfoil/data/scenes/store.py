@@ -26,7 +26,7 @@ from counterfoil.errors import ConfigError
 from counterfoil.parallel import ordered_map
 from counterfoil.progress import Progress, Silent
 
-VERSION = 1
+VERSION = 2
 SPLITS = ("train", "dev", "test")
 _CHUNK = 50
 _MANIFEST = "manifest.json"
