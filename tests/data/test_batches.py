@@ -10,6 +10,8 @@ from counterfoil.data.batches import (
     Augmentation,
     CaptionItems,
     Collate,
+    Extra,
+    Item,
     drop_regions,
     pad_fragments,
     pad_texts,
@@ -40,12 +42,17 @@ def test_an_item_depends_on_seed_epoch_and_caption_alone(concepts) -> None:
     text = WordText(Vocabulary.build(concepts.train.texts, 1))
     items = CaptionItems(concepts.train, text, Augmentation(0.4, 0.4), seed=5)
     again = CaptionItems(concepts.train, text, Augmentation(0.4, 0.4), seed=5)
-    for index in [(0, 7), (3, 2), (0, 0)]:
+    for index in [(0, 7, 0), (3, 2, 0), (0, 0, 1)]:
         mine, other = items[index], again[index]
-        assert np.array_equal(mine[0].features, other[0].features)
-        assert mine[1:] == other[1:]
-    draws = {(len(items[epoch, 7][0]), tuple(items[epoch, 7][1])) for epoch in range(10)}
-    assert len(draws) > 3
+        assert np.array_equal(mine.fragments.features, other.fragments.features)
+        assert (mine.ids, mine.image, mine.caption) == (other.ids, other.image, other.caption)
+
+    def drawn(epoch: int, view: int) -> tuple[int, tuple[int, ...]]:
+        item = items[epoch, 7, view]
+        return len(item.fragments), tuple(item.ids)
+
+    assert len({drawn(epoch, 0) for epoch in range(10)}) > 3
+    assert len({drawn(0, view) for view in range(10)}) > 3
 
 
 def test_dropping_regions_leaves_the_promised_share_and_at_least_one() -> None:
@@ -64,7 +71,8 @@ def test_dropping_regions_leaves_the_promised_share_and_at_least_one() -> None:
 def test_every_caption_is_visited_once_an_epoch_and_in_another_order_the_next(concepts) -> None:
     plan = BatchPlan(concepts.train, 10, seed=1, drop_last=False)
     first, second = (
-        [caption for batch in RankBatches(plan, epoch) for _, caption in batch] for epoch in (0, 1)
+        [caption for batch in RankBatches(plan, epoch) for _, caption, _ in batch]
+        for epoch in (0, 1)
     )
     assert sorted(first) == list(range(len(concepts.train.texts)))
     assert first != second
@@ -73,10 +81,10 @@ def test_every_caption_is_visited_once_an_epoch_and_in_another_order_the_next(co
 
 def test_one_caption_per_image_visits_every_image_once(concepts) -> None:
     plan = BatchPlan(concepts.train, 10, seed=1, captions="one", drop_last=False)
-    chosen = [caption for batch in RankBatches(plan, 0) for _, caption in batch]
+    chosen = [caption for batch in RankBatches(plan, 0) for _, caption, _ in batch]
     images = concepts.train.image_of[chosen]
     assert sorted(images) == list(range(len(concepts.train)))
-    later = [caption for batch in RankBatches(plan, 1) for _, caption in batch]
+    later = [caption for batch in RankBatches(plan, 1) for _, caption, _ in batch]
     assert set(chosen) != set(later)
 
 
@@ -100,10 +108,67 @@ def test_a_batch_of_one_is_refused(concepts) -> None:
 
 
 def test_collate_counts_what_it_leaves_out() -> None:
-    good = (Fragments(np.zeros((2, 3), np.float32)), [1, 2], 0, 0)
+    good = Item(Fragments(np.zeros((2, 3), np.float32)), [1, 2], 0, 0)
     batch = Collate(0)([good, "image x: bad", good])
     assert len(batch.image_ids) == 2
     assert batch.skipped == ("image x: bad",)
     assert Collate(0)(["image x: bad"]) == ("image x: bad",)
     moved = batch.to("cpu")
     assert torch.equal(moved.images.mask, batch.images.mask)
+
+
+def test_views_show_an_item_several_times_side_by_side(concepts) -> None:
+    plan = BatchPlan(concepts.train, 4, seed=1, views=2)
+    once = BatchPlan(concepts.train, 4, seed=1)
+    for double, single in zip(RankBatches(plan, 3), RankBatches(once, 3), strict=True):
+        assert [index[:2] for index in double[::2]] == [index[:2] for index in single]
+        assert [index[2] for index in double] == [0, 1] * 4
+
+
+def test_grouped_captions_come_with_their_image_once(concepts) -> None:
+    split = concepts.train
+    plan = BatchPlan(split, 4, seed=1, captions="grouped", drop_last=False)
+    items = CaptionItems(split, WordText(Vocabulary.build(split.texts, 1)), Augmentation(), 0)
+    seen: list[int] = []
+    for indices in RankBatches(plan, 0):
+        batch = Collate(0)([items[index] for index in indices])
+        assert len(set(batch.image_ids.tolist())) == len(batch.image_ids)
+        assert batch.images.fragments.shape[0] == len(batch.image_ids)
+        assert batch.owners.tolist() == split.image_of[batch.caption_ids.numpy()].tolist()
+        assert set(batch.owners.tolist()) == set(batch.image_ids.tolist())
+        seen += batch.caption_ids.tolist()
+    assert sorted(seen) == list(range(len(split.texts)))
+
+
+def test_grouped_captions_go_with_an_image_that_cannot_be_read() -> None:
+    fragments = Fragments(np.zeros((2, 3), np.float32))
+    batch = Collate(0)(
+        ["image x: bad", Item(None, [1], 4, 9), Item(fragments, [2], 5, 10), Item(None, [3], 5, 11)]
+    )
+    assert batch.image_ids.tolist() == [5]
+    assert batch.caption_ids.tolist() == [10, 11]
+    assert batch.skipped == ("image x: bad",)
+
+
+class Neighbour:
+    """Each caption brings the next image twice and a sentence of its own."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def of(self, caption: int, rng: np.random.Generator) -> Extra:
+        return Extra((caption % self.count,) * (caption % 3), ("a new word",))
+
+
+def test_companions_travel_with_their_pair(concepts) -> None:
+    split = concepts.train
+    text = WordText(Vocabulary.build(split.texts, 1))
+    companions = {"mine": Neighbour(len(split))}
+    items = CaptionItems(split, text, Augmentation(), 0, companions)
+    batch = Collate(text.pad)([items[0, caption, 0] for caption in (1, 3, 5)])
+    extra = batch.to("cpu").extras["mine"]
+    assert extra.image_owners.tolist() == [0, 2, 2]
+    assert extra.text_owners.tolist() == [0, 1, 2]
+    read = split.fragments.read(5 % len(split)).features
+    assert np.array_equal(extra.images.fragments[1, : len(read)].numpy(), read)
+    assert extra.texts.ids[0].tolist() == text.encode("a new word")

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from counterfoil.data.batches import Collate, pad_texts
+from counterfoil.data.batches import Collate, Item, pad_texts
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.parsing import LinkedIds, RuleParser, create_parser
 from counterfoil.data.texts import HuggingFaceText, WordNoise, WordText, with_parser
@@ -97,7 +97,7 @@ def test_a_batch_has_a_symmetric_graph_where_every_caption_was_parsed() -> None:
 
 def test_edges_survive_the_way_from_a_workers_process() -> None:
     ids = pickle.loads(pickle.dumps(LinkedIds([5, 6], [(0, 1)])))  # noqa: S301
-    batch = Collate(0)([(Fragments(np.zeros((1, 2), np.float32)), ids, 0, 0)])
+    batch = Collate(0)([Item(Fragments(np.zeros((1, 2), np.float32)), ids, 0, 0)])
     assert batch.to("cpu").texts.graph.sum() == 2
 
 

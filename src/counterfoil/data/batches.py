@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -25,22 +25,23 @@ class _Movable:
     """Moves every tensor of a dataclass at once."""
 
     def to(self: B, device: torch.device | str) -> B:
-        moved: dict[str, Tensor | _Movable] = {}
-        for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            if isinstance(value, Tensor):
-                moved[field.name] = value.to(device, non_blocking=True)
-            elif isinstance(value, _Movable):
-                moved[field.name] = value.to(device)
-        return replace(self, **moved)  # type: ignore[type-var]
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self: B) -> B:
-        pinned = {}
-        for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            if isinstance(value, (Tensor, _Movable)):
-                pinned[field.name] = value.pin_memory()
-        return replace(self, **pinned)  # type: ignore[type-var]
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def _each(self: B, change: Callable[[Tensor], Tensor]) -> B:
+        def changed(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return change(value)
+            if isinstance(value, _Movable):
+                return value._each(change)
+            if isinstance(value, dict):
+                return {key: changed(part) for key, part in value.items()}
+            return value
+
+        values = {f.name: changed(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+        return replace(self, **values)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,35 @@ class TextBatch(_Movable):
 
 
 @dataclass(frozen=True)
+class ExtraBatch(_Movable):
+    """What travels with the pairs of a batch because an objective asked for it.
+
+    Extra image ``e`` is there for pair ``image_owners[e]`` of the batch, text ``e`` for pair
+    ``text_owners[e]``; a pair's extras keep the order in which they were asked for.
+    """
+
+    images: ImageBatch | None
+    image_owners: Tensor
+    texts: TextBatch | None
+    text_owners: Tensor
+
+
+@dataclass(frozen=True)
 class PairBatch(_Movable):
-    """Caption ``k`` of the batch belongs to image ``k``; equal ``image_ids`` are positives too."""
+    """Images and captions; equal image ids are positives.
+
+    ``image_ids`` are those of the images, ``owners`` the image id of each caption. In a batch of
+    pairs caption ``k`` belongs to image ``k`` and the two are the same; in a grouped batch an image
+    comes once with all its captions. ``extras`` hold what objectives asked for, by their names.
+    """
 
     images: ImageBatch
     texts: TextBatch
     image_ids: Tensor
     caption_ids: Tensor
+    owners: Tensor
     skipped: tuple[str, ...] = ()
+    extras: dict[str, ExtraBatch] = field(default_factory=dict)
 
 
 def pad_fragments(items: Sequence[Fragments]) -> ImageBatch:
@@ -122,39 +144,94 @@ class Augmentation:
     varying: bool = False
 
 
-class CaptionItems(Dataset["tuple[Fragments, list[int], int, int] | str"]):
+TEXT_ONLY = -1
+"""The view of a caption whose image is already in the batch."""
+
+
+@dataclass(frozen=True)
+class Extra:
+    """More images (by index) and captions (as text) that a pair brings into its batch."""
+
+    images: tuple[int, ...] = ()
+    texts: tuple[str, ...] = ()
+
+
+class Companions(Protocol):
+    """What each caption of a training split brings into a batch besides itself."""
+
+    def of(self, caption: int, rng: np.random.Generator) -> Extra: ...
+
+
+@dataclass(frozen=True)
+class Item:
+    """A caption with its image, read and ready; ``fragments`` is None where only text is asked."""
+
+    fragments: Fragments | None
+    ids: list[int]
+    image: int
+    caption: int
+    extras: dict[str, tuple[list[Fragments], list[list[int]]]] = field(default_factory=dict)
+
+
+class CaptionItems(Dataset["Item | str"]):
     """One item per caption of a split: its image's fragments and its token ids.
 
-    An index is (epoch, caption): augmentation draws from a generator seeded with (seed, epoch,
-    caption), so a batch is the same whichever worker or process makes it. An item that cannot be
-    used comes back as the text of its problem.
+    An index is (epoch, caption, view): augmentation draws from a generator seeded with all three
+    and the seed, so a batch is the same whichever worker or process makes it, and two views of one
+    caption differ. An item that cannot be used comes back as the text of its problem.
     """
 
     def __init__(
-        self, split: Split, text: TextProcessor, augmentation: Augmentation, seed: int
+        self,
+        split: Split,
+        text: TextProcessor,
+        augmentation: Augmentation,
+        seed: int,
+        companions: Mapping[str, Companions] | None = None,
     ) -> None:
         if split.fragments is None:
             raise DataError(f"split '{split.name}' has no fragments; extract features first")
         self.split, self.text, self.augmentation, self.seed = split, text, augmentation, seed
         self.fragments = split.fragments
+        self.companions = dict(companions or {})
 
     def __len__(self) -> int:
         return len(self.split.texts)
 
-    def __getitem__(self, index: tuple[int, int]) -> tuple[Fragments, list[int], int, int] | str:
-        epoch, caption = index
+    def __getitem__(self, index: tuple[int, int, int]) -> Item | str:
+        epoch, caption, view = index
         image = int(self.split.image_of[caption])
+        rng = self._generator(epoch, caption, view)
         try:
-            fragments = self.fragments.read(image)
+            fragments = self._read(image, rng) if view != TEXT_ONLY else None
+            extras = {
+                name: self._extra(more.of(caption, rng), rng)
+                for name, more in self.companions.items()
+            }
         except DataError as error:
             return f"image {self.split.ids[image]}: {error}"
-        noise = None
-        if self.augmentation.regions or self.augmentation.words:
-            key = np.array([self.seed, (epoch << 40) + caption], dtype=np.uint64)
-            rng = np.random.Generator(np.random.Philox(key=key))
-            fragments = drop_regions(fragments, self.augmentation, rng)
-            noise = WordNoise(self.augmentation.words, rng) if self.augmentation.words else None
-        return fragments, self.text.encode(self.split.texts[caption], noise), image, caption
+        noise = WordNoise(self.augmentation.words, rng) if self.augmentation.words else None
+        return Item(
+            fragments, self.text.encode(self.split.texts[caption], noise), image, caption, extras
+        )
+
+    def _generator(self, epoch: int, caption: int, view: int) -> np.random.Generator:
+        key = np.array([self.seed, (epoch << 40) + caption], dtype=np.uint64)
+        counter = np.array([0, 0, 0, max(0, view)], dtype=np.uint64)
+        return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+    def _read(self, image: int, rng: np.random.Generator) -> Fragments:
+        fragments = self.fragments.read(image)
+        if not self.augmentation.regions:
+            return fragments
+        return drop_regions(fragments, self.augmentation, rng)
+
+    def _extra(
+        self, extra: Extra, rng: np.random.Generator
+    ) -> tuple[list[Fragments], list[list[int]]]:
+        """Extra images are augmented like any other; extra texts stay as they are written."""
+        images = [self._read(image, rng) for image in extra.images]
+        return images, [self.text.encode(text) for text in extra.texts]
 
 
 def drop_regions(
@@ -179,18 +256,30 @@ class Collate:
     def __init__(self, pad: int) -> None:
         self.pad = pad
 
-    def __call__(
-        self, items: Sequence[tuple[Fragments, list[int], int, int] | str]
-    ) -> PairBatch | tuple[str, ...]:
-        good = [item for item in items if not isinstance(item, str)]
+    def __call__(self, items: Sequence[Item | str]) -> PairBatch | tuple[str, ...]:
         skipped = tuple(item for item in items if isinstance(item, str))
+        good = [item for item in items if not isinstance(item, str)]
+        shown = {item.image for item in good if item.fragments is not None}
+        good = [item for item in good if item.image in shown]  # a caption needs its image
         if not good:
             return skipped
-        fragments, ids, images, captions = zip(*good, strict=True)
+        pictures = [item for item in good if item.fragments is not None]
         return PairBatch(
-            pad_fragments(fragments),
-            pad_texts(ids, self.pad),
-            torch.tensor(images, dtype=torch.long),
-            torch.tensor(captions, dtype=torch.long),
+            pad_fragments([item.fragments for item in pictures if item.fragments is not None]),
+            pad_texts([item.ids for item in good], self.pad),
+            torch.tensor([item.image for item in pictures], dtype=torch.long),
+            torch.tensor([item.caption for item in good], dtype=torch.long),
+            torch.tensor([item.image for item in good], dtype=torch.long),
             skipped,
+            {name: self._extras(good, name) for name in good[0].extras},
+        )
+
+    def _extras(self, items: Sequence[Item], name: str) -> ExtraBatch:
+        images = [(row, x) for row, item in enumerate(items) for x in item.extras[name][0]]
+        texts = [(row, x) for row, item in enumerate(items) for x in item.extras[name][1]]
+        return ExtraBatch(
+            pad_fragments([x for _, x in images]) if images else None,
+            torch.tensor([row for row, _ in images], dtype=torch.long),
+            pad_texts([x for _, x in texts], self.pad) if texts else None,
+            torch.tensor([row for row, _ in texts], dtype=torch.long),
         )

@@ -7,46 +7,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from counterfoil.data.caption_words import CaptionWord, caption_words
 from counterfoil.data.texts import HuggingFaceText, TextProcessor
-from counterfoil.data.words import words
 from counterfoil.errors import ConfigError
 
-
-@dataclass(frozen=True)
-class CaptionWord:
-    """A word as written, ``caption[start:end]``; punctuation marks are words too."""
-
-    text: str
-    start: int
-    end: int
-
-    @property
-    def is_punctuation(self) -> bool:
-        return not any(character.isalnum() for character in self.text)
-
-
-def caption_words(caption: str) -> list[CaptionWord]:
-    """Words of a caption with their places.
-
-    >>> [(word.text, word.start) for word in caption_words('The "dog" isn\\'t red.')]
-    [('The', 0), ('"', 4), ('dog', 5), ('"', 8), ('is', 10), ("n't", 12), ('red', 16), ('.', 19)]
-    """
-    # A few letters become two in lower case: ``origin`` leads back to the caption as written.
-    origin = [place for place, letter in enumerate(caption) for _ in letter.lower()]
-    origin.append(len(caption))
-    lowered = caption.lower()
-    found = []
-    cursor = 0
-    for word in words(caption):
-        while lowered[cursor].isspace():
-            cursor += 1
-        length = 1 if lowered[cursor] == '"' else len(word)
-        start, cursor = origin[cursor], cursor + length
-        end = max(origin[cursor], start + 1)
-        found.append(CaptionWord(caption[start:end], start, end))
-    return found
+__all__ = ["CaptionWord", "caption_words", "without", "words_of_tokens"]
 
 
 def without(caption: str, word: CaptionWord) -> str:
