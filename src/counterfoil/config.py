@@ -36,7 +36,12 @@ class DataConfig(Section):
     format: str | None = Field(None, description="its format; detected where absent")
     options: dict[str, Any] = Field(default_factory=dict, description="of that source")
     features: FeaturesConfig = FeaturesConfig()
-    captions: Literal["all", "one"] = Field("all", description="captions of an image per epoch")
+    captions: Literal["all", "one", "grouped"] = Field(
+        "all", description="captions of an image per epoch; grouped: beside it, in one batch"
+    )
+    views: int = Field(1, ge=1, description="times an item is in its batch, augmented anew")
+    noise: float = Field(0.0, ge=0.0, le=1.0, description="share of training captions shuffled")
+    noise_index: str | None = Field(None, description="a saved shuffle (.npy) to apply instead")
     min_count: int = Field(4, ge=1, description="rarer words become <unk>")
     vocabulary: str | None = Field(None, description="a SCAN or NAAF vocabulary JSON to use")
     drop_regions: float = Field(0.0, ge=0.0, lt=1.0, description="share of fragments left out")
@@ -50,6 +55,7 @@ class ModelConfig(Section):
 
     name: str = "rvse-mlp"
     embed_size: int = Field(1024, ge=2)
+    copies: int = Field(1, ge=1, description="models trained side by side, their scores averaged")
     image: dict[str, Any] = Field(default_factory=dict)
     text: dict[str, Any] = Field(default_factory=dict)
     matcher: dict[str, Any] = Field(default_factory=dict)

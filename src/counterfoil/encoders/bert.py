@@ -78,6 +78,12 @@ class BertEncoder(nn.Module):
         """What replaces the options that name files once the weights are saved."""
         return {"weights": False}
 
+    @property
+    def word_table(self) -> nn.Embedding:
+        """Where ids become vectors, for what asks how much each word matters."""
+        table: nn.Embedding = self.bert.model.get_input_embeddings()
+        return table
+
     def forward(self, texts: TextBatch) -> Encoded:
         hidden = self.bert.model(
             input_ids=texts.ids, attention_mask=texts.mask.long()

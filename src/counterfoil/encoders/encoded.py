@@ -21,7 +21,8 @@ class Encoded:
 
     Padded fragments are zero. A matcher of whole vectors keeps only ``pooled`` and the mask.
     ``boxes`` [B, N, 4] say where an image's fragments are, ``graph`` [B, N, N] (bool) which words
-    of a text are linked; both only for matchers that read them.
+    of a text are linked; both only for matchers that read them. Where the fragments are a set that
+    an encoder predicts, ``residuals`` [B, N, D] are what it adds to the global vector for each.
     """
 
     fragments: Tensor | None
@@ -29,6 +30,7 @@ class Encoded:
     pooled: Tensor | None = None
     boxes: Tensor | None = None
     graph: Tensor | None = None
+    residuals: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.mask.shape[0])
@@ -37,7 +39,7 @@ class Encoded:
         """Drop what a matcher does not read, before it is stored or sent."""
         if needs == "pooled":
             return Encoded(None, self.mask[:, :0], self.pooled)
-        return replace(self, pooled=self.pooled if needs == "both" else None)
+        return self if needs == "both" else replace(self, pooled=None, residuals=None)
 
     def to(self, device: torch.device | str) -> Encoded:
         return self._each(lambda x: x.to(device))
@@ -57,6 +59,7 @@ class Encoded:
             self.pooled,
             F.pad(self.boxes, below) if self.boxes is not None else None,
             F.pad(self.graph, (0, missing, 0, missing)) if self.graph is not None else None,
+            F.pad(self.residuals, below) if self.residuals is not None else None,
         )
 
     def trim_to(self, length: int) -> Encoded:
@@ -67,6 +70,7 @@ class Encoded:
             self.pooled,
             self.boxes[:, :length] if self.boxes is not None else None,
             self.graph[:, :length, :length] if self.graph is not None else None,
+            self.residuals[:, :length] if self.residuals is not None else None,
         )
 
     @staticmethod

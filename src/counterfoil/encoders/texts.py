@@ -81,6 +81,11 @@ class RecurrentEncoder(nn.Module):
         """What replaces the options that name files once the weights are saved."""
         return {"glove": "", "word_dim": self.embed.embedding_dim}
 
+    @property
+    def word_table(self) -> nn.Embedding:
+        """Where ids become vectors, for what asks how much each word matters."""
+        return self.embed
+
     def states(self, texts: TextBatch) -> Tensor:
         return run_rnn(self.rnn, self.dropout(self.embed(texts.ids)), texts.mask)
 

@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from counterfoil.data.batches import pad_fragments, pad_texts
 from counterfoil.data.fragments import Fragments
 from counterfoil.encoders import Encoded
+from counterfoil.encoders.copies import members_of
 from counterfoil.errors import DataError
+from counterfoil.matchers.copies import CopiedMatcher
 from counterfoil.matchers.local import LocalMatcher, WordParts
 from counterfoil.matchers.naaf import NAAF
+from counterfoil.matchers.sets import SetSimilarity
 from counterfoil.models.word_spans import CaptionWord, caption_words, without, words_of_tokens
 
 if TYPE_CHECKING:
@@ -138,7 +141,27 @@ def boundary_of(model: Model) -> float | None:
 
 def word_parts(model: Model, image: Encoded, text: Encoded) -> WordParts | None:
     """Parts of the score of one pair, token by token, where the matcher has such parts."""
-    matcher = model.matcher
+    if not isinstance(model.matcher, CopiedMatcher):
+        return _word_parts(model.matcher, image, text)
+    count = len(model.matcher.members)
+    each = [
+        _word_parts(member, *pair)
+        for member, *pair in zip(
+            model.matcher.members, members_of(image, count), members_of(text, count), strict=True
+        )
+    ]
+    parts = [part for part in each if part is not None]
+    if len(parts) < count:
+        return None
+    return WordParts(
+        torch.stack([part.positive for part in parts]).mean(0),
+        torch.stack([part.negative for part in parts]).mean(0),
+        torch.stack([part.weights for part in parts]).mean(0),
+        all(part.additive for part in parts),
+    )
+
+
+def _word_parts(matcher: nn.Module, image: Encoded, text: Encoded) -> WordParts | None:
     return matcher.word_parts(image, text) if isinstance(matcher, LocalMatcher) else None
 
 
@@ -184,7 +207,7 @@ def _leave_one_out(
 ) -> list[WordEffect]:
     shortened = _encode(model, [caption, *(without(caption, word) for word in found)])
     scores = model.matcher(images, shortened)[0].double().cpu()
-    looked = _look(images, texts)
+    looked = _look(model, images, texts)
     owners = words_of_tokens(model.text, caption, found) if looked is not None else []
     effects = []
     for number, (word, score) in enumerate(zip(found, scores[1:].tolist(), strict=True)):
@@ -209,9 +232,13 @@ def _encode(model: Model, captions: Sequence[str]) -> Encoded:
     return model.encode_texts(batch.to(model.device))
 
 
-def _look(image: Encoded, text: Encoded) -> Tensor | None:
+def _look(model: Model, image: Encoded, text: Encoded) -> Tensor | None:
     """Softmax [W, R] of the cosines of the tokens with the regions of one pair."""
     if image.fragments is None or text.fragments is None:
+        return None
+    matcher = model.matcher
+    first = matcher.members[0] if isinstance(matcher, CopiedMatcher) else matcher
+    if isinstance(first, SetSimilarity):  # the vectors of a set are neither tokens nor regions
         return None
     regions = F.normalize(image.fragments[0].float(), dim=-1)
     cosines = F.normalize(text.fragments[0].float(), dim=-1) @ regions.T

@@ -17,8 +17,11 @@ from counterfoil.data.parsing import create_parser
 from counterfoil.data.texts import HuggingFaceText, TextProcessor, WordText, with_parser
 from counterfoil.data.vocabulary import Vocabulary
 from counterfoil.encoders import Encoded, image_encoders, text_encoders
+from counterfoil.encoders.copies import CopiedEncoder
+from counterfoil.encoders.encoded import Needs
 from counterfoil.errors import DataError
 from counterfoil.matchers import Matcher, matchers
+from counterfoil.matchers.copies import CopiedMatcher
 from counterfoil.models.spec import ModelSpec, resolve
 from counterfoil.registry import Registry
 
@@ -45,9 +48,21 @@ class Model(nn.Module):
         self.spec, self.input_dim, self.text = spec, input_dim, text
         self.fragments_from = fragments_from
         self.fragments_options = dict(fragments_options or {})
-        self.image_encoder = _create(image_encoders, spec.image, input_dim, spec.embed_size)
-        self.text_encoder = _create(text_encoders, spec.text, text, spec.embed_size)
-        self.matcher: Matcher = _create(matchers, spec.matcher, spec.embed_size)
+        members = [
+            (
+                _create(image_encoders, spec.image, input_dim, spec.embed_size),
+                _create(text_encoders, spec.text, text, spec.embed_size),
+                _create(matchers, spec.matcher, spec.embed_size),
+            )
+            for _ in range(spec.copies)
+        ]
+        self.image_encoder, self.text_encoder = members[0][0], members[0][1]
+        self.matcher: Matcher = members[0][2]
+        if spec.copies > 1:
+            images, texts, compared = zip(*members, strict=True)
+            self.image_encoder = CopiedEncoder(images)
+            self.text_encoder = CopiedEncoder(texts)
+            self.matcher = CopiedMatcher(compared)
         if self.matcher.needs_graph:
             self.text = with_parser(text, create_parser(self.matcher.parser))
 
@@ -55,7 +70,8 @@ class Model(nn.Module):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    def encode_images(self, images: ImageBatch) -> Encoded:
+    def encode_images(self, images: ImageBatch, needs: Needs | None = None) -> Encoded:
+        """What the matcher needs of some images; more where ``needs`` asks for it."""
         if images.fragments.shape[-1] != self.input_dim:
             raise DataError(
                 f"the model '{self.spec.name}' reads fragments of {self.input_dim} numbers, "
@@ -69,12 +85,16 @@ class Model(nn.Module):
             )
         encoded: Encoded = self.image_encoder(images)
         boxes = images.boxes if self.matcher.needs_boxes else None
-        return replace(encoded.keep(self.matcher.needs), boxes=boxes)
+        return replace(encoded.keep(self._kept(needs)), boxes=boxes)
 
-    def encode_texts(self, texts: TextBatch) -> Encoded:
+    def encode_texts(self, texts: TextBatch, needs: Needs | None = None) -> Encoded:
+        """What the matcher needs of some texts; more where ``needs`` asks for it."""
         encoded: Encoded = self.text_encoder(texts)
         graph = texts.graph if self.matcher.needs_graph else None
-        return replace(encoded.keep(self.matcher.needs), graph=graph)
+        return replace(encoded.keep(self._kept(needs)), graph=graph)
+
+    def _kept(self, needs: Needs | None) -> Needs:
+        return self.matcher.needs if needs in (None, self.matcher.needs) else "both"
 
     def forward(self, images: ImageBatch, texts: TextBatch) -> Tensor:
         """Scores [n_images, n_texts]."""
@@ -112,9 +132,10 @@ def create_model(config: ModelConfig, train: Split, data: DataConfig | None = No
     if train.fragments is None:
         raise DataError(f"split '{train.name}' has no fragments; extract features first")
     text: TextProcessor
-    if spec.text["name"] == "bert":
+    defaults = text_encoders.options(spec.text["name"])
+    if "pretrained" in defaults:  # a language model brings its own words
         text = HuggingFaceText.from_pretrained(
-            spec.text.get("pretrained") or text_encoders.options("bert")["pretrained"]
+            spec.text.get("pretrained") or defaults["pretrained"]
         )
     elif data.vocabulary:
         text = WordText(Vocabulary.load(data.vocabulary))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from counterfoil.config import ModelConfig
 from counterfoil.encoders import image_encoders, text_encoders
@@ -17,7 +17,10 @@ models: Registry[Callable[[], ModelSpec]] = Registry("model")
 
 
 class ModelSpec(BaseModel):
-    """Names and options of an image encoder, a text encoder and a matcher."""
+    """Names and options of an image encoder, a text encoder and a matcher.
+
+    ``copies`` of them, each with weights of its own, score as one: the mean of their scores.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -26,6 +29,7 @@ class ModelSpec(BaseModel):
     image: dict[str, Any]
     text: dict[str, Any]
     matcher: dict[str, Any]
+    copies: int = Field(1, ge=1)
 
 
 PARTS: dict[str, Registry[Any]] = {
@@ -41,7 +45,7 @@ def resolve(config: ModelConfig) -> ModelSpec:
     parts = {}
     for part, registry in PARTS.items():
         parts[part] = _merge_part(getattr(base, part), getattr(config, part), registry, part)
-    return ModelSpec(name=config.name, embed_size=config.embed_size, **parts)
+    return ModelSpec(name=config.name, embed_size=config.embed_size, copies=config.copies, **parts)
 
 
 def _merge_part(

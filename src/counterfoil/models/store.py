@@ -9,9 +9,11 @@ from typing import Any
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from counterfoil.data.texts import load_text_processor
 from counterfoil.encoders.bert import BertEncoder
+from counterfoil.encoders.copies import CopiedEncoder
 from counterfoil.errors import CheckpointError
 from counterfoil.files import atomic_folder
 from counterfoil.models.model import Model
@@ -29,7 +31,8 @@ def save_pretrained(model: Model, folder: str | Path) -> None:
 
 def write_model(model: Model, folder: Path) -> None:
     spec = model.spec.model_dump()
-    spec["text"] |= getattr(model.text_encoder, "portable_options", {})
+    text_encoder = first_member(model.text_encoder)
+    spec["text"] |= getattr(text_encoder, "portable_options", {})
     layout: dict[str, Any] = {
         "format": FORMAT,
         "spec": spec,
@@ -40,8 +43,8 @@ def write_model(model: Model, folder: Path) -> None:
     }
     (folder / CONFIG).write_text(json.dumps(layout, indent=2), encoding="utf-8")
     model.text.save(folder)
-    if isinstance(model.text_encoder, BertEncoder):
-        model.text_encoder.bert.save(folder / LANGUAGE_MODEL)
+    if isinstance(text_encoder, BertEncoder):
+        text_encoder.bert.save(folder / LANGUAGE_MODEL)
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     try:
         save_file(weights, folder / WEIGHTS)
@@ -49,12 +52,17 @@ def write_model(model: Model, folder: Path) -> None:
         raise CheckpointError(f"{folder / WEIGHTS}: could not be written ({error})") from None
 
 
+def first_member(encoder: nn.Module) -> nn.Module:
+    """The encoder itself, or the first of several copies of it."""
+    return encoder.members[0] if isinstance(encoder, CopiedEncoder) else encoder
+
+
 def from_pretrained(folder: str | Path) -> Model:
     """Read a model that `save_pretrained` wrote; nothing but that folder is needed."""
     folder = Path(folder)
     layout = _read_config(folder)
     spec = dict(layout["spec"])
-    if spec.get("text", {}).get("name") == "bert":
+    if (folder / LANGUAGE_MODEL).is_dir():
         spec["text"] = spec["text"] | {"pretrained": str(folder / LANGUAGE_MODEL)}
     try:
         model = Model(
@@ -68,6 +76,16 @@ def from_pretrained(folder: str | Path) -> Model:
         raise CheckpointError(f"{folder / CONFIG}: {error}") from None
     load_weights(model, folder)
     return model.eval()
+
+
+def model_folder(folder: Path) -> Path:
+    """Where the weights are: in `best` of a run, in the folder itself of a saved model."""
+    for place in (folder / "best", folder):
+        if (place / CONFIG).is_file():
+            return place
+    if (folder / "config.yaml").is_file():
+        raise CheckpointError(f"{folder}: this run has no checkpoint yet; train it to the end")
+    raise CheckpointError(f"{folder}: neither a run nor a saved model")
 
 
 def load_weights(model: Model, folder: Path) -> None:

@@ -1,0 +1,45 @@
+"""Several matchers of one kind side by side: the score is the mean of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from counterfoil.encoders.copies import members_of
+from counterfoil.encoders.encoded import Encoded
+from counterfoil.matchers.base import Matcher, Observation
+
+
+class CopiedMatcher(Matcher):
+    """An ensemble that is one matcher: what it scores, each member scores on its own vectors."""
+
+    def __init__(self, members: Sequence[Matcher]) -> None:
+        super().__init__(members[0].embed_size)
+        self.members = nn.ModuleList(members)
+        first = members[0]
+        self.needs, self.parser = first.needs, first.parser
+        self.needs_boxes, self.needs_graph = first.needs_boxes, first.needs_graph
+
+    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
+        return torch.stack(self.each(images, texts)).mean(0)
+
+    def each(self, images: Encoded, texts: Encoded) -> tuple[Tensor, ...]:
+        """Scores of each member."""
+        count = len(self.members)
+        pairs = zip(members_of(images, count), members_of(texts, count), strict=True)
+        return tuple(member(*pair) for member, pair in zip(self.members, pairs, strict=True))
+
+    def observe(self, seen: Observation) -> None:
+        count = len(self.members)
+        images, texts = members_of(seen.images, count), members_of(seen.texts, count)
+        for k, member in enumerate(self.members):
+            assert isinstance(member, Matcher)  # noqa: S101 - nn.ModuleList forgets the type
+            member.observe(replace(seen, images=images[k], texts=texts[k]))
+
+    def diagnostics(self) -> dict[str, float]:
+        first = self.members[0]
+        assert isinstance(first, Matcher)  # noqa: S101
+        return first.diagnostics()
