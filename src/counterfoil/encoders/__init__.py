@@ -2,6 +2,10 @@
 
 from counterfoil.encoders import attention_images as _attention_images  # noqa: F401
 from counterfoil.encoders import bert as _bert  # noqa: F401 - registers 'bert'
+from counterfoil.encoders import channel_attention as _channel_attention  # noqa: F401
+from counterfoil.encoders import dive as _dive  # noqa: F401
+from counterfoil.encoders import relations as _relations  # noqa: F401
+from counterfoil.encoders import vsrn as _vsrn  # noqa: F401
 from counterfoil.encoders.encoded import Encoded, Needs, l2_normalise
 from counterfoil.encoders.images import ImageEncoder, image_encoders
 from counterfoil.encoders.pooling import GPO, poolings

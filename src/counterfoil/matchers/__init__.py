@@ -7,6 +7,7 @@ from counterfoil.matchers import gsmn as _gsmn  # noqa: F401
 from counterfoil.matchers import imram as _imram  # noqa: F401
 from counterfoil.matchers import naaf as _naaf  # noqa: F401
 from counterfoil.matchers import scan as _scan  # noqa: F401
+from counterfoil.matchers import sets as _sets  # noqa: F401
 from counterfoil.matchers import sgraf as _sgraf  # noqa: F401
 from counterfoil.matchers.base import Matcher, Observation, matchers
 from counterfoil.matchers.local import LocalMatcher, WordParts

@@ -1,8 +1,12 @@
 """Named compositions of encoders and matchers, and their folders on disk."""
 
 from counterfoil.models import attention as _attention  # noqa: F401
+from counterfoil.models import diverse as _diverse  # noqa: F401
+from counterfoil.models import esa as _esa  # noqa: F401
 from counterfoil.models import graphs as _graphs  # noqa: F401
 from counterfoil.models import naaf as _naaf  # noqa: F401
+from counterfoil.models import reasoning as _reasoning  # noqa: F401
+from counterfoil.models import relations as _relations  # noqa: F401
 from counterfoil.models import vse as _vse  # noqa: F401 - registers its models
 from counterfoil.models.model import Model, create_model
 from counterfoil.models.spec import ModelSpec, models, resolve

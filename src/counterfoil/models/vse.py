@@ -63,3 +63,23 @@ def vse_infty_bert() -> ModelSpec:
         text={"name": "bert", "pooling": "gpo"},
         matcher={"name": "cosine"},
     )
+
+
+@models.register("rvse++")
+def rvse_pp() -> ModelSpec:
+    """RVSE++: the residual image encoder, BERT with a linear layer and GPO (SelHN section 3.4)."""
+    return ModelSpec(
+        image={"name": "mlp", "residual": "projected", "final_norm": True, "pooling": "gpo"},
+        text={"name": "bert", "pooling": "gpo"},
+        matcher={"name": "cosine"},
+    )
+
+
+@models.register("rvse++-bigru")
+def rvse_pp_bigru() -> ModelSpec:
+    """RVSE++ with a BiGRU for BERT, as the public code has it (one BN layer in the MLP)."""
+    return ModelSpec(
+        image={"name": "mlp", "residual": "projected", "pooling": "gpo"},
+        text={"name": "bigru", "pooling": "gpo"},
+        matcher={"name": "cosine"},
+    )

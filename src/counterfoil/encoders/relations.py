@@ -1,0 +1,63 @@
+"""HREM's fragment relations: what a pooled vector owes to fragments seeing each other."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from counterfoil.encoders.pooling import KMaxPooling, MeanPooling, poolings
+from counterfoil.errors import ConfigError
+
+
+def relation_layer(dim: int, heads: int, dropout: float, where: str) -> nn.TransformerEncoderLayer:
+    """A post-norm transformer layer, no wider inside; ``heads=0`` is 16, or what ``dim`` allows."""
+    if heads and dim % heads:
+        raise ConfigError(f"{where}: {heads} heads do not divide an embed_size of {dim}")
+    heads = heads or math.gcd(16, dim)
+    return nn.TransformerEncoderLayer(dim, heads, dim, dropout, batch_first=True)
+
+
+@poolings.register("relations")
+class RelationPooling(nn.Module):
+    """HREM: mean of the k largest values, and the mean after a transformer layer (Fu et al. 2023).
+
+    ``residual`` is the share of the former. ``form="reference"`` lowers k for good at the first
+    item of a batch with fewer fragments than k, as the public code does: there the vector of an
+    item depends on those before it.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        k: int = 2,
+        residual: float = 0.8,
+        heads: int = 0,
+        dropout: float = 0.0,
+        form: Literal["paper", "reference"] = "paper",
+    ) -> None:
+        super().__init__()
+        self.k, self.residual, self.form = k, residual, form
+        self.largest, self.mean = KMaxPooling(dim, k=k), MeanPooling(dim)
+        self.relate = relation_layer(dim, heads, dropout, "pooling.heads")
+
+    def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
+        # an item without fragments has nothing to attend to; its softmax must not be empty
+        ignored = ~mask & mask.any(1, keepdim=True)
+        related = self.relate(fragments, src_key_padding_mask=ignored)
+        largest = self._largest(fragments, mask)
+        pooled: Tensor = self.residual * largest + (1 - self.residual) * self.mean(related, mask)
+        return pooled
+
+    def _largest(self, fragments: Tensor, mask: Tensor) -> Tensor:
+        if self.form == "paper":
+            top: Tensor = self.largest(fragments, mask)
+            return top
+        lowered = mask.sum(1).clamp(min=1, max=self.k).cummin(0).values  # [B], k item by item
+        pools = [
+            KMaxPooling(fragments.shape[-1], k=k)(fragments, mask) for k in range(1, self.k + 1)
+        ]
+        return torch.stack(pools)[lowered - 1, torch.arange(len(mask), device=mask.device)]
