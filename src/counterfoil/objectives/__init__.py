@@ -1,6 +1,24 @@
 """A score matrix to a loss; one file per idea."""
 
-from counterfoil.objectives import triplet as _triplet  # noqa: F401 - registers its objectives
+from counterfoil.objectives import (  # noqa: F401 - each registers its objectives
+    captioning,
+    contrastive,
+    counterfactual,
+    distance,
+    diversity,
+    foils,
+    guided,
+    lseh,
+    meta,
+    noisy,
+    offline,
+    polynomial,
+    relations,
+    sel,
+    selhn,
+    semihard,
+    triplet,
+)
 from counterfoil.objectives.base import (
     Anchors,
     Context,

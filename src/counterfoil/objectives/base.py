@@ -8,6 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from counterfoil.data.batches import Companions, ExtraBatch
+from counterfoil.encoders.encoded import Needs
+from counterfoil.objectives.services import Live, Preparation, Survey, Trial
 from counterfoil.registry import Registry
 
 objectives: Registry[type[Objective]] = Registry("objective")
@@ -17,12 +20,24 @@ Reduction = Literal["sum", "mean"]
 
 @dataclass(frozen=True)
 class Context:
-    """What an objective may know besides the scores."""
+    """What an objective may know besides the scores.
+
+    ``image_ids`` and ``caption_ids`` are indices into the training split: of each row's image, and
+    of each column's caption. ``protected`` [n_images, n_texts] marks pairs that are not annotated
+    as positive but too likely to be one to count as negative. ``members`` are the scores of each
+    copy of a model that has several. ``live`` and ``extra`` are there for objectives that score
+    more than the batch. Diagnostics are only read where ``logging`` is true.
+    """
 
     epoch: int = 0
     step: int = 0
     image_ids: Tensor | None = None
     caption_ids: Tensor | None = None
+    protected: Tensor | None = None
+    members: tuple[Tensor, ...] = ()
+    live: Live | None = None
+    extra: ExtraBatch | None = None
+    logging: bool = True
 
 
 @dataclass(frozen=True)
@@ -37,10 +52,39 @@ class Objective(nn.Module):
     """A loss of scores [n_images, n_texts] and positives [n_images, n_texts] (boolean).
 
     Positives come from image ids: two captions of one image are never each other's negatives.
+    Most objectives need no more than this; one that does says so by a class attribute and by
+    overriding the hooks below. ``needs_batch`` tells that scores alone are not enough, ``needs``
+    what it reads of the encoded batch beyond what the matcher reads, ``copies`` how many models it
+    trains side by side, ``held_out`` which share of the training images it keeps for itself.
     """
+
+    needs_batch: bool = False
+    needs: Needs | None = None
+    copies: int = 1
+    held_out: float = 0.0
 
     def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         raise NotImplementedError
+
+    def prepare(self, training: Preparation) -> None:
+        """Once, before the first step and before the optimiser looks for parameters."""
+
+    def companions(self) -> Companions | None:
+        """What else each caption brings into its batch."""
+        return None
+
+    def begin_epoch(self, epoch: int, survey: Survey) -> None:
+        """Before each epoch, with a way to look at the whole training split."""
+
+    def before_step(self, trial: Trial) -> None:
+        """Before each update, with a way to try one."""
+
+    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+        """The loss when all similarities are equal, where that says anything.
+
+        ``anchors`` pairs with ``negatives`` negatives each.
+        """
+        return None
 
 
 @dataclass(frozen=True)
@@ -61,17 +105,22 @@ class Anchors:
         return self.candidates.masked_fill(~self.negative, -torch.inf).amax(1)
 
 
-def both_directions(scores: Tensor, positives: Tensor) -> tuple[Anchors, Anchors]:
+def both_directions(
+    scores: Tensor, positives: Tensor, context: Context | None = None
+) -> tuple[Anchors, Anchors]:
     """Anchors of image → text and of text → image.
 
     A square matrix is a batch of pairs and its diagonal holds them. Otherwise (one image with
-    several texts) every positive entry is a pair.
+    several texts) every positive entry is a pair. Protected pairs are not negatives.
     """
     if scores.shape[0] == scores.shape[1]:
         image = text = torch.arange(scores.shape[0], device=scores.device)
     else:
         image, text = positives.nonzero(as_tuple=True)
     positive = scores[image, text]
-    image_to_text = Anchors(positive, scores[image], ~positives[image])
-    text_to_image = Anchors(positive, scores.T[text], ~positives.T[text])
+    negative = ~positives
+    if context is not None and context.protected is not None:
+        negative = negative & ~context.protected
+    image_to_text = Anchors(positive, scores[image], negative[image])
+    text_to_image = Anchors(positive, scores.T[text], negative.T[text])
     return image_to_text, text_to_image

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
+from counterfoil.data.batches import Companions
+from counterfoil.encoders.encoded import Needs
 from counterfoil.errors import ConfigError
 from counterfoil.objectives.base import Context, LossReport, Objective, objectives
+from counterfoil.objectives.protection import Protection, protections
+from counterfoil.objectives.services import Preparation, Survey, Trial
+
+PROTECT = "protect"
 
 
 class Composite(Objective):
@@ -19,24 +26,73 @@ class Composite(Objective):
         terms: Mapping[str, Objective],
         weights: Mapping[str, float],
         epochs: Mapping[str, tuple[int, int | None]],
+        protection: Protection | None = None,
     ) -> None:
         super().__init__()
         self.terms = nn.ModuleDict(terms)
         self.weights, self.epochs = dict(weights), dict(epochs)
+        self.protection = protection
+        self.needs_batch = any(term.needs_batch for term in terms.values())
+        self.copies = max(term.copies for term in terms.values())
+        self.held_out = max(term.held_out for term in terms.values())
+        self.needs = _union([term.needs for term in terms.values()])
 
     def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         total = scores.new_zeros(())
         diagnostics: dict[str, Tensor] = {}
-        for name, term in self.terms.items():
-            first, last = self.epochs[name]
-            if context.epoch < first or (last is not None and context.epoch >= last):
-                continue
-            report: LossReport = term(scores, positives, context)
+        extras = context.live.batch.extras if context.live is not None else {}
+        if self.protection is not None:
+            protected: Tensor = self.protection(positives, context)
+            context = replace(context, protected=protected)
+            if context.logging:
+                diagnostics["protected"] = protected.float().mean()
+        for name, term in self.active(context.epoch):
+            report: LossReport = term(scores, positives, replace(context, extra=extras.get(name)))
             total = total + self.weights[name] * report.loss
             diagnostics |= report.diagnostics
             if len(self.terms) > 1:
                 diagnostics[f"loss/{name}"] = report.loss.detach()
         return LossReport(total, diagnostics)
+
+    def active(self, epoch: int) -> Iterator[tuple[str, Objective]]:
+        """The terms whose range of epochs includes this one."""
+        for name, term in self.terms.items():
+            first, last = self.epochs[name]
+            if first <= epoch and (last is None or epoch < last):
+                assert isinstance(term, Objective)  # noqa: S101 - nn.ModuleDict forgets the type
+                yield name, term
+
+    def each(self) -> Iterator[tuple[str, Objective]]:
+        for name, term in self.terms.items():
+            assert isinstance(term, Objective)  # noqa: S101
+            yield name, term
+
+    def prepare(self, training: Preparation) -> None:
+        for _, term in self.each():
+            term.prepare(training)
+        if self.protection is not None:
+            self.protection.prepare(training)
+
+    def companions_by_term(self) -> dict[str, Companions]:
+        found = {name: term.companions() for name, term in self.each()}
+        return {name: companions for name, companions in found.items() if companions is not None}
+
+    def begin_epoch(self, epoch: int, survey: Survey) -> None:
+        for _, term in self.active(epoch):
+            term.begin_epoch(epoch, survey)
+
+    def before_step(self, trial: Trial, epoch: int = 0) -> None:
+        for _, term in self.active(epoch):
+            term.before_step(trial)
+
+    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+        total = 0.0
+        for name, term in self.active(epoch):
+            value = term.uninformed(anchors, negatives, epoch)
+            if value is None:
+                return None
+            total += self.weights[name] * value
+        return total
 
 
 def create_objective(spec: str | Mapping[str, Any]) -> Composite:
@@ -44,12 +100,14 @@ def create_objective(spec: str | Mapping[str, Any]) -> Composite:
 
     A name (``"hardest"``), weights (``{"hardest": 1.0, "triplet": 0.1}``), or options per term
     (``{"hardest": {"weight": 1, "epochs": [1, None], "margin": 0.3}}``; epochs count from 0, the
-    end is not included).
+    end is not included). The key ``protect`` is not a term: it says which pairs no term may count
+    as negatives.
     """
     terms: dict[str, Objective] = {}
     weights: dict[str, float] = {}
     epochs: dict[str, tuple[int, int | None]] = {}
     table = {spec: {}} if isinstance(spec, str) else dict(spec)
+    protection = _protection(table.pop(PROTECT)) if PROTECT in table else None
     if not table:
         raise ConfigError("objective: name at least one (triplet, hardest, …)")
     for name, given in table.items():
@@ -60,7 +118,21 @@ def create_objective(spec: str | Mapping[str, Any]) -> Composite:
         weights[name] = _number(options.pop("weight", 1.0), f"{where}.weight")
         epochs[name] = _epoch_range(options.pop("epochs", None), f"{where}.epochs")
         terms[name] = objectives.create(name, options, where=where)
-    return Composite(terms, weights, epochs)
+    return Composite(terms, weights, epochs, protection)
+
+
+def _protection(given: Any) -> Protection:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"objective.{PROTECT}: expected options, got {given!r}")
+    protection: Protection = protections.create(PROTECT, given, where=f"objective.{PROTECT}")
+    return protection
+
+
+def _union(needs: list[Needs | None]) -> Needs | None:
+    asked = {need for need in needs if need is not None}
+    if len(asked) > 1:
+        return "both"
+    return asked.pop() if asked else None
 
 
 def _number(value: Any, where: str) -> float:

@@ -22,7 +22,10 @@ class HingeObjective(Objective):
     A subclass says which negatives count: `weights` returns [P, C], zero for a negative that is
     left out. ``reduction="sum"`` adds everything up, as VSE++ and SCAN do; ``"mean"`` averages over
     anchors and over each anchor's chosen negatives, then over the two directions, as RVSE++ does.
+    ``averages_negatives`` makes an anchor's cost a mean over its chosen negatives in both.
     """
+
+    averages_negatives: bool = False
 
     def __init__(self, *, margin: float = 0.2, reduction: Reduction = "sum") -> None:
         super().__init__()
@@ -31,36 +34,40 @@ class HingeObjective(Objective):
     def weights(self, anchors: Anchors, context: Context) -> Tensor:
         raise NotImplementedError
 
+    def anchors(
+        self, scores: Tensor, positives: Tensor, context: Context
+    ) -> tuple[Anchors, Anchors]:
+        """The anchors of image → text and of text → image."""
+        return both_directions(scores, positives, context)
+
+    def diagnostics(self, directions: tuple[Anchors, Anchors]) -> dict[str, Tensor]:
+        """What a run logs of this objective besides what it logs of every batch."""
+        return {}
+
     def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
-        directions = both_directions(scores, positives)
+        directions = self.anchors(scores, positives, context)
         losses = [self._one_direction(anchors, context) for anchors in directions]
         loss = losses[0] + losses[1]
         return LossReport(
-            loss if self.reduction == "sum" else loss / 2, hinge_diagnostics(directions)
+            loss if self.reduction == "sum" else loss / 2,
+            self.diagnostics(directions) if context.logging else {},
         )
 
+    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+        """The margin for each anchor: right for one negative each, or a mean over them."""
+        return self.margin if self.reduction == "mean" else 2 * anchors * self.margin
+
     def _one_direction(self, anchors: Anchors, context: Context) -> Tensor:
-        costs = (self.margin + anchors.candidates - anchors.positive[:, None]).clamp(min=0)
         weights = self.weights(anchors, context)
-        per_anchor = (costs * weights).sum(1)
-        if self.reduction == "sum":
-            return per_anchor.sum()
-        return (per_anchor / weights.sum(1).clamp(min=1)).mean()
+        per_anchor = (hinge(anchors, self.margin) * weights).sum(1)
+        if self.averages_negatives or self.reduction == "mean":
+            per_anchor = per_anchor / weights.sum(1).clamp(min=1)
+        return per_anchor.sum() if self.reduction == "sum" else per_anchor.mean()
 
 
-@torch.no_grad()
-def hinge_diagnostics(directions: tuple[Anchors, Anchors]) -> dict[str, Tensor]:
-    """Mean positive score, mean hardest negative, and their mean gap (SelHN's Δs)."""
-    positive = torch.cat([anchors.positive for anchors in directions])
-    hardest = torch.cat([anchors.hardest for anchors in directions])
-    met = hardest.isfinite()
-    if not met.any():
-        return {"positive": positive.mean()}
-    return {
-        "positive": positive.mean(),
-        "hardest_negative": hardest[met].mean(),
-        "gap": (positive - hardest)[met].mean(),
-    }
+def hinge(anchors: Anchors, margin: float) -> Tensor:
+    """[margin + candidate - positive]₊ for every candidate of every anchor, [P, C]."""
+    return (margin + anchors.candidates - anchors.positive[:, None]).clamp(min=0)
 
 
 @objectives.register("triplet")
@@ -68,7 +75,14 @@ class Triplet(HingeObjective):
     """Hinge on every negative of the batch (VSE0)."""
 
     def weights(self, anchors: Anchors, context: Context) -> Tensor:
-        return anchors.negative.to(anchors.candidates.dtype)
+        return every_negative(anchors)
+
+    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+        return _uninformed_triplet(self, anchors, negatives)
+
+
+def _uninformed_triplet(hinge: HingeObjective, anchors: int, negatives: int) -> float:
+    return hinge.margin if hinge.reduction == "mean" else 2 * anchors * negatives * hinge.margin
 
 
 @objectives.register("hardest")
@@ -83,8 +97,18 @@ class HardestNegative(HingeObjective):
 
     def weights(self, anchors: Anchors, context: Context) -> Tensor:
         if context.epoch < self.warmup_epochs:
-            return anchors.negative.to(anchors.candidates.dtype)
+            return every_negative(anchors)
         return one_hardest(anchors)
+
+    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+        if epoch < self.warmup_epochs:
+            return _uninformed_triplet(self, anchors, negatives)
+        return super().uninformed(anchors, negatives, epoch)
+
+
+def every_negative(anchors: Anchors) -> Tensor:
+    """Weight one on each negative of each anchor."""
+    return anchors.negative.to(anchors.candidates.dtype)
 
 
 def one_hardest(anchors: Anchors) -> Tensor:

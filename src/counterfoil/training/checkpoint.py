@@ -40,6 +40,7 @@ class Position:
     worse_epochs: int = 0
     finished: bool = False
     metrics_bytes: int = 0
+    margins: list[int] = field(default_factory=list)
     seconds: float = 0.0
 
 

@@ -8,28 +8,20 @@ from typing import Any
 from counterfoil.config import RunConfig, load_config
 from counterfoil.data.load import load_pairs
 from counterfoil.data.pairs import Pairs
-from counterfoil.errors import CheckpointError, ConfigError
+from counterfoil.errors import ConfigError
 from counterfoil.features import with_fragments
 from counterfoil.models import Model, from_pretrained
-from counterfoil.models.store import CONFIG
+from counterfoil.models.store import model_folder
 from counterfoil.progress import Progress
 from counterfoil.training.loop import choose_device
 from counterfoil.training.run import read_data
+
+__all__ = ["evaluation_split", "load_model", "model_folder", "run_config"]
 
 
 def load_model(folder: Path, device: str = "auto") -> Model:
     """The best checkpoint of a run, or a saved model's folder."""
     return from_pretrained(model_folder(folder)).to(choose_device(device))
-
-
-def model_folder(folder: Path) -> Path:
-    """Where the weights are: in `best` of a run, in the folder itself of a saved model."""
-    for place in (folder / "best", folder):
-        if (place / CONFIG).is_file():
-            return place
-    if (folder / "config.yaml").is_file():
-        raise CheckpointError(f"{folder}: this run has no checkpoint yet; train it to the end")
-    raise CheckpointError(f"{folder}: neither a run nor a saved model")
 
 
 def run_config(folder: Path) -> RunConfig | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -28,8 +28,12 @@ from counterfoil.progress import Progress, Silent
 from counterfoil.training.checkpoint import Checkpoints, Position
 from counterfoil.training.metrics import MetricsLog, finite
 from counterfoil.training.optimiser import create_optimiser, create_schedule
-from counterfoil.training.step import TrainingStep
+from counterfoil.training.preparation import RunPreparation, set_aside
+from counterfoil.training.step import HISTOGRAM, MARGIN_RANGE, TrainingStep
+from counterfoil.training.survey import TrainingSurvey
 from counterfoil.training.tensorboard import TensorBoard
+from counterfoil.training.trial import Trials, tries
+from counterfoil.training.watch import CollapseWatch
 
 MOST_SKIPPED = 10_000
 """Problems of items that a run remembers."""
@@ -69,16 +73,20 @@ class Trainer:
         if config.train.compile:
             model.image_encoder.compile()
             model.text_encoder.compile()
+        self.objective = create_objective(config.objective)
+        train, held_out = set_aside(pairs.train, self.objective.held_out, config.seed)
+        self.objective.prepare(RunPreparation(train, model, config, self.device, self.progress))
         self.step_module = TrainingStep(
-            model, create_objective(config.objective), PRECISIONS[config.train.precision]
+            model, self.objective, PRECISIONS[config.train.precision]
         ).to(self.device)
         self.optimiser = create_optimiser(self.step_module, config.train.optimiser)
         self.plan = BatchPlan(
-            pairs.train,
+            train,
             config.train.batch_size,
             config.seed,
             config.data.captions,
             config.train.drop_last,
+            config.data.views,
         )
         updates = -(-len(self.plan) // config.train.accumulate)
         self.schedule = create_schedule(
@@ -90,7 +98,15 @@ class Trainer:
         augmentation = Augmentation(
             config.data.drop_regions, config.data.disturb_words, config.data.drop_regions_varying
         )
-        self.items = CaptionItems(pairs.train, model.text, augmentation, config.seed)
+        self.items = CaptionItems(
+            train, model.text, augmentation, config.seed, self.objective.companions_by_term()
+        )
+        self.held_out = held_out
+        self.trials = (
+            Trials(model, held_out, config, self.device) if tries(self.objective) else None
+        )
+        self.survey = TrainingSurvey(model, train, config, self.device, self.progress)
+        self.watch = CollapseWatch()
         self.checkpoints = Checkpoints(folder)
         self.position = Position()
         self.started = time.monotonic()
@@ -101,7 +117,7 @@ class Trainer:
             self._restore()
         elif rank() == 0:
             write_config(self.folder, self.config)
-        run: torch.nn.Module = self.step_module
+        run: nn.Module = self.step_module
         if world_size() > 1:
             run = DistributedDataParallel(run, broadcast_buffers=False, find_unused_parameters=True)
         interrupted = False
@@ -118,9 +134,11 @@ class Trainer:
             interrupted,
         )
 
-    def _epoch(self, run: torch.nn.Module, logs: RunLogs) -> bool:
+    def _epoch(self, run: nn.Module, logs: RunLogs) -> bool:
         """Train to the end of the current epoch, then evaluate; True where it was interrupted."""
         place, train = self.position, self.config.train
+        if place.batch == 0:
+            self.objective.begin_epoch(place.epoch, self.survey)
         self.step_module.train()
         label = f"epoch {place.epoch + 1}/{train.epochs}"
         loader = self._loader()
@@ -139,7 +157,7 @@ class Trainer:
         return self._everyone(self.should_stop()) and not place.finished
 
     def _advance(
-        self, run: torch.nn.Module, batch: PairBatch | tuple[str, ...], update: bool, logs: RunLogs
+        self, run: nn.Module, batch: PairBatch | tuple[str, ...], update: bool, logs: RunLogs
     ) -> None:
         place, train = self.position, self.config.train
         skipped = batch.skipped if isinstance(batch, PairBatch) else batch
@@ -151,37 +169,60 @@ class Trainer:
             if world_size() > 1:
                 raise TrainingError(f"no usable item in the share of process {rank()}: {batch}")
             return
+        coming = place.step + 1
+        logged = update and (coming % train.log_every == 0 or coming == 1)
+        last = place.batch == len(self.plan)
         sync = update or not isinstance(run, DistributedDataParallel)
         with torch.enable_grad() if sync else run.no_sync():  # type: ignore[operator]
-            loss, diagnostics = run(batch.to(self.device), place.epoch, place.step)
+            batch = batch.to(self.device)
+            if self.trials is not None and (place.batch - 1) % train.accumulate == 0:
+                rate = self.optimiser.param_groups[0]["lr"]
+                self.objective.before_step(self.trials.of(batch, place.step, rate), place.epoch)
+            loss, diagnostics = run(batch, place.epoch, place.step, logged or last)
             value = self._checked(loss, batch)
             self.scaler.scale(loss / train.accumulate).backward()
         place.loss_sum += value
         place.loss_count += 1
+        if last and HISTOGRAM in diagnostics:
+            place.margins = [int(count) for count in diagnostics[HISTOGRAM]]
         if update:
-            norm = self._update()
+            norms = self._update(logged)
             place.step += 1
             self.progress.note(f"loss {value:.4f}")
-            if place.step % train.log_every == 0 or place.step == 1:
+            numbers = {k: finite(float(v)) for k, v in diagnostics.items() if k != HISTOGRAM}
+            if logged:
                 record = {
                     "kind": "step",
                     "step": place.step,
                     "epoch": place.epoch,
                     "loss": value,
                     "lr": self.optimiser.param_groups[0]["lr"],
-                    "grad_norm": finite(norm),
-                    **{key: finite(float(number)) for key, number in diagnostics.items()},
+                    **norms,
+                    **numbers,
                     **self.model.matcher.diagnostics(),
                 }
                 logs.write(record, self._seconds())
+            self._look_out(value, numbers.get("gap/abs"), batch, logs)
 
-    def _update(self) -> float:
-        """Clip, step, and move the learning rate; the gradient's norm before clipping."""
+    def _look_out(self, loss: float, gap: float | None, batch: PairBatch, logs: RunLogs) -> None:
+        """Say so where the run has collapsed, and where it has recovered."""
+        anchors = len(gather_rows(batch.owners))
+        expected = self.objective.uninformed(anchors, anchors - 1, self.position.epoch)
+        label = ", ".join(self.config.objective)
+        text = self.watch.update(self.position.step, loss, expected, gap, label)
+        if text is not None:
+            self.progress.say(f"warning: {text}")
+            record = {"kind": "warning", "step": self.position.step, "text": text}
+            logs.write(record, self._seconds())
+
+    def _update(self, logged: bool) -> dict[str, float | None]:
+        """Clip, step, and move the learning rate; norms of the gradient before clipping."""
         clip = self.config.train.optimiser.clip
         self.scaler.unscale_(self.optimiser)
-        norm = float(
-            torch.nn.utils.clip_grad_norm_(self.step_module.parameters(), clip or float("inf"))
-        )
+        norms: dict[str, float | None] = {}
+        if logged:
+            norms["gradient/projection"] = projection_gradient(self.model)
+        norm = float(nn.utils.clip_grad_norm_(self.step_module.parameters(), clip or float("inf")))
         if norm != norm and not self.scaler.is_enabled():
             raise TrainingError(
                 f"step {self.position.step}: the gradient is not a number, the update was not "
@@ -193,7 +234,7 @@ class Trainer:
         self.optimiser.zero_grad(set_to_none=True)
         if self.scaler.get_scale() >= scale:  # else fp16 overflowed and the update was left out
             self.schedule.step()
-        return norm
+        return {"grad_norm": finite(norm), **norms}
 
     def _checked(self, loss: Tensor, batch: PairBatch) -> float:
         value = float(loss.detach())
@@ -222,6 +263,9 @@ class Trainer:
         mean_loss = place.loss_sum / max(1, place.loss_count)
         place.loss_sum, place.loss_count = 0.0, 0
         summary = {"kind": "epoch", "step": place.step, "epoch": place.epoch, "loss": mean_loss}
+        if place.margins:
+            low, high = MARGIN_RANGE
+            record["margin_histogram"] = {"low": low, "high": high, "counts": place.margins}
         logs.write({**summary, **record, "best_rsum": place.best_rsum}, self._seconds())
         self.progress.say(
             f"epoch {place.epoch}/{train.epochs}  loss {mean_loss:.4f}  "
@@ -274,6 +318,7 @@ class Trainer:
                 "schedule": self.schedule.state_dict(),
                 "scaler": self.scaler.state_dict(),
                 "objective": self.step_module.objective.state_dict(),
+                "watch": self.watch.state_dict(),
                 "random": random,
                 "cuda_random": cuda,
             }
@@ -286,6 +331,7 @@ class Trainer:
         self.schedule.load_state_dict(state["schedule"])
         self.scaler.load_state_dict(state["scaler"])
         self.step_module.objective.load_state_dict(state["objective"])
+        self.watch.load_state_dict(state["watch"])
         if rank() < len(state["random"]):
             torch.set_rng_state(state["random"][rank()].clone())  # it ignores the offset of a view
             if state["cuda_random"] is not None and self.device.type == "cuda":
@@ -335,6 +381,15 @@ class RunLogs:
     @property
     def size(self) -> int:
         return self.metrics.size if self.active else 0
+
+
+def projection_gradient(model: Model) -> float | None:
+    """Norm of the gradient of the image encoder's first linear layer (SelHN figure 3b)."""
+    layers = (part for part in model.image_encoder.modules() if isinstance(part, nn.Linear))
+    layer = next(layers, None)
+    if layer is None or layer.weight.grad is None:
+        return None
+    return finite(float(torch.linalg.vector_norm(layer.weight.grad)))
 
 
 def write_config(folder: Path, config: RunConfig) -> None:

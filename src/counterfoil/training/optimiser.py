@@ -15,17 +15,25 @@ from counterfoil.errors import ConfigError
 
 
 def create_optimiser(modules: nn.Module, config: OptimiserConfig) -> Optimizer:
-    """Two groups: the language model at its reduced rate, everything else at the full one."""
+    """Groups: the language model at its reduced rate, everything else at the full one.
+
+    Single numbers, such as a learned temperature, do not decay.
+    """
     marked = [part for part in modules.modules() if getattr(part, "pretrained", False)]
     slow = {id(parameter) for part in marked for parameter in part.parameters()}
     trained = [p for p in modules.parameters() if p.requires_grad]
     if not trained:
         raise ConfigError("nothing to train: every parameter of the model is frozen")
     groups = [
-        {"params": [p for p in trained if id(p) not in slow], "lr": config.lr},
+        {"params": [p for p in trained if id(p) not in slow and p.ndim], "lr": config.lr},
         {
             "params": [p for p in trained if id(p) in slow],
             "lr": config.lr * config.language_model_factor,
+        },
+        {
+            "params": [p for p in trained if id(p) not in slow and not p.ndim],
+            "lr": config.lr,
+            "weight_decay": 0.0,
         },
     ]
     groups = [group for group in groups if group["params"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ from counterfoil.evaluation.gallery import Gallery, Search
 from counterfoil.evaluation.report import RetrievalReport
 from counterfoil.files import write_atomically
 from counterfoil.training.metrics import read_metrics
+from counterfoil.training.plots import Plot, plots_of, thin
 from counterfoil.training.report_style import STYLE
-
-Series = dict[str, list[tuple[float, float]]]
 
 
 def write_report(
@@ -32,25 +31,17 @@ def write_report(
     notes: Sequence[str] = (),
 ) -> Path:
     """Write ``report.html`` and, where matplotlib is installed, the plots as PNG files."""
-    plots = curves(read_metrics(folder / "metrics.jsonl"), config.evaluation.split)
-    for name, (title, x_label, y_label, series) in plots.items():
-        try:
-            save_line_chart_png(folder / f"{name}.png", series, title, x_label, y_label)
-        except MissingExtraError:
-            break
-    charts = "".join(
-        f"<figure>{line_chart(series, title, x_label, y_label)}</figure>"
-        for title, x_label, y_label, series in plots.values()
-    )
+    records = read_metrics(folder / "metrics.jsonl")
     page = PAGE.format(
-        style=STYLE,
+        style=STYLE + WARNING_STYLE,
         title=html.escape(f"{config.model.name} on {Path(config.data.source).name}"),
         headline=html.escape(report.headline()),
+        warnings=warning_box(records),
         table=_table(report),
         tie_rule=html.escape(report.tie_rule),
         by_text="".join(_text_search(s, split) for s in gallery.text_to_image),
         by_image="".join(_image_search(s, split) for s in gallery.image_to_text),
-        charts=charts,
+        charts=draw(plots_of(records, config.evaluation.split), folder),
         notes="".join(f"<p>{html.escape(note)}</p>" for note in notes),
         config=html.escape(config.to_yaml()),
     )
@@ -59,59 +50,34 @@ def write_report(
     return path
 
 
-def curves(
-    records: Sequence[dict[str, Any]], split: str
-) -> dict[str, tuple[str, str, str, Series]]:
-    """The plots of a run by file name: title, axis labels, series."""
-    steps = [r for r in records if r["kind"] == "step"]
-    epochs = [r for r in records if r["kind"] == "epoch"]
-
-    def over_steps(key: str) -> list[tuple[float, float]]:
-        return [(r["step"], r[key]) for r in steps if r.get(key) is not None]
-
-    recalls = {
-        "image → text R@1": [(r["epoch"], r[split]["i2t_r1"]) for r in epochs if split in r],
-        "text → image R@1": [(r["epoch"], r[split]["t2i_r1"]) for r in epochs if split in r],
-    }
-    rsum = [(r["epoch"], r[split]["rsum"]) for r in epochs if split in r]
-    scores = {
-        "positive": over_steps("positive"),
-        "hardest negative": over_steps("hardest_negative"),
-    }
-    plots = {
-        "loss": ("Training loss", "step", "loss", {"loss": over_steps("loss")}),
-        "rsum": (f"RSUM ({split})", "epoch", "RSUM", {"RSUM": rsum}),
-        "recall": (f"R@1 ({split})", "epoch", "%", recalls),
-        "learning-rate": ("Learning rate", "step", "rate", {"rate": over_steps("lr")}),
-        "scores": ("Scores in the batch", "step", "score", scores),
-        "gradient": (
-            "Gradient norm before clipping",
-            "step",
-            "norm",
-            {"norm": over_steps("grad_norm")},
-        ),
-    }
-    mining = mismatch_curves(steps)
-    if mining:
-        title = "Matched and mismatched similarities, and the boundary (NAAF)"
-        plots["boundary"] = (title, "step", "similarity", mining)
-    return plots
+def draw(plots: Mapping[str, Plot], folder: Path) -> str:
+    """The plots as inline figures, thinned; each as a PNG of all points where matplotlib is."""
+    for name, plot in plots.items():
+        try:
+            save_line_chart_png(
+                folder / f"{name}.png", plot.series, plot.title, plot.x_label, plot.y_label
+            )
+        except MissingExtraError:
+            break
+    figures = []
+    for title, x_label, y_label, series in plots.values():
+        light = {name: thin(points) for name, points in series.items()}
+        figures.append(f"<figure>{line_chart(light, title, x_label, y_label)}</figure>")
+    return "".join(figures)
 
 
-def mismatch_curves(steps: Sequence[dict[str, Any]]) -> Series:
-    """NAAF's two distributions over training, each as mean and mean ± deviation, and t."""
-    series: Series = {}
-    for name, label in (("pos", "matched"), ("neg", "mismatched")):
-        for sign, suffix in ((0, ""), (-1, " − σ"), (1, " + σ")):
-            series[label + suffix] = [
-                (r["step"], r[f"mismatch/mean_{name}"] + sign * r[f"mismatch/std_{name}"])
-                for r in steps
-                if r.get(f"mismatch/std_{name}")
-            ]
-    series["boundary t"] = [
-        (r["step"], r["mismatch/boundary"]) for r in steps if "mismatch/boundary" in r
+def warning_box(records: Sequence[dict[str, Any]], most: int = 8) -> str:
+    """What the run was warned of, for the top of the page; nothing where all went well."""
+    warnings = [r for r in records if r["kind"] == "warning"]
+    if not warnings:
+        return ""
+    lines = [
+        f"<p><strong>Step {r['step']:,}.</strong> {html.escape(r['text'])}</p>"
+        for r in warnings[:most]
     ]
-    return series if series["boundary t"] else {}
+    if len(warnings) > most:
+        lines.append(f"<p>… and {len(warnings) - most} more in metrics.jsonl.</p>")
+    return f'<aside class="warning" role="note"><h2>Warnings</h2>{"".join(lines)}</aside>'
 
 
 def _table(report: RetrievalReport) -> str:
@@ -170,11 +136,17 @@ def picture(split: Split, image: int, side: int = 224) -> str:
     return f'<img alt="{name}" title="{name}" src="data:image/jpeg;base64,{data}">'
 
 
+WARNING_STYLE = """.warning { background: var(--card); border: 1px solid var(--bad);
+  border-left-width: 6px; border-radius: 8px; padding: .8rem 1rem; margin: 1rem 0; }
+.warning h2 { margin: 0 0 .4rem; color: var(--bad); } .warning p { margin: .3rem 0; }
+"""
+
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Counterfoil: {title}</title><style>{style}</style></head><body><main>
 <header><p class="brand">Counterfoil</p><h1>{title}</h1><p>{headline}</p></header>
+{warnings}
 {table}
 <p class="rule">{tie_rule}; brackets are bootstrap 95 % intervals.</p>
 <h2>Searching images with a sentence</h2>{by_text}

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from counterfoil.collectives import rank, world_size
 from counterfoil.config import EvaluationConfig, RunConfig, load_config
 from counterfoil.data.load import is_named, load_pairs
+from counterfoil.data.noise import shuffled_captions, with_noise_index
 from counterfoil.data.pairs import Pairs
 from counterfoil.data.problems import Severity, count_kinds
 from counterfoil.errors import CheckpointError, ConfigError, DataError
@@ -59,6 +64,7 @@ def read_data(config: RunConfig, cache: Path, progress: Progress) -> Pairs:
         progress=progress,
     )
     check_splits(config, pairs)
+    pairs = with_noise(config, pairs)
     features = config.data.features
     pairs = with_fragments(pairs, cache, features.extractor, features.options, progress)
     widths = {split.name: split.fragments.dim for split in pairs if split.fragments is not None}
@@ -68,10 +74,40 @@ def read_data(config: RunConfig, cache: Path, progress: Progress) -> Pairs:
     return pairs
 
 
-def _check_names(config: RunConfig) -> None:
-    create_objective(config.objective)
-    resolve(config.model)
+def with_noise(config: RunConfig, pairs: Pairs) -> Pairs:
+    """The pairs with the share of training captions shuffled that the config asks for."""
+    data = config.data
+    if data.noise_index:
+        if data.noise:
+            raise ConfigError("data.noise draws a shuffle, data.noise_index reads one: give either")
+        try:
+            index = np.load(data.noise_index, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise DataError(f"data.noise_index: {data.noise_index}: {error}") from None
+        train = with_noise_index(pairs.train, index)
+    elif data.noise:
+        train, _ = shuffled_captions(pairs.train, data.noise, config.seed)
+    else:
+        return pairs
+    return replace(pairs, splits={**pairs.splits, "train": train})
+
+
+def _keep_noise(config: RunConfig, pairs: Pairs, folder: Path) -> None:
+    """Write the shuffle beside the run: results depend on it, and another may want the same."""
+    if config.data.noise:
+        _, index = shuffled_captions(pairs.train, config.data.noise, config.seed)
+        buffer = io.BytesIO()
+        np.save(buffer, index)
+        write_atomically(folder / "noise.npy", buffer.getvalue())
+
+
+def _check_names(config: RunConfig) -> RunConfig:
+    """The config with as many copies of the model as its objective trains, every name known."""
+    copies = max(config.model.copies, create_objective(config.objective).copies)
+    model = config.model.model_copy(update={"copies": copies})
+    resolve(model)
     choose_device(config.train.device)
+    return config.model_copy(update={"model": model})
 
 
 def _read_in_turn(config: RunConfig, cache: Path, progress: Progress) -> Pairs:
@@ -114,10 +150,12 @@ def execute(
 ) -> FinishedRun:
     """Train, evaluate the best checkpoint once on the test split, write the report."""
     progress = progress or Silent()
-    _check_names(config)  # a misspelt name is found before any work is done
+    config = _check_names(config)  # a misspelt name is found before any work is done
     if rank() == 0 and not resume:
         write_config(folder, config)
     pairs = _read_in_turn(config, cache, progress)
+    if rank() == 0:
+        _keep_noise(config, pairs, folder)
     skipped = skipped_kinds(pairs)
     if skipped:
         counts = ", ".join(f"{number} × {kind}" for kind, number in skipped.items())
@@ -163,7 +201,7 @@ def _conclude(
 
 RUN_FILES = {
     "config.yaml", "metrics.jsonl", "timing.jsonl", "last", "best", "checkpoints", "results.json",
-    "report.html", "tensorboard",
+    "report.html", "tensorboard", "noise.npy",
 }  # fmt: skip
 
 
@@ -197,7 +235,32 @@ def located(config: RunConfig) -> RunConfig:
         for key, value in (("source", data.source), ("vocabulary", data.vocabulary))
         if value and Path(value).exists() and not (key == "source" and is_named(value, data.format))
     }
-    return config.model_copy(update={"data": data.model_copy(update=change)})
+    if data.noise_index:
+        change["noise_index"] = str(Path(data.noise_index).resolve())
+    return config.model_copy(
+        update={
+            "data": data.model_copy(update=change),
+            "objective": _located_options(config.objective),
+        }
+    )
+
+
+def _located_options(objective: dict[str, Any]) -> dict[str, Any]:
+    """Options of objectives that name a file or a run, as absolute paths.
+
+    A path is known by its separator: ``rules`` is a name even where a folder is called so.
+    """
+    return {
+        name: {
+            key: str(Path(value).resolve())
+            if isinstance(value, str) and os.sep in value and Path(value).exists()
+            else value
+            for key, value in options.items()
+        }
+        if isinstance(options, dict)
+        else options
+        for name, options in objective.items()
+    }
 
 
 def resumed_config(folder: Path, asked: RunConfig | None) -> RunConfig:

@@ -2,41 +2,158 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from counterfoil.collectives import gather_counts, gather_rows, rank
-from counterfoil.data.batches import PairBatch
-from counterfoil.matchers import Observation
+from counterfoil.data.batches import ImageBatch, PairBatch, TextBatch
+from counterfoil.encoders import Encoded
+from counterfoil.encoders.encoded import Needs
+from counterfoil.matchers import Matcher, Observation
+from counterfoil.matchers.copies import CopiedMatcher
 from counterfoil.models.model import Model
-from counterfoil.objectives import Context, LossReport, Objective
+from counterfoil.objectives import Context, LossReport, Objective, both_directions
+from counterfoil.objectives.diagnostics import (
+    margin_histogram,
+    score_diagnostics,
+    tangential_gradients,
+)
+
+HISTOGRAM = "margins"
+MARGIN_RANGE = (-1.0, 1.0)
+"""Margins are counted between these in the histogram of a batch."""
+
+PAIRED_BLOCK = 16
+"""Pairs scored together where only the score of each with its own is wanted."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A batch after scoring: this process's share encoded, and the scores of the global batch.
+
+    ``all_texts`` are the texts of every process, ``members`` the scores of each copy of the model,
+    ``scores`` their mean.
+    """
+
+    images: Encoded
+    texts: Encoded
+    all_texts: Encoded
+    members: tuple[Tensor, ...]
+    scores: Tensor
+
+
+def score_batch(
+    model: Model, batch: PairBatch, dtype: torch.dtype | None = None, needs: Needs | None = None
+) -> Scored:
+    """Each process encodes its share and scores its images with the texts of all.
+
+    The rows are then gathered, so every process sees the same score matrix and the cost of scoring
+    is divided among them.
+    """
+    device = batch.image_ids.device.type
+    with torch.autocast(device, dtype, enabled=dtype is not None):
+        images = model.encode_images(batch.images, needs)
+        texts = model.encode_texts(batch.texts, needs)
+        all_texts = texts.keep(model.matcher.needs).gather()
+        compared = model.matcher
+        if isinstance(compared, CopiedMatcher):
+            members = compared.each(images, all_texts)
+        else:
+            members = (compared(images, all_texts),)
+    members = tuple(_full_precision(gather_rows(scores)) for scores in members)
+    scores = members[0] if len(members) == 1 else torch.stack(members).mean(0)
+    return Scored(images, texts, all_texts, members, scores)
+
+
+def _full_precision(scores: Tensor) -> Tensor:
+    return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+
+
+class LiveBatch:
+    """The batch of the current step and the model, as objectives may use them."""
+
+    def __init__(
+        self, model: Model, batch: PairBatch, scored: Scored, dtype: torch.dtype | None
+    ) -> None:
+        self.model, self.batch, self.dtype = model, batch, dtype
+        self.images, self.texts = scored.images, scored.texts
+
+    @property
+    def text_encoder(self) -> nn.Module:
+        return self.model.text_encoder
+
+    def encode_images(self, images: ImageBatch) -> Encoded:
+        with self._autocast():
+            return self.model.encode_images(images)
+
+    def encode_texts(self, texts: TextBatch) -> Encoded:
+        with self._autocast():
+            return self.model.encode_texts(texts)
+
+    def paired(self, images: Encoded, texts: Encoded) -> Tensor:
+        counts = gather_counts(len(images), images.mask.device)
+        places = torch.arange(max(counts), device=images.mask.device)
+        mine = places.clamp(max=len(images) - 1)  # as many on every process, the rest repeated
+        with self._autocast():
+            scores = paired_scores(self.model.matcher, images[mine], texts[mine])
+        kept = torch.cat([places < count for count in counts])
+        return gather_rows(_full_precision(scores))[kept]
+
+    def _autocast(self) -> torch.autocast:
+        device = self.batch.image_ids.device.type
+        return torch.autocast(device, self.dtype, enabled=self.dtype is not None)
+
+
+def paired_scores(matcher: Matcher, images: Encoded, texts: Encoded) -> Tensor:
+    """Scores [n] of image ``k`` with text ``k``: the diagonals of small blocks."""
+    block = max(1, len(images)) if matcher.needs == "pooled" else PAIRED_BLOCK
+    places = torch.arange(len(images), device=images.mask.device).split(block)
+    return torch.cat([matcher(images[at], texts[at]).diagonal() for at in places])
 
 
 class TrainingStep(nn.Module):
-    """Each process encodes its share and scores its images with the texts of all.
-
-    The rows are then gathered, so negatives come from the global batch, every process sees the same
-    score matrix, and the cost of scoring is divided among them.
-    """
+    """Scores of the global batch, what the matcher learns from watching them, and the loss."""
 
     def __init__(self, model: Model, objective: Objective, dtype: torch.dtype | None) -> None:
         super().__init__()
         self.model, self.objective, self.dtype = model, objective, dtype
 
-    def forward(self, batch: PairBatch, epoch: int, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        device = batch.image_ids.device.type
-        with torch.autocast(device, self.dtype, enabled=self.dtype is not None):
-            images = self.model.encode_images(batch.images)
-            texts = self.model.encode_texts(batch.texts).gather()
-            scores = gather_rows(self.model.matcher(images, texts))
-        image_ids = gather_rows(batch.image_ids)
-        context = Context(epoch, step, image_ids, gather_rows(batch.caption_ids))
-        positives = image_ids[:, None] == image_ids[None, :]
-        if scores.dtype in (torch.float16, torch.bfloat16):
-            scores = scores.float()
-        first_row = sum(gather_counts(len(images), scores.device)[: rank()])
+    def forward(
+        self, batch: PairBatch, epoch: int, step: int, logging: bool = True
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        scored = score_batch(self.model, batch, self.dtype, self.objective.needs)
+        image_ids, owners = gather_rows(batch.image_ids), gather_rows(batch.owners)
+        positives = image_ids[:, None] == owners[None, :]
+        first_row = sum(gather_counts(len(scored.images), positives.device)[: rank()])
         self.model.matcher.observe(
-            Observation(images, texts, scores.detach(), positives, first_row, epoch)
+            Observation(
+                scored.images, scored.all_texts, scored.scores.detach(), positives, first_row, epoch
+            )
         )
-        report: LossReport = self.objective(scores, positives, context)
-        return report.loss, report.diagnostics
+        context = Context(
+            epoch,
+            step,
+            image_ids,
+            gather_rows(batch.caption_ids),
+            members=scored.members if len(scored.members) > 1 else (),
+            live=LiveBatch(self.model, batch, scored, self.dtype),
+            logging=logging,
+        )
+        report: LossReport = self.objective(scored.scores, positives, context)
+        if not logging:
+            return report.loss, {}
+        return report.loss, {**self._diagnose(scored, positives), **report.diagnostics}
+
+    @torch.no_grad()
+    def _diagnose(self, scored: Scored, positives: Tensor) -> dict[str, Tensor]:
+        """What any run logs of a batch, whatever its objective."""
+        directions = both_directions(scored.scores, positives)
+        found = score_diagnostics(directions)
+        found[HISTOGRAM] = margin_histogram(directions, low=MARGIN_RANGE[0], high=MARGIN_RANGE[1])
+        if self.model.spec.matcher["name"] == "cosine" and self.model.spec.copies == 1:
+            images, texts = scored.images.pooled, scored.all_texts.pooled
+            if images is not None and texts is not None:
+                found |= tangential_gradients(gather_rows(images), texts, positives)
+        return found

@@ -19,7 +19,8 @@ class TensorBoard:
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
 
     def write(self, record: dict[str, Any]) -> None:
-        self._write(record["kind"], record, record["step"])
+        shown = {key: value for key, value in record.items() if key != "margin_histogram"}
+        self._write(record["kind"], shown, record["step"])
 
     def _write(self, prefix: str, values: dict[str, Any], step: int) -> None:
         for key, value in values.items():

@@ -1,0 +1,5 @@
+"""Synthetic negative captions. Nothing here imports torch."""
+
+from counterfoil.foils.rules import DEFAULT_KINDS, KINDS, Foil, rule_foils
+
+__all__ = ["DEFAULT_KINDS", "KINDS", "Foil", "rule_foils"]

@@ -1,0 +1,120 @@
+"""Contrastive losses with a learned temperature: InfoNCE (CLIP, CHAN) and SigLIP."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from counterfoil.errors import ConfigError
+from counterfoil.objectives.base import (
+    Anchors,
+    Context,
+    LossReport,
+    Objective,
+    both_directions,
+    objectives,
+)
+
+MAX_SCALE = 100.0
+
+
+class Scale(nn.Module):
+    """The factor on the scores: learned as its logarithm and kept at or below 100, or constant."""
+
+    def __init__(self, initial: float, learned: bool) -> None:
+        super().__init__()
+        if not 0 < initial < math.inf or (learned and initial > MAX_SCALE * (1 + 1e-9)):
+            bound = f" and at most {MAX_SCALE:g} where it is learned" if learned else ""
+            raise ConfigError(
+                f"objective: the scale of the scores (1 / temperature) must be above 0{bound}, "
+                f"got {initial:g}; set another temperature or scale"
+            )
+        self.constant = initial
+        self.log: nn.Parameter | None = (
+            nn.Parameter(torch.tensor(math.log(initial))) if learned else None
+        )
+
+    def forward(self, scores: Tensor) -> Tensor:
+        if self.log is None:
+            return scores.new_tensor(self.constant)
+        with torch.no_grad():  # a clamp inside the graph would leave it stuck at the bound
+            self.log.clamp_(max=math.log(MAX_SCALE))
+        return self.log.to(scores.dtype).exp()
+
+
+@objectives.register("infonce")
+class InfoNCE(Objective):
+    """Softmax cross-entropy over the batch, both ways, with a learned temperature (CLIP).
+
+    Per anchor log(1 + Σ exp((negative - positive + margin) / temperature)), averaged over anchors.
+    Other positives of the anchor and protected pairs are no part of the sum. ``form="clip"``
+    halves the two directions, ``"chan"`` adds them, as CHAN's code does.
+    """
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 0.07,
+        learned: bool = True,
+        margin: float = 0.0,
+        form: Literal["clip", "chan"] = "clip",
+    ) -> None:
+        super().__init__()
+        self.margin, self.form = margin, form
+        self.scale = Scale(1 / temperature if temperature else math.inf, learned)
+
+    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+        scores = at_least_float32(scores)
+        scale = self.scale(scores)
+        directions = both_directions(scores, positives, context)
+        losses = [self._one_direction(anchors, scale) for anchors in directions]
+        loss = losses[0] + losses[1]
+        diagnostics = {"infonce/temperature": 1 / scale.detach()}
+        return LossReport(loss / 2 if self.form == "clip" else loss, diagnostics)
+
+    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+        scale = self.scale.constant if self.scale.log is None else self.scale.log.exp().item()
+        if negatives == 0:
+            return 0.0
+        exponent = math.log(negatives) + self.margin * scale
+        loss = max(exponent, 0.0) + math.log1p(math.exp(-abs(exponent)))
+        return loss if self.form == "clip" else 2 * loss
+
+    def _one_direction(self, anchors: Anchors, scale: Tensor) -> Tensor:
+        apart = (anchors.candidates - anchors.positive[:, None] + self.margin) * scale
+        own = torch.zeros_like(apart[:, :1])  # the positive itself; the margin is not its own
+        logits = torch.cat([own, apart.masked_fill(~anchors.negative, -torch.inf)], 1)
+        return logits.logsumexp(1).mean()
+
+
+@objectives.register("siglip")
+class SigLIP(Objective):
+    """Every pair a yes-or-no question: sigmoid loss with learned scale and bias (SigLIP).
+
+    All pairs of one image are positives, protected pairs are not asked about. The sum is divided by
+    the number of texts, which in a batch of pairs is its size.
+    """
+
+    def __init__(self, *, scale: float = 10.0, bias: float = -10.0, learned: bool = True) -> None:
+        super().__init__()
+        self.scale = Scale(scale, learned)
+        self.bias = nn.Parameter(torch.tensor(float(bias)), requires_grad=learned)
+
+    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+        scores = at_least_float32(scores)
+        scale = self.scale(scores)
+        logits = scores * scale + self.bias.to(scores.dtype)
+        costs = F.softplus(torch.where(positives, -logits, logits))
+        if context.protected is not None:
+            costs = costs.masked_fill(context.protected & ~positives, 0)
+        diagnostics = {"siglip/scale": scale.detach(), "siglip/bias": self.bias.detach().clone()}
+        return LossReport(costs.sum() / scores.shape[1], diagnostics)
+
+
+def at_least_float32(scores: Tensor) -> Tensor:
+    """Exponentials of half-precision scores lose what tells them apart."""
+    return scores if scores.dtype == torch.float64 else scores.float()

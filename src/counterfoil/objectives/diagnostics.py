@@ -1,0 +1,147 @@
+"""What the papers plot about a batch: Δs, margins, and the gradient on the hypersphere."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from counterfoil.objectives.base import Anchors, Context, both_directions
+
+QUANTILES = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
+
+
+@torch.no_grad()
+def score_diagnostics(directions: tuple[Anchors, Anchors]) -> dict[str, Tensor]:
+    """Positives, hardest negatives and the gap between them, over the anchors of both directions.
+
+    ``gap`` is the signed mean of positive − hardest. ``gap/abs`` is the mean of |Δs| (SelHN eq. 10,
+    figures 3d and 5d) and ``gap/p05`` … ``gap/p95`` are its quantiles. Anchors without a negative
+    are left out; where no anchor has one, only ``positive`` is known.
+    """
+    positive = torch.cat([anchors.positive for anchors in directions])
+    hardest = torch.cat([anchors.hardest for anchors in directions])
+    met = hardest.isfinite()
+    count = int(met.sum())
+    if count == 0:
+        return {"positive": positive.mean()} if len(positive) else {}
+    if count < len(met):
+        positive, hardest = positive[met], hardest[met]
+    gap = positive - hardest
+    size = _full(gap.abs())
+    levels = torch.tensor(list(QUANTILES.values()), dtype=size.dtype, device=size.device)
+    quantiles = torch.quantile(size, levels)
+    return {
+        "positive": positive.mean(),
+        "hardest_negative": hardest.mean(),
+        "gap": gap.mean(),
+        "gap/abs": size.mean(),
+        **{f"gap/{name}": value for name, value in zip(QUANTILES, quantiles, strict=True)},
+    }
+
+
+@torch.no_grad()
+def margin_histogram(
+    directions: tuple[Anchors, Anchors], bins: int = 40, low: float = -1.0, high: float = 1.0
+) -> Tensor:
+    """Counts [bins] of positive − negative over all anchors and all their negatives.
+
+    This is the margin distribution of NDGL figure 3b. The bins are equal; what lies below ``low``
+    or above ``high`` is counted in the first or the last one. Counts of batches add up.
+    """
+    margins = torch.cat([(a.positive[:, None] - a.candidates).flatten() for a in directions])
+    negative = torch.cat([a.negative.flatten() for a in directions])
+    place = ((_full(margins).nan_to_num() - low) * (bins / (high - low))).clamp(0, bins - 1).long()
+    place = place.masked_fill(~negative, bins)  # a bin of its own, thrown away
+    return torch.bincount(place, minlength=bins + 1)[:bins]
+
+
+@torch.no_grad()
+def tangential_gradients(
+    images: Tensor,
+    texts: Tensor,
+    positives: Tensor,
+    context: Context | None = None,
+    *,
+    margin: float = 0.2,
+) -> dict[str, Tensor]:
+    """How strongly the hinge on the hardest negative moves unit embeddings along their sphere.
+
+    ``images`` [n, D] and ``texts`` [m, D] have unit length; anchors and negatives are those of
+    `both_directions`. With anchor v, positive t, hardest negative t̂, s_p = v·t and s_n = v·t̂, the
+    hinge has the gradients t̂ − t at v, v at t̂ and −v at t (SelHN eq. 7). Only what is tangential to
+    the sphere survives normalisation:
+
+    - ``tangent/anchor``: √(‖t̂ − t‖² − (s_n − s_p)²),
+    - ``tangent/positive``: √(1 − s_p²),
+    - ``tangent/negative``: √(1 − s_n²),
+
+    each the mean over the anchors of both directions whose hinge is active (nothing where none is).
+
+    Eq. 8 of the paper sets out for the same with a sine, but what it prints after the second
+    equality is the cosine: ‖t̂ − t‖·|s_n − s_p|, s_p and s_n, the lengths (the first times
+    ‖t̂ − t‖) of the radial parts, which normalisation discards. They are given as ``eq8/anchor``,
+    ``eq8/positive`` and ``eq8/negative``, absolute values, for comparison with the paper.
+
+    What follows differs from the paper, too. Δs → 0 alone does not make the gradient vanish: at
+    Δs = 0 the anchor is moved with the full ‖t̂ − t‖, and t and t̂ most of all where both are
+    orthogonal to v. What makes it vanish is t̂ → t, which happens to every anchor at once when the
+    embeddings of a modality collapse to one point. Then the anchor's part goes to 0, and the parts
+    of t and t̂ become opposite and cancel in the encoder they share; when both modalities collapse
+    to the same point, these go to 0 as well. Since |Δs| ≤ ‖t̂ − t‖, a small Δs over the whole batch
+    is a sign of that collapse, not its cause.
+    """
+    images, texts = _full(images), _full(texts)
+    image, text = _pairs(positives)
+    found = both_directions(images @ texts.T, positives, context)
+    parts = [
+        _triplets(found[0], images[image], texts[text], texts, margin),
+        _triplets(found[1], texts[text], images[image], images, margin),
+    ]
+    anchor, positive, negative, active = (torch.cat(both) for both in zip(*parts, strict=True))
+    count = int(active.sum())
+    if count == 0:
+        return {}
+    apart = negative - positive
+    along_anchor, across_anchor = _split(apart, anchor)
+    along_positive, across_positive = _split(anchor, positive)
+    along_negative, across_negative = _split(anchor, negative)
+    of_each = {
+        "tangent/anchor": across_anchor,
+        "tangent/positive": across_positive,
+        "tangent/negative": across_negative,
+        "eq8/anchor": apart.norm(dim=1) * along_anchor.abs(),
+        "eq8/positive": along_positive.abs(),
+        "eq8/negative": along_negative.abs(),
+    }
+    # A mask, not an index: where the number of rows depends on values, CUDA has to wait for them.
+    means = (torch.stack(list(of_each.values())) * active).sum(1) / count
+    return dict(zip(of_each, means, strict=True))
+
+
+def _pairs(positives: Tensor) -> tuple[Tensor, Tensor]:
+    """Image and text of each positive pair, in the order of `both_directions`."""
+    images, texts = positives.shape
+    numbers = torch.arange(images * texts, device=positives.device).view(images, texts)
+    pair = both_directions(numbers, positives)[0].positive
+    return pair // texts, pair % texts
+
+
+def _triplets(
+    anchors: Anchors, anchor: Tensor, positive: Tensor, candidates: Tensor, margin: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Embeddings of anchors, positives and hardest negatives, and whether each hinge is active."""
+    hardest, place = anchors.candidates.masked_fill(~anchors.negative, -torch.inf).max(1)
+    return anchor, positive, candidates[place], hardest - anchors.positive + margin > 0
+
+
+def _split(gradient: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """Inner products of rows with ``at`` [P, D], and the lengths of what is tangential there."""
+    along = (gradient * at).sum(1)
+    # Divided by ‖at‖²: bfloat16 embeddings are off unit length by more than a collapse leaves.
+    squared = (at * at).sum(1).clamp(min=torch.finfo(at.dtype).tiny)
+    return along, (gradient - (along / squared)[:, None] * at).norm(dim=1)
+
+
+def _full(x: Tensor) -> Tensor:
+    """At least float32, which quantiles need and small differences deserve."""
+    return x if x.dtype == torch.float64 else x.float()

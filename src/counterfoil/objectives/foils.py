@@ -1,0 +1,128 @@
+"""Extra negative captions: foils, each set against the pair it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from counterfoil.collectives import gather_counts, gather_rows, rank
+from counterfoil.data.batches import Companions, ExtraBatch, TextBatch
+from counterfoil.objectives.base import (
+    Context,
+    LossReport,
+    Objective,
+    Reduction,
+    both_directions,
+    objectives,
+)
+from counterfoil.objectives.extras import brought, pair_images
+from counterfoil.objectives.services import Live, Preparation
+
+NOBODY = -1
+"""Owner of a text that only keeps the processes in step."""
+
+
+@objectives.register("foils")
+class FoilObjective(Objective):
+    """Hinge on foils of each caption, beside another objective: {hardest: 1, foils: 0.5}.
+
+    ``source`` is ``rules`` (or some of them: ``rules:noun,swap``) or a JSONL file of foils, of
+    which ``count`` come with each caption. With ``hardest`` a pair costs what its hardest foil
+    costs, else the mean over its foils; nothing where it has none, also in the mean over pairs of
+    ``reduction="mean"``.
+    """
+
+    needs_batch = True
+
+    def __init__(
+        self,
+        *,
+        source: str = "rules",
+        count: int = 1,
+        margin: float = 0.2,
+        reduction: Reduction = "sum",
+        hardest: bool = True,
+    ) -> None:
+        super().__init__()
+        self.source, self.count = source, count
+        self.margin, self.reduction, self.hardest = margin, reduction, hardest
+        self.foils: Companions | None = None
+
+    def prepare(self, training: Preparation) -> None:
+        self.foils = training.foils(self.source, self.count)
+
+    def companions(self) -> Companions | None:
+        return self.foils
+
+    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+        live, extra = brought(context, "foils")
+        positive = both_directions(scores, positives)[0].positive
+        if not any(gather_counts(len(extra.text_owners), scores.device)):
+            return LossReport(0 * positive.sum())
+        foils, owners = foil_scores(live, extra)
+        costs = foil_costs(positive, foils, owners, self.margin, self.hardest)
+        loss = costs.sum() if self.reduction == "sum" else costs.mean()
+        return LossReport(loss, _diagnostics(positive, foils, owners) if context.logging else {})
+
+    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+        """The margin for each pair, right where rules or the file have a foil for every one."""
+        return self.margin if self.reduction == "mean" else anchors * self.margin
+
+
+@objectives.register("vse-c")
+class RuleFoilObjective(FoilObjective):
+    """Hinge on the hardest of several rule-made foils of each caption (VSE-C), beside hardest."""
+
+    def __init__(
+        self,
+        *,
+        kinds: Sequence[str] = ("noun", "numeral", "relation"),
+        count: int = 5,
+        margin: float = 0.2,
+        reduction: Reduction = "sum",
+    ) -> None:
+        source = f"rules:{','.join(kinds)}"
+        super().__init__(source=source, count=count, margin=margin, reduction=reduction)
+
+
+def foil_scores(live: Live, extra: ExtraBatch) -> tuple[Tensor, Tensor]:
+    """Scores [F] of the foils of all processes with their images, and the pairs they belong to.
+
+    A process without any joins in with one of its captions, which is dropped again: the others
+    wait for it wherever a layer or a matcher works on all processes at once.
+    """
+    texts, owners = extra.texts, extra.text_owners
+    if texts is None:
+        texts, owners = _first(live.batch.texts), owners.new_full((1,), NOBODY)
+    images = live.images[pair_images(live.batch)[owners.clamp(min=0)]]
+    scores = live.paired(images, live.encode_texts(texts))
+    before = sum(gather_counts(len(live.batch.owners), owners.device)[: rank()])
+    everyones = gather_rows(torch.where(owners == NOBODY, NOBODY, owners + before))
+    real = everyones != NOBODY
+    return scores[real], everyones[real]
+
+
+def foil_costs(
+    positive: Tensor, foils: Tensor, owners: Tensor, margin: float, hardest: bool
+) -> Tensor:
+    """Hinge cost [P] of each pair: of its hardest foil, or the mean; 0 where it has no foil."""
+    costs = (margin + foils - positive[owners]).clamp(min=0)
+    if hardest:
+        return torch.zeros_like(positive).scatter_reduce(0, owners, costs, "amax")
+    number = torch.bincount(owners, minlength=len(positive)).clamp(min=1)
+    return torch.zeros_like(positive).index_add(0, owners, costs) / number
+
+
+@torch.no_grad()
+def _diagnostics(positive: Tensor, foils: Tensor, owners: Tensor) -> dict[str, Tensor]:
+    """Share of foils that score below the true caption, and by how much on average."""
+    gap = positive[owners] - foils
+    return {"foils/accuracy": (gap > 0).float().mean(), "foils/gap": gap.mean()}
+
+
+def _first(texts: TextBatch) -> TextBatch:
+    graph = texts.graph[:1] if texts.graph is not None else None
+    return replace(texts, ids=texts.ids[:1], mask=texts.mask[:1], graph=graph)

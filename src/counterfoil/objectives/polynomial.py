@@ -1,0 +1,63 @@
+"""SSP: polynomials of the positive and of the hardest negative (universal weighting)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from counterfoil.objectives.base import (
+    Anchors,
+    Context,
+    LossReport,
+    Objective,
+    both_directions,
+    objectives,
+)
+from counterfoil.objectives.triplet import one_hardest
+
+PERFECT = 1 - 1e-5
+
+
+@objectives.register("ssp")
+class SelfSimilarityPolynomial(Objective):
+    """Polynomial costs of positive and hardest negative where the margin is violated (SSP).
+
+    An anchor with hardest negative n > p - margin costs [positive(p)]₊ + [negative(n)]₊, both
+    polynomials given by their coefficients, highest power first; any other anchor, and one whose
+    positive is already perfect (p ≥ 1 - 1e-5), costs nothing. The sum over both directions is
+    divided by the number of pairs. The published coefficients are for cosine scores.
+    """
+
+    def __init__(
+        self,
+        *,
+        margin: float = 0.2,
+        positive: Sequence[float] = (0.2, -0.7, 0.5),
+        negative: Sequence[float] = (0.9, -0.4, 0.03),
+    ) -> None:
+        super().__init__()
+        self.margin = margin
+        self.positive, self.negative = tuple(positive), tuple(negative)
+
+    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+        directions = both_directions(scores, positives, context)
+        total = sum((self._one_direction(anchors) for anchors in directions), scores.new_zeros(()))
+        return LossReport(total / max(len(directions[0].positive), 1))
+
+    def _one_direction(self, anchors: Anchors) -> Tensor:
+        chosen = one_hardest(anchors)
+        hardest = (anchors.candidates * chosen).sum(1)
+        violated = (hardest > anchors.positive - self.margin) & (anchors.positive < PERFECT)
+        costs = polynomial(anchors.positive, self.positive).clamp(min=0)
+        costs = costs + polynomial(hardest, self.negative).clamp(min=0)
+        return costs.masked_fill(~(violated & chosen.any(1)), 0).sum()
+
+
+def polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """Value at ``x`` of a polynomial, coefficients highest power first (Horner)."""
+    value = torch.zeros_like(x)
+    for coefficient in coefficients:
+        value = value * x + coefficient
+    return value

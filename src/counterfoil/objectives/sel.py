@@ -1,0 +1,49 @@
+"""SEL: several views of each pair, judged by the worst of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from counterfoil.objectives.base import Anchors, Context, objectives
+from counterfoil.objectives.triplet import HingeObjective, every_negative, one_hardest
+
+
+@objectives.register("sel")
+class WorstView(HingeObjective):
+    """Hinge of the worst of an item's own views against the negatives (ESA).
+
+    Each pair comes in K views of its image and K of its caption, which make a block. An image's
+    positive is the lowest score among the captions of its block, a caption's the lowest among the
+    images. Views are told by equal caption ids among the positives; without caption ids, or where
+    rows and columns are not the same pairs, all positives are one block. Other positives are
+    neither positive nor negative. ``hardest`` takes the hardest negative, otherwise all count.
+    """
+
+    def __init__(self, *, margin: float = 0.2, hardest: bool = True) -> None:
+        super().__init__(margin=margin, reduction="sum")
+        self.hardest = hardest
+
+    def anchors(
+        self, scores: Tensor, positives: Tensor, context: Context
+    ) -> tuple[Anchors, Anchors]:
+        own, negative = positives, ~positives
+        captions = context.caption_ids
+        if captions is not None and scores.shape[0] == scores.shape[1]:
+            own = own & (captions[:, None] == captions[None, :])
+        if context.protected is not None:
+            negative = negative & ~context.protected
+        return worst_of_block(scores, own, negative), worst_of_block(scores.T, own.T, negative.T)
+
+    def weights(self, anchors: Anchors, context: Context) -> Tensor:
+        return one_hardest(anchors) if self.hardest else every_negative(anchors)
+
+    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+        return 2 * anchors * self.margin * (1 if self.hardest else negatives)
+
+
+def worst_of_block(scores: Tensor, own: Tensor, negative: Tensor) -> Anchors:
+    """One anchor per row; a row without a block has no negatives, so that it costs nothing."""
+    has_block = own.any(1, keepdim=True)
+    worst = scores.masked_fill(~own & has_block, torch.inf).amin(1)
+    return Anchors(worst, scores, negative & has_block)

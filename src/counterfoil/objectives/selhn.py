@@ -1,0 +1,49 @@
+"""SelHN: the hardest negative, except where it would make the gradient vanish."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from counterfoil.objectives.base import Anchors, Context, Reduction, objectives
+from counterfoil.objectives.triplet import HingeObjective, every_negative, one_hardest
+
+
+@objectives.register("selhn")
+class SelectiveHardNegative(HingeObjective):
+    """Hinge on the hardest negative, or on the mean where it ties with the positive (SelHN).
+
+    An anchor whose hardest negative is closer to its positive than ``epsilon`` averages over all
+    its negatives, any other takes the hardest (SelHN eq. 9-12); the directions choose separately,
+    and the choice carries no gradient. ``epsilon=0`` is `hardest`, an infinite one the mean
+    `triplet`.
+
+    Eq. 12 divides the sum over negatives by the batch size B; the authors' code divides by their
+    number, B - 1, and so do we, which also stays a mean where the anchor has fewer negatives
+    (repeated images, protected pairs). At a gap of exactly ``epsilon`` eq. 9 averages and the
+    code takes the hardest; we follow the code, or ``epsilon=0`` would not be `hardest` on ties.
+
+    ``reduction="mean"`` is the code's: mean over anchors, half of both directions. ``"sum"`` adds
+    the anchors of both directions, on the scale of `hardest`.
+    """
+
+    averages_negatives = True
+
+    def __init__(
+        self, *, margin: float = 0.2, epsilon: float = 0.01, reduction: Reduction = "mean"
+    ) -> None:
+        super().__init__(margin=margin, reduction=reduction)
+        self.epsilon = epsilon
+
+    def weights(self, anchors: Anchors, context: Context) -> Tensor:
+        averaged = self.averaged(anchors)[:, None]
+        return torch.where(averaged, every_negative(anchors), one_hardest(anchors))
+
+    @torch.no_grad()
+    def averaged(self, anchors: Anchors) -> Tensor:
+        """Which anchors [P] average: those whose Δs (eq. 10) is below epsilon."""
+        return (anchors.positive - anchors.hardest).abs() < self.epsilon
+
+    def diagnostics(self, directions: tuple[Anchors, Anchors]) -> dict[str, Tensor]:
+        averaged = torch.cat([self.averaged(anchors) for anchors in directions])
+        return {"selhn/averaged": averaged.float().mean()}

@@ -1,0 +1,138 @@
+"""What training offers to objectives that need more than a score matrix.
+
+The objective says what it needs; training, which stands to its right and knows models and data on
+disk, does the work. Each protocol here is implemented in `counterfoil.training`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from counterfoil.data.batches import Companions, ImageBatch, PairBatch, TextBatch
+from counterfoil.data.pairs import Split
+from counterfoil.data.texts import TextProcessor
+from counterfoil.encoders.encoded import Encoded
+
+
+class Live(Protocol):
+    """The batch that is being trained on, with the model, for objectives that score more than it.
+
+    ``images`` and ``texts`` are this process's share as encoded for the scores, with gradients.
+    """
+
+    batch: PairBatch
+    images: Encoded
+    texts: Encoded
+
+    @property
+    def text_encoder(self) -> nn.Module: ...
+
+    def encode_images(self, images: ImageBatch) -> Encoded: ...
+
+    def encode_texts(self, texts: TextBatch) -> Encoded: ...
+
+    def paired(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Scores [n] of image ``k`` with text ``k``, those of all processes in order.
+
+        Each process brings at least one pair.
+        """
+        ...
+
+
+class Teacher(Protocol):
+    """A trained model that is asked, not trained."""
+
+    def scores(self, batch: PairBatch) -> Tensor:
+        """Scores [n_images, n_texts] of the global batch, without gradients."""
+        ...
+
+
+class Guide(Protocol):
+    """What several trained models think of every image with every caption of the training split."""
+
+    def scores(self, image_ids: Tensor, caption_ids: Tensor, device: torch.device) -> Tensor:
+        """Mean scores [n_images, n_texts] in full precision, without gradients.
+
+        Ids are indices into the training split, the same on every process. Not a number where an
+        image could not be read.
+        """
+        ...
+
+
+class Preparation(Protocol):
+    """A run before its first step: its data, its model's shape, and other runs."""
+
+    train: Split
+    text: TextProcessor
+    embed_size: int
+    seed: int
+    epochs: int
+
+    def teacher(self, run: str) -> Teacher: ...
+
+    def guide(self, folder: str) -> Guide:
+        """A guide that was built for the training split of this run."""
+        ...
+
+    def nearest(self, run: str, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """By another run's scores over the whole training split, the best wrong candidates.
+
+        Captions [n_images, count] of each image and images [n_captions, count] of each caption,
+        best first, own pairs excluded.
+        """
+        ...
+
+    def foils(self, source: str, count: int) -> Companions:
+        """Foil captions of each caption: by ``"rules"``, or from a JSONL file."""
+        ...
+
+
+class Survey(Protocol):
+    """A look at the whole training split before an epoch, without gradients and augmentation."""
+
+    def __call__(self) -> Iterator[tuple[tuple[Tensor, ...], Tensor, Tensor]]:
+        """Batch by batch: scores of each copy of the model, image ids and caption ids.
+
+        Scores are [n, n] and pair ``k`` stands on the diagonal.
+        """
+        ...
+
+
+class Trial(Protocol):
+    """An update that is tried before it is made (for objectives that learn how to weigh).
+
+    ``step`` counts the updates made so far. Nothing a trial does stays: weights, running
+    statistics, gradients and random numbers are as before when it is over. Every scoring draws the
+    same random numbers, those of the coming update, so that two of them differ by the weights
+    alone; and all of them are in full precision, whatever the run trains in.
+    """
+
+    step: int
+
+    def scores(self, batch: PairBatch | None = None) -> tuple[Tensor, Tensor]:
+        """Scores and positives of the coming batch (or another) with the weights as they are."""
+        ...
+
+    def held_out_batch(self) -> PairBatch:
+        """A batch of the images set aside, another at each step."""
+        ...
+
+    def gradient(self, loss: Tensor) -> list[Tensor]:
+        """Gradient of a loss with respect to the trained weights of the model."""
+        ...
+
+    def moved(self, direction: list[Tensor], amount: float) -> AbstractContextManager[None]:
+        """Inside, the weights are moved by ``amount`` times ``direction``."""
+        ...
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the coming update."""
+        ...

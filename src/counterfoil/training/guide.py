@@ -1,0 +1,132 @@
+"""A guide in use: what several trained runs think of any image with any caption of the data.
+
+NDGL's target matrix Ŝ (Eq. 3) is the mean of the teachers' scores over the whole training split.
+It is never held: of the form `matrix` only the rows of a batch are read, and with the form
+`embeddings` the teachers' matchers score the batch anew, from encodings that are read from disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from counterfoil.collectives import gather_rows, rank, world_size
+from counterfoil.data.arrays import ArrayFile
+from counterfoil.data.pairs import Split
+from counterfoil.errors import DataError
+from counterfoil.matchers import Matcher
+from counterfoil.models.store import from_pretrained
+from counterfoil.training.guide_data import difference
+from counterfoil.training.guide_manifest import (
+    Manifest,
+    read_manifest,
+    side_name,
+    teacher_folder,
+    weights_digest,
+)
+from counterfoil.training.guide_store import EncodedReader, full_precision
+
+MATRIX, MODEL = "scores.npy", "model"
+
+
+class MatrixGuide:
+    """Scores that were computed when the guide was built, kept in half precision."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.file = ArrayFile(folder / MATRIX)
+        expected = (manifest.data.images, manifest.data.captions)
+        if self.file.shape != expected:
+            raise DataError(
+                f"{self.file.path}: shape {self.file.shape}, its guide says {expected}; delete "
+                "and rebuild the guide"
+            )
+
+    def scores(self, image_ids: Tensor, caption_ids: Tensor, device: torch.device) -> Tensor:
+        columns = caption_ids.cpu().numpy()
+        found = np.empty((len(image_ids), len(columns)), dtype=np.float32)
+        for row, image in enumerate(image_ids.tolist()):
+            found[row] = self.file.row(image)[columns]
+        return torch.from_numpy(found).to(device)
+
+
+@dataclass(frozen=True)
+class StoredTeacher:
+    """A teacher's matcher with everything it ever compares."""
+
+    matcher: Matcher
+    images: EncodedReader
+    captions: EncodedReader
+
+    def scores(self, image_ids: Tensor, caption_ids: Tensor, device: torch.device) -> Tensor:
+        images, there = self.images.read(image_ids.cpu().numpy())
+        captions, _ = self.captions.read(caption_ids.cpu().numpy())
+        found: Tensor = self.matcher(
+            full_precision(images, device), full_precision(captions, device)
+        )
+        return found.float().masked_fill(~there.to(device)[:, None], torch.nan)
+
+
+class EmbeddingGuide:
+    """Scores of the teachers' matchers, computed when they are asked for.
+
+    Several processes ask for the same block at the same time; each scores its share of the rows.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.teachers = [
+            _stored_teacher(folder, manifest, k) for k in range(len(manifest.teachers))
+        ]
+
+    @torch.no_grad()
+    def scores(self, image_ids: Tensor, caption_ids: Tensor, device: torch.device) -> Tensor:
+        mine = image_ids.tensor_split(world_size())[rank()]
+        total = torch.zeros(len(mine), len(caption_ids), device=device)
+        if len(mine) and len(caption_ids):
+            for teacher in self.teachers:
+                teacher.matcher.to(device)
+                total += teacher.scores(mine, caption_ids, device)
+        return gather_rows(total / len(self.teachers))
+
+
+def open_guide(folder: Path, split: Split) -> MatrixGuide | EmbeddingGuide:
+    """A finished guide, checked to be made of this split."""
+    manifest = read_manifest(folder)
+    found = difference(manifest.data, split, folder)
+    if found is not None:
+        raise DataError(
+            f"{folder}: this guide was made of other data than the split '{split.name}': {found}. "
+            "Train on the data of its teachers, or build a guide for these"
+        )
+    if not manifest.complete:
+        raise DataError(
+            f"{folder}: this guide is not finished ({manifest.share_done:.0%}); run the command "
+            "that builds it again, it continues where it was"
+        )
+    if manifest.form == "matrix":
+        return MatrixGuide(folder, manifest)
+    return EmbeddingGuide(folder, manifest)
+
+
+def _stored_teacher(folder: Path, manifest: Manifest, number: int) -> StoredTeacher:
+    model = teacher_folder(folder, number) / MODEL
+    matcher = from_pretrained(model).matcher
+    check_weights(model, manifest, number)
+    images, captions = (
+        EncodedReader(folder / name, manifest.dtype, manifest.sides[name])
+        for name in (side_name(number, "images"), side_name(number, "captions"))
+    )
+    return StoredTeacher(matcher.eval().requires_grad_(False), images, captions)
+
+
+def check_weights(model: Path, manifest: Manifest, number: int) -> None:
+    """Refuse a teacher's model whose weights are not those the guide was begun with."""
+    mark = manifest.teachers[number]
+    if weights_digest(model) != mark.weights_sha256:
+        raise DataError(
+            f"{model}: not the weights of '{mark.run}' that the guide was begun with; they were "
+            "changed or trained further: build the guide anew in another folder"
+        )

@@ -1,0 +1,63 @@
+"""A look at the whole training split between epochs (`objectives.services.Survey`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from counterfoil.collectives import gather_rows, rank, world_size
+from counterfoil.config import RunConfig
+from counterfoil.data.batches import Augmentation, CaptionItems, Collate, PairBatch
+from counterfoil.data.pairs import Split
+from counterfoil.data.sampling import BatchPlan, RankBatches
+from counterfoil.models.model import Model
+from counterfoil.progress import Progress
+from counterfoil.training.step import score_batch
+
+
+class TrainingSurvey:
+    """Every caption with its image, batch by batch, in evaluation mode and without augmentation.
+
+    The batches are those of training: as large, and mixed anew each time by the run's seed.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        split: Split,
+        config: RunConfig,
+        device: torch.device,
+        progress: Progress,
+    ) -> None:
+        self.model, self.device, self.progress = model, device, progress
+        self.workers = config.data.workers
+        self.items = CaptionItems(split, model.text, Augmentation(), config.seed)
+        self.plan = BatchPlan(split, config.train.batch_size, config.seed, drop_last=False)
+        self.taken = 0
+
+    @torch.no_grad()
+    def __call__(self) -> Iterator[tuple[tuple[Tensor, ...], Tensor, Tensor]]:
+        self.taken += 1
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            label = "looking at the training split"
+            for batch in self.progress.track(self._loader(), label, len(self.plan)):
+                if isinstance(batch, PairBatch):
+                    batch = batch.to(self.device)
+                    members = score_batch(self.model, batch).members
+                    yield members, gather_rows(batch.image_ids), gather_rows(batch.caption_ids)
+        finally:
+            self.model.train(was_training)
+
+    def _loader(self) -> DataLoader[PairBatch | tuple[str, ...]]:
+        return DataLoader(
+            self.items,  # type: ignore[arg-type]
+            batch_sampler=RankBatches(self.plan, self.taken, 0, rank(), world_size()),
+            num_workers=self.workers,
+            collate_fn=Collate(self.model.text.pad),
+            generator=torch.Generator(),
+        )

@@ -1,0 +1,61 @@
+"""A run that collapses says so, and the same run with SelHN does not collapse."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from counterfoil.config import build_config
+from counterfoil.data.pairs import Pairs
+from counterfoil.models import create_model
+from counterfoil.progress import Silent
+from counterfoil.training.loop import Trainer
+from tests.conftest import make_split
+
+
+class Heard(Silent):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory) -> Pairs:
+    folder = tmp_path_factory.mktemp("many")
+    sizes = {"train": 256, "dev": 16}
+    return Pairs("many", {n: make_split(folder, n, k, s) for s, (n, k) in enumerate(sizes.items())})
+
+
+def run(pairs, folder, objective: str) -> list[str]:
+    config = build_config(
+        {
+            "model": {"name": "vse-mlp", "embed_size": 64, "text": {"word_dim": 32}},
+            "data": {"min_count": 1},
+            "objective": {objective: {"reduction": "mean"}},
+            "train": {"epochs": 14, "batch_size": 64, "log_every": 5, "optimiser": {"lr": 1e-2}},
+        }
+    )
+    torch.manual_seed(0)
+    heard = Heard()
+    model = create_model(config.model, pairs.train, config.data)
+    Trainer(model, pairs, config, folder, heard).run()
+    return [text for text in heard.said if "collapsed" in text]
+
+
+def test_hardest_negatives_collapse_a_deep_encoder_and_selhn_does_not(pairs, tmp_path) -> None:
+    warnings = run(pairs, tmp_path / "hardest", "hardest")
+    assert len(warnings) == 1
+    assert "gradient vanishes" in warnings[0]
+    assert "objective=selhn" in warnings[0]
+    records = [json.loads(x) for x in (tmp_path / "hardest/metrics.jsonl").open()]
+    assert [r for r in records if r["kind"] == "warning"]
+    steps = [r for r in records if r["kind"] == "step"]
+    assert min(r["gap/abs"] for r in steps) < 0.01
+    assert min(r["tangent/anchor"] for r in steps) < 0.5 * steps[0]["tangent/anchor"]
+    assert run(pairs, tmp_path / "selhn", "selhn") == []
