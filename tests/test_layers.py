@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "counterfoil"
 FLOW = [
     "data", "features", "encoders", "kernels", "matchers", "objectives", "foils", "models",
-    "evaluation", "training", "search", "audit", "app", "cli",
+    "evaluation", "training", "reproduce", "search", "audit", "app", "cli",
 ]  # fmt: skip
 
 

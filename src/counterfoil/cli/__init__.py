@@ -12,8 +12,10 @@ from counterfoil.cli.data import data_app
 from counterfoil.cli.demo import demo
 from counterfoil.cli.evaluate import evaluate
 from counterfoil.cli.explain import explain
+from counterfoil.cli.guide import guide_app
 from counterfoil.cli.import_ import import_
 from counterfoil.cli.models import models
+from counterfoil.cli.reproduce import reproduce
 from counterfoil.cli.score import score
 from counterfoil.cli.train import train
 from counterfoil.errors import CounterfoilError
@@ -38,7 +40,9 @@ app.command()(evaluate)
 app.command()(score)
 app.command()(explain)
 app.command()(models)
+app.command()(reproduce)
 app.command("import")(import_)
+app.add_typer(guide_app, name="guide")
 app.add_typer(data_app, name="data")
 
 

@@ -1,0 +1,175 @@
+"""`counterfoil reproduce`: a paper's table or figure as one command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+
+import typer
+
+from counterfoil.cli.output import CACHE_OPTION, JSON_OPTION, print_json, print_table, progress
+from counterfoil.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from counterfoil.reproduce.plan import Plan, PlannedRun
+
+OUT = Path("runs") / "reproduce"
+
+
+def reproduce(
+    name: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        typer.Argument(help="What to reproduce, e.g. selhn.table1, or a YAML file of your own."),
+    ] = None,
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(help="Changes to every run: train.epochs=5 train.device=cpu"),
+    ] = None,
+    data: Annotated[
+        str, typer.Option("--data", help="'scenes', or a path: then with the paper's settings.")
+    ] = "scenes",
+    published: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--published",
+            help="Which published numbers stand beside ours (f30k, coco-1k, coco-5k); with --data "
+            "PATH also which settings apply. By default what the folder is called.",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of every row.")] = 3,
+    scale: Annotated[
+        str, typer.Option("--scale", help="'full', or 'smoke': a few minutes on a CPU.")
+    ] = "full",
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at the same time.")] = 1,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Where runs are kept and results written.")
+    ] = OUT,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show the runs and how far they are.")
+    ] = False,
+    list_all: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
+    cache: Path = CACHE_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Run a paper's table or figure, and print it beside the published numbers.
+
+    [bold]Examples[/]
+
+      counterfoil reproduce
+      counterfoil reproduce selhn.table1 --scale smoke --seeds 1
+      counterfoil reproduce selhn.table1 --data data/f30k_precomp --dry-run
+      counterfoil reproduce selhn.figure6 --seeds 5 --jobs 2 train.device=cpu
+      counterfoil reproduce my-table.yaml --out runs/mine
+
+    Every row is trained once a seed, evaluated on the test split, and kept: the same command goes
+    on where it was stopped, and tables that share a row share its runs. A row that fails says why
+    and leaves the others alone. Results are printed and written as Markdown, JSON, SVG and PNG.
+    """
+    if name is None or list_all:
+        _list(as_json)
+        return
+    if "=" in name:
+        raise ConfigError(f"'{name}': name first what to reproduce (counterfoil reproduce --list)")
+    plan = _plan(name, overrides or [], data, published, seeds, _scale(scale), out)
+    if dry_run:
+        _show_plan(plan, as_json)
+    else:
+        _run(plan, cache, jobs, as_json)
+
+
+def _scale(text: str) -> Literal["full", "smoke"]:
+    if text == "full":
+        return "full"
+    if text == "smoke":
+        return "smoke"
+    raise ConfigError(f"--scale {text}: 'full' or 'smoke'")
+
+
+def _list(as_json: bool) -> None:
+    from counterfoil.reproduce.catalogue import load_artefact, names
+
+    known = [load_artefact(name) for name in names()]
+    if as_json:
+        print_json([{"name": one.name, "kind": one.kind, "summary": one.summary} for one in known])
+        return
+    wide = max(len(one.name) for one in known)
+    for one in known:
+        typer.echo(f"{one.name:{wide}}  {one.kind:7}  {one.summary}")
+    typer.echo("\nRun one with: counterfoil reproduce NAME [--scale smoke] [--dry-run]")
+
+
+def _plan(
+    name: str,
+    overrides: list[str],
+    data: str,
+    published: str | None,
+    seeds: int,
+    scale: Literal["full", "smoke"],
+    out: Path,
+) -> Plan:
+    from counterfoil.reproduce.catalogue import load_artefact
+    from counterfoil.reproduce.plan import Settings, find_data_set, make_plan
+
+    artefact = load_artefact(name)
+    chosen = find_data_set(artefact, data, published)
+    return make_plan(artefact, Settings(data, chosen, scale, seeds, tuple(overrides)), out)
+
+
+def _show_plan(plan: Plan, as_json: bool) -> None:
+    runs = plan.in_order()
+    if as_json:
+        print_json([_described(run) for run in runs])
+        return
+    rows = [
+        [run.title, "cannot run" if run.refused() else run.state, run.folder.name] for run in runs
+    ]
+    done = sum(run.state == "finished" for run in runs)
+    title = f"{plan.artefact.name}: {done} of {len(runs)} runs finished, in {plan.out / 'runs'}"
+    print_table([["run", "state", "folder"], *rows], title=title)
+    for reason in dict.fromkeys(filter(None, (run.refused() for run in runs))):
+        typer.echo(f"cannot run: {reason}")
+
+
+def _described(run: PlannedRun) -> dict[str, Any]:
+    return {
+        "run": run.title,
+        "state": run.state,
+        "folder": str(run.folder),
+        "refused": run.refused(),
+        "config": run.config.model_dump(),
+    }
+
+
+def _run(plan: Plan, cache: Path, jobs: int, as_json: bool) -> None:
+    from counterfoil.cli.train import StopSignals
+    from counterfoil.data.load import is_named
+    from counterfoil.reproduce.collect import collect
+    from counterfoil.reproduce.judge import Judge
+    from counterfoil.reproduce.present import write_reproduction
+    from counterfoil.reproduce.runner import carry_out
+
+    data = plan.settings.data
+    if not is_named(data, None) and not Path(data).exists():
+        raise DataError(f"--data {data}: no such file or folder, nor a data set of that name")
+    bars, signals = progress(quiet=as_json), StopSignals()
+    outcome = carry_out(
+        plan,
+        cache,
+        bars,
+        jobs=jobs,
+        should_stop=lambda: signals.asked,
+        on_training=signals.listen,
+    )
+    found = collect(plan, outcome, Judge(plan.out / "evaluations", cache, bars))
+    folder = plan.out / plan.folder_name
+    page = write_reproduction(found, folder)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        typer.echo(page)
+        bars.say(f"{outcome.trained} runs trained now; written to {folder}")
+    if outcome.interrupted:
+        bars.say("interrupted; the same command goes on")
+        raise typer.Exit(130)
+    if outcome.errors:
+        raise typer.Exit(1)

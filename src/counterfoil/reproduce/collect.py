@@ -1,0 +1,165 @@
+"""From run folders to the numbers of a table or figure, mean and deviation over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from counterfoil.evaluation.evaluate import flat_metrics
+from counterfoil.reproduce.judge import Judge
+from counterfoil.reproduce.plan import Plan, PlannedRun
+from counterfoil.reproduce.results import Curve, Found, Measure, Plot, Reproduction
+from counterfoil.reproduce.runner import Outcome, describe
+from counterfoil.reproduce.spec import METRICS, Curves, Panel, Row, Scatter, Sweep
+from counterfoil.training.metrics import read_metrics
+
+MOST_POINTS = 200
+"""Of one curve; longer ones are averaged over neighbouring points."""
+
+
+def collect(plan: Plan, outcome: Outcome, judge: Judge) -> Reproduction:
+    """Everything there is to show; rows that are not finished say so."""
+    artefact, settings = plan.artefact, plan.settings
+    chosen = artefact.data_sets.get(settings.published) if settings.published else None
+    folds = None if settings.on_scenes or chosen is None else chosen.folds
+    collector = _Collector(plan, outcome, judge, folds)
+    found = Reproduction(
+        name=artefact.name,
+        kind=artefact.kind,
+        title=artefact.title,
+        paper=artefact.paper,
+        data=settings.data,
+        scale=settings.scale,
+        seeds=settings.seeds,
+        overrides=list(settings.overrides),
+        columns=[],
+        rows=[],
+        published_on=settings.published if chosen else None,
+        published_title=chosen.title if chosen else None,
+        note=artefact.note,
+    )
+    if isinstance(artefact, Sweep):
+        rows = [
+            collector.sweep_row(name, value, runs)
+            for (name, runs), value in zip(plan.runs.items(), artefact.values, strict=True)
+        ]
+        more = {"columns": [artefact.x_label], "x_label": artefact.x_label, "log": artefact.log}
+        return found.model_copy(update={"rows": rows, **more})
+    rows = [collector.row(row) for row in artefact.rows]
+    if isinstance(artefact, Scatter):
+        rows = [
+            collector.with_speed(row, spec, artefact.repeats)
+            for row, spec in zip(rows, artefact.rows, strict=True)
+        ]
+    plots = collector.plots(artefact) if isinstance(artefact, Curves) else []
+    return found.model_copy(update={"columns": artefact.columns, "rows": rows, "plots": plots})
+
+
+class _Collector:
+    def __init__(self, plan: Plan, outcome: Outcome, judge: Judge, folds: int | None) -> None:
+        self.plan, self.outcome, self.judge, self.folds = plan, outcome, judge, folds
+
+    def row(self, row: Row) -> Found:
+        seeds = list(zip(*(self.plan.runs[name] for name in row.members), strict=True))
+        found = Found(
+            label=row.label, published=row.published, note=row.note, quoted=row.published_only
+        )
+        return self._scored(found, seeds)
+
+    def sweep_row(self, name: str, value: float, runs: Sequence[PlannedRun]) -> Found:
+        found = Found(label=[f"{value:g}"], value=value)
+        return self._scored(found, [(run,) for run in runs])
+
+    def _scored(self, found: Found, seeds: Sequence[Sequence[PlannedRun]]) -> Found:
+        reports: list[dict[str, float]] = []
+        errors: list[str] = []
+        missing = 0
+        for members in seeds:
+            failed = [run for run in members if run.digest in self.outcome.errors]
+            if failed:
+                errors += [f"{run.title}: {self.outcome.errors[run.digest]}" for run in failed]
+            elif any(run.state != "finished" for run in members):
+                missing += 1
+            else:
+                try:
+                    reports.append(flat_metrics(self.judge.report(members, self.folds)))
+                except Exception as error:  # one damaged folder must not hide the other rows
+                    errors.append(f"{members[0].title}: {describe(error)}")
+        numbers = {
+            key: Measure.over([report[key] for report in reports])
+            for key in METRICS
+            if reports and key in reports[0]
+        }
+        folders = [str(run.folder) for members in seeds for run in members]
+        return found.model_copy(
+            update={"numbers": numbers, "errors": errors, "missing": missing, "runs": folders}
+        )
+
+    def with_speed(self, found: Found, row: Row, repeats: int) -> Found:
+        members = [self.plan.runs[name][0] for name in row.members]
+        if not members or any(run.state != "finished" for run in members):
+            return found
+        return found.model_copy(update={"speed": self.judge.speed(members, repeats)})
+
+    def plots(self, artefact: Curves) -> list[Plot]:
+        """A panel a metric, a line a row that has it."""
+        records: dict[str, list[list[dict[str, Any]]]] = {}
+        for row in artefact.rows:
+            runs = self.plan.runs[row.members[0]]
+            done = [run for run in runs if run.state == "finished"]
+            records[row.name] = [read_metrics(run.folder / "metrics.jsonl") for run in done]
+        return [
+            Plot(
+                metric=panel.metric,
+                title=panel.title,
+                y_label=panel.y_label,
+                curves=_curves(panel, records),
+            )
+            for panel in artefact.panels
+        ]
+
+
+def _curves(panel: Panel, records: dict[str, list[list[dict[str, Any]]]]) -> list[Curve]:
+    lines = []
+    for name, of_seeds in records.items():
+        lines.append(Curve(name=name, points=curve(of_seeds, panel.metric)))
+        if panel.remainder is not None:
+            rest = curve(of_seeds, panel.metric, lambda value: 1 - value)
+            lines.append(Curve(name=panel.remainder, points=rest))
+    return [line for line in lines if line.points]
+
+
+def curve(
+    of_seeds: Sequence[Sequence[dict[str, Any]]],
+    metric: str,
+    change: Callable[[float], float] = lambda value: value,
+) -> list[tuple[float, float, float | None]]:
+    """A metric against the epoch: [epoch, mean, deviation] at every step that all seeds logged."""
+    by_step: list[dict[int, float]] = []
+    per_epoch = 1.0
+    for records in of_seeds:
+        values: dict[int, float] = {}
+        for record in records:
+            if record["kind"] == "epoch":
+                per_epoch = record["step"] / record["epoch"]
+            value = _value(record, metric)
+            # the epoch's mean of a metric that every step has would count twice
+            if value is not None and (record["kind"] == "step" or "." in metric):
+                values[record["step"]] = change(value)
+        by_step.append(values)
+    steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
+    size = -(-len(steps) // MOST_POINTS) or 1
+    points = []
+    for first in range(0, len(steps), size):
+        part = steps[first : first + size]
+        mean = Measure.over([sum(values[s] for s in part) / len(part) for values in by_step])
+        points.append((sum(part) / len(part) / per_epoch, mean.mean, mean.std))
+    return points
+
+
+def _value(record: dict[str, Any], metric: str) -> float | None:
+    """A key of a record; after a dot, one of the section before it."""
+    node: Any = record
+    for key in metric.split("."):
+        node = node.get(key) if isinstance(node, dict) else None
+    return float(node) if isinstance(node, (int, float)) else None

@@ -1,0 +1,175 @@
+"""The pictures of a reproduction: SVG always, PNG where matplotlib is installed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from counterfoil.errors import MissingExtraError
+from counterfoil.evaluation.chart_axes import tick_text
+from counterfoil.evaluation.chart_marks import COLOURS
+from counterfoil.evaluation.charts import line_chart, save_line_chart_png
+from counterfoil.files import write_atomically
+from counterfoil.reproduce.pair_chart import Pair, pair_chart
+from counterfoil.reproduce.point_chart import Mark, Ruler, point_chart
+from counterfoil.reproduce.results import Found, Reproduction
+from counterfoil.reproduce.spec import METRICS
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture before it is drawn in either format."""
+
+    name: str
+    kind: Literal["bars", "lines", "points"]
+    title: str
+    x_label: str
+    y_label: str = ""
+    pairs: list[Pair] = field(default_factory=list)
+    lines: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)
+    log: bool = False
+    joined: bool = True
+
+
+def charts_of(found: Reproduction) -> list[Chart]:
+    """What there is to draw; nothing where nothing is finished."""
+    if found.kind == "curves":
+        return [
+            Chart(
+                name=re.sub(r"[^a-z0-9]+", "-", plot.metric.lower()).strip("-"),
+                kind="lines",
+                title=plot.title,
+                x_label="epoch",
+                y_label=plot.y_label,
+                lines={line.name: [(x, y) for x, y, _ in line.points] for line in plot.curves},
+            )
+            for plot in found.plots
+            if plot.curves
+        ]
+    scored = [row for row in found.rows if "rsum" in row.numbers]
+    if found.kind == "table":
+        pairs = [_pair(found, row) for row in found.rows]
+        return [Chart("rsum", "bars", found.title, "RSUM", pairs=pairs)] if scored else []
+    marks = [
+        Mark(x, row.numbers["rsum"].mean, row.numbers["rsum"].std, _mark_name(found, row))
+        for row in scored
+        if (x := _place(row)) is not None
+    ]
+    x_label = found.x_label if found.kind == "sweep" else "thousand pairs scored in a second"
+    chart = Chart(
+        name="rsum" if found.kind == "sweep" else "speed",
+        kind="points",
+        title=found.title,
+        x_label=x_label,
+        y_label="RSUM",
+        marks=marks,
+        log=found.log or found.kind == "scatter",
+        joined=found.kind == "sweep",
+    )
+    return [chart] if marks else []
+
+
+def write_charts(found: Reproduction, folder: Path) -> list[Path]:
+    """Write every picture; the names of the SVG files."""
+    written = []
+    for chart in charts_of(found):
+        path = folder / f"{chart.name}.svg"
+        write_atomically(path, to_svg(chart))
+        written.append(path)
+        try:
+            save_png(chart, path.with_suffix(".png"))
+        except MissingExtraError:
+            continue
+    return written
+
+
+def to_svg(chart: Chart) -> str:
+    if chart.kind == "bars":
+        return pair_chart(chart.pairs, chart.title, ("our RSUM", "the paper's"))
+    if chart.kind == "lines":
+        return line_chart(chart.lines, chart.title, chart.x_label, chart.y_label)
+    return point_chart(
+        chart.marks,
+        chart.title,
+        chart.x_label,
+        chart.y_label,
+        log=chart.log,
+        joined=chart.joined,
+    )
+
+
+def save_png(chart: Chart, path: Path) -> None:
+    """The same picture by matplotlib."""
+    if chart.kind == "lines":
+        save_line_chart_png(path, chart.lines, chart.title, chart.x_label, chart.y_label)
+        return
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "plots", "saving a chart as PNG") from error
+    rows = len(chart.pairs)
+    figure = Figure(figsize=(8, max(3.5, 0.45 * rows)), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    if chart.kind == "bars":
+        _draw_pairs(axes, chart.pairs)
+    else:
+        _draw_marks(axes, chart.marks, chart.log, chart.joined)
+    axes.set_title(chart.title, loc="left", fontweight="bold", fontsize=10)
+    axes.set_xlabel(chart.x_label)
+    axes.set_ylabel(chart.y_label)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, format="png")
+
+
+def _draw_marks(axes: Any, marks: Sequence[Mark], log: bool, joined: bool) -> None:
+    marks = sorted(marks, key=lambda mark: mark.x)
+    ruler = Ruler.over([mark.x for mark in marks], log, at_values=joined)
+    axes.errorbar(
+        [ruler.at(mark.x) for mark in marks],
+        [mark.y for mark in marks],
+        [mark.spread or 0.0 for mark in marks],
+        fmt="o-" if joined else "o",
+        color=COLOURS[0],
+    )
+    for mark in marks:
+        axes.annotate(
+            mark.name, (ruler.at(mark.x), mark.y), xytext=(6, -3), textcoords="offset points"
+        )
+    axes.set_xticks(
+        [ruler.at(tick) for tick in ruler.ticks], [tick_text(tick) for tick in ruler.ticks]
+    )
+
+
+def _place(row: Found) -> float | None:
+    """Where a row is on the x axis: the value of a sweep, or the speed."""
+    return row.speed.kpps if row.speed is not None else row.value
+
+
+def _mark_name(found: Reproduction, row: Found) -> str:
+    return row.name if found.kind == "scatter" else ""
+
+
+def _pair(found: Reproduction, row: Found) -> Pair:
+    """RSUM of a row, ours beside the paper's."""
+    ours = row.numbers.get("rsum")
+    numbers = row.published.get(found.published_on or "", [])
+    total = numbers[METRICS.index("rsum")] if numbers else None
+    return Pair(row.name, ours.mean if ours else None, ours.std if ours else None, total)
+
+
+def _draw_pairs(axes: Any, pairs: Sequence[Pair]) -> None:
+    places = range(len(pairs))
+    ours, spread = [pair.ours or 0.0 for pair in pairs], [pair.spread or 0.0 for pair in pairs]
+    theirs = [pair.published or 0.0 for pair in pairs]
+    axes.barh([y - 0.2 for y in places], ours, 0.4, xerr=spread, color=COLOURS[0], label="ours")
+    if any(theirs):
+        axes.barh([y + 0.2 for y in places], theirs, 0.4, color=COLOURS[1], label="the paper's")
+    axes.set_yticks(list(places), [pair.name for pair in pairs])
+    axes.invert_yaxis()
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))

@@ -1,0 +1,106 @@
+"""A reproduction as Markdown, JSON and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from counterfoil.evaluation.word_report import markdown_table
+from counterfoil.files import write_atomically
+from counterfoil.reproduce.plots import write_charts
+from counterfoil.reproduce.results import Found, Reproduction
+from counterfoil.reproduce.spec import METRICS
+
+HEADS = ("i→t R@1", "R@5", "R@10", "t→i R@1", "R@5", "R@10", "RSUM")
+
+
+def write_reproduction(found: Reproduction, folder: Path) -> str:
+    """Write everything into a folder; the Markdown, for printing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = write_charts(found, folder)
+    page = to_markdown(found, [path.name for path in pictures])
+    write_atomically(folder / f"{found.name}.md", page)
+    write_atomically(folder / f"{found.name}.json", found.to_json())
+    return page
+
+
+def to_markdown(found: Reproduction, pictures: Sequence[str] = ()) -> str:
+    """Title, how it was made, the table, what the numbers are, what went wrong."""
+    parts = [f"## {found.title}", "", f"{found.paper}.", "", _how(found), ""]
+    parts += [*markdown_table(_rows(found)), ""]
+    parts += [f"- {line}" for line in _notes(found)]
+    parts += ["", *(f"![{found.title}]({name})" for name in pictures)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _how(found: Reproduction) -> str:
+    seeds = f"{found.seeds} seed{'s' if found.seeds > 1 else ''}"
+    data = "the drawn scenes" if found.data == "scenes" else found.data
+    text = f"Ours: {data}, {found.scale} scale, {seeds}"
+    if found.overrides:
+        text += f", with `{' '.join(found.overrides)}`"
+    return f"{text}."
+
+
+def _rows(found: Reproduction) -> list[tuple[str, ...]]:
+    heads = HEADS if found.kind in ("table", "sweep") else HEADS[-1:]
+    metrics = METRICS if found.kind in ("table", "sweep") else METRICS[-1:]
+    speed = ("Kpps", "Kpps, matching alone", "× slowest") if found.kind == "scatter" else ()
+    slowest = min((row.speed.kpps for row in found.rows if row.speed), default=1.0)
+    table: list[tuple[str, ...]] = [(*found.columns, *heads, *speed)]
+    for row in found.rows:
+        cells = [_cell(row, metric, found.published_on) for metric in metrics]
+        if row.errors and not row.numbers:
+            cells[-1] = f"failed {cells[-1]}".strip()
+        elif row.missing and not row.numbers:
+            cells[-1] = f"not finished {cells[-1]}".strip()
+        table.append((*map(_safe, row.label), *cells, *(_speed(row, slowest) if speed else ())))
+    return table
+
+
+def _cell(row: Found, metric: str, published_on: str | None) -> str:
+    """``mean ± std (published)``, with what there is of these."""
+    ours = row.numbers[metric].text() if metric in row.numbers else ""
+    numbers = row.published.get(published_on or "", [])
+    theirs = numbers[METRICS.index(metric)] if numbers else None
+    return " ".join(filter(None, (ours, f"({theirs:.1f})" if theirs is not None else "")))
+
+
+def _speed(row: Found, slowest: float) -> tuple[str, ...]:
+    if row.speed is None:
+        return ("", "", "")
+    speed = row.speed
+    return (f"{speed.kpps:.3g}", f"{speed.matching_kpps:.3g}", f"{speed.kpps / slowest:.1f}")
+
+
+def _notes(found: Reproduction) -> list[str]:
+    notes = [found.note] if found.note else []
+    if any(found.published_on in row.published for row in found.rows):
+        notes.append(f"In brackets: as published, on {found.published_title}.")
+        if not found.same_data:
+            notes.append("Ours are on other data: compare orders and differences, not values.")
+    elif found.data != "scenes" and any(row.published for row in found.rows):
+        notes.append("Which published numbers belong to this data is not known: --published.")
+    if found.seeds > 1:
+        notes.append("± is the standard deviation over seeds (n − 1).")
+    measured = [row.speed for row in found.rows if row.speed]
+    if measured:
+        notes.append(
+            f"Kpps: thousand image-text pairs scored in a second on {measured[0].images} × "
+            f"{measured[0].captions}, encoding included ({measured[0].device})."
+        )
+    for plot in found.plots:
+        if not plot.curves:
+            notes.append(f"{plot.title}: no finished run logged '{plot.metric}'.")
+    for row in found.rows:
+        if row.note:
+            notes.append(f"{row.name}: {row.note}")
+        if row.missing and row.numbers:  # else the table says it
+            notes.append(f"{row.name}: {row.missing} of {found.seeds} seeds not finished.")
+        notes += [f"{row.name}: failed: {error}" for error in dict.fromkeys(row.errors)]
+    return [_safe(note) for note in notes]
+
+
+def _safe(text: str) -> str:
+    """Text that does not end a cell of a Markdown table."""
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,111 @@
+"""What a reproduction found, as plain data that is written as JSON and shown as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+from typing_extensions import Self
+
+from counterfoil.evaluation.report import Report
+
+
+class Measure(Report):
+    """A number over seeds; ``std`` is that of a sample (n − 1), and absent for one seed."""
+
+    mean: float
+    std: float | None = None
+    seeds: int
+
+    @classmethod
+    def over(cls, values: Sequence[float]) -> Self:
+        """
+        >>> Measure.over([1.0, 3.0]).std
+        1.4142135623730951
+        """
+        mean = math.fsum(values) / len(values)
+        if len(values) < 2:
+            return cls(mean=mean, seeds=len(values))
+        spread = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+        return cls(mean=mean, std=math.sqrt(spread), seeds=len(values))
+
+    def text(self, decimals: int = 1) -> str:
+        spread = "" if self.std is None else f" ± {self.std:.{decimals}f}"
+        return f"{self.mean:.{decimals}f}{spread}"
+
+
+class Speed(Report):
+    """Thousand pairs scored in a second: with encoding everything once, and without."""
+
+    kpps: float
+    matching_kpps: float
+    images: int
+    captions: int
+    device: str
+
+
+class Found(Report):
+    """One row: what its runs scored, what the paper says, what went wrong."""
+
+    label: list[str]
+    numbers: dict[str, Measure] = Field(default_factory=dict)
+    published: dict[str, list[float | None]] = Field(default_factory=dict)
+    runs: list[str] = Field(default_factory=list)
+    quoted: bool = False
+    errors: list[str] = Field(default_factory=list)
+    missing: int = 0
+    note: str | None = None
+    value: float | None = None
+    speed: Speed | None = None
+
+    @property
+    def name(self) -> str:
+        return ", ".join(self.label)
+
+
+class Curve(Report):
+    """One line of a panel: [epoch, mean over seeds, standard deviation or None]."""
+
+    name: str
+    points: list[tuple[float, float, float | None]]
+
+
+class Plot(Report):
+    """One panel with its lines."""
+
+    metric: str
+    title: str
+    y_label: str
+    curves: list[Curve]
+
+
+class Reproduction(Report):
+    """A whole table or figure."""
+
+    name: str
+    kind: Literal["table", "scatter", "curves", "sweep"]
+    title: str
+    paper: str
+    data: str
+    scale: str
+    seeds: int
+    overrides: list[str]
+    columns: list[str]
+    rows: list[Found]
+    published_on: str | None = None
+    published_title: str | None = None
+    note: str | None = None
+    plots: list[Plot] = Field(default_factory=list)
+    x_label: str = ""
+    log: bool = False
+
+    @property
+    def same_data(self) -> bool:
+        """Whether the published numbers are of the data that the runs were made on."""
+        return self.data != "scenes" and self.published_on is not None
+
+    @property
+    def complete(self) -> bool:
+        return not any(row.missing or row.errors for row in self.rows)

@@ -1,0 +1,165 @@
+"""Carries out what a plan lacks: one run after another, or several processes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from counterfoil.errors import CounterfoilError
+from counterfoil.progress import Progress
+from counterfoil.reproduce.locks import alone
+from counterfoil.reproduce.plan import Plan, PlannedRun
+from counterfoil.reproduce.workers import Workers
+from counterfoil.training.run import execute, read_data
+
+
+@dataclass
+class Outcome:
+    """What came of the runs: errors by digest, how many were trained, whether it was cut short."""
+
+    errors: dict[str, str] = field(default_factory=dict)
+    trained: int = 0
+    interrupted: bool = False
+
+
+def carry_out(
+    plan: Plan,
+    cache: Path,
+    progress: Progress,
+    *,
+    jobs: int = 1,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_training: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Train what is not finished. A run that fails is remembered; the others go on."""
+    outcome = Outcome()
+    missing = [run for run in plan.in_order() if run.state != "finished"]
+    total = len(missing)
+    if jobs > 1 and total > 1:
+        _together(missing, cache, progress, jobs, should_stop, on_training, outcome)
+        return outcome
+    for number, run in enumerate(missing, 1):
+        if should_stop():
+            outcome.interrupted = True
+            break
+        if (failed := _failed_need(run, outcome)) is not None:
+            outcome.errors[run.digest] = failed
+            continue
+        how = "going on with" if run.state == "unfinished" else "run"
+        progress.say(f"{how} {number}/{total}: {run.title}")
+        try:
+            finished = train_one(run, cache, progress, should_stop, on_training)
+        except Exception as error:  # whatever one row's failure is, the other rows are wanted
+            outcome.errors[run.digest] = describe(error)
+            progress.say(f"failed: {run.title}: {describe(error)}")
+            continue
+        outcome.trained += finished
+        outcome.interrupted = not finished
+        if outcome.interrupted:
+            break
+    return outcome
+
+
+def train_one(
+    run: PlannedRun,
+    cache: Path,
+    progress: Progress,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_training: Callable[[], None] = lambda: None,
+) -> bool:
+    """Train one run from where it is to its end; False where it was interrupted."""
+    lock = run.folder.parent.parent / "locks" / run.digest
+    with alone(lock, run.title, progress, should_stop) as mine:
+        if not mine or run.state == "finished":
+            return mine
+        done = execute(
+            run.config,
+            run.folder,
+            cache,
+            resume=run.state == "unfinished",
+            progress=progress,
+            should_stop=should_stop,
+            on_training=on_training,
+        )
+        return not done.result.interrupted
+
+
+def describe(error: BaseException) -> str:
+    """One line: our own messages as they are, others with their kind before them."""
+    text = str(error) if isinstance(error, CounterfoilError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())
+
+
+def _failed_need(run: PlannedRun, outcome: Outcome) -> str | None:
+    for needed in run.needs:
+        if needed.digest in outcome.errors:
+            return f"needs {needed.title}, which failed: {outcome.errors[needed.digest]}"
+    return None
+
+
+def _together(
+    missing: list[PlannedRun],
+    cache: Path,
+    progress: Progress,
+    jobs: int,
+    should_stop: Callable[[], bool],
+    on_training: Callable[[], None],
+    outcome: Outcome,
+) -> None:
+    """Up to ``jobs`` runs at a time, each in a process of its own."""
+    waiting = _with_data(missing, cache, progress, outcome)
+    on_training()
+    workers = Workers(cache, jobs, train_one, describe)
+    try:
+        while waiting or workers.busy:
+            stop = should_stop()
+            if stop:
+                workers.ask_to_stop()
+                outcome.interrupted = True
+            for run in [] if stop else list(waiting):
+                if (failed := _failed_need(run, outcome)) is not None:
+                    outcome.errors[run.digest] = failed
+                    waiting.remove(run)
+                elif workers.free and not _still_needed(run, waiting, workers):
+                    waiting.remove(run)
+                    progress.say(f"starting {run.title} ({len(waiting)} to go)")
+                    workers.start(run)
+            for ended in workers.news(progress):
+                if ended.error is not None:
+                    outcome.errors[ended.run.digest] = ended.error
+                    progress.say(f"failed: {ended.run.title}: {ended.error}")
+                else:
+                    outcome.trained += ended.finished
+            if stop and not workers.busy:
+                return
+    finally:
+        workers.close()
+
+
+def _still_needed(run: PlannedRun, waiting: list[PlannedRun], workers: Workers) -> bool:
+    """Whether a run that this one needs has not ended yet."""
+    open_ = {other.digest for other in waiting} | workers.running
+    return any(needed.digest in open_ for needed in run.needs)
+
+
+def _with_data(
+    runs: list[PlannedRun], cache: Path, progress: Progress, outcome: Outcome
+) -> list[PlannedRun]:
+    """Draw and extract before the processes start, so that no two of them do the same work."""
+    ready: dict[str, str | None] = {}
+    usable = []
+    for run in runs:
+        key = run.config.data.model_dump_json()
+        if key not in ready:
+            try:
+                read_data(run.config, cache, progress)
+                ready[key] = None
+            except Exception as error:  # the rows on other data go on
+                ready[key] = describe(error)
+        problem = ready[key]
+        if problem is None:
+            usable.append(run)
+        else:
+            outcome.errors[run.digest] = problem
+    return usable

@@ -1,0 +1,247 @@
+"""What a table or figure of a paper is, as a YAML file: runs, rows, published numbers.
+
+Importing this module does not import torch, so that listing and checking are quick.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from typing_extensions import Self
+
+from counterfoil.config import Section
+from counterfoil.errors import ConfigError, nearest
+
+Tree = dict[str, Any]
+METRICS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
+ROUNDING = 0.15
+"""Six recalls rounded to a tenth may differ so much from their rounded sum, and hardly more."""
+
+
+class Layers(Section):
+    """Settings of a run, in the layers of which those that apply are merged from first to last."""
+
+    common: Tree = Field(default_factory=dict, description="whatever the data")
+    paper: Tree = Field(default_factory=dict, description="with --data PATH: the paper's own")
+    scenes: Tree = Field(default_factory=dict, description="with --data scenes")
+    by_data: dict[str, Tree] = Field(
+        default_factory=dict, description="by `settings` of a data set"
+    )
+    smoke: Tree = Field(default_factory=dict, description="with --scale smoke")
+    scenes_smoke: Tree = Field(default_factory=dict, description="with both")
+
+
+class RunSpec(Layers):
+    """One training, over the base; ``like`` starts from another one of the same file."""
+
+    like: str | None = None
+
+
+class DataSet(Section):
+    """A data set that numbers were published for, and how runs are judged on it."""
+
+    title: str
+    detect: list[str] = Field(default_factory=list, description="parts of a folder's name")
+    settings: str | None = Field(None, description="key of `by_data` in base and runs")
+    folds: int | None = Field(None, ge=0, description="where not as the runs' config says")
+
+
+class Row(Section):
+    """A line of a table: a run, an ensemble of runs, or numbers quoted from the paper alone."""
+
+    label: list[str] = Field(min_length=1)
+    run: str | None = None
+    ensemble: list[str] = Field(default_factory=list)
+    published_only: bool = False
+    published: dict[str, list[float | None]] = Field(default_factory=dict)
+    note: str | None = Field(None, description="e.g. why the paper's numbers do not add up")
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of the runs whose scores are averaged; none for a quoted row."""
+        return (self.run,) if self.run else tuple(self.ensemble)
+
+    @property
+    def name(self) -> str:
+        return ", ".join(self.label)
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> Self:
+        said = [bool(self.run), bool(self.ensemble), self.published_only]
+        if sum(said) != 1:
+            raise ValueError(
+                f"row '{self.name}': needs exactly one of run, ensemble and published_only"
+            )
+        if self.published_only and not self.published:
+            raise ValueError(f"row '{self.name}': published_only, but nothing is published")
+        for data, numbers in self.published.items():
+            self._check_numbers(data, numbers)
+        return self
+
+    def _check_numbers(self, data: str, numbers: list[float | None]) -> None:
+        if len(numbers) != len(METRICS):
+            raise ValueError(
+                f"row '{self.name}', {data}: expected {len(METRICS)} numbers "
+                f"({', '.join(METRICS)}; null where none was published), got {len(numbers)}"
+            )
+        known = [number for number in numbers if number is not None]
+        if len(known) == len(METRICS) and self.note is None:
+            total = math.fsum(known[:-1])
+            if abs(total - known[-1]) > ROUNDING:
+                raise ValueError(
+                    f"row '{self.name}', {data}: the recalls add up to {total:.1f}, RSUM says "
+                    f"{known[-1]:.1f}; correct it, or say in 'note' that the paper has it so"
+                )
+
+
+class Panel(Section):
+    """One plot of a figure: a metric of metrics.jsonl against the epoch."""
+
+    metric: str = Field(description="a key of its records; 'dev.rsum' is one of the evaluation")
+    title: str
+    y_label: str = ""
+    remainder: str | None = Field(None, description="also draw 1 − the metric, under this name")
+
+
+class Artefact(Section):
+    """What all kinds share."""
+
+    name: str = Field("", description="by which it is asked for; that of its file")
+    title: str
+    summary: str
+    paper: str
+    note: str | None = None
+    data_sets: dict[str, DataSet] = Field(default_factory=dict)
+    base: Layers = Layers()
+    runs: dict[str, RunSpec]
+
+    @property
+    def used(self) -> list[str]:
+        """Names of the runs that it shows, each once."""
+        return []
+
+    @model_validator(mode="after")
+    def _refers_to_what_is_there(self) -> Self:
+        for name in self.used:
+            self.layers(name)
+        return self
+
+    def layers(self, name: str) -> list[RunSpec]:
+        """The settings of a run: those of the runs it is like, then its own."""
+        chain: list[RunSpec] = []
+        seen: list[str] = []
+        here: str | None = name
+        while here is not None:
+            if here in seen:
+                raise ValueError(f"run '{name}': 'like' goes round in a circle")
+            if here not in self.runs:
+                raise ValueError(f"unknown run '{here}'{nearest(here, self.runs)}")
+            seen.append(here)
+            chain.insert(0, self.runs[here])
+            here = self.runs[here].like
+        return chain
+
+
+class _WithRows(Artefact):
+    columns: list[str] = Field(["Model"], min_length=1, description="what the labels are")
+    rows: list[Row] = Field(min_length=1)
+
+    @property
+    def used(self) -> list[str]:
+        return list(dict.fromkeys(name for row in self.rows for name in row.members))
+
+    @model_validator(mode="after")
+    def _labels_fit(self) -> Self:
+        for row in self.rows:
+            if len(row.label) != len(self.columns):
+                raise ValueError(
+                    f"row '{row.name}': {len(row.label)} labels for {len(self.columns)} columns"
+                )
+            for data in row.published:
+                if data not in self.data_sets:
+                    raise ValueError(
+                        f"row '{row.name}': unknown data set '{data}'"
+                        f"{nearest(data, self.data_sets)} (known: {', '.join(self.data_sets)})"
+                    )
+        names = [row.name for row in self.rows]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two rows are called '{name}'")
+        return self
+
+    @property
+    def published_on(self) -> list[str]:
+        """Data sets that any row has published numbers for, in the file's order."""
+        return [data for data in self.data_sets if any(data in row.published for row in self.rows)]
+
+
+class Table(_WithRows):
+    """Recalls both ways and RSUM of every row, beside what the paper says."""
+
+    kind: Literal["table"]
+
+
+class Scatter(_WithRows):
+    """Speed (pairs scored in a second) against RSUM, all measured in one call on one machine."""
+
+    kind: Literal["scatter"]
+    repeats: int = Field(3, ge=1, description="the median of so many timings")
+
+
+class Curves(_WithRows):
+    """What happens during training, row by row."""
+
+    kind: Literal["curves"]
+    panels: list[Panel] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _every_row_is_one_run(self) -> Self:
+        for row in self.rows:
+            if row.run is None:
+                raise ValueError(f"row '{row.name}': curves are of one run each")
+        return self
+
+
+class Sweep(Artefact):
+    """One run with one key varied: RSUM against the value."""
+
+    kind: Literal["sweep"]
+    run: str
+    key: str = Field(description="such as objective.selhn.epsilon")
+    values: list[float] = Field(min_length=1)
+    x_label: str
+    log: bool = True
+
+    @property
+    def used(self) -> list[str]:
+        return [self.run]
+
+
+AnyArtefact = Table | Scatter | Curves | Sweep
+_ADAPTER: TypeAdapter[AnyArtefact] = TypeAdapter(
+    Annotated[AnyArtefact, Field(discriminator="kind")]
+)
+
+
+def build_artefact(tree: Mapping[str, Any], where: str) -> AnyArtefact:
+    """Check a tree of plain values; an error names the file, the key, and what is wrong."""
+    try:
+        return _ADAPTER.validate_python(dict(tree))
+    except ValidationError as error:
+        raise ConfigError(f"{where}: " + "\n  ".join(map(_explain, error.errors()))) from None
+
+
+def _explain(error: Any) -> str:
+    # the first part of a place is the kind that was chosen, which the file says itself
+    keys = [str(part) for part in error["loc"] if part not in ("table", "scatter", "curves")]
+    place = ".".join(key for key in keys if key != "sweep") or "(top)"
+    if error["type"] == "extra_forbidden":
+        return f"unknown key '{place}'"
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    if error["type"].startswith("union_tag"):
+        return "kind: expected table, scatter, curves or sweep"
+    return f"{place}: {error['msg']}, got {error['input']!r}"

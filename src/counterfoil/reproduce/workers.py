@@ -1,0 +1,138 @@
+"""Worker processes: one run each, news through a pipe, stopped politely."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from counterfoil.progress import Progress, Silent
+from counterfoil.reproduce.plan import PlannedRun
+
+T = TypeVar("T")
+Train = Callable[[PlannedRun, Path, Progress, Callable[[], bool]], bool]
+Describe = Callable[[BaseException], str]
+POLL = 0.5
+"""Seconds between looks at whether the user wants to stop."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run whose process is gone: finished, interrupted, or failed with ``error``."""
+
+    run: PlannedRun
+    finished: bool
+    error: str | None = None
+
+
+class Workers:
+    """Processes that each carry out one run; a crash of one is that run's failure, no more."""
+
+    def __init__(self, cache: Path, jobs: int, train: Train, describe: Describe) -> None:
+        self.cache, self.jobs, self.train, self.describe = cache, jobs, train, describe
+        # spawn: a forked process cannot use CUDA, nor the threads of its parent
+        self.context = multiprocessing.get_context("spawn")
+        self.stop: Event = self.context.Event()
+        self.active: dict[Connection, tuple[PlannedRun, BaseProcess]] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.active)
+
+    @property
+    def free(self) -> bool:
+        return len(self.active) < self.jobs
+
+    @property
+    def running(self) -> set[str]:
+        return {run.digest for run, _ in self.active.values()}
+
+    def start(self, run: PlannedRun) -> None:
+        receiver, sender = self.context.Pipe(duplex=False)
+        threads = max(1, (os.cpu_count() or 1) // self.jobs)
+        work = (run, self.cache, self.train, self.describe, sender, self.stop, threads)
+        process = self.context.Process(target=_work, args=work, daemon=False)
+        process.start()
+        sender.close()  # the child has its own copy: its death is then the end of the pipe
+        self.active[receiver] = (run, process)
+
+    def ask_to_stop(self) -> None:
+        """Every run saves after its current step and ends."""
+        self.stop.set()
+
+    def news(self, progress: Progress) -> list[Ended]:
+        """Wait a moment; pass on what the runs say, and return those that ended."""
+        ended: list[Ended] = []
+        ready = wait(list(self.active), POLL)
+        for receiver in ready:
+            if not isinstance(receiver, Connection):
+                continue
+            run, process = self.active[receiver]
+            try:
+                kind, value = receiver.recv()
+            except (EOFError, OSError):
+                process.join()
+                del self.active[receiver]
+                lost = f"its process ended with code {process.exitcode} (out of memory?)"
+                ended.append(Ended(run, False, lost))
+                continue
+            if kind == "say":
+                progress.say(f"{run.title}: {value}")
+                continue
+            process.join()
+            del self.active[receiver]
+            ended.append(
+                Ended(run, False, str(value)) if kind == "failed" else Ended(run, bool(value))
+            )
+        return ended
+
+    def close(self) -> None:
+        """Nothing is left running, whatever happened."""
+        self.stop.set()
+        while self.busy:  # read on: a worker whose pipe is full would never end
+            self.news(Silent())
+
+
+class _Messages:
+    """Progress of a worker: only whole lines reach the parent."""
+
+    def __init__(self, sender: Connection) -> None:
+        self.sender = sender
+
+    def track(
+        self, items: Iterable[T], description: str, total: int | None = None, done: int = 0
+    ) -> Iterator[T]:
+        yield from items
+
+    def note(self, text: str) -> None:
+        return None
+
+    def say(self, text: str) -> None:
+        self.sender.send(("say", text))
+
+
+def _work(
+    run: PlannedRun,
+    cache: Path,
+    train: Train,
+    describe: Describe,
+    sender: Connection,
+    stop: Event,
+    threads: int,
+) -> None:
+    # Ctrl-C reaches every process of the terminal: here the parent's word counts, once saved
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    try:
+        sender.send(("ended", train(run, cache, _Messages(sender), stop.is_set)))
+    except Exception as error:
+        sender.send(("failed", describe(error)))
