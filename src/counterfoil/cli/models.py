@@ -7,11 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from counterfoil.cli.output import JSON_OPTION, print_json, print_table
+from counterfoil.errors import ConfigError, nearest
 from counterfoil.registry import Registry
 
 
 def models(
     pattern: Annotated[str, typer.Argument(help="Names to show, with wildcards: 'vse*'.")] = "*",
+    kind: Annotated[
+        str, typer.Option("--kind", help="Only these: models, objectives, matchers, poolings …")
+    ] = "",
     as_json: bool = JSON_OPTION,
 ) -> None:
     """List models and the parts they are made of: any of them goes with any objective.
@@ -20,8 +24,15 @@ def models(
 
       counterfoil models
       counterfoil models 'vse*' --json
+      counterfoil models --kind objectives
     """
     catalogue = _catalogue(pattern)
+    if kind:
+        if kind not in catalogue:
+            raise ConfigError(
+                f"--kind {kind}: unknown{nearest(kind, catalogue)} (kinds: {', '.join(catalogue)})"
+            )
+        catalogue = {kind: catalogue[kind]}
     if as_json:
         print_json(catalogue)
         return
