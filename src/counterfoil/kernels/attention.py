@@ -71,14 +71,16 @@ def packed_cosine(
 ) -> Tensor:
     """Cosine [Q, N, C] of each asking fragment with the context its weights make.
 
-    A cosine does not see the scale of the context, so the weights need not add up to one.
+    A cosine does not see the scale of the context, so the weights need not add up to one. The norms
+    of asking fragments may differ by answering item, too: [Q, N, C].
     """
     numerator = (weights_QNCK * sims_QNCK).sum(-1)
     q, n, c, k = weights_QNCK.shape
     flat = weights_QNCK.reshape(q * n, c, k).transpose(0, 1)  # [C, QN, K]
     squared = (torch.bmm(flat, gram_CKK) * flat).sum(-1).T.reshape(q, n, c)
     nothing = squared <= 0  # attends to nothing: cosine 0, and no gradient through the root
-    norms = squared.masked_fill(nothing, 1.0).sqrt() * norms_QN[..., None]
+    asking = norms_QN if norms_QN.ndim == 3 else norms_QN[..., None]
+    norms = squared.masked_fill(nothing, 1.0).sqrt() * asking
     return (numerator / norms.clamp(min=EPS)).masked_fill(nothing, 0.0)
 
 

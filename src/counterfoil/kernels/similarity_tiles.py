@@ -3,20 +3,21 @@
 All similarities of a block come from one matrix product; what follows is elementwise or small, and
 bound by memory traffic, so it runs on tiles that stay in the cache (or, on a GPU, in the memory at
 hand). The backward pass recomputes a tile from its similarities instead of keeping its
-intermediate values.
-
-Names: Q asking items with N real fragments each (words, in text-to-image), C answering items with K
-fragments each.
+intermediate values, and where a loss has chosen a few pairs only (a hinge on hardest negatives),
+it looks at these alone (`chosen_pairs`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from counterfoil.kernels.blocks import Block, Score, Sides, Span, Tile, spans
+from counterfoil.kernels.chosen_pairs import chosen_pairs, pairs_backward
 
 CPU_TILE = 1 << 18
 """Similarities of a tile on a CPU: a few temporaries of this size fit into a core's cache."""
@@ -24,95 +25,16 @@ CPU_TILE = 1 << 18
 GPU_TILE = 1 << 26
 
 
-@dataclass(frozen=True)
-class Tile:
-    """What a few asking items and a few answering items are scored from.
-
-    All asking items of a tile have the same number of fragments, so there is no padding on their
-    side. ``answers`` [C, K] says which answering fragments are real; None: all of them. ``kin``
-    are the inner products of an asking item's fragments with each other, where wanted.
-    """
-
-    sims_QNCK: Tensor
-    norms_QN: Tensor
-    gram_CKK: Tensor
-    kin_QNN: Tensor | None
-    answers_CK: Tensor | None
-
-
-Score = Callable[[Tile], Tensor]
-
-
-@dataclass(frozen=True)
-class _Span:
-    """A tile's place: rows of packed fragments, asking items, answering items."""
-
-    fragments: slice
-    asking: slice
-    length: int
-    answering: slice
-
-
-def spans(lengths: list[int], answering: int, fragments: int, cells: int) -> Iterator[_Span]:
-    """Tiles over asking items sorted by length; each holds items of one length."""
-    start = 0
-    item = 0
-    while item < len(lengths):
-        length = lengths[item]
-        same = item
-        while same < len(lengths) and lengths[same] == length:
-            same += 1
-        per_item = max(1, length) * fragments
-        columns = max(1, min(answering, cells // per_item))
-        rows = max(1, cells // (per_item * columns))
-        for first in range(item, same, rows):
-            last = min(first + rows, same)
-            here = slice(start + (first - item) * length, start + (last - item) * length)
-            for left in range(0, answering, columns):
-                right = min(left + columns, answering)
-                yield _Span(here, slice(first, last), length, slice(left, right))
-        start += (same - item) * length
-        item = same
-
-
-@dataclass(frozen=True)
-class Block:
-    """Packed similarities [ΣN, C, K] of asking items sorted by length, and both sides.
-
-    ``norms`` [ΣN] are the lengths of the asking fragments; ``kin`` [Q, N, N], where wanted, is
-    padded to the longest item.
-    """
-
-    sims: Tensor
-    norms: Tensor
-    gram: Tensor
-    kin: Tensor | None
-    answers: Tensor | None
-    lengths: list[int]
-
-    def tile(self, span: _Span) -> Tile:
-        n = span.length
-        shape = (span.asking.stop - span.asking.start, n)
-        sims = self.sims[span.fragments, span.answering]
-        return Tile(
-            sims.reshape(*shape, *sims.shape[1:]),
-            self.norms[span.fragments].reshape(shape),
-            self.gram[span.answering],
-            self.kin[span.asking, :n, :n] if self.kin is not None else None,
-            self.answers[span.answering] if self.answers is not None else None,
-        )
-
-
-def score_block(score: Score, block: Block) -> Tensor:
-    """Scores [Q, C] of all pairs of a block."""
-    given = (block.sims, block.norms, block.gram, block.kin)
+def score_sides(score: Score, sides: Sides) -> Tensor:
+    """Scores [Q, C] of all pairs of two sides."""
+    given = (sides.packed, sides.v, sides.norms, sides.gram, sides.kin)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given):
-        scores: Tensor = _TiledScores.apply(score, block, *given)
+        scores: Tensor = _TiledScores.apply(score, sides, *given)
         return scores
-    return _forward(score, block)
+    return _forward(score, sides.block())
 
 
-def _spans(block: Block) -> Iterator[_Span]:
+def _spans(block: Block) -> Iterator[Span]:
     _, answering, fragments = block.sims.shape
     cells = GPU_TILE if block.sims.is_cuda else CPU_TILE
     return spans(block.lengths, answering, fragments, cells)
@@ -127,42 +49,59 @@ def _forward(score: Score, block: Block) -> Tensor:
 
 
 class _TiledScores(torch.autograd.Function):
-    """Scores whose backward pass goes through the same tiles again."""
+    """Scores whose backward pass goes through the same tiles again, or only through some pairs."""
 
     @staticmethod
     def forward(
         ctx: Any,
         score: Score,
-        block: Block,
-        sims: Tensor,
+        sides: Sides,
+        packed: Tensor,
+        v: Tensor,
         norms: Tensor,
         gram: Tensor,
         kin: Tensor | None,
     ) -> Tensor:
         kept = None if kin is None else kin.detach()
-        ctx.score, ctx.block = score, replace(block, sims=sims, norms=norms, gram=gram, kin=kept)
-        ctx.save_for_backward(sims, norms, gram, kept)
-        return _forward(score, ctx.block)
+        sides = replace(sides, packed=packed, v=v, norms=norms, gram=gram, kin=kept)
+        block = sides.block()
+        ctx.score, ctx.answers, ctx.lengths = score, sides.answers, sides.lengths
+        ctx.save_for_backward(packed, v, block.sims, norms, gram, kept)
+        return _forward(score, block)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        sims, norms, gram, kin = ctx.saved_tensors
-        block: Block = replace(ctx.block, sims=sims, norms=norms, gram=gram, kin=kin)
-        into = Block(
-            torch.empty_like(sims),  # every similarity belongs to exactly one tile
-            torch.zeros_like(norms),
-            torch.zeros_like(gram),
-            None if kin is None else torch.zeros_like(kin),
-            None,
-            block.lengths,
-        )
-        for span in _spans(block):
-            if span.length:
-                _tile_backward(ctx.score, block, into, span, grads[0][span.asking, span.answering])
-        return None, None, into.sims, into.norms, into.gram, into.kin
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        packed, v, sims, norms, gram, kin = ctx.saved_tensors
+        sides = Sides(packed, norms, kin, v, gram, ctx.answers, ctx.lengths)
+        block = Block(sims, norms, gram, kin, ctx.answers, ctx.lengths)
+        pairs = chosen_pairs(grads[0]) if kin is None else None
+        if pairs is not None:
+            return None, None, *pairs_backward(ctx.score, sides, block, pairs, grads[0]), None
+        return None, None, *_every_pair_backward(ctx.score, sides, block, grads[0])
 
 
-def _tile_backward(score: Score, block: Block, into: Block, span: _Span, grad: Tensor) -> None:
+def _every_pair_backward(
+    score: Score, sides: Sides, block: Block, grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Gradients of packed, v, norms, gram and kin, tile by tile."""
+    into = Block(
+        torch.empty_like(block.sims),  # every similarity belongs to exactly one tile
+        torch.zeros_like(block.norms),
+        torch.zeros_like(block.gram),
+        None if block.kin is None else torch.zeros_like(block.kin),
+        None,
+        block.lengths,
+    )
+    for span in _spans(block):
+        if span.length:
+            _tile_backward(score, block, into, span, grad[span.asking, span.answering])
+    flat, like = into.sims.flatten(1), into.sims.dtype
+    packed = (flat @ sides.v.flatten(0, 1).to(like)).to(sides.packed.dtype)
+    v = (flat.T @ sides.packed.to(like)).view_as(sides.v).to(sides.v.dtype)
+    return packed, v, into.norms, into.gram, into.kin
+
+
+def _tile_backward(score: Score, block: Block, into: Block, span: Span, grad: Tensor) -> None:
     """Recompute one tile with gradients, and put these where they belong."""
     tile, n = block.tile(span), span.length
     given = [tile.sims_QNCK, tile.norms_QN, tile.gram_CKK]

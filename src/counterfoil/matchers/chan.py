@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels.attention import answer_softmax, packed_cosine
-from counterfoil.kernels.similarity_tiles import Tile
+from counterfoil.kernels.blocks import Tile
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.local import WordParts
 from counterfoil.matchers.scan import aggregate

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels.attention import answer_softmax, l2_over, leaky, packed_cosine
-from counterfoil.kernels.similarity_tiles import Tile
+from counterfoil.kernels.blocks import Tile
 from counterfoil.matchers.base import Observation, matchers
 from counterfoil.matchers.boundary import MismatchBoundary
 from counterfoil.matchers.local import WordParts, fragments

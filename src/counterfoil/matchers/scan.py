@@ -15,7 +15,7 @@ from counterfoil.kernels.attention import (
     masked_softmax,
     packed_cosine,
 )
-from counterfoil.kernels.similarity_tiles import Tile
+from counterfoil.kernels.blocks import Tile
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.local import WordParts
 from counterfoil.matchers.similarity import SimilarityMatcher, one_pair

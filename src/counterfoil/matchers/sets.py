@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from counterfoil.errors import ConfigError
-from counterfoil.kernels.similarity_tiles import Tile
+from counterfoil.kernels.blocks import Tile
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.similarity import SimilarityMatcher
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels.attention import gram
-from counterfoil.kernels.similarity_tiles import Block, Score, Tile, score_block
+from counterfoil.kernels.blocks import Score, Sides, Tile
+from counterfoil.kernels.similarity_tiles import score_sides
 from counterfoil.matchers.local import LocalMatcher, fragments
 
 KEPT_CELLS = 1 << 26
@@ -44,42 +45,33 @@ class SimilarityMatcher(LocalMatcher):
     def directed(self, asking: Encoded, answering: Encoded, score: Score) -> Tensor:
         """Scores [Q, C], in which fragments of ``asking`` attend to those of ``answering``."""
         order = asking.mask.sum(1).argsort(stable=True)
-        sides = _Sides.of(asking[order], answering, self.wants_kin)
+        sides = both_sides(asking[order], answering, self.wants_kin)
         cells = max(1, len(sides.packed)) * max(1, answering.mask.numel())
         if torch.is_grad_enabled() and cells <= KEPT_CELLS:
-            scores = _block(score, sides)
+            scores = score_sides(score, sides)
         else:
             scores = torch.cat([*_in_blocks(score, sides)])
         return scores[order.argsort()]
 
 
-@dataclass(frozen=True)
-class _Sides:
-    """Both sides of a block: packed asking fragments [ΣN, D], answering fragments [C, K, D]."""
+def both_sides(asking: Encoded, answering: Encoded, wants_kin: bool) -> Sides:
+    """What pairs of asking items, sorted by length, and answering items are scored from."""
+    u, v = fragments(asking), fragments(answering)
+    packed = u[asking.mask]
+    answers = None if bool(answering.mask.all()) else answering.mask
+    kin = gram(_left_aligned(u, asking.mask)) if wants_kin else None
+    sizes = asking.mask.sum(1).tolist()
+    return Sides(packed, packed.norm(dim=-1), kin, v, gram(v), answers, sizes)
 
-    packed: Tensor
-    norms: Tensor
-    kin: Tensor | None
-    v: Tensor
-    gram: Tensor
-    answers: Tensor | None
-    sizes: list[int]
 
-    @classmethod
-    def of(cls, asking: Encoded, answering: Encoded, wants_kin: bool) -> _Sides:
-        u, v = fragments(asking), fragments(answering)
-        packed = u[asking.mask]
-        answers = None if bool(answering.mask.all()) else answering.mask
-        kin = gram(_left_aligned(u, asking.mask)) if wants_kin else None
-        sizes = asking.mask.sum(1).tolist()
-        return cls(packed, packed.norm(dim=-1), kin, v, gram(v), answers, sizes)
-
-    def some(self, items: slice, rows: slice) -> _Sides:
-        kin = self.kin[items] if self.kin is not None else None
-        return _Sides(
-            self.packed[rows], self.norms[rows], kin, self.v, self.gram, self.answers,
-            self.sizes[items],
-        )  # fmt: skip
+def _some(sides: Sides, items: slice, rows: slice) -> Sides:
+    return replace(
+        sides,
+        packed=sides.packed[rows],
+        norms=sides.norms[rows],
+        kin=sides.kin[items] if sides.kin is not None else None,
+        lengths=sides.lengths[items],
+    )
 
 
 def _left_aligned(u: Tensor, mask: Tensor) -> Tensor:
@@ -88,30 +80,23 @@ def _left_aligned(u: Tensor, mask: Tensor) -> Tensor:
     return u.gather(1, order[..., None].expand_as(u))
 
 
-def _in_blocks(score: Score, sides: _Sides) -> Iterator[Tensor]:
+def _in_blocks(score: Score, sides: Sides) -> Iterator[Tensor]:
     """A few asking items at a time; with gradients each block is recomputed in the backward."""
     limit = max(1, BLOCK_CELLS // max(1, sides.v.shape[0] * sides.v.shape[1]))
     item = start = 0
-    while item < len(sides.sizes):
+    while item < len(sides.lengths):
         stop, count = item, 0
-        while stop < len(sides.sizes) and (stop == item or count + sides.sizes[stop] <= limit):
-            count += sides.sizes[stop]
+        while stop < len(sides.lengths) and (stop == item or count + sides.lengths[stop] <= limit):
+            count += sides.lengths[stop]
             stop += 1
-        part = sides.some(slice(item, stop), slice(start, start + count))
+        part = _some(sides, slice(item, stop), slice(start, start + count))
         if torch.is_grad_enabled():
-            yield checkpoint(_block, score, part, use_reentrant=False)
+            yield checkpoint(score_sides, score, part, use_reentrant=False)
         else:
-            yield _block(score, part)
+            yield score_sides(score, part)
         item, start = stop, start + count
-    if not sides.sizes:
+    if not sides.lengths:
         yield sides.v.new_zeros(0, len(sides.v))
-
-
-def _block(score: Score, sides: _Sides) -> Tensor:
-    sims = (sides.packed @ sides.v.flatten(0, 1).T).view(len(sides.packed), *sides.v.shape[:2])
-    return score_block(
-        score, Block(sims, sides.norms, sides.gram, sides.kin, sides.answers, sides.sizes)
-    )
 
 
 def one_pair(asking: Encoded, answering: Encoded) -> tuple[Tile, Callable[[Tensor], Tensor]]:
