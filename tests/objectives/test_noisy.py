@@ -99,7 +99,7 @@ def test_without_two_copies_it_says_what_to_do() -> None:
         create_objective({"ncr": {"warmup_epochs": 0}})
 
 
-def learn(pairs: Pairs, folder, **options) -> Trainer:
+def trainer_of(pairs: Pairs, folder, should_stop=lambda: False, **options) -> Trainer:
     config = build_config(
         {
             "model": {"name": "vse-fc", "embed_size": 32, "text": {"word_dim": 16}, "copies": 2},
@@ -109,9 +109,25 @@ def learn(pairs: Pairs, folder, **options) -> Trainer:
         }
     )
     torch.manual_seed(0)
-    trainer = Trainer(create_model(config.model, pairs.train, config.data), pairs, config, folder)
+    model = create_model(config.model, pairs.train, config.data)
+    return Trainer(model, pairs, config, folder, should_stop=should_stop)
+
+
+def learn(pairs: Pairs, folder, **options) -> Trainer:
+    trainer = trainer_of(pairs, folder, **options)
     trainer.run()
     return trainer
+
+
+@pytest.mark.parametrize("stop_after", [20, 24])
+def test_an_interrupted_run_resumes_to_the_same_bytes(concepts, tmp_path, stop_after) -> None:
+    learn(concepts, tmp_path / "whole")
+    asked = iter(range(1000))
+    cut = trainer_of(concepts, tmp_path / "cut", lambda: next(asked) + 1 >= stop_after)
+    assert cut.run().interrupted
+    trainer_of(concepts, tmp_path / "cut").run(resume=True)
+    whole, resumed = (tmp_path / name / "metrics.jsonl" for name in ("whole", "cut"))
+    assert whole.read_bytes() == resumed.read_bytes()
 
 
 def test_it_learns_which_captions_were_moved_to_a_wrong_image(concepts, tmp_path) -> None:

@@ -138,6 +138,7 @@ class Trainer:
         """Train to the end of the current epoch, then evaluate; True where it was interrupted."""
         place, train = self.position, self.config.train
         if place.batch == 0:
+            self.survey.epoch = place.epoch
             self.objective.begin_epoch(place.epoch, self.survey)
         self.step_module.train()
         label = f"epoch {place.epoch + 1}/{train.epochs}"
@@ -331,7 +332,8 @@ class Trainer:
         self.schedule.load_state_dict(state["schedule"])
         self.scaler.load_state_dict(state["scaler"])
         self.step_module.objective.load_state_dict(state["objective"])
-        self.watch.load_state_dict(state["watch"])
+        if "watch" in state:  # not in checkpoints of before there was one
+            self.watch.load_state_dict(state["watch"])
         if rank() < len(state["random"]):
             torch.set_rng_state(state["random"][rank()].clone())  # it ignores the offset of a view
             if state["cuda_random"] is not None and self.device.type == "cuda":

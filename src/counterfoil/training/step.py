@@ -107,7 +107,10 @@ class LiveBatch:
 
 
 def paired_scores(matcher: Matcher, images: Encoded, texts: Encoded) -> Tensor:
-    """Scores [n] of image ``k`` with text ``k``: the diagonals of small blocks."""
+    """Scores [n] of image ``k`` with text ``k``: the matcher's own, or diagonals of blocks."""
+    own = matcher.paired(images, texts)
+    if own is not None:
+        return own
     block = max(1, len(images)) if matcher.needs == "pooled" else PAIRED_BLOCK
     places = torch.arange(len(images), device=images.mask.device).split(block)
     return torch.cat([matcher(images[at], texts[at]).diagonal() for at in places])

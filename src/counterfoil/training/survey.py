@@ -21,8 +21,10 @@ from counterfoil.training.step import score_batch
 class TrainingSurvey:
     """Every caption with its image, batch by batch, in evaluation mode and without augmentation.
 
-    The batches are those of training: as large, and mixed anew each time by the run's seed.
+    The batches are those of training: as large, and mixed anew in each epoch by the run's seed.
     """
+
+    epoch = 0
 
     def __init__(
         self,
@@ -36,11 +38,9 @@ class TrainingSurvey:
         self.workers = config.data.workers
         self.items = CaptionItems(split, model.text, Augmentation(), config.seed)
         self.plan = BatchPlan(split, config.train.batch_size, config.seed, drop_last=False)
-        self.taken = 0
 
     @torch.no_grad()
     def __call__(self) -> Iterator[tuple[tuple[Tensor, ...], Tensor, Tensor]]:
-        self.taken += 1
         was_training = self.model.training
         self.model.eval()
         try:
@@ -56,7 +56,7 @@ class TrainingSurvey:
     def _loader(self) -> DataLoader[PairBatch | tuple[str, ...]]:
         return DataLoader(
             self.items,  # type: ignore[arg-type]
-            batch_sampler=RankBatches(self.plan, self.taken, 0, rank(), world_size()),
+            batch_sampler=RankBatches(self.plan, self.epoch, 0, rank(), world_size()),
             num_workers=self.workers,
             collate_fn=Collate(self.model.text.pad),
             generator=torch.Generator(),
