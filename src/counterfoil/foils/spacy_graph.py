@@ -1,0 +1,151 @@
+"""Scene graphs from a dependency parse, where spaCy and one of its English models are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from counterfoil.data.words import words
+from counterfoil.errors import ConfigError, MissingExtraError
+from counterfoil.foils.graph import ATTRIBUTE, OBJECT, RELATION, SceneGraph, Unit
+from counterfoil.foils.graph_words import (
+    NOT_ATTRIBUTES,
+    NOT_OBJECTS,
+    NOT_RELATIONS,
+    VIEWING,
+    is_frame,
+    is_lead,
+    is_quantity,
+    long_relation,
+)
+
+_NOUNS = ("NOUN", "PROPN")
+_OBJECT_OF_VERB = frozenset({"dobj", "obj", "dative", "attr", "oprd"})
+_OBJECT_OF_PREPOSITION = frozenset({"pobj", "pcomp", "prep"})
+
+
+class SpacyExtractor:
+    """Objects, attributes and relations from the tags and dependencies of a spaCy pipeline."""
+
+    def __init__(self, pipeline: str = "en_core_web_sm") -> None:
+        self.pipeline = pipeline
+        self._loaded: Any = None
+        self._load()
+
+    def _load(self) -> Any:
+        if self._loaded is None:
+            try:
+                import spacy
+            except ImportError:
+                raise MissingExtraError("spacy", "foils", "a scene graph by spaCy") from None
+            try:
+                self._loaded = spacy.load(self.pipeline, exclude=["ner"])
+            except OSError:
+                raise ConfigError(
+                    f"spaCy has no pipeline '{self.pipeline}'; get it with: python -m spacy "
+                    f"download {self.pipeline}, or take the built-in extractor 'rules'"
+                ) from None
+        return self._loaded
+
+    def __getstate__(self) -> dict[str, Any]:
+        # another process loads the pipeline anew rather than receiving it
+        return {"pipeline": self.pipeline, "_loaded": None}
+
+    def extract(self, caption: str) -> SceneGraph:
+        from spacy.tokens import Doc
+
+        nlp, tokens = self._load(), words(caption)
+        if not tokens:
+            return SceneGraph()
+        return graph_of(nlp(Doc(nlp.vocab, words=tokens)))
+
+
+def graph_of(parsed: Any) -> SceneGraph:
+    """The scene graph of a spaCy ``Doc`` that has tags and dependencies."""
+    tokens = [token.text for token in parsed]
+    relating = list(_relations(tokens, parsed))
+    taken = {place for unit in relating for place in unit.positions} | _long_places(tokens)
+    return SceneGraph.of([*relating, *_things(tokens, parsed, taken)])
+
+
+def _long_places(tokens: list[str]) -> set[int]:
+    return {
+        place + step for place in range(len(tokens)) for step in range(long_relation(tokens, place))
+    }
+
+
+def _relations(tokens: list[str], parsed: Any) -> Iterator[Unit]:
+    """Verbs and prepositions; a verb takes up the prepositions that follow it at once."""
+    place = 0
+    while place < len(tokens):
+        is_verb = _is_verb(parsed[place])
+        end = place + 1 if is_verb else place
+        while end < len(tokens):
+            single = _is_preposition(parsed[end]) and not is_lead(tokens, end)
+            length = long_relation(tokens, end) or int(single)
+            if not length:
+                break
+            end += length
+        if end > place:
+            yield from _read(tokens, parsed, place, end, is_verb)
+        place = max(end, place + 1)
+
+
+def _is_verb(token: Any) -> bool:
+    return (
+        token.pos_ == "VERB"
+        and token.dep_ not in ("amod", "compound", "nmod")
+        and token.text not in ("is", "are", "was", "were")
+    )
+
+
+def _is_preposition(token: Any) -> bool:
+    return token.pos_ == "ADP" or (
+        token.dep_ in ("prep", "agent", "dative") and token.tag_ in ("IN", "TO")
+    )
+
+
+def _read(tokens: list[str], parsed: Any, start: int, end: int, is_verb: bool) -> Iterator[Unit]:
+    places = tuple(range(start, end))
+    children = [child for place in places for child in parsed[place].children]
+    has_object = any(c.dep_ in _OBJECT_OF_PREPOSITION and c.i >= end for c in children)
+    if is_verb:
+        has_object |= any(child.dep_ in _OBJECT_OF_VERB for child in parsed[start].children)
+    if tokens[start] in VIEWING:
+        return
+    if is_verb and (not has_object or (end - start == 2 and tokens[end - 1] == "of")):
+        yield Unit(places[:1], ATTRIBUTE)
+    elif has_object and not (end - start == 1 and tokens[start] in NOT_RELATIONS):
+        yield Unit(places, RELATION)
+
+
+def _things(tokens: list[str], parsed: Any, taken: set[int]) -> Iterator[Unit]:
+    for token in parsed:
+        place = token.i
+        if place in taken:
+            continue
+        if token.pos_ in _NOUNS and not _is_compound(token):
+            if is_quantity(tokens, place):
+                yield Unit((place,), ATTRIBUTE)
+            elif not (is_frame(tokens, place) or token.text in NOT_OBJECTS):
+                yield Unit(_with_compounds(parsed, place), OBJECT)
+        elif _is_attribute(token):
+            yield Unit((place,), ATTRIBUTE)
+
+
+def _is_compound(token: Any) -> bool:
+    return token.dep_ in ("compound", "nmod") and token.pos_ in _NOUNS and token.head.i > token.i
+
+
+def _with_compounds(parsed: Any, place: int) -> tuple[int, ...]:
+    start = place
+    while start and _is_compound(parsed[start - 1]):
+        start -= 1
+    return tuple(range(start, place + 1))
+
+
+def _is_attribute(token: Any) -> bool:
+    if token.text in NOT_ATTRIBUTES:
+        return False
+    participle = token.pos_ == "VERB" and token.dep_ == "amod"
+    return token.pos_ == "ADJ" or participle or (token.pos_ == "NUM" and token.dep_ == "nummod")

@@ -1,0 +1,167 @@
+"""Foils on disk: a JSON object a line, which any model's training can read as extra negatives."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from counterfoil.data.json_lines import json_bytes
+from counterfoil.errors import DataError
+
+PARTIAL = ".partial"
+
+
+@dataclass(frozen=True)
+class StoredFoil:
+    """A false caption of an image, and what is known of it.
+
+    ``positions`` are the places at which it differs from the caption, among the `words` of both;
+    ``kind`` says what was falsified, ``score`` is how well the generator thinks it matches.
+    """
+
+    image: str
+    caption: str
+    foil: str
+    positions: tuple[int, ...] = ()
+    kind: str = ""
+    score: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        if self.score is not None and not math.isfinite(self.score):
+            raise DataError(f"image '{self.image}': the score of a foil is {self.score}")
+        return {
+            "image": self.image,
+            "caption": self.caption,
+            "foil": self.foil,
+            "positions": list(self.positions),
+            "kind": self.kind,
+            "score": self.score,
+        }
+
+
+def read_foils(path: Path) -> Iterator[StoredFoil]:
+    """The foils of a file in its order; what other programs left out is empty."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield _parsed(line, f"{path}, line {number}")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file of foils") from None
+
+
+def _parsed(line: bytes, where: str) -> StoredFoil:
+    try:
+        record = json.loads(line)
+        image, caption, foil = (record[key] for key in ("image", "caption", "foil"))
+        positions = tuple(int(place) for place in record.get("positions", ()))
+        kind, score = str(record.get("kind", "")), record.get("score")
+        if not all(isinstance(text, str) for text in (image, caption, foil)):
+            raise TypeError("'image', 'caption' and 'foil' must be text")
+        score = None if score is None else float(score)
+        return StoredFoil(image, caption, foil, positions, kind, score)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(
+            f'{where}: expected {{"image": …, "caption": …, "foil": …}}, got '
+            f"{line[:60].decode(errors='replace').strip()} ({error!r})"
+        ) from None
+
+
+class FoilWriter:
+    """Writes foils caption by caption; the file appears when the block ends without an error.
+
+    Until then they are in ``FILE.partial``, a line a caption, so that a later writer with the same
+    ``settings`` goes on after the last caption that was written whole. A caption that was found to
+    have no foils is known to be done as well.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
+        self.path, self.partial = path, path.with_name(path.name + PARTIAL)
+        self.settings: dict[str, Any] = json.loads(json_bytes(dict(settings or {})))
+        self._done: set[tuple[str, str]] = set()
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> FoilWriter:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        good = self._resume() if self.partial.exists() else 0
+        self._file = self.partial.open("r+b" if good else "wb")
+        self._file.truncate(good)
+        self._file.seek(good)
+        if not good:
+            self._write({"settings": self.settings})
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if kind is None:
+            self._finish()
+
+    def is_done(self, image: str, caption: str) -> bool:
+        return (image, caption) in self._done
+
+    def add(self, image: str, caption: str, foils: Iterable[StoredFoil]) -> None:
+        """All the foils of a caption, which may be none; again for the same one does nothing."""
+        if self.is_done(image, caption):
+            return
+        records = [foil.as_dict() for foil in foils]
+        if any((r["image"], r["caption"]) != (image, caption) for r in records):
+            raise ValueError("a foil belongs to another caption than it was added to")
+        self._write({"image": image, "caption": caption, "foils": records})
+        self._done.add((image, caption))
+
+    def _write(self, value: dict[str, Any]) -> None:
+        if self._file is None:
+            raise ValueError("foils are written inside the writer's with block")
+        self._file.write(json_bytes(value) + b"\n")
+        self._file.flush()
+
+    def _resume(self) -> int:
+        """Read what an earlier writer left; the length of it that is whole."""
+        good = 0
+        for line, value in _whole_lines(self.partial):
+            if not good and value.get("settings") != self.settings:
+                raise DataError(
+                    f"{self.partial}: was begun with other settings ({value.get('settings')}, now "
+                    f"{self.settings}); delete it to begin anew, or write to another file"
+                )
+            if good:
+                self._done.add((value["image"], value["caption"]))
+            good += len(line)
+        return good
+
+    def _finish(self) -> None:
+        made = self.path.with_name(f".{self.path.name}.new")
+        with made.open("wb") as file:
+            for _, value in _whole_lines(self.partial):
+                for record in value.get("foils", ()):
+                    file.write(json_bytes(record) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(made, self.path)
+        self.partial.unlink()
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines of a partial file up to the first one that a kill or a full disk cut short."""
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                value = json.loads(line)
+            except ValueError:
+                return
+            if not line.endswith(b"\n"):
+                return
+            yield line, value

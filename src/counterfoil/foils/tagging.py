@@ -1,0 +1,220 @@
+"""Word classes of a caption by lists, endings and neighbours; no model, the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from counterfoil.foils.nouns import NOUN_FORMS
+from counterfoil.foils.tag_words import (
+    ADJECTIVE,
+    ADJECTIVE_ENDINGS,
+    ADJECTIVES,
+    ADVERB,
+    AUXILIARY,
+    CLOSED,
+    COLOURS,
+    CONJUNCTION,
+    DETERMINER,
+    ED_NOUNS,
+    ING_NOUNS,
+    IRREGULAR_PLURALS,
+    LY_NOUNS,
+    NOUN,
+    NUMBER,
+    PASTS,
+    POSSESSIVE,
+    PREPOSITION,
+    PRONOUN,
+    PURPOSES,
+    SIGN,
+    TO,
+    USUALLY_PLURALS,
+    VERB,
+    VERBS,
+)
+
+_WITHIN_PHRASE = (DETERMINER, ADJECTIVE, NUMBER, POSSESSIVE)
+_CLAUSE_STARTS = ("while", "as", "who", "that", "which", "and", "but", "where", "when", ",", ".")
+
+
+def tag(tokens: Sequence[str]) -> list[str]:
+    """A tag for each word, decided from left to right.
+
+    >>> tag("a smiling man rides a red bike".split())
+    ['determiner', 'adjective', 'noun', 'verb', 'determiner', 'adjective', 'noun']
+    """
+    tags: list[str] = []
+    for place in range(len(tokens)):
+        tags.append(_tag(tokens, tags, place))
+    return tags
+
+
+def _tag(tokens: Sequence[str], tags: list[str], place: int) -> str:
+    word, before = tokens[place], tags[-1] if tags else ""
+    if word in CLOSED:
+        return _closed(tokens, tags, place)
+    if not word[0].isalnum():
+        return SIGN
+    if word.isdigit():
+        return NUMBER
+    if before == TO and _is_infinitive(tokens, place):
+        return VERB
+    if _is_ing(word):
+        return _ing(tokens, before, place)
+    if _is_past(word) and word not in ADJECTIVES:
+        return _past(tokens, before, place)
+    if word in ADJECTIVES or _ends_as_adjective(word):
+        return _adjective(tokens, before, place)
+    if word.endswith("ly") and word not in LY_NOUNS:
+        return ADVERB
+    return VERB if _is_finite(tokens, tags, place) else NOUN
+
+
+def _closed(tokens: Sequence[str], tags: list[str], place: int) -> str:
+    word, found = tokens[place], CLOSED[tokens[place]]
+    after = CLOSED.get(tokens[place + 1]) if place + 1 < len(tokens) else None
+    if word in ("has", "have", "had", "having") and after not in (AUXILIARY, ADVERB, TO):
+        return AUXILIARY if place + 1 == len(tokens) or _is_past(tokens[place + 1]) else VERB
+    if word == "one" and not _may_be_noun(tokens, place + 1):
+        return PRONOUN
+    if word == "her" and after is not None:
+        return PRONOUN
+    if word == "that" and (not tags or tags[-1] in (PREPOSITION, VERB)):
+        return DETERMINER
+    if word == "back" and tags and tags[-1] in _WITHIN_PHRASE:
+        return NOUN
+    return found
+
+
+def _is_infinitive(tokens: Sequence[str], place: int) -> bool:
+    """Whether ``to`` has a verb after it and not a place: a listed one, or one with an object."""
+    known = tokens[place] in VERBS or _may_begin_object(tokens, place + 1, (DETERMINER,))
+    return known and tokens[place] not in NOUN_FORMS
+
+
+def _is_ing(word: str) -> bool:
+    return word.endswith("ing") and len(word) > 4 and word not in ING_NOUNS
+
+
+def _is_past(word: str) -> bool:
+    return word in PASTS or (word.endswith("ed") and len(word) > 4 and word not in ED_NOUNS)
+
+
+def _ends_as_adjective(word: str) -> bool:
+    return word.endswith(ADJECTIVE_ENDINGS) and word not in NOUN_FORMS and len(word) > 5
+
+
+def _may_be_noun(tokens: Sequence[str], place: int) -> bool:
+    """Whether a word here would go on with the phrase before it, as a noun or towards one."""
+    if place >= len(tokens):
+        return False
+    word = tokens[place]
+    if word in CLOSED or not word[0].isalnum() or (word.endswith("ly") and word not in LY_NOUNS):
+        return False
+    if _is_ing(word):
+        return word in PURPOSES and _may_be_noun(tokens, place + 1)
+    if _is_past(word):
+        return word not in PASTS and _may_be_noun(tokens, place + 1)
+    return not (_is_third_person(word) and word not in NOUN_FORMS and word not in USUALLY_PLURALS)
+
+
+def _ing(tokens: Sequence[str], before: str, place: int) -> str:
+    goes_on = _may_be_noun(tokens, place + 1)
+    if before in _WITHIN_PHRASE and not _phrase_is_over(tokens, place):
+        if not goes_on:
+            return NOUN if before in (DETERMINER, POSSESSIVE) else VERB
+        return NOUN if tokens[place] in PURPOSES else ADJECTIVE
+    names_purpose = goes_on and before == PREPOSITION and tokens[place] in PURPOSES
+    return NOUN if names_purpose else VERB
+
+
+def _phrase_is_over(tokens: Sequence[str], place: int) -> bool:
+    """No noun will come of what stands before: ``some`` wearing hats, a girl ``in red`` holding."""
+    last = tokens[place - 1] if place else ""
+    dressed = last in COLOURS and place > 1 and tokens[place - 2] in ("in", "wearing")
+    return dressed or last in ("some", "one", "another", "each", "all", "both")
+
+
+def _past(tokens: Sequence[str], before: str, place: int) -> str:
+    goes_on = _may_be_noun(tokens, place + 1)
+    listed = tokens[place + 1 : place + 2] in (["and"], [","], ["or"])
+    if before in (*_WITHIN_PHRASE, "", PREPOSITION, ADVERB) and (goes_on or listed):
+        return ADJECTIVE
+    return ADJECTIVE if before in (CONJUNCTION, NOUN) and goes_on else VERB
+
+
+def _adjective(tokens: Sequence[str], before: str, place: int) -> str:
+    """An adjective, unless it ends its phrase: ``an orange``, ``a young male``, ``the right``."""
+    if _may_be_noun(tokens, place + 1):
+        return ADJECTIVE
+    if before in _WITHIN_PHRASE and tokens[place] in _ALSO_NOUNS:
+        return NOUN
+    listed = tokens[place + 1 : place + 2] in (["and"], [","], ["or"], ["&"])
+    return NOUN if before in (DETERMINER, POSSESSIVE) and not listed else ADJECTIVE
+
+
+_ALSO_NOUNS = frozenset(
+    {"male", "female", "adult", "blond", "blonde", "brunette", "left", "right", "top", "bottom"}
+    | {"orange", "native", "light", "square", "middle", "background", "foreground", "plastic"}
+)
+
+
+def _is_third_person(word: str) -> bool:
+    if not word.endswith("s") or word.endswith("ss"):
+        return False
+    stems = {word[:-1], word[:-2], word[:-3] + "y"} if word.endswith("es") else {word[:-1]}
+    return not stems.isdisjoint(VERBS)
+
+
+def _is_finite(tokens: Sequence[str], tags: list[str], place: int) -> bool:
+    """Whether a verb stands here: ``a man rides``, ``people walk``; nouns may look the same."""
+    word, before = tokens[place], tags[-1] if tags else ""
+    third, plain = _is_third_person(word), word in VERBS
+    if not (third or plain):
+        return False
+    if third and word not in NOUN_FORMS and _phrase_is_over(tokens, place):
+        return True
+    if before in (*_WITHIN_PHRASE, PREPOSITION, ""):
+        return False
+    if before == AUXILIARY:
+        return plain
+    if before in (CONJUNCTION, SIGN):
+        has_verb = VERB in tags or AUXILIARY in tags
+        return has_verb and word not in USUALLY_PLURALS and not (plain and word in NOUN_FORMS)
+    if _clause_has_verb(tokens, tags):
+        return False
+    if third:
+        return word not in USUALLY_PLURALS or _may_begin_object(
+            tokens, place + 1, (DETERMINER, PREPOSITION, TO)
+        )
+    return before in (PRONOUN, ADVERB) or _is_plural_subject(tokens, tags, place)
+
+
+def _is_plural_subject(tokens: Sequence[str], tags: list[str], place: int) -> bool:
+    """``people`` walk; ``a boy and a girl`` play, where no verb came before."""
+    if _is_plural(tokens[place - 1]):
+        return True
+    first = VERB not in tags and AUXILIARY not in tags
+    return first and "and" in tokens[:place] and tokens[place] not in NOUN_FORMS
+
+
+def _is_plural(word: str) -> bool:
+    return word in IRREGULAR_PLURALS or (word.endswith("s") and not word.endswith("ss"))
+
+
+def _may_begin_object(tokens: Sequence[str], place: int, tags: Sequence[str]) -> bool:
+    return place < len(tokens) and CLOSED.get(tokens[place]) in tags
+
+
+def _clause_has_verb(tokens: Sequence[str], tags: list[str]) -> bool:
+    """A finite verb since the clause began; participles after a noun do not count."""
+    for place in range(len(tags) - 1, -1, -1):
+        if tokens[place] in _CLAUSE_STARTS:
+            return False
+        if tags[place] == AUXILIARY or (tags[place] == VERB and not _is_participle(tokens[place])):
+            return True
+    return False
+
+
+def _is_participle(word: str) -> bool:
+    return _is_ing(word) or _is_past(word)
