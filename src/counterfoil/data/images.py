@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from counterfoil.data.arrays import ArrayFile
@@ -94,14 +95,49 @@ class MissingImage:
 
 
 def open_image(ref: ImageRef) -> Image.Image:
-    """Decode to upright RGB; a file that is not a whole image is a `DataError` that names it."""
+    """Decode to upright RGB; a file that is not a whole image is a `DataError` that names it.
+
+    Of an animation, the first frame. What is transparent becomes white. Deep greys keep their
+    highest bits. A picture that is larger than Pillow takes for safe is refused undecoded.
+    """
+    data = ref.read()
     try:
-        with Image.open(io.BytesIO(ref.read())) as image:
+        with Image.open(io.BytesIO(data)) as image:
             image.load()
-            return ImageOps.exif_transpose(image).convert("RGB")
+            return _to_rgb(_upright(image))
     except UnidentifiedImageError:
         raise DataError(f"{ref.name}: not an image of a known format") from None
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{ref.name}: not a readable image ({error})") from None
     except Image.DecompressionBombError as error:
         raise DataError(f"{ref.name}: refused, {error}") from None
+    except Exception as error:  # damaged files make decoders raise nearly anything
+        raise DataError(f"{ref.name}: not a readable image ({error})") from None
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as its camera says; a note that cannot be read is no reason to lose the picture."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # as above
+        return image
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "F" or image.mode.startswith("I"):
+        return _from_deep(image)
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    return image.convert("RGB")
+
+
+def _from_deep(image: Image.Image) -> Image.Image:
+    """Greys of more than eight bits; Pillow alone would turn nearly all of them white."""
+    values = np.nan_to_num(np.asarray(image, dtype=np.float64), posinf=0.0, neginf=0.0)
+    least, most = float(values.min(initial=0.0)), float(values.max(initial=0.0))
+    if image.mode == "F" and least >= 0 and most <= 1:
+        top = 1.0
+    else:
+        top = next((top for top in (255.0, 65535.0) if most <= top), most)
+        top = 65535.0 if image.mode.startswith("I;16") else top
+    grey = ((values - least) * (255 / max(top - least, 1e-12))).round().clip(0, 255)
+    return Image.fromarray(grey.astype(np.uint8)).convert("RGB")

@@ -8,23 +8,21 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from counterfoil.data.arrays import ArrayFile
 from counterfoil.data.fragments import FragmentTable
-from counterfoil.data.images import ImageRef, open_image
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.problems import ProblemLog
 from counterfoil.errors import DataError
+from counterfoil.features.backbone import Backbone, choose_device
+from counterfoil.features.chunks import Chunk, chunks
 from counterfoil.features.extractors import Extractor, extractors
 from counterfoil.features.rows import RowWriter
 from counterfoil.features.stamps import fingerprint_of
-from counterfoil.parallel import ordered_map
 from counterfoil.progress import Progress, Silent
 
 _CHUNK = 64
@@ -38,39 +36,49 @@ def with_fragments(
     options: dict[str, Any] | None = None,
     progress: Progress | None = None,
     workers: int | None = None,
+    device: str = "auto",
 ) -> Pairs:
     """The data set with fragments for every split that has pixels but no fragments yet.
 
     They are kept under ``cache_dir`` by what they were made from and with. Work that was
     interrupted is taken up where it stopped. An image that cannot be decoded is left out with its
-    captions, and recorded in the problems of the result.
+    captions, and recorded in the problems of the result. ``device`` is where a `Backbone` runs.
     """
     tool: Extractor = extractors.create(extractor, options or {}, where="features")
+    job = Job(extractor, options or {}, tool, progress or Silent(), workers, device)
+    return extract_pairs(pairs, Path(cache_dir), job)
+
+
+@dataclass(frozen=True)
+class Job:
+    """How to extract: an extractor by its name and options, and made of them."""
+
+    name: str
+    options: dict[str, Any]
+    tool: Extractor
+    progress: Progress
+    workers: int | None = None
+    device: str = "auto"
+
+
+def extract_pairs(pairs: Pairs, cache_dir: Path, job: Job) -> Pairs:
+    """`with_fragments` with an extractor that is already made."""
+    tool = job.tool
     todo = [s for s in pairs if s.fragments is None and s.pixels is not None and len(s)]
     if not todo:
         return pairs
     stamps = {split.name: fingerprint_of(split) for split in todo}
     sources = {"extractor": tool.fingerprint(), "data": stamps}
     key = hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:12]
-    folder = Path(cache_dir) / f"{pairs.name}-{tool.name}-{key}"
+    folder = cache_dir / f"{pairs.name}-{tool.name}-{key}"
     manifest = _read_manifest(folder)
     if manifest is None:
-        job = _Job(extractor, options or {}, tool, progress or Silent(), workers)
+        if isinstance(tool, Backbone):
+            tool.to(choose_device(job.device))
         manifest = _extract_all(folder, todo, sources, job)
     log = ProblemLog(list(pairs.problems))
-    done = {split.name: _attach(split, folder, manifest, extractor, log) for split in todo}
-    return Pairs(pairs.name, {**pairs.splits, **done}, log.problems)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """How to extract."""
-
-    name: str
-    options: dict[str, Any]
-    tool: Extractor
-    progress: Progress
-    workers: int | None
+    done = {split.name: _attach(split, folder, manifest, job.name, log) for split in todo}
+    return replace(pairs, splits={**pairs.splits, **done}, problems=log.problems)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -86,7 +94,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _extract_all(
-    folder: Path, splits: list[Split], sources: dict[str, Any], job: _Job
+    folder: Path, splits: list[Split], sources: dict[str, Any], job: Job
 ) -> dict[str, Any]:
     partial = folder.with_name(f".{folder.name}.partial")
     partial.mkdir(parents=True, exist_ok=True)
@@ -124,7 +132,7 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _extract_split(folder: Path, split: Split, job: _Job) -> dict[str, str]:
+def _extract_split(folder: Path, split: Split, job: Job) -> dict[str, str]:
     """Fill the arrays of one split; returns {row: message} of what could not be read."""
     rows, most = len(split), job.tool.max_fragments
     done_path = folder / f"{split.name}_done.jsonl"
@@ -165,30 +173,15 @@ def _read_done(path: Path) -> dict[int, dict[str, str]]:
     return done
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """Fragments of a few images, padded, and messages about those that could not be read."""
-
-    features: NDArray[np.float16]
-    boxes: NDArray[np.float32]
-    lengths: NDArray[np.int64]
-    bad: dict[int, str]
-
-
-_Task = tuple[str, str, list[ImageRef]]
-
-
-def _work(split: Split, starts: list[int], job: _Job) -> Iterator[tuple[int, _Chunk]]:
+def _work(split: Split, starts: list[int], job: Job) -> Iterator[tuple[int, Chunk]]:
     pixels = split.pixels or ()
-    options = json.dumps(job.options, sort_keys=True)
-    tasks: list[_Task] = [
-        (job.name, options, list(pixels[start : start + _CHUNK])) for start in starts
-    ]
-    todo = sum(len(refs) for _, _, refs in tasks)
+    parts = [list(pixels[start : start + _CHUNK]) for start in starts]
+    todo = sum(map(len, parts))
 
-    def steps() -> Iterator[tuple[int, _Chunk] | None]:
+    def steps() -> Iterator[tuple[int, Chunk] | None]:
         # One step an image, so that the bar counts images; the last of a chunk carries it.
-        for start, chunk in zip(starts, ordered_map(_chunk, tasks, job.workers), strict=True):
+        made = chunks(job.tool, job.name, job.options, parts, job.workers)
+        for start, chunk in zip(starts, made, strict=True):
             yield from [None] * (len(chunk.lengths) - 1)
             yield start, chunk
 
@@ -196,33 +189,6 @@ def _work(split: Split, starts: list[int], job: _Job) -> Iterator[tuple[int, _Ch
     for step in job.progress.track(steps(), title, total=len(split), done=len(split) - todo):
         if step is not None:
             yield step
-
-
-@lru_cache(maxsize=4)
-def _tool(name: str, options: str) -> Extractor:
-    tool: Extractor = extractors.create(name, json.loads(options))
-    return tool
-
-
-def _chunk(task: _Task) -> _Chunk:
-    name, options, refs = task
-    tool = _tool(name, options)
-    features = np.zeros((len(refs), tool.max_fragments, tool.dim), dtype=np.float16)
-    boxes = np.zeros((len(refs), tool.max_fragments, 4), dtype=np.float32)
-    lengths = np.zeros(len(refs), dtype=np.int64)
-    bad = {}
-    for row, ref in enumerate(refs):
-        try:
-            image = open_image(ref)
-        except DataError as error:
-            bad[row] = str(error)
-            continue
-        found = tool.extract(image)
-        count = lengths[row] = len(found)
-        features[row, :count] = found.features
-        if found.boxes is not None:
-            boxes[row, :count] = found.boxes
-    return _Chunk(features, boxes, lengths, bad)
 
 
 def _attach(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from PIL import Image
 
@@ -32,4 +33,39 @@ class Extractor(Protocol):
         ...
 
 
-extractors: Registry[Callable[..., Extractor]] = Registry("extractor")
+class ExtractorRegistry(Registry[Callable[..., Extractor]]):
+    """Extractors by name, or by a name with options as `full_name` writes it.
+
+    Features on disk say by such a name what made them, so that a model that was trained on them
+    reads a new photo in the same way.
+    """
+
+    def create(self, name: str, options: Mapping[str, Any], *args: Any, where: str = "") -> Any:
+        plain, own = split_full_name(name)
+        return super().create(plain, {**own, **options}, *args, where=where)
+
+
+def full_name(name: str, options: Mapping[str, Any]) -> str:
+    """An extractor and its options in one line.
+
+    >>> full_name("efficientnet-lite", {"variant": 1}), full_name("segments", {})
+    ('efficientnet-lite {"variant": 1}', 'segments')
+    """
+    return f"{name} {json.dumps(dict(options), sort_keys=True)}" if options else name
+
+
+def split_full_name(text: str) -> tuple[str, dict[str, Any]]:
+    """The parts of a `full_name`; a text that is not one is a name without options.
+
+    >>> split_full_name('efficientnet-lite {"variant": 1}')
+    ('efficientnet-lite', {'variant': 1})
+    """
+    name, space, rest = text.partition(" ")
+    try:
+        options = json.loads(rest) if space else {}
+    except ValueError:
+        return text, {}
+    return (name, options) if isinstance(options, dict) else (text, {})
+
+
+extractors = ExtractorRegistry("extractor")

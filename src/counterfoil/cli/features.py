@@ -1,0 +1,135 @@
+"""`counterfoil features`: photos to fragments that every other command reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from counterfoil.cli.output import (
+    CACHE_OPTION,
+    JSON_OPTION,
+    console,
+    parse_options,
+    print_json,
+    progress,
+)
+
+if TYPE_CHECKING:
+    from counterfoil.data import Pairs
+    from counterfoil.features.build import FeatureReport
+    from counterfoil.progress import Progress
+
+
+def features(
+    pairs: Annotated[str, typer.Argument(help="A data set's path or name, or a folder of photos.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
+    backbone: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        typer.Option(
+            "--backbone", "-b", help="efficientnet-lite, transformers, onnx, crops or segments."
+        ),
+    ] = None,
+    option: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--option", help="Option of the backbone: key=value; repeatable."),
+    ] = None,
+    format: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--format", "-f", help="Format of the data; detected where absent."),
+    ] = None,
+    data_option: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--data-option", help="Option of that format: key=value; repeatable."),
+    ] = None,
+    to: Annotated[str, typer.Option("--to", help="Layout: scan, jsonl or shards.")] = "scan",
+    images: Annotated[
+        bool, typer.Option("--images/--no-images", help="Copy the images along.")
+    ] = True,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    workers: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Threads (for segments: processes) that decode images."),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 3 if any image fails.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace what is in the folder.")] = False,
+    cache: Path = CACHE_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Turn images into fragments with boxes: a data set with precomputed features.
+
+    Work that was interrupted goes on where it stopped. Images that cannot be read are left out and
+    counted; exit code 3 means that a split has none that can be read (--strict: not all can).
+
+    [bold]Examples[/]
+
+      counterfoil features photos/captions.csv --out photos-lite0
+      counterfoil features flickr8k/ -b efficientnet-lite --option variant=2 -o flickr8k-lite2
+      counterfoil features coco/ -b transformers --option model=dinov2-base -o coco-dinov2
+    """
+    from counterfoil.features.build import build_features, default_backbone
+
+    bars = progress(quiet=as_json)
+    name = backbone or default_backbone()
+    if backbone is None and name == "segments":
+        bars.say(
+            "no weights are installed: taking 'segments', which needs none "
+            '(better: pip install "counterfoil[vision]")'
+        )
+    report = build_features(
+        _read(pairs, format, parse_options(data_option or []), cache, bars),
+        out,
+        name,
+        parse_options(option or []),
+        format=to,
+        images=images,
+        overwrite=overwrite,
+        cache_dir=cache,
+        device=device,
+        workers=workers,
+        progress=bars,
+    )
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        _show(report)
+    if strict and report.failed:
+        raise typer.Exit(3)
+
+
+def _read(
+    source: str, format: str | None, options: dict[str, Any], cache: Path, bars: Progress
+) -> Pairs:
+    """A data set or, where the path is none but a folder of images, those without captions."""
+    from counterfoil.data import load_pairs
+    from counterfoil.data.load import is_named
+    from counterfoil.data.sources import sources
+    from counterfoil.features.photos import is_photo_folder, read_photos
+
+    path = Path(source)
+    if format is None and not is_named(source, None) and path.is_dir():
+        known = any(sources[name].matches(path) for name in sources)
+        if not known and is_photo_folder(path):
+            return read_photos(path)
+    return load_pairs(source, format, options=options, cache_dir=cache, progress=bars)
+
+
+def _show(report: FeatureReport) -> None:
+    out = console()
+    for problem in report.failed[:20]:
+        out.print(f"{problem.severity.value:>5}  {problem}", markup=False, highlight=False)
+    if len(report.failed) > 20:
+        out.print(f"… and {len(report.failed) - 20} more (all of them: features.json)")
+    made = report.manifest["features"]
+    splits = report.manifest["splits"]
+    images = ", ".join(f"{name} {split['images']:,}" for name, split in splits.items())
+    out.print(
+        f"{report.written.target}: {report.manifest['extractor']['name']}, {images} images of "
+        f"{made['fragments']} × {made['dim']}, {len(report.failed)} failed, "
+        f"{report.written.bytes / 1e6:,.1f} MB, {report.seconds:,.1f} s",
+        highlight=False,
+        markup=False,
+    )

@@ -1,0 +1,120 @@
+"""From a data set with images to one with features, written where every command can read it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from counterfoil.data.convert import ConversionReport, convert
+from counterfoil.data.pairs import Pairs
+from counterfoil.data.problems import Problem, count_kinds
+from counterfoil.errors import DataError
+from counterfoil.features.efficientnet_lite import has_weights
+from counterfoil.features.extract import Job, extract_pairs
+from counterfoil.features.extractors import Extractor, extractors, full_name
+from counterfoil.files import write_atomically
+from counterfoil.progress import Progress, Silent
+
+MANIFEST = "features.json"
+BEST, FALLBACK = "efficientnet-lite", "segments"
+
+
+def default_backbone() -> str:
+    """The best extractor that works as things are installed."""
+    return BEST if has_weights() else FALLBACK
+
+
+@dataclass(frozen=True)
+class FeatureReport:
+    """What was made of a data set; ``failed`` are the images that could not be used."""
+
+    manifest: dict[str, Any]
+    written: ConversionReport
+    failed: list[Problem]
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "target": str(self.written.target),
+            "format": self.written.format,
+            "bytes": self.written.bytes,
+            "seconds": round(self.seconds, 3),
+            **self.manifest,
+        }
+
+
+def build_features(
+    pairs: Pairs,
+    target: str | Path,
+    backbone: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    format: str = "scan",
+    images: bool = True,
+    overwrite: bool = False,
+    cache_dir: str | Path,
+    device: str = "auto",
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> FeatureReport:
+    """Extract fragments of every split that has images and write the data set with them.
+
+    Features that were already there are replaced. Unfinished work is kept in ``cache_dir`` and
+    taken up the next time. `features.json` in ``target`` says what made the features.
+    """
+    target, name, chosen = Path(target), backbone or default_backbone(), dict(options or {})
+    _refuse_filled(target, overwrite)
+    tool: Extractor = extractors.create(name, chosen, where="features")
+    bare = _without_fragments(pairs)
+    started = time.perf_counter()
+    job = Job(name, chosen, tool, progress or Silent(), workers, device)
+    made = extract_pairs(bare, Path(cache_dir), job)
+    seconds = time.perf_counter() - started
+    named = _with_name(made, full_name(name, chosen), images)
+    written = convert(named, target, format, overwrite=overwrite, progress=progress)
+    failed = made.problems[len(pairs.problems) :]
+    manifest = {
+        "extractor": {"name": name, "options": chosen, "fingerprint": tool.fingerprint()},
+        "features": {"fragments": tool.max_fragments, "dim": tool.dim, "dtype": "float16"},
+        "splits": {
+            split.name: {
+                "images": len(split),
+                "captions": len(split.texts),
+                "failed": len(pairs.splits[split.name]) - len(split),
+            }
+            for split in made
+        },
+        "problems": count_kinds([*made.problems, *written.problems]),
+        "failed": [problem.as_dict() for problem in failed],
+    }
+    write_atomically(target / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
+    return FeatureReport(manifest, written, failed, seconds)
+
+
+def _refuse_filled(target: Path, overwrite: bool) -> None:
+    """Say before the work, not after it, that there is no place for its result."""
+    if target.is_dir() and any(target.iterdir()) and not overwrite:
+        raise DataError(f"{target}: is not empty; name another folder, or allow overwriting")
+
+
+def _without_fragments(pairs: Pairs) -> Pairs:
+    lacking = [split.name for split in pairs if split.pixels is None]
+    if lacking:
+        raise DataError(
+            f"data set '{pairs.name}': no images to take features from in split "
+            f"{', '.join(lacking)}; name the folder of images (see: counterfoil data inspect)"
+        )
+    return replace(pairs, splits={split.name: replace(split, fragments=None) for split in pairs})
+
+
+def _with_name(pairs: Pairs, name: str, images: bool) -> Pairs:
+    splits = {}
+    for split in pairs:
+        table = replace(split.fragments, made_by=name) if split.fragments is not None else None
+        pixels = split.pixels if images else None
+        splits[split.name] = replace(split, fragments=table, pixels=pixels)
+    return replace(pairs, splits=splits)

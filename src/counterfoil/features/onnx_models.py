@@ -1,0 +1,153 @@
+"""The extractor "onnx": any network in an ONNX file that takes pictures."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from counterfoil.errors import CheckpointError, ConfigError, MissingExtraError
+from counterfoil.features.backbone import Backbone, Seen, whole
+from counterfoil.features.extractors import extractors
+from counterfoil.features.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from counterfoil.features.tokens import map_cells, token_cells
+from counterfoil.features.views import View
+
+
+@extractors.register("onnx")
+class OnnxFeatures(Backbone):
+    """Cells, tokens or one vector of a network in an ONNX file, run by onnxruntime."""
+
+    name: ClassVar[str] = "onnx"
+
+    def __init__(
+        self,
+        *,
+        path: str = "",
+        output: str = "",
+        size: int | None = None,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+        fit: Literal["squash", "crop"] = "squash",
+        pooled: bool = False,
+        batch_size: int = 16,
+    ) -> None:
+        """``output`` names the output to take, the first if empty; ``size`` is the input's side.
+
+        ``mean`` and ``std`` are those of pixels in 0…1.
+        """
+        super().__init__(pooled=pooled, batch_size=batch_size)
+        self.path, self.output, self.size, self.fit = path, output, size, fit
+        self.mean = tuple(255 * value for value in mean)
+        self.std = tuple(255 * value for value in std)
+
+    def views(self, image: Image.Image) -> list[View]:
+        return [self._preprocessing.view(image)]
+
+    def fingerprint(self) -> str:
+        return (
+            f"onnx {self._digest()} {self.output} pooled={self.pooled} "
+            f"{self.size} {self.fit} {self.mean} {self.std}"
+        )
+
+    def _digest(self) -> str:
+        """SHA-256 of the file, and of the one that holds the weights of a large network."""
+        if not self.path:
+            raise ConfigError("onnx: name a file: --option path=NETWORK.onnx")
+        digest = hashlib.sha256()
+        try:
+            digest.update(Path(self.path).read_bytes())
+            for beside in (Path(self.path + end) for end in (".data", "_data")):
+                if beside.is_file():
+                    digest.update(beside.read_bytes())
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: cannot be read ({error.strerror})") from None
+        return digest.hexdigest()
+
+    def forward(self, pixels: NDArray[np.uint8]) -> Seen:
+        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
+        batch = (pixels.astype(np.float32) - mean) / std
+        if self._channels_first:
+            batch = np.ascontiguousarray(batch.transpose(0, 3, 1, 2))
+        made = np.concatenate(
+            [self._run(part) for part in np.array_split(batch, self._parts(len(batch)))]
+        )
+        if made.ndim == 4:
+            return Seen(*map_cells(made if self._channels_first else made.transpose(0, 3, 1, 2)))
+        if made.ndim == 3:
+            return Seen(*token_cells(made, pixels.shape[1:3]))
+        if made.ndim == 2:
+            return whole(made)
+        raise ConfigError(
+            f"{self.path}: output '{self._output}' has {made.ndim} axes; expected a map "
+            "[B, C, H, W], tokens [B, T, D] or a vector [B, D]"
+        )
+
+    def _parts(self, count: int) -> int:
+        """Calls a batch takes: one, or one an image where the file fixes its batch at one."""
+        return count if self._input.shape[0] == 1 else 1
+
+    def _run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        values = batch.astype(np.float16) if "float16" in self._input.type else batch
+        names, given = [self._output], {self._input.name: values}
+        try:
+            (made,) = self._session.run(names, given)
+        except Exception as error:  # the runtime's own classes differ between its builds
+            raise CheckpointError(f"{self.path}: the network cannot be run: {error}") from None
+        array: NDArray[np.float32] = np.asarray(made, dtype=np.float32)
+        return array
+
+    @cached_property
+    def _session(self) -> Any:
+        if not self.path:
+            raise ConfigError("onnx: name a file: --option path=NETWORK.onnx")
+        try:
+            import onnxruntime  # type: ignore[import-not-found,unused-ignore]
+        except ImportError:
+            raise MissingExtraError("onnxruntime", "onnx", "the extractor 'onnx'") from None
+        on_gpu = ["CUDAExecutionProvider"] if self.device.startswith("cuda") else []
+        usable = [name for name in on_gpu if name in onnxruntime.get_available_providers()]
+        try:
+            return onnxruntime.InferenceSession(
+                self.path, providers=[*usable, "CPUExecutionProvider"]
+            )
+        except Exception as error:
+            raise CheckpointError(f"{self.path}: not a network that runs: {error}") from None
+
+    @cached_property
+    def _input(self) -> Any:
+        found = self._session.get_inputs()[0]
+        if len(found.shape) != 4:
+            raise CheckpointError(
+                f"{self.path}: its input '{found.name}' is {found.shape}; expected pictures "
+                "[batch, 3, height, width] or [batch, height, width, 3]"
+            )
+        return found
+
+    @cached_property
+    def _output(self) -> str:
+        names = [output.name for output in self._session.get_outputs()]
+        if self.output and self.output not in names:
+            raise ConfigError(f"{self.path}: no output '{self.output}' (it has: {names})")
+        return self.output or names[0]
+
+    @cached_property
+    def _channels_first(self) -> bool:
+        return bool(self._input.shape[3] != 3)
+
+    @cached_property
+    def _preprocessing(self) -> Preprocessing:
+        shape = self._input.shape[2:] if self._channels_first else self._input.shape[1:3]
+        fixed = all(isinstance(side, int) for side in shape)
+        side = self.size or 224
+        height, width = (int(shape[0]), int(shape[1])) if fixed else (side, side)
+        if fixed and self.size not in (None, height, width):
+            raise ConfigError(f"{self.path}: takes {height} by {width} pixels, not {self.size}")
+        shorter = min(height, width)
+        return Preprocessing((height, width), self.fit, shorter, mean=self.mean, std=self.std)

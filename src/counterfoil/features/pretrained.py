@@ -1,0 +1,111 @@
+"""Vision networks of `transformers`: loading, telling their kinds apart, digests of weights."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from counterfoil.errors import CheckpointError, MissingExtraError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def is_detector(config: Any) -> bool:
+    """Whether a configuration is of a network that finds things, such as DETR or YOLOS."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES as names,
+    )
+
+    return config.model_type in names
+
+
+def load_config(name: str) -> Any:
+    """The configuration in a local folder or, where there is a network, on a hub."""
+    try:
+        from transformers import AutoConfig
+    except ImportError:
+        raise MissingExtraError("transformers", "hf", "the extractor 'transformers'") from None
+    with _refusals(name):
+        return AutoConfig.from_pretrained(name)
+
+
+def load_network(name: str, detector: bool) -> Any:
+    """The network in evaluation mode; of a dual encoder, the half that sees."""
+    import torch
+    from transformers import AutoModel, AutoModelForObjectDetection
+
+    with _refusals(name), _no_bars():
+        maker = AutoModelForObjectDetection if detector else AutoModel
+        network = maker.from_pretrained(name, dtype=torch.float32)
+    network = getattr(network, "vision_model", network).eval().requires_grad_(False)
+    if "pixel_values" not in inspect.signature(network.forward).parameters:
+        raise CheckpointError(f"'{name}' is a {type(network).__name__}, which sees no pictures")
+    return network
+
+
+def load_stated(name: str) -> dict[str, Any]:
+    """What the model says of its pixels; empty where it says nothing."""
+    for file, key in (("preprocessor_config.json", None), ("processor_config.json", "image")):
+        path = _find(name, file)
+        if path is not None:
+            with _refusals(name):
+                stated = json.loads(path.read_text(encoding="utf-8"))
+            stated = stated.get(f"{key}_processor") if key else stated
+            if isinstance(stated, dict):
+                return stated
+    return {}
+
+
+def weights_digest(network: torch.nn.Module) -> str:
+    """SHA-256 of all weights by name, wherever they came from."""
+    digest = hashlib.sha256()
+    for key, value in sorted(network.state_dict().items()):
+        digest.update(f"{key} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _find(name: str, file: str) -> Path | None:
+    if Path(name).is_dir():
+        path = Path(name) / file
+        return path if path.is_file() else None
+    from transformers.utils import cached_file
+
+    try:
+        found = cached_file(name, file)
+    except OSError:
+        return None
+    return Path(found) if found else None
+
+
+@contextmanager
+def _refusals(name: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise CheckpointError(f"'{name}' needs a package that is missing: {error}") from None
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(
+            f"no vision model could be loaded from '{name}': {error} (option model: a local "
+            "folder, or a hub's name where there is a network)"
+        ) from None
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Keep the library from drawing bars of its own between ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,97 @@
+"""What a network is shown of an image: pixels at the size it takes, and where they were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+Box = tuple[float, float, float, float]
+Size = tuple[int, int]
+WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
+_LEAST = 32
+
+
+@dataclass(frozen=True)
+class View:
+    """Pixels [H, W, 3] and the part of the picture they show (x1, y1, x2, y2 in 0…1)."""
+
+    pixels: NDArray[np.uint8]
+    box: Box = WHOLE
+
+
+def squash(image: Image.Image, size: Size, filter: int, box: Box = WHOLE) -> View:
+    """The picture, or a part of it, at ``size`` (height, width), whatever its proportions.
+
+    Nothing is cut off, so every thing a caption may speak of is seen.
+    """
+    width, height = image.size
+    # A part is at least a pixel each way: there is something to see however small the picture.
+    x1, y1 = min(box[0] * width, width - 1), min(box[1] * height, height - 1)
+    x2, y2 = max(box[2] * width, x1 + 1), max(box[3] * height, y1 + 1)
+    small = image.convert("RGB").resize(
+        (size[1], size[0]), Image.Resampling(filter), box=(x1, y1, x2, y2)
+    )
+    return View(np.asarray(small), box)
+
+
+def centre_crop(image: Image.Image, size: Size, resized: int, filter: int) -> View:
+    """The middle of the picture after its shorter side became ``resized``, as CLIP crops it.
+
+    Only the part that is kept is ever resized: a strip of 5000 by 3 pixels costs no more than any
+    other picture.
+    """
+    scale = resized / min(image.size)
+    width, height = image.width * scale, image.height * scale
+    w, h = min(size[1] / width, 1.0), min(size[0] / height, 1.0)
+    return squash(image, size, filter, ((1 - w) / 2, (1 - h) / 2, (1 + w) / 2, (1 + h) / 2))
+
+
+def fit_within(image: Image.Image, shorter: int, longer: int, filter: int) -> View:
+    """The picture in its own proportions: shorter side as asked, longer side at most ``longer``."""
+    scale = min(shorter / min(image.size), longer / max(image.size))
+    width, height = (max(_LEAST, round(side * scale)) for side in image.size)
+    return squash(image, (height, width), filter)
+
+
+def place(boxes: NDArray[np.float32], window: Box) -> NDArray[np.float32]:
+    """Boxes within a view as boxes within the picture.
+
+    >>> place(np.array([[0.0, 0.5, 1.0, 1.0]], np.float32), (0.5, 0.0, 1.0, 1.0)).tolist()
+    [[0.5, 0.5, 1.0, 1.0]]
+    """
+    origin = np.array([*window[:2], *window[:2]], dtype=np.float32)
+    size = np.array([window[2] - window[0], window[3] - window[1]] * 2, dtype=np.float32)
+    return np.clip(origin + boxes * size, 0, 1).astype(np.float32)
+
+
+def grid_boxes(rows: int, columns: int) -> NDArray[np.float32]:
+    """Boxes [rows · columns, 4] of the cells of a grid, row by row.
+
+    >>> grid_boxes(1, 2).tolist()
+    [[0.0, 0.0, 0.5, 1.0], [0.5, 0.0, 1.0, 1.0]]
+    """
+    y, x = np.divmod(np.arange(rows * columns), columns)
+    corners = np.stack([x, y, x + 1, y + 1], axis=1)
+    return (corners / np.array([columns, rows] * 2)).astype(np.float32)
+
+
+def crop_boxes(scales: Sequence[float]) -> list[Box]:
+    """Windows of each scale over the picture, overlapping by half or more, largest scale first.
+
+    >>> len(crop_boxes([1.0])), len(crop_boxes([0.5]))
+    (1, 9)
+    """
+    boxes: list[Box] = []
+    for scale in sorted(scales, reverse=True):
+        count = int(np.ceil((1 - scale) / (scale / 2) - 1e-9)) + 1
+        starts = np.linspace(0, 1 - scale, count)
+        boxes += [
+            (float(x), float(y), float(min(x + scale, 1)), float(min(y + scale, 1)))
+            for y in starts
+            for x in starts
+        ]
+    return boxes

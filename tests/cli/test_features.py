@@ -1,0 +1,188 @@
+"""`counterfoil features` as a person uses it."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from counterfoil.cli import app
+from counterfoil.data import load_pairs
+from counterfoil.data.images import open_image
+from counterfoil.errors import ConfigError, DataError
+from counterfoil.features import Segments, extractors
+from tests.features.tiny_networks import photos, picture, save_network
+
+runner = CliRunner()
+SEGMENTS = ("--backbone", "segments", "--option", "side=32", "--option", "max_fragments=4")
+
+
+def invoke(*args: object, code: int = 0):
+    result = runner.invoke(app, ["features", *map(str, args)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A folder of ten photos with a table of captions."""
+    photos(tmp_path / "photos", 10)
+    with (tmp_path / "photos" / "captions.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["image", "caption", "split"])
+        for number in range(10):
+            split = "train" if number < 6 else "dev" if number < 8 else "test"
+            writer.writerow([f"{number}.png", f"a picture, number {number}", split])
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize("layout", ["scan", "jsonl", "shards"])
+def test_the_result_is_a_data_set_with_fragments(table, tmp_path, layout: str) -> None:
+    out = tmp_path / "out"
+    invoke(table, "-o", out, *SEGMENTS, "--to", layout, "--cache", tmp_path / "cache")
+    made = load_pairs(out)
+    assert {split.name: len(split) for split in made} == {"train": 6, "dev": 2, "test": 2}
+    fragments = made.train.fragments
+    assert fragments is not None
+    assert made.train.pixels is not None
+    assert fragments.features.dtype == np.float16
+    expected = Segments(side=32, max_fragments=4).extract(open_image(made.train.pixels[5]))
+    np.testing.assert_allclose(fragments.read(5).features, expected.features, atol=2e-3)
+    np.testing.assert_allclose(fragments.read(5).boxes, expected.boxes, atol=1e-6)
+    assert made.train.captions[5] == ["a picture, number 5"]
+    assert made.problems == []
+
+
+def test_what_made_the_features_makes_them_again(table, tmp_path) -> None:
+    out = tmp_path / "out"
+    invoke(table, "-o", out, *SEGMENTS, "--no-images", "--cache", tmp_path / "cache")
+    made = load_pairs(out).train
+    assert made.pixels is None
+    assert made.fragments is not None
+    tool = extractors.create(made.fragments.made_by, {})
+    found = tool.extract(picture(3))
+    np.testing.assert_allclose(made.fragments.read(3).features, found.features, atol=2e-3)
+    manifest = json.loads((out / "features.json").read_text())
+    assert manifest["extractor"]["fingerprint"] == tool.fingerprint()
+    assert manifest["extractor"]["options"] == {"side": 32, "max_fragments": 4}
+    assert manifest["features"] == {"fragments": 4, "dim": tool.dim, "dtype": "float16"}
+
+
+def test_failures_are_counted_and_strictness_is_an_exit_code(table, tmp_path) -> None:
+    (table / "2.png").write_bytes(b"")
+    (table / "8.png").write_bytes(b"not an image")
+    args = (table, *SEGMENTS, "--cache", tmp_path / "cache")
+    printed = json.loads(invoke(*args, "-o", tmp_path / "a", "--json").stdout)
+    assert printed["splits"]["train"] == {"images": 5, "captions": 5, "failed": 1}
+    assert printed["splits"]["test"]["failed"] == 1
+    assert printed["problems"]["unreadable-image"] == 2
+    assert len(printed["failed"]) == 2
+    text = invoke(*args, "-o", tmp_path / "b", "--strict", code=3).stdout
+    assert "train/2" in text
+    assert "2 failed" in text
+    assert len(load_pairs(tmp_path / "b").train) == 5
+
+
+def test_a_split_of_which_nothing_can_be_read_is_an_error(table, tmp_path) -> None:
+    for number in (8, 9):
+        (table / f"{number}.png").write_bytes(b"")
+    with pytest.raises(DataError, match="none of its 2 images") as caught:
+        invoke(table, "-o", tmp_path / "out", *SEGMENTS, "--cache", tmp_path / "cache")
+    assert caught.value.exit_code == 3
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_photos_needs_no_captions(tmp_path) -> None:
+    photos(tmp_path / "trip" / "day one", 3)
+    (tmp_path / "trip" / "notes.md").write_text("a nice trip")
+    args = (tmp_path / "trip", "-o", tmp_path / "out", *SEGMENTS, "--cache", tmp_path / "cache")
+    printed = json.loads(invoke(*args, "--json").stdout)
+    assert printed["splits"] == {"all": {"images": 3, "captions": 0, "failed": 0}}
+    made = load_pairs(tmp_path / "out", strict=False)["all"]
+    assert list(made.ids) == ["day one/0.png", "day one/1.png", "day one/2.png"]
+    assert made.fragments is not None
+
+
+def test_without_weights_segments_are_taken_and_said_to_be(table, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    result = invoke(table, "-o", tmp_path / "out", "--cache", tmp_path / "cache")
+    assert result.stderr.count("counterfoil[vision]") == 1
+    fragments = load_pairs(tmp_path / "out").train.fragments
+    assert fragments is not None
+    assert fragments.made_by == "segments"
+
+
+def test_mistakes_are_told_before_the_work(table, tmp_path) -> None:
+    place = ("--cache", tmp_path / "cache")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    for error, message, args in (
+        (DataError, "not empty", (table, "-o", tmp_path / "full")),
+        (ConfigError, "did you mean 'segments'", (table, "-o", tmp_path / "o", "-b", "segment")),
+        (
+            ConfigError,
+            "did you mean 'side'",
+            (table, "-o", tmp_path / "o", "-b", "segments", "--option", "sid=3"),
+        ),
+        (DataError, "no such file", (tmp_path / "nowhere", "-o", tmp_path / "o")),
+    ):
+        with pytest.raises(error, match=message):
+            invoke(*args, *place)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_features_are_replaced_not_added_to(table, tmp_path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    cache = ("--cache", tmp_path / "cache")
+    invoke(table, "-o", first, *SEGMENTS, *cache)
+    invoke(first, "-o", second, "-b", "segments", "--option", "max_fragments=2", *cache)
+    fragments = load_pairs(second).train.fragments
+    assert fragments is not None
+    assert fragments.max_fragments == 2
+    invoke(table, "-o", tmp_path / "third", *SEGMENTS, "--no-images", *cache)
+    with pytest.raises(DataError, match="no images to take features from"):
+        invoke(tmp_path / "third", "-o", tmp_path / "fourth", *SEGMENTS, *cache)
+
+
+def test_a_network_runs_from_the_command_line(table, tmp_path) -> None:
+    model = save_network(tmp_path / "vit", "vit")
+    args = ("-b", "transformers", "--option", f"model={model}", "--device", "cpu", "--workers", 2)
+    invoke(table, "-o", tmp_path / "out", *args, "--cache", tmp_path / "cache")
+    fragments = load_pairs(tmp_path / "out").train.fragments
+    assert fragments is not None
+    assert fragments.features.shape == (6, 17, 16)
+
+
+@pytest.mark.slow
+def test_work_that_was_killed_ends_in_the_same_bytes(tmp_path) -> None:
+    photos(tmp_path / "photos", 200)
+    args = [
+        str(tmp_path / "photos"), "--backbone", "segments", "--workers", "1", "--no-images",
+        "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out"),
+    ]  # fmt: skip
+    command = [sys.executable, "-m", "counterfoil", "features", *args]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 60
+        while not (logs := list(tmp_path.glob("cache/.*/all_done.jsonl"))):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert not (tmp_path / "out").exists()
+    assert logs[0].exists()
+    invoke(*args)
+    fresh = [*args[:-3], str(tmp_path / "other"), "--out", str(tmp_path / "whole")]
+    invoke(*fresh)
+    for path in (tmp_path / "whole").glob("*.npy"):
+        assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
