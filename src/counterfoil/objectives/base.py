@@ -56,9 +56,12 @@ class Objective(nn.Module):
     overriding the hooks below. ``needs_batch`` tells that scores alone are not enough, ``needs``
     what it reads of the encoded batch beyond what the matcher reads, ``copies`` how many models it
     trains side by side, ``held_out`` which share of the training images it keeps for itself.
+    ``needs_scores=False`` says that it scores the pairs it wants itself, for models that are too
+    dear to score every pair of a batch with gradients; it is then given a matrix of NaN.
     """
 
     needs_batch: bool = False
+    needs_scores: bool = True
     needs: Needs | None = None
     copies: int = 1
     held_out: float = 0.0

@@ -33,6 +33,7 @@ class Composite(Objective):
         self.weights, self.epochs = dict(weights), dict(epochs)
         self.protection = protection
         self.needs_batch = any(term.needs_batch for term in terms.values())
+        self.needs_scores = any(term.needs_scores for term in terms.values())
         self.copies = max(term.copies for term in terms.values())
         self.held_out = max(term.held_out for term in terms.values())
         self.needs = _union([term.needs for term in terms.values()])

@@ -19,6 +19,7 @@ from counterfoil.data.batches import Companions, ImageBatch, PairBatch, TextBatc
 from counterfoil.data.pairs import Split
 from counterfoil.data.texts import TextProcessor
 from counterfoil.encoders.encoded import Encoded
+from counterfoil.matchers.base import Matcher
 
 
 class Live(Protocol):
@@ -33,6 +34,9 @@ class Live(Protocol):
 
     @property
     def text_encoder(self) -> nn.Module: ...
+
+    @property
+    def matcher(self) -> Matcher: ...
 
     def encode_images(self, images: ImageBatch) -> Encoded: ...
 

@@ -45,12 +45,16 @@ class Scored:
 
 
 def score_batch(
-    model: Model, batch: PairBatch, dtype: torch.dtype | None = None, needs: Needs | None = None
+    model: Model,
+    batch: PairBatch,
+    dtype: torch.dtype | None = None,
+    needs: Needs | None = None,
+    scored: bool = True,
 ) -> Scored:
     """Each process encodes its share and scores its images with the texts of all.
 
     The rows are then gathered, so every process sees the same score matrix and the cost of scoring
-    is divided among them.
+    is divided among them. With ``scored=False`` the batch is encoded only, and all scores are NaN.
     """
     device = batch.image_ids.device.type
     with torch.autocast(device, dtype, enabled=dtype is not None):
@@ -58,7 +62,12 @@ def score_batch(
         texts = model.encode_texts(batch.texts, needs)
         all_texts = texts.keep(model.matcher.needs).gather()
         compared = model.matcher
-        if isinstance(compared, CopiedMatcher):
+        members: tuple[Tensor, ...]
+        if not scored:
+            members = (
+                images.mask.new_full((len(images), len(all_texts)), torch.nan, dtype=torch.float32),
+            )
+        elif isinstance(compared, CopiedMatcher):
             members = compared.each(images, all_texts)
         else:
             members = (compared(images, all_texts),)
@@ -83,6 +92,10 @@ class LiveBatch:
     @property
     def text_encoder(self) -> nn.Module:
         return self.model.text_encoder
+
+    @property
+    def matcher(self) -> Matcher:
+        return self.model.matcher
 
     def encode_images(self, images: ImageBatch) -> Encoded:
         with self._autocast():
@@ -126,15 +139,14 @@ class TrainingStep(nn.Module):
     def forward(
         self, batch: PairBatch, epoch: int, step: int, logging: bool = True
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        scored = score_batch(self.model, batch, self.dtype, self.objective.needs)
+        objective = self.objective
+        scored = score_batch(
+            self.model, batch, self.dtype, objective.needs, scored=objective.needs_scores
+        )
         image_ids, owners = gather_rows(batch.image_ids), gather_rows(batch.owners)
         positives = image_ids[:, None] == owners[None, :]
-        first_row = sum(gather_counts(len(scored.images), positives.device)[: rank()])
-        self.model.matcher.observe(
-            Observation(
-                scored.images, scored.all_texts, scored.scores.detach(), positives, first_row, epoch
-            )
-        )
+        if objective.needs_scores:
+            self._observe(scored, positives, epoch)
         context = Context(
             epoch,
             step,
@@ -144,10 +156,18 @@ class TrainingStep(nn.Module):
             live=LiveBatch(self.model, batch, scored, self.dtype),
             logging=logging,
         )
-        report: LossReport = self.objective(scored.scores, positives, context)
+        report: LossReport = objective(scored.scores, positives, context)
         if not logging:
             return report.loss, {}
-        return report.loss, {**self._diagnose(scored, positives), **report.diagnostics}
+        common = self._diagnose(scored, positives) if objective.needs_scores else {}
+        return report.loss, {**common, **report.diagnostics}
+
+    def _observe(self, scored: Scored, positives: Tensor, epoch: int) -> None:
+        first_row = sum(gather_counts(len(scored.images), positives.device)[: rank()])
+        seen = scored.scores.detach()
+        self.model.matcher.observe(
+            Observation(scored.images, scored.all_texts, seen, positives, first_row, epoch)
+        )
 
     @torch.no_grad()
     def _diagnose(self, scored: Scored, positives: Tensor) -> dict[str, Tensor]:
