@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from counterfoil.encoders import Encoded, l2_normalise
 from counterfoil.errors import ConfigError
 from counterfoil.matchers import matchers
-from counterfoil.objectives import Context, create_objective
+from counterfoil.objectives import Composite, Context, Objective, create_objective
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 
 
@@ -152,3 +152,54 @@ def test_gradients_survive_extreme_scores() -> None:
         scores = (l2_normalise(torch.randn(8, 8)) * scale).requires_grad_()
         create_objective("hardest")(scores, torch.eye(8).bool(), Context()).loss.backward()
         assert scores.grad.isfinite().all()
+
+
+def test_the_manner_of_a_composite_is_that_of_what_leads_out() -> None:
+    assert create_objective("hardest").manner(0) == "hardest"
+    assert create_objective({"hardest": {"warmup_epochs": 2}}).manner(1) == "every"
+    assert create_objective({"hardest": {"warmup_epochs": 2}}).manner(2) == "hardest"
+    assert create_objective({"hardest": 1, "selhn": 1}).manner(0) == "selective"
+    ranges = create_objective({"triplet": {"epochs": [0, 1]}, "hardest": {"epochs": [1, None]}})
+    assert [ranges.manner(epoch) for epoch in (0, 1)] == ["every", "hardest"]
+
+
+def test_uninformed_follows_the_warm_up_and_the_ranges_of_epochs() -> None:
+    warm = create_objective({"hardest": {"warmup_epochs": 1}})
+    assert warm.uninformed(8, 7, 0) == pytest.approx(2 * 8 * 7 * 0.2)
+    assert warm.uninformed(8, 7, 1) == pytest.approx(2 * 8 * 0.2)
+    late = create_objective({"hardest": {"epochs": [2, None]}})
+    assert late.uninformed(8, 7, 0) is None
+    assert late.idle_epochs(4) == [0, 1]
+
+
+class Watching(Objective):
+    """Counts the epochs it is told of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def begin_epoch(self, epoch, survey) -> None:
+        self.seen.append(epoch)
+
+
+def test_only_active_terms_hear_of_an_epoch() -> None:
+    early, late = Watching(), Watching()
+    both = Composite(
+        {"early": early, "late": late},
+        {"early": 1.0, "late": 1.0},
+        {"early": (0, 2), "late": (1, None)},
+    )
+    for epoch in range(4):
+        both.begin_epoch(epoch, lambda: iter(()))
+    assert early.seen == [0, 1]
+    assert late.seen == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"hardest": {"epochs": [-2, 3]}}, {"hardest": float("nan")}, {"selhn": {"epsilon": -1.0}}],
+)
+def test_numbers_that_make_no_sense_are_refused(bad) -> None:
+    with pytest.raises(ConfigError):
+        create_objective(bad)

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from counterfoil.config import build_config
+from counterfoil.data.batches import PairBatch
 from counterfoil.data.pairs import Pairs
+from counterfoil.errors import ConfigError
 from counterfoil.models import create_model
 from counterfoil.progress import Silent
-from counterfoil.training.loop import Trainer
+from counterfoil.training.loop import Trainer, anchors_and_negatives
 from tests.conftest import make_split
 
 
@@ -32,7 +34,7 @@ def pairs(tmp_path_factory) -> Pairs:
     return Pairs("many", {n: make_split(folder, n, k, s) for s, (n, k) in enumerate(sizes.items())})
 
 
-def run(pairs, folder, objective: str) -> list[str]:
+def trainer(pairs, folder, objective: str, **kwargs) -> tuple[Trainer, Heard]:
     config = build_config(
         {
             "model": {"name": "vse-mlp", "embed_size": 64, "text": {"word_dim": 32}},
@@ -44,7 +46,12 @@ def run(pairs, folder, objective: str) -> list[str]:
     torch.manual_seed(0)
     heard = Heard()
     model = create_model(config.model, pairs.train, config.data)
-    Trainer(model, pairs, config, folder, heard).run()
+    return Trainer(model, pairs, config, folder, heard, **kwargs), heard
+
+
+def run(pairs, folder, objective: str) -> list[str]:
+    training, heard = trainer(pairs, folder, objective)
+    training.run()
     return [text for text in heard.said if "collapsed" in text]
 
 
@@ -59,3 +66,31 @@ def test_hardest_negatives_collapse_a_deep_encoder_and_selhn_does_not(pairs, tmp
     assert min(r["gap/abs"] for r in steps) < 0.01
     assert min(r["tangent/anchor"] for r in steps) < 0.5 * steps[0]["tangent/anchor"]
     assert run(pairs, tmp_path / "selhn", "selhn") == []
+
+
+def test_a_run_resumed_within_the_plateau_warns_at_the_same_step(pairs, tmp_path) -> None:
+    run(pairs, tmp_path / "whole", "hardest")
+    asked = iter(range(1000))
+    cut, _ = trainer(pairs, tmp_path / "cut", "hardest", should_stop=lambda: next(asked) + 1 >= 70)
+    assert cut.run().interrupted
+    assert cut.watch.state_dict()["streak"] > 0
+    resumed, _ = trainer(pairs, tmp_path / "cut", "hardest")
+    resumed.run(resume=True)
+    whole, again = (tmp_path / name / "metrics.jsonl" for name in ("whole", "cut"))
+    assert whole.read_bytes() == again.read_bytes()
+
+
+def test_an_epoch_without_a_term_is_refused_before_anything_is_trained(pairs, tmp_path) -> None:
+    config = build_config({"objective": {"hardest": {"epochs": [1, None]}}})
+    model = create_model(config.model, pairs.train, config.data)
+    with pytest.raises(ConfigError, match="no term is active in epoch 0"):
+        Trainer(model, pairs, config, tmp_path)
+
+
+def test_negatives_are_counted_in_pairs_groups_and_views(pairs) -> None:
+    def batch(images: list[int], owners: list[int]) -> PairBatch:
+        return PairBatch(None, None, torch.tensor(images), None, torch.tensor(owners))
+
+    assert anchors_and_negatives(batch([0, 1, 2], [0, 1, 2])) == (3, 2.0)
+    assert anchors_and_negatives(batch([0, 0, 1, 1], [0, 0, 1, 1])) == (4, 2.0)
+    assert anchors_and_negatives(batch([0, 1], [0, 0, 0, 1, 1, 1])) == (6, 2.0)

@@ -17,6 +17,8 @@ objectives: Registry[type[Objective]] = Registry("objective")
 
 Reduction = Literal["sum", "mean"]
 
+Manner = Literal["every", "hardest", "selective"]
+
 
 @dataclass(frozen=True)
 class Context:
@@ -42,10 +44,11 @@ class Context:
 
 @dataclass(frozen=True)
 class LossReport:
-    """A loss and the numbers that explain it."""
+    """A loss and the numbers that explain it, and which pairs were protected."""
 
     loss: Tensor
     diagnostics: dict[str, Tensor] = field(default_factory=dict)
+    protected: Tensor | None = None
 
 
 class Objective(nn.Module):
@@ -82,12 +85,16 @@ class Objective(nn.Module):
     def before_step(self, trial: Trial) -> None:
         """Before each update, with a way to try one."""
 
-    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """The loss when all similarities are equal, where that says anything.
 
-        ``anchors`` pairs with ``negatives`` negatives each.
+        ``anchors`` pairs with ``negatives`` negatives each, on average over both directions.
         """
         return None
+
+    def manner(self, epoch: int) -> Manner:
+        """Which negatives count while scores are equal, and so whether a gradient leads out."""
+        return "every"
 
 
 @dataclass(frozen=True)

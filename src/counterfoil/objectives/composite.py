@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,13 @@ from torch import Tensor, nn
 from counterfoil.data.batches import Companions
 from counterfoil.encoders.encoded import Needs
 from counterfoil.errors import ConfigError
-from counterfoil.objectives.base import Context, LossReport, Objective, objectives
+from counterfoil.objectives.base import Context, LossReport, Manner, Objective, objectives
 from counterfoil.objectives.protection import Protection, protections
 from counterfoil.objectives.services import Preparation, Survey, Trial
 
 PROTECT = "protect"
+
+LEADING: tuple[Manner, ...] = ("selective", "every")
 
 
 class Composite(Objective):
@@ -53,7 +56,7 @@ class Composite(Objective):
             diagnostics |= report.diagnostics
             if len(self.terms) > 1:
                 diagnostics[f"loss/{name}"] = report.loss.detach()
-        return LossReport(total, diagnostics)
+        return LossReport(total, diagnostics, context.protected)
 
     def active(self, epoch: int) -> Iterator[tuple[str, Objective]]:
         """The terms whose range of epochs includes this one."""
@@ -86,7 +89,18 @@ class Composite(Objective):
         for _, term in self.active(epoch):
             term.before_step(trial)
 
-    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+    def manner(self, epoch: int) -> Manner:
+        """That of the term which leads out of equal scores, where there is one."""
+        manners = {term.manner(epoch) for _, term in self.active(epoch)}
+        return next((m for m in LEADING if m in manners), "hardest")
+
+    def idle_epochs(self, epochs: int) -> list[int]:
+        """Epochs of a run in which no term is active."""
+        return [epoch for epoch in range(epochs) if not any(True for _ in self.active(epoch))]
+
+    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+        if not any(True for _ in self.active(epoch)):
+            return None
         total = 0.0
         for name, term in self.active(epoch):
             value = term.uninformed(anchors, negatives, epoch)
@@ -139,6 +153,8 @@ def _union(needs: list[Needs | None]) -> Needs | None:
 def _number(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(f"{where}: expected a number, got {value!r}")
+    if not math.isfinite(value):
+        raise ConfigError(f"{where}: expected a finite number, got {value!r}")
     return float(value)
 
 
@@ -149,6 +165,7 @@ def _epoch_range(value: Any, where: str) -> tuple[int, int | None]:
         isinstance(value, (list, tuple))
         and len(value) == 2
         and type(value[0]) is int
+        and value[0] >= 0
         and (value[1] is None or (type(value[1]) is int and value[1] > value[0]))
     ):
         return value[0], value[1]

@@ -76,7 +76,7 @@ class InfoNCE(Objective):
         diagnostics = {"infonce/temperature": 1 / scale.detach()}
         return LossReport(loss / 2 if self.form == "clip" else loss, diagnostics)
 
-    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         scale = self.scale.constant if self.scale.log is None else self.scale.log.exp().item()
         if negatives == 0:
             return 0.0

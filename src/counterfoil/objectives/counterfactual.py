@@ -176,7 +176,7 @@ class CounterfactualMatching(HardestNegative):
             )
         return losses
 
-    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """Unknown: it differs from batch to batch with what is drawn."""
         return None
 

@@ -43,7 +43,7 @@ class MaximumMeanDiscrepancy(Objective):
         losses = [self._discrepancy(points(images), points(texts)) for images, texts in pairs]
         return LossReport(torch.stack(losses).mean())
 
-    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """Nothing: where all vectors are one, both distributions are."""
         return 0.0
 
@@ -75,7 +75,7 @@ class Uniformity(Objective):
         losses = [self._likeness(images) + self._likeness(texts) for images, texts in pairs]
         return LossReport(torch.stack(losses).mean())
 
-    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """Next to nothing: residuals may differ although no item differs from another."""
         return 0.0
 

@@ -13,6 +13,7 @@ from counterfoil.data.batches import Companions, ExtraBatch, TextBatch
 from counterfoil.objectives.base import (
     Context,
     LossReport,
+    Manner,
     Objective,
     Reduction,
     both_directions,
@@ -67,9 +68,12 @@ class FoilObjective(Objective):
         loss = costs.sum() if self.reduction == "sum" else costs.mean()
         return LossReport(loss, _diagnostics(positive, foils, owners) if context.logging else {})
 
-    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """The margin for each pair, right where rules or the file have a foil for every one."""
         return self.margin if self.reduction == "mean" else anchors * self.margin
+
+    def manner(self, epoch: int) -> Manner:
+        return "hardest"
 
 
 @objectives.register("vse-c")

@@ -12,6 +12,7 @@ from counterfoil.errors import ConfigError
 from counterfoil.objectives.base import (
     Context,
     LossReport,
+    Manner,
     Objective,
     Reduction,
     both_directions,
@@ -219,10 +220,13 @@ class MetaSelfPaced(Objective):
     def _reduced(self, costs: Tensor) -> Tensor:
         return costs.sum() if self.reduction == "sum" else costs.sum() / max(1, len(costs))
 
-    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         if not self.normalise:
             return None
         return self.margin if self.reduction == "mean" else 2 * anchors * self.margin
+
+    def manner(self, epoch: int) -> Manner:
+        return "hardest"
 
     def get_extra_state(self) -> dict[str, Any]:
         """The state of the network's own optimiser, which a resumed run needs as well."""

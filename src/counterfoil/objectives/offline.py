@@ -12,7 +12,14 @@ from torch import Tensor
 from counterfoil.data.batches import Companions, Extra
 from counterfoil.data.pairs import Split
 from counterfoil.errors import ConfigError, DataError
-from counterfoil.objectives.base import Context, LossReport, Objective, both_directions, objectives
+from counterfoil.objectives.base import (
+    Context,
+    LossReport,
+    Manner,
+    Objective,
+    both_directions,
+    objectives,
+)
 from counterfoil.objectives.extras import brought, pair_images
 from counterfoil.objectives.services import Preparation
 
@@ -184,5 +191,8 @@ class AdaptiveOfflineQuintuplet(Objective):
             (live.paired(image_off, text_off), live.paired(image_2, text_2)),
         )
 
-    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         return anchors * (2 * self.margin * self.beta + 4 * self.offline_margin)
+
+    def manner(self, epoch: int) -> Manner:
+        return "hardest"

@@ -44,6 +44,8 @@ class Protection(nn.Module):
         super().__init__()
         if not captions and not teacher:
             raise ConfigError("objective.protect: give captions (a threshold) or teacher (a run)")
+        if not teacher and (slack or above is not None):
+            raise ConfigError("objective.protect: slack and above are about a teacher: name one")
         if not 0.0 <= captions <= 1.0:
             raise ConfigError(f"objective.protect.captions: from 0 to 1, got {captions}")
         self.captions, self.run, self.slack, self.above = captions, teacher, slack, above

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from counterfoil.objectives.base import Anchors, Context, objectives
+from counterfoil.objectives.base import Anchors, Context, Manner, objectives
 from counterfoil.objectives.triplet import HingeObjective, every_negative, one_hardest
 
 
@@ -38,8 +38,11 @@ class WorstView(HingeObjective):
     def weights(self, anchors: Anchors, context: Context) -> Tensor:
         return one_hardest(anchors) if self.hardest else every_negative(anchors)
 
-    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         return 2 * anchors * self.margin * (1 if self.hardest else negatives)
+
+    def manner(self, epoch: int) -> Manner:
+        return "hardest" if self.hardest else "every"
 
 
 def worst_of_block(scores: Tensor, own: Tensor, negative: Tensor) -> Anchors:

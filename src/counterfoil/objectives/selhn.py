@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from counterfoil.objectives.base import Anchors, Context, Reduction, objectives
+from counterfoil.errors import ConfigError
+from counterfoil.objectives.base import Anchors, Context, Manner, Reduction, objectives
 from counterfoil.objectives.triplet import HingeObjective, every_negative, one_hardest
 
 
@@ -33,6 +34,8 @@ class SelectiveHardNegative(HingeObjective):
         self, *, margin: float = 0.2, epsilon: float = 0.01, reduction: Reduction = "mean"
     ) -> None:
         super().__init__(margin=margin, reduction=reduction)
+        if epsilon < 0:
+            raise ConfigError(f"objective.selhn.epsilon: at least 0, got {epsilon}")
         self.epsilon = epsilon
 
     def weights(self, anchors: Anchors, context: Context) -> Tensor:
@@ -43,6 +46,9 @@ class SelectiveHardNegative(HingeObjective):
     def averaged(self, anchors: Anchors) -> Tensor:
         """Which anchors [P] average: those whose Δs (eq. 10) is below epsilon."""
         return (anchors.positive - anchors.hardest).abs() < self.epsilon
+
+    def manner(self, epoch: int) -> Manner:
+        return "selective"
 
     def diagnostics(self, directions: tuple[Anchors, Anchors]) -> dict[str, Tensor]:
         averaged = torch.cat([self.averaged(anchors) for anchors in directions])

@@ -9,6 +9,7 @@ from counterfoil.objectives.base import (
     Anchors,
     Context,
     LossReport,
+    Manner,
     Objective,
     Reduction,
     both_directions,
@@ -53,7 +54,7 @@ class HingeObjective(Objective):
             self.diagnostics(directions) if context.logging else {},
         )
 
-    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """The margin for each anchor: right for one negative each, or a mean over them."""
         return self.margin if self.reduction == "mean" else 2 * anchors * self.margin
 
@@ -77,11 +78,11 @@ class Triplet(HingeObjective):
     def weights(self, anchors: Anchors, context: Context) -> Tensor:
         return every_negative(anchors)
 
-    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         return _uninformed_triplet(self, anchors, negatives)
 
 
-def _uninformed_triplet(hinge: HingeObjective, anchors: int, negatives: int) -> float:
+def _uninformed_triplet(hinge: HingeObjective, anchors: int, negatives: float) -> float:
     return hinge.margin if hinge.reduction == "mean" else 2 * anchors * negatives * hinge.margin
 
 
@@ -100,10 +101,13 @@ class HardestNegative(HingeObjective):
             return every_negative(anchors)
         return one_hardest(anchors)
 
-    def uninformed(self, anchors: int, negatives: int, epoch: int = 0) -> float | None:
+    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         if epoch < self.warmup_epochs:
             return _uninformed_triplet(self, anchors, negatives)
         return super().uninformed(anchors, negatives, epoch)
+
+    def manner(self, epoch: int) -> Manner:
+        return "every" if epoch < self.warmup_epochs else "hardest"
 
 
 def every_negative(anchors: Anchors) -> Tensor:

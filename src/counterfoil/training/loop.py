@@ -74,6 +74,12 @@ class Trainer:
             model.image_encoder.compile()
             model.text_encoder.compile()
         self.objective = create_objective(config.objective)
+        idle = self.objective.idle_epochs(config.train.epochs)
+        if idle:
+            raise ConfigError(
+                f"objective: no term is active in epoch {idle[0]} of {config.train.epochs} (from 0): "
+                "the ranges of 'epochs' must cover all of them"
+            )
         train, held_out = set_aside(pairs.train, self.objective.held_out, config.seed)
         self.objective.prepare(RunPreparation(train, model, config, self.device, self.progress))
         self.step_module = TrainingStep(
@@ -107,6 +113,7 @@ class Trainer:
         )
         self.survey = TrainingSurvey(model, train, config, self.device, self.progress)
         self.watch = CollapseWatch()
+        self.crowd = (config.train.batch_size, float(config.train.batch_size - 1))
         self.checkpoints = Checkpoints(folder)
         self.position = Position()
         self.started = time.monotonic()
@@ -207,14 +214,15 @@ class Trainer:
 
     def _look_out(self, loss: float, gap: float | None, batch: PairBatch, logs: RunLogs) -> None:
         """Say so where the run has collapsed, and where it has recovered."""
-        anchors = len(gather_rows(batch.owners))
-        expected = self.objective.uninformed(anchors, anchors - 1, self.position.epoch)
-        label = ", ".join(self.config.objective)
-        text = self.watch.update(self.position.step, loss, expected, gap, label)
+        place = self.position
+        if gap is not None:  # measured now; batches hardly differ in how many negatives they have
+            self.crowd = anchors_and_negatives(batch)
+        expected = self.objective.uninformed(*self.crowd, place.epoch)
+        manner = self.objective.manner(place.epoch)
+        text = self.watch.update(place.step, loss, expected, gap, manner)
         if text is not None:
             self.progress.say(f"warning: {text}")
-            record = {"kind": "warning", "step": self.position.step, "text": text}
-            logs.write(record, self._seconds())
+            logs.write({"kind": "warning", "step": place.step, "text": text}, self._seconds())
 
     def _update(self, logged: bool) -> dict[str, float | None]:
         """Clip, step, and move the learning rate; norms of the gradient before clipping."""
@@ -383,6 +391,17 @@ class RunLogs:
     @property
     def size(self) -> int:
         return self.metrics.size if self.active else 0
+
+
+def anchors_and_negatives(batch: PairBatch) -> tuple[int, float]:
+    """Pairs of the global batch, and how many negatives each has on average over both ways."""
+    images, owners = gather_rows(batch.image_ids), gather_rows(batch.owners)
+    negatives = images[:, None] != owners[None, :]
+    by_image, by_text = negatives.sum(1).float(), negatives.sum(0).float()
+    if len(images) == len(owners):
+        return len(owners), float((by_image + by_text).mean() / 2)
+    row = (~negatives).int().argmax(0)
+    return len(owners), float((by_image[row] + by_text).mean() / 2)
 
 
 def projection_gradient(model: Model) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from counterfoil.data.batches import Companions, PairBatch
 from counterfoil.data.pairs import Split
 from counterfoil.data.texts import TextProcessor
 from counterfoil.errors import ConfigError, DataError
+from counterfoil.models.foil_maker import FoilMaker, cross_encoder_of
 from counterfoil.models.model import Model
 from counterfoil.models.store import from_pretrained, model_folder
+from counterfoil.objectives.generation import GeneratorOptions
 from counterfoil.progress import Progress
 from counterfoil.training.foils import foil_companions
 from counterfoil.training.guide import EmbeddingGuide, MatrixGuide, open_guide
@@ -38,6 +41,7 @@ class RunPreparation:
         self.text: TextProcessor = model.text
         self.embed_size = model.spec.embed_size
         self.input_dim = model.input_dim
+        self._model = model
 
     def teacher(self, run: str) -> RunTeacher:
         return RunTeacher(self._other(run), self.text)
@@ -55,6 +59,16 @@ class RunPreparation:
 
     def foils(self, source: str, count: int) -> Companions:
         return foil_companions(source, count, self.train, self.progress)
+
+    def generator(self, options: GeneratorOptions, heads: Sequence[str]) -> FoilMaker:
+        cross_encoder_of(self._model, heads)
+        other = self._other(options.run) if options.run else None
+        if other is not None and not same_ids(other.text, self.text):
+            raise ConfigError(
+                f"{options.run}: the generator writes words by another vocabulary than this run; "
+                "train it on the same data, or set data.vocabulary in both"
+            )
+        return FoilMaker(self.train, self._model, options, self.seed, other)
 
     def _other(self, run: str) -> Model:
         """The model of another run, checked to read the same fragments."""

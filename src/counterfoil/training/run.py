@@ -271,6 +271,7 @@ def resumed_config(folder: Path, asked: RunConfig | None) -> RunConfig:
     saved = load_config(path)
     if asked is None:
         return saved
+    asked = _check_names(asked)
     changed = [
         (section, key)
         for section, values in asked.model_dump().items()

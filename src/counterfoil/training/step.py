@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -98,25 +100,35 @@ class LiveBatch:
         return self.model.matcher
 
     def encode_images(self, images: ImageBatch) -> Encoded:
-        with self._autocast():
+        with self.autocast():
             return self.model.encode_images(images)
 
     def encode_texts(self, texts: TextBatch) -> Encoded:
-        with self._autocast():
+        with self.autocast():
             return self.model.encode_texts(texts)
 
     def paired(self, images: Encoded, texts: Encoded) -> Tensor:
         counts = gather_counts(len(images), images.mask.device)
         places = torch.arange(max(counts), device=images.mask.device)
         mine = places.clamp(max=len(images) - 1)  # as many on every process, the rest repeated
-        with self._autocast():
+        with self.autocast():
             scores = paired_scores(self.model.matcher, images[mine], texts[mine])
         kept = torch.cat([places < count for count in counts])
         return gather_rows(_full_precision(scores))[kept]
 
-    def _autocast(self) -> torch.autocast:
+    def autocast(self) -> torch.autocast:
         device = self.batch.image_ids.device.type
         return torch.autocast(device, self.dtype, enabled=self.dtype is not None)
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad(), self.autocast():
+                yield
+        finally:
+            self.model.train(was_training)
 
 
 def paired_scores(matcher: Matcher, images: Encoded, texts: Encoded) -> Tensor:
@@ -159,7 +171,9 @@ class TrainingStep(nn.Module):
         report: LossReport = objective(scored.scores, positives, context)
         if not logging:
             return report.loss, {}
-        common = self._diagnose(scored, positives) if objective.needs_scores else {}
+        common = {}
+        if objective.needs_scores:
+            common = self._diagnose(scored, positives, replace(context, protected=report.protected))
         return report.loss, {**common, **report.diagnostics}
 
     def _observe(self, scored: Scored, positives: Tensor, epoch: int) -> None:
@@ -170,13 +184,13 @@ class TrainingStep(nn.Module):
         )
 
     @torch.no_grad()
-    def _diagnose(self, scored: Scored, positives: Tensor) -> dict[str, Tensor]:
+    def _diagnose(self, scored: Scored, positives: Tensor, context: Context) -> dict[str, Tensor]:
         """What any run logs of a batch, whatever its objective."""
-        directions = both_directions(scored.scores, positives)
+        directions = both_directions(scored.scores, positives, context)
         found = score_diagnostics(directions)
         found[HISTOGRAM] = margin_histogram(directions, low=MARGIN_RANGE[0], high=MARGIN_RANGE[1])
         if self.model.spec.matcher["name"] == "cosine" and self.model.spec.copies == 1:
             images, texts = scored.images.pooled, scored.all_texts.pooled
             if images is not None and texts is not None:
-                found |= tangential_gradients(gather_rows(images), texts, positives)
+                found |= tangential_gradients(gather_rows(images), texts, positives, context)
         return found

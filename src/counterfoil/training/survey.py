@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -12,7 +13,8 @@ from counterfoil.collectives import gather_rows, rank, world_size
 from counterfoil.config import RunConfig
 from counterfoil.data.batches import Augmentation, CaptionItems, Collate, PairBatch
 from counterfoil.data.pairs import Split
-from counterfoil.data.sampling import BatchPlan, RankBatches
+from counterfoil.data.sampling import BatchPlan
+from counterfoil.errors import TrainingError
 from counterfoil.models.model import Model
 from counterfoil.progress import Progress
 from counterfoil.training.step import score_batch
@@ -46,17 +48,30 @@ class TrainingSurvey:
         try:
             label = "looking at the training split"
             for batch in self.progress.track(self._loader(), label, len(self.plan)):
-                if isinstance(batch, PairBatch):
-                    batch = batch.to(self.device)
-                    members = score_batch(self.model, batch).members
-                    yield members, gather_rows(batch.image_ids), gather_rows(batch.caption_ids)
+                if not isinstance(batch, PairBatch):
+                    if world_size() > 1:
+                        raise TrainingError(
+                            f"no usable item in the share of process {rank()}: {batch}"
+                        )
+                    continue
+                batch = batch.to(self.device)
+                members = score_batch(self.model, batch).members
+                yield members, gather_rows(batch.image_ids), gather_rows(batch.caption_ids)
         finally:
             self.model.train(was_training)
+
+    def _shares(self) -> list[list[tuple[int, int, int]]]:
+        """This process's share of each batch; all batches are about as large, none is a rest."""
+        shares = []
+        for batch in np.array_split(self.plan.order(self.epoch), len(self.plan)):
+            share = np.array_split(batch, world_size())[rank()]
+            shares.append([(self.epoch, int(caption), 0) for caption in share])
+        return shares
 
     def _loader(self) -> DataLoader[PairBatch | tuple[str, ...]]:
         return DataLoader(
             self.items,  # type: ignore[arg-type]
-            batch_sampler=RankBatches(self.plan, self.epoch, 0, rank(), world_size()),
+            batch_sampler=self._shares(),
             num_workers=self.workers,
             collate_fn=Collate(self.model.text.pad),
             generator=torch.Generator(),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, dataclass
+
+from counterfoil.objectives.base import Manner
 
 CAUSE = {
     "hardest": (
@@ -18,7 +19,7 @@ REMEDIES = {
         "use objective=selhn; or let the first epoch count every negative with "
         "objective.hardest.warmup_epochs=1; or lower train.optimiser.lr"
     ),
-    "selhn": (
+    "selective": (
         "lower train.optimiser.lr; or raise objective.selhn.epsilon, so that more anchors count "
         "every negative; or give it more negatives with a larger train.batch_size"
     ),
@@ -47,15 +48,14 @@ class CollapseWatch:
     ``gap_limit``. It takes ``patience`` such updates in a row to warn and as many others in a row
     to call it over, so neither a noisy batch nor a short plateau after the start is reported.
     Where every negative counts (`triplet`) or does near ties (`selhn`), the gradient leads out of
-    such a plateau by itself, usually within 150 updates: there a warning takes ``slower`` times the
+    such a plateau by itself, usually within 200 updates: there a warning takes ``slower`` times the
     patience.
 
     Why both: a run that learns crosses the uninformed loss when as many anchors win as lose, but
     then |Δs| is near 0.1; and |Δs| alone depends on how the matcher scales its scores. In a
     collapsed run of a hinge on the hardest negative nearly every Δs is negative, so the loss is
-    (1 + |Δs| / margin) times the uninformed one: with a margin of 0.2 the default of 5 % asks for
-    |Δs| < 0.01 (such runs go from 0.008 down to 0.0003 and below), and the limit of 0.02 only
-    matters for larger margins and averaged losses.
+    (1 + |Δs| / margin) times the uninformed one: with a margin of 0.2 the default of 10 % asks for
+    the same |Δs| < 0.02 as the limit does (collapsed runs go from 0.015 down to 0.0003 and below).
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class CollapseWatch:
         *,
         patience: int = 50,
         slower: int = 5,
-        loss_tolerance: float = 0.05,
+        loss_tolerance: float = 0.1,
         gap_limit: float = 0.02,
     ) -> None:
         self.patience, self.slower = patience, slower
@@ -71,13 +71,13 @@ class CollapseWatch:
         self._state = _State()
 
     def update(
-        self, step: int, loss: float, uninformed: float | None, gap: float | None, label: str
+        self, step: int, loss: float, uninformed: float | None, gap: float | None, manner: Manner
     ) -> str | None:
         """Take in one update; a text where there is something to say.
 
         ``gap`` is the mean |Δs|; where it was not measured in this update, the last one holds. An
         update without an uninformed loss, or before the first gap, cannot be judged and counts for
-        neither side. ``label`` holds the names of the objective's terms.
+        neither side. ``manner`` says which negatives the objective counts while scores are equal.
         """
         state = self._state
         state.gap = state.gap if gap is None else gap
@@ -90,22 +90,21 @@ class CollapseWatch:
         if state.streak == 0:
             state.since = step
         state.streak += 1
-        slowly = not state.collapsed and _kind(label) != "hardest"
+        slowly = not state.collapsed and manner != "hardest"
         if state.streak < self.patience * (self.slower if slowly else 1):
             return None
         state.collapsed, state.streak = not state.collapsed, 0
         if state.collapsed:
-            return self._warning(loss, uninformed, state.gap, label)
+            return self._warning(loss, uninformed, state.gap, manner)
         return f"recovered at step {state.since}: the scores tell pairs apart again"
 
-    def _warning(self, loss: float, uninformed: float, gap: float, label: str) -> str:
-        kind = _kind(label)
-        cause = CAUSE["every" if kind == "every" else "hardest"]
+    def _warning(self, loss: float, uninformed: float, gap: float, manner: Manner) -> str:
+        cause = CAUSE["every" if manner == "every" else "hardest"]
         return (
             f"training has collapsed: since step {self._state.since} the loss ({loss:.4g}) is that "
             f"of a model that gives every pair the same score ({uninformed:.4g}), and positives "
             f"differ from their hardest negatives by {gap:.2g} on average. {cause} "
-            f"What helps: {REMEDIES[kind]}."
+            f"What helps: {REMEDIES[manner]}."
         )
 
     def state_dict(self) -> dict[str, bool | int | float | None]:
@@ -114,9 +113,3 @@ class CollapseWatch:
 
     def load_state_dict(self, state: dict[str, bool | int | float | None]) -> None:
         self._state = _State(**state)  # type: ignore[arg-type]
-
-
-def _kind(label: str) -> str:
-    """Which of the causes and remedies fits an objective, by the names of its terms."""
-    names = set(re.findall(r"[\w-]+", label.lower()))
-    return "selhn" if "selhn" in names else "every" if names == {"triplet"} else "hardest"
