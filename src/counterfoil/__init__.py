@@ -13,17 +13,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from counterfoil.api import (
+        build_index,
         create,
         evaluate,
         from_pretrained,
         load_pairs,
+        open_index,
         save_pretrained,
         train,
     )
 
 __version__ = "0.1.0"
 
-__all__ = ["create", "evaluate", "from_pretrained", "load_pairs", "save_pretrained", "train"]
+__all__ = [
+    "build_index",
+    "create",
+    "evaluate",
+    "from_pretrained",
+    "load_pairs",
+    "open_index",
+    "save_pretrained",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from counterfoil.config import ModelConfig, build_config, merge
 from counterfoil.data.load import is_named
 from counterfoil.data.load import load_pairs as _load_pairs
-from counterfoil.data.pairs import Pairs
+from counterfoil.data.pairs import Pairs, Split
 from counterfoil.errors import ConfigError
 from counterfoil.evaluation.evaluate import evaluate
 from counterfoil.features import with_fragments
@@ -22,7 +22,19 @@ from counterfoil.progress import Progress
 from counterfoil.training.loop import RunResult, Trainer
 from counterfoil.training.run import clear_run, holds_a_run
 
-__all__ = ["create", "evaluate", "from_pretrained", "load_pairs", "save_pretrained", "train"]
+if TYPE_CHECKING:
+    from counterfoil.search import SearchIndex
+
+__all__ = [
+    "build_index",
+    "create",
+    "evaluate",
+    "from_pretrained",
+    "load_pairs",
+    "open_index",
+    "save_pretrained",
+    "train",
+]
 
 CACHE = Path.home() / ".cache" / "counterfoil"
 
@@ -96,3 +108,22 @@ def train(
     tree["objective"] = objective
     config = build_config(merge(tree, sections), "train")
     return Trainer(model, pairs, config, Path(folder), progress).run(resume=resume)
+
+
+def build_index(
+    model: Model, pairs: Pairs | Split, folder: str | Path, **settings: Any
+) -> SearchIndex:
+    """An index on disk of some pairs, to be searched with a sentence or an image.
+
+    ``settings`` are those of `SearchIndex.build`: ``backend``, ``first_stage``, ``shortlist`` …
+    """
+    from counterfoil.search import SearchIndex
+
+    return SearchIndex.build(folder, model, pairs, **settings)
+
+
+def open_index(folder: str | Path, **settings: Any) -> SearchIndex:
+    """An index that was built before, with the model in it."""
+    from counterfoil.search import SearchIndex
+
+    return SearchIndex.open(folder, **settings)

@@ -12,11 +12,14 @@ from counterfoil.cli.data import data_app
 from counterfoil.cli.demo import demo
 from counterfoil.cli.evaluate import evaluate
 from counterfoil.cli.explain import explain
+from counterfoil.cli.features import features
 from counterfoil.cli.guide import guide_app
 from counterfoil.cli.import_ import import_
+from counterfoil.cli.index import index_app
 from counterfoil.cli.models import models
 from counterfoil.cli.reproduce import reproduce
 from counterfoil.cli.score import score
+from counterfoil.cli.search import search
 from counterfoil.cli.train import train
 from counterfoil.errors import CounterfoilError
 
@@ -39,9 +42,12 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(score)
 app.command()(explain)
+app.command()(search)
 app.command()(models)
 app.command()(reproduce)
 app.command("import")(import_)
+app.command()(features)
+app.add_typer(index_app, name="index")
 app.add_typer(guide_app, name="guide")
 app.add_typer(data_app, name="data")
 

@@ -1,0 +1,105 @@
+"""The folder of a new, empty index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from counterfoil.data.pairs import Split
+from counterfoil.errors import ConfigError
+from counterfoil.evaluation.scoring import encode_texts
+from counterfoil.files import atomic_folder
+from counterfoil.models.model import Model
+from counterfoil.models.store import write_model
+from counterfoil.progress import Progress
+from counterfoil.search.backends import backends
+from counterfoil.search.fitting import enough_to_fit, fit_first_stage
+from counterfoil.search.identity import folder_digest
+from counterfoil.search.index import FIT, KIND, MANIFEST, SIDES, vectors_folder
+from counterfoil.search.proxy import Asked, FirstStageProxy, choose_form, pooled_vectors
+from counterfoil.search.store import SegmentStore
+
+SECRET = "api_key"  # noqa: S105 - the name of the option that is never written down
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an index is made with, see `SearchIndex.build`."""
+
+    backend: str
+    options: dict[str, Any]
+    first_stage: Asked
+    dtype: str
+    shortlist: int
+
+
+def create_folder(
+    folder: Path,
+    model: Model,
+    settings: Settings,
+    splits: Sequence[Split],
+    overwrite: bool,
+    progress: Progress,
+) -> None:
+    """Write the model, the settings and an empty first stage, fitted on ``splits`` where it is."""
+    if settings.dtype not in ("float16", "float32"):
+        raise ConfigError(f"dtype: float16 or float32, got {settings.dtype}")
+    if settings.first_stage not in get_args(Asked):
+        raise ConfigError(
+            f"first_stage: {', '.join(get_args(Asked))} are possible, got {settings.first_stage}"
+        )
+    if settings.shortlist < 1:
+        raise ConfigError(f"shortlist: at least 1, got {settings.shortlist}")
+    backends.check(settings.backend, settings.options, where="backend")
+    form = choose_form(settings.first_stage, model, enough_to_fit(splits))
+    _make_room(folder, overwrite, settings.options)
+    example = encode_texts(model, ["a"])
+    dim = pooled_vectors(model, example).rows.shape[1]
+    fit = None
+    if form == "fitted":
+        fit = fit_first_stage(model, splits, dim, progress)
+        if settings.first_stage == "auto" and fit.gain <= 0:
+            form, fit = "pooled", None
+    dim = FirstStageProxy(model, form, fit).vectors(example, "captions").rows.shape[1]
+    with atomic_folder(folder) as new:
+        (new / "model").mkdir()
+        write_model(model, new / "model")
+        if fit is not None:
+            fit.save(new / FIT)
+        for side in SIDES:
+            backends[settings.backend].create(
+                vectors_folder(new, side), dim, form == "maxsim", settings.dtype, settings.options
+            ).close()
+        header = {
+            "model": {"name": model.spec.name, "sha256": folder_digest(new / "model")},
+            "backend": settings.backend,
+            "backend_options": {k: v for k, v in settings.options.items() if k != SECRET},
+            "first_stage": form,
+            "dtype": settings.dtype,
+            "shortlist": settings.shortlist,
+            "next_key": 0,
+        }
+        SegmentStore.create(new, KIND, header, SIDES, MANIFEST)
+
+
+def _make_room(folder: Path, overwrite: bool, options: dict[str, Any]) -> None:
+    """Refuse to write over anything but an index, and over that only when told to."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not (folder / MANIFEST).is_file():
+        raise ConfigError(f"{folder}: there is something else; name a new folder for the index")
+    if not overwrite:
+        raise ConfigError(
+            f"{folder}: an index is there already; add to it with: counterfoil index add {folder} "
+            "PAIRS, or replace it with --overwrite"
+        )
+    header = SegmentStore(folder, KIND, MANIFEST).header
+    secrets = {key: value for key, value in options.items() if key == SECRET}
+    for side in SIDES:
+        old = backends[header["backend"]].open(
+            vectors_folder(folder, side), {**header["backend_options"], **secrets}
+        )
+        old.drop()
+        old.close()

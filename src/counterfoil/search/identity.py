@@ -1,0 +1,46 @@
+"""Which model an index was made with: a digest of everything that bears on a score."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+
+from counterfoil.errors import CheckpointError
+from counterfoil.models.model import Model
+from counterfoil.models.store import CONFIG, LANGUAGE_MODEL, write_model
+
+
+def folder_digest(folder: Path) -> str:
+    """SHA-256 over the names and contents of a saved model's files."""
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(f"{folder}: the model of the index is missing; build it again")
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        digest.update(f"{path.relative_to(folder).as_posix()}\n".encode())
+        if path == folder / CONFIG:
+            digest.update(_portable(path))
+            continue
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def model_digest(model: Model) -> str:
+    """The digest that a model would have once saved."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(model, Path(folder))
+        return folder_digest(Path(folder))
+
+
+def _portable(path: Path) -> bytes:
+    """The config without the path that a language model was read from."""
+    try:
+        layout = json.loads(path.read_text(encoding="utf-8"))
+        if (path.parent / LANGUAGE_MODEL).is_dir():
+            layout["spec"]["text"].pop("pretrained", None)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: damaged ({error})") from None
+    return json.dumps(layout, sort_keys=True).encode()

@@ -1,0 +1,150 @@
+"""Images or captions of an index on disk: encoded as the matcher reads them, and what they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from counterfoil.data.arrays import Descriptor, read_into
+from counterfoil.encoders import Encoded
+from counterfoil.errors import DataError
+from counterfoil.search.store import Change, Filled, SegmentStore
+from counterfoil.search.table import Ids, Table
+from counterfoil.search.vectors import HALF_MAX
+from counterfoil.training.guide_manifest import Extent
+from counterfoil.training.guide_store import EncodedReader, EncodedWriter, full_precision
+
+Side = Literal["images", "captions"]
+ABOUT, ENDS = "about.bin", "about_ends.bin"
+BLOCK = 256
+"""Items read or written at once."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some items: their keys, what the matcher compares, and what they are."""
+
+    keys: Ids
+    encoded: Encoded
+    about: list[dict[str, Any]]
+
+
+class Items:
+    """One side of an index as of now; keys are numbers, never used twice."""
+
+    def __init__(self, store: SegmentStore, side: Side, device: torch.device) -> None:
+        self.store, self.side, self.device = store, side, device
+        self.table: Table = store.tables[side]
+        self.dtype: str = store.header["dtype"]
+        # opened at once: a file that another process replaces later stays readable
+        self._readers = [self._reader(number) for number in range(len(self.table.mark.segments))]
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @cached_property
+    def names(self) -> dict[str, int]:
+        """Key of every item by its name, read when something is looked up or changed."""
+        keys = self.table.live_ids
+        return {about["id"]: int(key) for key, about in zip(keys, self.about(keys), strict=True)}
+
+    def encoded(self, keys: Ids) -> Encoded:
+        """Items as the matcher reads them, in the order given."""
+        rows = self.table.rows_of(keys)
+        segments = self.table.segment_of(rows)
+        parts, order = [], []
+        for segment in np.unique(segments):
+            here = np.flatnonzero(segments == segment)
+            reader = self._readers[segment].encoded
+            found, _ = reader.read(rows[here] - self.table.starts[segment])
+            parts.append(full_precision(found, self.device))
+            order.append(here)
+        back = np.argsort(np.concatenate(order), kind="stable")
+        return Encoded.cat(parts)[torch.from_numpy(back).to(self.device)]
+
+    def blocks(self, first_segment: int = 0) -> Iterator[tuple[Ids, Encoded]]:
+        """All live items, or those from one segment on, a few at a time, in stored order."""
+        rows = self.table.live_rows
+        keys = self.table.ids[rows[rows >= self.table.starts[first_segment]]]
+        for start in range(0, len(keys), BLOCK):
+            part = keys[start : start + BLOCK]
+            yield part, self.encoded(part)
+
+    def about(self, keys: Ids) -> list[dict[str, Any]]:
+        """What was said of some items when they were added."""
+        rows = self.table.rows_of(np.asarray(keys, dtype=np.int64))
+        segments = self.table.segment_of(rows)
+        found: list[dict[str, Any]] = [{}] * len(rows)
+        for segment in np.unique(segments):
+            ends, file = self._readers[segment].ends, self._readers[segment].about
+            for place in np.flatnonzero(segments == segment):
+                row = int(rows[place] - self.table.starts[segment])
+                begin = int(ends[row - 1]) if row else 0
+                text = np.empty(int(ends[row]) - begin, dtype=np.uint8)
+                read_into(text, file.fd, begin)
+                found[place] = json.loads(text.tobytes())
+        return found
+
+    def rewritten(self, first: int) -> Change:
+        """The change that writes the live items of all segments from one on as one segment."""
+
+        def blocks() -> Iterator[Block]:
+            for keys, encoded in self.blocks(first):
+                yield Block(keys, encoded, self.about(keys))
+
+        return Change(
+            fill=lambda folder: write_blocks(folder, self.dtype, blocks()), replace_from=first
+        )
+
+    def _reader(self, number: int) -> _Reader:
+        mark = self.table.mark.segments[number]
+        folder = self.store.segment(mark.name)
+        extent = Extent.model_validate(mark.notes["extent"])
+        return _Reader(
+            EncodedReader(folder, self.dtype, extent),
+            np.fromfile(folder / ENDS, dtype="<i8"),
+            Descriptor(folder / ABOUT),
+        )
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """The open files of a segment."""
+
+    encoded: EncodedReader
+    ends: Ids
+    about: Descriptor
+
+
+def write_blocks(folder: Path, dtype: str, blocks: Iterable[Block]) -> Filled:
+    """Fill a new segment."""
+    writer = EncodedWriter(folder, dtype, Extent())
+    keys: list[Ids] = [np.empty(0, dtype=np.int64)]
+    ends: list[int] = []
+    end = 0
+    with (folder / ABOUT).open("wb") as file:
+        for block in blocks:
+            _refuse_infinite(block, dtype)
+            writer.append(block.encoded, np.ones(len(block.keys), dtype=np.bool_))
+            keys.append(block.keys)
+            for about in block.about:
+                end += file.write(json.dumps(about, ensure_ascii=False).encode())
+                ends.append(end)
+    (folder / ENDS).write_bytes(np.array(ends, dtype="<i8").tobytes())
+    return Filled(np.concatenate(keys), {"extent": writer.done.model_dump()})
+
+
+def _refuse_infinite(block: Block, dtype: str) -> None:
+    limit = HALF_MAX if dtype == "float16" else float(np.finfo(np.float32).max)
+    for tensor in (block.encoded.fragments, block.encoded.pooled):
+        if tensor is not None and not bool((tensor.abs() <= limit).all()):
+            bad = ~(tensor.abs() <= limit).flatten(1).all(1)
+            name = block.about[int(bad.nonzero()[0])]["id"]
+            raise DataError(f"{name}: the model encodes it as numbers that are not finite")

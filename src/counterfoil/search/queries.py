@@ -1,0 +1,91 @@
+"""A sentence or an image as a query: checked, then encoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from PIL import Image
+
+from counterfoil.data.batches import pad_fragments
+from counterfoil.data.images import FileImage, open_image
+from counterfoil.data.texts import WordText
+from counterfoil.data.words import words
+from counterfoil.encoders import Encoded
+from counterfoil.errors import ConfigError, DataError
+from counterfoil.evaluation.scoring import encode_texts
+from counterfoil.features import extractors
+from counterfoil.models.model import Model
+from counterfoil.search.items import Side
+
+if TYPE_CHECKING:
+    from counterfoil.search.index import SearchIndex
+
+MOST_WORDS, MOST_LETTERS = 200, 4000
+"""Of a query; a caption has a dozen words, and encoding time grows with them."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """One encoded item, on which side it is, and what a user should know of it."""
+
+    label: str
+    side: Side
+    encoded: Encoded
+    notes: list[str] = field(default_factory=list)
+
+
+def text_query(model: Model, text: str) -> Query:
+    if len(text) > MOST_LETTERS:
+        raise DataError(
+            f"the query has {len(text):,} letters, at most {MOST_LETTERS:,} are read: shorten it"
+        )
+    asked = words(text)
+    if not asked:
+        raise DataError("the query has no words: say what to look for")
+    if len(asked) > MOST_WORDS:
+        raise DataError(
+            f"the query has {len(asked):,} words, at most {MOST_WORDS} are read: shorten it"
+        )
+    notes = []
+    if isinstance(model.text, WordText):
+        unknown = [word for word in asked if word not in model.text.vocabulary.index]
+        if unknown:
+            notes.append(f"words the model has never seen: {', '.join(dict.fromkeys(unknown))}")
+    return Query(text, "captions", encode_texts(model, [text]), notes)
+
+
+def image_query(index: SearchIndex, image: str | Path | Image.Image) -> Query:
+    """A picture, an image file, or the id of an image in the index."""
+    if isinstance(image, Image.Image):
+        return Query("image", "images", _encode(index.model, image.convert("RGB")))
+    path = Path(image)
+    if path.is_file():
+        return Query(str(image), "images", _encode(index.model, open_image(FileImage(path))))
+    if path.is_dir():
+        raise DataError(f"{image}: a folder; give an image file, or the id of an image")
+    names = index.items["images"].names
+    if str(image) not in names:
+        example = f" (ids look like '{next(iter(names))}')" if names else ""
+        raise DataError(
+            f"{image}: neither an image file nor the id of an image in the index{example}"
+        )
+    key = np.array([names[str(image)]], dtype=np.int64)
+    return Query(str(image), "images", index.items["images"].encoded(key))
+
+
+@torch.inference_mode()
+def _encode(model: Model, pixels: Image.Image) -> Encoded:
+    if model.fragments_from is None:
+        raise ConfigError(
+            "this model was trained on precomputed features, so it cannot read an image file; "
+            "give the id of an image in the index instead"
+        )
+    extractor = extractors.create(model.fragments_from, model.fragments_options)
+    batch = pad_fragments([extractor.extract(pixels)]).to(model.device)
+    encoded = model.encode_images(batch)
+    regions = encoded.fragments is not None and encoded.mask.shape == batch.mask.shape
+    return replace(encoded, boxes=batch.boxes) if regions else encoded

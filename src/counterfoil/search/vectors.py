@@ -1,0 +1,93 @@
+"""`Vectors`: what the first stage compares, one vector an item or several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from counterfoil.errors import DataError
+from counterfoil.search.table import Ids
+
+Floats = NDArray[np.float32]
+HALF_MAX = 65504.0
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Vectors ``rows`` [R, D] of some items, one item after another, ``lengths`` [n] of them each.
+
+    The score of two items is MaxSim: for every vector of the query its largest inner product with
+    those of the item, summed. With one vector each, that is their inner product.
+    """
+
+    rows: Floats
+    lengths: Ids
+
+    @classmethod
+    def single(cls, rows: ArrayLike) -> Vectors:
+        """One vector an item."""
+        array = np.atleast_2d(np.asarray(rows, dtype=np.float32))
+        return cls(array, np.ones(len(array), dtype=np.int64))
+
+    @classmethod
+    def several(cls, items: Sequence[ArrayLike]) -> Vectors:
+        """Any number of vectors, at least one, an item."""
+        arrays = [np.atleast_2d(np.asarray(item, dtype=np.float32)) for item in items]
+        lengths = np.array([len(array) for array in arrays], dtype=np.int64)
+        rows = np.concatenate(arrays) if arrays else np.empty((0, 0), dtype=np.float32)
+        return cls(rows, lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def starts(self) -> Ids:
+        found: Ids = np.cumsum(self.lengths) - self.lengths
+        return found
+
+    def __iter__(self) -> Iterator[Floats]:
+        for start, length in zip(self.starts, self.lengths, strict=True):
+            yield self.rows[start : start + length]
+
+    def __getitem__(self, items: slice) -> Vectors:
+        lengths = self.lengths[items]
+        starts = self.starts[items]
+        first = int(starts[0]) if len(starts) else 0
+        return Vectors(self.rows[first : first + int(lengths.sum())], lengths)
+
+
+def checked(vectors: Vectors, dim: int, multi: bool, dtype: str = "float32") -> Vectors:
+    """The same vectors, or a `DataError` that says why they cannot be in an index."""
+    if not len(vectors):
+        return vectors
+    if vectors.rows.shape[1] != dim:
+        raise DataError(f"this index holds vectors of {dim} numbers, got {vectors.rows.shape[1]}")
+    if vectors.lengths.min() < 1 or (not multi and vectors.lengths.max() > 1):
+        wanted = "at least one vector" if multi else "exactly one vector"
+        raise DataError(f"this index takes {wanted} an item")
+    limit = HALF_MAX if dtype == "float16" else np.finfo(np.float32).max
+    with np.errstate(invalid="ignore"):
+        good = (np.abs(vectors.rows) <= limit).all(axis=1)
+    if not good.all():
+        row = int(np.flatnonzero(~good)[0])
+        item = int(np.searchsorted(np.cumsum(vectors.lengths), row, side="right"))
+        raise DataError(f"vector of item {item}: a number in it is not finite in {dtype}")
+    return vectors
+
+
+def checked_ids(ids: ArrayLike, vectors: Vectors | None = None) -> Ids:
+    """Item ids: distinct and not negative, one for each item."""
+    found: NDArray[Any] = np.asarray(ids)
+    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
+        raise DataError(f"item ids are a list of whole numbers, got {found.dtype} {found.shape}")
+    if len(found) and found.min() < 0:
+        raise DataError(f"item ids are not negative, got {int(found.min())}")
+    if len(np.unique(found)) < len(found):
+        raise DataError("an item id stands twice in one call")
+    if vectors is not None and len(found) != len(vectors):
+        raise DataError(f"{len(found)} item ids for the vectors of {len(vectors)} items")
+    return found.astype(np.int64)

@@ -1,0 +1,155 @@
+"""`counterfoil index` and `counterfoil search`, from a run to results."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import counterfoil as cf
+from counterfoil.config import build_config
+from counterfoil.data.images import open_image
+from counterfoil.errors import CheckpointError, ConfigError, DataError
+from counterfoil.models import create_model, save_pretrained
+from counterfoil.progress import Silent
+from counterfoil.training.run import read_data
+from tests.cli.test_cli import invoke
+
+SCENES = {"source": "scenes", "options": {"images": [20, 4, 16]}, "min_count": 1}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def pairs(cache):
+    return read_data(build_config({"data": SCENES}), cache, Silent())
+
+
+@pytest.fixture(scope="module")
+def run(cache, pairs, tmp_path_factory):
+    """An untrained run, complete on disk."""
+    folder = tmp_path_factory.mktemp("runs") / "my-naaf"
+    section = {"name": "naaf", "embed_size": 16, "text": {"word_dim": 8}}
+    config = build_config({"data": SCENES, "model": section})
+    torch.manual_seed(0)
+    model = create_model(config.model, pairs.train, config.data)
+    model.fragments_from = "segments"
+    save_pretrained(model, folder / "best")
+    (folder / "config.yaml").write_text(config.to_yaml())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def index(run, cache, tmp_path_factory):
+    """An index of the test split; not to be changed."""
+    folder = tmp_path_factory.mktemp("indexes") / "index"
+    printed = invoke("index", run, "--split", "test", "--out", folder, "--cache", cache)
+    assert "added 16 images" in printed
+    assert "recall@10" in printed
+    assert "captions → images" in printed
+    assert "200" in printed
+    return folder
+
+
+def test_a_sentence_finds_images_with_both_stages_beside(index) -> None:
+    found = json.loads(invoke("search", index, "a red car next to a tree", "-k", 3, "--json"))
+    assert found["model"] == "naaf"
+    assert [hit["rank"] for hit in found["hits"]] == [1, 2, 3]
+    assert all(hit["id"].startswith("scene-test-") for hit in found["hits"])
+    assert all(1 <= hit["first_rank"] <= 16 for hit in found["hits"])
+    printed = invoke("search", index, "a red car next to a tree", "-k", 3)
+    assert found["hits"][0]["id"] in printed
+    assert "16 of 16 images scored" in printed
+    everything = invoke("search", index, "a red car next to a tree", "-k", 3, "--exhaustive")
+    assert "all 16 images scored" in everything
+
+
+def test_a_file_or_an_id_finds_captions(index, pairs, tmp_path) -> None:
+    open_image(pairs.test.pixels[3]).save(tmp_path / "photo.png")
+    by_file = json.loads(invoke("search", index, "--image", tmp_path / "photo.png", "--json"))
+    by_id = json.loads(invoke("search", index, "--image", pairs.test.ids[3], "--json"))
+    assert by_file["target"] == "captions"
+    # stored in half precision, read from the file in full
+    files = {hit["id"]: hit["score"] for hit in by_file["hits"]}
+    for hit in by_id["hits"][:5]:
+        assert files[hit["id"]] == pytest.approx(hit["score"], abs=5e-3)
+
+
+def test_results_are_explained_on_demand(index) -> None:
+    printed = invoke("search", index, "a red car", "-k", 2, "--explain", 1)
+    assert "least fitting word" in printed
+    tree = json.loads(invoke("search", index, "a red car", "-k", 2, "--explain", 1, "--json"))
+    assert [w["word"] for w in tree["hits"][0]["match"]["words"]] == ["a", "red", "car"]
+    assert tree["hits"][0]["match"]["boxes"]
+    assert tree["hits"][1]["match"] is None
+
+
+def test_an_index_is_kept_up_to_date(run, cache, pairs, tmp_path) -> None:
+    folder = tmp_path / "index"
+    options = ["--cache", cache, "--json"]
+    built = json.loads(
+        invoke("index", "build", run, "--split", "dev", "-o", folder, "--recall", 0, *options)
+    )
+    assert (built["images"], built["recall"]) == (4, [])
+    data = ["scenes", "--option", "images=[20,4,16]"]
+    added = json.loads(
+        invoke("index", "add", folder, *data, "--split", "test", "--recall", 5, *options)
+    )
+    assert added["images"] == 20
+    assert added["recall"][0]["at"]["10"] == 1.0
+    with pytest.raises(DataError, match="in the index already"):
+        invoke("index", "add", folder, *data, *options)
+    assert json.loads(invoke("index", "info", folder, "--json"))["images"] == 20  # none was added
+    more = ["--existing", "skip", *options]
+    assert json.loads(invoke("index", "add", folder, *data, *more))["added"]["skipped"] == 20
+    gone = json.loads(invoke("index", "remove", folder, pairs.test.ids[0], "--json"))
+    assert gone == {"removed": 1 + len(pairs.test.captions[0]), "images": 39}
+    assert "MB now" in invoke("index", "compact", folder)
+    info = json.loads(invoke("index", "info", folder, "--check", "--json"))
+    assert (info["images"], info["damaged"]) == (39, [])
+    assert "naaf" in invoke("index", "info", folder)
+    ways = json.loads(invoke("index", "recall", folder, "--shortlist", 10, "--json"))
+    assert [way["shortlist"] for way in ways] == [10, 10]
+
+
+def test_the_same_from_python(run, pairs, tmp_path) -> None:
+    model = cf.from_pretrained(run / "best")
+    with cf.build_index(model, pairs.dev, tmp_path / "index", shortlist=2) as made:
+        assert len(made) == 4
+    opened = cf.open_index(tmp_path / "index", device="cpu")
+    assert len(opened.search("a red car", k=2).hits) == 2
+
+
+def test_what_cannot_be_searched_is_refused_in_words(index, run, tmp_path, cache) -> None:
+    with pytest.raises(DataError, match="no words"):
+        invoke("search", index, "")
+    with pytest.raises(DataError, match="one of the two"):
+        invoke("search", index)
+    with pytest.raises(DataError, match="not a search index"):
+        invoke("search", run, "a dog")
+    with pytest.raises(DataError, match="not a search index"):
+        invoke("search", tmp_path / "nowhere", "a dog")
+    with pytest.raises(CheckpointError, match="neither a run nor a saved model"):
+        invoke("index", tmp_path / "nowhere", "--cache", cache)
+    with pytest.raises(ConfigError, match="--overwrite"):
+        invoke("index", run, "--out", index, "--split", "dev", "--cache", cache)
+    with pytest.raises(ConfigError, match="no option 'kind'"):
+        invoke("index", run, "-o", tmp_path / "x", "--set", "kind=hnsw", "--cache", cache)
+    (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff")
+    with pytest.raises(DataError, match=r"photo\.jpg"):
+        invoke("search", index, "--image", tmp_path / "photo.jpg")
+
+
+def test_a_damaged_index_fails_its_check(run, cache, tmp_path) -> None:
+    folder = tmp_path / "index"
+    invoke("index", run, "--split", "dev", "-o", folder, "--recall", 0, "--cache", cache)
+    path = next((folder / "segments").glob("images-*/fragments.bin"))
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(DataError, match=r"fragments\.bin: damaged"):
+        invoke("index", "info", folder, "--check")
