@@ -29,6 +29,7 @@ from tests.models.pickling import (
     file_of,
     write,
 )
+from tests.models.test_uniter_importer import FILES as STATE_DICTS
 
 FILES = {
     "scan": "scan",
@@ -83,7 +84,7 @@ def test_an_imported_model_scores_as_the_original_did(name, tmp_path) -> None:
 
 
 def test_every_importer_has_a_file_to_be_compared_with() -> None:
-    assert set(FILES.values()) == set(importers)
+    assert {*FILES.values(), *STATE_DICTS.values()} == set(importers)
 
 
 @pytest.mark.parametrize("legacy", [False, True])

@@ -14,15 +14,20 @@ if TYPE_CHECKING:
 
 
 def import_(
-    checkpoint: Annotated[Path, typer.Argument(help="A .pth.tar or .pth file of that project.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A .pth.tar, .pth or .pt file of that project.")
+    ],
     family: Annotated[
         str,
-        typer.Option("--from", help="Whose file it is: scan, naaf, bfan, sgraf, vse_infty, chan."),
+        typer.Option(
+            "--from",
+            help="Whose file it is: scan, naaf, bfan, sgraf, vse_infty, chan, uniter, tags.",
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Model folder to write.")],
     vocab: Annotated[
         Optional[Path],  # noqa: UP045 - typer reads this annotation on Python 3.10
-        typer.Option("--vocab", help="The project's vocabulary: .json, or a pickled .pkl."),
+        typer.Option("--vocab", help="The project's vocabulary (.json, .pkl) or tokenizer."),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a model that is already in that folder.")
@@ -35,11 +40,13 @@ def import_(
 
       counterfoil import --from scan model_best.pth.tar --vocab f30k_precomp_vocab.json -o scan
       counterfoil import --from vse_infty model_best.pth --vocab f30k_vocab.json -o vse
+      counterfoil import --from uniter model_step_4000.pt --vocab bert-base-cased -o uniter
       counterfoil evaluate scan --data f30k_precomp
 
     A checkpoint holds a vector for each word but not the words: those are in the project's
     vocabulary file. Without it the model is written all the same, with stand-ins for words, and
-    scores nothing but token ids. (CHAN keeps its words in the checkpoint.)
+    scores nothing but token ids. (CHAN keeps its words in the checkpoint. UNITER and TAGS need the
+    tokenizer of bert-base-cased, as a folder or its vocab.txt.)
 
     A pickle can run code. Nothing in these files is run: tensors, numbers, strings and options are
     read, anything else is refused by name. Exit code 4 means that the file was refused.

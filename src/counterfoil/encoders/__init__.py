@@ -5,6 +5,7 @@ from counterfoil.encoders import bert as _bert  # noqa: F401 - registers 'bert'
 from counterfoil.encoders import channel_attention as _channel_attention  # noqa: F401
 from counterfoil.encoders import dive as _dive  # noqa: F401
 from counterfoil.encoders import relations as _relations  # noqa: F401
+from counterfoil.encoders import uniter as _uniter  # noqa: F401
 from counterfoil.encoders import vsrn as _vsrn  # noqa: F401
 from counterfoil.encoders.encoded import Encoded, Needs, l2_normalise
 from counterfoil.encoders.images import ImageEncoder, image_encoders

@@ -2,6 +2,7 @@
 
 from counterfoil.matchers import bfan as _bfan  # noqa: F401
 from counterfoil.matchers import chan as _chan  # noqa: F401
+from counterfoil.matchers import cross_encoder as _cross_encoder  # noqa: F401
 from counterfoil.matchers import embedding as _embedding  # noqa: F401 - registers its matchers
 from counterfoil.matchers import gsmn as _gsmn  # noqa: F401
 from counterfoil.matchers import imram as _imram  # noqa: F401

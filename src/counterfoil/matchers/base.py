@@ -49,6 +49,10 @@ class Matcher(nn.Module):
     def forward(self, images: Encoded, texts: Encoded) -> Tensor:
         raise NotImplementedError
 
+    def paired(self, images: Encoded, texts: Encoded) -> Tensor | None:
+        """Scores [n] of image ``k`` with text ``k``; None where blocks of all pairs do as well."""
+        return None
+
     def observe(self, seen: Observation) -> None:
         """Learn from a scored training batch what gradients do not teach; nothing, as a rule."""
 

@@ -1,6 +1,7 @@
 """Named compositions of encoders and matchers, and their folders on disk."""
 
 from counterfoil.models import attention as _attention  # noqa: F401
+from counterfoil.models import cross as _cross  # noqa: F401
 from counterfoil.models import diverse as _diverse  # noqa: F401
 from counterfoil.models import esa as _esa  # noqa: F401
 from counterfoil.models import graphs as _graphs  # noqa: F401

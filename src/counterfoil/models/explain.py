@@ -18,6 +18,7 @@ from counterfoil.encoders import Encoded
 from counterfoil.encoders.copies import members_of
 from counterfoil.errors import DataError
 from counterfoil.matchers.copies import CopiedMatcher
+from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.matchers.local import LocalMatcher, WordParts
 from counterfoil.matchers.naaf import NAAF
 from counterfoil.matchers.sets import SetSimilarity
@@ -238,7 +239,8 @@ def _look(model: Model, image: Encoded, text: Encoded) -> Tensor | None:
         return None
     matcher = model.matcher
     first = matcher.members[0] if isinstance(matcher, CopiedMatcher) else matcher
-    if isinstance(first, SetSimilarity):  # the vectors of a set are neither tokens nor regions
+    # the vectors of a set are neither tokens nor regions, and a cross-encoder's have not met yet
+    if isinstance(first, (SetSimilarity, CrossEncoder)):
         return None
     regions = F.normalize(image.fragments[0].float(), dim=-1)
     cosines = F.normalize(text.fragments[0].float(), dim=-1) @ regions.T

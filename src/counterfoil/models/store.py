@@ -16,6 +16,7 @@ from counterfoil.encoders.bert import BertEncoder
 from counterfoil.encoders.copies import CopiedEncoder
 from counterfoil.errors import CheckpointError
 from counterfoil.files import atomic_folder
+from counterfoil.matchers.copies import CopiedMatcher
 from counterfoil.models.model import Model
 from counterfoil.models.spec import ModelSpec
 
@@ -33,6 +34,7 @@ def write_model(model: Model, folder: Path) -> None:
     spec = model.spec.model_dump()
     text_encoder = first_member(model.text_encoder)
     spec["text"] |= getattr(text_encoder, "portable_options", {})
+    spec["matcher"] |= getattr(first_member(model.matcher), "portable_options", {})
     layout: dict[str, Any] = {
         "format": FORMAT,
         "spec": spec,
@@ -52,9 +54,9 @@ def write_model(model: Model, folder: Path) -> None:
         raise CheckpointError(f"{folder / WEIGHTS}: could not be written ({error})") from None
 
 
-def first_member(encoder: nn.Module) -> nn.Module:
-    """The encoder itself, or the first of several copies of it."""
-    return encoder.members[0] if isinstance(encoder, CopiedEncoder) else encoder
+def first_member(part: nn.Module) -> nn.Module:
+    """The encoder or matcher itself, or the first of several copies of it."""
+    return part.members[0] if isinstance(part, (CopiedEncoder, CopiedMatcher)) else part
 
 
 def from_pretrained(folder: str | Path) -> Model:

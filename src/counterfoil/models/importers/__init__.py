@@ -5,6 +5,7 @@ from counterfoil.models.importers import chan as _chan  # noqa: F401
 from counterfoil.models.importers import naaf as _naaf  # noqa: F401
 from counterfoil.models.importers import scan as _scan  # noqa: F401
 from counterfoil.models.importers import sgraf as _sgraf  # noqa: F401
+from counterfoil.models.importers import uniter as _uniter  # noqa: F401
 from counterfoil.models.importers import vse_infty as _vse_infty  # noqa: F401
 from counterfoil.models.importers.base import Checkpoint, Importer, importers
 from counterfoil.models.importers.convert import Imported, import_checkpoint

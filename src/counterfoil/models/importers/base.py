@@ -65,7 +65,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A public checkpoint: {'epoch', 'model': [state dict, …], 'best_rsum', 'opt', 'Eiters'}."""
+    """A public checkpoint: {'epoch', 'model': [state dict, …], 'best_rsum', 'opt', 'Eiters'}.
+
+    A file that is nothing but a state dict is one without options.
+    """
 
     path: Path
     states: Sequence[Mapping[str, Tensor]]
@@ -77,6 +80,8 @@ class Checkpoint:
     def read(cls, path: str | Path) -> Checkpoint:
         path = Path(path)
         content = read_checkpoint(path)
+        if content and _is_state(content):
+            return cls(path, [_without_wrapper(content)], Settings({}, str(path)), None, None)
         if not isinstance(content, dict) or not {"model", "opt"} <= set(content):
             found = _listed(content) if isinstance(content, dict) else type(content).__name__
             raise CheckpointError(
@@ -112,6 +117,8 @@ class Importer:
     unused: ClassVar[Sequence[Sequence[str]]] = ((), ())
     appends_mask: ClassVar[bool] = False
     """Whether the project's code appends ``<mask>`` to the vocabulary it reads."""
+    tokenizer: ClassVar[str] = ""
+    """Whose tokenizer it reads captions with; empty where it has a vocabulary of words."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint

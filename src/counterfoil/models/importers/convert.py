@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from counterfoil.data.texts import WordText
+from counterfoil.data.texts import TextProcessor, WordText
 from counterfoil.data.vocabulary import Vocabulary
 from counterfoil.errors import CheckpointError
 from counterfoil.models.importers.base import Checkpoint, Importer, importers
+from counterfoil.models.importers.tokenizers import read_tokenizer
 from counterfoil.models.importers.vocabularies import fit_to, placeholder, read_entries
 from counterfoil.models.model import Model
 
@@ -61,18 +62,19 @@ def import_checkpoint(
     """Read a checkpoint of one of the registered families.
 
     The model scores as the public code does: ``form="reference"`` wherever that differs. Without a
-    vocabulary its words are stand-ins; see `Imported.warnings`.
+    vocabulary its words are stand-ins; see `Imported.warnings`. Those that read captions with a
+    tokenizer are refused without one.
     """
     kind = importers[family]
     checkpoint = Checkpoint.read(path)
     _check_family(kind, checkpoint)
     importer = kind(checkpoint)
     spec = importer.spec()
-    words, source = _vocabulary(importer, vocabulary)
+    text, source = _text(importer, vocabulary)
     with torch.device("meta"):  # sizes that do not fit are found before memory is taken for them
-        outline = Model(spec, importer.input_dim, WordText(words))
+        outline = Model(spec, importer.input_dim, text)
     weights = importer.weights(outline)
-    model = Model(spec, importer.input_dim, WordText(words))
+    model = Model(spec, importer.input_dim, text)
     model.load_state_dict(weights)
     return Imported(model.eval(), family, checkpoint.epoch, checkpoint.best_rsum, source)
 
@@ -90,6 +92,19 @@ def _check_family(kind: type[Importer], checkpoint: Checkpoint) -> None:
     raise CheckpointError(
         f"{checkpoint.path}: not a checkpoint of {kind.title} ({reason}); {advice}"
     )
+
+
+def _text(importer: Importer, path: str | Path | None) -> tuple[TextProcessor, str | None]:
+    """What turns captions into the checkpoint's token ids, and where it came from."""
+    if not importer.tokenizer:
+        words, source = _vocabulary(importer, path)
+        return WordText(words), source
+    if path is None:
+        raise CheckpointError(
+            f"{importer.checkpoint.path}: its words are those of {importer.tokenizer}, which the "
+            "file does not hold: give the folder of that tokenizer, or its vocab.txt, with --vocab"
+        )
+    return read_tokenizer(path, len(importer.embedding)), str(path)
 
 
 def _vocabulary(importer: Importer, path: str | Path | None) -> tuple[Vocabulary, str | None]:

@@ -1,0 +1,142 @@
+"""A BERT-style transformer over packed sequences: nothing is computed for padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from counterfoil.errors import ConfigError
+
+EPS = 1e-12
+"""Of every layer normalisation, as BERT has it."""
+
+SPREAD = 0.02
+"""Standard deviation of new weights."""
+
+HEAD_WIDTH = 64
+"""Numbers of one attention head where their count is not given."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Sequences of unlike length one after another, [ΣL, D], and how they stand side by side.
+
+    ``places`` [ΣL] are those of the tokens in a padded [n·L] grid, ``keys`` [n, 1, 1, L] says which
+    of its places hold one; both are None where all sequences are equally long. ``starts`` [n] are
+    the first tokens.
+    """
+
+    count: int
+    longest: int
+    starts: Tensor
+    places: Tensor | None = None
+    keys: Tensor | None = None
+
+    @classmethod
+    def of(cls, lengths: Tensor) -> Packing:
+        """Of sequences of these lengths, of which none is empty."""
+        starts = lengths.cumsum(0) - lengths
+        shortest, longest = torch.stack(lengths.aminmax()).tolist()
+        if shortest == longest:
+            return cls(len(lengths), longest, starts)
+        real = torch.arange(longest, device=lengths.device) < lengths[:, None]
+        places = real.flatten().nonzero()[:, 0]
+        return cls(len(lengths), longest, starts, places, real[:, None, None])
+
+    def spread(self, x: Tensor) -> Tensor:
+        """[ΣL, D] as [n, L, D], zero at padding."""
+        if self.places is not None:
+            x = x.new_zeros(self.count * self.longest, x.shape[1]).index_copy(0, self.places, x)
+        return x.view(self.count, self.longest, -1)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """[n, L, D] as [ΣL, D]."""
+        x = x.flatten(0, 1)
+        return x if self.places is None else x.index_select(0, self.places)
+
+
+class TransformerLayer(nn.Module):
+    """Attention and a feed-forward network, each with a residual and normalised after it."""
+
+    def __init__(self, width: int, heads: int, ffn: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.attention_norm = nn.LayerNorm(width, eps=EPS)
+        self.widen = nn.Linear(width, ffn)
+        self.narrow = nn.Linear(ffn, width)
+        self.norm = nn.LayerNorm(width, eps=EPS)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, packing: Packing, first_only: bool = False) -> Tensor:
+        """States [ΣL, D], or [n, D] of the first tokens, which is far less work."""
+        seen = self.dropout(self.out(self._attend(x, packing, first_only)))
+        if first_only:
+            x = x.index_select(0, packing.starts)
+        x = self.attention_norm(x + seen)
+        changed: Tensor = self.norm(x + self.dropout(self.narrow(F.gelu(self.widen(x)))))
+        return changed
+
+    def _attend(self, x: Tensor, packing: Packing, first_only: bool) -> Tensor:
+        width = x.shape[1]
+        if first_only:
+            first = x.index_select(0, packing.starts)
+            q = F.linear(first, self.qkv.weight[:width], self.qkv.bias[:width])[:, None]
+            both = F.linear(x, self.qkv.weight[width:], self.qkv.bias[width:])
+            k, v = packing.spread(both).chunk(2, dim=-1)
+        else:
+            q, k, v = packing.spread(self.qkv(x)).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
+        attended = F.scaled_dot_product_attention(
+            q, k, v, packing.keys, self.dropout.p if self.training else 0.0
+        )
+        attended = attended.transpose(1, 2).flatten(2)
+        return attended[:, 0] if first_only else packing.pack(attended)
+
+
+class Transformer(nn.Module):
+    """Layers one after another; with ``checkpointing``, each is recomputed in the backward pass.
+
+    ``heads=0`` takes one for every 64 numbers, ``ffn=0`` four times the width: BERT's proportions.
+    """
+
+    def __init__(
+        self, width: int, layers: int, heads: int, ffn: int, dropout: float, checkpointing: bool
+    ) -> None:
+        super().__init__()
+        heads = heads or max(1, width // HEAD_WIDTH)
+        if layers < 1 or heads < 1 or width % heads:
+            raise ConfigError(
+                f"model.matcher: {layers} layers of {heads} heads: at least one of each, and "
+                f"model.embed_size ({width}) a multiple of the heads"
+            )
+        self.heads, self.ffn = heads, ffn or 4 * width
+        self.layers = nn.ModuleList(
+            TransformerLayer(width, self.heads, self.ffn, dropout) for _ in range(layers)
+        )
+        self.checkpointing = checkpointing
+
+    def forward(self, x: Tensor, packing: Packing, first_only: bool = False) -> Tensor:
+        """States [ΣL, D] of all tokens, or [n, D] of the first of each sequence."""
+        recompute = self.checkpointing and torch.is_grad_enabled()
+        for number, layer in enumerate(self.layers, start=1):
+            last = first_only and number == len(self.layers)
+            if recompute:
+                x = checkpoint(layer, x, packing, last, use_reentrant=False)
+            else:
+                x = layer(x, packing, last)
+        return x
+
+
+def initialise(module: nn.Module) -> None:
+    """New weights as BERT draws them: N(0, 0.02), biases zero, normalisations neutral."""
+    for part in module.modules():
+        if isinstance(part, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(part.weight, std=SPREAD)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)

@@ -1,0 +1,134 @@
+"""Correcting captions: the wrong word is found, the right one put there, and nothing made worse."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from counterfoil.config import build_config
+from counterfoil.data.caption_words import caption_words
+from counterfoil.data.fragments import Fragments
+from counterfoil.data.vocabulary import SPECIALS
+from counterfoil.errors import ConfigError, DataError
+from counterfoil.models import Model, create_model
+from counterfoil.models.correct import correct
+from counterfoil.objectives.token_losses import discrimination_losses, word_losses
+from tests.conftest import CONCEPTS, make_split
+from tests.objectives.test_tags import small
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory):
+    return make_split(tmp_path_factory.mktemp("correct"), "train", 24, seed=0)
+
+
+def image_of(split, index: int = 0) -> Fragments:
+    return split.fragments.read(index)
+
+
+@pytest.fixture(scope="module")
+def taught(split) -> tuple[Model, list[tuple[int, str, str]]]:
+    """A model that knows the foils of a few captions by heart, and these: image, true, foil."""
+    from counterfoil.data.batches import pad_fragments, pad_texts
+
+    torch.manual_seed(0)
+    model = small(split)
+    cases = []
+    for image in range(6):
+        true = split.captions[image][0]
+        shown = [word for word in true.split() if word in CONCEPTS]
+        absent = [word for word in CONCEPTS if word not in shown][image]
+        cases.append((image, true, true.replace(shown[1], absent)))
+    images = pad_fragments([image_of(split, image) for image, _, _ in cases])
+    true = pad_texts([model.text.encode(text) for _, text, _ in cases], model.text.pad)
+    foil = pad_texts([model.text.encode(text) for _, _, text in cases], model.text.pad)
+    labels = torch.where(true.ids != foil.ids, true.ids, -1)
+    optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(300):
+        seen, loss = model.encode_images(images), torch.zeros(())
+        for texts, wanted in ((true, 1.0), (foil, 0.0)):
+            states = model.matcher.states(seen, model.encode_texts(texts))
+            told = model.matcher.heads["discrimination"](states.words)
+            fixes = model.matcher.heads["correction"](states.words, model.text_encoder.embed.weight)
+            loss = loss + (model.matcher.score(states.pooled) - wanted).square().mean()
+            loss = (
+                loss
+                + discrimination_losses(
+                    told, texts.ids, true.ids, texts.mask, weights=(1.0, 1.0)
+                ).mean()
+            )
+            if wanted == 0:
+                loss = loss + word_losses(fixes, labels).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return model, cases
+
+
+def test_a_taught_model_finds_the_wrong_word_and_puts_the_right_one_there(split, taught) -> None:
+    model, cases = taught
+    for image, true, foil in cases:
+        found = correct(model, image_of(split, image), foil)
+        assert found.corrected == true
+        assert found.corrected_score > found.score
+        (changed,) = found.changes
+        suspect = max(found.words, key=lambda word: word.wrong)
+        assert (changed.word, changed.instead) == (suspect.word, suspect.suggestions[0])
+        assert foil[slice(*suspect.span)] == suspect.word
+        assert found.words[changed.place] == suspect
+
+
+def test_a_caption_that_is_right_stays_as_it_is(split, taught) -> None:
+    model, cases = taught
+    image, true, _ = cases[0]
+    found = correct(model, image_of(split, image), true)
+    assert found.corrected == found.text == true
+    assert found.changes == found.refused == ()
+    assert max(word.wrong for word in found.words) < 0.5
+
+
+def test_case_and_punctuation_are_kept(split, taught) -> None:
+    model, cases = taught
+    image, true, foil = cases[1]
+    (old,) = set(foil.split()) - set(true.split())
+    found = correct(model, image_of(split, image), foil.replace(old, old.title()))
+    assert found.corrected.lower() == true
+    assert found.changes[0].instead.istitle()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_correction_scores_below_the_caption(split, seed) -> None:
+    model = small(split)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    caption = "A dog, and a ZEBRA near the boat!"
+    found = correct(model, image_of(split), caption, threshold=0.0, suggestions=2)
+    (score,) = model.score([image_of(split)], [found.corrected])[0].tolist()
+    assert found.corrected_score == pytest.approx(score, abs=1e-5)
+    assert found.corrected_score >= found.score
+    assert found.changes or found.refused
+    values = [found.score, *(change.score for change in found.changes)]
+    assert values == sorted(values)
+    assert all(change.score <= found.corrected_score for change in found.refused)
+    assert len(caption_words(found.corrected)) == len(caption_words(caption))
+    offered = {new.lower() for word in found.words for new in word.suggestions}
+    assert offered.isdisjoint(SPECIALS)
+    assert all(len(word.suggestions) <= 2 for word in found.words)
+    assert [word.suggestions for word in found.words if word.word in ",!"] == [(), ()]
+    assert json.loads(json.dumps(found.as_dict()))["corrected"] == found.corrected
+
+
+def test_what_cannot_be_corrected_is_refused(split) -> None:
+    with pytest.raises(ConfigError, match="tags-dc"):
+        correct(small(split, ["mlm"]), image_of(split), "a dog")
+    config = build_config({"model": {"name": "vse-fc", "embed_size": 8}, "data": {"min_count": 1}})
+    with pytest.raises(ConfigError, match="tags-dc"):
+        correct(create_model(config.model, split, config.data), image_of(split), "a dog")
+    with pytest.raises(DataError, match="no words"):
+        correct(small(split), image_of(split), "  ")
+    with pytest.raises(ConfigError, match="at least 1"):
+        correct(small(split), image_of(split), "a dog", suggestions=0)
