@@ -180,6 +180,26 @@ def test_a_sweep_draws_every_value(out, cache, tmp_path) -> None:
     assert (tmp_path / "rsum.png").exists()
 
 
+def test_lines_of_a_sweep_are_drawn_and_stand_beside_the_papers(out, cache, tmp_path) -> None:
+    lines = [
+        {"label": "A", "run": "all", "published": {"f30k": [None, 21.5]}},
+        {"label": "B", "run": "hard"},
+    ]
+    tree = tiny(
+        kind="sweep", lines=lines, key="train.batch_size", values=[12, 24], x_label="batch",
+        rows=None, columns=None,
+    )  # fmt: skip
+    page = write_reproduction(finish(planned(tree, out), cache), tmp_path)
+    assert "| Model | batch |" in page
+    line = next(line for line in page.splitlines() if line.startswith("| A | 24 |"))
+    assert line.endswith(" (21.5) |")
+    svg = (tmp_path / "rsum.svg").read_text(encoding="utf-8")
+    assert svg.count("<polyline") == 2
+    assert svg.count("<circle") == 4
+    assert ">A<" in svg
+    assert (tmp_path / "rsum.png").exists()
+
+
 def test_curves_show_metrics_of_training_and_say_what_was_not_logged(out, cache, tmp_path) -> None:
     panels = [
         {"metric": "loss", "title": "Loss"},

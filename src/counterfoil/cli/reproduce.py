@@ -11,7 +11,10 @@ from counterfoil.cli.output import CACHE_OPTION, JSON_OPTION, print_json, print_
 from counterfoil.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from counterfoil.reproduce.plan import Plan, PlannedRun
+    from collections.abc import Sequence
+
+    from counterfoil.reproduce.plan import Plan
+    from counterfoil.reproduce.planned import Job
 
 OUT = Path("runs") / "reproduce"
 
@@ -116,28 +119,37 @@ def _plan(
 
 
 def _show_plan(plan: Plan, as_json: bool) -> None:
-    runs = plan.in_order()
+    jobs = plan.jobs()
     if as_json:
-        print_json([_described(run) for run in runs])
+        print_json([_described(job) for job in jobs])
         return
     rows = [
-        [run.title, "cannot run" if run.refused() else run.state, run.folder.name] for run in runs
+        [job.title, "cannot run" if job.refused() else job.state, job.folder.name] for job in jobs
     ]
-    done = sum(run.state == "finished" for run in runs)
-    title = f"{plan.artefact.name}: {done} of {len(runs)} runs finished, in {plan.out / 'runs'}"
+    done = " and ".join(_share_finished(jobs, kind) for kind in _kinds(jobs))
+    title = f"{plan.artefact.name}: {done} finished, in {plan.out}"
     print_table([["run", "state", "folder"], *rows], title=title)
-    for reason in dict.fromkeys(filter(None, (run.refused() for run in runs))):
+    for reason in dict.fromkeys(filter(None, (job.refused() for job in jobs))):
         typer.echo(f"cannot run: {reason}")
 
 
-def _described(run: PlannedRun) -> dict[str, Any]:
-    return {
-        "run": run.title,
-        "state": run.state,
-        "folder": str(run.folder),
-        "refused": run.refused(),
-        "config": run.config.model_dump(),
-    }
+def _kinds(jobs: Sequence[Job]) -> list[str]:
+    """Folders that things to do lie in: runs and, where there are any, guides."""
+    return sorted({job.folder.parent.name for job in jobs}, reverse=True)
+
+
+def _share_finished(jobs: Sequence[Job], kind: str) -> str:
+    states = [job.state for job in jobs if job.folder.parent.name == kind]
+    return f"{states.count('finished')} of {len(states)} {kind}"
+
+
+def _described(job: Job) -> dict[str, Any]:
+    from counterfoil.reproduce.planned import PlannedGuide
+
+    told = {"state": job.state, "folder": str(job.folder)}
+    if isinstance(job, PlannedGuide):
+        return {"guide": job.title, **told, "runs": [str(run.folder) for run in job.teachers]}
+    return {"run": job.title, **told, "refused": job.refused(), "config": job.config.model_dump()}
 
 
 def _run(plan: Plan, cache: Path, jobs: int, as_json: bool) -> None:
@@ -167,7 +179,8 @@ def _run(plan: Plan, cache: Path, jobs: int, as_json: bool) -> None:
         print_json(found.as_dict())
     else:
         typer.echo(page)
-        bars.say(f"{outcome.trained} runs trained now; written to {folder}")
+        guides = f" and {outcome.built} guides built" if outcome.built else ""
+        bars.say(f"{outcome.trained} runs trained{guides} now; written to {folder}")
     if outcome.interrupted:
         bars.say("interrupted; the same command goes on")
         raise typer.Exit(130)

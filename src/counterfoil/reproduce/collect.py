@@ -7,10 +7,12 @@ from typing import Any
 
 from counterfoil.evaluation.evaluate import flat_metrics
 from counterfoil.reproduce.judge import Judge
-from counterfoil.reproduce.plan import Plan, PlannedRun
+from counterfoil.reproduce.plan import Plan
+from counterfoil.reproduce.planned import PlannedRun
 from counterfoil.reproduce.results import Curve, Found, Measure, Plot, Reproduction
 from counterfoil.reproduce.runner import Outcome, describe
-from counterfoil.reproduce.spec import METRICS, Curves, Panel, Row, Scatter, Sweep
+from counterfoil.reproduce.spec import METRICS, Curves, Panel, Row, Scatter
+from counterfoil.reproduce.sweep import Point, Sweep
 from counterfoil.training.metrics import read_metrics
 
 MOST_POINTS = 200
@@ -39,11 +41,13 @@ def collect(plan: Plan, outcome: Outcome, judge: Judge) -> Reproduction:
         note=artefact.note,
     )
     if isinstance(artefact, Sweep):
-        rows = [
-            collector.sweep_row(name, value, runs)
-            for (name, runs), value in zip(plan.runs.items(), artefact.values, strict=True)
-        ]
-        more = {"columns": [artefact.x_label], "x_label": artefact.x_label, "log": artefact.log}
+        rows = [collector.sweep_row(point) for point in artefact.points]
+        named = ["Model"] if artefact.lines else []
+        more = {
+            "columns": [*named, artefact.x_label],
+            "x_label": artefact.x_label,
+            "log": artefact.log,
+        }
         return found.model_copy(update={"rows": rows, **more})
     rows = [collector.row(row) for row in artefact.rows]
     if isinstance(artefact, Scatter):
@@ -66,9 +70,10 @@ class _Collector:
         )
         return self._scored(found, seeds)
 
-    def sweep_row(self, name: str, value: float, runs: Sequence[PlannedRun]) -> Found:
-        found = Found(label=[f"{value:g}"], value=value)
-        return self._scored(found, [(run,) for run in runs])
+    def sweep_row(self, point: Point) -> Found:
+        label = [*filter(None, [point.line.label]), f"{point.value:g}"]
+        found = Found(label=label, value=point.value, published=point.published)
+        return self._scored(found, [(run,) for run in self.plan.runs[point.title]])
 
     def _scored(self, found: Found, seeds: Sequence[Sequence[PlannedRun]]) -> Found:
         reports: list[dict[str, float]] = []

@@ -18,7 +18,7 @@ from counterfoil.evaluation.scoring import encode_images, encode_texts, score_al
 from counterfoil.files import write_atomically
 from counterfoil.models import Model
 from counterfoil.progress import Progress
-from counterfoil.reproduce.plan import PlannedRun
+from counterfoil.reproduce.planned import PlannedRun
 from counterfoil.reproduce.results import Speed
 from counterfoil.training.load import load_model
 from counterfoil.training.run import read_data

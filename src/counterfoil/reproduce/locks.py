@@ -1,4 +1,4 @@
-"""One process a run: two tables that share a row may be made at the same time."""
+"""One process a run or guide: two tables that share a row may be made at the same time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def alone(
                 yield False
                 return
             if not told:
-                progress.say(f"waiting for another process that is training {title}")
+                progress.say(f"waiting for another process that is making {title}")
                 told = True
             time.sleep(POLL)
         yield True

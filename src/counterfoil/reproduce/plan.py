@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from counterfoil.config import RunConfig, apply_override, build_config, merge
+from counterfoil.config import apply_override, build_config, merge
 from counterfoil.errors import ConfigError, nearest
-from counterfoil.models import resolve
-from counterfoil.objectives import objectives
-from counterfoil.reproduce.spec import AnyArtefact, Artefact, DataSet, Layers, RunSpec, Sweep, Tree
-from counterfoil.training.run import MAY_CHANGE, holds_a_run, is_finished, located
+from counterfoil.reproduce.artefact import Artefact, DataSet, Layers, RunSpec, Tree
+from counterfoil.reproduce.planned import (
+    Job,
+    PlannedGuide,
+    PlannedRun,
+    digest_of,
+    guide_digest,
+    run_folder_name,
+)
+from counterfoil.reproduce.references import references, replace_references, run_reference
+from counterfoil.reproduce.spec import AnyArtefact
+from counterfoil.reproduce.sweep import Sweep
+from counterfoil.training.run import located
 
 Scale = Literal["full", "smoke"]
-State = Literal["finished", "unfinished", "new"]
-REFERENCE = re.compile(r"\{run:([^}]+)\}")
 
 
 @dataclass(frozen=True)
@@ -35,37 +41,6 @@ class Settings:
     @property
     def on_scenes(self) -> bool:
         return self.data == "scenes"
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """One training. Two rows, of whatever tables, with one digest share one folder."""
-
-    name: str
-    config: RunConfig
-    digest: str
-    folder: Path
-    needs: tuple[PlannedRun, ...] = ()
-
-    @property
-    def state(self) -> State:
-        if is_finished(self.folder):
-            return "finished"
-        return "unfinished" if holds_a_run(self.folder) else "new"
-
-    @property
-    def title(self) -> str:
-        return f"{self.name}, seed {self.config.seed}"
-
-    def refused(self) -> str | None:
-        """Why it cannot run, where a name in it is not known."""
-        try:
-            resolve(self.config.model)
-            for name in self.config.objective:
-                objectives[name]
-        except ConfigError as error:
-            return str(error)
-        return None
 
 
 @dataclass
@@ -87,20 +62,36 @@ class Plan:
         parts += [said.scale] if said.scale != "full" else []
         return re.sub(r"[^A-Za-z0-9.=+_-]+", "_", "-".join([*parts, *said.overrides]))[:150]
 
+    def jobs(self) -> list[Job]:
+        """Every training and every guide once, after those it needs."""
+        return _ordered(self._shown(), lambda job: True)
+
+    def missing(self) -> list[Job]:
+        """What is still to do: a finished run asks for nothing that it was made with."""
+        return _ordered(self._shown(), lambda job: job.state != "finished")
+
     def in_order(self) -> list[PlannedRun]:
         """Every training once, after those it needs."""
-        found: dict[str, PlannedRun] = {}
+        return [job for job in self.jobs() if isinstance(job, PlannedRun)]
 
-        def add(run: PlannedRun) -> None:
-            for needed in run.needs:
-                add(needed)
-            found.setdefault(run.digest, run)
-
+    def _shown(self) -> list[PlannedRun]:
         # seed by seed: a table that is cut short has every row once before any row twice
-        for seed in range(self.settings.seeds):
-            for runs in self.runs.values():
-                add(runs[seed])
-        return list(found.values())
+        return [runs[seed] for seed in range(self.settings.seeds) for runs in self.runs.values()]
+
+
+def _ordered(shown: Sequence[Job], wanted: Callable[[Job], bool]) -> list[Job]:
+    found: dict[str, Job] = {}
+
+    def add(job: Job) -> None:
+        if job.digest in found or not wanted(job):
+            return
+        for needed in job.needs:
+            add(needed)
+        found[job.digest] = job
+
+    for job in shown:
+        add(job)
+    return list(found.values())
 
 
 def make_plan(artefact: AnyArtefact, settings: Settings, out: Path) -> Plan:
@@ -108,17 +99,17 @@ def make_plan(artefact: AnyArtefact, settings: Settings, out: Path) -> Plan:
     if settings.seeds < 1:
         raise ConfigError(f"--seeds {settings.seeds}: at least one")
     plan = Plan(artefact, settings, out.resolve())
-    maker = _Maker(artefact, settings, plan.out / "runs")
+    maker = _Maker(artefact, settings, plan.out)
+    seeds = range(settings.seeds)
     if isinstance(artefact, Sweep):
-        for value in artefact.values:
-            change = f"{artefact.key}={json.dumps(value)}"
-            name = f"{artefact.run}, {artefact.key.rpartition('.')[2]}={value:g}"
-            plan.runs[name] = [
-                maker.make(artefact.run, seed, change, name) for seed in range(settings.seeds)
+        for point in artefact.points:
+            change = f"{artefact.key}={json.dumps(point.value)}"
+            plan.runs[point.title] = [
+                maker.make(point.line.run, seed, change, point.title) for seed in seeds
             ]
     else:
         for name in artefact.used:
-            plan.runs[name] = [maker.make(name, seed) for seed in range(settings.seeds)]
+            plan.runs[name] = [maker.make(name, seed) for seed in seeds]
     return plan
 
 
@@ -144,52 +135,69 @@ def find_data_set(artefact: Artefact, data: str, asked: str | None) -> str | Non
 
 @dataclass
 class _Maker:
-    """Makes planned runs, each reference to another run included."""
+    """Makes planned runs, and what each of them refers to."""
 
     artefact: Artefact
     settings: Settings
-    folder: Path
+    out: Path
     making: list[str] = field(default_factory=list)
 
-    def make(self, name: str, seed: int, change: str = "", title: str = "") -> PlannedRun:
+    def make(self, reference: str, seed: int, change: str = "", title: str = "") -> PlannedRun:
+        """The run that is meant by ``reference`` where ``seed`` is in hand."""
+        meant = run_reference(reference)
+        name, seed = meant.name, meant.at(seed)
         if name in self.making:
             raise ConfigError(f"run '{name}' needs itself ({' → '.join([*self.making, name])})")
         where = f"{self.artefact.name}, run '{name}'"
         tree = self._tree(name, seed, change)
         self.making.append(name)
         try:
-            needs = {other: self._needed(other, seed, where) for other in _references(tree)}
+            needs = {text: self._needed(text, seed, where) for text in references(tree)}
         finally:
             self.making.pop()
-        named = build_config(_replace(tree, lambda key: f"run:{needs[key].digest}"), where)
-        digest = digest_of(located(named))
-        config = located(build_config(_replace(tree, lambda key: str(needs[key].folder)), where))
-        folder = self.folder / _folder_name(config, digest)
+        # hashed by what its needs are, not by where they lie
+        told = {text: f"{text.partition(':')[0]}:{job.digest}" for text, job in needs.items()}
+        digest = digest_of(located(build_config(replace_references(tree, told.__getitem__), where)))
+        places = {text: str(job.folder) for text, job in needs.items()}
+        config = located(build_config(replace_references(tree, places.__getitem__), where))
+        folder = self.out / "runs" / run_folder_name(config, digest)
         return PlannedRun(title or name, config, digest, folder, tuple(needs.values()))
 
-    def _needed(self, name: str, seed: int, where: str) -> PlannedRun:
+    def _needed(self, text: str, seed: int, where: str) -> Job:
+        kind, _, named = text.partition(":")
+        runs = tuple(self._referred(part, seed, where) for part in _parts(kind, named))
+        if kind == "run":
+            return runs[0]
+        digest = guide_digest(runs)
+        return PlannedGuide(runs, digest, self.out / "guides" / digest)
+
+    def _referred(self, reference: str, seed: int, where: str) -> PlannedRun:
+        try:
+            name = run_reference(reference).name
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
         if name not in self.artefact.runs:
             raise ConfigError(
                 f"{where}: refers to the unknown run '{name}'{nearest(name, self.artefact.runs)}"
             )
-        return self.make(name, seed)
+        return self.make(reference, seed)
 
     def _tree(self, name: str, seed: int, change: str) -> Tree:
-        """Base, then the run, then what makes all of it small, then what the user says."""
+        """Base, then the run, then what makes all of it small, then the changes."""
         base, chain = self.artefact.base, self.artefact.layers(name)
         tree: Tree = {}
         for layers in (base, *chain):
             for part in self._sized(layers):
                 tree = merge(tree, part)
-        if change:
-            tree = apply_override(tree, change)
         if not self.settings.on_scenes:
             tree = merge(tree, {"data": {"source": self.settings.data}})
         if self.settings.scale == "smoke":
             for layers in (base, *chain):
                 tree = merge(tree, layers.smoke)
                 tree = merge(tree, layers.scenes_smoke if self.settings.on_scenes else {})
-        for override in self.settings.overrides:
+        for term, options in _beside(chain).items():
+            tree = apply_override(tree, f"objective.{term}={json.dumps(options)}")
+        for override in filter(None, (change, *self.settings.overrides)):
             tree = apply_override(tree, override)
         first = tree.get("seed", 0)
         return merge(tree, {"seed": first + seed if isinstance(first, int) else first})
@@ -206,32 +214,13 @@ class _Maker:
         return self.artefact.data_sets.get(key) if key else None
 
 
-def digest_of(config: RunConfig) -> str:
-    """A short hash of everything that may change a result."""
-    tree = config.model_dump()
-    for section, key in MAY_CHANGE:
-        tree[section].pop(key)
-    text = json.dumps(tree, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:12]
+def _parts(kind: str, named: str) -> list[str]:
+    return named.split(",") if kind == "guide" else [named]
 
 
-def _folder_name(config: RunConfig, digest: str) -> str:
-    told = f"{config.model.name}-{'+'.join(config.objective)}-seed{config.seed}"
-    return re.sub(r"[^A-Za-z0-9.+_-]+", "_", told) + f"-{digest}"
-
-
-def _references(value: Any) -> list[str]:
-    """Names in ``{run:name}`` anywhere in a tree, each once."""
-    if isinstance(value, dict):
-        return list(dict.fromkeys(name for item in value.values() for name in _references(item)))
-    if isinstance(value, list):
-        return list(dict.fromkeys(name for item in value for name in _references(item)))
-    return REFERENCE.findall(value) if isinstance(value, str) else []
-
-
-def _replace(value: Any, to: Callable[[str], str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _replace(item, to) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_replace(item, to) for item in value]
-    return REFERENCE.sub(lambda m: to(m[1]), value) if isinstance(value, str) else value
+def _beside(chain: Sequence[RunSpec]) -> Tree:
+    """Terms that a run and those it is like have beside their objective."""
+    terms: Tree = {}
+    for spec in chain:
+        terms = merge(terms, spec.beside)
+    return terms

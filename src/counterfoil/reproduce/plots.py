@@ -14,7 +14,7 @@ from counterfoil.evaluation.chart_marks import COLOURS
 from counterfoil.evaluation.charts import line_chart, save_line_chart_png
 from counterfoil.files import write_atomically
 from counterfoil.reproduce.pair_chart import Pair, pair_chart
-from counterfoil.reproduce.point_chart import Mark, Ruler, point_chart
+from counterfoil.reproduce.point_chart import Mark, Ruler, by_line, point_chart
 from counterfoil.reproduce.results import Found, Reproduction
 from counterfoil.reproduce.spec import METRICS
 
@@ -55,7 +55,13 @@ def charts_of(found: Reproduction) -> list[Chart]:
         pairs = [_pair(found, row) for row in found.rows]
         return [Chart("rsum", "bars", found.title, "RSUM", pairs=pairs)] if scored else []
     marks = [
-        Mark(x, row.numbers["rsum"].mean, row.numbers["rsum"].std, _mark_name(found, row))
+        Mark(
+            x,
+            row.numbers["rsum"].mean,
+            row.numbers["rsum"].std,
+            name=row.name if found.kind == "scatter" else "",
+            line=", ".join(row.label[:-1]) if found.kind == "sweep" else "",
+        )
         for row in scored
         if (x := _place(row)) is not None
     ]
@@ -128,15 +134,18 @@ def save_png(chart: Chart, path: Path) -> None:
 
 
 def _draw_marks(axes: Any, marks: Sequence[Mark], log: bool, joined: bool) -> None:
-    marks = sorted(marks, key=lambda mark: mark.x)
     ruler = Ruler.over([mark.x for mark in marks], log, at_values=joined)
-    axes.errorbar(
-        [ruler.at(mark.x) for mark in marks],
-        [mark.y for mark in marks],
-        [mark.spread or 0.0 for mark in marks],
-        fmt="o-" if joined else "o",
-        color=COLOURS[0],
-    )
+    for number, (name, of_line) in enumerate(by_line(marks).items()):
+        axes.errorbar(
+            [ruler.at(mark.x) for mark in of_line],
+            [mark.y for mark in of_line],
+            [mark.spread or 0.0 for mark in of_line],
+            fmt="o-" if joined else "o",
+            color=COLOURS[number % len(COLOURS)],
+            label=name,
+        )
+    if any(mark.line for mark in marks):
+        axes.legend(frameon=False)
     for mark in marks:
         axes.annotate(
             mark.name, (ruler.at(mark.x), mark.y), xytext=(6, -3), textcoords="offset points"
@@ -149,10 +158,6 @@ def _draw_marks(axes: Any, marks: Sequence[Mark], log: bool, joined: bool) -> No
 def _place(row: Found) -> float | None:
     """Where a row is on the x axis: the value of a sweep, or the speed."""
     return row.speed.kpps if row.speed is not None else row.value
-
-
-def _mark_name(found: Reproduction, row: Found) -> str:
-    return row.name if found.kind == "scatter" else ""
 
 
 def _pair(found: Reproduction, row: Found) -> Pair:

@@ -10,23 +10,35 @@ from counterfoil.evaluation.chart_axes import Axis, nice_ticks, tick_text
 from counterfoil.evaluation.chart_marks import (
     CHARACTER,
     COLOURS,
+    LEGEND_LINE,
     axis_labels,
     document,
     empty_chart,
     grid,
     label,
+    legend,
+    legend_rows,
     rule,
 )
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One point: its place, how far it spreads, what it is called."""
+    """One point: its place, how far it spreads, what it is called, which line it is on."""
 
     x: float
     y: float
     spread: float | None = None
     name: str = ""
+    line: str = ""
+
+
+def by_line(marks: Sequence[Mark]) -> dict[str, list[Mark]]:
+    """The points of each line in order of x; lines in the order they were met."""
+    lines: dict[str, list[Mark]] = {}
+    for mark in marks:
+        lines.setdefault(mark.line, []).append(mark)
+    return {name: sorted(found, key=lambda mark: mark.x) for name, found in lines.items()}
 
 
 @dataclass(frozen=True)
@@ -71,12 +83,11 @@ def point_chart(
     width: int = 640,
     height: int = 340,
 ) -> str:
-    """Marks in order of x, joined by a line where they are values of one thing.
+    """Marks, joined line by line where they are values of one thing.
 
     >>> "<circle" in point_chart([Mark(0.01, 3.0), Mark(0.1, 4.0, 0.5)], log=True)
     True
     """
-    marks = sorted(marks, key=lambda mark: mark.x)
     if not marks:
         return empty_chart(title, width, height)
     ruler = Ruler.over([mark.x for mark in marks], log, at_values=joined)
@@ -86,20 +97,26 @@ def point_chart(
     places = [ruler.at(x) for x in (*(mark.x for mark in marks), *ruler.ticks)]
     room = (max(places) - min(places) or 1.0) * (0.05 if joined else 0.12)
     x_axis = Axis(min(places) - room, max(places) + room, left, width - 20, [])
-    y_axis = Axis(y_ticks[0], y_ticks[-1], height - 48, 20 + (24 if title else 0), y_ticks)
+    lines = by_line(marks)
+    names = legend_rows([*lines], width - left) if any(lines) else []
+    top = 20 + (24 if title else 0)
+    y_axis = Axis(y_ticks[0], y_ticks[-1], height - 48, top + len(names) * LEGEND_LINE, y_ticks)
     body = [*grid(x_axis, y_axis), *axis_labels(x_axis, y_axis, x_label, y_label, height)]
+    body += legend(names, left, top + 2)
     for tick in ruler.ticks:
         x = x_axis.at(ruler.at(tick))
         body.append(rule(x, y_axis.start, x, y_axis.start + 4, 0.5))
         body.append(label(x, y_axis.start + 17, tick_text(tick), anchor="middle", opacity=0.75))
-    if joined and len(marks) > 1:
-        path = " ".join(f"{x_axis.at(ruler.at(m.x)):.1f},{y_axis.at(m.y):.1f}" for m in marks)
-        body.append(
-            f'<polyline points="{path}" fill="none" stroke="{COLOURS[0]}" stroke-width="2"/>'
-        )
-    for number, mark in enumerate(marks):
-        colour = COLOURS[0] if joined else COLOURS[number % len(COLOURS)]
-        body += _mark(mark, x_axis.at(ruler.at(mark.x)), y_axis, colour)
+    for number, of_line in enumerate(lines.values()):
+        colour = COLOURS[number % len(COLOURS)]
+        if joined and len(of_line) > 1:
+            path = " ".join(f"{x_axis.at(ruler.at(m.x)):.1f},{y_axis.at(m.y):.1f}" for m in of_line)
+            body.append(
+                f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
+            )
+        for place, mark in enumerate(of_line):
+            own = colour if joined else COLOURS[place % len(COLOURS)]
+            body += _mark(mark, x_axis.at(ruler.at(mark.x)), y_axis, own)
     return document(title, width, height, body)
 
 

@@ -1,4 +1,4 @@
-"""Carries out what a plan lacks: one run after another, or several processes at once."""
+"""Carries out what a plan lacks: one job after another, or several processes at once."""
 
 from __future__ import annotations
 
@@ -8,19 +8,29 @@ from pathlib import Path
 
 from counterfoil.errors import CounterfoilError
 from counterfoil.progress import Progress
+from counterfoil.reproduce.builder import build_planned
 from counterfoil.reproduce.locks import alone
-from counterfoil.reproduce.plan import Plan, PlannedRun
+from counterfoil.reproduce.plan import Plan
+from counterfoil.reproduce.planned import Job, PlannedGuide
 from counterfoil.reproduce.workers import Workers
 from counterfoil.training.run import execute, read_data
 
 
 @dataclass
 class Outcome:
-    """What came of the runs: errors by digest, how many were trained, whether it was cut short."""
+    """What came of the jobs: errors by digest, how many were done, whether it was cut short."""
 
     errors: dict[str, str] = field(default_factory=dict)
     trained: int = 0
+    built: int = 0
     interrupted: bool = False
+
+    def count(self, job: Job) -> None:
+        """One more training, or one more guide."""
+        if isinstance(job, PlannedGuide):
+            self.built += 1
+        else:
+            self.trained += 1
 
 
 def carry_out(
@@ -32,52 +42,55 @@ def carry_out(
     should_stop: Callable[[], bool] = lambda: False,
     on_training: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Train what is not finished. A run that fails is remembered; the others go on."""
+    """Train and build what is missing. A job that fails is remembered; the others go on."""
     outcome = Outcome()
-    missing = [run for run in plan.in_order() if run.state != "finished"]
+    missing = plan.missing()
     total = len(missing)
     if jobs > 1 and total > 1:
         _together(missing, cache, progress, jobs, should_stop, on_training, outcome)
         return outcome
-    for number, run in enumerate(missing, 1):
+    for number, job in enumerate(missing, 1):
         if should_stop():
             outcome.interrupted = True
             break
-        if (failed := _failed_need(run, outcome)) is not None:
-            outcome.errors[run.digest] = failed
+        if (failed := _failed_need(job, outcome)) is not None:
+            outcome.errors[job.digest] = failed
             continue
-        how = "going on with" if run.state == "unfinished" else "run"
-        progress.say(f"{how} {number}/{total}: {run.title}")
+        new = "building" if isinstance(job, PlannedGuide) else "run"
+        how = "going on with" if job.state == "unfinished" else new
+        progress.say(f"{how} {number}/{total}: {job.title}")
         try:
-            finished = train_one(run, cache, progress, should_stop, on_training)
+            finished = do_one(job, cache, progress, should_stop, on_training)
         except Exception as error:  # whatever one row's failure is, the other rows are wanted
-            outcome.errors[run.digest] = describe(error)
-            progress.say(f"failed: {run.title}: {describe(error)}")
+            outcome.errors[job.digest] = describe(error)
+            progress.say(f"failed: {job.title}: {describe(error)}")
             continue
-        outcome.trained += finished
-        outcome.interrupted = not finished
-        if outcome.interrupted:
+        if not finished:
+            outcome.interrupted = True
             break
+        outcome.count(job)
     return outcome
 
 
-def train_one(
-    run: PlannedRun,
+def do_one(
+    job: Job,
     cache: Path,
     progress: Progress,
     should_stop: Callable[[], bool] = lambda: False,
     on_training: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Train one run from where it is to its end; False where it was interrupted."""
-    lock = run.folder.parent.parent / "locks" / run.digest
-    with alone(lock, run.title, progress, should_stop) as mine:
-        if not mine or run.state == "finished":
+    """Train a run, or build a guide, from where it is to its end; False where interrupted."""
+    lock = job.folder.parent.parent / "locks" / job.digest
+    with alone(lock, job.title, progress, should_stop) as mine:
+        if not mine or job.state == "finished":
             return mine
+        if isinstance(job, PlannedGuide):
+            return build_planned(job, cache, progress, should_stop)
         done = execute(
-            run.config,
-            run.folder,
+            job.config,
+            job.folder,
             cache,
-            resume=run.state == "unfinished",
+            resume=job.state == "unfinished",
             progress=progress,
             should_stop=should_stop,
             on_training=on_training,
@@ -91,7 +104,7 @@ def describe(error: BaseException) -> str:
     return " ".join(text.split())
 
 
-def _failed_need(run: PlannedRun, outcome: Outcome) -> str | None:
+def _failed_need(run: Job, outcome: Outcome) -> str | None:
     for needed in run.needs:
         if needed.digest in outcome.errors:
             return f"needs {needed.title}, which failed: {outcome.errors[needed.digest]}"
@@ -99,7 +112,7 @@ def _failed_need(run: PlannedRun, outcome: Outcome) -> str | None:
 
 
 def _together(
-    missing: list[PlannedRun],
+    missing: list[Job],
     cache: Path,
     progress: Progress,
     jobs: int,
@@ -107,10 +120,10 @@ def _together(
     on_training: Callable[[], None],
     outcome: Outcome,
 ) -> None:
-    """Up to ``jobs`` runs at a time, each in a process of its own."""
+    """Up to ``jobs`` of them at a time, each in a process of its own."""
     waiting = _with_data(missing, cache, progress, outcome)
     on_training()
-    workers = Workers(cache, jobs, train_one, describe)
+    workers = Workers(cache, jobs, do_one, describe)
     try:
         while waiting or workers.busy:
             stop = should_stop()
@@ -129,23 +142,21 @@ def _together(
                 if ended.error is not None:
                     outcome.errors[ended.run.digest] = ended.error
                     progress.say(f"failed: {ended.run.title}: {ended.error}")
-                else:
-                    outcome.trained += ended.finished
+                elif ended.finished:
+                    outcome.count(ended.run)
             if stop and not workers.busy:
                 return
     finally:
         workers.close()
 
 
-def _still_needed(run: PlannedRun, waiting: list[PlannedRun], workers: Workers) -> bool:
-    """Whether a run that this one needs has not ended yet."""
+def _still_needed(run: Job, waiting: list[Job], workers: Workers) -> bool:
+    """Whether something that this one needs has not ended yet."""
     open_ = {other.digest for other in waiting} | workers.running
     return any(needed.digest in open_ for needed in run.needs)
 
 
-def _with_data(
-    runs: list[PlannedRun], cache: Path, progress: Progress, outcome: Outcome
-) -> list[PlannedRun]:
+def _with_data(runs: list[Job], cache: Path, progress: Progress, outcome: Outcome) -> list[Job]:
     """Draw and extract before the processes start, so that no two of them do the same work."""
     ready: dict[str, str | None] = {}
     usable = []

@@ -14,39 +14,12 @@ from typing_extensions import Self
 
 from counterfoil.config import Section
 from counterfoil.errors import ConfigError, nearest
+from counterfoil.reproduce.artefact import Artefact
+from counterfoil.reproduce.sweep import Sweep
 
-Tree = dict[str, Any]
 METRICS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
 ROUNDING = 0.15
 """Six recalls rounded to a tenth may differ so much from their rounded sum, and hardly more."""
-
-
-class Layers(Section):
-    """Settings of a run, in the layers of which those that apply are merged from first to last."""
-
-    common: Tree = Field(default_factory=dict, description="whatever the data")
-    paper: Tree = Field(default_factory=dict, description="with --data PATH: the paper's own")
-    scenes: Tree = Field(default_factory=dict, description="with --data scenes")
-    by_data: dict[str, Tree] = Field(
-        default_factory=dict, description="by `settings` of a data set"
-    )
-    smoke: Tree = Field(default_factory=dict, description="with --scale smoke")
-    scenes_smoke: Tree = Field(default_factory=dict, description="with both")
-
-
-class RunSpec(Layers):
-    """One training, over the base; ``like`` starts from another one of the same file."""
-
-    like: str | None = None
-
-
-class DataSet(Section):
-    """A data set that numbers were published for, and how runs are judged on it."""
-
-    title: str
-    detect: list[str] = Field(default_factory=list, description="parts of a folder's name")
-    settings: str | None = Field(None, description="key of `by_data` in base and runs")
-    folds: int | None = Field(None, ge=0, description="where not as the runs' config says")
 
 
 class Row(Section):
@@ -61,7 +34,7 @@ class Row(Section):
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Names of the runs whose scores are averaged; none for a quoted row."""
+        """The runs whose scores are averaged; none for a quoted row."""
         return (self.run,) if self.run else tuple(self.ensemble)
 
     @property
@@ -104,45 +77,6 @@ class Panel(Section):
     title: str
     y_label: str = ""
     remainder: str | None = Field(None, description="also draw 1 − the metric, under this name")
-
-
-class Artefact(Section):
-    """What all kinds share."""
-
-    name: str = Field("", description="by which it is asked for; that of its file")
-    title: str
-    summary: str
-    paper: str
-    note: str | None = None
-    data_sets: dict[str, DataSet] = Field(default_factory=dict)
-    base: Layers = Layers()
-    runs: dict[str, RunSpec]
-
-    @property
-    def used(self) -> list[str]:
-        """Names of the runs that it shows, each once."""
-        return []
-
-    @model_validator(mode="after")
-    def _refers_to_what_is_there(self) -> Self:
-        for name in self.used:
-            self.layers(name)
-        return self
-
-    def layers(self, name: str) -> list[RunSpec]:
-        """The settings of a run: those of the runs it is like, then its own."""
-        chain: list[RunSpec] = []
-        seen: list[str] = []
-        here: str | None = name
-        while here is not None:
-            if here in seen:
-                raise ValueError(f"run '{name}': 'like' goes round in a circle")
-            if here not in self.runs:
-                raise ValueError(f"unknown run '{here}'{nearest(here, self.runs)}")
-            seen.append(here)
-            chain.insert(0, self.runs[here])
-            here = self.runs[here].like
-        return chain
 
 
 class _WithRows(Artefact):
@@ -203,21 +137,6 @@ class Curves(_WithRows):
             if row.run is None:
                 raise ValueError(f"row '{row.name}': curves are of one run each")
         return self
-
-
-class Sweep(Artefact):
-    """One run with one key varied: RSUM against the value."""
-
-    kind: Literal["sweep"]
-    run: str
-    key: str = Field(description="such as objective.selhn.epsilon")
-    values: list[float] = Field(min_length=1)
-    x_label: str
-    log: bool = True
-
-    @property
-    def used(self) -> list[str]:
-        return [self.run]
 
 
 AnyArtefact = Table | Scatter | Curves | Sweep

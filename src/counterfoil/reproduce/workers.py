@@ -1,4 +1,4 @@
-"""Worker processes: one run each, news through a pipe, stopped politely."""
+"""Worker processes: one run or guide each, news through a pipe, stopped politely."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import TypeVar
 import torch
 
 from counterfoil.progress import Progress, Silent
-from counterfoil.reproduce.plan import PlannedRun
+from counterfoil.reproduce.planned import Job
 
 T = TypeVar("T")
-Train = Callable[[PlannedRun, Path, Progress, Callable[[], bool]], bool]
+Train = Callable[[Job, Path, Progress, Callable[[], bool]], bool]
 Describe = Callable[[BaseException], str]
 POLL = 0.5
 """Seconds between looks at whether the user wants to stop."""
@@ -29,7 +29,7 @@ POLL = 0.5
 class Ended:
     """A run whose process is gone: finished, interrupted, or failed with ``error``."""
 
-    run: PlannedRun
+    run: Job
     finished: bool
     error: str | None = None
 
@@ -42,7 +42,7 @@ class Workers:
         # spawn: a forked process cannot use CUDA, nor the threads of its parent
         self.context = multiprocessing.get_context("spawn")
         self.stop: Event = self.context.Event()
-        self.active: dict[Connection, tuple[PlannedRun, BaseProcess]] = {}
+        self.active: dict[Connection, tuple[Job, BaseProcess]] = {}
 
     @property
     def busy(self) -> bool:
@@ -56,7 +56,7 @@ class Workers:
     def running(self) -> set[str]:
         return {run.digest for run, _ in self.active.values()}
 
-    def start(self, run: PlannedRun) -> None:
+    def start(self, run: Job) -> None:
         receiver, sender = self.context.Pipe(duplex=False)
         threads = max(1, (os.cpu_count() or 1) // self.jobs)
         work = (run, self.cache, self.train, self.describe, sender, self.stop, threads)
@@ -121,7 +121,7 @@ class _Messages:
 
 
 def _work(
-    run: PlannedRun,
+    run: Job,
     cache: Path,
     train: Train,
     describe: Describe,

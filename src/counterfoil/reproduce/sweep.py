@@ -1,0 +1,85 @@
+"""A figure with one key of its runs varied."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from counterfoil.config import Section
+from counterfoil.reproduce.artefact import Artefact
+
+
+class Line(Section):
+    """One of the lines of a sweep; ``published`` is RSUM at each of its values."""
+
+    label: str
+    run: str
+    published: dict[str, list[float | None]] = Field(default_factory=dict)
+
+
+class Point(NamedTuple):
+    """A line at one value, and what its runs are called."""
+
+    line: Line
+    value: float
+    title: str
+    published: dict[str, list[float | None]]
+
+
+class Sweep(Artefact):
+    """A run, or several as lines, with one key varied: RSUM against the value."""
+
+    kind: Literal["sweep"]
+    run: str | None = None
+    lines: list[Line] = Field(default_factory=list)
+    key: str = Field(description="such as objective.selhn.epsilon")
+    values: list[int | float] = Field(min_length=1)
+    x_label: str
+    log: bool = True
+
+    @property
+    def used(self) -> list[str]:
+        return [line.run for line in self._lines]
+
+    @property
+    def _lines(self) -> list[Line]:
+        return [Line(label="", run=self.run)] if self.run else self.lines
+
+    @property
+    def points(self) -> list[Point]:
+        """Line by line, value by value."""
+        last = self.key.rpartition(".")[2]
+        return [
+            Point(
+                line,
+                value,
+                f"{line.run}, {last}={value:g}",
+                {data: _total(totals[k]) for data, totals in line.published.items()},
+            )
+            for line in self._lines
+            for k, value in enumerate(self.values)
+        ]
+
+    @property
+    def published_on(self) -> list[str]:
+        return [d for d in self.data_sets if any(d in line.published for line in self.lines)]
+
+    @model_validator(mode="after")
+    def _has_lines(self) -> Self:
+        if bool(self.run) == bool(self.lines):
+            raise ValueError("a sweep has either a run or lines")
+        for line in self.lines:
+            for data, totals in line.published.items():
+                if data not in self.data_sets or len(totals) != len(self.values):
+                    raise ValueError(
+                        f"line '{line.label}', {data}: expected {len(self.values)} numbers, one "
+                        f"for each value, of one of: {', '.join(self.data_sets)}"
+                    )
+        return self
+
+
+def _total(rsum: float | None) -> list[float | None]:
+    """An RSUM of which the recalls are not known, as a row's numbers."""
+    return [None, None, None, None, None, None, rsum]
