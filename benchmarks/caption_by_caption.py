@@ -128,7 +128,7 @@ def run(variant: str, options: argparse.Namespace) -> dict[str, object]:
         call = lambda: watched(matcher, *sides)  # noqa: E731
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds = []
-    for _ in range(1 if how == "loop" else options.repeat):
+    for _ in range(2 if how == "loop" else options.repeat):
         images.grad = captions.grad = None
         started = time.perf_counter()
         scores = call()
@@ -168,7 +168,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--regions", type=int, default=36)
     parser.add_argument("--dim", type=int, default=1024)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=10)
     parser.add_argument("--loss", choices=["hardest", "sum"], default="hardest")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--variant", help=argparse.SUPPRESS)

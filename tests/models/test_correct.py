@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +16,8 @@ from counterfoil.errors import ConfigError, DataError
 from counterfoil.models import Model, create_model
 from counterfoil.models.correct import correct
 from counterfoil.objectives.token_losses import discrimination_losses, word_losses
-from tests.conftest import CONCEPTS, make_split
+from tests.conftest import CONCEPTS, load_fixture, make_split
+from tests.models.cross import model_of
 from tests.objectives.test_tags import small
 
 
@@ -120,6 +122,21 @@ def test_no_correction_scores_below_the_caption(split, seed) -> None:
     assert all(len(word.suggestions) <= 2 for word in found.words)
     assert [word.suggestions for word in found.words if word.word in ",!"] == [(), ()]
     assert json.loads(json.dumps(found.as_dict()))["corrected"] == found.corrected
+
+
+def test_an_imported_tags_model_with_its_word_pieces_corrects_too(tmp_path) -> None:
+    fixture = load_fixture("tags-heads")
+    model = model_of(fixture, "tags", tmp_path)
+    regions = np.random.default_rng(0).normal(size=(3, model.input_dim)).astype(np.float32)
+    boxes = np.tile(np.array([0.1, 0.2, 0.5, 0.9], dtype=np.float32), (3, 1))
+    caption = "Dog a doggy w12."
+    found = correct(model, Fragments(regions, boxes), caption, threshold=0.0)
+    assert [word.word for word in found.words] == ["Dog", "a", "doggy", "w12", "."]
+    assert found.corrected_score >= found.score
+    for word in found.words[:-1]:
+        assert word.suggestions
+        assert all("#" not in new and "[" not in new for new in word.suggestions)
+        assert 0 < word.wrong < 1
 
 
 def test_what_cannot_be_corrected_is_refused(split) -> None:

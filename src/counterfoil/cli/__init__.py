@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import typer
 
+from counterfoil.cli.correct import correct
 from counterfoil.cli.data import data_app
 from counterfoil.cli.demo import demo
 from counterfoil.cli.evaluate import evaluate
@@ -42,6 +43,7 @@ app.command()(train)
 app.command()(evaluate)
 app.command()(score)
 app.command()(explain)
+app.command()(correct)
 app.command()(search)
 app.command()(models)
 app.command()(reproduce)

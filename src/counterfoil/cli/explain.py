@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -64,20 +65,15 @@ def explain(
     left out.
     """
     from counterfoil.errors import ConfigError
-    from counterfoil.training.load import evaluation_split, load_model
+    from counterfoil.training.load import load_model
 
     if not text.strip():
         raise ConfigError("nothing to explain: the sentence is empty")
     if out is not None and out.suffix.lower() != ".png":
         raise ConfigError(f"--out {out}: the picture is a PNG, name it so")
     model = load_model(run, device)
-    if Path(image).is_file():
-        fragments, pixels = _from_file(model, run, Path(image))
-    else:
-        _refuse_missing_file(image, run, data)
-        bars = progress(quiet=as_json)
-        pairs = evaluation_split(run, data, format, parse_options(option or []), cache, bars)
-        fragments, pixels = _from_data(pairs, image, split)
+    source = ImageSource(run, data, format, option or [], split, cache, quiet=as_json)
+    fragments, pixels = source.read(model, image)
     match = model.explain(fragments, text)
     if out is not None:
         from counterfoil.evaluation.explain_chart import explain_png
@@ -90,6 +86,30 @@ def explain(
     _print(match)
     if out is not None:
         console().print(f"picture: {out}", highlight=False, markup=False)
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """Where the image of a command is: a file, or an id in some data or in that of the run."""
+
+    run: Path
+    data: str | None
+    format: str | None
+    option: list[str]
+    split: str | None
+    cache: Path
+    quiet: bool
+
+    def read(self, model: Model, image: str) -> tuple[Fragments, Image.Image | None]:
+        """Fragments of the kind the model reads, and pixels where there are any."""
+        from counterfoil.training.load import evaluation_split
+
+        if Path(image).is_file():
+            return _from_file(model, self.run, Path(image))
+        _refuse_missing_file(image, self.run, self.data)
+        options, bars = parse_options(self.option), progress(quiet=self.quiet)
+        pairs = evaluation_split(self.run, self.data, self.format, options, self.cache, bars)
+        return _from_data(pairs, image, self.split)
 
 
 def _from_file(model: Model, run: Path, path: Path) -> tuple[Fragments, Image.Image | None]:

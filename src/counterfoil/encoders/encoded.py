@@ -45,6 +45,8 @@ class Encoded:
         return self._each(lambda x: x.to(device))
 
     def __getitem__(self, rows: slice | Tensor) -> Encoded:
+        if isinstance(rows, Tensor) and rows.dtype == torch.long and rows.ndim == 1:
+            return self._each(lambda x: x.index_select(0, rows))  # a faster backward
         return self._each(lambda x: x[rows])
 
     def pad_to(self, length: int) -> Encoded:

@@ -55,11 +55,11 @@ def masked_softmax(logits: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
     return shifted.softmax(dim).masked_fill(~mask, 0.0)
 
 
-def l2_over(x: Tensor, dim: int, eps: float = EPS) -> Tensor:
-    """x / (‖x‖ + eps) along one axis; finite gradient where all of it is zero."""
+def l2_over(x: Tensor, dim: int, scale: float = 1.0, eps: float = EPS) -> Tensor:
+    """scale · x / (‖x‖ + eps) along one axis; finite gradient where all of it is zero."""
     squared = x.square().sum(dim, keepdim=True)
     safe = torch.where(squared > 0, squared, torch.ones_like(squared)).sqrt()
-    return x / (torch.where(squared > 0, safe, torch.zeros_like(squared)) + eps)
+    return x * (scale / (torch.where(squared > 0, safe, torch.zeros_like(squared)) + eps))
 
 
 def leaky(sims: Tensor) -> Tensor:

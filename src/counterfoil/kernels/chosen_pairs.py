@@ -105,5 +105,5 @@ def _into_fragments(
             found = (slope @ asked)[real].to(packed.dtype)
             packed.index_add_(0, rows[at][real], found)
             asking = sides.packed[rows[at]].to(slope.dtype)
-            v[items[here]] = (slope.transpose(1, 2) @ asking).to(v.dtype)
+            v.index_copy_(0, items[here], (slope.transpose(1, 2) @ asking).to(v.dtype))
         size *= 2

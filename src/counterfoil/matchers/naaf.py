@@ -121,12 +121,13 @@ class NAAF(SimilarityMatcher):
         best = reachable.amax(-1)
         negative = self._negative(tile.kin_QNN, best - t) if self.negative else best * 0
         # eq. 10; the cosine below does not see the scale of the weights
-        weights = (self.lambda_softmax * (reachable - best[..., None])).exp() * (reachable > t)
+        logits = (reachable - best[..., None]).mul_(self.lambda_softmax)
+        weights = logits.exp_() * (reachable > t)
         # the public code takes words as unit vectors, so no gradient flows through their length
         norms = tile.norms_QN if self.form == "paper" else torch.ones_like(tile.norms_QN)
         feature = packed_cosine(sims, weights, tile.gram_CKK, norms)
         raised = leaky(sims) if self.form == "reference" else sims.clamp(min=0)
-        looked = answer_softmax(self.lambda_softmax * l2_over(raised, 1), answers)
+        looked = answer_softmax(l2_over(raised, 1, self.lambda_softmax), answers)
         return Branches(negative, feature, (looked * sims).sum(-1), looked)
 
     @property

@@ -26,23 +26,25 @@ RawNorm = Literal[
 ]
 
 
-def normalise_raw(sims: Tensor, asked: Tensor | None, dim: int, norm: RawNorm) -> Tensor:
+def normalise_raw(
+    sims: Tensor, asked: Tensor | None, dim: int, norm: RawNorm, scale: float = 1.0
+) -> Tensor:
     """SCAN's raw_feature_norm: similarities made comparable over the fragments that ask (``dim``).
 
-    ``asked`` says which of these are real; None: all. The two l1 forms are undefined in the public
-    code; here they are what their names say.
+    They are multiplied by ``scale`` then. ``asked`` says which of these are real; None: all. The two
+    l1 forms are undefined in the public code; here they are what their names say.
     """
     if norm == "none":
-        return sims
+        return scale * sims
     if norm == "softmax":
-        return sims.softmax(dim) if asked is None else masked_softmax(sims, asked, dim)
+        return scale * (sims.softmax(dim) if asked is None else masked_softmax(sims, asked, dim))
     x = leaky(sims) if norm.startswith("clipped") else sims
     if norm == "clipped":
-        return x
+        return scale * x
     x = x if asked is None else x.masked_fill(~asked, 0.0)
     if norm.endswith("l2norm"):
-        return l2_over(x, dim)
-    return x / (x.abs().sum(dim, keepdim=True) + 1e-8)
+        return l2_over(x, dim, scale)
+    return x * (scale / (x.abs().sum(dim, keepdim=True) + 1e-8))
 
 
 def aggregate(
@@ -81,8 +83,8 @@ class CrossAttention(SimilarityMatcher):
 
     def relevance(self, tile: Tile) -> tuple[Tensor, Tensor]:
         """Cosine [Q, N, C] with the attended context, and the weights [Q, N, C, K]."""
-        attention = normalise_raw(tile.sims_QNCK, None, 1, self.raw_norm)
-        weights = answer_softmax(self.lambda_softmax * attention, tile.answers_CK)
+        logits = normalise_raw(tile.sims_QNCK, None, 1, self.raw_norm, self.lambda_softmax)
+        weights = answer_softmax(logits, tile.answers_CK)
         return packed_cosine(tile.sims_QNCK, weights, tile.gram_CKK, tile.norms_QN), weights
 
 

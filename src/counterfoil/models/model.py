@@ -141,4 +141,12 @@ def create_model(config: ModelConfig, train: Split, data: DataConfig | None = No
         text = WordText(Vocabulary.load(data.vocabulary))
     else:
         text = WordText(Vocabulary.build(train.texts, data.min_count))
-    return Model(spec, train.fragments.dim, text)
+    return Model(_with_vocabulary(spec, text), train.fragments.dim, text)
+
+
+def _with_vocabulary(spec: ModelSpec, text: TextProcessor) -> ModelSpec:
+    """The spec with the number of words that its matcher's heads write with, where none is set."""
+    matcher = spec.matcher
+    if not matcher.get("extras") or matcher.get("vocabulary"):
+        return spec
+    return spec.model_copy(update={"matcher": {**matcher, "vocabulary": len(text)}})

@@ -8,6 +8,7 @@ from counterfoil.objectives import (  # noqa: F401 - each registers its objectiv
     diversity,
     foils,
     guided,
+    hard_candidates,
     lseh,
     meta,
     noisy,
@@ -17,6 +18,7 @@ from counterfoil.objectives import (  # noqa: F401 - each registers its objectiv
     sel,
     selhn,
     semihard,
+    tags,
     triplet,
 )
 from counterfoil.objectives.base import (

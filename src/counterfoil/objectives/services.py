@@ -6,9 +6,9 @@ disk, does the work. Each protocol here is implemented in `counterfoil.training`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from counterfoil.data.pairs import Split
 from counterfoil.data.texts import TextProcessor
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.base import Matcher
+
+if TYPE_CHECKING:
+    from counterfoil.objectives.generation import Generator, GeneratorOptions
 
 
 class Live(Protocol):
@@ -47,6 +50,14 @@ class Live(Protocol):
 
         Each process brings at least one pair.
         """
+        ...
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Inside, the matcher works in the precision of the run."""
+        ...
+
+    def asked(self) -> AbstractContextManager[None]:
+        """Inside, the model is asked, not trained: no gradients, no dropout."""
         ...
 
 
@@ -95,6 +106,10 @@ class Preparation(Protocol):
 
     def foils(self, source: str, count: int) -> Companions:
         """Foil captions of each caption: by ``"rules"``, or from a JSONL file."""
+        ...
+
+    def generator(self, options: GeneratorOptions, heads: Sequence[str]) -> Generator:
+        """What writes foils with the model itself, or with a frozen one; it must have ``heads``."""
         ...
 
 

@@ -77,8 +77,8 @@ class Trainer:
         idle = self.objective.idle_epochs(config.train.epochs)
         if idle:
             raise ConfigError(
-                f"objective: no term is active in epoch {idle[0]} of {config.train.epochs} (from 0): "
-                "the ranges of 'epochs' must cover all of them"
+                f"objective: no term is active in epoch {idle[0]} (counted from 0): the ranges of "
+                f"'epochs' must cover all {config.train.epochs}"
             )
         train, held_out = set_aside(pairs.train, self.objective.held_out, config.seed)
         self.objective.prepare(RunPreparation(train, model, config, self.device, self.progress))

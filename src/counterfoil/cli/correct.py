@@ -1,0 +1,88 @@
+"""`counterfoil correct`: which words of a sentence are wrong for an image, and the right ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from counterfoil.cli.explain import ImageSource
+from counterfoil.cli.output import CACHE_OPTION, JSON_OPTION, console, print_json, print_table
+
+if TYPE_CHECKING:
+    from counterfoil.models.correct import Change, Correction, SuspectWord
+
+
+def correct(
+    run: Annotated[Path, typer.Argument(help="Run or model folder, trained with tags-dc.")],
+    image: Annotated[str, typer.Argument(help="An image file, or an image id of the data set.")],
+    text: Annotated[str, typer.Argument(help="The sentence.")],
+    data: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        typer.Option("--data", help="Data set of the id; by default the one of the run."),
+    ] = None,
+    format: Annotated[Optional[str], typer.Option(help="Its format, if not detected.")] = None,  # noqa: UP045
+    option: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--option", help="Option of the data source: key=value."),
+    ] = None,
+    split: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Split of the id; by default all are searched."),
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Words less likely wrong are left alone.")
+    ] = 0.5,
+    suggestions: Annotated[int, typer.Option(min=1, help="Words tried in place of one.")] = 5,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    cache: Path = CACHE_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Find the wrong words of a sentence about an image, and correct them.
+
+    [bold]Examples[/]
+
+      counterfoil correct runs/tags-dc-scenes photo.png "a man carrying a white helmet"
+      counterfoil correct runs/tags-dc-scenes scene-test-000012 "two cows next to a tree"
+
+    A word is exchanged only where the sentence then scores higher; what was thought of but would
+    lower the score is named.
+    """
+    from counterfoil.errors import ConfigError
+    from counterfoil.models.correct import correct as correct_caption
+    from counterfoil.training.load import load_model
+
+    if not text.strip():
+        raise ConfigError("nothing to correct: the sentence is empty")
+    model = load_model(run, device)
+    source = ImageSource(run, data, format, option or [], split, cache, quiet=as_json)
+    fragments, _ = source.read(model, image)
+    found = correct_caption(model, fragments, text, threshold=threshold, suggestions=suggestions)
+    if as_json:
+        print_json({"run": str(run), "model": model.spec.name, "image": image, **found.as_dict()})
+        return
+    _print(found)
+
+
+def _print(found: Correction) -> None:
+    def row(word: SuspectWord) -> list[str]:
+        return [word.word, f"{word.wrong:.3f}", ", ".join(word.suggestions)]
+
+    print_table([["word", "wrong", "instead"], *(row(word) for word in found.words)])
+    out = console()
+    out.print(f"before  {found.score:.4f}  {found.text}", highlight=False, markup=False)
+    if found.changes:
+        line = f"after   {found.corrected_score:.4f}  {found.corrected}"
+        out.print(line, highlight=False, markup=False, style="bold")
+    else:
+        out.print("nothing was changed", highlight=False)
+    for change in found.refused:
+        out.print(_refusal(change), highlight=False, markup=False)
+
+
+def _refusal(change: Change) -> str:
+    return (
+        f"'{change.word}' looks wrong, but the best word found instead, '{change.instead}', "
+        f"does not raise the score ({change.score:.4f}): left as it is"
+    )

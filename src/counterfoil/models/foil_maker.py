@@ -1,0 +1,198 @@
+"""A cross-encoder as its own generator of foils: it fills the masks, and ranks what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from counterfoil.collectives import rank
+from counterfoil.data.batches import ImageBatch, TextBatch, pad_texts
+from counterfoil.data.pairs import Split
+from counterfoil.data.texts import TextProcessor
+from counterfoil.encoders import Encoded
+from counterfoil.errors import ConfigError
+from counterfoil.foils.extractors import create_extractor
+from counterfoil.foils.generate import (
+    Filler,
+    Foils,
+    MaskedCaptions,
+    Scorer,
+    hardest_foils,
+    mask_captions,
+    own_tokens,
+    refill,
+)
+from counterfoil.foils.masking import MaskTokens, Places, graph_units, token_units
+from counterfoil.matchers.cross_encoder import CrossEncoder
+from counterfoil.models.model import Model
+from counterfoil.models.word_spans import caption_words, words_of_tokens
+from counterfoil.objectives.extras import pair_images
+from counterfoil.objectives.generation import Generated, GeneratorOptions, MaskUnit
+from counterfoil.objectives.services import Live
+
+BLOCK = 4096
+"""Sentences that are embedded together."""
+
+
+class Masker:
+    """Draws masks over captions, by units of their scene graphs or token by token."""
+
+    def __init__(self, text: TextProcessor, unit: MaskUnit, extractor: str) -> None:
+        self.text, self.tokens = text, MaskTokens.of(text)
+        self.extractor = create_extractor(extractor) if unit == "graph" else None
+
+    def units(self, caption: str) -> list[Places]:
+        """Token places that are masked together."""
+        word_of = words_of_tokens(self.text, caption, caption_words(caption))
+        if self.extractor is None:
+            return token_units(word_of)
+        return graph_units(self.extractor.extract(caption), word_of)
+
+    def mask(
+        self, captions: Sequence[str], ids: Tensor, versions: int, rng: np.random.Generator
+    ) -> MaskedCaptions:
+        """Versions of captions whose ids, undisturbed, are [B, W]."""
+        units = [self.units(caption) for caption in captions]
+        return mask_captions(ids, units, versions, self.tokens, rng)
+
+
+class CrossReader:
+    """A cross-encoder, asked about sentences [n, W] with the images of captions [n]."""
+
+    def __init__(self, model: Model, images: Encoded, lengths: Tensor) -> None:
+        self.model, self.images, self.lengths = model, images, lengths
+
+    def fill(self, rows: Tensor, ids: Tensor, asked: Tensor) -> Tensor:
+        """A `Filler`: logits of the asked tokens by the head ``mlm``."""
+        matcher = cross_encoder_of(self.model, ["mlm"])
+        found = []
+        for at in torch.arange(len(rows), device=rows.device).split(BLOCK):
+            states = matcher.states(self.images[rows[at]], self._texts(rows[at], ids[at])).words
+            found.append(matcher.heads["mlm"](states[asked[at]], word_table(self.model)))
+        return torch.cat(found)
+
+    def score(self, rows: Tensor, ids: Tensor) -> Tensor:
+        """A `Scorer`."""
+        matcher = cross_encoder_of(self.model)
+        return torch.cat(
+            [
+                matcher.paired(self.images[rows[at]], self._texts(rows[at], ids[at]))
+                for at in torch.arange(len(rows), device=rows.device).split(BLOCK)
+            ]
+        )
+
+    def _texts(self, rows: Tensor, ids: Tensor) -> Encoded:
+        return self.model.encode_texts(TextBatch(ids, self.lengths[rows]))
+
+
+class FoilMaker:
+    """Foils for the captions of training batches (`objectives.generation.Generator`).
+
+    Captions are read from the split, undisturbed. A frozen ``generator`` fills the masks where it
+    is given; whichever does, the model in training says which foils are the hardest.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        model: Model,
+        options: GeneratorOptions,
+        seed: int,
+        generator: Model | None = None,
+    ) -> None:
+        if min(options.masks, options.samples, options.kept) < 1:
+            raise ConfigError("foils: masks, samples and kept must all be at least 1")
+        if options.anchors < 0:
+            raise ConfigError(f"foils: anchors must be 0 (all) or more, got {options.anchors}")
+        cross_encoder_of(model)
+        if generator is not None:
+            cross_encoder_of(generator, ["mlm"])
+            generator.eval().requires_grad_(False)
+        self.split, self.model, self.options, self.seed = split, model, options, seed
+        self.generator = generator
+        self.masker = Masker(model.text, options.unit, options.extractor)
+
+    def __call__(self, live: Live, step: int) -> Generated:
+        batch = live.batch
+        device = batch.caption_ids.device
+        count = self.options.anchors or len(batch.caption_ids)
+        indices = batch.caption_ids[:count].tolist()
+        rng = np.random.default_rng([self.seed, rank(), step, indices[0]])
+        texts = [self.split.texts[index] for index in indices]
+        text = self.masker.text
+        captions = pad_texts([text.encode(caption) for caption in texts], text.pad).to(device)
+        masked = self.masker.mask(texts, captions.ids, self.options.masks, rng)
+        own = own_tokens(
+            (
+                (token for other in self.split.captions[image] for token in text.encode(other))
+                for image in batch.owners[:count].tolist()
+            ),
+            device,
+        )
+        with live.asked():
+            foils = self._foils(batch.images, pair_images(batch)[:count], captions, masked, own)
+        return Generated(captions, masked.ids, masked.labels, foils.ids, foils.labels, foils.real)
+
+    def _foils(
+        self,
+        images: ImageBatch,
+        rows: Tensor,
+        captions: TextBatch,
+        masked: MaskedCaptions,
+        own: Tensor,
+    ) -> Foils:
+        mine = self._reader(self.model, images, rows, captions)
+        other = (
+            self._reader(self.generator, images, rows, captions)
+            if self.generator is not None
+            else mine
+        )
+        return write_foils(
+            captions.ids, masked, self.masker.tokens, own, other.fill, mine.score, self.options
+        )
+
+    @staticmethod
+    def _reader(model: Model, images: ImageBatch, rows: Tensor, captions: TextBatch) -> CrossReader:
+        return CrossReader(model, model.encode_images(images)[rows], captions.mask)
+
+
+def write_foils(
+    captions: Tensor,
+    masked: MaskedCaptions,
+    tokens: MaskTokens,
+    own: Tensor,
+    fill: Filler,
+    score: Scorer,
+    options: GeneratorOptions,
+) -> Foils:
+    """Refill masked captions, and keep the hardest sentences that are no false negatives."""
+    ordinary = torch.from_numpy(tokens.ordinary).to(captions.device)
+    candidates = refill(masked, fill, ordinary, options.samples, options.temperature)
+    return hardest_foils(captions, masked, candidates, own, score, options.kept)
+
+
+def cross_encoder_of(model: Model, heads: Sequence[str] = ()) -> CrossEncoder:
+    """The cross-encoder of a model, checked to have some heads."""
+    matcher = model.matcher
+    if not isinstance(matcher, CrossEncoder):
+        raise ConfigError(
+            f"the model '{model.spec.name}' reads words and regions apart, so it cannot fill masks "
+            "given an image: set model.name to uniter-small, uniter-base or uniter-large"
+        )
+    missing = [head for head in heads if head not in matcher.heads]
+    if missing:
+        wanted = dict.fromkeys([*(h for h in matcher.heads if h != "rank"), *heads])
+        raise ConfigError(
+            f"this cross-encoder lacks the heads {', '.join(missing)}: set "
+            f"model.matcher.extras=[{','.join(wanted)}]"
+        )
+    return matcher
+
+
+def word_table(model: Model) -> Tensor:
+    """Vectors [V, D] of the words that a cross-encoder's heads write with."""
+    table: Tensor = model.text_encoder.word_table.weight
+    return table

@@ -1,0 +1,55 @@
+"""What a generator of foils gives to the objectives that learn from it (TAGS, Algorithm 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from counterfoil.data.batches import TextBatch
+from counterfoil.objectives.services import Live
+
+MaskUnit = Literal["graph", "word"]
+
+
+@dataclass(frozen=True)
+class GeneratorOptions:
+    """K ``masks`` of a caption by ``unit``, L ``samples`` each, of which ``kept`` become foils.
+
+    ``run`` is the folder of the frozen model that fills the masks (static), or empty for the model
+    that is being trained (dynamic). Only the first ``anchors`` captions of a batch get foils, all
+    of them where it is 0.
+    """
+
+    masks: int
+    samples: int
+    kept: int
+    temperature: float
+    unit: MaskUnit
+    extractor: str
+    run: str = ""
+    anchors: int = 0
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Masked versions and foils of the first B captions of a batch, all as long as these.
+
+    ``masked`` [B, K, W] are the versions whose masks are to be filled, ``foils`` [B, m, W] the
+    selected sentences, best first, where ``real`` [B, m]. The labels of both are the true token
+    where one was masked, −1 elsewhere.
+    """
+
+    captions: TextBatch
+    masked: Tensor
+    masked_labels: Tensor
+    foils: Tensor
+    foil_labels: Tensor
+    real: Tensor
+
+
+class Generator(Protocol):
+    """Writes foils for the captions of a batch."""
+
+    def __call__(self, live: Live, step: int) -> Generated: ...

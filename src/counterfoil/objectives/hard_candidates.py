@@ -1,0 +1,144 @@
+"""UNITER's hard negatives: the best of many candidates, found without gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from counterfoil.collectives import gather_counts, gather_rows, rank
+from counterfoil.errors import ConfigError, TrainingError
+from counterfoil.objectives.base import Context, LossReport, Objective, objectives
+from counterfoil.objectives.extras import pair_images
+from counterfoil.objectives.services import Live
+
+
+@dataclass(frozen=True)
+class Hardest:
+    """Indices [a, m] of the candidates of each anchor, best first, where ``real`` [a, m]."""
+
+    index: Tensor
+    real: Tensor
+
+
+@objectives.register("hard-candidates")
+class HardCandidates(Objective):
+    """UNITER: hinge on the hardest of a batch's candidates, sought without gradients.
+
+    For the first ``anchors`` pairs of each process's batch (0: all), every other image and caption
+    of that batch is a candidate; the ``kept`` best of each direction are scored again, with
+    gradients. Captions of the same image and protected pairs are no candidates.
+    """
+
+    needs_batch = True
+    needs_scores = False
+
+    def __init__(self, *, anchors: int = 0, kept: int = 31, margin: float = 0.2) -> None:
+        super().__init__()
+        if anchors < 0 or kept < 1:
+            raise ConfigError(
+                "objective.hard-candidates: anchors must be 0 (all) or more, kept at least 1; "
+                f"got {anchors} and {kept}"
+            )
+        self.anchors, self.kept, self.margin = anchors, kept, margin
+
+    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+        live = context.live
+        if live is None:
+            raise TrainingError("objective.hard-candidates works on the batches of a run only")
+        texts = torch.arange(len(live.batch.owners), device=positives.device)
+        if self.anchors:
+            texts = texts[: self.anchors]
+        images = pair_images(live.batch)[texts]
+        width = min(self.kept, max(gather_counts(_most(live), positives.device)))
+        of_images, of_texts = self._hardest(live, context, images, texts, width)
+        found = _scores(live, images, texts, of_images, of_texts)  # [A, 1 + 2m], all processes'
+        real = gather_rows(torch.cat([of_images.real, of_texts.real], 1))
+        loss = hinge_of_candidates(found[:, 0], found[:, 1:], real, self.margin)
+        return LossReport(loss, _diagnostics(found, real) if context.logging else {})
+
+    def _hardest(
+        self, live: Live, context: Context, images: Tensor, texts: Tensor, width: int
+    ) -> tuple[Hardest, Hardest]:
+        """The hardest captions of each anchor's image, and images of its caption."""
+        negative = _negatives(live, context)
+        with live.asked():
+            all_images = live.encode_images(live.batch.images)
+            all_texts = live.encode_texts(live.batch.texts)
+            of_images = live.matcher(all_images[images], all_texts)
+            of_texts = live.matcher(all_images, all_texts[texts]).T
+        return (
+            hardest(of_images, negative[images], width),
+            hardest(of_texts, negative.T[texts], width),
+        )
+
+    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+        """The margin in both directions."""
+        return 2 * self.margin
+
+
+def hardest(scores: Tensor, negative: Tensor, width: int) -> Hardest:
+    """The ``width`` best-scoring negatives of each row; fewer are real where there are fewer."""
+    ranked = scores.float().masked_fill(~negative, -torch.inf)
+    order = ranked.argsort(dim=1, descending=True, stable=True)[:, :width]
+    real = negative.gather(1, order)
+    missing = (0, width - order.shape[1])
+    pad = torch.nn.functional.pad
+    return Hardest(pad(order, missing), pad(real, missing))
+
+
+def hinge_of_candidates(
+    positive: Tensor, candidates: Tensor, real: Tensor, margin: float
+) -> Tensor:
+    """Mean cost of each direction's candidates, added up; ``candidates`` [A, 2m] are both's."""
+    costs = (margin + candidates - positive[:, None]).clamp(min=0).where(real, 0.0)
+    means = [
+        some.sum() / are.sum().clamp(min=1)
+        for some, are in zip(costs.chunk(2, 1), real.chunk(2, 1), strict=True)
+    ]
+    return means[0] + means[1]
+
+
+def _most(live: Live) -> int:
+    """How many candidates an anchor can have in this process's batch, or 1 where it has none."""
+    return max(1, len(live.batch.owners) - 1, len(live.batch.image_ids) - 1)
+
+
+def _negatives(live: Live, context: Context) -> Tensor:
+    """Which images and captions of this process's batch are no pair, and not protected."""
+    batch = live.batch
+    negative = batch.image_ids[:, None] != batch.owners[None, :]
+    if context.protected is None:
+        return negative
+    device = negative.device
+    top = sum(gather_counts(len(batch.image_ids), device)[: rank()])
+    left = sum(gather_counts(len(batch.owners), device)[: rank()])
+    rows, columns = negative.shape
+    return negative & ~context.protected[top : top + rows, left : left + columns]
+
+
+def _scores(
+    live: Live, images: Tensor, texts: Tensor, of_images: Hardest, of_texts: Hardest
+) -> Tensor:
+    """Scores with gradients of each anchor's pair, its captions and its images [A, 1 + 2m].
+
+    What is not real is the pair once more, so that all processes bring as many.
+    """
+    own_image, own_text = images[:, None], texts[:, None]
+    captions = torch.where(of_images.real, of_images.index, own_text)
+    pictures = torch.where(of_texts.real, of_texts.index, own_image)
+    rows = torch.cat([own_image, own_image.expand_as(captions), pictures], 1)
+    columns = torch.cat([own_text, captions, own_text.expand_as(pictures)], 1)
+    found = live.paired(live.images[rows.flatten()], live.texts[columns.flatten()])
+    return found.view(-1, rows.shape[1])
+
+
+@torch.no_grad()
+def _diagnostics(found: Tensor, real: Tensor) -> dict[str, Tensor]:
+    """Share of the hardest candidates that score below their pair, and how many there are."""
+    below = (found[:, 1:] < found[:, :1]) & real
+    return {
+        "candidates/accuracy": below.sum() / real.sum().clamp(min=1),
+        "candidates/kept": real.sum() / (2 * len(real)),
+    }

@@ -1,0 +1,245 @@
+"""TAGS: a model learns from sentences that it wrote itself; TAGS-DC: also which words it changed.
+
+The public code scores the true caption from a wrong sequence (its first token, repeated) where it
+is set against generated ones; here the positive is the true caption's own score.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from counterfoil.collectives import sum_over_processes
+from counterfoil.data.batches import TextBatch
+from counterfoil.encoders.encoded import Encoded
+from counterfoil.errors import TrainingError
+from counterfoil.matchers.cross_encoder import CrossEncoder, CrossStates
+from counterfoil.objectives.base import Context, LossReport, Objective, objectives
+from counterfoil.objectives.extras import pair_images
+from counterfoil.objectives.generation import (
+    Generated,
+    Generator,
+    GeneratorOptions,
+    MaskUnit,
+)
+from counterfoil.objectives.services import Live, Preparation
+from counterfoil.objectives.token_losses import (
+    CLASS_WEIGHTS,
+    UNLABELLED,
+    discrimination_losses,
+    word_losses,
+)
+
+
+@dataclass(frozen=True)
+class Read:
+    """Foils with the tokens they replaced, and what the model makes of them.
+
+    ``owners`` [F] say which caption each of the ``foils`` comes from, ``labels`` [F, W] are the
+    true tokens where there was a mask. ``true`` [B] and ``scores`` [F] have gradients, and so have
+    the ``states`` of the foils, where they were asked for.
+    """
+
+    foils: TextBatch
+    labels: Tensor
+    owners: Tensor
+    true: Tensor
+    scores: Tensor
+    states: CrossStates | None = None
+
+
+@objectives.register("tags")
+class Tags(Objective):
+    """TAGS: fill masks given the image, and rank the true caption above what was filled in.
+
+    Beside another objective: {hard-candidates: 1, tags: 1}. Each caption gets ``masks`` versions,
+    masked by ``unit`` (of the scene graph that ``extractor`` finds, or token by token), each filled
+    ``samples`` times at ``temperature``; of what is no false negative, the ``kept`` best-scoring
+    are negatives. ``mlm`` and ``rank`` weigh the two losses. ``generator`` is a run whose frozen
+    model fills the masks; without one, the model in training does. Where batches are large for the
+    sake of their candidates, ``anchors`` says how many pairs of each process's batch get foils.
+    """
+
+    needs_batch = True
+    needs_scores = False
+    heads: tuple[str, ...] = ("mlm",)
+    reads_words = False
+
+    def __init__(
+        self,
+        *,
+        masks: int = 20,
+        samples: int = 20,
+        kept: int = 31,
+        temperature: float = 1.5,
+        unit: MaskUnit = "graph",
+        extractor: str = "rules",
+        margin: float = 0.2,
+        mlm: float = 0.05,
+        rank: float = 5e-4,
+        generator: str = "",
+        anchors: int = 0,
+    ) -> None:
+        super().__init__()
+        self.options = GeneratorOptions(
+            masks, samples, kept, temperature, unit, extractor, generator, anchors
+        )
+        self.margin, self.mlm, self.rank = margin, mlm, rank
+        self._generator: Generator | None = None
+
+    def prepare(self, training: Preparation) -> None:
+        self._generator = training.generator(self.options, self.heads)
+
+    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+        live = context.live
+        if live is None or self._generator is None:
+            raise TrainingError("objective.tags works on the batches of a training run only")
+        generated = self._generator(live, context.step)
+        images = live.images[pair_images(live.batch)[: len(generated.masked)]]
+        fills = fill_losses(live, images, generated)
+        read = read_foils(live, images, generated, with_states=self.reads_words)
+        gaps = read.true[read.owners] - read.scores
+        masks, rank = global_mean(fills), global_mean((self.margin - gaps).clamp(min=0))
+        words = self.word_terms(live, generated, read)
+        loss = self.mlm * masks + self.rank * rank + words.loss
+        if not context.logging:
+            return LossReport(loss)
+        with torch.no_grad():
+            diagnostics = {
+                "tags/accuracy": global_mean((gaps > 0).float()),
+                "tags/kept": global_mean(generated.real.sum(1).float()),
+                "tags/mlm": masks.detach(),
+                "tags/rank": rank.detach(),
+            }
+        return LossReport(loss, diagnostics | words.diagnostics)
+
+    def word_terms(self, live: Live, generated: Generated, read: Read) -> LossReport:
+        """What is learned of the single words of the foils: nothing."""
+        return LossReport(0 * read.true.sum())
+
+
+@objectives.register("tags-dc")
+class TagsDc(Tags):
+    """TAGS-DC: TAGS, and say which words of its foils are wrong, and what they should be.
+
+    ``discrimination`` and ``correction`` weigh these losses, ``replaced`` and ``original`` the two
+    kinds of words in the former. The model needs a head for each.
+    """
+
+    heads = ("mlm", "discrimination", "correction")
+    reads_words = True
+
+    def __init__(
+        self,
+        *,
+        masks: int = 20,
+        samples: int = 20,
+        kept: int = 31,
+        temperature: float = 1.5,
+        unit: MaskUnit = "graph",
+        extractor: str = "rules",
+        margin: float = 0.2,
+        mlm: float = 0.1,
+        rank: float = 5e-4,
+        generator: str = "",
+        anchors: int = 0,
+        discrimination: float = 5e-4,
+        correction: float = 5e-4,
+        replaced: float = CLASS_WEIGHTS[0],
+        original: float = CLASS_WEIGHTS[1],
+    ) -> None:
+        super().__init__(
+            masks=masks,
+            samples=samples,
+            kept=kept,
+            temperature=temperature,
+            unit=unit,
+            extractor=extractor,
+            margin=margin,
+            mlm=mlm,
+            rank=rank,
+            generator=generator,
+            anchors=anchors,
+        )
+        self.discrimination, self.correction = discrimination, correction
+        self.class_weights = (replaced, original)
+
+    def word_terms(self, live: Live, generated: Generated, read: Read) -> LossReport:
+        foils, states = read.foils, read.states
+        if states is None:
+            raise TrainingError("objective.tags-dc: the foils were scored without their words")
+        true_ids = generated.captions.ids[read.owners]
+        heads, asked = cross_encoder(live).heads, read.labels != UNLABELLED
+        with live.autocast():
+            verdicts = heads["discrimination"](states.words).float()
+            fixes = heads["correction"](states.words[asked], word_table(live)).float()
+        told = discrimination_losses(verdicts, foils.ids, true_ids, foils.mask, self.class_weights)
+        fixed = word_losses(fixes, read.labels[asked])
+        discrimination, correction = global_mean(told), global_mean(fixed)
+        loss = self.discrimination * discrimination + self.correction * correction
+        original = (foils.ids == true_ids)[foils.mask]
+        right = (verdicts.argmax(-1)[foils.mask] == 1) == original
+        found = {
+            "tags/discrimination": discrimination.detach(),
+            "tags/correction": correction.detach(),
+            "tags/wod": global_mean(right.float()),
+            "tags/wod_replaced": global_mean(right[~original].float()),
+            "tags/woc": global_mean((fixes.argmax(-1) == read.labels[asked]).float()),
+        }
+        return LossReport(loss, found)
+
+
+def fill_losses(live: Live, images: Encoded, generated: Generated) -> Tensor:
+    """Losses of all masked tokens, given the images [B] of the captions."""
+    matcher, versions = cross_encoder(live), generated.masked.shape[1]
+    rows = torch.arange(len(images), device=images.mask.device).repeat_interleave(versions)
+    labels = generated.masked_labels.flatten(0, 1)
+    masked = TextBatch(generated.masked.flatten(0, 1), generated.captions.mask[rows])
+    texts, asked = live.encode_texts(masked), labels != UNLABELLED
+    with live.autocast():
+        states = matcher.states(images[rows], texts).words
+        logits = matcher.heads["mlm"](states[asked], word_table(live))
+    return word_losses(logits.float(), labels[asked])
+
+
+def read_foils(live: Live, images: Encoded, generated: Generated, with_states: bool) -> Read:
+    """True captions and foils scored with gradients, all with the images [B] of the captions."""
+    captions, matcher = generated.captions, cross_encoder(live)
+    owners = generated.real.nonzero()[:, 0]
+    foils = TextBatch(generated.foils[generated.real], captions.mask[owners])
+    both = TextBatch(torch.cat([captions.ids, foils.ids]), torch.cat([captions.mask, foils.mask]))
+    own = torch.arange(len(images), device=owners.device)
+    texts, pictured = live.encode_texts(both), images[torch.cat([own, owners])]
+    count, states = len(own), None
+    with live.autocast():
+        if with_states:
+            states = matcher.states(pictured, texts)
+            scores = matcher.score(states.pooled)
+            states = CrossStates(
+                states.words[count:], states.regions[count:], states.pooled[count:]
+            )
+        else:
+            scores = matcher.paired(pictured, texts)
+    labels = generated.foil_labels[generated.real]
+    return Read(foils, labels, owners, scores[:count].float(), scores[count:].float(), states)
+
+
+def cross_encoder(live: Live) -> CrossEncoder:
+    """The matcher in training, which `prepare` has seen to be one."""
+    matcher = live.matcher
+    assert isinstance(matcher, CrossEncoder)  # noqa: S101
+    return matcher
+
+
+def word_table(live: Live) -> Tensor:
+    """Vectors [V, D] of the words that the heads write with."""
+    table: Tensor = live.text_encoder.word_table.weight  # type: ignore[union-attr, assignment]
+    return table
+
+
+def global_mean(values: Tensor) -> Tensor:
+    """Mean over the values of all processes; 0 where there is none."""
+    count = sum_over_processes(values.new_tensor(float(values.numel())))
+    return sum_over_processes(values.sum()) / count.clamp(min=1)
