@@ -31,7 +31,7 @@ def normalise_raw(
 ) -> Tensor:
     """SCAN's raw_feature_norm: similarities made comparable over the fragments that ask (``dim``).
 
-    They are multiplied by ``scale`` then. ``asked`` says which of these are real; None: all. The two
+    They are then multiplied by ``scale``. ``asked`` says which are real; None: all. The two
     l1 forms are undefined in the public code; here they are what their names say.
     """
     if norm == "none":
