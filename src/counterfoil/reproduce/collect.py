@@ -95,7 +95,8 @@ class _Collector:
             for key in METRICS
             if reports and key in reports[0]
         }
-        folders = [str(run.folder) for members in seeds for run in members]
+        # as seen from OUT, so that results read the same wherever they were made
+        folders = [f"runs/{run.folder.name}" for members in seeds for run in members]
         return found.model_copy(
             update={"numbers": numbers, "errors": errors, "missing": missing, "runs": folders}
         )
