@@ -32,7 +32,6 @@ def test_negatives_are_drawn_in_inverse_proportion_to_how_common_their_distance_
     objective = objectives["distance-weighted"](dimension=dimension)
     assert torch.allclose(objective.probabilities(anchors)[0], expected, rtol=1e-9)
 
-    torch.manual_seed(0)
     draws = 20_000
     many = Anchors(
         anchors.positive.expand(draws),
@@ -66,17 +65,30 @@ def test_only_true_negatives_within_reach_are_ever_drawn(case) -> None:
             assert torch.equal(drawn.sum(1) > 0, reachable.any(1))
 
 
-def test_the_loss_is_the_hinge_on_the_drawn_negatives_and_follows_the_seed() -> None:
+def test_the_loss_is_the_hinge_on_the_drawn_negatives() -> None:
     case, objective = make_case([0, 0, 1, 2, 3], scale=0.3), objectives["distance-weighted"]()
-    torch.manual_seed(3)
     expected = 0.0
     for anchors in objective.anchors(case.scores, case.positives, case.context):
         chosen = objective.weights(anchors, case.context).argmax(1).tolist()
         for row, column in enumerate(chosen):
             gap = anchors.candidates[row, column] - anchors.positive[row]
             expected += max(0.0, 0.2 + float(gap))
-    torch.manual_seed(3)
     assert float(case.loss(objective)) == pytest.approx(expected)
+
+
+def test_draws_depend_on_the_step_and_on_nothing_else() -> None:
+    anchors = one_anchor([0.6, 0.8, 1.0, 1.2])
+    many = Anchors(
+        anchors.positive.expand(50),
+        anchors.candidates.expand(50, -1),
+        anchors.negative.expand(50, -1),
+    )
+    objective = objectives["distance-weighted"](dimension=6)
+    torch.manual_seed(3)
+    first = objective.weights(many, Context(step=7))
+    torch.manual_seed(4)
+    assert torch.equal(objective.weights(many, Context(step=7)), first)
+    assert not torch.equal(objective.weights(many, Context(step=8)), first)
 
 
 def test_anchors_out_of_reach_of_every_negative_cost_nothing() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from counterfoil.errors import ConfigError, MissingExtraError, nearest
+from counterfoil.data.spacy_pipeline import SpacyPipeline
+from counterfoil.errors import ConfigError, nearest
 
 Edge = tuple[int, int]
 
@@ -113,36 +114,14 @@ class SpacyParser:
     """The dependency tree of a spaCy pipeline: an edge from each word to its head."""
 
     def __init__(self, pipeline: str = "en_core_web_sm") -> None:
-        self.pipeline = pipeline
-        self._loaded: Any = None
-        self._load()
-
-    def _load(self) -> Any:
-        if self._loaded is None:
-            try:
-                import spacy
-            except ImportError:
-                raise MissingExtraError("spacy", "foils", "a dependency parser") from None
-            try:
-                self._loaded = spacy.load(self.pipeline)
-            except OSError:
-                raise ConfigError(
-                    f"spaCy has no pipeline '{self.pipeline}'; get it with: python -m spacy "
-                    f"download {self.pipeline}, or use model.matcher.parser=rules"
-                ) from None
-        return self._loaded
-
-    def __getstate__(self) -> dict[str, Any]:
-        # a loader's worker loads the pipeline anew rather than receiving it
-        return {"pipeline": self.pipeline, "_loaded": None}
+        self.pipeline = SpacyPipeline(
+            pipeline, purpose="a dependency parser", instead="use model.matcher.parser=rules"
+        )
 
     def edges(self, words: list[str]) -> list[Edge]:
-        from spacy.tokens import Doc
-
-        nlp = self._load()
         if not words:
             return []
-        tree = nlp(Doc(nlp.vocab, words=words))
+        tree = self.pipeline.parse(words)
         return [(token.i, token.head.i) for token in tree if token.i != token.head.i]
 
 

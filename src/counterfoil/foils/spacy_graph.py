@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from counterfoil.data.spacy_pipeline import SpacyPipeline
 from counterfoil.data.words import words
-from counterfoil.errors import ConfigError, MissingExtraError
 from counterfoil.foils.graph import ATTRIBUTE, OBJECT, RELATION, SceneGraph, Unit
 from counterfoil.foils.graph_words import (
     NOT_ATTRIBUTES,
@@ -28,36 +28,16 @@ class SpacyExtractor:
     """Objects, attributes and relations from the tags and dependencies of a spaCy pipeline."""
 
     def __init__(self, pipeline: str = "en_core_web_sm") -> None:
-        self.pipeline = pipeline
-        self._loaded: Any = None
-        self._load()
-
-    def _load(self) -> Any:
-        if self._loaded is None:
-            try:
-                import spacy
-            except ImportError:
-                raise MissingExtraError("spacy", "foils", "a scene graph by spaCy") from None
-            try:
-                self._loaded = spacy.load(self.pipeline, exclude=["ner"])
-            except OSError:
-                raise ConfigError(
-                    f"spaCy has no pipeline '{self.pipeline}'; get it with: python -m spacy "
-                    f"download {self.pipeline}, or take the built-in extractor 'rules'"
-                ) from None
-        return self._loaded
-
-    def __getstate__(self) -> dict[str, Any]:
-        # another process loads the pipeline anew rather than receiving it
-        return {"pipeline": self.pipeline, "_loaded": None}
+        self.pipeline = SpacyPipeline(
+            pipeline,
+            purpose="a scene graph by spaCy",
+            instead="take the built-in extractor 'rules'",
+            exclude=["ner"],
+        )
 
     def extract(self, caption: str) -> SceneGraph:
-        from spacy.tokens import Doc
-
-        nlp, tokens = self._load(), words(caption)
-        if not tokens:
-            return SceneGraph()
-        return graph_of(nlp(Doc(nlp.vocab, words=tokens)))
+        tokens = words(caption)
+        return graph_of(self.pipeline.parse(tokens)) if tokens else SceneGraph()
 
 
 def graph_of(parsed: Any) -> SceneGraph:

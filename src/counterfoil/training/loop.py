@@ -26,12 +26,12 @@ from counterfoil.models.store import load_weights
 from counterfoil.objectives import create_objective
 from counterfoil.progress import Progress, Silent
 from counterfoil.training.checkpoint import Checkpoints, Position
-from counterfoil.training.metrics import MetricsLog, finite
+from counterfoil.training.metrics import finite
 from counterfoil.training.optimiser import create_optimiser, create_schedule
 from counterfoil.training.preparation import RunPreparation, set_aside
+from counterfoil.training.run_logs import RunLogs
 from counterfoil.training.step import HISTOGRAM, MARGIN_RANGE, TrainingStep
 from counterfoil.training.survey import TrainingSurvey
-from counterfoil.training.tensorboard import TensorBoard
 from counterfoil.training.trial import Trials, tries
 from counterfoil.training.watch import CollapseWatch
 
@@ -357,40 +357,6 @@ class Trainer:
         votes = torch.tensor([int(flag)], device=self.device)
         torch.distributed.all_reduce(votes)
         return bool(votes.item())
-
-
-class RunLogs:
-    """`metrics.jsonl`, which repeats bit by bit, and `timing.jsonl`, which cannot."""
-
-    def __init__(self, folder: Path, position: Position, tensorboard: bool) -> None:
-        self.active = rank() == 0
-        if not self.active:
-            return
-        self.metrics = MetricsLog(folder / "metrics.jsonl", position.metrics_bytes)
-        self.timing = (folder / "timing.jsonl").open("a", encoding="utf-8")
-        self.board = TensorBoard(folder) if tensorboard else None
-
-    def __enter__(self) -> RunLogs:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.active:
-            self.metrics.close()
-            self.timing.close()
-            if self.board:
-                self.board.close()
-
-    def write(self, record: dict[str, Any], seconds: float) -> None:
-        if self.active:
-            self.metrics.write(record)
-            self.timing.write(f'{{"step": {record["step"]}, "seconds": {seconds:.3f}}}\n')
-            self.timing.flush()
-            if self.board:
-                self.board.write(record)
-
-    @property
-    def size(self) -> int:
-        return self.metrics.size if self.active else 0
 
 
 def anchors_and_negatives(batch: PairBatch) -> tuple[int, float]:
