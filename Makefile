@@ -9,7 +9,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/: .*## /\t/' | expand -t 14
 
-demo: $(VENV)/.demo      ## train on the embedded scenes, print the table, write the report
+demo: $(VENV)/.demo      ## train on the embedded scenes, print the table, write the report, serve the page
 	$(BIN)/counterfoil demo
 
 test: $(VENV)/.dev lint typecheck      ## lint, types and the fast tests
@@ -40,7 +40,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) install --quiet -c constraints.txt -e ".[plots]"
+	$(PIP) install --quiet -c constraints.txt -e ".[plots,app]"
 	touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt

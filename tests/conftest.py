@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from safetensors import safe_open
 from counterfoil.data.arrays import ArrayFile
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Pairs, Split
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
 
 torch.set_num_threads(1)  # tiny tensors: threads only wait for each other
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels.attention import answer_softmax, packed_cosine
 from counterfoil.kernels.blocks import Tile
+from counterfoil.kernels.fused import Recipe
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.local import WordParts
 from counterfoil.matchers.scan import normalise_raw
@@ -62,7 +64,13 @@ class BFAN(SimilarityMatcher):
         self.focal: Focal = focal
         self.lambda_softmax, self.direction = lambda_softmax, direction
 
-    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
+    def recipes(self) -> tuple[Recipe, ...]:
+        words = Recipe("bfan", scale=self.lambda_softmax, prob=self.focal == "prob")
+        regions = replace(words, asking="regions")
+        both = {"t2i": (words,), "i2t": (regions,), "both": (words, regions)}
+        return both[self.direction]
+
+    def eager(self, images: Encoded, texts: Encoded) -> Tensor:
         if self.direction == "t2i":
             return self.directed(texts, images, self.score).T
         of_regions = self.directed(images, texts, self.score)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels.attention import answer_softmax, packed_cosine
 from counterfoil.kernels.blocks import Tile
+from counterfoil.kernels.fused import Recipe
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.local import WordParts
 from counterfoil.matchers.scan import aggregate
@@ -46,7 +47,20 @@ class CHAN(SimilarityMatcher):
         self.coding, self.pooling = coding, pooling
         self.beta, self.alpha, self.form = beta, alpha, form
 
-    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
+    def recipes(self) -> tuple[Recipe, ...]:
+        if self.coding != "vha":
+            return ()
+        plain = self.form == "paper" or self.pooling != "lse"
+        return (
+            Recipe(
+                "chan",
+                pooling=self.pooling,
+                sharpness=1 / self.beta,
+                factor=1.0 if plain else 1 / self.beta,
+            ),
+        )
+
+    def eager(self, images: Encoded, texts: Encoded) -> Tensor:
         if self.coding == "vha":
             return self.directed(texts, images, self.score).T
         return self.directed(images, texts, self.score)

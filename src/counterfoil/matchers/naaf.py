@@ -12,6 +12,7 @@ from torch import Tensor
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels.attention import answer_softmax, l2_over, leaky, packed_cosine
 from counterfoil.kernels.blocks import Tile
+from counterfoil.kernels.fused import Recipe
 from counterfoil.matchers.base import Observation, matchers
 from counterfoil.matchers.boundary import MismatchBoundary
 from counterfoil.matchers.local import WordParts, fragments
@@ -98,6 +99,27 @@ class NAAF(SimilarityMatcher):
     def forward(self, images: Encoded, texts: Encoded) -> Tensor:
         if self.form == "reference" and self.training and self.mining:
             return score_with_mining(self, images, texts)
+        return super().forward(images, texts)
+
+    def recipes(self) -> tuple[Recipe, ...]:
+        if self.directions != ("t2i",):
+            return ()
+        paper = self.form == "paper"
+        spread: Literal["spread", "gate"] = "spread" if paper else "gate"
+        return (
+            Recipe(
+                "naaf",
+                scale=self.lambda_softmax,
+                raised="relu" if paper else "leaky",
+                boundary=self.boundary_of("t2i"),
+                negative=self.negative,
+                gate=spread if self.wants_kin and self.negative else "none",
+                gate_scale=self.lambda_intra,
+                unit_words=not paper,
+            ),
+        )
+
+    def eager(self, images: Encoded, texts: Encoded) -> Tensor:
         return self.scores(images, texts)
 
     def scores(self, images: Encoded, texts: Encoded) -> Tensor:
@@ -122,7 +144,7 @@ class NAAF(SimilarityMatcher):
         negative = self._negative(tile.kin_QNN, best - t) if self.negative else best * 0
         # eq. 10; the cosine below does not see the scale of the weights
         logits = (reachable - best[..., None]).mul_(self.lambda_softmax)
-        weights = logits.exp_() * (reachable > t)
+        weights = logits.exp_() * _above(reachable, t)
         # the public code takes words as unit vectors, so no gradient flows through their length
         norms = tile.norms_QN if self.form == "paper" else torch.ones_like(tile.norms_QN)
         feature = packed_cosine(sims, weights, tile.gram_CKK, norms)
@@ -192,6 +214,12 @@ class NAAF(SimilarityMatcher):
             weights=place(found.weights[0, :, 0]),
             additive=True,
         )
+
+
+@torch.no_grad()
+def _above(sims: Tensor, t: float) -> Tensor:
+    """1 where a similarity is above t, else 0; as numbers, which multiply faster than booleans."""
+    return torch.gt(sims, t, out=torch.empty_like(sims))
 
 
 def _maxima(images: Encoded, texts: Encoded, side: str) -> Tensor:

@@ -16,6 +16,7 @@ from counterfoil.kernels.attention import (
     packed_cosine,
 )
 from counterfoil.kernels.blocks import Tile
+from counterfoil.kernels.fused import Recipe
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.local import WordParts
 from counterfoil.matchers.similarity import SimilarityMatcher, one_pair
@@ -78,6 +79,23 @@ class CrossAttention(SimilarityMatcher):
         self.lambda_softmax, self.lambda_lse = lambda_softmax, lambda_lse
         self.aggregation, self.raw_norm = aggregation, raw_norm
 
+    asking: Literal["words", "regions"] = "words"
+
+    def recipes(self) -> tuple[Recipe, ...]:
+        raised: dict[str, Literal["leaky", "none"]] = {"clipped_l2norm": "leaky", "l2norm": "none"}
+        if self.raw_norm not in raised:
+            return ()
+        return (
+            Recipe(
+                "scan",
+                self.asking,
+                scale=self.lambda_softmax,
+                pooling=self.aggregation,
+                sharpness=self.lambda_lse,
+                raised=raised[self.raw_norm],
+            ),
+        )
+
     def score(self, tile: Tile) -> Tensor:
         return aggregate(self.relevance(tile)[0], None, self.aggregation, self.lambda_lse, dim=1)
 
@@ -118,6 +136,8 @@ class ScanTextToImage(CrossAttention):
 class ScanImageToText(CrossAttention):
     """SCAN i2t: each region attends to words; cosine of region and attended sentence."""
 
+    asking = "regions"
+
     def __init__(
         self,
         embed_size: int,
@@ -129,7 +149,7 @@ class ScanImageToText(CrossAttention):
     ) -> None:
         super().__init__(embed_size, lambda_softmax, lambda_lse, aggregation, raw_norm)
 
-    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
+    def eager(self, images: Encoded, texts: Encoded) -> Tensor:
         return self.directed(images, texts, self.score)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from counterfoil.errors import ConfigError
 from counterfoil.kernels.blocks import Tile
+from counterfoil.kernels.fused import Recipe
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.similarity import SimilarityMatcher
 
@@ -32,6 +33,11 @@ class SetSimilarity(SimilarityMatcher):
         if temperature <= 0:
             raise ConfigError(f"model.matcher.temperature: above 0, got {temperature:g}")
         self.temperature, self.kind = temperature, kind
+
+    def recipes(self) -> tuple[Recipe, ...]:
+        if self.kind != "smooth-chamfer":
+            return ()
+        return (Recipe("chamfer", scale=self.temperature),)
 
     def score(self, tile: Tile) -> Tensor:
         sims, real = tile.sims_QNCK, tile.answers_CK

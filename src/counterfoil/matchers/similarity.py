@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels.attention import gram
 from counterfoil.kernels.blocks import Score, Sides, Tile
+from counterfoil.kernels.fused import Recipe, usable
+from counterfoil.kernels.fused_pairs import fused_pairs
 from counterfoil.kernels.similarity_tiles import score_sides
 from counterfoil.matchers.local import LocalMatcher, fragments
 
@@ -26,8 +28,12 @@ class SimilarityMatcher(LocalMatcher):
     """Scores of all pairs from one matrix product and cache-sized tiles.
 
     A subclass implements `score` of a `Tile`: similarities of asking fragments with answering ones,
-    and the answering side's Gram matrix. The asking side is packed: no padding, no mask.
+    and the answering side's Gram matrix. The asking side is packed: no padding, no mask. Where it
+    has `recipes`, a GPU computes the same by a fused kernel.
     """
+
+    large_job = False
+    """Set while the pairs of a large job are scored part by part (`fused_pairs.MANY`)."""
 
     wants_kin = False
     """Whether `score` reads the inner products of the asking fragments with each other."""
@@ -36,7 +42,28 @@ class SimilarityMatcher(LocalMatcher):
         """Scores [Q, C] of a tile."""
         raise NotImplementedError
 
+    def recipes(self) -> tuple[Recipe, ...]:
+        """What fused kernels have to compute and add up; none: there is no kernel for it."""
+        return ()
+
     def forward(self, images: Encoded, texts: Encoded) -> Tensor:
+        pair = (fragments(images), images.mask), (fragments(texts), texts.mask)
+        fused = fused_pairs(self.recipes(), *pair, large=self.large_job)
+        if fused is not None:
+            return fused
+        if self.halved(images.mask.device):
+            images, texts = (
+                replace(side, fragments=fragments(side).float()) for side in (images, texts)
+            )
+        return self.eager(images, texts)
+
+    def halved(self, device: torch.device) -> bool:
+        """Whether fragments may be given in half precision where no gradient is wanted."""
+        kernels = bool(self.recipes()) and usable(device, torch.float16)
+        return kernels and not torch.is_grad_enabled()
+
+    def eager(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Scores [I, T] by PyTorch, on any device and in any precision."""
         return self.directed(texts, images, self.score).T
 
     def tile(self, images: Encoded, texts: Encoded) -> Tensor:

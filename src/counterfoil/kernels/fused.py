@@ -1,0 +1,222 @@
+"""Scores by fused kernels: one matrix product of words and regions, then one Triton kernel.
+
+A matcher says what it computes as a `Recipe`; what has no recipe is scored by PyTorch. Captions
+with more words than a tile holds, and captions without words, are left to PyTorch, too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from counterfoil.kernels.packing import Packing, pack
+
+WORDS, SLOTS = 128, 16
+"""Words and captions of a tile."""
+
+WARPS = 8
+
+BUFFER = 1 << 30
+"""Bytes of similarities held at once where no gradient is wanted."""
+
+SHARPEST = 40.0
+"""Largest softmax scale: beyond, e^scale squared does not fit single precision."""
+
+LARGEST_REGIONS = 128
+"""More do not fit a tile."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a kernel computes: who asks, how weights are made, how fragments become one score."""
+
+    method: Literal["scan", "bfan", "chan", "naaf", "chamfer"]
+    asking: Literal["words", "regions"] = "words"
+    scale: float = 1.0
+    pooling: Literal["lse", "mean", "max", "sum", "softmax"] = "mean"
+    sharpness: float = 1.0
+    raised: Literal["leaky", "relu", "none"] = "leaky"
+    prob: bool = False
+    boundary: float = 0.0
+    negative: bool = True
+    gate: Literal["none", "spread", "gate"] = "none"
+    gate_scale: float = 0.0
+    unit_words: bool = False
+    factor: float = 1.0
+
+    @property
+    def possible(self) -> bool:
+        return self.scale <= SHARPEST or self.method == "chan"
+
+
+@cache
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@cache
+def device_can(index: int) -> bool:
+    """Whether a CUDA device has the tensor cores that the kernels are made for."""
+    return has_triton() and torch.cuda.get_device_capability(index) >= (8, 0)
+
+
+def usable(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether tensors of this kind can be scored by the kernels."""
+    if device.type != "cuda" or dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return False
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return device_can(index)
+
+
+@dataclass(frozen=True)
+class Words:
+    """Packed words [tiles · words, D] and what the kernels read of them."""
+
+    packing: Packing
+    fragments: Tensor
+    norms: Tensor
+    kin: Tensor | None
+    spread: Tensor | None
+
+
+@dataclass(frozen=True)
+class Regions:
+    """Regions [I, R, D], their inner products, lengths and mask; None: all are real."""
+
+    fragments: Tensor
+    gram: Tensor
+    norms: Tensor
+    mask: Tensor | None
+
+
+def pack_words(packed: Tensor, lengths: list[int], recipe: Recipe) -> Words:
+    """Words of captions, given one after the other, in tiles."""
+    packing = pack(lengths, WORDS, SLOTS).to(packed.device)
+    fragments = torch.cat([packed, packed.new_zeros(1, packed.shape[1])])[packing.rows]
+    norms = fragments.float().norm(dim=-1)
+    kin = spread = None
+    if recipe.asking == "regions" and recipe.method != "chamfer":
+        kin = _kin(fragments, packing)
+    if recipe.gate != "none":
+        spread = _spread(fragments, packing, recipe.gate_scale)
+    return Words(packing, fragments, norms, kin, spread)
+
+
+def _tiles(fragments: Tensor, packing: Packing) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inner products of the words of some tiles, and which of them share a caption."""
+    of_tile = fragments.view(packing.tiles, packing.words, -1)
+    segments = packing.segments.view(packing.tiles, packing.words)
+    for some, seg in zip(of_tile.split(512), segments.split(512), strict=True):
+        same = (seg[:, :, None] == seg[:, None, :]) & (seg < packing.slots)[:, :, None]
+        yield some @ some.transpose(1, 2), same
+
+
+def _kin(fragments: Tensor, packing: Packing) -> Tensor:
+    return torch.cat([kin.masked_fill(~same, 0.0) for kin, same in _tiles(fragments, packing)])
+
+
+def _spread(fragments: Tensor, packing: Packing, scale: float) -> Tensor:
+    """NAAF's eq. 9, [tiles, from, to]: how much of a word's match reaches each word like it."""
+    parts = []
+    for kin, same in _tiles(fragments, packing):
+        logits = (scale * kin.float()).masked_fill(~same, -torch.inf)
+        parts.append(logits.softmax(-1).nan_to_num(0.0).transpose(1, 2).to(fragments.dtype))
+    return torch.cat(parts).contiguous()
+
+
+def describe_regions(v: Tensor, mask: Tensor | None) -> Regions:
+    return Regions(v, v @ v.transpose(1, 2), v.float().norm(dim=-1), mask)
+
+
+def fused_scores(recipe: Recipe, words: Words, regions: Regions) -> Tensor:
+    """Scores [I, captions] in single precision, without gradients."""
+    packing = words.packing
+    images, per_image, _ = regions.fragments.shape
+    slots = packing.tiles * packing.slots
+    out = words.norms.new_zeros(images, slots + 1)
+    flat = regions.fragments.flatten(0, 1)
+    width = len(words.fragments)
+    size = flat.element_size() * max(1, per_image * width)
+    rows = max(1, min(images, BUFFER // size))
+    if packing.tiles and images:
+        buffer = flat.new_empty(rows * per_image, width)
+        for top in range(0, images, rows):
+            some = slice(top, min(top + rows, images))
+            part = flat[some.start * per_image : some.stop * per_image]
+            sims = torch.mm(part, words.fragments.T, out=buffer[: len(part)])
+            launch(recipe, sims, words, regions, some, out)
+    return out[:, packing.places] * recipe.factor
+
+
+def launch(
+    recipe: Recipe, sims: Tensor, words: Words, regions: Regions, some: slice, out: Tensor
+) -> None:
+    """Run a kernel over the similarities of some images with all words."""
+    from counterfoil.kernels import triton_scores as kernels
+
+    packing = words.packing
+    images, per_image = some.stop - some.start, regions.fragments.shape[1]
+    masked = regions.mask is not None
+    mask = regions.mask[some].contiguous().view(torch.uint8) if masked else sims  # type: ignore[index]
+    per_program = images_per_program(packing.tiles, images)
+    grid = (packing.tiles, -(-images // per_program))
+    common: dict[str, Any] = {
+        "answers": mask,
+        "segments": packing.segments,
+        "counts": packing.counts,
+        "out": out[some],
+        "images": images,
+        "regions": per_image,
+        "width": sims.stride(0),
+        "slots_total": out.stride(0),
+        "scale": recipe.scale,
+        "sharpness": recipe.sharpness,
+        "METHOD": recipe.method,
+        "HOW": recipe.pooling,
+        "RAISE": recipe.raised,
+        "PROB": recipe.prob,
+        "MASKED": masked,
+        "PRECISION": precision(sims.dtype),
+        "BW": packing.words,
+        "BC": packing.slots,
+        "BR": block_of(per_image),
+        "PER": per_program,
+        "num_warps": WARPS,
+    }
+    if recipe.asking == "regions" or recipe.method == "chamfer":
+        kin = words.kin if words.kin is not None else sims
+        kernels.asked_by_regions[grid](sims, kin, regions.norms[some], **common)
+    else:
+        spread = words.spread if words.spread is not None else sims
+        kernels.asked_by_words[grid](
+            sims,
+            regions.gram[some],
+            words.norms,
+            spread,
+            boundary=recipe.boundary,
+            GATE=recipe.gate if words.spread is not None else "none",
+            NEGATIVE=recipe.negative,
+            UNIT=recipe.unit_words,
+            **common,
+        )
+
+
+def images_per_program(tiles: int, images: int) -> int:
+    """A power of two that leaves about two thousand programs for the device to share out."""
+    return min(64, 1 << max(0, (tiles * images // 2048).bit_length() - 1))
+
+
+def precision(dtype: torch.dtype) -> str:
+    """How tensor cores multiply single precision: as exactly as the similarities are."""
+    return "tf32x3" if dtype == torch.float32 else "tf32"
+
+
+def block_of(regions: int) -> int:
+    """Smallest power of two, at least 16, that holds the regions."""
+    return max(16, 1 << (regions - 1).bit_length())

@@ -1,0 +1,157 @@
+"""Exhaustive scores by the kernels of `triton_lanes`: for many captions and a few dozen regions.
+
+A kernel takes some seconds to compile, once for each method and number of regions on a machine, so
+this is for large jobs; `fused` scores the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from counterfoil.kernels.fused import BUFFER, Recipe, Regions
+from counterfoil.kernels.packing import Lanes, lanes
+
+WIDTH = 128
+"""Captions side by side: one for each thread of a program."""
+
+WORDS_STEP, MOST_WORDS, MOST_REGIONS = 4, 24, 40
+"""Regions ask: kernels for 4, 8 … 24 words; more regions, or words, than these take too long to
+compile and too many registers."""
+
+
+@dataclass(frozen=True)
+class LaneWords:
+    """Interleaved words, and what the kernels read of them."""
+
+    lanes: Lanes
+    fragments: Tensor
+    norms: Tensor
+    kin: Tensor | None
+    kin_at: Tensor
+
+
+def suits(recipe: Recipe, lengths: list[int], regions: int) -> bool:
+    """Whether the kernels here are made for such a job."""
+    if regions > MOST_REGIONS or not recipe.possible:
+        return False
+    return recipe.asking == "words" or max(lengths, default=0) <= MOST_WORDS
+
+
+def lane_words(packed: Tensor, lengths: list[int], recipe: Recipe) -> LaneWords:
+    """Words of captions, given one after the other, side by side."""
+    by_regions = recipe.asking == "regions"
+    found = lanes(lengths, WIDTH, WORDS_STEP if by_regions else 1)
+    moved = found.to(packed.device)
+    fragments = torch.cat([packed, packed.new_zeros(1, packed.shape[1])])[moved.rows]
+    norms = fragments.float().norm(dim=-1)
+    kin, sizes = None, [0] * found.groups
+    if by_regions or recipe.gate != "none":
+        parts = []
+        for group, grams in enumerate(_grams(fragments, moved)):
+            kept = _triangle(grams) if by_regions else _spread(grams, moved, group, recipe)
+            parts.append(kept.permute(1, 2, 0) if kept.ndim == 3 else kept.T)
+            sizes[group] = kept.numel()
+        kin = torch.cat([part.flatten() for part in parts]).to(packed.dtype)
+    starts = torch.tensor(sizes).cumsum(0) - torch.tensor(sizes)
+    return LaneWords(moved, fragments, norms, kin, starts.to(packed.device))
+
+
+def _grams(fragments: Tensor, found: Lanes) -> Iterator[Tensor]:
+    """Inner products [captions, words, words] of each group's captions."""
+    for base, size in found.spans:
+        group = fragments[base : base + size * found.width].view(size, found.width, -1)
+        by_caption = group.transpose(0, 1)
+        yield by_caption @ by_caption.transpose(1, 2)
+
+
+def _triangle(grams: Tensor) -> Tensor:
+    """Lower triangles [B, n (n + 1) / 2], row by row, with all off the diagonal doubled."""
+    row, column = torch.tril_indices(grams.shape[1], grams.shape[2], device=grams.device)
+    twice = torch.where(row == column, 1.0, 2.0)
+    return grams[:, row, column] * twice.to(grams.dtype)
+
+
+def _spread(grams: Tensor, found: Lanes, group: int, recipe: Recipe) -> Tensor:
+    """NAAF's eq. 9 for the captions of a group: [captions, word, from]."""
+    lengths = found.lengths[group * found.width : (group + 1) * found.width]
+    real = torch.arange(grams.shape[1], device=grams.device)[None, :] < lengths[:, None]
+    logits = (recipe.gate_scale * grams.float()).masked_fill(~real[:, None, :], -torch.inf)
+    return logits.softmax(-1).nan_to_num(0.0)
+
+
+def lane_scores(recipe: Recipe, words: LaneWords, regions: Regions) -> Tensor:
+    """Scores [I, captions] in single precision, without gradients."""
+    images, per_image, _ = regions.fragments.shape
+    out = words.norms.new_zeros(images, words.lanes.groups * WIDTH)
+    u, v = words.fragments, regions.fragments.flatten(0, 1)
+    shift = 0.0
+    if recipe.method == "naaf":
+        # similarities less the boundary: half precision is finest where it decides
+        shift = recipe.boundary
+        u = torch.cat([u, u.new_ones(len(u), 1), u.new_zeros(len(u), 7)], 1)
+        v = torch.cat([v, v.new_full((len(v), 1), -shift), v.new_zeros(len(v), 7)], 1)
+        shift = -float(v[0, -8]) if len(v) else shift
+    rows = max(1, min(images, BUFFER // (u.element_size() * max(1, per_image * len(u)))))
+    buffer = u.new_empty(rows * per_image, len(u))
+    triangles = _triangle(regions.gram).float().contiguous()
+    zeros = torch.zeros(max([per_image, *(size for _, size in words.lanes.spans)], default=1) + 1,
+                        dtype=torch.int32, device=u.device)  # fmt: skip
+    best = words.norms.new_empty(rows, len(u)) if recipe.gate != "none" else words.norms
+    for top in range(0, images if len(u) else 0, rows):
+        some = slice(top, min(top + rows, images))
+        part = v[some.start * per_image : some.stop * per_image]
+        sims = torch.mm(part, u.T, out=buffer[: len(part)])
+        _launch(recipe, sims, words, regions, triangles[some], some, shift, zeros, best, out[some])
+    return out[:, words.lanes.places] * recipe.factor
+
+
+def _launch(
+    recipe: Recipe,
+    sims: Tensor,
+    words: LaneWords,
+    regions: Regions,
+    triangles: Tensor,
+    some: slice,
+    shift: float,
+    zeros: Tensor,
+    best: Tensor,
+    out: Tensor,
+) -> None:
+    from counterfoil.kernels import triton_lanes as kernels
+
+    images, per_image = some.stop - some.start, regions.fragments.shape[1]
+    masked = regions.mask is not None
+    real = regions.mask[some].contiguous().view(torch.uint8) if masked else zeros  # type: ignore[index]
+    found = words.lanes
+    kin = words.kin if words.kin is not None else sims
+    common: dict[str, Any] = {
+        "METHOD": recipe.method, "HOW": recipe.pooling, "RAISE": recipe.raised,
+        "PROB": recipe.prob, "MASKED": masked, "R": per_image, "BC": WIDTH,
+        "num_warps": max(1, WIDTH // 32),
+    }  # fmt: skip
+    if recipe.asking == "words" or recipe.method == "chamfer":
+        kernels.words_ask[(found.groups, images)](
+            sims, triangles, words.norms, kin, real, found.lengths, found.bases, found.sizes,
+            words.kin_at, zeros, best, out, images, sims.stride(0), out.stride(0),
+            recipe.boundary, recipe.scale, recipe.sharpness, shift,
+            GATE=recipe.gate, NEGATIVE=recipe.negative, UNIT=recipe.unit_words, **common,
+        )  # fmt: skip
+        return
+    first = 0
+    sizes = [size for _, size in found.spans]
+    while first < len(sizes):
+        last = first
+        while last < len(sizes) and sizes[last] == sizes[first]:
+            last += 1
+        if sizes[first]:
+            kernels.regions_ask[(last - first, images)](
+                sims, kin, regions.norms[some], real, found.lengths, found.bases, words.kin_at,
+                zeros, out, first, images, sims.stride(0), out.stride(0),
+                recipe.scale, recipe.sharpness, N=sizes[first], **common,
+            )  # fmt: skip
+        first = last

@@ -1,0 +1,134 @@
+"""Fused scores with gradients: the backward pass recomputes what the forward pass did not keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from counterfoil.kernels.fused import (
+    Recipe,
+    Regions,
+    Words,
+    block_of,
+    fused_scores,
+    launch,
+    precision,
+)
+from counterfoil.kernels.packing import Packing
+
+KEPT = 1 << 27
+"""Bytes of similarities kept for the backward pass, and of those recomputed at once."""
+
+TILES_PER_PROGRAM = 4
+WARPS = 8
+
+
+def trainable(recipe: Recipe) -> bool:
+    """Whether there is a backward kernel: words ask, and eq. 9 of NAAF does not apply."""
+    return (
+        recipe.asking == "words"
+        and recipe.method in ("scan", "chan", "naaf")
+        and recipe.gate == "none"
+        and recipe.pooling != "softmax"
+    )
+
+
+def fused_scores_with_gradient(recipe: Recipe, words: Words, regions: Regions) -> Tensor:
+    """Scores [I, captions] whose gradients reach both sides' fragments, norms and Gram matrices."""
+    scores: Tensor = _FusedScores.apply(
+        recipe, words.packing, regions.mask,
+        words.fragments, words.norms, regions.fragments, regions.gram,
+    )  # fmt: skip
+    return scores
+
+
+class _FusedScores(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        recipe: Recipe,
+        packing: Packing,
+        mask: Tensor | None,
+        u: Tensor,
+        norms: Tensor,
+        v: Tensor,
+        gram: Tensor,
+    ) -> Tensor:
+        words = Words(packing, u, norms, None, None)
+        regions = Regions(v, gram, norms, mask)
+        sims = None
+        if u.element_size() * len(u) * v.shape[0] * v.shape[1] <= KEPT and packing.tiles:
+            sims = v.flatten(0, 1) @ u.T
+            out = norms.new_zeros(len(v), packing.tiles * packing.slots + 1)
+            launch(recipe, sims, words, regions, slice(0, len(v)), out)
+            scores = out[:, packing.places] * recipe.factor
+        else:
+            scores = fused_scores(recipe, words, regions)
+        ctx.recipe, ctx.packing = recipe, packing
+        ctx.save_for_backward(mask, u, norms, v, gram, sims)
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        mask, u, norms, v, gram, sims = ctx.saved_tensors
+        packing: Packing = ctx.packing
+        slots = packing.tiles * packing.slots
+        by_slot = norms.new_zeros(len(v), slots + 1)
+        by_slot[:, packing.places] = grad.float() * ctx.recipe.factor
+        by_slot[:, slots] = 0.0
+        d_u, d_v = torch.zeros_like(u, dtype=torch.float32), torch.zeros_like(v)
+        d_norms, d_gram = torch.zeros_like(norms), torch.zeros_like(gram)
+        per_image = max(1, v.shape[1] * len(u) * u.element_size())
+        rows = len(v) if sims is not None else max(1, min(len(v), KEPT // per_image))
+        for top in range(0, len(v) if packing.tiles else 0, rows):
+            some = slice(top, min(top + rows, len(v)))
+            part = v[some].flatten(0, 1)
+            here = sims if sims is not None else part @ u.T
+            d_sims, to_norms, to_gram = _launch(
+                ctx.recipe, packing, here, norms, gram[some], mask, some, by_slot
+            )
+            d_u += d_sims.T @ part
+            d_v[some] = (d_sims @ u).view_as(v[some])
+            if to_norms is not None and to_gram is not None:
+                d_norms += to_norms
+                d_gram[some] = to_gram.to(gram.dtype)
+        return None, None, None, d_u.to(u.dtype), d_norms, d_v, d_gram
+
+
+def _launch(
+    recipe: Recipe,
+    packing: Packing,
+    sims: Tensor,
+    norms: Tensor,
+    gram: Tensor,
+    mask: Tensor | None,
+    some: slice,
+    grad: Tensor,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of similarities, of words' norms [words] and of Gram matrices."""
+    from counterfoil.kernels.triton_backward import words_backward
+
+    images, regions = gram.shape[:2]
+    per_program = min(TILES_PER_PROGRAM, packing.tiles)
+    groups = -(-packing.tiles // per_program)
+    d_sims = torch.empty_like(sims)
+    wants_gram = recipe.method != "chan"
+    d_norms = norms.new_empty(images, sims.shape[1]) if wants_gram else norms
+    d_gram = norms.new_empty(groups, images, regions, regions) if wants_gram else norms
+    words_backward[(images, groups)](
+        sims, gram, norms,
+        mask[some].contiguous().view(torch.uint8) if mask is not None else sims,
+        packing.segments, packing.counts, grad[some], d_sims, d_norms, d_gram,
+        images, regions, sims.stride(0), grad.stride(0), packing.tiles,
+        recipe.boundary, recipe.scale, recipe.sharpness,
+        METHOD=recipe.method, HOW=recipe.pooling, RAISE=recipe.raised,
+        NEGATIVE=recipe.negative, UNIT=recipe.unit_words, MASKED=mask is not None,
+        PRECISION=precision(sims.dtype),
+        BW=packing.words, BC=packing.slots, BR=block_of(regions), PER=per_program,
+        num_warps=WARPS,
+    )  # fmt: skip
+    if not wants_gram:
+        return d_sims, None, None
+    return d_sims, d_norms.sum(0), d_gram.sum(0)

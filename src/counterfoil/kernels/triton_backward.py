@@ -1,0 +1,145 @@
+"""The backward pass of `triton_scores.asked_by_words`, recomputed from similarities.
+
+A program holds one image and goes through a few tiles of words, so that the gradient of the image's
+Gram matrix stays on the chip. Nothing of a pair is kept between the passes but its score.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from counterfoil.kernels.triton_scores import (
+    _by_caption,
+    _pool,
+    _raise,
+    _softmax_weights,
+    _to_words,
+)
+
+EPS = tl.constexpr(1e-8)
+
+
+@triton.jit
+def _slope(s, RAISE: tl.constexpr):
+    if RAISE == "leaky":
+        return tl.where(s >= 0, 1.0, 0.1)
+    if RAISE == "relu":
+        return tl.where(s >= 0, 1.0, 0.0)
+    return s * 0 + 1.0
+
+
+@triton.jit
+def _through_norm(E, s, d_logits, scale, RAISE: tl.constexpr, PRECISION: tl.constexpr):
+    """Gradient of s from that of scale · x / ‖x‖, x what is raised of a caption's words."""
+    x = _raise(s, RAISE)
+    length = tl.sqrt(_by_caption(E, x * x, PRECISION))
+    inverse = scale / (length + EPS)
+    along = _by_caption(E, d_logits * x, PRECISION)
+    back = tl.where(length > 0, inverse * along / ((length + EPS) * tl.maximum(length, EPS)), 0.0)
+    return (d_logits * _to_words(E, inverse) - x * _to_words(E, back)) * _slope(s, RAISE)
+
+
+@triton.jit
+def _through_pool(E, x, g, number, sharpness, HOW: tl.constexpr):
+    """Gradient [BW] of each word's value from that of its caption's score [BC]."""
+    if HOW == "lse":
+        score = _pool(E, x, number, sharpness, "lse")
+        far = tl.where(E > 0, x[:, None] - score[None, :], -1e30)
+        return tl.sum(g[None, :] * tl.exp(far * sharpness), 1)
+    if HOW == "max":
+        top = tl.max(tl.where(E > 0, x[:, None], -1e30), 0)
+        chosen = tl.where((x[:, None] == top[None, :]) & (E > 0), 1.0, 0.0)
+        share = g / tl.maximum(tl.sum(chosen, 0), 1.0)
+        return tl.sum(chosen * share[None, :], 1)
+    if HOW == "sum":
+        return tl.sum(E * g[None, :], 1)
+    return tl.sum(E * (g / tl.maximum(number, 1.0))[None, :], 1)
+
+
+@triton.jit
+def _to_best(s, real, best, d_best):
+    """The gradient of a row's maximum, shared among those that reach it."""
+    chosen = tl.where((s == best[:, None]) & real[None, :], 1.0, 0.0)
+    return chosen * (d_best / tl.maximum(tl.sum(chosen, 1), 1.0))[:, None]
+
+
+@triton.jit
+def words_backward(
+    sims, gram, norms, answers, segments, counts, grad, d_sims, d_norms, d_gram,
+    images, regions, width, slots_total, tiles,
+    boundary, scale, sharpness,
+    METHOD: tl.constexpr, HOW: tl.constexpr, RAISE: tl.constexpr, NEGATIVE: tl.constexpr,
+    UNIT: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    BW: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, PER: tl.constexpr,
+):  # fmt: skip
+    image = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    start = image * regions
+    c = tl.arange(0, BC)
+    r = tl.arange(0, BR)
+    inside = r < regions
+    real = inside
+    if MASKED:
+        real = tl.load(answers + start + r, mask=inside, other=0) != 0
+    if METHOD != "chan":
+        square = inside[:, None] & inside[None, :]
+        at = r[:, None] * regions + r[None, :]
+        G = tl.load(gram + start * regions + at, mask=square, other=0.0).to(tl.float32)
+        dG = tl.zeros([BR, BR], tl.float32)
+    for turn in range(PER):
+        tile = group * PER + turn
+        w = tile * BW + tl.arange(0, BW)
+        live = w < tiles * BW
+        E = (tl.load(segments + w, mask=live, other=BC)[:, None] == c[None, :]).to(tl.float32)
+        slot = tile * BC + c
+        known = slot < tiles * BC
+        number = tl.load(counts + slot, mask=known, other=0).to(tl.float32)
+        g = tl.load(grad + image * slots_total + slot, mask=known, other=0.0)
+        place = (start + r)[None, :] * width + w[:, None]
+        shown = inside[None, :] & live[:, None]
+        s = tl.load(sims + place, mask=shown, other=0.0).to(tl.float32)
+        if METHOD == "chan":
+            best = tl.max(tl.where(real[None, :], s, -1e30), 1)
+            ds = _to_best(s, real, best, _through_pool(E, best, g, number, sharpness, HOW))
+        else:
+            lengths = tl.load(norms + w, mask=live, other=1.0)
+            if UNIT:
+                lengths = lengths * 0 + 1.0
+            if METHOD == "naaf":
+                reach = tl.where(real[None, :], s, -2.0)
+                best = tl.max(reach, 1)
+                e = tl.where(reach > boundary, tl.exp((reach - best[:, None]) * scale), 0.0)
+            else:
+                e = _softmax_weights(E, s, real, scale, RAISE, PRECISION)
+            found = tl.dot(e, G, input_precision=PRECISION)
+            along = tl.sum(e * s, 1)
+            squared = tl.sum(found * e, 1)
+            some = squared > 0
+            root = tl.sqrt(tl.where(some, squared, 1.0))
+            length = root * lengths
+            cosine = tl.where(some, along / tl.maximum(length, EPS), 0.0)
+            d = _through_pool(E, cosine, g, number, sharpness, HOW)
+            d_along = tl.where(some, d / tl.maximum(length, EPS), 0.0)
+            d_length = tl.where(length > EPS, -d_along * cosine, 0.0)
+            d_squared = d_length * lengths / (2 * root)
+            de = d_along[:, None] * s + 2 * d_squared[:, None] * found
+            ds = d_along[:, None] * e
+            if METHOD == "naaf":
+                ds += de * e * scale
+                p = _softmax_weights(E, s, real, scale, RAISE, PRECISION)
+                p = p / tl.maximum(tl.sum(p, 1), 1e-30)[:, None]
+                seen = tl.sum(p * s, 1)
+                d_logits = d[:, None] * p * (s - seen[:, None])
+                ds += d[:, None] * p + _through_norm(E, s, d_logits, scale, RAISE, PRECISION)
+                if NEGATIVE:
+                    d_best = tl.where(best <= boundary, d, 0.0)
+                    ds += _to_best(s, real, best, d_best)
+            else:
+                ds += _through_norm(E, s, de * e, scale, RAISE, PRECISION)
+            dG += tl.dot(tl.trans(e * d_squared[:, None]), e, input_precision=PRECISION)
+            tl.store(d_norms + image * width + w, tl.where(UNIT, 0.0, d_length * root), mask=live)
+        tl.store(d_sims + place, ds.to(d_sims.dtype.element_ty), mask=shown)
+    if METHOD != "chan":
+        rows = (group * images + image) * regions * regions
+        tl.store(d_gram + rows + at, dG, mask=square)

@@ -1,0 +1,267 @@
+"""Triton kernels: scores of packed captions with images, from their word-region similarities.
+
+A program holds one tile of words (`packing.Packing`: whole captions) and goes through a few images.
+Most of a method is row-wise: one word against an image's regions. What is done by caption (a norm
+over its words, the mean) is a product with the tile's indicator matrix E [words, slots], on the
+tensor cores. Similarities lie in memory as [images · regions, words], so reading a tile of words
+is contiguous.
+
+Names in the kernels: s similarities [BW words, BR regions]; e weights over regions or over words
+before they are divided by their sum, which no cosine notices.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+EPS = tl.constexpr(1e-8)
+TIE = tl.constexpr(1e-5)
+
+
+@triton.jit
+def _leaky(x):
+    return tl.where(x >= 0, x, 0.1 * x)
+
+
+@triton.jit
+def _by_caption(E, x, PRECISION: tl.constexpr):
+    """Sums over the words of each caption: [BW, BR] to [BC, BR]."""
+    return tl.dot(tl.trans(E), x, input_precision=PRECISION)
+
+
+@triton.jit
+def _to_words(E, x):
+    """What a caption has, for each of its words: [BC, BR] to [BW, BR]."""
+    return tl.dot(E, x, input_precision="tf32x3")
+
+
+@triton.jit
+def _total(E, x):
+    """Sums over the words of each caption: [BW] to [BC]."""
+    return tl.sum(E * x[:, None], 0)
+
+
+@triton.jit
+def _raise(s, RAISE: tl.constexpr):
+    """What SCAN's norm is taken of: leaky ReLU, ReLU, or the similarities themselves."""
+    if RAISE == "leaky":
+        return _leaky(s)
+    if RAISE == "relu":
+        return tl.maximum(s, 0.0)
+    return s
+
+
+@triton.jit
+def _softmax_weights(E, s, real, scale, RAISE: tl.constexpr, PRECISION: tl.constexpr):
+    """exp(scale · x / ‖x‖ over a caption's words), 0 where no region is real; at most e^scale."""
+    x = _raise(s, RAISE)
+    squares = _by_caption(E, x * x, PRECISION)
+    inverse = scale / (tl.sqrt(squares) + EPS)
+    logits = x * _to_words(E, inverse)
+    top = tl.max(tl.where(real[None, :], logits, -1e30), 1)
+    return tl.where(real[None, :], tl.exp(logits - top[:, None]), 0.0)
+
+
+@triton.jit
+def _focus(e, number, PROB: tl.constexpr):
+    """BFAN: weights (rows, not divided by their sum) without those of irrelevant fragments."""
+    if PROB:
+        trust = tl.sqrt(e)
+        mass = tl.sum(trust, 1)
+        average = tl.sum(e * trust, 1)
+    else:
+        mass = number
+        average = tl.sum(e, 1)
+    return tl.where(e * mass[:, None] > average[:, None] * (1 - TIE), e, 0.0)
+
+
+@triton.jit
+def _cosine(e, s, G, norms, PRECISION: tl.constexpr):
+    """Cosine [BW] of each word with the context that its weights make (the Gram identity)."""
+    along = tl.sum(e * s, 1)
+    squared = tl.sum(tl.dot(e, G, input_precision=PRECISION) * e, 1)
+    length = tl.sqrt(tl.maximum(squared, 0.0)) * norms
+    return tl.where(squared > 0, along / tl.maximum(length, EPS), 0.0)
+
+
+@triton.jit
+def _pool(E, x, counts, sharpness, HOW: tl.constexpr):
+    """Values of words [BW] to one of each caption [BC]."""
+    if HOW == "lse":
+        top = tl.max(tl.where(E > 0, x[:, None], -1e30), 0)
+        x = tl.where(E > 0, x[:, None], -1e30)
+        above = tl.sum(tl.exp((x - top[None, :]) * sharpness), 0)
+        return top + tl.log(above) / sharpness
+    if HOW == "max":
+        return tl.max(tl.where(E > 0, x[:, None], -1e30), 0)
+    if HOW == "sum":
+        return _total(E, x)
+    return _total(E, x) / tl.maximum(counts, 1.0)
+
+
+@triton.jit
+def asked_by_words(
+    sims, gram, norms, spread, answers, segments, counts, out,
+    images, regions, width, slots_total,
+    boundary, scale, sharpness,
+    METHOD: tl.constexpr, HOW: tl.constexpr, RAISE: tl.constexpr, PROB: tl.constexpr,
+    GATE: tl.constexpr, NEGATIVE: tl.constexpr, UNIT: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BW: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, PER: tl.constexpr,
+):  # fmt: skip
+    """Words ask, regions answer: SCAN t2i, BFAN t2i, CHAN, NAAF. Scores [images, slots]."""
+    tile = tl.program_id(0)
+    first = tl.program_id(1) * PER
+    w = tile * BW + tl.arange(0, BW)
+    c = tl.arange(0, BC)
+    r = tl.arange(0, BR)
+    E = (tl.load(segments + w)[:, None] == c[None, :]).to(tl.float32)
+    number = tl.load(counts + tile * BC + c).to(tl.float32)
+    lengths = tl.load(norms + w)
+    if METHOD == "naaf":
+        if GATE != "none":
+            wide = tl.arange(0, BW)
+            P = tl.load(spread + tile * BW * BW + wide[:, None] * BW + wide[None, :]).to(tl.float32)
+            row = tl.arange(0, 16)
+    for turn in range(PER):
+        image = (first + turn).to(tl.int64)
+        start = image * regions
+        inside = r < tl.where(image < images, regions, 0)
+        s = tl.load(
+            sims + (start + r)[None, :] * width + w[:, None], mask=inside[None, :], other=0.0
+        ).to(tl.float32)
+        real = inside
+        if MASKED:
+            real = tl.load(answers + start + r, mask=inside, other=0) != 0
+        if METHOD != "chan":
+            G = tl.load(
+                gram + (start + r)[:, None] * regions + r[None, :],
+                mask=inside[:, None] & inside[None, :],
+                other=0.0,
+            ).to(tl.float32)
+        if METHOD == "chan":
+            best = tl.max(tl.where(real[None, :], s, -1e30), 1)
+            any_real = tl.max(real.to(tl.int32), 0) > 0
+            if HOW == "softmax":
+                top = tl.max(tl.where(E > 0, best[:, None], -1e30), 0)
+                e = tl.where(E > 0, tl.exp((best[:, None] - top[None, :]) * sharpness), 0.0)
+                score = tl.sum(e * best[:, None], 0) / tl.sum(e, 0)
+            else:
+                score = _pool(E, best, number, sharpness, HOW)
+            score = tl.where(any_real, score, 0.0)
+        elif METHOD == "naaf":
+            reach = tl.where(real[None, :], s, -2.0)
+            best = tl.max(reach, 1)
+            close = best - boundary
+            e = tl.where(reach > boundary, tl.exp((reach - best[:, None]) * scale), 0.0)
+            if UNIT:
+                words = _cosine(e, s, G, tl.full([BW], 1.0, tl.float32), PRECISION)
+            else:
+                words = _cosine(e, s, G, lengths, PRECISION)
+            p = _softmax_weights(E, s, real, scale, RAISE, PRECISION)
+            words += tl.sum(p * s, 1) / tl.maximum(tl.sum(p, 1), 1e-30)
+            if NEGATIVE:
+                if GATE == "none":
+                    words += tl.minimum(close, 0.0)
+                else:
+                    rows = tl.where(row[:, None] == 0, close[None, :], 0.0)
+                    near = tl.sum(tl.dot(rows, P, input_precision=PRECISION), 0)
+                    if GATE == "spread":
+                        words += tl.minimum(near, 0.0)
+                    else:
+                        words += tl.where(near < 0, close, 0.0)
+            score = _total(E, words) / tl.maximum(number, 1.0)
+        else:
+            e = _softmax_weights(E, s, real, scale, RAISE, PRECISION)
+            if METHOD == "bfan":
+                some = tl.sum(real.to(tl.float32), 0)
+                e = _focus(e, tl.full([BW], 0.0, tl.float32) + some, PROB)
+            score = _pool(E, _cosine(e, s, G, lengths, PRECISION), number, sharpness, HOW)
+        tl.store(
+            out + image * slots_total + tile * BC + c,
+            tl.where(number > 0, score, 0.0),
+            mask=c < tl.where(image < images, BC, 0),
+        )
+
+
+@triton.jit
+def asked_by_regions(
+    sims, kin, norms, answers, segments, counts, out,
+    images, regions, width, slots_total,
+    scale, sharpness,
+    METHOD: tl.constexpr, HOW: tl.constexpr, RAISE: tl.constexpr, PROB: tl.constexpr,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    BW: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, PER: tl.constexpr,
+):  # fmt: skip
+    """Regions ask, words answer: SCAN i2t, BFAN i2t; smooth-Chamfer, where both do."""
+    tile = tl.program_id(0)
+    first = tl.program_id(1) * PER
+    w = tile * BW + tl.arange(0, BW)
+    wide = tl.arange(0, BW)
+    c = tl.arange(0, BC)
+    r = tl.arange(0, BR)
+    segment = tl.load(segments + w)
+    there = segment < BC
+    E = (segment[:, None] == c[None, :]).to(tl.float32)
+    number = tl.load(counts + tile * BC + c).to(tl.float32)
+    if METHOD != "chamfer":
+        K = tl.load(kin + tile * BW * BW + wide[:, None] * BW + wide[None, :]).to(tl.float32)
+    for turn in range(PER):
+        image = (first + turn).to(tl.int64)
+        start = image * regions
+        inside = r < tl.where(image < images, regions, 0)
+        s = tl.load(
+            sims + (start + r)[None, :] * width + w[:, None], mask=inside[None, :], other=0.0
+        ).to(tl.float32)
+        real = inside
+        if MASKED:
+            real = tl.load(answers + start + r, mask=inside, other=0) != 0
+        some = tl.sum(real.to(tl.float32), 0)
+        if METHOD == "chamfer":
+            sharp = tl.where(real[None, :], s, -1e30)
+            top = tl.max(sharp, 1)
+            found = top + tl.log(tl.sum(tl.exp((sharp - top[:, None]) * scale), 1)) / scale
+            words = _total(E, tl.where(there, found, 0.0)) / tl.maximum(number, 1.0)
+            # a cosine is at most 1, so that nothing overflows
+            e = tl.where(there[:, None], tl.exp((s - 1.0) * scale), 0.0)
+            mass = _by_caption(E, e, "tf32x3")
+            back = 1.0 + tl.log(tl.maximum(mass, 1e-37)) / scale
+            back = tl.sum(tl.where(real[None, :], back, 0.0), 1) / tl.maximum(some, 1.0)
+            score = (words + back) / 2
+        else:
+            x = tl.where(real[None, :], _raise(s, RAISE), 0.0)
+            length = tl.sqrt(tl.sum(x * x, 1)) + EPS
+            e = tl.where(there[:, None], tl.exp(x * (scale / length)[:, None]), 0.0)
+            if METHOD == "bfan":
+                if PROB:
+                    trust = tl.sqrt(e)
+                    mass = _by_caption(E, trust, "tf32x3")
+                    average = _by_caption(E, e * trust, "tf32x3")
+                else:
+                    mass = tl.zeros([BC, BR], tl.float32) + number[:, None]
+                    average = _by_caption(E, e, "tf32x3")
+                kept = e * _to_words(E, mass) > _to_words(E, average) * (1 - TIE)
+                e = tl.where(kept, e, 0.0)
+            along = _by_caption(E, e * s, PRECISION)
+            squared = _by_caption(E, tl.dot(K, e, input_precision=PRECISION) * e, PRECISION)
+            v = tl.load(norms + start + r, mask=inside, other=0.0)
+            whole = tl.maximum(_by_caption(E, e, "tf32x3"), 1e-37)
+            length = tl.sqrt(tl.maximum(squared, 0.0)) / whole * v[None, :]
+            cosine = tl.where(squared > 0, along / whole / tl.maximum(length, EPS), 0.0)
+            if HOW == "lse":
+                cosine = tl.where(real[None, :], cosine, -1e30)
+                top = tl.max(cosine, 1)
+                above = tl.sum(tl.exp((cosine - top[:, None]) * sharpness), 1)
+                score = top + tl.log(above) / sharpness
+            elif HOW == "max":
+                score = tl.max(tl.where(real[None, :], cosine, -1e30), 1)
+            else:
+                score = tl.sum(tl.where(real[None, :], cosine, 0.0), 1)
+                if HOW == "mean":
+                    score = score / tl.maximum(some, 1.0)
+        tl.store(
+            out + image * slots_total + tile * BC + c,
+            tl.where(number * some > 0, score, 0.0),
+            mask=c < tl.where(image < images, BC, 0),
+        )

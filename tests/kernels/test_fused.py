@@ -1,0 +1,222 @@
+"""The fused kernels against the eager matchers in double precision.
+
+Triton's interpreter runs them where there is no GPU (tests/conftest.py asks for it).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from counterfoil.encoders.encoded import Encoded
+from counterfoil.kernels import fused, fused_lanes, fused_pairs, fused_training
+from counterfoil.kernels.packing import lanes, pack
+from counterfoil.matchers.bfan import BFAN
+from counterfoil.matchers.chan import CHAN
+from counterfoil.matchers.naaf import NAAF
+from counterfoil.matchers.scan import ScanImageToText, ScanTextToImage
+from counterfoil.matchers.sets import SetSimilarity
+from counterfoil.matchers.similarity import SimilarityMatcher
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+D = 16
+
+MATCHERS = {
+    **{
+        f"scan-t2i-{how}": (ScanTextToImage, {"aggregation": how}) for how in ("lse", "mean", "max")
+    },
+    "scan-t2i-l2norm": (ScanTextToImage, {"raw_norm": "l2norm", "aggregation": "sum"}),
+    **{
+        f"scan-i2t-{how}": (ScanImageToText, {"aggregation": how}) for how in ("lse", "mean", "max")
+    },
+    "bfan-equal": (BFAN, {"focal": "equal"}),
+    "bfan-prob": (BFAN, {"focal": "prob"}),
+    **{f"chan-{how}": (CHAN, {"pooling": how}) for how in ("lse", "mean", "max", "sum", "softmax")},
+    "chan-reference": (CHAN, {"form": "reference"}),
+    "naaf": (NAAF, {"boundary": 0.3}),
+    "naaf-no-intra": (NAAF, {"boundary": 0.3, "intra": "none"}),
+    "naaf-positive": (NAAF, {"negative": False}),
+    "naaf-reference": (NAAF, {"form": "reference"}),
+    "chamfer": (SetSimilarity, {}),
+}
+TRAINED = [
+    name
+    for name in MATCHERS
+    if name.startswith(("scan-t2i", "chan", "naaf"))
+    and name not in ("chan-softmax", "naaf-reference")
+]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Tiles and groups of a size that the interpreter gets through quickly; any device will do."""
+    monkeypatch.setattr(fused, "WORDS", 16)
+    monkeypatch.setattr(fused_pairs, "WORDS", 16)
+    monkeypatch.setattr(fused_lanes, "WIDTH", 4)
+    monkeypatch.setattr(fused_pairs, "usable", lambda device, dtype: dtype == torch.float32)
+
+
+def sides(
+    seed: int, images: int = 3, regions: int = 5, lengths: tuple[int, ...] = (2, 1, 4), holes=True
+) -> tuple[Encoded, Encoded]:
+    """Unit fragments, words near some region, in double precision; holes in both masks."""
+    made = torch.Generator().manual_seed(seed)
+    v = F.normalize(torch.randn(images, regions, D, generator=made, dtype=torch.float64), dim=-1)
+    real = torch.ones(images, regions, dtype=torch.bool)
+    if holes and regions > 2:
+        real[0, 1] = False
+    longest = max(lengths) + 1
+    mask = torch.zeros(len(lengths), longest, dtype=torch.bool)
+    for caption, length in enumerate(lengths):
+        mask[caption, torch.randperm(longest, generator=made)[:length]] = True
+    near = v.flatten(0, 1)[torch.randint(images * regions, mask.shape, generator=made)]
+    noise = torch.randn(*mask.shape, D, generator=made, dtype=torch.float64)
+    u = F.normalize(near + 0.3 * noise, dim=-1) * mask[..., None]
+    return Encoded(v * real[..., None], real), Encoded(u, mask)
+
+
+def single(encoded: Encoded) -> Encoded:
+    assert encoded.fragments is not None
+    return Encoded(encoded.fragments.float(), encoded.mask)
+
+
+def made(name: str) -> SimilarityMatcher:
+    kind, options = MATCHERS[name]
+    return kind(D, **options)
+
+
+@pytest.mark.parametrize("way", ["tiles", "lanes"])
+@pytest.mark.parametrize("name", MATCHERS)
+def test_kernels_score_as_the_eager_form(name, way, monkeypatch) -> None:
+    monkeypatch.setattr(fused_pairs, "MANY", 0 if way == "lanes" else 1 << 60)
+    images, texts = sides(len(name))
+    matcher = made(name).eval()
+    with torch.no_grad():
+        expected = matcher.double().eager(images, texts)
+        found = fused_pairs.fused_pairs(
+            matcher.recipes(),
+            (single(images).fragments, images.mask),
+            (single(texts).fragments, texts.mask),
+        )
+    assert found is not None
+    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    regions=st.integers(1, 9),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    name=st.sampled_from(["naaf", "scan-t2i-lse", "scan-i2t-lse", "bfan-equal", "chan-lse"]),
+    way=st.sampled_from(["tiles", "lanes"]),
+)
+def test_any_shape(seed, regions, lengths, name, way) -> None:
+    images, texts = sides(seed, 2, regions, tuple(lengths))
+    matcher = made(name).eval()
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(fused_pairs, "MANY", 0 if way == "lanes" else 1 << 60)
+        expected = matcher.double().eager(images, texts)
+        found = matcher.float()(single(images), single(texts))
+    torch.testing.assert_close(found.double(), expected, atol=5e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kept", [1 << 27, 1])
+@pytest.mark.parametrize("name", TRAINED)
+def test_gradients_are_the_eager_forms(name, kept, monkeypatch) -> None:
+    monkeypatch.setattr(fused_training, "KEPT", kept)
+    images, texts = sides(7 + len(name))
+    matcher = made(name).train()
+    weight = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
+
+    def gradients(dtype: torch.dtype, fused_way: bool) -> list[Tensor]:
+        v = images.fragments.detach().to(dtype).requires_grad_()
+        u = texts.fragments.detach().to(dtype).requires_grad_()
+        pair = Encoded(v, images.mask), Encoded(u, texts.mask)
+        scores = matcher.to(dtype)(*pair) if fused_way else matcher.to(dtype).eager(*pair)
+        (scores * weight.to(dtype)).sum().backward()
+        return [
+            v.grad * images.mask[..., None],
+            u.grad * texts.mask[..., None],
+            scores.detach(),
+        ]
+
+    for found, expected in zip(
+        gradients(torch.float32, True), gradients(torch.float64, False), strict=True
+    ):
+        torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-4)
+
+
+def test_words_all_below_the_boundary() -> None:
+    images, texts = sides(3)
+    matcher = NAAF(D, boundary=0.999).eval()
+    with torch.no_grad():
+        expected = matcher.double().eager(images, texts)
+        found = matcher.float()(single(images), single(texts))
+    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
+    assert (expected < 0.6).all()
+
+
+@pytest.mark.parametrize("lengths", [(0, 2), (17, 2)])
+def test_captions_that_no_kernel_holds_are_left_to_pytorch(lengths) -> None:
+    images, texts = sides(1, lengths=lengths)
+    pair = (images.fragments.float(), images.mask), (texts.fragments.float(), texts.mask)
+    assert fused_pairs.fused_pairs(made("naaf").eval().recipes(), *pair) is None
+    assert made("naaf").eval()(single(images), single(texts)).isfinite().all()
+
+
+def test_an_image_without_regions_is_left_to_pytorch() -> None:
+    images, texts = sides(1)
+    empty = images.mask.clone()
+    empty[1] = False
+    pair = (images.fragments.float(), empty), (texts.fragments.float(), texts.mask)
+    assert fused_pairs.fused_pairs(made("chan-lse").recipes(), *pair) is None
+
+
+def test_where_there_is_no_backward_kernel_training_is_left_to_pytorch() -> None:
+    images, texts = sides(1)
+    v = images.fragments.float().requires_grad_()
+    pair = (v, images.mask), (texts.fragments.float(), texts.mask)
+    for name in ("scan-i2t-lse", "bfan-equal", "chamfer", "chan-softmax"):
+        assert fused_pairs.fused_pairs(made(name).recipes(), *pair) is None
+
+
+def test_double_precision_and_processors_are_left_to_pytorch(monkeypatch) -> None:
+    monkeypatch.undo()
+    assert not fused.usable(torch.device("cpu"), torch.float32)
+    assert not fused.usable(torch.device("cuda"), torch.float64)
+
+
+@given(st.lists(st.integers(0, 16), max_size=40), st.integers(1, 5))
+def test_every_word_has_one_place_in_a_tile(lengths, slots) -> None:
+    found = pack(lengths, words=16, slots=slots)
+    rows = found.rows[found.rows < sum(lengths)]
+    assert sorted(rows.tolist()) == list(range(sum(lengths)))
+    owner = [caption for caption, length in enumerate(lengths) for _ in range(length)]
+    for place, row in enumerate(found.rows.tolist()):
+        if row == sum(lengths):
+            assert int(found.segments[place]) == slots
+            continue
+        slot = place // 16 * slots + int(found.segments[place])
+        assert int(found.places[owner[row]]) == slot
+        assert int(found.counts[slot]) == lengths[owner[row]]
+
+
+@given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 5), st.integers(1, 4))
+def test_every_word_has_one_place_in_a_lane(lengths, width, step) -> None:
+    found = lanes(lengths, width, step)
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    seen = 0
+    for caption, length in enumerate(lengths):
+        group, lane = divmod(int(found.places[caption]), width)
+        base, size = found.spans[group]
+        assert size % step == 0
+        assert int(found.lengths[group * width + lane]) == length
+        for word in range(size):
+            row = int(found.rows[base + word * width + lane])
+            assert row == (int(starts[caption]) + word if word < length else sum(lengths))
+            seen += word < length
+    assert seen == sum(lengths)
