@@ -3,8 +3,8 @@
     python benchmarks/caption_by_caption.py --batch 128 --regions 36 --dim 1024
 
 The public implementations of SCAN and NAAF score a batch in a Python loop over captions and build a
-context vector for every word of every pair. `naive_scan` and `naive_naaf` do the same, in words of
-our own. Each variant runs forward and backward in a process of its own, so that its peak memory is
+context vector for every word of every pair. `_caption_by_caption.py` does the same, in words of our
+own. Each variant runs forward and backward in a process of its own, so that its peak memory is
 its own; both must give the same scores. Prints the least seconds of all rounds, their ratio, and
 peak memory.
 
@@ -23,82 +23,12 @@ import sys
 import time
 
 import torch
+from _caption_by_caption import BOUNDARY, naive_naaf, naive_scan_t2i
 from torch import Tensor
-from torch.nn import functional as F
 
 from counterfoil.encoders import Encoded, l2_normalise
 from counterfoil.matchers import Matcher, Observation, matchers
 from counterfoil.objectives import Context, create_objective
-
-BOUNDARY = 0.2
-
-
-def l2(x: Tensor, dim: int) -> Tensor:
-    return x / (x.pow(2).sum(dim, keepdim=True).sqrt() + 1e-8)
-
-
-def naive_scan(images: Tensor, captions: Tensor, lengths: list[int]) -> Tensor:
-    """Text-to-image SCAN, LSE, λ = 9: a loop over captions with a context for every word.
-
-    The order of the axes is that of the public code: attention comes as [image, region, word], the
-    contexts as [image, width, word], read through a transposition.
-    """
-    columns = []
-    regions_last = images.transpose(1, 2)
-    for caption, length in zip(captions, lengths, strict=True):
-        words = caption[:length].unsqueeze(0).repeat(len(images), 1, 1)  # [I, W, D]
-        raw = torch.bmm(images, words.transpose(1, 2))  # [I, R, W]
-        attention = l2(F.leaky_relu(raw, 0.1), 2).transpose(1, 2).contiguous()
-        flat = attention.view(len(images) * length, -1)
-        weights = torch.softmax(9.0 * flat, dim=1).view(len(images), length, -1)  # [I, W, R]
-        by_region = weights.transpose(1, 2).contiguous()
-        context = torch.bmm(regions_last, by_region).transpose(1, 2)  # [I, W, D]
-        relevance = cosine(words, context)
-        columns.append(torch.logsumexp(6.0 * relevance, dim=1, keepdim=True) / 6.0)
-    return torch.cat(columns, 1)
-
-
-def cosine(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(2) / (torch.norm(a, 2, 2) * torch.norm(b, 2, 2)).clamp(min=1e-8)
-
-
-def naive_naaf(images: Tensor, captions: Tensor, lengths: list[int]) -> Tensor:
-    """NAAF in training, λ = 20: a loop over captions, with its mining of the boundary.
-
-    The boundary itself is held fixed, so that the scores can be compared; the samples for it are
-    taken and their statistics computed after each caption, as the public code does.
-    """
-    columns = []
-    matched: list[float] = []
-    mismatched: list[float] = []
-    for i, (caption, length) in enumerate(zip(captions, lengths, strict=True)):
-        words = caption[:length].unsqueeze(0).repeat(len(images), 1, 1)
-        sims = torch.bmm(words, images.transpose(1, 2))  # [I, W, R]
-        shifted = sims - torch.ones_like(sims) * BOUNDARY
-        closest = shifted.max(2).values
-        negative = closest * (closest < 0).float()
-        kept = torch.where(shifted > 0, torch.exp(20.0 * shifted), torch.zeros_like(shifted))
-        kept = kept / (kept.sum(2, keepdim=True) + 1e-8)
-        context = torch.bmm(kept, images)  # [I, W, D]
-        feature = (words * context).sum(2) / torch.norm(context, 2, 2).clamp(min=1e-8)
-        own = l2(sims.clamp(min=0), 1)
-        flat = torch.softmax(20.0 * own.view(len(images) * length, -1), dim=1)
-        relevance = (flat.view_as(sims) * sims).sum(2)
-        column = (negative + feature + relevance).mean(1, keepdim=True)
-        columns.append(column)
-        mine(sims.detach(), column.detach()[:, 0], i, matched, mismatched)
-    return torch.cat(columns, 1)
-
-
-def mine(sims: Tensor, column: Tensor, i: int, right: list[float], wrong: list[float]) -> None:
-    if int(column.argmax()) != i:
-        return
-    right += sims[i].max(1).values.tolist()
-    wrong += sims[int(column.argmin())].max(1).values.tolist()
-    if len(right) > 200:
-        for samples in (right, wrong):
-            values = torch.tensor(samples)
-            _ = float(values.mean()), float(values.std())
 
 
 def make_batch(options: argparse.Namespace) -> tuple[Tensor, Tensor, list[int]]:
@@ -118,7 +48,7 @@ def run(variant: str, options: argparse.Namespace) -> dict[str, object]:
     images.requires_grad_()
     captions.requires_grad_()
     if how == "loop":
-        score = naive_scan if method == "scan" else naive_naaf
+        score = naive_scan_t2i if method == "scan" else naive_naaf
         call = lambda: score(images, captions, lengths)  # noqa: E731
     else:
         mask = torch.arange(captions.shape[1])[None] < torch.tensor(lengths)[:, None]

@@ -8,18 +8,36 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from counterfoil.errors import ConfigError, nearest
 
 
 class Section(BaseModel):
-    """A node of the tree: unknown keys and wrong types are errors, values never change."""
+    """A node of the tree: unknown keys and wrong types are errors, values never change.
+
+    ``later`` are keys that came after the first runs. They are written only where they are set, so
+    that a config of before reads, compares and hashes as it did.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    later: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        tree: dict[str, Any] = handler(self)
+        return {k: v for k, v in tree.items() if v is not None or k not in self.later}
 
 
 class FeaturesConfig(Section):
@@ -31,6 +49,8 @@ class FeaturesConfig(Section):
 
 class DataConfig(Section):
     """Where images and captions come from and how they are read."""
+
+    later = frozenset({"random_crop", "flip"})
 
     source: str = Field("scenes", description="'scenes', or a path to a data set")
     format: str | None = Field(None, description="its format; detected where absent")
@@ -46,6 +66,10 @@ class DataConfig(Section):
     vocabulary: str | None = Field(None, description="a SCAN or NAAF vocabulary JSON to use")
     drop_regions: float = Field(0.0, ge=0.0, lt=1.0, description="share of fragments left out")
     drop_regions_varying: bool = Field(False, description="draw that share anew per image")
+    random_crop: float | None = Field(
+        None, gt=0, le=1, description="least share of a picture that a training crop keeps (pixels)"
+    )
+    flip: bool | None = Field(None, description="mirror every second picture in training (pixels)")
     disturb_words: float = Field(0.0, ge=0.0, lt=1.0, description="share of words disturbed")
     workers: int = Field(0, ge=0, description="processes that read batches ahead")
 
@@ -53,23 +77,31 @@ class DataConfig(Section):
 class ModelConfig(Section):
     """A named composition, and what to change in its parts."""
 
+    later = frozenset({"start"})
+
     name: str = "rvse-mlp"
     embed_size: int = Field(1024, ge=2)
     copies: int = Field(1, ge=1, description="models trained side by side, their scores averaged")
     image: dict[str, Any] = Field(default_factory=dict)
     text: dict[str, Any] = Field(default_factory=dict)
     matcher: dict[str, Any] = Field(default_factory=dict)
+    start: str | None = Field(None, description="run or model folder whose weights it starts from")
 
 
 class OptimiserConfig(Section):
     """The optimiser and its parameter groups."""
 
+    later = frozenset({"no_decay"})
+
     name: Literal["adamw", "adam", "sgd"] = "adamw"
     lr: float = Field(5e-4, gt=0)
     weight_decay: float = Field(0.01, ge=0)
+    no_decay: Literal["norms-and-biases"] | None = Field(
+        None, description="what keeps its size besides single numbers"
+    )
     momentum: float = Field(0.9, ge=0, description="of sgd")
     betas: list[float] = Field([0.9, 0.999], min_length=2, max_length=2)
-    language_model_factor: float = Field(0.1, ge=0, description="rate of BERT, times lr")
+    language_model_factor: float = Field(0.1, ge=0, description="rate of BERT or CLIP, times lr")
     clip: float = Field(2.0, ge=0, description="largest gradient norm; 0: no clipping")
 
 
@@ -86,7 +118,12 @@ class TrainConfig(Section):
     """The training loop."""
 
     epochs: int = Field(20, ge=1)
-    batch_size: int = Field(128, ge=2, description="over all processes together")
+    batch_size: int = Field(
+        128, ge=2, description="pairs whose negatives see each other, over all processes together"
+    )
+    chunk_size: int = Field(
+        0, ge=0, description="pairs that a process encodes at once; 0: its whole share of a batch"
+    )
     accumulate: int = Field(1, ge=1, description="batches per update")
     drop_last: bool = True
     optimiser: OptimiserConfig = OptimiserConfig()

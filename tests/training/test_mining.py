@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from counterfoil.config import build_config
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.errors import DataError, TrainingError
+from counterfoil.evaluation.score_plan import square_plan
 from counterfoil.evaluation.scoring import score_split
 from counterfoil.models import create_model
 from counterfoil.models.store import save_pretrained
@@ -31,7 +32,9 @@ def brute_force(scores: np.ndarray, own: np.ndarray, count: int) -> list[list[in
 
 
 def stream(scores: torch.Tensor, image_of: torch.Tensor, count: int, side: int):
-    return best_wrong(lambda r, c: scores[r, c], image_of, len(scores), count, side)
+    plan = square_plan(len(scores), len(image_of), side)
+    blocks = ((t.rows, plan.columns(t), scores[t.rows, plan.columns(t)]) for t in plan.tiles)
+    return best_wrong(blocks, image_of, len(scores), count)
 
 
 @settings(max_examples=60, deadline=None)

@@ -14,11 +14,9 @@ from counterfoil.data.batches import pad_fragments, pad_texts
 from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError
+from counterfoil.evaluation.score_engine import score_matrix
 from counterfoil.models.model import Model
 from counterfoil.progress import Progress, Silent
-
-TILE = 1 << 26
-"""Largest number of word-region similarities held at once."""
 
 
 @dataclass(frozen=True)
@@ -79,22 +77,11 @@ def encode_texts(
     return Encoded.cat(parts)[back]
 
 
-@torch.inference_mode()
 def score_all(
     model: Model, images: Encoded, texts: Encoded, progress: Progress | None = None
 ) -> Tensor:
-    """Scores [n_images, n_texts] on the CPU, computed tile by tile."""
-    progress = progress or Silent()
-    cells = max(1, images.mask.shape[1]) * max(1, texts.mask.shape[1])
-    columns = max(1, min(len(texts), TILE // cells))
-    rows = max(1, min(len(images), TILE // (cells * columns)))
-    scores = torch.empty(len(images), len(texts))
-    starts = range(0, len(images), rows)
-    for top in progress.track(starts, "scoring", len(starts)):
-        for left in range(0, len(texts), columns):
-            block = model.matcher(images[top : top + rows], texts[left : left + columns])
-            scores[top : top + rows, left : left + columns] = block.float().cpu()
-    return scores
+    """Scores [n_images, n_texts] on the CPU, computed tile by tile (`score_engine`)."""
+    return score_matrix(model.matcher, images, texts, progress)
 
 
 def score_split(

@@ -17,6 +17,7 @@ from counterfoil.collectives import gather_rows, rank, world_size
 from counterfoil.config import RunConfig
 from counterfoil.data.batches import Augmentation, CaptionItems, Collate, PairBatch
 from counterfoil.data.pairs import Pairs
+from counterfoil.data.pixels import Glance
 from counterfoil.data.sampling import BatchPlan, RankBatches
 from counterfoil.errors import ConfigError, TrainingError
 from counterfoil.evaluation.evaluate import evaluate, flat_metrics
@@ -26,9 +27,11 @@ from counterfoil.models.store import load_weights
 from counterfoil.objectives import create_objective
 from counterfoil.progress import Progress, Silent
 from counterfoil.training.checkpoint import Checkpoints, Position
+from counterfoil.training.gradient_cache import GradientCache
 from counterfoil.training.metrics import finite
 from counterfoil.training.optimiser import create_optimiser, create_schedule
 from counterfoil.training.preparation import RunPreparation, set_aside
+from counterfoil.training.pretrained_scale import adopt_scale
 from counterfoil.training.run_logs import RunLogs
 from counterfoil.training.step import HISTOGRAM, MARGIN_RANGE, TrainingStep
 from counterfoil.training.survey import TrainingSurvey
@@ -82,8 +85,12 @@ class Trainer:
             )
         train, held_out = set_aside(pairs.train, self.objective.held_out, config.seed)
         self.objective.prepare(RunPreparation(train, model, config, self.device, self.progress))
+        adopt_scale(self.objective, config.objective, model)
         self.step_module = TrainingStep(
-            model, self.objective, PRECISIONS[config.train.precision]
+            model,
+            self.objective,
+            PRECISIONS[config.train.precision],
+            config.train.chunk_size,
         ).to(self.device)
         self.optimiser = create_optimiser(self.step_module, config.train.optimiser)
         self.plan = BatchPlan(
@@ -102,7 +109,10 @@ class Trainer:
             self.device.type, enabled=config.train.precision == "fp16"
         )
         augmentation = Augmentation(
-            config.data.drop_regions, config.data.disturb_words, config.data.drop_regions_varying
+            config.data.drop_regions,
+            config.data.disturb_words,
+            config.data.drop_regions_varying,
+            Glance(config.data.random_crop or 1.0, bool(config.data.flip)),
         )
         self.items = CaptionItems(
             train, model.text, augmentation, config.seed, self.objective.companions_by_term()
@@ -114,6 +124,7 @@ class Trainer:
         self.survey = TrainingSurvey(model, train, config, self.device, self.progress)
         self.watch = CollapseWatch()
         self.crowd = (config.train.batch_size, float(config.train.batch_size - 1))
+        self.introduced = False
         self.checkpoints = Checkpoints(folder)
         self.position = Position()
         self.started = time.monotonic()
@@ -183,6 +194,7 @@ class Trainer:
         sync = update or not isinstance(run, DistributedDataParallel)
         with torch.enable_grad() if sync else run.no_sync():  # type: ignore[operator]
             batch = batch.to(self.device)
+            self._introduce(batch)
             if self.trials is not None and (place.batch - 1) % train.accumulate == 0:
                 rate = self.optimiser.param_groups[0]["lr"]
                 self.objective.before_step(self.trials.of(batch, place.step, rate), place.epoch)
@@ -211,6 +223,21 @@ class Trainer:
                 }
                 logs.write(record, self._seconds())
             self._look_out(value, numbers.get("gap/abs"), batch, logs)
+
+    def _introduce(self, batch: PairBatch) -> None:
+        """Say once how many negatives an anchor sees, and what is in memory for it."""
+        if self.introduced:
+            return
+        self.introduced = True
+        pairs, negatives = anchors_and_negatives(batch)
+        text = f"an anchor sees {negatives:.4g} negatives: batches of {pairs} pairs"
+        size = self.config.train.chunk_size
+        if size:
+            text += f", encoded {size} at a time"
+            whole = GradientCache(self.model).whole()
+            if whole:
+                text += f" (the {' and '.join(whole)} side whole: it normalises over its batch)"
+        self.progress.say(text)
 
     def _look_out(self, loss: float, gap: float | None, batch: PairBatch, logs: RunLogs) -> None:
         """Say so where the run has collapsed, and where it has recovered."""

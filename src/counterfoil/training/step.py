@@ -22,6 +22,7 @@ from counterfoil.objectives.diagnostics import (
     score_diagnostics,
     tangential_gradients,
 )
+from counterfoil.training.gradient_cache import GradientCache
 
 HISTOGRAM = "margins"
 MARGIN_RANGE = (-1.0, 1.0)
@@ -52,16 +53,19 @@ def score_batch(
     dtype: torch.dtype | None = None,
     needs: Needs | None = None,
     scored: bool = True,
+    chunk_size: int = 0,
 ) -> Scored:
     """Each process encodes its share and scores its images with the texts of all.
 
     The rows are then gathered, so every process sees the same score matrix and the cost of scoring
     is divided among them. With ``scored=False`` the batch is encoded only, and all scores are NaN.
+    ``chunk_size`` items are encoded at a time (`gradient_cache`); 0: all.
     """
+    cache = GradientCache(model, chunk_size)
     device = batch.image_ids.device.type
     with torch.autocast(device, dtype, enabled=dtype is not None):
-        images = model.encode_images(batch.images, needs)
-        texts = model.encode_texts(batch.texts, needs)
+        images = cache.images(batch.images, needs)
+        texts = cache.texts(batch.texts, needs)
         all_texts = texts.keep(model.matcher.needs).gather()
         compared = model.matcher
         members: tuple[Tensor, ...]
@@ -86,9 +90,15 @@ class LiveBatch:
     """The batch of the current step and the model, as objectives may use them."""
 
     def __init__(
-        self, model: Model, batch: PairBatch, scored: Scored, dtype: torch.dtype | None
+        self,
+        model: Model,
+        batch: PairBatch,
+        scored: Scored,
+        dtype: torch.dtype | None,
+        chunk_size: int = 0,
     ) -> None:
         self.model, self.batch, self.dtype = model, batch, dtype
+        self.cache = GradientCache(model, chunk_size)
         self.images, self.texts = scored.images, scored.texts
 
     @property
@@ -101,11 +111,11 @@ class LiveBatch:
 
     def encode_images(self, images: ImageBatch) -> Encoded:
         with self.autocast():
-            return self.model.encode_images(images)
+            return self.cache.images(images)
 
     def encode_texts(self, texts: TextBatch) -> Encoded:
         with self.autocast():
-            return self.model.encode_texts(texts)
+            return self.cache.texts(texts)
 
     def paired(self, images: Encoded, texts: Encoded) -> Tensor:
         counts = gather_counts(len(images), images.mask.device)
@@ -144,16 +154,28 @@ def paired_scores(matcher: Matcher, images: Encoded, texts: Encoded) -> Tensor:
 class TrainingStep(nn.Module):
     """Scores of the global batch, what the matcher learns from watching them, and the loss."""
 
-    def __init__(self, model: Model, objective: Objective, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        objective: Objective,
+        dtype: torch.dtype | None,
+        chunk_size: int = 0,
+    ) -> None:
         super().__init__()
         self.model, self.objective, self.dtype = model, objective, dtype
+        self.chunk_size = chunk_size
 
     def forward(
         self, batch: PairBatch, epoch: int, step: int, logging: bool = True
     ) -> tuple[Tensor, dict[str, Tensor]]:
         objective = self.objective
         scored = score_batch(
-            self.model, batch, self.dtype, objective.needs, scored=objective.needs_scores
+            self.model,
+            batch,
+            self.dtype,
+            objective.needs,
+            scored=objective.needs_scores,
+            chunk_size=self.chunk_size,
         )
         image_ids, owners = gather_rows(batch.image_ids), gather_rows(batch.owners)
         positives = image_ids[:, None] == owners[None, :]
@@ -165,7 +187,7 @@ class TrainingStep(nn.Module):
             image_ids,
             gather_rows(batch.caption_ids),
             members=scored.members if len(scored.members) > 1 else (),
-            live=LiveBatch(self.model, batch, scored, self.dtype),
+            live=LiveBatch(self.model, batch, scored, self.dtype, self.chunk_size),
             logging=logging,
         )
         report: LossReport = objective(scored.scores, positives, context)

@@ -37,7 +37,7 @@ class TrainingSurvey:
         progress: Progress,
     ) -> None:
         self.model, self.device, self.progress = model, device, progress
-        self.workers = config.data.workers
+        self.workers, self.chunk_size = config.data.workers, config.train.chunk_size
         self.items = CaptionItems(split, model.text, Augmentation(), config.seed)
         self.plan = BatchPlan(split, config.train.batch_size, config.seed, drop_last=False)
 
@@ -55,7 +55,7 @@ class TrainingSurvey:
                         )
                     continue
                 batch = batch.to(self.device)
-                members = score_batch(self.model, batch).members
+                members = score_batch(self.model, batch, chunk_size=self.chunk_size).members
                 yield members, gather_rows(batch.image_ids), gather_rows(batch.caption_ids)
         finally:
             self.model.train(was_training)

@@ -55,13 +55,13 @@ class Trials:
     def __init__(
         self, model: Model, held_out: Split | None, config: RunConfig, device: torch.device
     ) -> None:
-        self.model, self.device = model, device
+        self.model, self.device, self.chunk_size = model, device, config.train.chunk_size
         self.held_out = (
             HeldOutBatches(held_out, model.text, config) if held_out is not None else None
         )
 
     def of(self, batch: PairBatch, step: int, rate: float) -> StepTrial:
-        return StepTrial(self.model, batch, step, rate, self.held_out, self.device)
+        return StepTrial(self.model, batch, step, rate, self.held_out, self.device, self.chunk_size)
 
 
 class StepTrial:
@@ -75,8 +75,10 @@ class StepTrial:
         rate: float,
         held_out: HeldOutBatches | None,
         device: torch.device,
+        chunk_size: int = 0,
     ) -> None:
         self.model, self.batch, self.step = model, batch, step
+        self.chunk_size = chunk_size  # as in the step to come: dropout draws chunk by chunk
         self.held_out, self.device = held_out, device
         self._rate = rate
         self.weights = [p for p in model.parameters() if p.requires_grad]
@@ -88,7 +90,7 @@ class StepTrial:
     def scores(self, batch: PairBatch | None = None) -> tuple[Tensor, Tensor]:
         batch = self.batch if batch is None else batch
         with traceless(self.model, self.device):
-            scores = score_batch(self.model, batch).scores
+            scores = score_batch(self.model, batch, chunk_size=self.chunk_size).scores
         owners = gather_rows(batch.owners)
         return scores, gather_rows(batch.image_ids)[:, None] == owners[None, :]
 

@@ -1,0 +1,145 @@
+"""A score matrix on disk, filled tile by tile, that a kill at any moment does not spoil.
+
+The scores stand in ``NAME.npy.partial`` until all are there. Beside it ``NAME.npy.journal`` says
+what is scored, by which plan, and which tiles are on the disk; a later call with the same inputs
+goes on from there, with the same tiles and so to the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from counterfoil.encoders import Encoded
+from counterfoil.errors import DataError
+from counterfoil.evaluation.score_engine import LABEL, fill, on_host, scored_tiles
+from counterfoil.evaluation.score_plan import ScorePlan, plan_scores
+from counterfoil.files import write_atomically
+from counterfoil.matchers import Matcher
+from counterfoil.progress import Progress, Silent
+
+
+@torch.inference_mode()
+def score_to_file(
+    path: Path,
+    matcher: Matcher,
+    images: Encoded,
+    texts: Encoded,
+    progress: Progress | None = None,
+    cells: int | None = None,
+) -> NDArray[np.float32]:
+    """Scores [n_images, n_texts] as a memory-mapped ``.npy``; what was begun before is finished."""
+    progress = progress or Silent()
+    journal = _Journal.of(path, fingerprint(matcher, images, texts))
+    if not path.exists():
+        plan = journal.begin(plan_scores(images, texts, cells))
+        held = _partial(journal.partial, (len(images), len(texts)))
+        scores, before = torch.from_numpy(held), len(journal.done)
+        tiles = on_host(scored_tiles(matcher, images, texts, plan, set(journal.done)))
+        for tile, block in progress.track(tiles, LABEL, len(plan.tiles), done=before):
+            fill(scores, plan, tile, block)
+            held.flush()
+            journal.add(tile.number)
+        os.replace(journal.partial, path)
+    found: NDArray[np.float32] = np.load(path, mmap_mode="r")
+    return found
+
+
+def _partial(path: Path, shape: tuple[int, int]) -> np.memmap[Any, np.dtype[np.float32]]:
+    """The matrix that is being filled; a new one takes its name when it has its full size."""
+    if not path.exists():
+        new = path.with_name(f".{path.name}.new")
+        open_memmap(new, "w+", np.float32, shape).flush()
+        os.replace(new, path)
+    held: np.memmap[Any, np.dtype[np.float32]] = open_memmap(path, "r+")
+    return held
+
+
+def fingerprint(matcher: Matcher, images: Encoded, texts: Encoded) -> str:
+    """A digest of all that scores depend on."""
+    parts = [(type(part).__qualname__, _settings(part)) for part in matcher.modules()]
+    digest = hashlib.sha256(repr(parts).encode())
+    for name, value in matcher.state_dict().items():
+        _digest(digest, name, value)
+    for side in (images, texts):
+        for field in fields(side):
+            _digest(digest, field.name, getattr(side, field.name))
+    return digest.hexdigest()
+
+
+def _settings(part: nn.Module) -> dict[str, Any]:
+    plain = (bool, int, float, str, tuple)
+    return {k: v for k, v in sorted(vars(part).items()) if isinstance(v, plain)}
+
+
+def _digest(digest: Any, name: str, value: Tensor | None) -> None:
+    if value is None:
+        return
+    digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+    for part in value.reshape(-1).split(1 << 24):
+        digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+
+
+@dataclass
+class _Journal:
+    """What scores are being written, and which tiles of which plan are on the disk."""
+
+    scores: Path
+    mark: str
+    head: dict[str, Any]
+    done: list[int]
+
+    @property
+    def path(self) -> Path:
+        return self.scores.with_name(f"{self.scores.name}.journal")
+
+    @property
+    def partial(self) -> Path:
+        return self.scores.with_name(f"{self.scores.name}.partial")
+
+    @classmethod
+    def of(cls, scores: Path, mark: str) -> _Journal:
+        """The journal of some scores, as it was left; empty where there is none."""
+        journal = cls(scores, mark, {}, [])
+        if not journal.path.exists():
+            if scores.exists():
+                raise DataError(f"{scores}: exists and was not written here; choose another file")
+            return journal
+        head, *lines = journal.path.read_text(encoding="ascii").split("\n")
+        journal.head = json.loads(head)
+        if journal.head["fingerprint"] != mark:
+            raise DataError(
+                f"{scores}: begun with another model or other data; choose another file, or "
+                f"delete {scores.name} and what is named after it"
+            )
+        journal.done = [int(line) for line in lines[:-1]]  # the last was cut off, or is empty
+        return journal
+
+    def begin(self, plan: ScorePlan) -> ScorePlan:
+        """The plan to go on with: the one begun by, else ``plan``."""
+        if self.head and self.partial.exists():
+            plan = replace(plan, rows=self.head["rows"], cells=self.head["cells"])
+        else:
+            self.partial.unlink(missing_ok=True)
+            self.head = {"fingerprint": self.mark, "rows": plan.rows, "cells": plan.cells}
+            self.done = []
+        lines = [json.dumps(self.head), *map(str, self.done)]
+        write_atomically(self.path, "\n".join(lines) + "\n")
+        return plan
+
+    def add(self, number: int) -> None:
+        self.done.append(number)
+        with self.path.open("a", encoding="ascii") as file:
+            file.write(f"{number}\n")
+            file.flush()
+            os.fsync(file.fileno())
