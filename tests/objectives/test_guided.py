@@ -19,7 +19,11 @@ from counterfoil.data.pairs import Pairs
 from counterfoil.errors import ConfigError, DataError, TrainingError
 from counterfoil.models import from_pretrained
 from counterfoil.objectives import Context, create_objective
-from counterfoil.objectives.guided import NegativesDistribution
+from counterfoil.objectives.guided import (
+    NegativesDistribution,
+    guided_directions,
+    rectification,
+)
 from counterfoil.training.guide_build import build_guide
 from tests.objectives.cases import Case, cases, make_case
 from tests.objectives.live import some_of
@@ -108,9 +112,13 @@ def naive_hnr(anchors, o: NegativesDistribution) -> tuple[float, int]:
             continue
         mine = max(range(len(negatives)), key=lambda k: negatives[k][0])
         theirs = max(range(len(negatives)), key=lambda k: negatives[k][1])
-        gamma = 0.0 if mine == theirs else o.gamma
-        agree += mine == theirs
-        total += max(0.0, gamma - negatives[theirs][0] + negatives[mine][0])
+        same = (
+            negatives[mine][1] == negatives[theirs][1]
+        )  # also another one the guide likes as much
+        agree += same
+        if same:
+            continue
+        total += max(0.0, o.gamma - negatives[theirs][0] + negatives[mine][0])
     return total if o.reduction == "sum" else total / len(anchors) / 2, agree
 
 
@@ -376,3 +384,17 @@ def test_a_guide_goes_along_with_other_objectives_and_protected_pairs(few, guide
     )
     trainer(few, tmp_path, settings).run()
     assert ["ndgl/mr" in record for record in steps(tmp_path)] == [False] * 3 + [True] * 3
+
+
+def test_the_guide_has_no_favourite_among_negatives_it_scores_alike() -> None:
+    own = torch.tensor([[0.9, 0.5, 0.4, 0.1]])
+    guide = torch.tensor([[0.9, 0.3, 0.7, 0.7]])
+    positives = torch.tensor([[True, False, False, False]])
+    anchors = guided_directions(own, guide, positives)[0]
+    cost, agree = rectification(anchors, gamma=0.01)
+    assert cost.tolist() == pytest.approx([0.01 - 0.4 + 0.5])
+    assert not agree.any()
+    alike = guided_directions(own, torch.tensor([[0.9, 0.7, 0.7, 0.1]]), positives)[0]
+    cost, agree = rectification(alike, gamma=0.01)
+    assert agree.all()
+    assert cost.tolist() == [0.0]

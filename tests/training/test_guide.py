@@ -19,6 +19,7 @@ from counterfoil.training import guide_encode, guide_matrix
 from counterfoil.training.guide import EmbeddingGuide, MatrixGuide, open_guide
 from counterfoil.training.guide_build import build_guide
 from counterfoil.training.guide_manifest import Extent, default_form, read_manifest
+from counterfoil.training.guide_resident import copied
 from counterfoil.training.guide_store import EncodedReader, EncodedWriter
 from tests.training.guides import direct_scores, save_teacher, small_split, with_unreadable
 
@@ -388,3 +389,31 @@ def test_two_processes_share_the_scoring_and_see_all_of_it(
     whole = everything(tmp_path / "g", split)[:images]
     for rank in range(2):
         assert torch.allclose(torch.load(tmp_path / f"{rank}.pt"), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["vse-fc", "scan-t2i", "esa"])
+def test_items_kept_on_the_device_are_those_on_disk(split, tmp_path, name) -> None:
+    save_teacher(split, tmp_path / "run", name)
+    broken = with_unreadable(split, tmp_path, [2, 7])
+    build_guide(tmp_path / "guide", [tmp_path / "run"], broken, form="embeddings")
+    guide = open_guide(tmp_path / "guide", broken)
+    assert isinstance(guide, EmbeddingGuide)
+    teacher = guide.teachers[0]
+    for reader in (teacher.images, teacher.captions):
+        kept = copied(reader, CPU)
+        assert kept is not None
+        for items in ([7, 0, 3, 0], [2], list(range(12))):
+            chosen = np.array(items)
+            (found, there), (expected, expected_there) = kept.read(chosen), reader.read(chosen)
+            assert torch.equal(there, expected_there)
+            assert torch.equal(found.mask, expected.mask)
+            for part in ("fragments", "pooled", "boxes"):
+                mine, theirs = getattr(found, part), getattr(expected, part)
+                assert (mine is None) == (theirs is None)
+                assert mine is None or torch.equal(mine, theirs)
+
+
+def test_items_with_links_between_words_stay_on_disk(split, tmp_path) -> None:
+    save_teacher(split, tmp_path / "run", "gsmn-sparse")
+    build_guide(tmp_path / "guide", [tmp_path / "run"], split, form="embeddings")
+    assert copied(open_guide(tmp_path / "guide", split).teachers[0].captions, CPU) is None

@@ -99,7 +99,8 @@ def similarity_divergence(
 def rectification(anchors: GuidedAnchors, gamma: float) -> tuple[Tensor, Tensor]:
     """Cost [P] of ranking another negative above the guide's hardest, and where both agree (Eq. 5).
 
-    Where both choose the same negative γ is 0, and so is the cost.
+    Where both choose the same negative γ is 0, and so is the cost. They also agree where the guide
+    scores the model's choice as high as its own: two views of an item are one to the guide.
     """
     negative = anchors.own.negative
     mine, theirs = (
@@ -107,7 +108,8 @@ def rectification(anchors: GuidedAnchors, gamma: float) -> tuple[Tensor, Tensor]
         for side in (anchors.own, anchors.guide)
     )
     chosen, better = (anchors.own.candidates.gather(1, place)[:, 0] for place in (mine, theirs))
-    agree = (mine == theirs)[:, 0]
+    hardest, chosen_there = (anchors.guide.candidates.gather(1, at)[:, 0] for at in (theirs, mine))
+    agree = (mine == theirs)[:, 0] | (chosen_there == hardest)
     cost = (gamma - better + chosen).clamp(min=0)
     return cost.masked_fill(agree, 0.0), agree  # without negatives, both choose the first
 

@@ -17,8 +17,10 @@ from torch import Tensor
 from counterfoil.collectives import gather_rows, rank, world_size
 from counterfoil.data.arrays import ArrayFile
 from counterfoil.data.pairs import Split
+from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError
 from counterfoil.matchers import Matcher
+from counterfoil.matchers.similarity import SimilarityMatcher
 from counterfoil.models.store import from_pretrained
 from counterfoil.training.guide_data import difference
 from counterfoil.training.guide_manifest import (
@@ -28,6 +30,7 @@ from counterfoil.training.guide_manifest import (
     teacher_folder,
     weights_digest,
 )
+from counterfoil.training.guide_resident import ResidentItems, resident
 from counterfoil.training.guide_store import EncodedReader, full_precision
 
 MATRIX, MODEL = "scores.npy", "model"
@@ -53,21 +56,39 @@ class MatrixGuide:
         return torch.from_numpy(found).to(device)
 
 
-@dataclass(frozen=True)
+@dataclass
 class StoredTeacher:
-    """A teacher's matcher with everything it ever compares."""
+    """A teacher's matcher with everything it ever compares, on the training device if it fits."""
 
     matcher: Matcher
-    images: EncodedReader
-    captions: EncodedReader
+    images: EncodedReader | ResidentItems
+    captions: EncodedReader | ResidentItems
+    device: torch.device | None = None
+
+    def move(self, device: torch.device) -> None:
+        """Make ready for a device."""
+        if device == self.device:
+            return
+        self.device = device
+        self.matcher.to(device)
+        if isinstance(self.images, EncodedReader):
+            self.images = resident(self.images, device) or self.images
+        if isinstance(self.captions, EncodedReader):
+            self.captions = resident(self.captions, device) or self.captions
 
     def scores(self, image_ids: Tensor, caption_ids: Tensor, device: torch.device) -> Tensor:
+        self.move(device)
         images, there = self.images.read(image_ids.cpu().numpy())
         captions, _ = self.captions.read(caption_ids.cpu().numpy())
-        found: Tensor = self.matcher(
-            full_precision(images, device), full_precision(captions, device)
-        )
+        found: Tensor = self.matcher(self._compared(images), self._compared(captions))
         return found.float().masked_fill(~there.to(device)[:, None], torch.nan)
+
+    def _compared(self, encoded: Encoded) -> Encoded:
+        """As stored where a fused kernel compares it, else in single precision."""
+        assert self.device is not None  # noqa: S101
+        if isinstance(self.matcher, SimilarityMatcher) and self.matcher.halved(self.device):
+            return encoded.to(self.device)
+        return full_precision(encoded, self.device)
 
 
 class EmbeddingGuide:
@@ -87,7 +108,6 @@ class EmbeddingGuide:
         total = torch.zeros(len(mine), len(caption_ids), device=device)
         if len(mine) and len(caption_ids):
             for teacher in self.teachers:
-                teacher.matcher.to(device)
                 total += teacher.scores(mine, caption_ids, device)
         return gather_rows(total / len(self.teachers))
 

@@ -11,7 +11,7 @@ Items are read by position. A memory map would be as fast, but its pages count a
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,18 @@ class EncodedReader:
     def __len__(self) -> int:
         return self.extent.items
 
+    @property
+    def size_in_bytes(self) -> int:
+        return sum(file.rows * file.width * file.dtype.itemsize for file in self.files.values())
+
+    def blocks(self, name: str, rows: int) -> Iterator[NDArray[Any]]:
+        """All numbers of one kind, some rows at a time."""
+        file = self.files[name]
+        for first in range(0, file.rows, rows):
+            block = np.empty((min(rows, file.rows - first), file.width), dtype=file.dtype)
+            file.read(first, block)
+            yield block
+
     def read(self, items: Sequence[int] | NDArray[np.int64]) -> tuple[Encoded, Tensor]:
         """Encoded items as stored, padded, and which of them there are; the others are empty."""
         chosen = np.asarray(items, dtype=np.int64)
@@ -175,6 +187,7 @@ class _Numbers:
     def __init__(self, path: Path, name: str, extent: Extent, dtype: np.dtype[Any]) -> None:
         self.path, self.dtype = path, _dtype(name, dtype)
         self.width = extent.widths.get(name, 1)
+        self.rows = _rows(name, extent)
         expected = _size(name, extent, dtype)
         try:
             actual = path.stat().st_size
@@ -219,8 +232,11 @@ def _dtype(name: str, numbers: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(fixed[name]) if name in fixed else numbers
 
 
+def _rows(name: str, extent: Extent) -> int:
+    counts = {LENGTHS: extent.items, "graph": extent.cells, "pooled": extent.present}
+    return counts.get(name, extent.rows)
+
+
 def _size(name: str, extent: Extent, numbers: np.dtype[Any]) -> int:
     """Bytes of a file of a store."""
-    counts = {LENGTHS: extent.items, "graph": extent.cells, "pooled": extent.present}
-    width = extent.widths.get(name, 1)
-    return counts.get(name, extent.rows) * width * _dtype(name, numbers).itemsize
+    return _rows(name, extent) * extent.widths.get(name, 1) * _dtype(name, numbers).itemsize
