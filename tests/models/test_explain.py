@@ -22,7 +22,7 @@ from counterfoil.evaluation import explain_chart
 from counterfoil.evaluation.explain_chart import explain_png, method_note, sentence_html, shades
 from counterfoil.models import create_model, models
 from counterfoil.models.word_spans import caption_words, without
-from tests.models.test_models import tiny_bert  # noqa: F401 - a fixture
+from tests.models.test_models import FEATURE_MODELS, tiny_bert  # noqa: F401 - a fixture
 
 CAPTION = "A dog and a cat, near the unheard-of kite."
 ADDITIVE = [
@@ -93,7 +93,7 @@ def test_other_effects_are_what_the_score_loses_without_the_word(name, concepts)
             assert word.region_weights.sum() == pytest.approx(1.0, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", sorted(models))
+@pytest.mark.parametrize("name", FEATURE_MODELS)
 def test_every_model_explains_the_words_of_a_caption_and_is_left_as_it_was(
     name,
     concepts,

@@ -11,6 +11,7 @@ from counterfoil.config import build_config
 from counterfoil.data.batches import Augmentation, CaptionItems, Collate
 from counterfoil.errors import CheckpointError, ConfigError, DataError
 from counterfoil.models import create_model, from_pretrained, models, save_pretrained
+from counterfoil.models.dual import reads_pixels
 from counterfoil.objectives import create_objective, objectives
 from counterfoil.training.step import TrainingStep
 from tests.data.test_text import save_tiny_tokenizer
@@ -57,8 +58,12 @@ def batch_of(model, pairs, count: int = 8):
 SCORES_ALONE = [name for name in objectives if not objectives[name].needs_batch]
 
 
+# Those that read pixels are put to the same tests in test_dual.py.
+FEATURE_MODELS = [name for name in models if not reads_pixels(models[name]())]
+
+
 @pytest.mark.parametrize("objective", SCORES_ALONE)
-@pytest.mark.parametrize("name", sorted(models))
+@pytest.mark.parametrize("name", FEATURE_MODELS)
 def test_every_model_learns_from_every_objective(name, objective, concepts, tiny_bert) -> None:
     model = make(name, concepts, tiny_bert)
     step = TrainingStep(model, create_objective(objective), None)
@@ -69,7 +74,7 @@ def test_every_model_learns_from_every_objective(name, objective, concepts, tiny
     assert [n for n in idle if "pooler" not in n] == []
 
 
-@pytest.mark.parametrize("name", sorted(models))
+@pytest.mark.parametrize("name", FEATURE_MODELS)
 def test_permuting_a_batch_permutes_the_scores(name, concepts, tiny_bert) -> None:
     model = make(name, concepts, tiny_bert).eval()
     images = [concepts.train.fragments.read(i) for i in range(6)]
@@ -82,7 +87,7 @@ def test_permuting_a_batch_permutes_the_scores(name, concepts, tiny_bert) -> Non
     assert torch.allclose(alone[0, 0], scores[0, 0], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", sorted(models))
+@pytest.mark.parametrize("name", FEATURE_MODELS)
 def test_a_saved_model_needs_nothing_but_its_folder(name, concepts, tiny_bert, tmp_path) -> None:
     model = make(name, concepts, tiny_bert)
     model.fragments_from = "segments"

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from counterfoil.data.fragments import Fragments
+from counterfoil.data.fragments import Fragments, FragmentTable
 from counterfoil.data.pairs import Split
 from counterfoil.data.parsing import LinkedIds
+from counterfoil.data.pixels import Glance, PixelTable
 from counterfoil.data.texts import TextProcessor, WordNoise
-from counterfoil.errors import DataError
+from counterfoil.errors import ConfigError, DataError
 
 B = TypeVar("B", bound="_Movable")
 
@@ -25,7 +26,7 @@ class _Movable:
     """Moves every tensor of a dataclass at once."""
 
     def to(self: B, device: torch.device | str) -> B:
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        return self._each(lambda tensor: _arrived(tensor.to(device, non_blocking=True)))
 
     def pin_memory(self: B) -> B:
         return self._each(lambda tensor: tensor.pin_memory())
@@ -42,6 +43,11 @@ class _Movable:
 
         values = {f.name: changed(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
         return replace(self, **values)  # type: ignore[type-var]
+
+
+def _arrived(tensor: Tensor) -> Tensor:
+    """Pixels travel as bytes, a quarter of the size, and become numbers where they are used."""
+    return tensor.float() if tensor.dtype == torch.uint8 else tensor
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,8 @@ class PairBatch(_Movable):
 def pad_fragments(items: Sequence[Fragments]) -> ImageBatch:
     dim = items[0].features.shape[1]
     longest = max(1, max(len(item) for item in items))
-    features = torch.zeros(len(items), longest, dim)
+    pixels = all(item.features.dtype == np.uint8 for item in items)
+    features = torch.zeros(len(items), longest, dim, dtype=torch.uint8 if pixels else None)
     mask = torch.zeros(len(items), longest, dtype=torch.bool)
     boxed = all(item.boxes is not None for item in items)
     boxes = torch.zeros(len(items), longest, 4) if boxed else None
@@ -137,11 +144,13 @@ class Augmentation:
 
     ``regions`` is the share of fragments dropped. With ``varying`` (the grid-feature form) the rate
     itself is drawn anew per image, from 0 to ``regions``, and one image in five is left whole.
+    ``glance`` is how pixels are looked at.
     """
 
     regions: float = 0.0
     words: float = 0.0
     varying: bool = False
+    glance: Glance = field(default_factory=Glance)
 
 
 TEXT_ONLY = -1
@@ -193,6 +202,7 @@ class CaptionItems(Dataset["Item | str"]):
             raise DataError(f"split '{split.name}' has no fragments; extract features first")
         self.split, self.text, self.augmentation, self.seed = split, text, augmentation, seed
         self.fragments = split.fragments
+        _check_augmentation(split.fragments, augmentation)
         self.companions = dict(companions or {})
 
     def __len__(self) -> int:
@@ -221,6 +231,8 @@ class CaptionItems(Dataset["Item | str"]):
         return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
     def _read(self, image: int, rng: np.random.Generator) -> Fragments:
+        if isinstance(self.fragments, PixelTable) and self.augmentation.glance:
+            return self.fragments.glance(image, self.augmentation.glance, rng)
         fragments = self.fragments.read(image)
         if not self.augmentation.regions:
             return fragments
@@ -232,6 +244,21 @@ class CaptionItems(Dataset["Item | str"]):
         """Extra images are augmented like any other; extra texts stay as they are written."""
         images = [self._read(image, rng) for image in extra.images]
         return images, [self.text.encode(text) for text in extra.texts]
+
+
+def _check_augmentation(fragments: FragmentTable, augmentation: Augmentation) -> None:
+    """Refuse what cannot be done to this kind of image."""
+    pixels = isinstance(fragments, PixelTable)
+    if augmentation.glance and not pixels:
+        raise ConfigError(
+            "data.random_crop and data.flip change pixels, but this model reads features that were "
+            "made before: leave them out, or train a model that reads pixels (such as clip)"
+        )
+    if augmentation.regions and pixels:
+        raise ConfigError(
+            "data.drop_regions leaves out features, but this model reads whole pictures: set it to "
+            "0, or use data.random_crop"
+        )
 
 
 def drop_regions(

@@ -15,9 +15,12 @@ from counterfoil.errors import DataError
 
 @dataclass(frozen=True)
 class Fragments:
-    """The fragments of one image: features [n, D] and boxes [n, 4] (x1, y1, x2, y2 in 0…1)."""
+    """The fragments of one image: features [n, D] and boxes [n, 4] (x1, y1, x2, y2 in 0…1).
 
-    features: NDArray[np.float32]
+    Features are float32; where they are pixels, bytes.
+    """
+
+    features: NDArray[Any]
     boxes: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:

@@ -5,8 +5,11 @@ from counterfoil.features.crops import Crops
 from counterfoil.features.efficientnet_lite import EfficientNetLiteFeatures
 from counterfoil.features.extract import with_fragments
 from counterfoil.features.extractors import Extractor, extractors, full_name
+from counterfoil.features.joined import Joined
 from counterfoil.features.onnx_models import OnnxFeatures
+from counterfoil.features.pixels import Pixels
 from counterfoil.features.segments import Segments
+from counterfoil.features.timm_models import TimmFeatures
 from counterfoil.features.vision_models import TransformersFeatures
 
 __all__ = [
@@ -14,8 +17,11 @@ __all__ = [
     "Crops",
     "EfficientNetLiteFeatures",
     "Extractor",
+    "Joined",
     "OnnxFeatures",
+    "Pixels",
     "Segments",
+    "TimmFeatures",
     "TransformersFeatures",
     "extractors",
     "full_name",

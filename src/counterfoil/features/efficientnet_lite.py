@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from counterfoil.errors import CheckpointError, CounterfoilError, MissingExtraError
+from counterfoil.errors import CheckpointError, ConfigError, CounterfoilError, MissingExtraError
 from counterfoil.features.backbone import Backbone, Seen, to_array, to_network
 from counterfoil.features.extractors import extractors
-from counterfoil.features.views import View, centre_crop, grid_boxes, squash
+from counterfoil.features.views import View, centre_crop, fit_within, grid_boxes, squash
 
 if TYPE_CHECKING:
     from counterfoil.features.efficientnet import EfficientNetLite
@@ -24,6 +24,7 @@ _SIDES = {0: 224, 1: 240, 2: 260}
 _MEAN, _STD = (127.0,) * 3, (128.0,) * 3
 # How much of the picture ImageNet's evaluation keeps, along its shorter side.
 _KEPT = 0.875
+_LEAST, _MOST, _MOST_CELLS = 32, 2048, 32
 
 
 class MissingWeightsError(MissingExtraError):
@@ -50,33 +51,52 @@ class EfficientNetLiteFeatures(Backbone):
         *,
         variant: Literal[0, 1, 2] = 0,
         pooled: bool = False,
-        fit: Literal["squash", "crop"] = "squash",
+        fit: Literal["squash", "crop", "keep"] = "squash",
+        size: int = 0,
+        grid: int = 0,
         batch_size: int = 16,
     ) -> None:
         """Variants 0, 1 and 2 see 224, 240 and 260 pixels a side: 7², 8² and 9² cells.
 
-        ``fit="crop"`` keeps proportions and cuts off what is outside the middle.
+        ``fit="crop"`` keeps proportions and cuts off what is outside the middle; ``fit="keep"``
+        keeps them and all of the picture. ``size`` shows it larger or smaller than the variant's.
+        ``grid=6`` averages the map into 6 × 6 cells, whatever its size.
         """
         super().__init__(pooled=pooled, batch_size=batch_size)
-        self.variant, self.fit = variant, fit
-        self.side = _SIDES[variant]
-        self.cells = -(-self.side // 32)
+        if fit == "keep" and not grid:
+            raise ConfigError(
+                "efficientnet-lite: with fit=keep the map has the picture's proportions, so the "
+                "number of cells differs: set grid=6, or another size that all of them share"
+            )
+        if grid < 0 or grid > _MOST_CELLS or (size and not _LEAST <= size <= _MOST):
+            raise ConfigError(
+                f"efficientnet-lite: expected grid within 0…{_MOST_CELLS} and size 0 or within "
+                f"{_LEAST}…{_MOST}, got grid={grid} and size={size}"
+            )
+        self.variant, self.fit, self.grid = variant, fit, grid
+        self.side = size or _SIDES[variant]
+        self.cells = grid or -(-self.side // 32)
 
     @cached_property
     def _shape(self) -> tuple[int, int]:
         return self.cells**2 + self.pooled, 1280
 
     def fingerprint(self) -> str:
-        return (
+        said = (
             f"efficientnet-lite{self.variant} {weights_digest(self.variant)} {self.fit} "
             f"pooled={self.pooled}"
         )
+        if self.side != _SIDES[self.variant]:
+            said += f" size={self.side}"
+        return f"{said} grid={self.grid}" if self.grid else said
 
     def views(self, image: Image.Image) -> list[View]:
         size = (self.side, self.side)
         if self.fit == "crop":
             resized = round(self.side / _KEPT)
             return [centre_crop(image, size, resized, Image.Resampling.BILINEAR)]
+        if self.fit == "keep":
+            return [fit_within(image, self.side, 2 * self.side, Image.Resampling.BILINEAR)]
         return [squash(image, size, Image.Resampling.BILINEAR)]
 
     def forward(self, pixels: NDArray[np.uint8]) -> Seen:
@@ -85,10 +105,13 @@ class EfficientNetLiteFeatures(Backbone):
         with torch.inference_mode():
             batch = to_network(pixels, self.device, _MEAN, _STD)
             maps = self._network.to(self.device)(batch)
+            pooled = to_array(maps.mean(dim=(2, 3)))
+            if self.grid:
+                maps = torch.nn.functional.adaptive_avg_pool2d(maps, self.grid)
             features = to_array(maps.flatten(2).transpose(1, 2).contiguous())
         rows, columns = maps.shape[-2:]
         boxes = np.broadcast_to(grid_boxes(rows, columns), (len(pixels), rows * columns, 4))
-        return Seen(features, boxes, features.mean(axis=1))
+        return Seen(features, boxes, pooled)
 
     @cached_property
     def _network(self) -> EfficientNetLite:

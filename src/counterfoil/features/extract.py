@@ -16,11 +16,13 @@ import numpy as np
 from counterfoil.data.arrays import ArrayFile
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Pairs, Split
+from counterfoil.data.pixels import PixelTable
 from counterfoil.data.problems import ProblemLog
 from counterfoil.errors import DataError
 from counterfoil.features.backbone import Backbone, choose_device
 from counterfoil.features.chunks import Chunk, chunks
 from counterfoil.features.extractors import Extractor, extractors
+from counterfoil.features.pixels import Pixels
 from counterfoil.features.rows import RowWriter
 from counterfoil.features.stamps import fingerprint_of
 from counterfoil.progress import Progress, Silent
@@ -43,10 +45,31 @@ def with_fragments(
     They are kept under ``cache_dir`` by what they were made from and with. Work that was
     interrupted is taken up where it stopped. An image that cannot be decoded is left out with its
     captions, and recorded in the problems of the result. ``device`` is where a `Backbone` runs.
+    Pixels are not extracted: images stay where they are, whatever features came with them.
     """
     tool: Extractor = extractors.create(extractor, options or {}, where="features")
+    if isinstance(tool, Pixels):
+        return with_pixels(pairs, tool)
     job = Job(extractor, options or {}, tool, progress or Silent(), workers, device)
     return extract_pairs(pairs, Path(cache_dir), job)
+
+
+def with_pixels(pairs: Pairs, tool: Pixels) -> Pairs:
+    """The data set with the patches of its images for fragments, decoded when they are read."""
+    splits = {split.name: _pixels_of(pairs.name, split, tool) for split in pairs}
+    return replace(pairs, splits=splits)
+
+
+def _pixels_of(name: str, split: Split, tool: Pixels) -> Split:
+    if split.pixels is not None:
+        return replace(split, fragments=PixelTable.of(split.pixels, tool, tool.described()))
+    table = split.fragments
+    if table is not None and (table.max_fragments, table.dim) == (tool.max_fragments, tool.dim):
+        return split  # patches that were written before: counterfoil features -b pixels
+    raise DataError(
+        f"data set '{name}': the model reads pixels, but split '{split.name}' has no images, only "
+        "features that were made before; name the folder of images (see: counterfoil data inspect)"
+    )
 
 
 @dataclass(frozen=True)

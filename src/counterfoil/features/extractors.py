@@ -54,18 +54,26 @@ def full_name(name: str, options: Mapping[str, Any]) -> str:
     return f"{name} {json.dumps(dict(options), sort_keys=True)}" if options else name
 
 
+# The option that stands after a colon: `timm:resnet50`.
+SHORT = {"timm": "model", "transformers": "model", "pixels": "model", "onnx": "path"}
+
+
 def split_full_name(text: str) -> tuple[str, dict[str, Any]]:
     """The parts of a `full_name`; a text that is not one is a name without options.
 
     >>> split_full_name('efficientnet-lite {"variant": 1}')
     ('efficientnet-lite', {'variant': 1})
+    >>> split_full_name("timm:resnet50")
+    ('timm', {'model': 'resnet50'})
     """
-    name, space, rest = text.partition(" ")
+    start, brace, rest = text.partition(" {")
+    name, colon, main = start.partition(":")
+    short = {SHORT[name]: main} if colon and name in SHORT else {}
     try:
-        options = json.loads(rest) if space else {}
+        options = json.loads("{" + rest) if brace else {}
     except ValueError:
         return text, {}
-    return (name, options) if isinstance(options, dict) else (text, {})
+    return (name, {**short, **options}) if short or not colon else (text, {})
 
 
 extractors = ExtractorRegistry("extractor")

@@ -40,7 +40,7 @@ def load_network(name: str, detector: bool) -> Any:
     import torch
     from transformers import AutoModel, AutoModelForObjectDetection
 
-    with _refusals(name), _no_bars():
+    with _refusals(name), no_bars():
         maker = AutoModelForObjectDetection if detector else AutoModel
         network = maker.from_pretrained(name, dtype=torch.float32)
     network = getattr(network, "vision_model", network).eval().requires_grad_(False)
@@ -98,7 +98,7 @@ def _refusals(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
+def no_bars() -> Iterator[None]:
     """Keep the library from drawing bars of its own between ours."""
     from transformers.utils import logging
 

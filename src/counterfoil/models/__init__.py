@@ -3,6 +3,7 @@
 from counterfoil.models import attention as _attention  # noqa: F401
 from counterfoil.models import cross as _cross  # noqa: F401
 from counterfoil.models import diverse as _diverse  # noqa: F401
+from counterfoil.models import dual as _dual  # noqa: F401
 from counterfoil.models import esa as _esa  # noqa: F401
 from counterfoil.models import graphs as _graphs  # noqa: F401
 from counterfoil.models import naaf as _naaf  # noqa: F401

@@ -22,6 +22,7 @@ from counterfoil.encoders.encoded import Needs
 from counterfoil.errors import DataError
 from counterfoil.matchers import Matcher, matchers
 from counterfoil.matchers.copies import CopiedMatcher
+from counterfoil.models.dual import with_one_checkpoint
 from counterfoil.models.spec import ModelSpec, resolve
 from counterfoil.registry import Registry
 
@@ -128,7 +129,7 @@ def _create(registry: Registry[Any], part: dict[str, Any], *args: Any) -> Any:
 def create_model(config: ModelConfig, train: Split, data: DataConfig | None = None) -> Model:
     """A new model for a data set: input width and vocabulary come from its training split."""
     data = data or DataConfig()
-    spec = resolve(config)
+    spec = with_one_checkpoint(resolve(config))
     if train.fragments is None:
         raise DataError(f"split '{train.name}' has no fragments; extract features first")
     text: TextProcessor

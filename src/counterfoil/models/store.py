@@ -14,6 +14,7 @@ from torch import nn
 from counterfoil.data.texts import load_text_processor
 from counterfoil.encoders.bert import BertEncoder
 from counterfoil.encoders.copies import CopiedEncoder
+from counterfoil.encoders.dual import DualImageEncoder, DualTextEncoder
 from counterfoil.errors import CheckpointError
 from counterfoil.files import atomic_folder
 from counterfoil.matchers.copies import CopiedMatcher
@@ -21,7 +22,8 @@ from counterfoil.models.model import Model
 from counterfoil.models.spec import ModelSpec
 
 FORMAT = 1
-WEIGHTS, CONFIG, LANGUAGE_MODEL = "model.safetensors", "config.json", "language_model"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+LANGUAGE_MODEL, VISION_MODEL = "language_model", "vision_model"
 
 
 def save_pretrained(model: Model, folder: str | Path) -> None:
@@ -32,7 +34,9 @@ def save_pretrained(model: Model, folder: str | Path) -> None:
 
 def write_model(model: Model, folder: Path) -> None:
     spec = model.spec.model_dump()
+    image_encoder = first_member(model.image_encoder)
     text_encoder = first_member(model.text_encoder)
+    spec["image"] |= getattr(image_encoder, "portable_options", {})
     spec["text"] |= getattr(text_encoder, "portable_options", {})
     spec["matcher"] |= getattr(first_member(model.matcher), "portable_options", {})
     layout: dict[str, Any] = {
@@ -47,6 +51,10 @@ def write_model(model: Model, folder: Path) -> None:
     model.text.save(folder)
     if isinstance(text_encoder, BertEncoder):
         text_encoder.bert.save(folder / LANGUAGE_MODEL)
+    if isinstance(text_encoder, DualTextEncoder):
+        text_encoder.tower.save(folder / LANGUAGE_MODEL)
+    if isinstance(image_encoder, DualImageEncoder):
+        image_encoder.tower.save(folder / VISION_MODEL)
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     try:
         save_file(weights, folder / WEIGHTS)
@@ -64,8 +72,9 @@ def from_pretrained(folder: str | Path) -> Model:
     folder = Path(folder)
     layout = _read_config(folder)
     spec = dict(layout["spec"])
-    if (folder / LANGUAGE_MODEL).is_dir():
-        spec["text"] = spec["text"] | {"pretrained": str(folder / LANGUAGE_MODEL)}
+    for part, place in (("text", LANGUAGE_MODEL), ("image", VISION_MODEL)):
+        if (folder / place).is_dir():
+            spec[part] = spec[part] | {"pretrained": str(folder / place)}
     try:
         model = Model(
             ModelSpec.model_validate(spec),

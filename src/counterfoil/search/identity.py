@@ -9,7 +9,7 @@ from pathlib import Path
 
 from counterfoil.errors import CheckpointError
 from counterfoil.models.model import Model
-from counterfoil.models.store import CONFIG, LANGUAGE_MODEL, write_model
+from counterfoil.models.store import CONFIG, LANGUAGE_MODEL, VISION_MODEL, write_model
 
 
 def folder_digest(folder: Path) -> str:
@@ -36,11 +36,12 @@ def model_digest(model: Model) -> str:
 
 
 def _portable(path: Path) -> bytes:
-    """The config without the path that a language model was read from."""
+    """The config without the paths that pretrained parts were read from."""
     try:
         layout = json.loads(path.read_text(encoding="utf-8"))
-        if (path.parent / LANGUAGE_MODEL).is_dir():
-            layout["spec"]["text"].pop("pretrained", None)
+        for part, place in (("text", LANGUAGE_MODEL), ("image", VISION_MODEL)):
+            if (path.parent / place).is_dir():
+                layout["spec"][part].pop("pretrained", None)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: damaged ({error})") from None
     return json.dumps(layout, sort_keys=True).encode()

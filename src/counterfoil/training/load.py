@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from counterfoil.config import RunConfig, load_config
+from counterfoil.config import FeaturesConfig, RunConfig, load_config
 from counterfoil.data.load import load_pairs
 from counterfoil.data.pairs import Pairs
 from counterfoil.errors import ConfigError
 from counterfoil.features import with_fragments
-from counterfoil.models import Model, from_pretrained
+from counterfoil.models import Model, from_pretrained, resolve
+from counterfoil.models.dual import reads_pixels
 from counterfoil.models.store import model_folder
 from counterfoil.progress import Progress
 from counterfoil.training.loop import choose_device
@@ -29,6 +30,13 @@ def run_config(folder: Path) -> RunConfig | None:
     return load_config(path) if path.is_file() else None
 
 
+def _own_pixels(run: Path, config: RunConfig) -> FeaturesConfig | None:
+    """How a finished run reads pixels, which it knows without what it was pretrained from."""
+    if not reads_pixels(resolve(config.model)):
+        return None
+    return FeaturesConfig(extractor=load_model(run, "cpu").fragments_from or "pixels")
+
+
 def evaluation_split(
     run: Path,
     data: str | None,
@@ -45,7 +53,7 @@ def evaluation_split(
             raise ConfigError(f"{run} is a model without a run: name the data with --data")
         if options or format:
             raise ConfigError("--option and --format say how to read --data: name it, too")
-        return read_data(config, cache, progress)
+        return read_data(config, cache, progress, _own_pixels(run, config))
     pairs = load_pairs(data, format, options=options, cache_dir=cache, progress=progress)
     model = load_model(run, "cpu")
     return with_fragments(

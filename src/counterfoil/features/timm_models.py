@@ -1,0 +1,118 @@
+"""The extractor "timm": any network of that library, where the user has installed it."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from counterfoil.errors import CheckpointError, ConfigError
+from counterfoil.features.backbone import Backbone, Seen, to_array, to_network, whole
+from counterfoil.features.extractors import extractors
+from counterfoil.features.preprocessing import Preprocessing, read_preprocessing
+from counterfoil.features.pretrained import weights_digest
+from counterfoil.features.tokens import map_cells, token_cells
+from counterfoil.features.views import View
+
+# Names of Pillow's resamplings in timm's configurations.
+_FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
+
+
+@extractors.register("timm")
+class TimmFeatures(Backbone):
+    """Cells or patches of any `timm` network (``--backbone timm:NAME``), where that is installed.
+
+    ``model`` is a name of `timm`; ``weights`` a file of weights for it, else those it downloads.
+    """
+
+    name: ClassVar[str] = "timm"
+
+    def __init__(
+        self,
+        *,
+        model: str = "",
+        weights: str = "",
+        pooled: bool = True,
+        size: int | None = None,
+        fit: Literal["squash", "crop"] = "squash",
+        batch_size: int = 16,
+    ) -> None:
+        super().__init__(pooled=pooled, batch_size=batch_size)
+        self.model, self.weights, self.size, self.fit = model, weights, size, fit
+
+    def views(self, image: Image.Image) -> list[View]:
+        return [self._preprocessing.view(image)]
+
+    def fingerprint(self) -> str:
+        digest = weights_digest(self._network)
+        return f"timm {self.model} {digest} pooled={self.pooled} {self._preprocessing}"
+
+    def forward(self, pixels: NDArray[np.uint8]) -> Seen:
+        import torch
+
+        wanted = self._preprocessing
+        network = self._network.to(self.device)
+        with torch.inference_mode():
+            batch = to_network(pixels, self.device, wanted.mean, wanted.std)
+            made = to_array(network.forward_features(batch))
+        if made.ndim == 4:
+            last = made.shape[-1] == network.num_features != made.shape[1]
+            return Seen(*map_cells(made.transpose(0, 3, 1, 2) if last else made))
+        if made.ndim == 3:
+            return Seen(*token_cells(made, pixels.shape[1:3], self._patch))
+        return whole(made.reshape(len(made), -1))
+
+    @property
+    def _patch(self) -> int | None:
+        """The side of a patch, where the network cuts pictures into them."""
+        size = getattr(getattr(self._network, "patch_embed", None), "patch_size", None)
+        return int(size[0]) if isinstance(size, tuple) else size
+
+    @cached_property
+    def _network(self) -> Any:
+        if not self.model:
+            raise ConfigError("timm: name a network: --backbone timm:NAME")
+        timm = import_timm()
+        # by the overlay, as published files are read: what belongs to a classifier is left out
+        local = {"file": self.weights, "custom_load": False} if self.weights else None
+        try:
+            network = timm.create_model(
+                self.model, pretrained=True, num_classes=0, pretrained_cfg_overlay=local
+            )
+        except (RuntimeError, OSError, ValueError) as error:
+            raise CheckpointError(
+                f"timm: '{self.model}' could not be loaded: {error} (option weights: a local file)"
+            ) from None
+        if self.size and hasattr(network, "set_input_size"):  # positions are stretched
+            network.set_input_size((self.size, self.size))
+        return network.eval().requires_grad_(False)
+
+    @cached_property
+    def _preprocessing(self) -> Preprocessing:
+        stated = import_timm().data.resolve_data_config({}, model=self._network)
+        side = min(stated["input_size"][1:])
+        processor = {
+            "size": math.floor(side / stated["crop_pct"]),
+            "crop_size": list(stated["input_size"][1:]),
+            "image_mean": stated["mean"],
+            "image_std": stated["std"],
+            "resample": _FILTERS.get(stated["interpolation"], 3),
+        }
+        return read_preprocessing(processor, None, self.fit, self.size)
+
+
+def import_timm() -> Any:
+    """The library, or an error that says how to get it; it needs a working torchvision."""
+    try:
+        import timm  # type: ignore[import-not-found,unused-ignore]
+        import timm.data  # type: ignore[import-not-found,unused-ignore]
+    except (ImportError, RuntimeError) as error:  # the latter by torchvision beside another torch
+        raise ConfigError(
+            f"the extractor 'timm' needs the package timm, which cannot be imported ({error}): pip "
+            "install timm, with a torchvision that fits your torch; or use --backbone transformers"
+        ) from None
+    return timm
