@@ -1,0 +1,76 @@
+"""How well an audit finds captions that were made wrong at a known rate, on the drawn scenes.
+
+    python benchmarks/audit_scenes.py runs/naaf-scenes --split test --swapped 0.05 --words 0.10
+
+A share of the captions is given to other images (data/noise.py), of others one to three words are
+exchanged so that they are false for sure (evaluation/word_foils.py); the audit is told nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from counterfoil.audit.audit import Audit, audit_split
+from counterfoil.audit.corruption import Corrupted, corrupt
+from counterfoil.audit.measures import measure_audit
+from counterfoil.audit.suspicion import SIGNS
+from counterfoil.evaluation.word_report import markdown_table
+from counterfoil.progress import Silent
+from counterfoil.training.load import evaluation_split, load_model
+
+THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
+
+
+def by_threshold(audit: Audit, clean: Audit, truth: Corrupted) -> list[tuple[str, ...]]:
+    """What other thresholds would have listed."""
+    rows: list[tuple[str, ...]] = [("threshold", "listed", "precision", "recall", "clean listed")]
+    for threshold in THRESHOLDS:
+        listed = audit.suspicion >= threshold
+        hits = int((listed & truth.labels).sum())
+        shares = (hits / max(1, listed.sum()), hits / truth.labels.sum())
+        alarms = float((clean.suspicion >= threshold).mean())
+        cells = (f"{100 * share:.1f}" for share in (*shares, alarms))
+        rows.append((f"{threshold:g}", str(int(listed.sum())), *cells))
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--swapped", type=float, default=0.05)
+    parser.add_argument("--words", type=float, default=0.10)
+    parser.add_argument("--threshold", type=float, default=0.5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "counterfoil")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    model = load_model(options.run, options.device)
+    pairs = evaluation_split(options.run, None, None, {}, options.cache, Silent())
+    split = pairs[options.split]
+    print("auditing the split as it is …", file=sys.stderr)
+    clean = audit_split(model, split, threshold=options.threshold)
+    truth = corrupt(split, options.swapped, options.words, options.seed)
+    print("auditing it corrupted …", file=sys.stderr)
+    audit = audit_split(model, truth.split, threshold=options.threshold)
+    found = measure_audit(audit, truth, SIGNS, clean)
+    if options.json:
+        print(json.dumps(found.as_dict()))
+        return 0
+    print(
+        f"{options.run.name} ({model.spec.name}), {options.split}: {100 * options.swapped:g} % of "
+        f"the captions swapped, {100 * options.words:g} % with words exchanged, seed "
+        f"{options.seed}; listed from suspicion {options.threshold:g}\n"
+    )
+    print("\n".join(markdown_table(found.rows())))
+    print("\n" + "\n".join(markdown_table(by_threshold(audit, clean, truth))))
+    print(f"\nlisted where nothing was corrupted: {found.clean_listed:.1f} % of the captions")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

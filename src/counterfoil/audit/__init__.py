@@ -1,0 +1,19 @@
+"""Captions that do not match their image: found, explained, and reported."""
+
+from counterfoil.audit.audit import Audit, audit_split
+from counterfoil.audit.corrections import NO_CORRECTOR, Corrector, can_correct
+from counterfoil.audit.findings import Finding, Summary
+from counterfoil.audit.report import write_report
+from counterfoil.audit.tables import total
+
+__all__ = [
+    "NO_CORRECTOR",
+    "Audit",
+    "Corrector",
+    "Finding",
+    "Summary",
+    "audit_split",
+    "can_correct",
+    "total",
+    "write_report",
+]

@@ -1,0 +1,135 @@
+"""`audit_split`: which captions of a split do not match their image, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from counterfoil.audit.corrections import Corrector
+from counterfoil.audit.details import Describer
+from counterfoil.audit.duplicates import Duplicate, near_duplicates
+from counterfoil.audit.findings import Finding, Summary
+from counterfoil.audit.summary import summarise
+from counterfoil.audit.survey import Survey, survey_split
+from counterfoil.audit.suspicion import RIVAL_CENTRE, SIGNS, Scale, combine, evidence
+from counterfoil.audit.words import UsualEffects, WordEffects, measure_effects
+from counterfoil.data.pairs import Split
+from counterfoil.errors import ConfigError
+from counterfoil.models.model import Model
+from counterfoil.progress import Progress
+
+Values = NDArray[np.float64]
+
+EXAMINED = 5000
+REFERENCE = 1000
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The findings of a split, the most suspicious first, and what they were drawn from.
+
+    ``suspicion`` has an entry for every caption of the split, NaN where its image could not be
+    read; ``signs`` [captions, 3] the evidence it was made of; ``word_effects`` the words of the
+    captions that were examined; ``word_doubts`` their shortfalls in robust deviations.
+    """
+
+    split: Split
+    summary: Summary
+    findings: list[Finding]
+    survey: Survey
+    suspicion: Values
+    signs: Values
+    word_doubts: dict[int, Values]
+    word_effects: WordEffects
+
+
+def audit_split(
+    model: Model,
+    split: Split,
+    *,
+    threshold: float = 0.5,
+    examined: int = EXAMINED,
+    corrector: Corrector | None = None,
+    details: int = 500,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Audit:
+    """Score every caption against its image and all others, and list those that seem wrong.
+
+    Words are looked at in at most ``examined`` captions: those that are most suspicious by their
+    scores, and some drawn at random to say what is usual. Corrections are made for the first
+    ``details`` findings.
+    """
+    if not 0.0 < threshold <= 1.0:
+        raise ConfigError(f"audit: expected a threshold above 0 and at most 1, got {threshold}")
+    survey = survey_split(model, split, progress)
+    captions = survey.captions
+    duplicates = near_duplicates(
+        {int(number): split.texts[int(number)] for number in captions}, split.image_of.tolist()
+    )
+    signs = _score_signs(survey, duplicates)
+    chosen, reference = _choose(combine(signs[captions]), captions, examined, seed)
+    effects = measure_effects(model, split, chosen, progress)
+    usual = UsualEffects(effects.words[number] for number in reference)
+    scale = _word_scale(usual, effects, reference)
+    if scale is not None:
+        worst = np.array([usual.worst(effects.words[number]) for number in chosen])
+        signs[chosen, 2] = evidence(scale.z(worst))
+    suspicion = np.full(len(survey.own), np.nan)
+    suspicion[captions] = combine(signs[captions])
+    describer = Describer(split, survey, signs, suspicion, duplicates, effects, usual, scale)
+    findings = describer.findings(threshold)
+    if corrector is not None:
+        findings = corrector.correct_all(findings, details, progress)
+    summary = summarise(split, survey, findings, threshold, effects)
+    doubts = _doubts(effects, usual, scale)
+    return Audit(split, summary, findings, survey, suspicion, signs, doubts, effects)
+
+
+def _score_signs(survey: Survey, duplicates: dict[int, Duplicate]) -> Values:
+    """Evidence [captions, signs] by the scores alone; that of words is still 0."""
+    captions = survey.captions
+    signs = np.zeros((len(survey.own), len(SIGNS)))
+    own = -survey.own[captions].astype(np.float64)
+    signs[captions, 0] = evidence(Scale.of(own).z(own))
+    rivalled = captions[survey.other[captions] >= 0]
+    if len(rivalled):
+        lead = (survey.other_score - survey.own)[rivalled].astype(np.float64)
+        signs[rivalled, 1] = evidence(Scale.of(lead).z(lead), RIVAL_CENTRE)
+    # a narrow lead is still a lead, and a rival that is said to show the same is none
+    signs[captions[survey.rank[captions] == 1], 1] = 0.0
+    for number, found in duplicates.items():
+        if int(survey.other[number]) in found.images:
+            signs[number, 1] = 0.0
+    return signs
+
+
+def _choose(
+    suspicion: Values, captions: NDArray[np.int64], examined: int, seed: int
+) -> tuple[list[int], list[int]]:
+    """Captions whose words are looked at, in order, and those of them that say what is usual."""
+    if len(captions) <= examined:
+        every = captions.tolist()
+        return every, every
+    rng = np.random.default_rng(seed)
+    size = min(REFERENCE, examined // 2)
+    reference = captions[np.sort(rng.choice(len(captions), size=size, replace=False))]
+    ranked = captions[np.argsort(-suspicion, kind="stable")]
+    rest = ranked[~np.isin(ranked, reference)][: examined - size]
+    return sorted({*rest.tolist(), *reference.tolist()}), reference.tolist()
+
+
+def _word_scale(usual: UsualEffects, effects: WordEffects, reference: list[int]) -> Scale | None:
+    worst = [usual.worst(effects.words[number]) for number in reference if effects.words[number]]
+    return Scale.of(np.array(worst)) if worst else None
+
+
+def _doubts(effects: WordEffects, usual: UsualEffects, scale: Scale | None) -> dict[int, Values]:
+    if scale is None:
+        return {}
+    return {
+        number: scale.z(np.array([usual.shortfall(word) for word in spoken]))
+        for number, spoken in effects.words.items()
+    }

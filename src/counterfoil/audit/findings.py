@@ -1,0 +1,134 @@
+"""What an audit found, as plain data that is written, read back and shown."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from counterfoil.evaluation.report import Report
+
+Kind = Literal["mismatch", "false-negative"]
+Sign = Literal["low-score", "other-image", "wrong-words", "near-duplicate"]
+
+SIGN_NAMES: dict[str, str] = {
+    "low-score": "low score",
+    "other-image": "another image fits better",
+    "wrong-words": "words that do not fit",
+    "near-duplicate": "nearly the same caption elsewhere",
+}
+
+
+class Reason(Report):
+    """Why a caption is listed: a sign, its strength from 0 to 1, and a sentence with the facts."""
+
+    sign: Sign
+    strength: float
+    text: str
+
+
+class WrongWord(Report):
+    """A word that does less for the match than it usually does.
+
+    ``span`` is its place in the caption, ``suggestions`` what could stand there, likeliest first.
+    """
+
+    word: str
+    span: tuple[int, int]
+    effect: float
+    usual: float
+    suggestions: tuple[str, ...] = ()
+
+
+class OtherImage(Report):
+    """Another image of the split, and the caption's score with it."""
+
+    image: str
+    score: float
+
+
+class OtherCaption(Report):
+    """A caption of another image, and its score with this one or, for duplicates, its likeness."""
+
+    text: str
+    image: str
+    score: float
+
+
+class Corrected(Report):
+    """The caption as the corrector would write it, with its scores before and after."""
+
+    text: str
+    before: float
+    after: float
+    changes: tuple[tuple[str, str], ...]
+
+
+class Finding(Report):
+    """A caption to look at.
+
+    ``caption`` is its number among the captions of ``image``, ``rank`` the place of the image among
+    ``compared`` images by their score with the caption (1: no other fits as well), ``margin`` the
+    score less that of the best other image, ``quantile`` the share of the split's captions that
+    score lower with their images.
+    """
+
+    kind: Kind
+    split: str
+    image: str
+    caption: int
+    text: str
+    suspicion: float
+    score: float
+    quantile: float
+    rank: int
+    compared: int
+    margin: float | None
+    reasons: tuple[Reason, ...]
+    wrong_words: tuple[WrongWord, ...]
+    words_examined: bool
+    better_image: OtherImage | None
+    better_caption: OtherCaption | None
+    near_duplicate: OtherCaption | None
+    near_duplicate_images: int
+    correction: Corrected | None = None
+    correction_note: str = ""
+
+    @property
+    def signs(self) -> tuple[str, ...]:
+        return tuple(reason.sign for reason in self.reasons)
+
+
+class Summary(Report):
+    """Counts of an audit of one split.
+
+    ``suspicious`` counts mismatches only: a likely false negative is no error of its caption.
+    """
+
+    split: str
+    images: int
+    captions: int
+    suspicious: int
+    false_negatives: int
+    share: float
+    threshold: float
+    signs: dict[str, int]
+    words_examined: int
+    word_method: str
+    score_median: float
+    recall_at_1: float
+    skipped_images: int
+    skipped_captions: int
+    skipped: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Name and number, for a table."""
+        table: list[tuple[str, Any]] = [
+            ("captions", self.captions),
+            ("images", self.images),
+            ("suspicious", f"{self.suspicious} ({100 * self.share:.1f} %)"),
+            *((f"  {SIGN_NAMES[sign]}", count) for sign, count in self.signs.items()),
+            ("likely false negatives", self.false_negatives),
+            ("own image ranked first", f"{100 * self.recall_at_1:.1f} %"),
+            ("images skipped", self.skipped_images),
+        ]
+        return [(name, str(value)) for name, value in table]

@@ -1,0 +1,150 @@
+"""How well an audit finds captions and words that are known to be wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from counterfoil.audit.audit import Audit
+from counterfoil.audit.corruption import Corrupted
+from counterfoil.audit.details import DOUBTFUL
+from counterfoil.evaluation.report import Report
+from counterfoil.evaluation.word_metrics import Ranking
+
+Marks = NDArray[np.bool_]
+Values = NDArray[np.float64]
+
+
+class Found(Report):
+    """In percent: precision and recall of what was listed; AP and AUC of the order of all.
+
+    ``chance`` is the share of what is wrong, which is the AP of a random order.
+    """
+
+    wrong: int
+    items: int
+    listed: int
+    precision: float
+    recall: float
+    ap: float
+    auc: float
+    chance: float
+
+
+class AuditMeasures(Report):
+    """Captions found, of all errors and of each kind (against captions that were left as they are).
+
+    ``words``: wrong words among those of the captions with exchanged words. ``everywhere``: among
+    the words of all captions but the swapped ones, of which no word can be called right or wrong.
+    ``plain``: as ``words``, by effects alone, not held against what is usual for the word.
+    ``signs`` are the captions found by one sign alone. ``clean_listed`` is the share of captions
+    listed by an audit of the same split before it was corrupted, where there was one.
+    """
+
+    captions: Found
+    swapped: Found | None
+    exchanged: Found | None
+    signs: dict[str, Found]
+    words: Found | None
+    everywhere: Found | None
+    plain: Found | None
+    clean_listed: float | None = None
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A header and one row of text a measure."""
+        header = ("", "wrong", "of", "listed", "precision", "recall", "AP", "AUC", "AP by chance")
+        named = [
+            ("wrong captions", self.captions),
+            ("  swapped", self.swapped),
+            ("  words exchanged", self.exchanged),
+            *((f"  by {sign} alone", found) for sign, found in self.signs.items()),
+            ("wrong words, in captions with such", self.words),
+            ("  by effect alone", self.plain),
+            ("wrong words, everywhere", self.everywhere),
+        ]
+        return [header, *(_row(name, found) for name, found in named if found is not None)]
+
+
+def measure_audit(
+    audit: Audit, truth: Corrupted, signs: tuple[str, ...] = (), clean: Audit | None = None
+) -> AuditMeasures:
+    """Compare an audit with the truth; captions of unreadable images are left out.
+
+    ``clean`` is an audit of the same split before it was corrupted: what it lists is a false alarm.
+    """
+    read = ~np.isnan(audit.suspicion)
+    labels, suspicion = truth.labels[read], audit.suspicion[read]
+    listed = suspicion >= audit.summary.threshold
+    exchanged = np.isin(np.arange(len(read)), list(truth.wrong))[read]
+    swapped = truth.swapped[read]
+
+    def of_kind(kind: Marks) -> Found | None:
+        judged = kind | ~labels
+        return _found(suspicion[judged], kind[judged], listed[judged]) if kind.any() else None
+
+    whole = _found(suspicion, labels, listed)
+    inside = [number for number in truth.wrong if number in audit.word_doubts]
+    outside = [n for n in audit.word_doubts if not truth.swapped[n] and n not in truth.wrong]
+    return AuditMeasures(
+        captions=whole,
+        swapped=of_kind(swapped),
+        exchanged=of_kind(exchanged),
+        signs={
+            name: _found(audit.signs[read, k], labels, audit.signs[read, k] >= 0.5)
+            for k, name in enumerate(signs)
+        },
+        words=_words(audit, truth, inside, audit.word_doubts),
+        everywhere=_words(audit, truth, [*inside, *outside], audit.word_doubts),
+        plain=_words(audit, truth, inside, _plain_doubts(audit)),
+        clean_listed=None if clean is None else 100.0 * clean.summary.share,
+    )
+
+
+def _plain_doubts(audit: Audit) -> dict[int, Values]:
+    """Words doubted for their effects alone: the lower, the more; those below 0 are listed."""
+    return {
+        number: np.array([DOUBTFUL - word.effect for word in spoken])
+        for number, spoken in audit.word_effects.words.items()
+    }
+
+
+def _words(
+    audit: Audit, truth: Corrupted, captions: list[int], by: dict[int, Values]
+) -> Found | None:
+    doubts = [by[number] for number in captions]
+    marks = [
+        np.array([bool(kind) for kind in truth.wrong[number]])
+        if number in truth.wrong
+        else np.zeros(len(doubt), dtype=np.bool_)
+        for number, doubt in zip(captions, doubts, strict=True)
+    ]
+    if not any(mark.any() for mark in marks):
+        return None
+    # a word is listed where its caption is
+    threshold = audit.summary.threshold
+    shown = [
+        (doubt >= DOUBTFUL) & bool(audit.suspicion[number] >= threshold)
+        for number, doubt in zip(captions, doubts, strict=True)
+    ]
+    return _found(np.concatenate(doubts), np.concatenate(marks), np.concatenate(shown))
+
+
+def _found(values: Values, labels: Marks, listed: Marks) -> Found:
+    ranking = Ranking(values, labels)
+    hits = int((listed & labels).sum())
+    return Found(
+        wrong=int(labels.sum()),
+        items=len(labels),
+        listed=int(listed.sum()),
+        precision=100.0 * hits / listed.sum() if listed.any() else float("nan"),
+        recall=100.0 * hits / labels.sum() if labels.any() else float("nan"),
+        ap=100.0 * float(ranking.average_precision()),
+        auc=100.0 * float(ranking.auc()),
+        chance=100.0 * float(labels.mean()),
+    )
+
+
+def _row(name: str, found: Found) -> tuple[str, ...]:
+    shares = (found.precision, found.recall, found.ap, found.auc, found.chance)
+    counts = (found.wrong, found.items, found.listed)
+    return (name, *map(str, counts), *(f"{share:.1f}" for share in shares))

@@ -1,0 +1,109 @@
+"""One finding on the audit page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from counterfoil.audit.findings import Finding, OtherCaption, WrongWord
+from counterfoil.audit.markup import clean
+from counterfoil.data.pairs import Split
+from counterfoil.evaluation.explain_chart import signed
+from counterfoil.training.report import picture
+
+SIDE, SMALL = 190, 110
+
+
+class Pictures:
+    """Thumbnails of images by split and id; the id alone where there are no pixels."""
+
+    def __init__(self, splits: Mapping[str, Split]) -> None:
+        self.splits = splits
+        self.places = {
+            name: {image: place for place, image in enumerate(split.ids)}
+            for name, split in splits.items()
+        }
+
+    def show(self, split: str, image: str, side: int) -> str:
+        place = self.places.get(split, {}).get(image)
+        if place is None:
+            return f'<div class="nopixels">{clean(image)}</div>'
+        return picture(self.splits[split], place, side)
+
+
+def finding_html(finding: Finding, pictures: Pictures) -> str:
+    """A card that can be focused, sorted and filtered by what it carries in its attributes."""
+    searched = f"{finding.text} {finding.image} {finding.split}"
+    margin = 0.0 if finding.margin is None else finding.margin
+    return (
+        f'<article class="finding {finding.kind}" tabindex="0" data-kind="{finding.kind}" '
+        f'data-signs="{" ".join(finding.signs)}" data-suspicion="{finding.suspicion:.6g}" '
+        f'data-score="{finding.score:.6g}" data-margin="{margin:.6g}" '
+        f'data-rank="{finding.rank}" data-image="{clean(finding.image)}" '
+        f'data-text="{clean(searched)}">'
+        f'<div class="own">{pictures.show(finding.split, finding.image, SIDE)}</div>'
+        f"<div>{_head(finding)}<h3><bdi>{_sentence(finding)}</bdi></h3>{_reasons(finding)}"
+        f"<dl>{_facts(finding, pictures)}</dl></div></article>"
+    )
+
+
+def _head(finding: Finding) -> str:
+    share = f"{100 * finding.suspicion:.0f}"
+    name = "suspicion" if finding.kind == "mismatch" else "likely false negative, suspicion"
+    return (
+        f'<header><span><span class="bar"><i style="width:{share}%"></i></span>{name} {share} %'
+        f"</span><span>{clean(finding.split)} · {clean(finding.image)} · caption "
+        f"{finding.caption + 1}</span><span>score {finding.score:.3f}, rank {finding.rank} of "
+        f"{finding.compared}</span></header>"
+    )
+
+
+def _sentence(finding: Finding) -> str:
+    """The caption with the words in doubt marked."""
+    parts, last = [], 0
+    for word in finding.wrong_words:
+        start, end = word.span
+        title = f"effect {signed(word.effect)}, usually {signed(word.usual)}"
+        parts.append(clean(finding.text[last:start]))
+        parts.append(f'<mark title="{title}">{clean(finding.text[start:end])}</mark>')
+        last = end
+    return "".join([*parts, clean(finding.text[last:])])
+
+
+def _reasons(finding: Finding) -> str:
+    items = "".join(f"<li>{clean(reason.text)}</li>" for reason in finding.reasons)
+    return f"<ul>{items}</ul>"
+
+
+def _facts(finding: Finding, pictures: Pictures) -> str:
+    facts: list[tuple[str, str]] = []
+    if finding.wrong_words:
+        facts.append(("words", "; ".join(_word(word) for word in finding.wrong_words)))
+    if finding.correction is not None:
+        fixed = finding.correction
+        text = f"<ins><bdi>{clean(fixed.text)}</bdi></ins>"
+        facts.append(("corrected", f"{text} <small>{fixed.before:.3f} → {fixed.after:.3f}</small>"))
+    elif finding.correction_note:
+        facts.append(("corrected", f"<small>{clean(finding.correction_note)}</small>"))
+    if finding.better_caption is not None:
+        facts.append(("fits better", _other(finding.better_caption, "score")))
+    if finding.near_duplicate is not None:
+        facts.append(("nearly the same", _other(finding.near_duplicate, "likeness")))
+    if finding.better_image is not None and finding.kind == "mismatch":
+        other = finding.better_image
+        shown = pictures.show(finding.split, other.image, SMALL)
+        note = f"<small>{clean(other.image)}, score {other.score:.3f}</small>"
+        facts.append(("better image", f'<div class="small">{shown}</div>{note}'))
+    return "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts)
+
+
+def _word(word: WrongWord) -> str:
+    instead = f" → <ins>{clean(', '.join(word.suggestions))}</ins>" if word.suggestions else ""
+    effect = f"{signed(word.effect)}, usually {signed(word.usual)}"
+    return f"{clean(word.word)} <small>({effect})</small>{instead}"
+
+
+def _other(caption: OtherCaption, what: str) -> str:
+    return (
+        f"<bdi>{clean(caption.text)}</bdi> "
+        f"<small>{clean(caption.image)}, {what} {caption.score:.3f}</small>"
+    )

@@ -1,0 +1,54 @@
+"""Writing an audit: a page for people, and files for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from counterfoil.audit.audit import Audit
+from counterfoil.audit.page import render
+from counterfoil.audit.tables import to_csv, to_jsonl, to_summary
+from counterfoil.data.problems import Problem, Severity
+from counterfoil.files import write_atomically
+
+PAGE, LINES, TABLE, SUMMARY = "index.html", "findings.jsonl", "findings.csv", "summary.json"
+
+
+def write_report(
+    folder: Path,
+    title: str,
+    audits: Sequence[Audit],
+    about: Mapping[str, Any],
+    *,
+    details: int = 500,
+    notes: Sequence[str] = (),
+    problems: Sequence[Problem] = (),
+) -> Path:
+    """Write the page, the findings and the summary of one audit a split; the page's path.
+
+    ``about`` goes into the summary as it is: which model, which data. The page shows the first
+    ``details`` findings, the other files have all. ``problems`` are those of the data set; what it
+    left out is counted.
+    """
+    summaries = [audit.summary for audit in audits]
+    findings = [finding for audit in audits for finding in audit.findings]
+    findings.sort(key=lambda finding: (finding.kind != "mismatch", -finding.suspicion))
+    splits = {audit.split.name: audit.split for audit in audits}
+    lost = _left_out(problems, list(splits))
+    page = render(title, summaries, findings, splits, details, notes, lost)
+    write_atomically(folder / LINES, to_jsonl(findings))
+    write_atomically(folder / TABLE, to_csv(findings))
+    write_atomically(folder / SUMMARY, to_summary(summaries, {**about, "notes": list(notes)}, lost))
+    write_atomically(folder / PAGE, page)
+    return folder / PAGE
+
+
+def _left_out(problems: Sequence[Problem], splits: Sequence[str]) -> list[Problem]:
+    """What was left out of these splits, or of a split that is not named."""
+    return [
+        problem
+        for problem in problems
+        if problem.severity is Severity.SKIP
+        and (problem.kind != "unreadable-image" or problem.where.split("/")[0] in splits)
+    ]

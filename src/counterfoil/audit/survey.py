@@ -1,0 +1,168 @@
+"""Every caption against its own image and all others, and every image against all captions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from counterfoil.audit.blocks import ImageBlock, ImageBlocks, caption_blocks
+from counterfoil.data.pairs import Split
+from counterfoil.encoders import Encoded
+from counterfoil.errors import DataError
+from counterfoil.evaluation.scoring import encode_texts
+from counterfoil.models.model import Model
+from counterfoil.progress import Progress, Silent
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+KEPT = 5
+"""Captions of others that are kept for an image, best first."""
+
+TOGETHER = 128
+"""Captions that are scored with their own images at once."""
+
+NOBODY = -1
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the scores of a split say of its captions.
+
+    Arrays over captions: the score with the own image (NaN where that could not be read), the rank
+    of that image among ``compared`` (1 is best; ties count against it), and the best other image
+    (−1 where there is none) with its score. Arrays [images, kept]: the captions of other images
+    that fit an image best, best first, with their scores; −1 where there are no more.
+    """
+
+    own: Floats
+    rank: Ints
+    other: Ints
+    other_score: Floats
+    pool: Ints
+    pool_score: Floats
+    compared: int
+    skipped: list[str]
+
+    @property
+    def captions(self) -> Ints:
+        """The captions that could be judged."""
+        return np.flatnonzero(~np.isnan(self.own)).astype(np.int64)
+
+
+@torch.inference_mode()
+def survey_split(
+    model: Model, split: Split, progress: Progress | None = None, block_size: int | None = None
+) -> Survey:
+    """Score a split block by block: no more than a block of scores is ever held.
+
+    The images are gone through twice, since a rank can only be counted once the own score is known.
+    """
+    progress = progress or Silent()
+    was_training = model.training
+    model.eval()
+    try:
+        blocks = ImageBlocks(model, split, block_size)
+        found = _Running(split)
+        for block in progress.track(blocks, f"own scores ({split.name})", len(blocks)):
+            found.add_own(model, block)
+        captions = found.judged()
+        for block in progress.track(blocks, f"scoring ({split.name})", len(blocks)):
+            for encoded, texts in caption_blocks(model, split.texts, captions, len(block.images)):
+                scores = model.matcher(block.encoded, encoded).float().cpu()
+                found.add_block(scores, block.images, texts)
+    finally:
+        model.train(was_training)
+    return found.survey([blocks.skipped[image] for image in sorted(blocks.skipped)])
+
+
+class _Running:
+    """What has been seen so far."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+        images, captions = len(split), len(split.texts)
+        self.owner = torch.from_numpy(split.image_of)
+        counts = np.array([len(texts) for texts in split.captions], dtype=np.int64)
+        self.ends = np.cumsum(counts)
+        self.starts = self.ends - counts
+        self.compared = 0
+        self.has_own = torch.zeros(captions, dtype=torch.bool)
+        self.own = torch.full((captions,), torch.nan)
+        self.above = torch.zeros(captions, dtype=torch.long)
+        self.other = torch.full((captions,), NOBODY)
+        self.other_score = torch.full((captions,), -torch.inf)
+        self.pool = torch.full((images, KEPT), NOBODY)
+        self.pool_score = torch.full((images, KEPT), -torch.inf)
+
+    def add_own(self, model: Model, block: ImageBlock) -> None:
+        self.compared += len(block.images)
+        pairs = [
+            (row, text)
+            for row, image in enumerate(block.images)
+            for text in range(int(self.starts[image]), int(self.ends[image]))
+        ]
+        for start in range(0, len(pairs), TOGETHER):
+            some = pairs[start : start + TOGETHER]
+            first, last = some[0][0], some[-1][0]  # rows stand in order
+            texts = [text for _, text in some]
+            encoded = encode_texts(model, [self.split.texts[text] for text in texts])
+            rows = [row - first for row, _ in some]
+            scores = _matched(model, block.encoded[first : last + 1], encoded, rows)
+            self.own[texts] = scores.float().cpu()
+            self.has_own[texts] = True
+
+    def judged(self) -> list[int]:
+        """The captions whose image could be read."""
+        if not self.has_own.any():
+            raise DataError(f"split '{self.split.name}' has no readable image with a caption")
+        if not self.own[self.has_own].isfinite().all():
+            raise DataError("the model gives scores that are not finite numbers: train it again")
+        return self.has_own.nonzero()[:, 0].tolist()
+
+    def add_block(self, scores: Tensor, images: list[int], texts: list[int]) -> None:
+        """Scores [images, texts] of indices into the split."""
+        rows, columns = torch.tensor(images), torch.tensor(texts)
+        others = scores.masked_fill(rows[:, None] == self.owner[columns][None], -torch.inf)
+        self.above[columns] += (others >= self.own[columns]).sum(0)
+        best, where = others.max(0)
+        better = best > self.other_score[columns]
+        self.other_score[columns[better]] = best[better]
+        self.other[columns[better]] = rows[where[better]]
+        self._keep_pool(others, rows, columns)
+
+    def _keep_pool(self, others: Tensor, rows: Tensor, columns: Tensor) -> None:
+        found = others.topk(min(KEPT, len(columns)), dim=1)
+        scores = torch.cat([self.pool_score[rows], found.values], 1)
+        names = torch.cat([self.pool[rows], columns[found.indices]], 1)
+        best = scores.topk(KEPT, dim=1)
+        self.pool_score[rows] = best.values
+        self.pool[rows] = names.gather(1, best.indices)
+
+    def survey(self, skipped: list[str]) -> Survey:
+        # an own caption, left out of the pool, still has a place in it where others are too few
+        self.pool[self.pool_score == -torch.inf] = NOBODY
+        return Survey(
+            own=self.own.numpy(),
+            rank=(1 + self.above).numpy(),
+            other=self.other.numpy(),
+            other_score=self.other_score.numpy(),
+            pool=self.pool.numpy(),
+            pool_score=self.pool_score.numpy(),
+            compared=self.compared,
+            skipped=skipped,
+        )
+
+
+def _matched(model: Model, images: Encoded, texts: Encoded, rows: list[int]) -> Tensor:
+    """Scores of text ``k`` with image ``rows[k]``."""
+    chosen = torch.tensor(rows, device=model.device)
+    scores = model.matcher.paired(images[chosen], texts)
+    if scores is None:
+        every = model.matcher(images, texts)
+        scores = every[chosen, torch.arange(len(rows), device=model.device)]
+    return scores

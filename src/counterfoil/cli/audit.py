@@ -1,0 +1,200 @@
+"""`counterfoil audit`: which captions do not match their image, which words are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from counterfoil.cli.output import (
+    CACHE_OPTION,
+    JSON_OPTION,
+    console,
+    parse_options,
+    print_json,
+    print_table,
+    progress,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from counterfoil.audit import Audit, Corrector
+    from counterfoil.data.pairs import Pairs, Split
+    from counterfoil.models.model import Model
+
+TOO_MANY = 3
+"""Exit code where more captions are suspicious than was allowed."""
+
+
+def audit(
+    run: Annotated[Path, typer.Argument(help="Run or model folder.")],
+    pairs: Annotated[
+        Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        typer.Argument(help="Data set: a path or a name; by default the one of the run."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the report.")] = Path("audit"),
+    format: Annotated[Optional[str], typer.Option(help="Its format, if not detected.")] = None,  # noqa: UP045
+    option: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--option", help="Option of the data source: key=value."),
+    ] = None,
+    split: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--split", help="A split; repeat it for several. Default: all, each apart."),
+    ] = None,
+    corrector: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Run trained with tags-dc, to suggest corrections; default: RUN."),
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Suspicion from which a caption is listed.")
+    ] = 0.5,
+    examine: Annotated[
+        int, typer.Option(min=2, help="Captions whose words are looked at, at most, in a split.")
+    ] = 5000,
+    details: Annotated[
+        int, typer.Option(min=0, help="Findings on the page, and findings corrected, at most.")
+    ] = 500,
+    fail_above: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(min=0.0, max=1.0, help="Exit with 3 if a larger share is suspicious."),
+    ] = None,
+    max_suspicious: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=0, help="Exit with 3 if more captions are suspicious."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    cache: Path = CACHE_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Find the captions that do not match their image, and say why.
+
+    [bold]Examples[/]
+
+      counterfoil audit runs/naaf-scenes --split test --out report
+      counterfoil audit runs/naaf my_photos/ --out report --corrector runs/tags-dc-scenes
+      counterfoil audit runs/naaf captions.jsonl --fail-above 0.02
+
+    Writes index.html (for people), findings.jsonl, findings.csv and summary.json (for programs).
+    """
+    from counterfoil.audit import NO_CORRECTOR, audit_split, can_correct, total, write_report
+    from counterfoil.training.load import evaluation_split, load_model, run_config
+
+    bars = progress(quiet=as_json)
+    options = parse_options(option or [])
+
+    data = evaluation_split(run, pairs, format, options, cache, bars)
+    model = load_model(run, device)
+
+    def read(folder: Path) -> Pairs:
+        """The same images as another run sees them."""
+        own = run_config(run) if pairs is None else None
+        if own is None:
+            return evaluation_split(folder, pairs, format, options, cache, bars)
+        source = own.data
+        return evaluation_split(folder, source.source, source.format, source.options, cache, bars)
+
+    wanted = [data[name] for name in split] if split else [one for one in data if len(one)]
+    correct = _correctors(run, corrector, model, data, read, device)
+    audits = [
+        audit_split(
+            model,
+            one,
+            threshold=threshold,
+            examined=examine,
+            corrector=correct(one),
+            details=details,
+            progress=bars,
+        )
+        for one in wanted
+    ]
+    able = corrector is not None or can_correct(model)
+    about: dict[str, Any] = {"run": str(run), "model": model.spec.name, "data": data.name}
+    suspicious, captions = total([one.summary for one in audits])
+    failed = _too_many(suspicious, captions, fail_above, max_suspicious)
+    about["passed"] = not failed
+    title = f"{data.name}, read by {run.resolve().name}"
+    notes = [] if able else [NO_CORRECTOR]
+    page = write_report(
+        out, title, audits, about, details=details, notes=notes, problems=data.problems
+    )
+    _show(page, audits, notes, failed, as_json)
+    if failed:
+        raise typer.Exit(TOO_MANY)
+
+
+def _correctors(
+    run: Path,
+    named: Path | None,
+    model: Model,
+    data: Pairs,
+    read: Callable[[Path], Pairs],
+    device: str,
+) -> Callable[[Split], Corrector | None]:
+    """What corrects the captions of a split; nothing where no model was taught to."""
+    from counterfoil.audit import Corrector, can_correct
+    from counterfoil.training.load import load_model
+
+    if named is None and not can_correct(model):
+        return lambda split: None
+    if named is None or named.resolve() == run.resolve():
+        return lambda split: Corrector(model, split)
+    other = load_model(named, device)
+    Corrector(other, next(iter(data)))  # refuse it now, not after an hour of scoring
+    seen = read(named)
+    _refuse_other_features(named, other, seen)
+    return lambda split: Corrector(other, seen[split.name])
+
+
+def _refuse_other_features(named: Path, model: Model, data: Pairs) -> None:
+    from counterfoil.errors import ConfigError
+
+    widths = {split.fragments.dim for split in data if split.fragments is not None}
+    if widths != {model.input_dim}:
+        found = ", ".join(map(str, sorted(widths)))
+        raise ConfigError(
+            f"--corrector {named}: it reads fragments of {model.input_dim} numbers, these data "
+            f"have {found}; take a corrector that was trained on the same kind of features"
+        )
+
+
+def _too_many(
+    suspicious: int, captions: int, fail_above: float | None, max_suspicious: int | None
+) -> str:
+    """Which limit was passed, in words; empty where none was."""
+    share = suspicious / max(1, captions)
+    if fail_above is not None and share > fail_above:
+        return (
+            f"{100 * share:.2f} % of the captions are suspicious, allowed: {100 * fail_above:g} %"
+        )
+    if max_suspicious is not None and suspicious > max_suspicious:
+        return f"{suspicious} captions are suspicious, allowed: {max_suspicious}"
+    return ""
+
+
+def _show(page: Path, audits: list[Audit], notes: list[str], failed: str, as_json: bool) -> None:
+    if as_json:
+        print_json(_summary(page))
+        return
+    columns = [one.summary.rows() for one in audits]
+    names = [name for name, _ in columns[0]]
+    rows = [["", *(one.summary.split for one in audits)]]
+    rows += [[name, *(column[k][1] for column in columns)] for k, name in enumerate(names)]
+    print_table(rows, title="Audit")
+    out = console()
+    for kind, count in _summary(page)["problems"].items():
+        out.print(f"left out of the data, {kind}: {count}", highlight=False, markup=False)
+    for note in [*notes, *(note for one in audits for note in one.summary.notes)]:
+        out.print(note, highlight=False, markup=False)
+    out.print(f"report: {page}", highlight=False, markup=False)
+    if failed:
+        console(stderr=True).print(failed, highlight=False, markup=False, style="bold red")
+
+
+def _summary(page: Path) -> dict[str, Any]:
+    import json
+
+    told: dict[str, Any] = json.loads((page.parent / "summary.json").read_text(encoding="utf-8"))
+    return told

@@ -1,0 +1,172 @@
+"""An audit of data whose errors are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import counterfoil as cf
+from counterfoil.audit import audit_split
+from counterfoil.audit.corruption import corrupt
+from counterfoil.audit.measures import measure_audit
+from counterfoil.audit.suspicion import SIGNS
+from counterfoil.data.load import load_pairs
+from counterfoil.errors import ConfigError
+from counterfoil.evaluation.word_metrics import roc_auc
+from counterfoil.models.word_spans import caption_words
+from tests.audit.conftest import with_unreadable
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    return load_pairs("scenes", options={"images": [4, 4, 16]}, cache_dir=cache)["test"]
+
+
+@pytest.fixture(scope="module")
+def truth(concepts):
+    return corrupt(concepts.test, 0.2, 0.0, seed=1)
+
+
+@pytest.fixture(scope="module")
+def audit(learned, truth):
+    return audit_split(learned, truth.split)
+
+
+def test_captions_of_other_images_are_found(audit, truth, learned, concepts) -> None:
+    assert roc_auc(audit.suspicion, truth.labels) > 0.9
+    clean = audit_split(learned, concepts.test)
+    found = measure_audit(audit, truth, SIGNS, clean)
+    assert found.clean_listed == 100 * clean.summary.share < 100 * audit.summary.share
+    assert found.captions.recall > 50
+    assert found.captions.precision > 2 * found.captions.chance
+    assert found.swapped is not None
+    assert found.exchanged is None
+    assert found.words is None
+    assert found.rows()[1][0] == "wrong captions"
+
+
+def test_findings_come_in_order_with_their_facts(audit) -> None:
+    wrong = [finding for finding in audit.findings if finding.kind == "mismatch"]
+    assert wrong == audit.findings[: len(wrong)]
+    assert [f.suspicion for f in wrong] == sorted((f.suspicion for f in wrong), reverse=True)
+    assert all(finding.suspicion >= 0.5 for finding in wrong)
+    assert all(finding.reasons for finding in audit.findings)
+    split = audit.split
+    for finding in audit.findings:
+        image = list(split.ids).index(finding.image)
+        assert split.captions[image][finding.caption] == finding.text
+        assert finding.compared == len(split)
+        assert (finding.rank > 1) == (finding.better_image is not None)
+        assert finding.margin is not None
+        for word in finding.wrong_words:
+            assert finding.text[slice(*word.span)] == word.word
+            assert word.effect < word.usual
+        if finding.better_caption is not None:
+            assert finding.better_caption.image != finding.image
+            assert finding.better_caption.score > finding.score
+
+
+def test_the_summary_counts_what_is_listed(audit) -> None:
+    summary = audit.summary
+    assert summary.captions == len(audit.split.texts)
+    assert summary.suspicious == sum(f.kind == "mismatch" for f in audit.findings)
+    assert summary.suspicious + summary.false_negatives == len(audit.findings)
+    assert summary.share == summary.suspicious / summary.captions
+    assert summary.words_examined == summary.captions
+    assert max(summary.signs.values()) <= summary.suspicious
+
+
+def test_the_same_said_of_another_image_is_a_likely_false_negative(learned, concepts) -> None:
+    split = concepts.test.select(range(20))
+    captions = [list(texts) for texts in split.captions]
+    captions[7][0] = f"There is {captions[3][0]}!"
+    audit = audit_split(learned, replace(split, captions=captions))
+    by_text = {(f.image, f.text): f for f in audit.findings}
+    found = by_text[split.ids[3], captions[3][0]]
+    assert "near-duplicate" in found.signs
+    assert found.near_duplicate is not None
+    assert found.near_duplicate_images >= 1
+
+
+def test_a_better_image_that_says_the_same_is_no_sign(learned, concepts) -> None:
+    split = concepts.test.select(range(20))
+    captions = [list(texts) for texts in split.captions]
+    captions[7][0] = captions[3][0]
+    audit = audit_split(learned, replace(split, captions=captions))
+    number = 2 * 7
+    assert audit.survey.other[number] == 3
+    assert audit.signs[number, 1] == 0.0
+
+
+def test_words_of_the_most_suspicious_captions_are_examined_first(learned, truth) -> None:
+    audit = audit_split(learned, truth.split, examined=20)
+    assert audit.summary.words_examined == len(audit.word_doubts) == 20
+    scores_only = 1 - np.prod(1 - audit.signs[:, :2], axis=1)
+    assert set(np.argsort(-scores_only, kind="stable")[:8].tolist()) <= set(audit.word_doubts)
+    assert "20 of 64" in " ".join(audit.summary.notes)
+    examined = {f.text: f.words_examined for f in audit.findings}
+    assert examined[truth.split.texts[int(np.argmax(scores_only))]]
+
+
+def test_unreadable_images_are_counted_and_their_captions_not_judged(
+    learned, concepts, tmp_path
+) -> None:
+    split = with_unreadable(concepts.test, [4, 5], tmp_path)
+    audit = audit_split(learned, split)
+    assert audit.summary.skipped_images == 2
+    assert audit.summary.skipped_captions == 4
+    assert np.isnan(audit.suspicion).sum() == 4
+    assert all(f.image not in (split.ids[4], split.ids[5]) for f in audit.findings)
+
+
+def test_captions_of_any_kind_are_judged(learned, concepts) -> None:
+    odd = ["", "!!!", "a dog \ud800", "x" * 3000, "犬 と 猫", "=1+1", "a\x00b"]
+    split = concepts.test.select(range(len(odd)))
+    audit = audit_split(learned, replace(split, captions=[[text] for text in odd]), threshold=1e-6)
+    assert audit.summary.captions == len(odd)
+    assert "too few" in audit.summary.notes[0]
+    assert [f.to_json() for f in audit.findings]
+
+
+def test_one_image_alone_can_be_audited(learned, concepts) -> None:
+    audit = audit_split(learned, concepts.test.select([0]), threshold=1e-9)
+    assert all(finding.margin is None for finding in audit.findings)
+    assert "no other image" in " ".join(audit.summary.notes)
+
+
+def test_a_matcher_without_parts_is_asked_word_by_word(concepts) -> None:
+    model = cf.create("rvse-mlp", concepts, embed_size=16, text={"word_dim": 8})
+    audit = audit_split(model, concepts.test.select(range(5)))
+    assert audit.summary.word_method == "leave-one-out"
+    assert len(audit.word_doubts[0]) == len(caption_words(audit.split.texts[0]))
+
+
+def test_a_threshold_that_lists_everything_is_refused(learned, concepts) -> None:
+    with pytest.raises(ConfigError, match="threshold"):
+        audit_split(learned, concepts.test, threshold=0.0)
+
+
+def test_corruption_tells_the_truth_about_itself(scenes) -> None:
+    bad = corrupt(scenes, 0.2, 0.3, seed=4)
+    texts = len(scenes.texts)
+    assert bad.swapped.sum() == round(0.2 * texts)
+    assert len(bad.wrong) == round(0.3 * texts)
+    assert bad.labels.sum() == bad.swapped.sum() + len(bad.wrong)
+    assert [len(c) for c in bad.split.captions] == [len(c) for c in scenes.captions]
+    for number, (before, after) in enumerate(zip(scenes.texts, bad.split.texts, strict=True)):
+        if not bad.labels[number]:
+            assert before == after
+        if number in bad.wrong:
+            old, new = (
+                [w.text.lower() for w in caption_words(text) if not w.is_punctuation]
+                for text in (before, after)
+            )
+            kinds = bad.wrong[number]
+            assert [a != b for a, b in zip(old, new, strict=True)] == [bool(k) for k in kinds]
+    assert corrupt(scenes, 0.2, 0.3, seed=4).split.texts == bad.split.texts
+    assert corrupt(scenes, 0.2, 0.3, seed=5).split.texts != bad.split.texts
+    with pytest.raises(ConfigError, match="at most 1"):
+        corrupt(scenes, 0.7, 0.7)

@@ -1,0 +1,139 @@
+"""The survey of a split, block by block, against the whole matrix of scores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import counterfoil as cf
+from counterfoil.audit import blocks, survey
+from counterfoil.audit.survey import KEPT, survey_split
+from counterfoil.errors import DataError
+from counterfoil.evaluation.scoring import score_split
+from tests.audit.conftest import with_unreadable
+
+SMALL = {"embed_size": 16, "text": {"word_dim": 8}}
+
+
+def expected(model, split):
+    """Own scores, ranks, best others and pools from the matrix, by loops."""
+    found = score_split(model, split)
+    scores, owner = found.scores.numpy(), found.image_of
+    own = scores[owner, np.arange(len(owner))]
+    ranks, others = [], []
+    for text, image in enumerate(owner):
+        rest = np.delete(scores[:, text], image)
+        ranks.append(1 + int((rest > own[text] + 1e-6).sum()))
+        others.append(rest.max())
+    pools = [np.sort(row[owner != image])[::-1][:KEPT] for image, row in enumerate(scores)]
+    return found, own, ranks, others, pools
+
+
+@pytest.mark.parametrize("name", ["rvse-mlp", "naaf", "scan-i2t"])
+@pytest.mark.parametrize("block", [None, 7, 1])
+def test_blocks_find_what_the_whole_matrix_says(concepts, monkeypatch, name, block) -> None:
+    monkeypatch.setattr(blocks, "SCORES", 7 * 11)  # captions in small blocks, too
+    split = concepts.test.select(range(16))
+    model = cf.create(name, concepts, **SMALL)
+    found = survey_split(model, split, block_size=block)
+    _, own, ranks, others, pools = expected(model, split)
+    np.testing.assert_allclose(found.own, own, atol=1e-5)
+    assert found.rank.tolist() == ranks
+    np.testing.assert_allclose(found.other_score, others, atol=1e-5)
+    np.testing.assert_allclose(found.pool_score, pools, atol=1e-5)
+    for text, (image, best) in enumerate(zip(found.other, found.other_score, strict=True)):
+        assert image != split.image_of[text]
+        fragments = split.fragments.read(int(image))
+        assert float(model.score([fragments], [split.texts[text]])[0, 0]) == pytest.approx(
+            best, abs=1e-5
+        )
+    for image, captions in enumerate(found.pool):
+        assert all(split.image_of[caption] != image for caption in captions)
+    assert (found.compared, found.skipped) == (16, [])
+
+
+def test_no_more_than_a_block_of_scores_is_held(concepts, monkeypatch) -> None:
+    monkeypatch.setattr(blocks, "SCORES", 60)
+    monkeypatch.setattr(survey, "TOGETHER", 4)
+    held: list[int] = []
+    model = cf.create("rvse-mlp", concepts, **SMALL)
+    model.matcher.register_forward_hook(lambda *call: held.append(call[2].numel()))
+    split = concepts.test.select(range(20))
+    many = replace(split, captions=[[*texts, *texts[:1] * 9] for texts in split.captions])
+    survey_split(model, many, block_size=10)
+    assert max(held) <= 60
+    assert sum(held) < 20 * 220 + 4 * 220 + 1  # every pair once, besides the own ones
+
+
+def test_a_cross_encoder_is_asked_for_its_own_pairs_alone(concepts) -> None:
+    split = concepts.test.select(range(4))
+    model = cf.create("uniter-small", concepts, embed_size=16, matcher={"layers": 1, "heads": 2})
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    found = survey_split(model, split)
+    _, own, ranks, _, _ = expected(model, split)
+    np.testing.assert_allclose(found.own, own, atol=1e-5)
+    assert found.rank.tolist() == ranks
+
+
+@pytest.mark.parametrize("block", [None, 5])
+def test_unreadable_images_are_left_out_and_named(concepts, tmp_path, block) -> None:
+    split = with_unreadable(concepts.test.select(range(12)), [0, 1, 2, 3, 4, 9], tmp_path)
+    model = cf.create("rvse-mlp", concepts, **SMALL)
+    found = survey_split(model, split, block_size=block)
+    assert found.compared == 6
+    assert len(found.skipped) == 6
+    assert found.skipped[5].startswith("image test-9: ")
+    assert set(split.image_of[found.captions].tolist()) == {5, 6, 7, 8, 10, 11}
+    assert np.isnan(found.own[split.image_of == 9]).all()
+    assert not set(found.other[found.captions].tolist()) & {0, 1, 2, 3, 4, 9}
+
+
+def test_ties_count_against_the_own_image(concepts) -> None:
+    model = cf.create("rvse-mlp", concepts, **SMALL)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    found = survey_split(model, concepts.test.select(range(6)))
+    assert set(found.rank.tolist()) == {6}
+
+
+def test_a_single_image_has_no_rival(concepts) -> None:
+    model = cf.create("rvse-mlp", concepts, **SMALL)
+    found = survey_split(model, concepts.test.select([3]))
+    assert found.rank.tolist() == [1, 1]
+    assert found.other.tolist() == [-1, -1]
+    assert (found.pool == -1).all()
+
+
+def test_images_without_captions_are_rivals_but_not_judged(concepts) -> None:
+    split = concepts.test.select(range(4))
+    bare = replace(split, captions=[split.captions[0], [], split.captions[2], []])
+    found = survey_split(cf.create("rvse-mlp", concepts, **SMALL), bare)
+    assert found.compared == 4
+    assert len(found.captions) == 4
+
+
+def test_a_split_with_nothing_to_judge_is_refused(concepts, tmp_path) -> None:
+    model = cf.create("rvse-mlp", concepts, **SMALL)
+    split = with_unreadable(concepts.test.select(range(2)), [0, 1], tmp_path)
+    with pytest.raises(DataError, match="no readable image"):
+        survey_split(model, split)
+
+
+def test_a_broken_model_is_refused(concepts) -> None:
+    model = cf.create("rvse-mlp", concepts, **SMALL)
+    with torch.no_grad():
+        next(model.text_encoder.parameters()).fill_(float("nan"))
+    with pytest.raises(DataError, match="finite"):
+        survey_split(model, concepts.test.select(range(3)))
+
+
+def test_the_mode_of_the_model_is_kept(concepts) -> None:
+    model = cf.create("rvse-mlp", concepts, **SMALL).train()
+    survey_split(model, concepts.test.select(range(3)))
+    assert model.training

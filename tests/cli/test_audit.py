@@ -1,0 +1,213 @@
+"""`counterfoil audit` and `counterfoil judge`, from a run to their files and exit codes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import pytest
+import torch
+
+from counterfoil.config import build_config
+from counterfoil.data.convert import convert
+from counterfoil.data.images import open_image
+from counterfoil.errors import ConfigError, DataError
+from counterfoil.models import create_model, save_pretrained
+from counterfoil.models.correct import correct
+from counterfoil.progress import Silent
+from counterfoil.training.load import load_model
+from counterfoil.training.run import read_data
+from tests.cli.test_cli import invoke
+
+SCENES = {"source": "scenes", "options": {"images": [20, 4, 12]}, "min_count": 1}
+NAAF = {"name": "naaf", "embed_size": 16, "text": {"word_dim": 8}}
+CORRECTOR = {
+    "name": "uniter-small",
+    "embed_size": 16,
+    "matcher": {"layers": 1, "heads": 2, "extras": ["discrimination", "correction"]},
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def pairs(cache):
+    return read_data(build_config({"data": SCENES}), cache, Silent())
+
+
+def run_folder(pairs, folder, section, data=SCENES):
+    """An untrained run, complete on disk."""
+    config = build_config({"data": data, "model": section})
+    torch.manual_seed(0)
+    model = create_model(config.model, pairs.train, config.data)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    model.fragments_from = config.data.features.extractor
+    model.fragments_options = config.data.features.options
+    save_pretrained(model, folder / "best")
+    (folder / "config.yaml").write_text(config.to_yaml())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(pairs, tmp_path_factory):
+    return run_folder(pairs, tmp_path_factory.mktemp("naaf"), NAAF)
+
+
+@pytest.fixture(scope="module")
+def corrector(pairs, tmp_path_factory):
+    return run_folder(pairs, tmp_path_factory.mktemp("tags-dc"), CORRECTOR)
+
+
+def lines_of(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "findings.jsonl").read_text().splitlines()]
+
+
+def test_a_run_is_audited_on_its_own_data(run, cache, tmp_path) -> None:
+    out = tmp_path / "report"
+    asked = ["audit", run, "--split", "test", "--out", out, "--threshold", 0.05, "--cache", cache]
+    printed = invoke(*asked)
+    assert f"report: {out / 'index.html'}" in printed.replace("\n", "")
+    assert "no corrections: this model was not taught to correct" in " ".join(printed.split())
+    told = json.loads((out / "summary.json").read_text())
+    assert (told["captions"], told["model"], told["passed"]) == (60, "naaf", True)
+    assert told["splits"][0]["images"] == 12
+    found = lines_of(out)
+    assert sum(line["kind"] == "mismatch" for line in found) == told["suspicious"] > 0
+    assert all(line["correction"] is None for line in found)
+    rows = list(csv.DictReader(io.StringIO((out / "findings.csv").read_text())))
+    assert [row["image"] for row in rows] == [line["image"] for line in found]
+    page = (out / "index.html").read_text()
+    assert page.count("<article") == len(found)
+    assert "data:image/jpeg;base64," in page
+    assert "no corrections" in page
+
+
+def test_every_split_is_audited_unless_some_are_named(run, cache, tmp_path) -> None:
+    told = json.loads(
+        invoke("audit", run, "--out", tmp_path, "--examine", 10, "--cache", cache, "--json")
+    )
+    assert [split["split"] for split in told["splits"]] == ["train", "dev", "test"]
+    assert told["captions"] == 180
+
+
+def test_too_many_suspicious_captions_are_an_exit_code(run, cache, tmp_path) -> None:
+    asked = ["audit", run, "--split", "dev", "--out", tmp_path, "--cache", cache, "--json"]
+    asked += ["--threshold", 0.05, "--examine", 10]
+    found = json.loads(invoke(*asked, "--fail-above", 0.0, code=3))
+    assert found["suspicious"] > 1
+    assert found["passed"] is False
+    assert (tmp_path / "index.html").is_file()
+    invoke(*asked, "--max-suspicious", found["suspicious"] - 1, code=3)
+    invoke(*asked, "--max-suspicious", found["suspicious"], "--fail-above", found["share"])
+
+
+def test_another_run_corrects_what_this_one_finds(run, corrector, cache, tmp_path) -> None:
+    asked = ["audit", run, "--split", "dev", "--out", tmp_path, "--cache", cache]
+    asked += ["--threshold", 0.01, "--details", 3, "--corrector", corrector]
+    assert "no corrections" not in invoke(*asked)
+    wrong = [line for line in lines_of(tmp_path) if line["kind"] == "mismatch"]
+    assert len(wrong) > 3
+    for line in wrong[:3]:
+        assert (line["correction"] is None) == bool(line["correction_note"])
+        for word in line["wrong_words"]:
+            assert word["suggestions"]
+            assert word["word"] not in word["suggestions"]
+    assert any(line["correction"] for line in wrong[:3])
+    assert all("--details" in line["correction_note"] for line in wrong[3:])
+
+
+def test_a_corrector_sees_the_audited_images_with_its_own_eyes(run, cache, tmp_path) -> None:
+    """Not those of the data it was trained on, nor the features of the audited run."""
+    eyes = {"extractor": "segments", "options": {"max_fragments": 3}}
+    small = {**SCENES, "options": {"images": [20, 4, 3]}, "features": eyes}
+    its_own = read_data(build_config({"data": small}), cache, Silent())
+    other = run_folder(its_own, tmp_path / "other", CORRECTOR, small)
+    asked = ["audit", run, "--split", "test", "--out", tmp_path / "out", "--cache", cache]
+    invoke(*asked, "--threshold", 0.05, "--corrector", other, "--details", 4)
+    wrong = [line for line in lines_of(tmp_path / "out") if line["kind"] == "mismatch"]
+    split = read_data(build_config({"data": {**SCENES, "features": eyes}}), cache, Silent()).test
+    model = load_model(other, "cpu")
+    assert any(line["correction"] for line in wrong[:4])
+    for line in wrong[:4]:
+        image = split.fragments.read(list(split.ids).index(line["image"]))
+        expected = correct(model, image, line["text"])
+        told = line["correction"]
+        assert (told["text"] if told else line["text"]) == expected.corrected
+
+
+def test_a_corrector_of_other_features_is_refused(run, concepts, cache, tmp_path) -> None:
+    other = run_folder(concepts, tmp_path / "other", CORRECTOR)
+    asked = ["audit", run, "--out", tmp_path / "out", "--cache", cache, "--corrector", other]
+    with pytest.raises(ConfigError, match=r"of 16 numbers.*same kind of features"):
+        invoke(*asked)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_can_correct_does(corrector, cache, tmp_path) -> None:
+    asked = ["audit", corrector, "--split", "dev", "--out", tmp_path, "--cache", cache]
+    assert "no corrections" not in invoke(*asked, "--threshold", 0.01)
+    wrong = [line for line in lines_of(tmp_path) if line["kind"] == "mismatch"]
+    assert all(line["correction"] or line["correction_note"] for line in wrong)
+
+
+def test_a_corrector_that_cannot_is_refused_at_once(run, cache, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="not taught to correct"):
+        invoke("audit", run, "--out", tmp_path, "--corrector", run, "--cache", cache)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def photos(pairs, tmp_path):
+    """Photos with a table of captions; one of them is broken, one caption is hostile."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    rows = []
+    for number in range(5):
+        open_image(pairs.test.pixels[number]).save(folder / f"{number}.png")
+        rows.append({"image": f"{number}.png", "captions": list(pairs.test.captions[number])})
+    rows[0]["captions"][0] = "<img src=x onerror=alert(1)> a dog"
+    (folder / "3.png").write_bytes(b"not an image")
+    (folder / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_photos_are_audited_and_unreadable_ones_counted(run, photos, tmp_path) -> None:
+    out = tmp_path / "out"
+    asked = ["audit", run, photos, "--out", out, "--cache", tmp_path / "cache", "--json"]
+    told = json.loads(invoke(*asked, "--threshold", 0.001))
+    assert told["captions"] == 20
+    assert told["skipped_images"] == 1
+    assert told["problems"] == {"unreadable-image": 1}
+    page = (out / "index.html").read_text()
+    assert "<img src=x" not in page
+    assert "&lt;img src=x" in page
+    assert re.search("Left out: .*/3: ", page)
+
+
+@pytest.mark.parametrize("form", ["scan", "shards"])
+def test_other_forms_of_data_are_audited(run, pairs, tmp_path, form) -> None:
+    convert(pairs, tmp_path / "data", form)
+    asked = ["audit", run, tmp_path / "data", "--split", "test", "--out", tmp_path / "out"]
+    told = json.loads(invoke(*asked, "--cache", tmp_path / "cache", "--json"))
+    assert told["captions"] == 60
+
+
+def test_human_judgements_are_correlated_with_scores(run, pairs, cache, tmp_path) -> None:
+    ids = pairs.test.ids
+    rows = [(ids[i], f"{ids[(i * 5 + 2) % 12]}#1", 1 + i % 4, 1, 4) for i in range(12)]
+    path = tmp_path / "ExpertAnnotations.txt"
+    path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+    told = json.loads(invoke("judge", run, path, "--cache", cache, "--json"))
+    assert (told["kind"], told["ratings"]) == ("expert", 36 - 3 * told["own_left_out"])
+    printed = invoke("judge", run, path, "--cache", cache)
+    assert f"{told['tau']:.1f}" in printed
+    assert "CLIPScore" in printed
+    with pytest.raises(DataError, match="columns"):
+        invoke("judge", run, run / "config.yaml", "--cache", cache)

@@ -1,0 +1,167 @@
+"""Kendall's τ against naive counting and scipy; human judgements from file to number."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import counterfoil as cf
+from counterfoil.errors import DataError
+from counterfoil.evaluation.judgements import judge, read_judgements
+from counterfoil.evaluation.kendall import concordance, inversions
+
+few_levels = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), min_size=2, max_size=150)
+
+
+def naive(pairs) -> tuple[int, int, int]:
+    lead = tied_x = tied_y = 0
+    for i, (a, b) in enumerate(pairs):
+        for c, d in pairs[:i]:
+            product = (a - c) * (b - d)
+            lead += (product > 0) - (product < 0)
+            tied_x += a == c
+            tied_y += b == d
+    return lead, tied_x, tied_y
+
+
+@given(few_levels)
+@settings(max_examples=40, deadline=None)
+def test_pairs_are_counted_as_a_loop_counts_them(pairs) -> None:
+    found = concordance([a for a, _ in pairs], [b for _, b in pairs])
+    assert (found.lead, found.tied_x, found.tied_y) == naive(pairs)
+
+
+@given(few_levels)
+@settings(max_examples=40, deadline=None)
+def test_both_variants_are_those_of_scipy(pairs) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    x, y = [a for a, _ in pairs], [b for _, b in pairs]
+    found = concordance(x, y)
+    for variant, mine in (("b", found.tau_b), ("c", found.tau_c)):
+        theirs = stats.kendalltau(x, y, variant=variant).statistic
+        assert mine == pytest.approx(theirs, abs=1e-12, nan_ok=True)
+
+
+def test_many_items_are_counted_without_comparing_all_pairs() -> None:
+    rng = np.random.default_rng(0)
+    order = rng.permutation(50_000)
+    assert concordance(order, order).tau_b == 1.0
+    assert concordance(order, -order).tau_b == -1.0
+    assert concordance(order, -order).tau_c == pytest.approx(-1.0)
+    assert inversions(order[::-1].copy()) + inversions(order) == 50_000 * 49_999 // 2
+
+
+def test_values_that_cannot_be_ordered_are_refused() -> None:
+    with pytest.raises(DataError, match="finite"):
+        concordance([1.0, float("nan")], [1.0, 2.0])
+    with pytest.raises(DataError, match="against"):
+        concordance([1.0], [1.0, 2.0])
+    assert np.isnan(concordance([1, 1], [1, 2]).tau_b)
+    assert np.isnan(concordance([1, 1], [1, 2]).tau_c)
+
+
+def write(path, rows):
+    path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(concepts):
+    return cf.create("scan-t2i", concepts, embed_size=16, text={"word_dim": 8})
+
+
+def test_a_file_is_recognised_by_its_numbers(tmp_path) -> None:
+    expert = write(
+        tmp_path / "a.txt", [("1.jpg", "2.jpg#0", 1, 2, 4), ("1.jpg", "1.jpg#1", 4, 4, 4)]
+    )
+    crowd = write(tmp_path / "b.txt", [("1.jpg", "2.jpg#3", "0.333333333333333", 1, 2)])
+    kind, found = read_judgements(expert)
+    assert kind == "expert"
+    assert found[0].ratings == (1.0, 2.0, 4.0)
+    assert (found[1].caption_of, found[1].number) == ("1.jpg", 1)
+    kind, found = read_judgements(crowd)
+    assert kind == "crowd"
+    assert found[0].ratings == (0.333333333333333,)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (("1.jpg", "2.jpg#0", 1, 2), "4 columns"),
+        (("1.jpg", "2.jpg", 1, 2, 3), "image#number"),
+        (("1.jpg", "2.jpg#0", 1, 2, 5), "neither"),
+        (("1.jpg", "2.jpg#0", 0.9, 1, 2), "neither"),
+        (("1.jpg", "2.jpg#0", "x", 1, 2), "x"),
+        (("1.jpg", "2.jpg#0", 0, 0, 0), "neither"),
+        (("1.jpg", "2.jpg#0", "nan", 1, 2), "neither"),
+    ],
+)
+def test_a_line_that_is_no_judgement_is_refused_with_its_place(tmp_path, row, said) -> None:
+    path = write(tmp_path / "a.txt", [("1.jpg", "2.jpg#0", 1, 2, 4), row])
+    with pytest.raises(DataError, match=f"a.txt:2.*{said}"):
+        read_judgements(path)
+
+
+def test_files_that_mix_kinds_or_hold_nothing_are_refused(tmp_path) -> None:
+    mixed = [("1.jpg", "2.jpg#0", 1, 2, 4), ("1.jpg", "2.jpg#0", 0, 0, 3)]
+    with pytest.raises(DataError, match="expert and crowd"):
+        read_judgements(write(tmp_path / "a.txt", mixed))
+    with pytest.raises(DataError, match="no judgements"):
+        read_judgements(write(tmp_path / "b.txt", []))
+
+
+def test_expert_ratings_are_items_and_own_captions_are_left_out(model, concepts, tmp_path) -> None:
+    rng = np.random.default_rng(3)
+    rows, x, y = [], [], []
+    splits = {"test": concepts.test, "dev": concepts["dev"]}
+    for name, other in (("test", "dev"), ("dev", "test")):
+        for image in range(5):
+            target = (image * 7 + 1) % 30
+            ratings = rng.integers(1, 5, size=3).tolist()
+            rows.append((f"{name}-{image}.jpg", f"{other}-{target}.jpg#1", *ratings))
+            text = splits[other].captions[target][1]
+            score = float(model.score([splits[name].fragments.read(image)], [text])[0, 0])
+            x += [score] * 3
+            y += ratings
+    rows.append(("test-3.jpg", "test-3.jpg#0", 4, 4, 4))
+    rows.append(("absent.jpg", "test-3.jpg#0", 1, 1, 1))
+    rows.append(("test-3.jpg", "test-4.jpg#9", 1, 1, 1))
+    found = judge(model, concepts, write(tmp_path / "a.txt", rows))
+    assert (found.kind, found.variant) == ("expert", "c")
+    assert (found.pairs, found.ratings, found.images) == (10, 30, 10)
+    assert (found.own_left_out, found.not_found) == (1, 2)
+    assert found.tau == pytest.approx(100 * concordance(np.round(x, 5), y).tau_c)
+    assert "10 pairs" in found.headline()
+    assert found.rows()[1] == ("this model", f"{found.tau:.1f}")
+
+
+def test_the_crowd_is_one_share_a_pair_and_judges_own_captions_too(
+    model, concepts, tmp_path
+) -> None:
+    rows = [(f"test-{i}", f"test-{(i * k) % 30}#0", 0.25 * (i % 4), i % 4, 4 - i % 4)
+            for i in range(1, 6) for k in (1, 5)]  # fmt: skip
+    found = judge(model, concepts, write(tmp_path / "a.txt", rows))
+    assert (found.kind, found.variant, found.pairs, found.ratings) == ("crowd", "b", 10, 10)
+    assert found.own_left_out == 0
+    assert -100 <= found.tau <= 100
+
+
+def test_unreadable_images_are_counted(model, concepts, tmp_path) -> None:
+    table = concepts.test.fragments
+    broken = np.array(np.load(table.features.path))
+    broken[2] = np.nan
+    np.save(tmp_path / "broken.npy", broken)
+    fragments = replace(table, features=type(table.features)(tmp_path / "broken.npy"))
+    pairs = replace(concepts, splits={"test": replace(concepts.test, fragments=fragments)})
+    rows = [(f"test-{i}.jpg", f"test-{i + 5}.jpg#0", 1, 1 + i, 3) for i in range(4)]
+    found = judge(model, pairs, write(tmp_path / "a.txt", rows))
+    assert (found.pairs, found.unreadable) == (3, 1)
+
+
+def test_judgements_of_other_data_are_refused(model, concepts, tmp_path) -> None:
+    with pytest.raises(DataError, match="1 are not in the data set 'concepts'"):
+        judge(model, concepts, write(tmp_path / "a.txt", [("x.jpg", "y.jpg#0", 1, 1, 1)]))
