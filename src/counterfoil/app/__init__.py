@@ -1,0 +1,19 @@
+"""The web service and its page: search, explanations, corrections, audits, runs.
+
+Everything here needs ``counterfoil[app]``; `require_web` says so where it is not installed.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from counterfoil.errors import MissingExtraError
+
+PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart"}
+
+
+def require_web() -> None:
+    """Refuse to go on where a package of the extra is missing, and say how to get it."""
+    for module, package in PACKAGES.items():
+        if find_spec(module) is None:
+            raise MissingExtraError(package, "app", "the web page")

@@ -1,0 +1,70 @@
+"""Of what a corrector suggests, what the matcher that is served agrees with.
+
+Two models look at one sentence: the corrector says which words are doubtful and what could stand
+there, and the matcher, whose score is shown, chooses. A change that would lower its score is not
+proposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from counterfoil.models.correct import Change, Correction, SuspectWord
+
+MOST_CHANGES = 4
+LEAST_GAIN = 0.05
+"""Of the score; a little more is found for nearly any word."""
+
+Scores = Callable[[Sequence[str]], Sequence[float]]
+"""Scores of sentences with the image, all at once."""
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """Changes, each with the matcher's score after it, and the sentence they lead to."""
+
+    text: str
+    score: float
+    changes: tuple[Change, ...]
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "text": self.text,
+            "score": self.score,
+            "changes": [change.as_dict() for change in self.changes],
+        }
+
+
+def agree(found: Correction, threshold: float, effects: Sequence[float], scores: Scores) -> Agreed:
+    """Make the change that raises the score most, then the next, while there is one.
+
+    ``effects`` are the matcher's, word by word: what counts for the match is left alone.
+    """
+    doubtful = {
+        place: word
+        for place, (word, effect) in enumerate(zip(found.words, effects, strict=True))
+        if word.wrong >= threshold and effect < 0 and word.suggestions
+    }
+    made: dict[int, str] = {}
+    changes: list[Change] = []
+    score = scores([found.text])[0]
+    while doubtful and len(changes) < MOST_CHANGES:
+        tries = [(place, new) for place, word in doubtful.items() for new in word.suggestions]
+        sentences = [_written(found.text, found.words, {**made, at: new}) for at, new in tries]
+        reached = scores(sentences)
+        best = max(range(len(tries)), key=reached.__getitem__)
+        if reached[best] < score + LEAST_GAIN * abs(score):
+            break
+        place, new = tries[best]
+        score, made[place] = reached[best], new
+        changes.append(Change(place, doubtful.pop(place).word, new, score))
+    return Agreed(_written(found.text, found.words, made), score, tuple(changes))
+
+
+def _written(text: str, words: Sequence[SuspectWord], made: dict[int, str]) -> str:
+    """The sentence with some words exchanged, from the last on, so that places hold."""
+    for place in sorted(made, reverse=True):
+        start, end = words[place].span
+        text = text[:start] + made[place] + text[end:]
+    return text

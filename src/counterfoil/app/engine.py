@@ -1,0 +1,211 @@
+"""What the models are asked to do, in batches; runs on the one thread of the queue."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from PIL import Image
+
+from counterfoil.app.agreeing import agree
+from counterfoil.app.library import Library
+from counterfoil.app.problems import Problem
+from counterfoil.app.scale import distributions, similarities
+from counterfoil.app.searching import Searcher
+from counterfoil.data.batches import pad_fragments
+from counterfoil.data.fragments import Fragments
+from counterfoil.data.texts import WordText
+from counterfoil.data.words import words
+from counterfoil.encoders import Encoded
+from counterfoil.evaluation.explain_chart import method_note, shades
+from counterfoil.evaluation.scoring import encode_texts
+from counterfoil.features import Extractor, extractors
+from counterfoil.models.correct import Correction, correct
+from counterfoil.models.model import Model
+from counterfoil.search.explain import explain_encoded
+from counterfoil.search.items import Side
+
+FRAGMENTS_KEPT = 256
+SUGGESTIONS = 8
+"""For each doubtful word."""
+
+
+@dataclass(frozen=True)
+class Encode:
+    """An upload, to be encoded."""
+
+    picture: Image.Image
+
+
+@dataclass(frozen=True)
+class Score:
+    """Every image with every text."""
+
+    images: tuple[str, ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Search:
+    """The best for a text, or for an image by its id."""
+
+    text: str | None
+    image: str | None
+    k: int
+    target: Side | None
+
+
+@dataclass(frozen=True)
+class Explain:
+    image: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Correct:
+    image: str
+    text: str
+    threshold: float
+
+
+class Engine:
+    """A matcher with its library, and the model that corrects, where there is one."""
+
+    def __init__(self, model: Model, library: Library, corrector: Model | None) -> None:
+        self.model, self.library, self.corrector = model.eval(), library, corrector
+        self.searcher = Searcher(library.index)
+        self.scale = distributions(model)
+        self._extractors: dict[str, Extractor] = {}
+        self._fragments: OrderedDict[tuple[str, str], Fragments] = OrderedDict()
+        self._runners: dict[type, Callable[[Sequence[Any]], list[Any]]] = {
+            Encode: self._encode,
+            Score: self._score,
+            Search: self._search,
+            Explain: lambda jobs: [self._explain(job) for job in jobs],
+            Correct: lambda jobs: [self._correct(job) for job in jobs],
+        }
+
+    @torch.inference_mode()
+    def run(self, jobs: Sequence[Any]) -> list[Any]:
+        """Results of some jobs of one type."""
+        return self._runners[type(jobs[0])](jobs)
+
+    def _encode(self, jobs: Sequence[Encode]) -> list[Encoded]:
+        extractor = self._extractor(self.model)
+        batch = pad_fragments([extractor.extract(job.picture) for job in jobs])
+        batch = batch.to(self.model.device)
+        encoded = self.model.encode_images(batch)
+        if encoded.fragments is not None and encoded.mask.shape == batch.mask.shape:
+            encoded = replace(encoded, boxes=batch.boxes)  # for explanations
+        return [encoded[row : row + 1] for row in range(len(jobs))]
+
+    def _score(self, jobs: Sequence[Score]) -> list[list[list[float]]]:
+        """All pairs of all jobs at once; a text or an image that stands twice is encoded once."""
+        texts = list(dict.fromkeys(text for job in jobs for text in job.texts))
+        images = list(dict.fromkeys(name for job in jobs for name in job.images))
+        column = {text: at for at, text in enumerate(texts)}
+        row = {name: at for at, name in enumerate(images)}
+        pairs = list(
+            dict.fromkeys(
+                (row[name], column[text])
+                for job in jobs
+                for name in job.images
+                for text in job.texts
+            )
+        )
+        scores = self._paired(
+            Encoded.cat([self.library.encoded(name) for name in images]),
+            encode_texts(self.model, texts),
+            pairs,
+        )
+        return [
+            [[scores[row[name], column[text]] for text in job.texts] for name in job.images]
+            for job in jobs
+        ]
+
+    def _paired(
+        self, images: Encoded, texts: Encoded, pairs: list[tuple[int, int]]
+    ) -> dict[tuple[int, int], float]:
+        at = torch.tensor(pairs, device=self.model.device)
+        rows, columns = at[:, 0].contiguous(), at[:, 1].contiguous()
+        found = self.model.matcher.paired(images[rows], texts[columns])
+        if found is None:
+            found = self.model.matcher(images, texts)[rows, columns]
+        return dict(zip(pairs, found.float().tolist(), strict=True))
+
+    def _search(self, jobs: Sequence[Search]) -> list[dict[str, Any]]:
+        results: list[dict[str, Any]] = [{}] * len(jobs)
+        groups: dict[tuple[Side, Side], list[int]] = {}
+        for place, job in enumerate(jobs):
+            asked: Side = "captions" if job.text is not None else "images"
+            other: Side = "images" if job.text is not None else "captions"
+            groups.setdefault((asked, job.target or other), []).append(place)
+        for (asked, target), places in groups.items():
+            if asked == "captions":
+                queries = encode_texts(self.model, [jobs[place].text or "" for place in places])
+            else:
+                queries = Encoded.cat([self.library.encoded(jobs[p].image or "") for p in places])
+            found = self.searcher.search(asked, target, queries, [jobs[p].k for p in places])
+            for place, hits in zip(places, found, strict=True):
+                results[place] = {"target": target, "hits": hits}
+        return results
+
+    def _explain(self, job: Explain) -> dict[str, Any]:
+        image = self.library.encoded(job.image)
+        match = explain_encoded(self.model, image, job.text)
+        near = similarities(self.model, image, job.text) if self.scale else []
+        told = match.as_dict()
+        for place, (word, shade) in enumerate(zip(told["words"], shades(match), strict=True)):
+            word["shade"] = shade
+            word["similarity"] = near[place] if near else None
+            word["known"] = self._knows(word["word"])
+        return {**told, "image": job.image, "note": method_note(match), "scale": self.scale}
+
+    def _knows(self, word: str) -> bool:
+        text = self.model.text
+        return not isinstance(text, WordText) or all(
+            part in text.vocabulary.index for part in words(word)
+        )
+
+    def _correct(self, job: Correct) -> dict[str, Any]:
+        if self.corrector is None:
+            raise Problem(409, "no model here was taught to correct: serve one with --corrector")
+        fragments = self._read(self.corrector, job.image)
+        found: Correction = correct(
+            self.corrector, fragments, job.text, threshold=job.threshold, suggestions=SUGGESTIONS
+        )
+        image = self.library.encoded(job.image)
+
+        def scores(texts: Sequence[str]) -> list[float]:
+            encoded = encode_texts(self.model, texts)
+            pairs = [(0, column) for column in range(len(texts))]
+            return list(self._paired(image, encoded, pairs).values())
+
+        effects = [word.effect for word in explain_encoded(self.model, image, job.text).words]
+        agreed = agree(found, job.threshold, effects, scores)
+        asked = {"image": job.image, "threshold": job.threshold}
+        return {**found.as_dict(), **asked, "agreed": agreed.as_dict()}
+
+    def _read(self, model: Model, name: str) -> Fragments:
+        """An image's fragments of the kind a model reads, from its pixels."""
+        self.library.check(name)
+        extractor = self._extractor(model)
+        key = (name, extractor.fingerprint())
+        if key not in self._fragments:
+            self._fragments[key] = extractor.extract(self.library.picture(name))
+            if len(self._fragments) > FRAGMENTS_KEPT:
+                self._fragments.popitem(last=False)
+        return self._fragments[key]
+
+    def _extractor(self, model: Model) -> Extractor:
+        if model.fragments_from is None:
+            raise Problem(
+                409, "this model was trained on precomputed features: it cannot read pixels"
+            )
+        key = f"{model.fragments_from} {sorted(model.fragments_options.items())}"
+        if key not in self._extractors:
+            self._extractors[key] = extractors.create(model.fragments_from, model.fragments_options)
+        return self._extractors[key]

@@ -1,0 +1,93 @@
+"""Errors as `application/problem+json` (RFC 9457), with nothing of the inside in them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from counterfoil.errors import CounterfoilError
+
+MEDIA_TYPE = "application/problem+json"
+log = logging.getLogger("counterfoil.app")
+
+
+class ProblemBody(BaseModel):
+    """What went wrong and what to do about it."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    errors: list[dict[str, str]] = []
+
+
+class Problem(Exception):
+    """An answer that is an error, raised anywhere below a route."""
+
+    def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.headers = status, detail, dict(headers or {})
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What a route says of its errors in the OpenAPI document."""
+    schema = {"$ref": "#/components/schemas/ProblemBody"}
+    return {
+        status: {
+            "description": HTTPStatus(status).phrase,
+            "model": ProblemBody,
+            "content": {MEDIA_TYPE: {"schema": schema}},
+        }
+        for status in sorted({*statuses, 400, 413, 503})
+    }
+
+
+def problem_response(
+    status: int,
+    detail: str,
+    errors: list[dict[str, str]] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status}
+    # ASCII only: what is quoted may hold what UTF-8 cannot, such as half of a surrogate pair
+    text = json.dumps({**body, "detail": detail, "errors": errors or []}, ensure_ascii=True)
+    return Response(text, status, dict(headers or {}), MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Turn every exception that a route can raise into a problem."""
+
+    @app.exception_handler(Problem)
+    async def _problem(_: Request, error: Problem) -> Response:
+        return problem_response(error.status, error.detail, headers=error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(_: Request, error: RequestValidationError) -> Response:
+        found = [
+            {"where": ".".join(str(part) for part in each["loc"]), "what": str(each["msg"])}
+            for each in error.errors()[:10]
+        ]
+        first = f"{found[0]['where']}: {found[0]['what']}" if found else "not what is expected"
+        return problem_response(422, first, found)
+
+    @app.exception_handler(HTTPException)
+    async def _http(_: Request, error: HTTPException) -> Response:
+        return problem_response(error.status_code, str(error.detail), headers=error.headers)
+
+    @app.exception_handler(CounterfoilError)
+    async def _ours(_: Request, error: CounterfoilError) -> Response:
+        return problem_response(422, str(error))
+
+    @app.exception_handler(Exception)
+    async def _unforeseen(request: Request, error: Exception) -> Response:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return problem_response(500, "the service failed at this; its log says why")

@@ -1,0 +1,183 @@
+"""The JSON API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from anyio import to_thread
+from fastapi import APIRouter, Depends, File, Query, UploadFile
+from starlette.responses import PlainTextResponse, Response
+
+from counterfoil.app import schemas as s
+from counterfoil.app.engine import Correct, Encode, Explain, Score, Search
+from counterfoil.app.limits import ID_LETTERS, PAGE
+from counterfoil.app.pictures import MEDIA_TYPE, SIDES, decode_upload
+from counterfoil.app.problems import Problem, documented
+from counterfoil.app.service import Service, the_service
+from counterfoil.data.texts import WordText
+from counterfoil.data.words import words
+
+router = APIRouter()
+TheService = Annotated[Service, Depends(the_service)]
+Offset = Annotated[int, Query(ge=0, le=10**9)]
+Limit = Annotated[int, Query(ge=1, le=PAGE)]
+Name = Annotated[str, Query(min_length=1, max_length=ID_LETTERS)]
+
+
+@router.get("/api/about", tags=["service"], responses=documented())
+async def about(service: TheService) -> s.About:
+    """What is being served, and its limits."""
+    from counterfoil import __version__
+
+    content, limits, items = service.content, service.limits, service.library.index.items
+    return s.About(
+        version=__version__,
+        model=service.model.spec.name,
+        corrector=content.corrector.spec.name if content.corrector is not None else None,
+        images=len(items["images"]),
+        captions=len(items["captions"]),
+        can_upload=service.model.fragments_from is not None,
+        scale=s.Scale.model_validate(service.engine.scale) if service.engine.scale else None,
+        audit=content.audit is not None,
+        runs=len(content.runs.listed()),
+        limits={"upload_bytes": limits.upload_bytes, "pixels": limits.pixels},
+    )
+
+
+@router.get("/api/images", tags=["images"], responses=documented(422))
+async def images(service: TheService, offset: Offset = 0, limit: Limit = 24) -> s.Images:
+    """Images of the index with their captions."""
+    listed = await to_thread.run_sync(service.library.listed, offset, limit)
+    return s.Images(
+        total=len(service.library.ids),
+        offset=offset,
+        images=[s.ImageInfo(**found) for found in listed],
+    )
+
+
+@router.get("/api/image", tags=["images"], responses=documented(404, 422))
+async def image(service: TheService, image: Name) -> s.ImageInfo:
+    """One image with its captions."""
+    return s.ImageInfo(**service.library.about(image))
+
+
+@router.post(
+    "/api/images", tags=["images"], status_code=201, responses=documented(408, 409, 415, 422)
+)
+async def upload(service: TheService, file: Annotated[UploadFile, File()]) -> s.Uploaded:
+    """Send an image, to be named by the id in the answer. The last few are kept, in memory only."""
+    if service.model.fragments_from is None:
+        raise Problem(409, "this model was trained on precomputed features: it reads no pixels")
+    data = await file.read()
+    if len(data) > service.limits.upload_bytes:
+        raise Problem(413, f"at most {service.limits.upload_bytes // 2**20} MiB are read")
+    picture = await to_thread.run_sync(
+        decode_upload, data, service.limits, limiter=service.decoders
+    )
+    encoded = await service.queue.submit(Encode(picture))
+    name = service.library.add(picture, encoded)
+    return s.Uploaded(id=name, width=picture.width, height=picture.height)
+
+
+@router.get(
+    "/api/picture",
+    tags=["images"],
+    response_class=Response,
+    responses={**documented(404, 422), 200: {"content": {MEDIA_TYPE: {}}}},
+)
+async def picture(
+    service: TheService, image: Name, side: Annotated[int, Query(ge=1, le=SIDES[-1])] = 320
+) -> Response:
+    """The pixels of an image, at most so long, rounded up to one of a few sizes."""
+    service.library.check(image)
+    size = next(known for known in SIDES if known >= side)
+    data = await to_thread.run_sync(
+        service.pictures.get,
+        image,
+        size,
+        lambda: service.library.picture(image),
+        limiter=service.decoders,
+    )
+    return Response(data, 200, {"Cache-Control": "private, max-age=3600"}, MEDIA_TYPE)
+
+
+@router.post("/api/score", tags=["matching"], responses=documented(404, 422))
+async def score(service: TheService, asked: s.ScoreRequest) -> s.ScoreResponse:
+    """Scores of every image with every text."""
+    for name in asked.images:
+        service.library.check(name)
+    scores = await service.queue.submit(Score(tuple(asked.images), tuple(asked.texts)))
+    return s.ScoreResponse(scores=scores)
+
+
+@router.post("/api/search", tags=["matching"], responses=documented(404, 422))
+async def search(service: TheService, asked: s.SearchRequest) -> s.SearchResponse:
+    """The best images for a text, or captions for an image."""
+    if asked.image is not None:
+        service.library.check(asked.image)
+    job = Search(asked.text, asked.image, asked.k, asked.target)
+    found: dict[str, Any] = await service.queue.submit(job)
+    unknown = _unknown(service, asked.text) if asked.text is not None else []
+    return s.SearchResponse(**found, unknown=unknown)
+
+
+@router.post("/api/explain", tags=["matching"], responses=documented(404, 422))
+async def explain(service: TheService, asked: s.ExplainRequest) -> s.ExplainResponse:
+    """How every word of a sentence bears on its match with an image."""
+    service.library.check(asked.image)
+    return s.ExplainResponse(**await service.queue.submit(Explain(asked.image, asked.text)))
+
+
+@router.post("/api/correct", tags=["matching"], responses=documented(404, 409, 422))
+async def correct(service: TheService, asked: s.CorrectRequest) -> s.CorrectResponse:
+    """Which words are wrong for an image, and what should stand there."""
+    service.library.check(asked.image)
+    job = Correct(asked.image, asked.text, asked.threshold)
+    return s.CorrectResponse(**await service.queue.submit(job))
+
+
+@router.get("/api/audit", tags=["audit"], responses=documented(404, 422))
+async def audit(
+    service: TheService,
+    offset: Offset = 0,
+    limit: Limit = 20,
+    reason: Annotated[str | None, Query(max_length=ID_LETTERS)] = None,
+) -> s.Findings:
+    """Findings of the audit that is served, most suspicious first."""
+    if service.content.audit is None:
+        raise Problem(404, "no audit is served: start the service with --audit DIR")
+    return s.Findings(**service.content.audit.page(offset, limit, reason))
+
+
+@router.get("/api/runs", tags=["runs"], responses=documented())
+async def runs(service: TheService) -> s.RunList:
+    """The runs that are served."""
+    found = await to_thread.run_sync(service.content.runs.listed)
+    return s.RunList(runs=[s.RunSummary(**run) for run in found])
+
+
+@router.get("/api/run", tags=["runs"], responses=documented(404, 422))
+async def run(service: TheService, name: Name) -> s.RunDetail:
+    """A run with its curves, as they are now."""
+    return s.RunDetail(**await to_thread.run_sync(service.content.runs.read, name))
+
+
+@router.get("/healthz", tags=["service"], responses=documented())
+async def healthz(service: TheService) -> s.Health:
+    """Whether the service can answer."""
+    if not service.queue.alive:
+        raise Problem(503, "the models are not running")
+    return s.Health(status="ok", waiting=len(service.queue))
+
+
+@router.get("/metrics", tags=["service"], response_class=PlainTextResponse, responses=documented())
+async def metrics(service: TheService) -> PlainTextResponse:
+    """Numbers for Prometheus."""
+    return PlainTextResponse(service.meters.text(), media_type="text/plain; version=0.0.4")
+
+
+def _unknown(service: Service, text: str) -> list[str]:
+    processor = service.model.text
+    if not isinstance(processor, WordText):
+        return []
+    return list(dict.fromkeys(w for w in words(text) if w not in processor.vocabulary.index))

@@ -1,0 +1,277 @@
+"""What the API takes and gives; FastAPI checks it and writes the OpenAPI document from it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import Self
+
+from counterfoil.app.limits import ID_LETTERS, RESULTS, TEXT_LETTERS, TEXT_WORDS, TEXTS
+from counterfoil.audit.findings import Finding
+from counterfoil.data.words import words
+
+
+def _unicode(text: str) -> str:
+    """Refuse what cannot be written as UTF-8, and control characters."""
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError("holds half of a surrogate pair, which is no letter")
+    if any(ord(letter) < 32 and letter not in "\t\n\r" for letter in text):
+        raise ValueError("holds control characters")
+    return text
+
+
+def _sentence(text: str) -> str:
+    found = words(_unicode(text))
+    if not found:
+        raise ValueError("has no words")
+    if len(found) > TEXT_WORDS:
+        raise ValueError(f"has {len(found)} words, at most {TEXT_WORDS} are read")
+    return text
+
+
+Sentence = Annotated[str, Field(min_length=1, max_length=TEXT_LETTERS), AfterValidator(_sentence)]
+ImageId = Annotated[str, Field(min_length=1, max_length=ID_LETTERS), AfterValidator(_unicode)]
+Target = Literal["images", "captions"]
+
+
+class Asked(BaseModel):
+    """Base of requests: an unknown key is a mistake."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ScoreRequest(Asked):
+    """Images by id, and sentences."""
+
+    images: list[ImageId] = Field(min_length=1, max_length=TEXTS)
+    texts: list[Sentence] = Field(min_length=1, max_length=TEXTS)
+
+
+class ScoreResponse(BaseModel):
+    """``scores[i][t]`` is that of image ``i`` with text ``t``."""
+
+    scores: list[list[float]]
+
+
+class SearchRequest(Asked):
+    """Either a text or an image; a text finds images and an image captions, unless told."""
+
+    text: Sentence | None = None
+    image: ImageId | None = None
+    k: int = Field(24, ge=1, le=RESULTS)
+    target: Target | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.text is None) == (self.image is None):
+            raise ValueError("ask with a text or with an image, one of the two")
+        return self
+
+
+class Hit(BaseModel):
+    """An image, or a caption with the image it belongs to."""
+
+    id: str
+    image: str
+    rank: int
+    score: float
+    text: str | None
+    captions: list[str]
+
+
+class SearchResponse(BaseModel):
+    """Results, best first."""
+
+    target: Target
+    hits: list[Hit]
+    unknown: list[str] = Field(description="Words the model has never seen.")
+
+
+class ExplainRequest(Asked):
+    image: ImageId
+    text: Sentence
+
+
+class Word(BaseModel):
+    """A word, its effect on the score and where it looked.
+
+    ``shade`` is the effect from −1 to 1 for colouring, ``similarity`` the highest with a region.
+    """
+
+    word: str
+    effect: float
+    positive: float
+    negative: float
+    region_weights: list[float] | None
+    span: tuple[int, int] | None
+    special: bool
+    shade: float = 0.0
+    similarity: float | None = None
+    known: bool = True
+
+
+class Normal(BaseModel):
+    mean: float
+    std: float
+
+
+class Scale(BaseModel):
+    """NAAF's boundary, and the similarities of words with right and with wrong images."""
+
+    boundary: float
+    matched: Normal | None
+    mismatched: Normal | None
+
+
+class ExplainResponse(BaseModel):
+    """The score of an image and a sentence, word by word; boxes are in 0…1."""
+
+    image: str
+    text: str
+    score: float
+    boundary: float | None
+    method: Literal["parts", "leave-one-out"]
+    additive: bool
+    note: str
+    words: list[Word]
+    specials: list[Word]
+    boxes: list[tuple[float, float, float, float]] | None
+    scale: Scale | None
+
+
+class CorrectRequest(Asked):
+    image: ImageId
+    text: Sentence
+    threshold: float = Field(0.5, ge=0, le=1, allow_inf_nan=False)
+
+
+class Suspect(BaseModel):
+    word: str
+    span: tuple[int, int]
+    wrong: float
+    suggestions: list[str]
+
+
+class Change(BaseModel):
+    place: int
+    word: str
+    instead: str
+    score: float
+
+
+class Agreed(BaseModel):
+    """Changes that the matcher agrees with, the best first; scores are the matcher's."""
+
+    text: str
+    score: float
+    changes: list[Change]
+
+
+class CorrectResponse(BaseModel):
+    """Which words are wrong and what should stand there; scores are the corrector's.
+
+    ``agreed`` is the part of it that also raises the score of the matcher that is served.
+    """
+
+    image: str
+    text: str
+    threshold: float
+    score: float
+    corrected: str
+    corrected_score: float
+    words: list[Suspect]
+    changes: list[Change]
+    refused: list[Change]
+    agreed: Agreed
+
+
+class ImageInfo(BaseModel):
+    id: str
+    captions: list[str]
+
+
+class Images(BaseModel):
+    """Some of the images of the index."""
+
+    total: int
+    offset: int
+    images: list[ImageInfo]
+
+
+class Uploaded(BaseModel):
+    """An upload is named by its id in other requests, as long as it is kept."""
+
+    id: str
+    width: int
+    height: int
+
+
+class About(BaseModel):
+    """What is being served."""
+
+    version: str
+    model: str
+    corrector: str | None
+    images: int
+    captions: int
+    can_upload: bool
+    scale: Scale | None
+    audit: bool
+    runs: int
+    limits: dict[str, float]
+
+
+class ReasonCount(BaseModel):
+    sign: str
+    name: str
+    count: int
+
+
+class Findings(BaseModel):
+    """Findings of `counterfoil audit`, most suspicious first."""
+
+    total: int
+    offset: int
+    reasons: list[ReasonCount]
+    findings: list[Finding]
+
+
+class RunSummary(BaseModel):
+    name: str
+    model: str
+    objective: str
+    data: str
+    rsum: float | None
+    finished: bool
+
+
+class RunList(BaseModel):
+    runs: list[RunSummary]
+
+
+class Series(BaseModel):
+    name: str
+    points: list[tuple[float, float]]
+
+
+class PlotData(BaseModel):
+    name: str
+    title: str
+    x: str
+    y: str
+    series: list[Series]
+
+
+class RunDetail(RunSummary):
+    """A run with its results, its configuration and its curves."""
+
+    results: dict[str, Any]
+    config: str
+    plots: list[PlotData]
+    warnings: list[str]
+
+
+class Health(BaseModel):
+    status: Literal["ok"]
+    waiting: int

@@ -1,0 +1,123 @@
+// The frame of the page: which view is shown, light or dark, dropped and pasted images.
+
+import { about, upload } from "./api.js";
+import { failure, h, link, say } from "./dom.js";
+import { auditView } from "./audit.js";
+import { matchView } from "./match.js";
+import { runsView } from "./runs.js";
+import { searchView } from "./search.js";
+
+const VIEWS = { "": searchView, match: matchView, audit: auditView, runs: runsView };
+const TITLES = { "": "Search", match: "Match", audit: "Audit", runs: "Runs" };
+const main = document.getElementById("main");
+let leave = () => {};
+
+async function show() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
+  const view = path in VIEWS ? path : "";
+  leave();
+  leave = () => {};
+  document.title = `${TITLES[view]} · Counterfoil`;
+  for (const item of document.querySelectorAll("#nav a[data-view]")) {
+    const own = item.dataset.view === (view === "" || view === "match" ? "search" : view);
+    own ? item.setAttribute("aria-current", "page") : item.removeAttribute("aria-current");
+  }
+  const place = h("div", { class: `view ${view || "search"}` });
+  main.replaceChildren(place);
+  window.scrollTo(0, 0);
+  try {
+    leave = (await VIEWS[view](place, new URLSearchParams(query))) ?? (() => {});
+  } catch (error) {
+    place.replaceChildren(failure(error));
+  }
+  place.dataset.ready = "";
+}
+
+async function searchWith(file) {
+  if (!file) return;
+  say("Reading the image");
+  document.body.classList.add("busy");
+  try {
+    const { id } = await upload(file);
+    location.hash = link("", { image: id });
+  } catch (error) {
+    main.querySelector(".view")?.prepend(failure(error));
+  } finally {
+    document.body.classList.remove("busy");
+  }
+}
+
+function acceptImages() {
+  const veil = document.getElementById("drop");
+  let depth = 0;
+  const carries = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
+  addEventListener("dragenter", (event) => {
+    if (carries(event)) veil.hidden = ++depth === 0;
+  });
+  addEventListener("dragleave", (event) => {
+    if (carries(event)) veil.hidden = --depth <= 0;
+  });
+  addEventListener("dragover", (event) => event.preventDefault());
+  addEventListener("drop", (event) => {
+    event.preventDefault();
+    depth = 0;
+    veil.hidden = true;
+    searchWith(event.dataTransfer.files[0]);
+  });
+  addEventListener("paste", (event) => {
+    const file = [...(event.clipboardData?.files ?? [])].find((one) => one.type.startsWith("image/"));
+    if (file) searchWith(file);
+  });
+  addEventListener("counterfoil:file", (event) => searchWith(event.detail));
+}
+
+function choosesTheme() {
+  const button = document.getElementById("theme");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const kept = () => {
+    try { return localStorage.getItem("theme"); } catch { return null; }
+  };
+  const now = () => document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light");
+  const paint = () => {
+    button.textContent = now() === "dark" ? "☀" : "☾";
+    button.setAttribute("aria-label", now() === "dark" ? "Use light colours" : "Use dark colours");
+  };
+  if (kept()) document.documentElement.dataset.theme = kept();
+  button.addEventListener("click", () => {
+    document.documentElement.dataset.theme = now() === "dark" ? "light" : "dark";
+    try { localStorage.setItem("theme", now()); } catch { /* private windows keep nothing */ }
+    paint();
+  });
+  dark.addEventListener("change", paint);
+  paint();
+}
+
+function shortcuts() {
+  addEventListener("keydown", (event) => {
+    const writing = event.target.closest?.("input, textarea, select");
+    if (event.key === "/" && !writing && !event.ctrlKey && !event.metaKey) {
+      event.preventDefault();
+      const field = document.getElementById("query") ?? document.getElementById("sentence");
+      field ? field.focus() : (location.hash = "#/");
+    }
+  });
+  document.getElementById("skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    main.focus();
+  });
+}
+
+async function footer() {
+  const facts = await about();
+  const corrector = facts.corrector ? `, corrected by ${facts.corrector}` : "";
+  document.getElementById("foot").textContent =
+    `Counterfoil ${facts.version} · ${facts.model}${corrector} · ` +
+    `${facts.images.toLocaleString("en")} images, ${facts.captions.toLocaleString("en")} captions`;
+}
+
+choosesTheme();
+acceptImages();
+shortcuts();
+addEventListener("hashchange", show);
+show();
+footer().catch(() => {});

@@ -1,0 +1,192 @@
+// An image and a sentence: every word weighed, as it is typed.
+
+import { about, get, post } from "./api.js";
+import { debounce, failure, h, link, say, signed } from "./dom.js";
+import { Regions } from "./regions.js";
+import { scale } from "./scale.js";
+import { darkWords, lightWords, sentence } from "./sentence.js";
+
+const TYPING = 160, CORRECTING = 450;
+
+export async function matchView(place, params) {
+  const id = params.get("image") ?? "";
+  const [facts, info] = await Promise.all([about(), get("/api/image", { image: id })]);
+  const view = new Match(id, info, facts);
+  place.append(view.node);
+  await view.write(params.get("text") || info.captions[0] || "");
+  return () => view.close();
+}
+
+class Match {
+  constructor(id, info, facts) {
+    this.id = id;
+    this.facts = facts;
+    this.match = this.correction = this.scale = null;
+    this.asked = new AbortController();
+    this.regions = new Regions(id, info.captions[0] ?? "The image", (region) => this.region(region));
+    this.field = h("textarea", { id: "sentence", rows: 2, maxlength: 600, spellcheck: "false", oninput: () => this.typed() });
+    this.score = h("output", { class: "number", for: "sentence" }, "–");
+    this.moved = h("span", { class: "moved", "aria-hidden": "true" });
+    this.list = h("div", { class: "weighed" });
+    this.below = h("div", { class: "below" });
+    this.mending = h("p", { class: facts.corrector ? "mending expected" : "mending" });
+    this.explainSoon = debounce(TYPING, () => this.explain());
+    this.correctSoon = debounce(CORRECTING, () => this.correct());
+    this.node = h("article", { class: "pair" },
+      h("div", { class: "left" },
+        h("p", { class: "back" }, h("a", { href: "#/", onclick: (event) => this.back(event) }, "← Back")),
+        this.regions.node,
+        h("p", { class: "hint" }, "Point at a word to see where it looked, at a region to see who looked there."),
+        h("p", { class: "more" }, h("a", { href: link("", { image: id }) }, "Sentences for this image"))),
+      h("div", { class: "right" },
+        h("label", { for: "sentence", class: "label" }, "Sentence"),
+        this.field,
+        h("div", { class: "reading" }, h("span", { class: "label" }, "Score"), this.score, this.moved),
+        this.list, this.mending, this.below, this.captions(info)));
+  }
+
+  captions(info) {
+    if (!info.captions.length) return null;
+    return h("details", { class: "captions" },
+      h("summary", {}, "Captions of this image"),
+      h("ul", {}, info.captions.map((text) =>
+        h("li", {}, h("button", { type: "button", class: "quiet", onclick: () => this.write(text) }, text)))));
+  }
+
+  back(event) {
+    if (history.length < 2) return;
+    event.preventDefault();
+    history.back();
+  }
+
+  close() {
+    this.explainSoon.cancel();
+    this.correctSoon.cancel();
+    this.asked.abort();
+  }
+
+  write(text) {
+    this.field.value = text;
+    return this.explain();
+  }
+
+  typed() {
+    this.fit();
+    this.explainSoon();
+  }
+
+  fit() {
+    this.field.style.setProperty("height", "auto");
+    this.field.style.setProperty("height", `${this.field.scrollHeight + 2}px`);
+  }
+
+  // Ask anew; an answer that was overtaken by more typing is never shown.
+  async explain() {
+    this.fit();
+    this.explainSoon.cancel();
+    this.correctSoon.cancel();
+    this.asked.abort();
+    this.asked = new AbortController();
+    const text = this.field.value;
+    if (!/[\p{L}\p{N}]/u.test(text)) return this.nothing();
+    try {
+      const match = await post("/api/explain", { image: this.id, text }, this.asked.signal);
+      this.correction = null;
+      this.show(match);
+      history.replaceState(history.state, "", link("match", { image: this.id, text }));
+      if (this.facts.corrector) this.correctSoon();
+    } catch (error) {
+      if (error.name !== "AbortError") this.list.replaceChildren(failure(error));
+    }
+  }
+
+  async correct() {
+    const text = this.field.value;
+    try {
+      const found = await post("/api/correct", { image: this.id, text }, this.asked.signal);
+      if (found.text !== this.match?.text) return;
+      this.correction = found;
+      this.draw();
+    } catch (error) {
+      if (error.name !== "AbortError") this.mending.replaceChildren(failure(error));
+    }
+  }
+
+  nothing() {
+    this.match = this.correction = null;
+    this.score.textContent = "–";
+    this.moved.textContent = "";
+    this.list.replaceChildren(h("p", { class: "hint" }, "Write a few words about the image."));
+    this.mending.replaceChildren();
+    this.below.replaceChildren();
+    this.regions.set([]);
+  }
+
+  show(match) {
+    const before = this.match?.score;
+    this.match = match;
+    this.regions.set(match.boxes);
+    this.score.textContent = match.score.toFixed(3);
+    const change = before == null ? 0 : match.score - before;
+    const visible = Math.abs(change) >= 0.0005;
+    this.moved.textContent = visible ? signed(change) : "";
+    this.moved.className = `moved ${visible ? (change > 0 ? "for" : "against") : ""}`;
+    say(`Score ${match.score.toFixed(3)}`);
+    this.scale = scale(match, this.handlers());
+    this.below.replaceChildren(...[this.scale?.node, h("p", { class: "note" }, match.note)].filter(Boolean));
+    this.draw();
+  }
+
+  handlers() {
+    return {
+      enter: (place) => this.word(place),
+      leave: () => this.word(null),
+      apply: (place, instead) => this.apply([{ place, instead }]),
+    };
+  }
+
+  draw() {
+    const focused = this.list.contains(document.activeElement) ? document.activeElement.dataset.place : null;
+    this.list.replaceChildren(sentence(this.match, this.correction, this.handlers()));
+    if (focused != null) this.list.querySelector(`[data-place="${focused}"]`)?.focus();
+    const changes = this.correction?.agreed.changes ?? [];
+    this.mending.replaceChildren(...(changes.length
+      ? [h("span", {}, "Should it be “", h("em", {}, this.correction.agreed.text), "”? "),
+         h("button", { type: "button", class: "go mend-all", onclick: () => this.apply(changes) },
+           changes.length === 1 ? "Correct it" : `Correct all ${changes.length}`)]
+      : this.correction ? [h("span", { class: "fine" }, "No word to correct was found.")] : []));
+  }
+
+  // Exchange words, from the last one on so that the places of the others hold.
+  apply(changes) {
+    let text = this.match.text;
+    const order = [...changes].sort((a, b) => b.place - a.place);
+    for (const { place, instead } of order) {
+      const [start, end] = this.match.words[place].span;
+      text = text.slice(0, start) + instead + text.slice(end);
+    }
+    this.field.focus({ preventScroll: true });
+    return this.write(text);
+  }
+
+  word(place) {
+    const word = place === null ? null : this.match?.words[place];
+    this.scale?.point(place);
+    this.list.querySelectorAll(".word").forEach((one) => one.classList.toggle("on", one.dataset.place === String(place)));
+    if (word?.region_weights && this.match.boxes) this.regions.light(word.region_weights, word.effect < 0 ? "against" : "for");
+    else this.regions.dark();
+  }
+
+  region(place) {
+    if (!this.match?.boxes) return;
+    if (place === null) {
+      this.regions.dark();
+      darkWords(this.list);
+      return;
+    }
+    this.regions.light(this.match.boxes.map((_, at) => (at === place ? 1 : 0)), "plain");
+    lightWords(this.list, this.match, place);
+    const looked = [...this.list.querySelectorAll(".word.looked .letters")].map((word) => word.textContent);
+    say(looked.length ? `Region ${place + 1}: ${looked.join(", ")}` : `Region ${place + 1}: no word looked here`);
+  }
+}

@@ -1,0 +1,149 @@
+// Search by a sentence or an image, and the library where nothing is asked yet.
+
+import { about, get, post } from "./api.js";
+import { failure, h, image, link, roving, say } from "./dom.js";
+
+const LIBRARY = 24;
+
+export async function searchView(place, params) {
+  const text = (params.get("q") ?? "").trim();
+  const asked = params.get("image");
+  const results = h("section", { class: "results", "aria-label": "Results" });
+  place.append(await head(text, !text && !asked), results);
+  try {
+    if (asked) await byImage(results, asked);
+    else if (text) await byText(results, text);
+    else await library(results);
+  } catch (error) {
+    results.replaceChildren(failure(error));
+  }
+}
+
+async function head(text, home) {
+  const facts = await about();
+  const field = h("input", {
+    id: "query", type: "search", name: "q", value: text, maxlength: 600, autocomplete: "off",
+    enterkeyhint: "search", placeholder: "a girl in red holding a black guitar",
+    "aria-label": "Say what to look for",
+  });
+  const file = h("input", {
+    id: "file", type: "file", accept: "image/*", class: "unseen", tabindex: -1, "aria-hidden": "true",
+    onchange: () => dispatchEvent(new CustomEvent("counterfoil:file", { detail: file.files[0] })),
+  });
+  const form = h(
+    "form",
+    {
+      class: "ask", role: "search",
+      onsubmit: (event) => {
+        event.preventDefault();
+        const to = link("", field.value.trim() ? { q: field.value.trim() } : {});
+        if (to === location.hash) dispatchEvent(new HashChangeEvent("hashchange"));
+        else location.hash = to;
+      },
+    },
+    field,
+    facts.can_upload &&
+      h("button", { type: "button", class: "quiet pick", onclick: () => file.click() }, "Image …"),
+    h("button", { type: "submit", class: "go" }, "Search"),
+    file,
+  );
+  return h(
+    "section",
+    { class: home ? "hero" : "hero small" },
+    home && h("h1", {}, "Which image says it? Which words do not?"),
+    form,
+    home && h("p", { class: "hint" },
+      "Type a sentence, or drop an image anywhere on this page. Open a result to see every word weighed."),
+  );
+}
+
+async function library(results) {
+  let offset = 0;
+  const grid = h("ul", { class: "grid", role: "list" });
+  const tries = h("p", { class: "tries" });
+  const more = h("button", { type: "button", class: "quiet more", onclick: () => add() }, "Show more");
+  async function add() {
+    const page = await get("/api/images", { offset, limit: LIBRARY });
+    grid.append(...page.images.map((item) => card(item.id, item.captions[0] ?? "", null)));
+    offset += page.images.length;
+    more.hidden = offset >= page.total;
+    return page;
+  }
+  const page = await add();
+  const spread = page.images.filter((item) => item.captions.length).filter((_, place) => place % 6 === 2);
+  tries.append("Try ", ...spread.slice(0, 3).flatMap((item) => {
+    const words = item.captions.reduce((a, b) => (b.length > a.length ? b : a));
+    return [h("a", { href: link("", { q: words }) }, words), " "];
+  }));
+  results.append(spread.length ? tries : "", h("h2", {}, `The library: ${page.total.toLocaleString("en")} images`), grid, more);
+  arrows(grid);
+}
+
+async function byText(results, text) {
+  const found = await post("/api/search", { text, k: 24 });
+  const top = Math.max(...found.hits.map((hit) => hit.score), 1e-9);
+  const grid = h("ul", { class: "grid", role: "list" },
+    found.hits.map((hit) => card(hit.image, text, hit, hit.score / top)));
+  results.replaceChildren(
+    h("h2", {}, `Best ${found.hits.length} for “${text}”`),
+    found.unknown.length
+      ? h("p", { class: "note" }, `The model has never seen: ${found.unknown.join(", ")}`)
+      : "",
+    grid,
+  );
+  arrows(grid);
+  say(`${found.hits.length} images found`);
+}
+
+// A ticket: the image, a perforation, and the stub with the score.
+function card(id, text, hit, share = 0) {
+  const label = hit ? `Rank ${hit.rank}, score ${hit.score.toFixed(3)}: ${hit.captions[0] ?? id}` : text || id;
+  return h("li", {}, h(
+    "a",
+    { class: "ticket", href: link("match", { image: id, text }), "aria-label": label },
+    h("span", { class: "shot" }, image(id, 320, "")),
+    h("span", { class: "stub" },
+      hit
+        ? [
+            h("span", { class: "line" },
+              h("span", { class: "rank" }, `No. ${hit.rank}`),
+              h("span", { class: "score" }, hit.score.toFixed(3))),
+            h("span", { class: "bar" }, h("i", { style: { width: `${Math.max(2, 100 * share)}%` } })),
+          ]
+        : h("span", { class: "says" }, text || id)),
+  ));
+}
+
+async function byImage(results, id) {
+  const found = await post("/api/search", { image: id, k: 15 });
+  const top = Math.max(...found.hits.map((hit) => hit.score), 1e-9);
+  const items = found.hits.map((hit) =>
+    h("a", { class: "sentence-hit", href: link("match", { image: id, text: hit.text }) },
+      h("span", { class: "says" }, hit.text),
+      h("span", { class: "score" }, hit.score.toFixed(3)),
+      h("span", { class: "bar" }, h("i", { style: { width: `${Math.max(2, (100 * hit.score) / top)}%` } }))));
+  roving(items, true);
+  results.replaceChildren(
+    h("h2", {}, "Sentences that fit this image best"),
+    h("div", { class: "by-image" },
+      h("figure", { class: "asked" }, image(id, 640, "The image you searched with"),
+        h("figcaption", {}, h("a", { href: link("match", { image: id, text: found.hits[0]?.text ?? "" }) },
+          "Write a sentence of your own"))),
+      h("div", { class: "sentences" }, items)),
+  );
+  say(`${found.hits.length} sentences found`);
+}
+
+// Arrow keys go over the grid as the eye does.
+function arrows(grid) {
+  grid.addEventListener("keydown", (event) => {
+    const cards = [...grid.querySelectorAll(".ticket")];
+    const at = cards.indexOf(event.target.closest(".ticket"));
+    if (at < 0) return;
+    const across = cards.filter((one) => Math.abs(one.offsetTop - cards[0].offsetTop) < 4).length || 1;
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: across, ArrowUp: -across }[event.key];
+    if (!step || !cards[at + step]) return;
+    event.preventDefault();
+    cards[at + step].focus();
+  });
+}
