@@ -61,14 +61,20 @@ def load_pairs(
 
 
 def create(name: str, pairs: Pairs, *, seed: int = 0, **options: Any) -> Model:
-    """A new model by name for a data set: ``create("rvse-mlp", pairs, embed_size=256)``."""
+    """A new model by name for a data set: ``create("rvse-mlp", pairs, embed_size=256)``.
+
+    ``start="runs/a"`` gives it the weights of another run.
+    """
     import torch
 
+    from counterfoil.models.start import start_from
+
     torch.manual_seed(seed)
-    model = create_model(
-        build_config({"model": {"name": name, **options}}, f"create('{name}')").model, pairs.train
-    )
+    config = build_config({"model": {"name": name, **options}}, f"create('{name}')").model
+    model = create_model(config, pairs.train)
     model.fragments_from = pairs.train.fragments.made_by if pairs.train.fragments else None
+    if config.start:
+        start_from(model, config.start)
     return model
 
 

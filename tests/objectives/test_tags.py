@@ -228,7 +228,7 @@ def test_the_loss_is_what_plain_loops_over_single_sentences_find(split, kind, an
     written = remembered(objective, split, model)
     loss, diagnostics = step(objective, model, batch_of(split, model, captions + others))
     made, table, heads = written.last, model.text_encoder.embed.weight, model.matcher.heads
-    fills, ranks, told, fixed, below = [], [], [], [], []
+    fills, ranks, told, fixed, below, gaps = [], [], [], [], [], []
     for row, caption in enumerate(captions):
         image, length = caption // 2, int(made.captions.mask[row].sum())
         true = made.captions.ids[row][:length]
@@ -244,6 +244,7 @@ def test_the_loss_is_what_plain_loops_over_single_sentences_find(split, kind, an
             negative = score(model, split, image, words_of(model, foil))
             ranks.append(max(0.0, 0.1 + negative - positive))
             below.append(positive > negative)
+            gaps.append(positive - negative)
             states = logits_one_by_one(model, split, image, foil[:length])
             for place, state in enumerate(states):
                 same = foil[place] == true[place]
@@ -260,6 +261,8 @@ def test_the_loss_is_what_plain_loops_over_single_sentences_find(split, kind, an
         expected += 0.7 * mean(told) + 1.3 * mean(fixed)
     assert loss.item() == pytest.approx(expected, rel=1e-4)
     assert float(diagnostics["tags/accuracy"]) == pytest.approx(mean(below))
+    assert float(diagnostics["tags/gap"]) == pytest.approx(mean(gaps), abs=1e-5)
+    assert float(diagnostics["tags/difficulty"]) == pytest.approx(mean([g < 0 for g in gaps]))
 
 
 def test_gradients_reach_every_head_the_layers_and_the_word_vectors(split) -> None:

@@ -8,19 +8,24 @@ from typing import NoReturn
 
 import typer
 
+from counterfoil.cli.audit import audit
 from counterfoil.cli.correct import correct
 from counterfoil.cli.data import data_app
 from counterfoil.cli.demo import demo
 from counterfoil.cli.evaluate import evaluate
 from counterfoil.cli.explain import explain
 from counterfoil.cli.features import features
+from counterfoil.cli.foil_report import foil_report
+from counterfoil.cli.foils import foils
 from counterfoil.cli.guide import guide_app
 from counterfoil.cli.import_ import import_
 from counterfoil.cli.index import index_app
+from counterfoil.cli.judge import judge
 from counterfoil.cli.models import models
 from counterfoil.cli.reproduce import reproduce
 from counterfoil.cli.score import score
 from counterfoil.cli.search import search
+from counterfoil.cli.serve import serve
 from counterfoil.cli.train import train
 from counterfoil.errors import CounterfoilError
 
@@ -44,7 +49,12 @@ app.command()(evaluate)
 app.command()(score)
 app.command()(explain)
 app.command()(correct)
+app.command()(foils)
+app.command("foil-report")(foil_report)
+app.command()(audit)
+app.command()(judge)
 app.command()(search)
+app.command()(serve)
 app.command()(models)
 app.command()(reproduce)
 app.command("import")(import_)

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from counterfoil.cli.output import (
-    CACHE_OPTION,
-    JSON_OPTION,
-    console,
-    parse_options,
-    print_json,
-    print_table,
-    progress,
-)
+from counterfoil.cli.evaluation_report import Found, show, show_comparison
+from counterfoil.cli.output import CACHE_OPTION, JSON_OPTION, parse_options, progress
 from counterfoil.errors import ConfigError
 
 if TYPE_CHECKING:
     from counterfoil.data.pairs import Split
     from counterfoil.evaluation.comparison import Comparison, RunResult
-    from counterfoil.evaluation.report import RetrievalReport
+    from counterfoil.evaluation.scoring import SplitScores
     from counterfoil.evaluation.word_foils import Foils
-    from counterfoil.evaluation.word_report import WordReport
     from counterfoil.models.model import Model
     from counterfoil.progress import Progress
 
@@ -65,6 +56,11 @@ def evaluate(
         Optional[int],  # noqa: UP045
         typer.Option(min=1, help="With --words: use so many captions, drawn at random."),
     ] = None,
+    shortlist: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--shortlist", help="A fast run: only the best of its scores are looked at."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="With --shortlist: how many a query.")] = 50,
     each: Annotated[
         bool, typer.Option("--each", help="Evaluate each run by itself; one table, a row a run.")
     ] = False,
@@ -86,10 +82,12 @@ def evaluate(
       counterfoil evaluate runs/a runs/b --split testall --folds 5 --json
       counterfoil evaluate my-model --data photos/captions.jsonl
       counterfoil evaluate runs/a runs/b runs/c --words --each --markdown --out table.md
+      counterfoil evaluate runs/tags-scenes --shortlist runs/vse-infty-scenes --top 50
 
     Ties count against the model: scoring everything alike gives R@1 near zero, not 100. With
     --words, captions of drawn scenes are made false by one to three words, and the effects of the
-    words are judged at finding them.
+    words are judged at finding them. A cross-encoder scores every pair by itself: with --shortlist
+    it scores only what a fast model finds, and how often the answer is among that is printed.
     """
     from counterfoil.training.load import evaluation_split
 
@@ -100,12 +98,18 @@ def evaluate(
         pairs = evaluation_split(run, data, format, parse_options(option or []), cache, bars)
         return pairs[split]
 
+    if shortlist is not None and (each or cxc is not None):
+        raise ConfigError(
+            "--shortlist judges one model or ensemble by its own pairs: leave out --each and --cxc"
+        )
     if each:
         if cxc is not None:
             raise ConfigError("--cxc judges one model or ensemble: leave out --each")
-        _show_comparison(_compare(runs, read, settings), out, markdown, as_json)
+        show_comparison(_compare(runs, read, settings), out, markdown, as_json)
     else:
-        _show(_together(runs, read(runs[0]), settings, cxc), out, markdown, as_json)
+        found = read(runs[0])
+        first = _first_stage(shortlist, top, read, found, settings) if shortlist else None
+        show(_together(runs, found, settings, cxc, first), out, markdown, as_json)
 
 
 @dataclass(frozen=True)
@@ -128,21 +132,80 @@ class _Settings:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """The reports of one model or ensemble, and the images it could not read."""
+class _FirstStage:
+    """A fast run that finds ``top`` candidates for each query, and its scores of the split."""
 
-    retrieval: RetrievalReport
-    words: WordReport | None
-    skipped: list[str]
+    name: str
+    top: int
+    scores: SplitScores
+
+
+def _first_stage(
+    run: Path, top: int, read: Callable[[Path], Split], split: Split, settings: _Settings
+) -> _FirstStage:
+    from counterfoil.evaluation.scoring import score_split
+    from counterfoil.training.load import load_model
+
+    own = read(run)
+    _check_same(run, own, split, settings.split)
+    scores = score_split(load_model(run, settings.device), own, progress=settings.bars)
+    return _FirstStage(run.resolve().name, top, scores)
+
+
+def _check_same(run: Path, split: Split, first: Split, name: str) -> None:
+    if list(split.ids) != list(first.ids) or split.texts != first.texts:
+        raise ConfigError(
+            f"{run} has other images or captions in its split '{name}' than the first run: name "
+            "one data set for all with --data"
+        )
 
 
 def _judge(
-    models: list[Model], split: Split, made: Foils | None, settings: _Settings, cxc: Path | None
-) -> _Found:
-    from counterfoil.evaluation.evaluate import report_scores
-    from counterfoil.evaluation.scoring import score_split
+    models: list[Model],
+    split: Split,
+    made: Foils | None,
+    settings: _Settings,
+    cxc: Path | None,
+    first: _FirstStage | None = None,
+) -> Found:
     from counterfoil.evaluation.word_effects import average_words, measure_words
     from counterfoil.evaluation.words import report_words
+
+    found = (
+        _by_two_stages(models, split, settings, first)
+        if first is not None
+        else _by_all_pairs(models, split, settings, cxc)
+    )
+    if made is None:
+        return found
+    effects = [measure_words(model, split, made.cases, settings.bars) for model in models]
+    words = report_words(average_words(effects), made, settings.split, bootstrap=settings.bootstrap)
+    return replace(found, words=words)
+
+
+def _by_two_stages(
+    models: list[Model], split: Split, settings: _Settings, first: _FirstStage
+) -> Found:
+    from counterfoil.evaluation.shortlist import score_two_stages
+
+    found = score_two_stages(
+        models,
+        split,
+        first.scores,
+        name=first.name,
+        top=first.top,
+        folds=settings.folds,
+        progress=settings.bars,
+    )
+    report = found.report(settings.split, folds=settings.folds, bootstrap=settings.bootstrap)
+    return Found(report, None, found.skipped, found.lists)
+
+
+def _by_all_pairs(
+    models: list[Model], split: Split, settings: _Settings, cxc: Path | None
+) -> Found:
+    from counterfoil.evaluation.evaluate import report_scores
+    from counterfoil.evaluation.scoring import score_split
 
     scores = [score_split(model, split, progress=settings.bars) for model in models]
     positives = None
@@ -157,16 +220,16 @@ def _judge(
         bootstrap=settings.bootstrap,
         positives=positives,
     )
-    words = None
-    if made is not None:
-        effects = [measure_words(model, split, made.cases, settings.bars) for model in models]
-        words = report_words(
-            average_words(effects), made, settings.split, bootstrap=settings.bootstrap
-        )
-    return _Found(report, words, scores[0].skipped)
+    return Found(report, None, scores[0].skipped)
 
 
-def _together(runs: list[Path], split: Split, settings: _Settings, cxc: Path | None) -> _Found:
+def _together(
+    runs: list[Path],
+    split: Split,
+    settings: _Settings,
+    cxc: Path | None,
+    first: _FirstStage | None = None,
+) -> Found:
     """One model, or several as an ensemble."""
     from counterfoil.training.load import load_model
 
@@ -174,7 +237,7 @@ def _together(runs: list[Path], split: Split, settings: _Settings, cxc: Path | N
     models = [load_model(run, settings.device) for run in runs]
     if len({(model.fragments_from, str(model.fragments_options)) for model in models}) > 1:
         raise ConfigError("these runs read different features: evaluate them with --each")
-    return _judge(models, split, made, settings, cxc)
+    return _judge(models, split, made, settings, cxc, first)
 
 
 def _compare(runs: list[Path], read: Callable[[Path], Split], settings: _Settings) -> Comparison:
@@ -187,11 +250,7 @@ def _compare(runs: list[Path], read: Callable[[Path], Split], settings: _Setting
     results: list[RunResult] = []
     for run in runs:
         split = read(run)
-        if list(split.ids) != list(first.ids) or split.texts != first.texts:
-            raise ConfigError(
-                f"{run} and {runs[0]} have other images or captions in their split "
-                f"'{settings.split}': name one data set for all with --data"
-            )
+        _check_same(run, split, first, settings.split)
         model = load_model(run, settings.device)
         found = _judge([model], split, made, settings, None)
         name = run.resolve().name
@@ -199,52 +258,3 @@ def _compare(runs: list[Path], read: Callable[[Path], Split], settings: _Setting
             RunResult(run=name, model=model.spec.name, retrieval=found.retrieval, words=found.words)
         )
     return Comparison(split=settings.split, runs=tuple(results))
-
-
-def _show(found: _Found, out: Path | None, markdown: bool, as_json: bool) -> None:
-    report, words = found.retrieval, found.words
-    tree = json.loads(report.to_json())
-    if words is not None:
-        tree["words"] = json.loads(words.to_json())
-    page = report.to_markdown() + (f"\n{words.to_markdown()}" if words is not None else "")
-    if found.skipped:
-        tree["skipped_images"] = found.skipped
-        page += f"\n{len(found.skipped)} images could not be read and were left out.\n"
-    _write(out, tree, page)
-    if as_json:
-        print_json(tree)
-    elif markdown:
-        typer.echo(page)
-    else:
-        print_table(report.rows(), title=report.headline())
-        if report.extended is not None:
-            print_table(report.extended.rows())
-        console().print(f"{report.tie_rule}", highlight=False)
-        if words is not None:
-            print_table(words.rows(), title=words.headline())
-            console().print(words.notes(), highlight=False, markup=False)
-        if found.skipped:
-            console().print(f"{len(found.skipped)} images skipped, the first: {found.skipped[0]}")
-
-
-def _show_comparison(
-    comparison: Comparison, out: Path | None, markdown: bool, as_json: bool
-) -> None:
-    tree = json.loads(comparison.to_json())
-    _write(out, tree, comparison.to_markdown())
-    if as_json:
-        print_json(tree)
-    elif markdown:
-        typer.echo(comparison.to_markdown())
-    else:
-        print_table(comparison.rows(), title=comparison.headline())
-        console().print(comparison.notes(), highlight=False, markup=False)
-
-
-def _write(out: Path | None, tree: dict[str, Any], page: str) -> None:
-    if out is None:
-        return
-    from counterfoil.files import write_atomically
-
-    as_markdown = out.suffix.lower() == ".md"
-    write_atomically(out, page if as_markdown else json.dumps(tree, ensure_ascii=False, indent=2))

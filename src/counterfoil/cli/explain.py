@@ -102,10 +102,17 @@ class ImageSource:
 
     def read(self, model: Model, image: str) -> tuple[Fragments, Image.Image | None]:
         """Fragments of the kind the model reads, and pixels where there are any."""
+        fragments, pixels, _ = self.read_with_captions(model, image)
+        return fragments, pixels
+
+    def read_with_captions(
+        self, model: Model, image: str
+    ) -> tuple[Fragments, Image.Image | None, list[str]]:
+        """The same, and the captions that the data set has of the image; a file has none."""
         from counterfoil.training.load import evaluation_split
 
         if Path(image).is_file():
-            return _from_file(model, self.run, Path(image))
+            return (*_from_file(model, self.run, Path(image)), [])
         _refuse_missing_file(image, self.run, self.data)
         options, bars = parse_options(self.option), progress(quiet=self.quiet)
         pairs = evaluation_split(self.run, self.data, self.format, options, self.cache, bars)
@@ -145,8 +152,10 @@ def _refuse_missing_file(image: str, run: Path, data: str | None) -> None:
         )
 
 
-def _from_data(pairs: Pairs, image: str, split: str | None) -> tuple[Fragments, Image.Image | None]:
-    """Fragments and pixels, where there are any, of an image by its id."""
+def _from_data(
+    pairs: Pairs, image: str, split: str | None
+) -> tuple[Fragments, Image.Image | None, list[str]]:
+    """Fragments, pixels where there are any, and captions of an image by its id."""
     from counterfoil.data.images import open_image
     from counterfoil.errors import DataError, nearest
 
@@ -166,7 +175,7 @@ def _from_data(pairs: Pairs, image: str, split: str | None) -> tuple[Fragments, 
     if one.fragments is None:
         raise DataError(f"split '{one.name}' has no fragments; extract features first")
     pixels = open_image(one.pixels[index]) if one.pixels is not None else None
-    return one.fragments.read(index), pixels
+    return one.fragments.read(index), pixels, list(one.captions[index])
 
 
 def _print(match: Match) -> None:

@@ -28,7 +28,10 @@ def features(
     backbone: Annotated[
         Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
         typer.Option(
-            "--backbone", "-b", help="efficientnet-lite, transformers, onnx, crops or segments."
+            "--backbone",
+            "-b",
+            help="efficientnet-lite, transformers, timm:NAME, onnx, crops, joined, pixels or "
+            "segments.",
         ),
     ] = None,
     option: Annotated[

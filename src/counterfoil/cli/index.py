@@ -84,6 +84,12 @@ def build(
             "maxsim: one vector for each fragment. auto: fitted for matchers of fragments."
         ),
     ] = "auto",
+    first: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--first", help="Run of a model of whole vectors that finds the shortlist instead."
+        ),
+    ] = None,
     dtype: Annotated[
         Literal["float16", "float32"], typer.Option(help="Numbers on disk.")
     ] = "float16",
@@ -107,6 +113,7 @@ def build(
       counterfoil index runs/naaf-scenes --split test --out index
       counterfoil index runs/naaf my_photos/ --out index --first-stage maxsim
       counterfoil index runs/vse photos.jsonl --out index --backend faiss --set kind=ivfpq
+      counterfoil index runs/tags-scenes --first runs/vse-infty-scenes --split test --out index
     """
     from counterfoil.search import SearchIndex
     from counterfoil.training.load import evaluation_split, load_model
@@ -121,6 +128,7 @@ def build(
         backend=backend,
         backend_options=options,
         first_stage=first_stage,
+        first=load_model(first, device) if first is not None else None,
         fit_on=splits,
         progress=bars,
         dtype=dtype,
@@ -297,11 +305,17 @@ def _show(tree: dict[str, Any]) -> None:
             ["model", f"{tree['model']['name']} ({tree['model']['sha256'][:12]})"],
             ["images", f"{tree['images']:,}"],
             ["captions", f"{tree['captions']:,}"],
-            ["first stage", f"{tree['backend']}, {tree['first_stage']}, {tree['dtype']}"],
+            ["first stage", f"{tree['backend']}, {_first_stage(tree)}, {tree['dtype']}"],
             ["shortlist", f"{tree['shortlist']:,}"],
             ["size", f"{tree['bytes'] / 1e6:,.1f} MB"],
         ]
     )
+
+
+def _first_stage(tree: dict[str, Any]) -> str:
+    if "first_model" not in tree:
+        return str(tree["first_stage"])
+    return f"vectors of {tree['first_model']['name']} ({tree['first_model']['sha256'][:12]})"
 
 
 def _print_recall(found: list[Recall]) -> None:

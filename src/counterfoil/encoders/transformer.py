@@ -15,7 +15,10 @@ EPS = 1e-12
 """Of every layer normalisation, as BERT has it."""
 
 SPREAD = 0.02
-"""Standard deviation of new weights."""
+"""Standard deviation of new weights, as BERT has it."""
+
+BASE = 768
+"""Inputs of a layer of BERT-base, which that is made for; with fewer, new weights are wider."""
 
 HEAD_WIDTH = 64
 """Numbers of one attention head where their count is not given."""
@@ -133,10 +136,19 @@ class Transformer(nn.Module):
         return x
 
 
+def spread_for(inputs: int) -> float:
+    """Standard deviation of the new weights of a layer with so many inputs.
+
+    With few of them, sums of BERT's small weights are next to nothing, so is all that is not linear
+    in a layer, and a small model from nothing learns no matching at all.
+    """
+    return SPREAD if inputs >= BASE else max(inputs, HEAD_WIDTH) ** -0.5
+
+
 def initialise(module: nn.Module) -> None:
-    """New weights as BERT draws them: N(0, 0.02), biases zero, normalisations neutral."""
+    """New weights as BERT draws them, wider in small models; biases zero, norms neutral."""
     for part in module.modules():
         if isinstance(part, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(part.weight, std=SPREAD)
+            nn.init.normal_(part.weight, std=spread_for(part.weight.shape[1]))
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)

@@ -141,9 +141,9 @@ class RetrievalReport(Report):
 
     def to_markdown(self) -> str:
         """The headline, the table and the notes that make the numbers comparable."""
-        parts = [self.headline(), "", *_markdown_table(self.rows())]
+        parts = [self.headline(), "", *markdown_table(self.rows())]
         if self.extended is not None:
-            parts += ["", *_markdown_table(self.extended.rows())]
+            parts += ["", *markdown_table(self.extended.rows())]
         notes = [f"R@K is the hit rate in percent; {self.tie_rule}"]
         if self.bootstrap:
             notes.append(
@@ -156,6 +156,6 @@ def _bracket(bounds: tuple[float, float] | None) -> str:
     return f" [{bounds[0]:.1f}, {bounds[1]:.1f}]" if bounds else ""
 
 
-def _markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
+def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
     rule = ("---",) + ("---:",) * (len(rows[0]) - 1)
     return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]

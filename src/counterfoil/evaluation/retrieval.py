@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -31,8 +31,11 @@ def retrieval(
     bootstrap: int = 1000,
     seed: int = 0,
     positives: ExtendedPositives | None = None,
+    text_scores: ScoreMatrix | None = None,
 ) -> RetrievalReport:
     """Evaluate ``scores[image, text]``, where text ``j`` describes image ``image_of[j]``.
+
+    ``text_scores`` [image, text] are those for text to image, where they are others.
 
     ``protocol="folds"`` cuts the images, with their captions, into ``folds`` contiguous parts and
     reports the mean over them (COCO 1K is five folds of the 5K test images). ``bootstrap=0`` leaves
@@ -44,11 +47,16 @@ def retrieval(
     """
     shape = check_matrix(scores)
     owners = check_image_of(image_of, shape)
+    if text_scores is not None and check_matrix(text_scores) != shape:
+        raise DataError(
+            f"text_scores: shape {tuple(text_scores.shape)}, but scores have shape {shape}"
+        )
     ks = _check_options(shape, owners, protocol, folds, ks, bootstrap, positives)
     if protocol == "full":
-        parts = [_Part(count_ranks(scores, owners), owners, ks)]
+        parts = [_Part(_ranks(scores, text_scores, owners), owners, ks)]
     else:
-        parts = [_fold(scores, owners, span, ks) for span in fold_spans(shape[0], folds)]
+        spans = fold_spans(shape[0], folds)
+        parts = [_fold(scores, text_scores, owners, span, ks) for span in spans]
     i2t, t2i = (_direction(parts, side, ks) for side in ("i2t", "t2i"))
     report = RetrievalReport(
         split=split,
@@ -118,8 +126,19 @@ def _measures(ranks: Counts, ks: tuple[int, ...]) -> Values:
     return np.stack([*hits, ranks + 1.0, 1.0 / (ranks + 1.0)], axis=1)
 
 
+def _ranks(scores: ScoreMatrix, text_scores: ScoreMatrix | None, image_of: Indices) -> Ranks:
+    found = count_ranks(scores, image_of)
+    if text_scores is None:
+        return found
+    return replace(found, t2i=count_ranks(text_scores, image_of).t2i)
+
+
 def _fold(
-    scores: ScoreMatrix, image_of: Indices, span: tuple[int, int], ks: tuple[int, ...]
+    scores: ScoreMatrix,
+    text_scores: ScoreMatrix | None,
+    image_of: Indices,
+    span: tuple[int, int],
+    ks: tuple[int, ...],
 ) -> _Part:
     first, last = span
     texts = np.flatnonzero((image_of >= first) & (image_of < last))
@@ -129,7 +148,8 @@ def _fold(
     contiguous = texts[-1] - texts[0] + 1 == len(texts)
     columns = slice(int(texts[0]), int(texts[-1]) + 1) if contiguous else texts
     owners = image_of[texts] - first
-    return _Part(count_ranks(scores[first:last][:, columns], owners), owners, ks)
+    other = text_scores[first:last][:, columns] if text_scores is not None else None
+    return _Part(_ranks(scores[first:last][:, columns], other, owners), owners, ks)
 
 
 def _direction(parts: list[_Part], side: str, ks: tuple[int, ...]) -> DirectionReport:

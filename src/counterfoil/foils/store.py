@@ -23,6 +23,7 @@ class StoredFoil:
 
     ``positions`` are the places at which it differs from the caption, among the `words` of both;
     ``kind`` says what was falsified, ``score`` is how well the generator thinks it matches.
+    ``caption_id`` says which caption of its image it was made from, as ``IMAGE#0``.
     """
 
     image: str
@@ -31,12 +32,14 @@ class StoredFoil:
     positions: tuple[int, ...] = ()
     kind: str = ""
     score: float | None = None
+    caption_id: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         if self.score is not None and not math.isfinite(self.score):
             raise DataError(f"image '{self.image}': the score of a foil is {self.score}")
         return {
             "image": self.image,
+            **({"caption_id": self.caption_id} if self.caption_id else {}),
             "caption": self.caption,
             "foil": self.foil,
             "positions": list(self.positions),
@@ -62,10 +65,11 @@ def _parsed(line: bytes, where: str) -> StoredFoil:
         image, caption, foil = (record[key] for key in ("image", "caption", "foil"))
         positions = tuple(int(place) for place in record.get("positions", ()))
         kind, score = str(record.get("kind", "")), record.get("score")
+        caption_id = str(record.get("caption_id", ""))
         if not all(isinstance(text, str) for text in (image, caption, foil)):
             raise TypeError("'image', 'caption' and 'foil' must be text")
         score = None if score is None else float(score)
-        return StoredFoil(image, caption, foil, positions, kind, score)
+        return StoredFoil(image, caption, foil, positions, kind, score, caption_id)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
             f'{where}: expected {{"image": …, "caption": …, "foil": …}}, got '
@@ -84,7 +88,7 @@ class FoilWriter:
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
         self.path, self.partial = path, path.with_name(path.name + PARTIAL)
         self.settings: dict[str, Any] = json.loads(json_bytes(dict(settings or {})))
-        self._done: set[tuple[str, str]] = set()
+        self._done: dict[tuple[str, str], int] = {}
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> FoilWriter:
@@ -112,6 +116,10 @@ class FoilWriter:
     def is_done(self, image: str, caption: str) -> bool:
         return (image, caption) in self._done
 
+    def found(self) -> list[int]:
+        """How many foils each caption has that is done, by earlier writers too."""
+        return list(self._done.values())
+
     def add(self, image: str, caption: str, foils: Iterable[StoredFoil]) -> None:
         """All the foils of a caption, which may be none; again for the same one does nothing."""
         if self.is_done(image, caption):
@@ -120,7 +128,7 @@ class FoilWriter:
         if any((r["image"], r["caption"]) != (image, caption) for r in records):
             raise ValueError("a foil belongs to another caption than it was added to")
         self._write({"image": image, "caption": caption, "foils": records})
-        self._done.add((image, caption))
+        self._done[image, caption] = len(records)
 
     def _write(self, value: dict[str, Any]) -> None:
         if self._file is None:
@@ -138,7 +146,7 @@ class FoilWriter:
                     f"{self.settings}); delete it to begin anew, or write to another file"
                 )
             if good:
-                self._done.add((value["image"], value["caption"]))
+                self._done[value["image"], value["caption"]] = len(value["foils"])
             good += len(line)
         return good
 

@@ -109,6 +109,8 @@ class Tags(Objective):
         with torch.no_grad():
             diagnostics = {
                 "tags/accuracy": global_mean((gaps > 0).float()),
+                "tags/difficulty": global_mean((gaps < 0).float()),
+                "tags/gap": global_mean(gaps),
                 "tags/kept": global_mean(generated.real.sum(1).float()),
                 "tags/mlm": masks.detach(),
                 "tags/rank": rank.detach(),

@@ -37,6 +37,9 @@ class RunSpec(Layers):
     beside: Tree = Field(
         default_factory=dict, description="terms added to its objective, whatever that is"
     )
+    change: Tree = Field(
+        default_factory=dict, description="single keys by their full names, in every layer"
+    )
 
 
 class DataSet(Section):

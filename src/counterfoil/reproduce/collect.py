@@ -6,12 +6,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from counterfoil.evaluation.evaluate import flat_metrics
+from counterfoil.reproduce.foil_judge import FoilJudge
 from counterfoil.reproduce.judge import Judge
+from counterfoil.reproduce.measures import MeasureColumn
 from counterfoil.reproduce.plan import Plan
 from counterfoil.reproduce.planned import PlannedRun
-from counterfoil.reproduce.results import Curve, Found, Measure, Plot, Reproduction
+from counterfoil.reproduce.results import (
+    Curve,
+    Found,
+    Measure,
+    Plot,
+    Reproduction,
+    ShownMeasure,
+)
 from counterfoil.reproduce.runner import Outcome, describe
-from counterfoil.reproduce.spec import METRICS, Curves, Panel, Row, Scatter
+from counterfoil.reproduce.spec import METRICS, Curves, Panel, Row, Scatter, Table
 from counterfoil.reproduce.sweep import Point, Sweep
 from counterfoil.training.metrics import read_metrics
 
@@ -56,6 +65,14 @@ def collect(plan: Plan, outcome: Outcome, judge: Judge) -> Reproduction:
             for row, spec in zip(rows, artefact.rows, strict=True)
         ]
     plots = collector.plots(artefact) if isinstance(artefact, Curves) else []
+    if isinstance(artefact, Table):
+        foil_judge = FoilJudge(judge, artefact.foils)
+        rows = [
+            collector.with_measures(row, spec, artefact.measures, foil_judge)
+            for row, spec in zip(rows, artefact.rows, strict=True)
+        ]
+        shown = [ShownMeasure(title=c.title, decimals=c.decimals) for c in artefact.measures]
+        found = found.model_copy(update={"metrics": artefact.metrics, "measures": shown})
     return found.model_copy(update={"columns": artefact.columns, "rows": rows, "plots": plots})
 
 
@@ -66,7 +83,11 @@ class _Collector:
     def row(self, row: Row) -> Found:
         seeds = list(zip(*(self.plan.runs[name] for name in row.members), strict=True))
         found = Found(
-            label=row.label, published=row.published, note=row.note, quoted=row.published_only
+            label=row.label,
+            published=row.published,
+            published_measures=row.published_measures,
+            note=row.note,
+            quoted=row.published_only,
         )
         return self._scored(found, seeds)
 
@@ -100,6 +121,29 @@ class _Collector:
         return found.model_copy(
             update={"numbers": numbers, "errors": errors, "missing": missing, "runs": folders}
         )
+
+    def with_measures(
+        self, found: Found, row: Row, columns: Sequence[MeasureColumn], judge: FoilJudge
+    ) -> Found:
+        """The columns besides recalls, of rows that are one run each."""
+        if row.run is None:
+            return found
+        values: dict[str, list[float]] = {}
+        errors = list(found.errors)
+        for seed, run in enumerate(self.plan.runs[row.run]):
+            for column in columns:
+                writer = self.plan.runs[column.writer][seed] if column.writer else None
+                if any(one.state != "finished" for one in (run, writer) if one is not None):
+                    continue
+                try:
+                    value = judge.number(column, run, writer)
+                except Exception as error:  # the other columns and rows are wanted all the same
+                    errors.append(f"{run.title}, {column.title}: {describe(error)}")
+                    continue
+                if value is not None:
+                    values.setdefault(column.title, []).append(value)
+        numbers = {title: Measure.over(each) for title, each in values.items()}
+        return found.model_copy(update={"numbers": found.numbers | numbers, "errors": errors})
 
     def with_speed(self, found: Found, row: Row, repeats: int) -> Found:
         members = [self.plan.runs[name][0] for name in row.members]

@@ -41,7 +41,7 @@ class Judge:
         kept = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
         if kept.is_file():
             return _read(kept)
-        split = self._split(runs[0])
+        split = self.split_of(runs[0])
         models = [load_model(run.folder, run.config.train.device) for run in runs]
         if len({(model.fragments_from, str(model.fragments_options)) for model in models}) > 1:
             raise ConfigError("the members of this ensemble read different features")
@@ -52,7 +52,7 @@ class Judge:
 
     def speed(self, runs: Sequence[PlannedRun], repeats: int) -> Speed:
         """How fast these models together score the test split: the median of some timings."""
-        split = self._split(runs[0])
+        split = self.split_of(runs[0])
         models = [load_model(run.folder, run.config.train.device).eval() for run in runs]
         size = runs[0].config.evaluation.batch_size
         _time_once(models, split, size)  # the first time also warms caches and kernels
@@ -66,11 +66,16 @@ class Judge:
             device=_device_name(models[0]),
         )
 
-    def _split(self, run: PlannedRun) -> Split:
+    def pairs_of(self, run: PlannedRun) -> Pairs:
+        """The data of a run, read once."""
         key = run.config.data.model_dump_json()
         if key not in self._pairs:
             self._pairs[key] = read_data(run.config, self.cache, self.progress)
-        pairs, settings = self._pairs[key], run.config.evaluation
+        return self._pairs[key]
+
+    def split_of(self, run: PlannedRun) -> Split:
+        """The split that a run is judged on."""
+        pairs, settings = self.pairs_of(run), run.config.evaluation
         return pairs[settings.test_split if settings.test_split in pairs else settings.split]
 
 

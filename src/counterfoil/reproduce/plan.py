@@ -197,6 +197,9 @@ class _Maker:
                 tree = merge(tree, layers.scenes_smoke if self.settings.on_scenes else {})
         for term, options in _beside(chain).items():
             tree = apply_override(tree, f"objective.{term}={json.dumps(options)}")
+        changes = {key: value for spec in chain for key, value in spec.change.items()}
+        for key, value in changes.items():
+            tree = apply_override(tree, f"{key}={json.dumps(value)}")
         for override in filter(None, (change, *self.settings.overrides)):
             tree = apply_override(tree, override)
         first = tree.get("seed", 0)

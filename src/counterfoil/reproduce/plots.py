@@ -53,7 +53,8 @@ def charts_of(found: Reproduction) -> list[Chart]:
     scored = [row for row in found.rows if "rsum" in row.numbers]
     if found.kind == "table":
         pairs = [_pair(found, row) for row in found.rows]
-        return [Chart("rsum", "bars", found.title, "RSUM", pairs=pairs)] if scored else []
+        shown = scored and "rsum" in found.metrics
+        return [Chart("rsum", "bars", found.title, "RSUM", pairs=pairs)] if shown else []
     marks = [
         Mark(
             x,

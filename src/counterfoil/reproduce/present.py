@@ -43,13 +43,15 @@ def _how(found: Reproduction) -> str:
 
 
 def _rows(found: Reproduction) -> list[tuple[str, ...]]:
-    heads = HEADS if found.kind in ("table", "sweep") else HEADS[-1:]
-    metrics = METRICS if found.kind in ("table", "sweep") else METRICS[-1:]
+    metrics = _metrics(found)
+    heads = [_head(metric, metrics) for metric in metrics]
+    more = [measure.title for measure in found.measures]
     speed = ("Kpps", "Kpps, matching alone", "× slowest") if found.kind == "scatter" else ()
     slowest = min((row.speed.kpps for row in found.rows if row.speed), default=1.0)
-    table: list[tuple[str, ...]] = [(*found.columns, *heads, *speed)]
+    table: list[tuple[str, ...]] = [(*found.columns, *heads, *more, *speed)]
     for row in found.rows:
         cells = [_cell(row, metric, found.published_on) for metric in metrics]
+        cells += _measures(found, row)
         if row.errors and not row.numbers:
             cells[-1] = f"failed {cells[-1]}".strip()
         elif row.missing and not row.numbers:
@@ -66,6 +68,32 @@ def _cell(row: Found, metric: str, published_on: str | None) -> str:
     return " ".join(filter(None, (ours, f"({theirs:.1f})" if theirs is not None else "")))
 
 
+def _metrics(found: Reproduction) -> list[str]:
+    if found.kind == "table":
+        return found.metrics
+    return list(METRICS) if found.kind == "sweep" else [METRICS[-1]]
+
+
+def _head(metric: str, shown: Sequence[str]) -> str:
+    """R@5 stands beside R@1, which says the direction; where it does not, it says so itself."""
+    title, (side, _, _) = HEADS[METRICS.index(metric)], metric.partition("_")
+    if title.startswith("R@") and f"{side}_r1" not in shown:
+        return f"{side[0]}→{side[-1]} {title}"
+    return title
+
+
+def _measures(found: Reproduction, row: Found) -> list[str]:
+    cells = []
+    for place, measure in enumerate(found.measures):
+        number = row.numbers.get(measure.title)
+        ours = number.text(measure.decimals) if number is not None else ""
+        told = row.published_measures.get(found.published_on or "", [])
+        theirs = told[place] if told else None
+        quoted = f"({theirs:.{measure.decimals}f})" if theirs is not None else ""
+        cells.append(" ".join(filter(None, (ours, quoted))))
+    return cells
+
+
 def _speed(row: Found, slowest: float) -> tuple[str, ...]:
     if row.speed is None:
         return ("", "", "")
@@ -75,11 +103,11 @@ def _speed(row: Found, slowest: float) -> tuple[str, ...]:
 
 def _notes(found: Reproduction) -> list[str]:
     notes = [found.note] if found.note else []
-    if any(found.published_on in row.published for row in found.rows):
+    if any(found.published_on in _published(row) for row in found.rows):
         notes.append(f"In brackets: as published, on {found.published_title}.")
         if not found.same_data:
             notes.append("Ours are on other data: compare orders and differences, not values.")
-    elif found.data != "scenes" and any(row.published for row in found.rows):
+    elif found.data != "scenes" and any(_published(row) for row in found.rows):
         notes.append("Which published numbers belong to this data is not known: --published.")
     if found.seeds > 1:
         notes.append("± is the standard deviation over seeds (n − 1).")
@@ -99,6 +127,11 @@ def _notes(found: Reproduction) -> list[str]:
             notes.append(f"{row.name}: {row.missing} of {found.seeds} seeds not finished.")
         notes += [f"{row.name}: failed: {error}" for error in dict.fromkeys(row.errors)]
     return [_safe(note) for note in notes]
+
+
+def _published(row: Found) -> set[str]:
+    """Data sets that a row has any published number for."""
+    return {*row.published, *row.published_measures}
 
 
 def _safe(text: str) -> str:

@@ -10,6 +10,7 @@ from pydantic import Field
 from typing_extensions import Self
 
 from counterfoil.evaluation.report import Report
+from counterfoil.reproduce.spec import METRICS
 
 
 class Measure(Report):
@@ -46,12 +47,20 @@ class Speed(Report):
     device: str
 
 
+class ShownMeasure(Report):
+    """A column besides the recalls: under which name rows have it, and how it is written."""
+
+    title: str
+    decimals: int = 1
+
+
 class Found(Report):
     """One row: what its runs scored, what the paper says, what went wrong."""
 
     label: list[str]
     numbers: dict[str, Measure] = Field(default_factory=dict)
     published: dict[str, list[float | None]] = Field(default_factory=dict)
+    published_measures: dict[str, list[float | None]] = Field(default_factory=dict)
     runs: list[str] = Field(default_factory=list)
     quoted: bool = False
     errors: list[str] = Field(default_factory=list)
@@ -94,6 +103,8 @@ class Reproduction(Report):
     overrides: list[str]
     columns: list[str]
     rows: list[Found]
+    metrics: list[str] = Field(list(METRICS))
+    measures: list[ShownMeasure] = Field(default_factory=list)
     published_on: str | None = None
     published_title: str | None = None
     note: str | None = None

@@ -15,6 +15,7 @@ from typing_extensions import Self
 from counterfoil.config import Section
 from counterfoil.errors import ConfigError, nearest
 from counterfoil.reproduce.artefact import Artefact
+from counterfoil.reproduce.measures import FoilOptions, MeasureColumn
 from counterfoil.reproduce.sweep import Sweep
 
 METRICS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
@@ -30,6 +31,9 @@ class Row(Section):
     ensemble: list[str] = Field(default_factory=list)
     published_only: bool = False
     published: dict[str, list[float | None]] = Field(default_factory=dict)
+    published_measures: dict[str, list[float | None]] = Field(
+        default_factory=dict, description="one number for each measure of the table"
+    )
     note: str | None = Field(None, description="e.g. why the paper's numbers do not add up")
 
     @property
@@ -48,7 +52,7 @@ class Row(Section):
             raise ValueError(
                 f"row '{self.name}': needs exactly one of run, ensemble and published_only"
             )
-        if self.published_only and not self.published:
+        if self.published_only and not (self.published or self.published_measures):
             raise ValueError(f"row '{self.name}': published_only, but nothing is published")
         for data, numbers in self.published.items():
             self._check_numbers(data, numbers)
@@ -94,7 +98,7 @@ class _WithRows(Artefact):
                 raise ValueError(
                     f"row '{row.name}': {len(row.label)} labels for {len(self.columns)} columns"
                 )
-            for data in row.published:
+            for data in (*row.published, *row.published_measures):
                 if data not in self.data_sets:
                     raise ValueError(
                         f"row '{row.name}': unknown data set '{data}'"
@@ -109,13 +113,48 @@ class _WithRows(Artefact):
     @property
     def published_on(self) -> list[str]:
         """Data sets that any row has published numbers for, in the file's order."""
-        return [data for data in self.data_sets if any(data in row.published for row in self.rows)]
+        named = {data for row in self.rows for data in (*row.published, *row.published_measures)}
+        return [data for data in self.data_sets if data in named]
 
 
 class Table(_WithRows):
-    """Recalls both ways and RSUM of every row, beside what the paper says."""
+    """Recalls both ways and RSUM of every row, beside what the paper says.
+
+    ``metrics`` says which of these are shown; ``measures`` are columns besides them, measured on
+    foils as ``foils`` says.
+    """
 
     kind: Literal["table"]
+    metrics: list[str] = Field(list(METRICS))
+    measures: list[MeasureColumn] = Field(default_factory=list)
+    foils: FoilOptions = FoilOptions()
+
+    @property
+    def used(self) -> list[str]:
+        writers = [column.writer for column in self.measures if column.writer is not None]
+        return list(dict.fromkeys([*super().used, *writers]))
+
+    @model_validator(mode="after")
+    def _columns_fit(self) -> Self:
+        for metric in self.metrics:
+            if metric not in METRICS:
+                raise ValueError(
+                    f"metrics: unknown '{metric}'{nearest(metric, METRICS)} "
+                    f"(known: {', '.join(METRICS)})"
+                )
+        titles = [column.title for column in self.measures]
+        if len(set(titles)) < len(titles):
+            raise ValueError("measures: two columns have one title")
+        if not self.metrics and not self.measures:
+            raise ValueError("a table shows at least one of its metrics or measures")
+        for row in self.rows:
+            for data, numbers in row.published_measures.items():
+                if len(numbers) != len(titles):
+                    raise ValueError(
+                        f"row '{row.name}', {data}: {len(numbers)} published measures for "
+                        f"{len(titles)} columns"
+                    )
+        return self
 
 
 class Scatter(_WithRows):

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 
 from counterfoil.data.batches import pad_fragments
 from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError, nearest
-from counterfoil.evaluation.scoring import encode_texts
-from counterfoil.models.model import Model
 from counterfoil.progress import Progress
+from counterfoil.search.encoding import ItemEncoder
 from counterfoil.search.items import BLOCK, Block, write_blocks
 from counterfoil.search.references import as_json
 from counterfoil.search.store import Change
@@ -151,7 +149,7 @@ class _Addition:
         split, starts = self.split, range(0, len(self.split), BLOCK)
         for start in self.progress.track(starts, f"indexing images ({split.name})", len(starts)):
             chosen = range(start, min(start + BLOCK, len(split)))
-            encoded, kept = _encode_images(self.index.model, split, chosen, self.left_out)
+            encoded, kept = _encode_images(self.index.encoder, split, chosen, self.left_out)
             self.kept += kept
             if encoded is not None:
                 keys = self.first_key + np.array(kept, dtype=np.int64)
@@ -165,7 +163,7 @@ class _Addition:
         starts = range(0, len(chosen), 4 * BLOCK)
         for start in self.progress.track(starts, f"indexing captions ({split.name})", len(starts)):
             part = chosen[start : start + 4 * BLOCK]
-            encoded = encode_texts(self.index.model, [split.texts[t] for t in part])
+            encoded = self.index.encoder.texts([split.texts[t] for t in part])
             keys = self.first_key + len(split) + np.array(part, dtype=np.int64)
             about = []
             for text in part:
@@ -182,11 +180,10 @@ class _Addition:
         return about
 
 
-@torch.inference_mode()
 def _encode_images(
-    model: Model, split: Split, images: range, left_out: list[str]
+    encoder: ItemEncoder, split: Split, images: range, left_out: list[str]
 ) -> tuple[Encoded | None, list[int]]:
-    """Those of some images that can be read, with their boxes for explanations."""
+    """Those of some images that can be read."""
     assert split.fragments is not None  # noqa: S101 - `_chosen` saw to it
     items, kept = [], []
     for image in images:
@@ -197,7 +194,4 @@ def _encode_images(
             left_out.append(f"image {split.ids[image]}: {error}")
     if not items:
         return None, kept
-    batch = pad_fragments(items).to(model.device)
-    encoded = model.encode_images(batch)
-    regions = encoded.fragments is not None and encoded.mask.shape == batch.mask.shape
-    return (replace(encoded, boxes=batch.boxes) if regions else encoded), kept
+    return encoder.images(pad_fragments(items)), kept

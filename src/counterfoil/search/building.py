@@ -9,16 +9,16 @@ from typing import Any, get_args
 
 from counterfoil.data.pairs import Split
 from counterfoil.errors import ConfigError
-from counterfoil.evaluation.scoring import encode_texts
 from counterfoil.files import atomic_folder
 from counterfoil.models.model import Model
 from counterfoil.models.store import write_model
 from counterfoil.progress import Progress
 from counterfoil.search.backends import backends
+from counterfoil.search.encoding import ItemEncoder, check_first
 from counterfoil.search.fitting import enough_to_fit, fit_first_stage
 from counterfoil.search.identity import folder_digest
-from counterfoil.search.index import FIT, KIND, MANIFEST, SIDES, vectors_folder
-from counterfoil.search.proxy import Asked, FirstStageProxy, choose_form, pooled_vectors
+from counterfoil.search.index import FIRST, FIT, KIND, MANIFEST, SIDES, vectors_folder
+from counterfoil.search.proxy import Asked, FirstStage, FirstStageProxy, choose_form
 from counterfoil.search.store import SegmentStore
 
 SECRET = "api_key"  # noqa: S105 - the name of the option that is never written down
@@ -33,6 +33,7 @@ class Settings:
     first_stage: Asked
     dtype: str
     shortlist: int
+    first: Model | None = None
 
 
 def create_folder(
@@ -53,10 +54,10 @@ def create_folder(
     if settings.shortlist < 1:
         raise ConfigError(f"shortlist: at least 1, got {settings.shortlist}")
     backends.check(settings.backend, settings.options, where="backend")
-    form = choose_form(settings.first_stage, model, enough_to_fit(splits))
+    form = _form(settings, model, splits)
     _make_room(folder, overwrite, settings.options)
-    example = encode_texts(model, ["a"])
-    dim = pooled_vectors(model, example).rows.shape[1]
+    example = ItemEncoder(model, settings.first).texts(["a"])
+    dim = FirstStageProxy(model, form).alike(example).rows.shape[1]
     fit = None
     if form == "fitted":
         fit = fit_first_stage(model, splits, dim, progress)
@@ -66,6 +67,9 @@ def create_folder(
     with atomic_folder(folder) as new:
         (new / "model").mkdir()
         write_model(model, new / "model")
+        if settings.first is not None:
+            (new / FIRST).mkdir()
+            write_model(settings.first, new / FIRST)
         if fit is not None:
             fit.save(new / FIT)
         for side in SIDES:
@@ -81,7 +85,22 @@ def create_folder(
             "shortlist": settings.shortlist,
             "next_key": 0,
         }
+        if settings.first is not None:
+            name = settings.first.spec.name
+            header["first_model"] = {"name": name, "sha256": folder_digest(new / FIRST)}
         SegmentStore.create(new, KIND, header, SIDES, MANIFEST)
+
+
+def _form(settings: Settings, model: Model, splits: Sequence[Split]) -> FirstStage:
+    if settings.first is None:
+        return choose_form(settings.first_stage, model, enough_to_fit(splits))
+    if settings.first_stage != "auto":
+        raise ConfigError(
+            f"first_stage: '{settings.first_stage}' is made from the model itself, --first takes "
+            "another model's vectors: give either"
+        )
+    check_first(model, settings.first)
+    return "other"
 
 
 def _make_room(folder: Path, overwrite: bool, options: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
     INDEX/index.json        what counts: settings, segments, generation (see `store`)
     INDEX/segments/         encoded items, packed without padding, and what they are
     INDEX/model/            the model, a copy
+    INDEX/first/            the model that finds shortlists, where it is another
     INDEX/first_stage.safetensors  the fit, where the first stage is fitted
     INDEX/vectors/SIDE/     the first stage, one backend for images and one for captions
     INDEX/vectors/SIDE.json the generation that the first stage has caught up with
@@ -29,6 +30,7 @@ from counterfoil.files import write_atomically
 from counterfoil.models import Model, from_pretrained
 from counterfoil.progress import Progress, Silent
 from counterfoil.search.backends import VectorIndex, backends
+from counterfoil.search.encoding import ItemEncoder
 from counterfoil.search.fit import Fit
 from counterfoil.search.identity import folder_digest, model_digest
 from counterfoil.search.items import Items, Side
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 
 KIND, MANIFEST, WRITING = "search index", "index.json", "writing"
 SIDES: tuple[Side, ...] = get_args(Side)
-FIT = "first_stage.safetensors"
+FIT, FIRST = "first_stage.safetensors", "first"
 SHORTLIST = 200
 
 FLOATS_AT_ONCE = 1 << 26
@@ -60,9 +62,14 @@ class SearchIndex:
     """An index that is open; `build` makes one, `open` opens it again."""
 
     def __init__(
-        self, folder: Path, model: Model, backend_options: dict[str, Any] | None = None
+        self,
+        folder: Path,
+        model: Model,
+        backend_options: dict[str, Any] | None = None,
+        first: Model | None = None,
     ) -> None:
         self.folder, self.model = folder, model
+        self.encoder = ItemEncoder(model, first)
         self.store = SegmentStore(folder, KIND, MANIFEST)
         header = self.store.header
         form: FirstStage = header["first_stage"]
@@ -87,6 +94,7 @@ class SearchIndex:
         backend: str = "exact",
         backend_options: dict[str, Any] | None = None,
         first_stage: Asked = "auto",
+        first: Model | None = None,
         fit_on: Sequence[Split] | None = None,
         dtype: str = "float16",
         shortlist: int = SHORTLIST,
@@ -95,15 +103,17 @@ class SearchIndex:
     ) -> SearchIndex:
         """A new index of a model, with the images and captions of some pairs.
 
-        A fitted first stage is fitted on these, or on ``fit_on``.
+        A fitted first stage is fitted on these, or on ``fit_on``. With ``first``, a model of whole
+        vectors, that one finds the shortlist: for cross-encoders, which have nothing to do it with.
         """
         from counterfoil.search.building import Settings, create_folder
 
         folder, options = Path(folder), dict(backend_options or {})
-        settings = Settings(backend, options, first_stage, dtype, shortlist)
+        first = first.eval() if first is not None else None
+        settings = Settings(backend, options, first_stage, dtype, shortlist, first)
         splits = list(fit_on) if fit_on is not None else _splits(pairs)
         create_folder(folder, model.eval(), settings, splits, overwrite, progress or Silent())
-        index = cls(folder, model, options)
+        index = cls(folder, model, options, first)
         if pairs is not None:
             index.add(pairs, progress=progress)
         return index
@@ -119,11 +129,13 @@ class SearchIndex:
     ) -> SearchIndex:
         """An index on disk with the model in it, or with the same model, loaded already."""
         folder = Path(folder)
-        wanted = SegmentStore(folder, KIND, MANIFEST).header["model"]["sha256"]
-        if folder_digest(folder / "model") != wanted:
-            raise CheckpointError(
-                f"{folder / 'model'}: not the model that this index was made with; build it again"
-            )
+        header = SegmentStore(folder, KIND, MANIFEST).header
+        wanted = header["model"]["sha256"]
+        _check_model(folder / "model", wanted)
+        first = None
+        if "first_model" in header:
+            _check_model(folder / FIRST, header["first_model"]["sha256"])
+            first = from_pretrained(folder / FIRST).to(choose_device(device))
         if model is None:
             model = from_pretrained(folder / "model").to(choose_device(device))
         elif model_digest(model) != wanted:
@@ -131,7 +143,7 @@ class SearchIndex:
                 f"{folder}: made with another model (weights, words or settings differ); "
                 "use the model in the index, or build it again"
             )
-        return cls(folder, model.eval(), backend_options)
+        return cls(folder, model.eval(), backend_options, first)
 
     def __len__(self) -> int:
         """Number of images."""
@@ -292,6 +304,13 @@ class SearchIndex:
             return int(note["generation"])
         except (OSError, ValueError, KeyError, TypeError):
             return -1
+
+
+def _check_model(folder: Path, digest: str) -> None:
+    if folder_digest(folder) != digest:
+        raise CheckpointError(
+            f"{folder}: not the model that this index was made with; build it again"
+        )
 
 
 def _splits(pairs: Pairs | Split | Sequence[Split] | None) -> list[Split]:

@@ -20,7 +20,9 @@ from counterfoil.search.fit import Fit, features
 from counterfoil.search.items import Side
 from counterfoil.search.vectors import Vectors
 
-FirstStage = Literal["pooled", "fitted", "maxsim"]
+FirstStage = Literal["pooled", "fitted", "maxsim", "other"]
+"""``other``: vectors of another model, which lie beside what the matcher compares."""
+
 Asked = Literal["auto", "pooled", "fitted", "maxsim"]
 
 
@@ -34,6 +36,8 @@ class FirstStageProxy:
 
     @torch.inference_mode()
     def vectors(self, encoded: Encoded, side: Side) -> Vectors:
+        if self.form == "other":
+            return self.alike(encoded)
         if self.form == "pooled":
             return pooled_vectors(self.model, encoded)
         if self.form == "maxsim":
@@ -41,6 +45,14 @@ class FirstStageProxy:
         assert self.fit is not None  # noqa: S101 - an index with this form has one
         to = self.fit.images if side == "images" else self.fit.captions
         return Vectors.single((features(self.model, encoded).cpu() @ to).numpy())
+
+    @torch.inference_mode()
+    def alike(self, encoded: Encoded) -> Vectors:
+        """Vectors whose inner product says how alike two items of one side are."""
+        if self.form != "other":
+            return pooled_vectors(self.model, encoded)
+        assert encoded.pooled is not None  # noqa: S101 - `ItemEncoder` put it there
+        return Vectors.single(F.normalize(encoded.pooled.float(), dim=-1).cpu().numpy())
 
 
 @torch.inference_mode()

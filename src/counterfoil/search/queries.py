@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from PIL import Image
 
 from counterfoil.data.batches import pad_fragments
@@ -16,9 +15,9 @@ from counterfoil.data.texts import WordText
 from counterfoil.data.words import words
 from counterfoil.encoders import Encoded
 from counterfoil.errors import ConfigError, DataError
-from counterfoil.evaluation.scoring import encode_texts
 from counterfoil.features import extractors
 from counterfoil.models.model import Model
+from counterfoil.search.encoding import ItemEncoder
 from counterfoil.search.items import Side
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class Query:
     notes: list[str] = field(default_factory=list)
 
 
-def text_query(model: Model, text: str) -> Query:
+def text_query(model: Model, text: str, first: Model | None = None) -> Query:
     if len(text) > MOST_LETTERS:
         raise DataError(
             f"the query has {len(text):,} letters, at most {MOST_LETTERS:,} are read: shorten it"
@@ -55,16 +54,16 @@ def text_query(model: Model, text: str) -> Query:
         unknown = [word for word in asked if word not in model.text.vocabulary.index]
         if unknown:
             notes.append(f"words the model has never seen: {', '.join(dict.fromkeys(unknown))}")
-    return Query(text, "captions", encode_texts(model, [text]), notes)
+    return Query(text, "captions", ItemEncoder(model, first).texts([text]), notes)
 
 
 def image_query(index: SearchIndex, image: str | Path | Image.Image) -> Query:
     """A picture, an image file, or the id of an image in the index."""
     if isinstance(image, Image.Image):
-        return Query("image", "images", _encode(index.model, image.convert("RGB")))
+        return Query("image", "images", _encode(index.encoder, image.convert("RGB")))
     path = Path(image)
     if path.is_file():
-        return Query(str(image), "images", _encode(index.model, open_image(FileImage(path))))
+        return Query(str(image), "images", _encode(index.encoder, open_image(FileImage(path))))
     if path.is_dir():
         raise DataError(f"{image}: a folder; give an image file, or the id of an image")
     names = index.items["images"].names
@@ -77,15 +76,12 @@ def image_query(index: SearchIndex, image: str | Path | Image.Image) -> Query:
     return Query(str(image), "images", index.items["images"].encoded(key))
 
 
-@torch.inference_mode()
-def _encode(model: Model, pixels: Image.Image) -> Encoded:
+def _encode(encoder: ItemEncoder, pixels: Image.Image) -> Encoded:
+    model = encoder.model
     if model.fragments_from is None:
         raise ConfigError(
             "this model was trained on precomputed features, so it cannot read an image file; "
             "give the id of an image in the index instead"
         )
     extractor = extractors.create(model.fragments_from, model.fragments_options)
-    batch = pad_fragments([extractor.extract(pixels)]).to(model.device)
-    encoded = model.encode_images(batch)
-    regions = encoded.fragments is not None and encoded.mask.shape == batch.mask.shape
-    return replace(encoded, boxes=batch.boxes) if regions else encoded
+    return encoder.images(pad_fragments([extractor.extract(pixels)]))

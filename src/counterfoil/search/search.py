@@ -14,11 +14,11 @@ from torch import Tensor
 
 from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError
+from counterfoil.evaluation.scoring import score_all
 from counterfoil.models.explain import Match
 from counterfoil.models.model import Model
 from counterfoil.search.explain import explain_encoded
 from counterfoil.search.items import BLOCK, Side
-from counterfoil.search.proxy import pooled_vectors
 from counterfoil.search.queries import Query, image_query, text_query
 from counterfoil.search.scan import Best
 from counterfoil.search.table import Ids
@@ -181,7 +181,7 @@ def rerank(
         part = keys[start : start + BLOCK]
         items = index.items[target].encoded(part)
         if asked == target:
-            one, others = (pooled_vectors(index.model, x).rows for x in (query, items))
+            one, others = (index.proxy.alike(x).rows for x in (query, items))
             best.offer(part, torch.from_numpy(one @ others.T))
         else:
             best.offer(part, scores_of(index.model, target, query, items))
@@ -200,15 +200,15 @@ def exhaustive(index: SearchIndex, target: Side, queries: Encoded, k: int) -> tu
 def scores_of(model: Model, target: Side, queries: Encoded, items: Encoded) -> Tensor:
     """Scores [Q, B] on the CPU."""
     if target == "images":
-        return model.matcher(items, queries).T.float().cpu().contiguous()
-    return model.matcher(queries, items).float().cpu().contiguous()
+        return score_all(model, items, queries).T.contiguous()
+    return score_all(model, queries, items)
 
 
 def _query(index: SearchIndex, request: Request) -> Query:
     if (request.text is None) == (request.image is None):
         raise DataError("ask with a text or with an image, one of the two")
     if request.text is not None:
-        return text_query(index.model, request.text)
+        return text_query(index.model, request.text, index.encoder.first)
     assert request.image is not None  # noqa: S101 - for the type checker
     return image_query(index, request.image)
 

@@ -13,28 +13,42 @@ from torch.optim.lr_scheduler import LambdaLR
 from counterfoil.config import OptimiserConfig, ScheduleConfig
 from counterfoil.errors import ConfigError
 
+NORMS = (
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+)
+
 
 def create_optimiser(modules: nn.Module, config: OptimiserConfig) -> Optimizer:
-    """Groups: the language model at its reduced rate, everything else at the full one.
+    """Groups: what is pretrained at its reduced rate, everything else at the full one.
 
-    Single numbers, such as a learned temperature, do not decay.
+    Single numbers, such as a learned temperature, do not decay; nor do biases and the parameters of
+    normalisations where ``no_decay`` says so.
     """
-    marked = [part for part in modules.modules() if getattr(part, "pretrained", False)]
-    slow = {id(parameter) for part in marked for parameter in part.parameters()}
+    slow = _rate_factors(modules)
     trained = [p for p in modules.parameters() if p.requires_grad]
     if not trained:
         raise ConfigError("nothing to train: every parameter of the model is frozen")
+    kept = norms_and_biases(modules) if config.no_decay else set()
+    kept |= {id(p) for p in trained if id(p) not in slow and not p.ndim}
+    rates = {None: config.lr} | {
+        factor: config.lr * config.language_model_factor * factor
+        for factor in sorted(set(slow.values()), reverse=True)
+    }
     groups = [
-        {"params": [p for p in trained if id(p) not in slow and p.ndim], "lr": config.lr},
         {
-            "params": [p for p in trained if id(p) in slow],
-            "lr": config.lr * config.language_model_factor,
-        },
-        {
-            "params": [p for p in trained if id(p) not in slow and not p.ndim],
-            "lr": config.lr,
-            "weight_decay": 0.0,
-        },
+            "params": [
+                p for p in trained if slow.get(id(p)) == factor and (id(p) in kept) == still
+            ],
+            "lr": rate,
+            **({"weight_decay": 0.0} if still else {}),
+        }
+        for still in (False, True)
+        for factor, rate in rates.items()
     ]
     groups = [group for group in groups if group["params"]]
     betas = (config.betas[0], config.betas[1])
@@ -44,6 +58,27 @@ def create_optimiser(modules: nn.Module, config: OptimiserConfig) -> Optimizer:
         )
     kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
     return kind(groups, lr=config.lr, betas=betas, weight_decay=config.weight_decay)
+
+
+def norms_and_biases(modules: nn.Module) -> set[int]:
+    """Identities of every bias and of all parameters of normalisations."""
+    return {
+        id(parameter)
+        for part in modules.modules()
+        for name, parameter in part.named_parameters(recurse=False)
+        if isinstance(part, NORMS) or name.startswith("bias")
+    }
+
+
+def _rate_factors(modules: nn.Module) -> dict[int, float]:
+    """Of each pretrained parameter, by its id: 1, or what its tower says of its depth."""
+    factors: dict[int, float] = {}
+    for part in modules.modules():
+        if getattr(part, "pretrained", False):
+            of_depth = getattr(part, "rate_factor", None)
+            for name, parameter in part.named_parameters():
+                factors[id(parameter)] = of_depth(name) if of_depth is not None else 1.0
+    return factors
 
 
 def create_schedule(

@@ -16,6 +16,7 @@ from counterfoil.data.texts import TextProcessor
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.models.foil_maker import FoilMaker, cross_encoder_of
 from counterfoil.models.model import Model
+from counterfoil.models.start import same_ids
 from counterfoil.models.store import from_pretrained, model_folder
 from counterfoil.objectives.generation import GeneratorOptions
 from counterfoil.progress import Progress
@@ -101,14 +102,6 @@ class RunTeacher:
     @torch.no_grad()
     def scores(self, batch: PairBatch) -> Tensor:
         return score_batch(self.model, batch).scores
-
-
-def same_ids(one: TextProcessor, other: TextProcessor) -> bool:
-    """Whether two processors give every word the same id."""
-    if one.kind != other.kind or len(one) != len(other):
-        return False
-    mine, theirs = getattr(one, "vocabulary", None), getattr(other, "vocabulary", None)
-    return mine is None or theirs is None or mine.index == theirs.index
 
 
 def set_aside(split: Split, share: float, seed: int) -> tuple[Split, Split | None]:

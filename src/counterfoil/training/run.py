@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from counterfoil.collectives import rank, world_size
-from counterfoil.config import EvaluationConfig, RunConfig, load_config
+from counterfoil.config import EvaluationConfig, FeaturesConfig, RunConfig, load_config
 from counterfoil.data.load import is_named, load_pairs
 from counterfoil.data.noise import shuffled_captions, with_noise_index
 from counterfoil.data.pairs import Pairs
@@ -28,6 +28,9 @@ from counterfoil.evaluation.scoring import score_split
 from counterfoil.features import with_fragments
 from counterfoil.files import write_atomically
 from counterfoil.models import Model, create_model, from_pretrained, resolve
+from counterfoil.models.dual import pixel_options
+from counterfoil.models.start import start_from
+from counterfoil.models.store import model_folder
 from counterfoil.objectives import create_objective
 from counterfoil.progress import Progress, Silent
 from counterfoil.training.loop import RunResult, Trainer, choose_device, write_config
@@ -54,8 +57,10 @@ class FinishedRun:
     page: Path | None = None
 
 
-def read_data(config: RunConfig, cache: Path, progress: Progress) -> Pairs:
-    """The pairs of a config, every split with fragments."""
+def read_data(
+    config: RunConfig, cache: Path, progress: Progress, features: FeaturesConfig | None = None
+) -> Pairs:
+    """The pairs of a config, every split with fragments: its own, or those of ``features``."""
     pairs = load_pairs(
         config.data.source,
         config.data.format,
@@ -65,13 +70,26 @@ def read_data(config: RunConfig, cache: Path, progress: Progress) -> Pairs:
     )
     check_splits(config, pairs)
     pairs = with_noise(config, pairs)
-    features = config.data.features
+    features = features or wanted_features(config)
     pairs = with_fragments(pairs, cache, features.extractor, features.options, progress)
     widths = {split.name: split.fragments.dim for split in pairs if split.fragments is not None}
     if len(set(widths.values())) > 1:
         found = ", ".join(f"{name} {width}" for name, width in widths.items())
         raise DataError(f"data set '{pairs.name}': features of different widths ({found})")
     return pairs
+
+
+def wanted_features(config: RunConfig) -> FeaturesConfig:
+    """What a config says of features; a model that reads pixels has its own way of seeing them."""
+    stated, own = config.data.features, pixel_options(resolve(config.model))
+    if own is None:
+        return stated
+    if stated != FeaturesConfig() and not stated.extractor.startswith("pixels"):
+        raise ConfigError(
+            f"data.features: the model '{config.model.name}' reads pixels, not features of "
+            f"'{stated.extractor}'; leave data.features out"
+        )
+    return FeaturesConfig(extractor="pixels", options={**own, **stated.options})
 
 
 def with_noise(config: RunConfig, pairs: Pairs) -> Pairs:
@@ -151,6 +169,9 @@ def execute(
     """Train, evaluate the best checkpoint once on the test split, write the report."""
     progress = progress or Silent()
     config = _check_names(config)  # a misspelt name is found before any work is done
+    started = resume and (folder / "last").exists()
+    if config.model.start and not started:
+        _check_start(Path(config.model.start))
     if rank() == 0 and not resume:
         write_config(folder, config)
     pairs = _read_in_turn(config, cache, progress)
@@ -160,20 +181,34 @@ def execute(
     if skipped:
         counts = ", ".join(f"{number} × {kind}" for kind, number in skipped.items())
         progress.say(f"left out of the data: {counts} (see: counterfoil data inspect)")
-    started = resume and (folder / "last").exists()
-    if started:
-        model = from_pretrained(folder / "last")
-    else:
-        torch.manual_seed(config.seed)
-        model = create_model(config.model, pairs.train, config.data)
-        model.fragments_from = pairs.train.fragments.made_by if pairs.train.fragments else None
-        model.fragments_options = dict(config.data.features.options)
+    model = from_pretrained(folder / "last") if started else _new_model(config, pairs, progress)
     trainer = Trainer(model, pairs, config, folder, progress, should_stop)
     on_training()
     result = trainer.run(resume=started)
     if result.interrupted or rank() != 0:
         return FinishedRun(result, model, pairs)
     return _conclude(config, folder, pairs, result, progress)
+
+
+def _check_start(folder: Path) -> None:
+    """A run that is not there is found before any work is done, as a misspelt name is."""
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"model.start: {folder}: no such run; train it first, name another one, or start from "
+            "nothing with model.start=null"
+        )
+    model_folder(folder)
+
+
+def _new_model(config: RunConfig, pairs: Pairs, progress: Progress) -> Model:
+    """A model as the config describes it, with the weights of another run where it names one."""
+    torch.manual_seed(config.seed)
+    model = create_model(config.model, pairs.train, config.data)
+    model.fragments_from = pairs.train.fragments.made_by if pairs.train.fragments else None
+    model.fragments_options = dict(config.data.features.options)
+    if config.model.start:
+        progress.say(start_from(model, config.model.start).told())
+    return model
 
 
 def _conclude(
@@ -237,12 +272,24 @@ def located(config: RunConfig) -> RunConfig:
     }
     if data.noise_index:
         change["noise_index"] = str(Path(data.noise_index).resolve())
+    start = config.model.start
+    placed: dict[str, Any] = {"start": str(Path(start).resolve())} if start else {}
+    for part in ("image", "text"):
+        placed[part] = _located_pretrained(getattr(config.model, part))
     return config.model_copy(
         update={
             "data": data.model_copy(update=change),
+            "model": config.model.model_copy(update=placed),
             "objective": _located_options(config.objective),
         }
     )
+
+
+def _located_pretrained(part: dict[str, Any]) -> dict[str, Any]:
+    """An encoder's options, with the folder of its pretrained weights as an absolute path."""
+    name = part.get("pretrained")
+    here = isinstance(name, str) and bool(name) and Path(name).is_dir()
+    return {**part, "pretrained": str(Path(str(name)).resolve())} if here else part
 
 
 def _located_options(objective: dict[str, Any]) -> dict[str, Any]:
@@ -272,12 +319,13 @@ def resumed_config(folder: Path, asked: RunConfig | None) -> RunConfig:
     if asked is None:
         return saved
     asked = _check_names(asked)
+    before, now = saved.model_dump(), asked.model_dump()
     changed = [
         (section, key)
-        for section, values in asked.model_dump().items()
+        for section, values in now.items()
         if isinstance(values, dict)
-        for key, value in values.items()
-        if saved.model_dump()[section].get(key) != value
+        for key in dict.fromkeys([*values, *before[section]])
+        if before[section].get(key) != values.get(key)
     ]
     if asked.seed != saved.seed:
         changed.append(("seed", ""))

@@ -1,0 +1,136 @@
+"""`counterfoil foil-report`: a model on foils, and what can be said of the foils themselves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Optional
+
+import typer
+
+from counterfoil.cli.output import (
+    CACHE_OPTION,
+    JSON_OPTION,
+    console,
+    parse_options,
+    print_json,
+    print_table,
+    progress,
+)
+from counterfoil.errors import ConfigError
+
+if TYPE_CHECKING:
+    from counterfoil.data.pairs import Split
+    from counterfoil.evaluation.foil_fluency import Fluency
+    from counterfoil.evaluation.foil_report import FoilReport
+    from counterfoil.models.model import Model
+    from counterfoil.progress import Progress
+
+OWN = "own"
+
+
+def foil_report(
+    run: Annotated[Path, typer.Argument(help="Run or model folder that is judged.")],
+    foils: Annotated[
+        Optional[list[str]],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        typer.Option(
+            "--foils",
+            help="Who made the foils: 'rules' (or 'rules:noun,swap'), a JSONL file, the folder of "
+            "a run, or 'own': the run itself. Several times for several reports. Default: rules.",
+        ),
+    ] = None,
+    data: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--data", help="Data set; by default the one of the run."),
+    ] = None,
+    format: Annotated[Optional[str], typer.Option(help="Its format, if not detected.")] = None,  # noqa: UP045
+    option: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--option", help="Option of the data source: key=value."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Split to evaluate.")] = "test",
+    captions: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Use so many captions, drawn at random."),
+    ] = None,
+    per_caption: Annotated[int, typer.Option(min=1, help="Foils of each caption.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of the captions drawn and the foils.")] = 1,
+    masks: Annotated[int, typer.Option(min=1, help="By a run: masked versions (K).")] = 5,
+    samples: Annotated[int, typer.Option(min=1, help="By a run: fillings of each (L).")] = 5,
+    temperature: Annotated[float, typer.Option(help="By a run: of the fillings (τ).")] = 1.5,
+    unit: Annotated[str, typer.Option(help="By a run: mask by 'graph' unit or 'word'.")] = "graph",
+    lm: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--lm", help="Perplexity, too: folder of a language model, or 'own' for the run's head."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    cache: Path = CACHE_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Judge a model on foils: does it prefer the true caption, and know the wrong words?
+
+    [bold]Examples[/]
+
+      counterfoil foil-report runs/rvse-mlp-scenes
+      counterfoil foil-report runs/tags-dc-scenes --foils rules --foils own --lm own
+      counterfoil foil-report runs/uniter-small-scenes --foils runs/tags-scenes --captions 500
+
+    Any model is judged on foils of any source. Word discrimination and correction need the heads of
+    TAGS-DC, the share of true negatives the drawn scenes.
+    """
+    from counterfoil.evaluation.foil_metrics import judge_foils
+    from counterfoil.evaluation.foil_sources import FoilChoice, foils_by
+    from counterfoil.training.load import evaluation_split, load_model
+
+    bars = progress(quiet=as_json or markdown)
+    choice = FoilChoice(per_caption, captions, seed, masks, samples, temperature, _unit(unit))
+    options = parse_options(option or [])
+
+    def read(folder: Path) -> Split:
+        return evaluation_split(folder, data, format, options, cache, bars)[split]
+
+    model, pairs = load_model(run, device), read(run)
+    fluency = _fluency(lm, model, bars)
+    reports = []
+    for named in foils or ["rules"]:
+        source = str(run) if named == OWN else named
+        theirs = read(Path(source)) if Path(source).is_dir() else pairs
+        if list(theirs.ids) != list(pairs.ids) or theirs.texts != pairs.texts:
+            raise ConfigError(
+                f"{source} and {run} have other images or captions in their split '{split}': name "
+                "one data set for both with --data"
+            )
+        made = foils_by(source, theirs, choice, lambda path: load_model(path, device), bars)
+        reports.append(judge_foils(model, pairs, made, fluency=fluency, progress=bars))
+    _show(reports, markdown, as_json)
+
+
+def _unit(text: str) -> Literal["graph", "word"]:
+    if text == "graph":
+        return "graph"
+    if text == "word":
+        return "word"
+    raise ConfigError(f"--unit {text}: 'graph' or 'word'")
+
+
+def _fluency(lm: str | None, model: Model, bars: Progress) -> Fluency | None:
+    if lm is None:
+        return None
+    from counterfoil.evaluation.foil_fluency import RunFluency, TransformersFluency
+
+    return RunFluency(model, progress=bars) if lm == OWN else TransformersFluency(lm, model.device)
+
+
+def _show(reports: list[FoilReport], markdown: bool, as_json: bool) -> None:
+    if as_json:
+        print_json([json.loads(report.to_json()) for report in reports])
+        return
+    for report in reports:
+        if markdown:
+            typer.echo(report.to_markdown())
+        else:
+            print_table(report.rows(), title=report.headline())
+            console().print(report.notes(), highlight=False, markup=False)

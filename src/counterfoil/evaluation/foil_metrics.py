@@ -1,0 +1,99 @@
+"""A model judged on foils: does it prefer the true caption, and know what is wrong with the other?
+
+What TAGS-DC asks of foils and of those who tell them: discrimination (§4.3), words
+(§4.4), whether foils are negatives at all and whether they read well (§4.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from counterfoil.data.pairs import Split
+from counterfoil.evaluation.foil_fluency import Fluency
+from counterfoil.evaluation.foil_report import FoilReport
+from counterfoil.evaluation.foil_scores import score_foils
+from counterfoil.evaluation.foil_sets import FoilPair, FoilSet
+from counterfoil.evaluation.foil_truth import Verdict, has_truth, verdict_on
+from counterfoil.evaluation.foil_words import FoilWords, can_judge_words, judge_words
+from counterfoil.models.model import Model
+from counterfoil.progress import Progress
+
+READ_AT_MOST = 300
+"""Sentences of which a perplexity is taken: each token of each is a sentence to read."""
+
+
+def judge_foils(
+    model: Model,
+    split: Split,
+    foils: FoilSet,
+    *,
+    fluency: Fluency | None = None,
+    progress: Progress | None = None,
+) -> FoilReport:
+    """Everything that can be measured of a model and foils: words where it has heads for them, true
+    negatives where the split knows the truth, perplexity where a language model is given."""
+    scores = score_foils(model, split, foils, progress)
+    words = judge_words(model, split, foils, progress) if can_judge_words(model) else None
+    return FoilReport(
+        split=split.name,
+        foils=foils.name,
+        captions=foils.captions,
+        left_out=foils.left_out,
+        pairs=len(scores.pairs),
+        accuracy=100 * scores.accuracy,
+        caption_accuracy=100 * scores.caption_accuracy,
+        harder=100 * float(np.mean(scores.foil > scores.true)),
+        gap=scores.gap,
+        **_truths(split, foils.pairs),
+        **(_words(words) if words is not None else {}),
+        **(_perplexities(fluency, split, foils, words) if fluency is not None else {}),
+    )
+
+
+def true_negatives(split: Split, pairs: Sequence[FoilPair]) -> dict[Verdict, int]:
+    """How many foils are false of their image, true of it, and unsure; nothing without truth."""
+    counts: dict[Verdict, int] = {"false": 0, "true": 0, "unsure": 0}
+    if not has_truth(split):
+        return counts
+    first = np.searchsorted(split.image_of, np.arange(len(split)))
+    for pair in pairs:
+        image = int(split.image_of[pair.caption])
+        counts[verdict_on(split, image, pair.caption - int(first[image]), pair.foil)] += 1
+    return counts
+
+
+def _truths(split: Split, pairs: Sequence[FoilPair]) -> dict[str, float | int | None]:
+    counts = true_negatives(split, pairs)
+    checked = counts["false"] + counts["true"]
+    share = 100 * counts["false"] / checked if checked else None
+    return {"true_negatives": share, "checked": checked, "unsure": counts["unsure"]}
+
+
+def _words(words: FoilWords) -> dict[str, float | int]:
+    return {
+        "wod_auc": 100 * words.auc,
+        "wod_accuracy": 100 * words.accuracy,
+        "wod_found": 100 * words.found,
+        "woc_accuracy": 100 * words.correction,
+        "word_pairs": len(words.pairs),
+    }
+
+
+def _perplexities(
+    fluency: Fluency, split: Split, foils: FoilSet, words: FoilWords | None
+) -> dict[str, float | str | None]:
+    some = foils.pairs[:: -(-len(foils.pairs) // READ_AT_MOST)]
+    captions = [FoilPair(pair.caption, split.texts[pair.caption]) for pair in some]
+    corrected = None
+    if words is not None:
+        mended = zip(words.pairs, words.corrected, strict=True)
+        sentences = [FoilPair(pair.caption, text) for pair, text in mended]
+        corrected = sentences[:: -(-len(sentences) // READ_AT_MOST)]
+    return {
+        "perplexity_true": fluency.perplexity(split, captions),
+        "perplexity_foils": fluency.perplexity(split, some),
+        "perplexity_corrected": fluency.perplexity(split, corrected) if corrected else None,
+        "language_model": fluency.name,
+    }

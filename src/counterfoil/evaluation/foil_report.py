@@ -1,0 +1,83 @@
+"""What an evaluation on foils found, as plain data that prints, saves and loads."""
+
+from __future__ import annotations
+
+from counterfoil.evaluation.report import Report
+from counterfoil.evaluation.word_report import markdown_table
+
+
+class FoilReport(Report):
+    """A model on foils of one source. Shares are in percent; None is what could not be measured.
+
+    ``harder`` is the share of foils that score above their caption, ``gap`` how much captions score
+    above foils on average. Of the words of foils (TAGS-DC §4.4): ``wod_auc`` and ``wod_accuracy``
+    of telling replaced ones, ``wod_found`` how many of these are told at a threshold of one half,
+    ``woc_accuracy`` how many are set right. ``true_negatives`` are the foils that are false of
+    their image for sure, of those ``checked``; ``unsure`` ones could not be told.
+    """
+
+    split: str
+    foils: str
+    captions: int
+    left_out: int
+    pairs: int
+    accuracy: float
+    caption_accuracy: float
+    harder: float
+    gap: float
+    true_negatives: float | None = None
+    checked: int = 0
+    unsure: int = 0
+    wod_auc: float | None = None
+    wod_accuracy: float | None = None
+    wod_found: float | None = None
+    woc_accuracy: float | None = None
+    word_pairs: int = 0
+    perplexity_true: float | None = None
+    perplexity_foils: float | None = None
+    perplexity_corrected: float | None = None
+    language_model: str | None = None
+
+    def headline(self) -> str:
+        """Split, source and sizes in one line."""
+        left = f" ({self.left_out} of {self.captions} captions have none)" if self.left_out else ""
+        return f"{self.split}, foils by {self.foils}: {self.pairs} foils{left}"
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A header, and a row for everything that was measured."""
+        shares: list[tuple[str, float | None]] = [
+            ("true caption > foil", self.accuracy),
+            ("true caption > all its foils", self.caption_accuracy),
+            ("foil > true caption", self.harder),
+            ("true negatives", self.true_negatives),
+            ("word discrimination, AUC", self.wod_auc),
+            ("word discrimination, accuracy", self.wod_accuracy),
+            ("replaced words found", self.wod_found),
+            ("word correction, accuracy", self.woc_accuracy),
+        ]
+        table: list[tuple[str, ...]] = [("", "%")]
+        table += [(name, f"{value:.1f}") for name, value in shares if value is not None]
+        table.append(("mean gap of the scores", f"{self.gap:.4f}"))
+        perplexities = (
+            ("perplexity of the captions", self.perplexity_true),
+            ("perplexity of the foils", self.perplexity_foils),
+            ("perplexity of corrected foils", self.perplexity_corrected),
+        )
+        table += [(name, f"{value:.2f}") for name, value in perplexities if value is not None]
+        return table
+
+    def notes(self) -> str:
+        """What makes the numbers comparable, in one sentence."""
+        parts = ["a tie counts against the model"]
+        if self.true_negatives is not None:
+            parts.append(f"true negatives of {self.checked} foils, {self.unsure} more are unsure")
+        if self.word_pairs:
+            parts.append(f"words of the {self.word_pairs} foils that are as long as their captions")
+        if self.language_model is not None:
+            parts.append(f"perplexity under {self.language_model}")
+        return "; ".join(parts)
+
+    def to_markdown(self) -> str:
+        """The headline, the table and the notes."""
+        lines = [self.headline(), "", *markdown_table(self.rows()), "", f"{self.notes()}."]
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,216 @@
+"""Two stages over a whole split: a fast model's shortlists, scored by a slow one.
+
+A cross-encoder that scores all pairs of 5,000 images and 25,000 captions is a matter of days on a
+small machine. Re-ranking the best of a fast model is not, and what it loses can be counted: a query
+whose answers are not on its list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from counterfoil.data.pairs import Split
+from counterfoil.encoders import Encoded
+from counterfoil.errors import ConfigError, DataError
+from counterfoil.evaluation.matrices import Floats, Indices
+from counterfoil.evaluation.report import Report, RetrievalReport, markdown_table
+from counterfoil.evaluation.retrieval import fold_spans, retrieval
+from counterfoil.evaluation.scoring import SplitScores, encode_images, encode_texts
+from counterfoil.evaluation.topk import top_k, transposed
+from counterfoil.models.model import Model
+from counterfoil.progress import Progress, Silent
+
+Mask = NDArray[np.bool_]
+
+
+class ShortlistReport(Report):
+    """How good the lists are by themselves, and how much of all scoring they spared.
+
+    Recalls are the share, in percent, of queries with an answer on their list.
+    """
+
+    first: str
+    top: int
+    i2t_recall: float
+    t2i_recall: float
+    scored: int
+    pairs: int
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A header and one row of text per direction."""
+        return [
+            (f"shortlists of {self.first}", "answer on the list", "length"),
+            ("image → text", f"{self.i2t_recall:.1f}", str(self.top)),
+            ("text → image", f"{self.t2i_recall:.1f}", str(self.top)),
+        ]
+
+    def to_markdown(self) -> str:
+        return "\n".join([*markdown_table(self.rows()), "", f"{self.note()}."]) + "\n"
+
+    def note(self) -> str:
+        share = 100 * self.scored / max(1, self.pairs)
+        return f"{self.scored:,} of {self.pairs:,} pairs scored by the second stage ({share:.1f} %)"
+
+
+@dataclass(frozen=True, eq=False)
+class TwoStages:
+    """Scores [n_images, n_texts] of two stages, which differ between the directions."""
+
+    i2t: Floats
+    t2i: Floats
+    image_of: Indices
+    lists: ShortlistReport
+    skipped: list[str]
+
+    def report(self, split: str, *, folds: int = 0, bootstrap: int = 1000) -> RetrievalReport:
+        return retrieval(
+            self.i2t,
+            self.image_of,
+            text_scores=self.t2i,
+            split=split,
+            protocol="folds" if folds else "full",
+            folds=folds or 1,
+            bootstrap=bootstrap,
+        )
+
+
+def score_two_stages(
+    models: Sequence[Model],
+    split: Split,
+    first: SplitScores,
+    *,
+    name: str = "the first stage",
+    top: int = 50,
+    folds: int = 0,
+    batch_size: int = 256,
+    progress: Progress | None = None,
+) -> TwoStages:
+    """The ``top`` best of each query by ``first``, scored anew by the mean of some models.
+
+    What is not on a list comes after it, in the order of the first stage. With ``folds``, lists are
+    of the images and captions of a fold. ``first`` are scores of the same split, whose images it
+    may have read from other features; one that either stage cannot read is left out.
+    """
+    if top < 1:
+        raise ConfigError(f"a shortlist has at least 1 entry, got {top}")
+    progress = progress or Silent()
+    encoded = [_Encoded.of(model, split, batch_size, progress) for model in models]
+    skipped = dict.fromkeys([*first.skipped, *(text for one in encoded for text in one.skipped)])
+    images = [i for i in first.images if all(i in one.row_of for one in encoded)]
+    first_scores, texts, image_of = _of_images(first, images)
+    by_image, by_text = _lists(first_scores, image_of, top, folds)
+    wanted = by_image | by_text
+    slow = np.zeros(wanted.shape, dtype=np.float32)
+    for one in encoded:
+        found = _scores(one, split, images, texts, wanted, batch_size, progress)
+        slow += found / len(encoded)
+    lists = ShortlistReport(
+        first=name,
+        top=top,
+        i2t_recall=_found(by_image, image_of)[0],
+        t2i_recall=_found(by_text, image_of)[1],
+        scored=int(wanted.sum()),
+        pairs=wanted.size,
+    )
+    i2t = _behind(slow, by_image, first_scores)
+    t2i = np.ascontiguousarray(_behind(slow.T, by_text.T, first_scores.T).T)
+    return TwoStages(i2t, t2i, image_of, lists, list(skipped))
+
+
+@contextmanager
+def asked(model: Model) -> Iterator[None]:
+    """Inside, the model is asked and not trained."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """The images of a split as one model encodes them; ``row_of`` finds one by its index."""
+
+    model: Model
+    images: Encoded
+    row_of: dict[int, int]
+    skipped: list[str]
+
+    @classmethod
+    def of(cls, model: Model, split: Split, batch_size: int, progress: Progress) -> _Encoded:
+        with asked(model):
+            images, kept, skipped = encode_images(model, split, batch_size, progress)
+        return cls(model, images, {image: row for row, image in enumerate(kept)}, skipped)
+
+
+def _of_images(first: SplitScores, images: list[int]) -> tuple[Floats, list[int], Indices]:
+    """First-stage scores of some images and of their captions, these, and whose they are."""
+    if not images:
+        raise DataError("no image can be read by both stages")
+    rows = {image: row for row, image in enumerate(first.images)}
+    place = {rows[image]: number for number, image in enumerate(images)}
+    columns = [c for c, row in enumerate(first.image_of) if int(row) in place]
+    scores = first.scores[[rows[image] for image in images]][:, columns].float().numpy()
+    image_of = np.array([place[int(first.image_of[c])] for c in columns], dtype=np.int64)
+    return scores, [first.texts[c] for c in columns], image_of
+
+
+def _lists(scores: Floats, image_of: Indices, top: int, folds: int) -> tuple[Mask, Mask]:
+    """Which captions are on the list of each image, and which images on that of each caption."""
+    by_image, by_text = (np.zeros(scores.shape, dtype=np.bool_) for _ in range(2))
+    for start, stop in fold_spans(len(scores), folds or 1):
+        columns = np.flatnonzero((image_of >= start) & (image_of < stop))
+        part = scores[start:stop][:, columns]
+        rows = np.arange(start, stop)
+        by_image[rows[:, None], columns[top_k(part, top)]] = True
+        by_text[rows[top_k(transposed(part), top)], columns[:, None]] = True
+    return by_image, by_text
+
+
+@torch.inference_mode()
+def _scores(
+    one: _Encoded,
+    split: Split,
+    images: list[int],
+    texts: list[int],
+    wanted: Mask,
+    batch_size: int,
+    progress: Progress,
+) -> Floats:
+    """Scores of the wanted pairs, image by image with all the captions it is wanted with."""
+    model = one.model
+    scores = np.zeros(wanted.shape, dtype=np.float32)
+    with asked(model):
+        encoded = encode_texts(model, [split.texts[t] for t in texts], batch_size, progress)
+        for row in progress.track(range(len(images)), "scoring shortlists", len(images)):
+            place = one.row_of[images[row]]
+            columns = np.flatnonzero(wanted[row])
+            if len(columns):
+                some = encoded[torch.from_numpy(columns).to(model.device)]
+                found = model.matcher(one.images[place : place + 1], some)[0]
+                scores[row, columns] = found.float().cpu().numpy()
+    return scores
+
+
+def _behind(scores: Floats, listed: Mask, first: Floats) -> Floats:
+    """Scores of what is listed; below the lowest of its row, what is not, as ``first`` has it."""
+    lowest = np.where(listed, scores, np.inf).min(axis=1, keepdims=True)
+    best, least = first.max(axis=1, keepdims=True), first.min(axis=1, keepdims=True)
+    below = lowest - 1 - (best - first) / np.maximum(best - least, 1e-12)
+    behind: Floats = np.where(listed, scores, below)
+    return behind
+
+
+def _found(listed: Mask, image_of: Indices) -> tuple[float, float]:
+    """Share of images with one of their captions listed, and of captions with their image."""
+    hits = listed[image_of, np.arange(len(image_of))]
+    images = np.bincount(image_of, hits, minlength=len(listed)) > 0
+    captioned = np.bincount(image_of, minlength=len(listed)) > 0
+    return float(100 * images[captioned].mean()), float(100 * hits.mean())

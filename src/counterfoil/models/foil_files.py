@@ -1,0 +1,191 @@
+"""Foils that a trained cross-encoder writes for given captions, or for a whole data set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from counterfoil.data.batches import TextBatch, pad_fragments, pad_texts
+from counterfoil.data.fragments import Fragments
+from counterfoil.data.pairs import Split
+from counterfoil.errors import ConfigError, DataError
+from counterfoil.foils.extractors import create_extractor
+from counterfoil.foils.files import (
+    Caption,
+    FoilCounts,
+    batch_generator,
+    batches_of,
+    captions_of,
+    split_digest,
+)
+from counterfoil.foils.generate import Foils, own_tokens
+from counterfoil.foils.store import FoilWriter, StoredFoil
+from counterfoil.models.foil_maker import CrossReader, Masker, cross_encoder_of, write_foils
+from counterfoil.models.foil_text import spell_foil
+from counterfoil.models.model import Model
+from counterfoil.objectives.generation import GeneratorOptions
+from counterfoil.progress import Progress, Silent
+
+SPARE = 2
+"""So many times the foils that are wanted are selected, as some cannot be spelt."""
+
+
+@dataclass(frozen=True)
+class WrittenFoil:
+    """A foil of a caption: its text, which words it changes, what they are, and its score."""
+
+    text: str
+    positions: tuple[int, ...]
+    kind: str
+    score: float
+
+
+class FoilAuthor:
+    """Writes foils of captions with a trained cross-encoder: masked, refilled, filtered, ranked."""
+
+    def __init__(self, model: Model, options: GeneratorOptions) -> None:
+        if min(options.masks, options.samples, options.kept) < 1:
+            raise ConfigError("foils: masks, samples and kept must all be at least 1")
+        if options.temperature <= 0:
+            raise ConfigError(f"foils: the temperature must be above 0, got {options.temperature}")
+        cross_encoder_of(model, ["mlm"])
+        self.model, self.options = model.eval(), options
+        self.masker = Masker(model.text, options.unit, options.extractor)
+        self.extractor = create_extractor(options.extractor)
+        self.unspelt = 0
+
+    @torch.inference_mode()
+    def write(
+        self,
+        images: Sequence[Fragments],
+        captions: Sequence[str],
+        own: Sequence[Sequence[str]],
+        rng: np.random.Generator,
+    ) -> list[list[WrittenFoil]]:
+        """Foils of each caption given its image, best first.
+
+        ``own`` are the captions that each image is known to have: a foil whose new tokens all occur
+        in them is taken to be true. The same draws come of the same ``rng``.
+        """
+        text, device = self.model.text, self.model.device
+        texts = pad_texts([text.encode(caption) for caption in captions], text.pad).to(device)
+        masked = self.masker.mask(captions, texts.ids, self.options.masks, rng)
+        known = own_tokens(
+            ([token for other in some for token in text.encode(other)] for some in own), device
+        )
+        encoded = self.model.encode_images(pad_fragments(images).to(device))
+        reader = CrossReader(self.model, encoded, texts.mask)
+        wanted = replace(self.options, kept=SPARE * self.options.kept)
+        with _drawing(int(rng.integers(1 << 62)), device):
+            found = write_foils(
+                texts.ids, masked, self.masker.tokens, known, reader.fill, reader.score, wanted
+            )
+        return [self._spelt(row, caption, texts, found) for row, caption in enumerate(captions)]
+
+    def _spelt(self, row: int, caption: str, texts: TextBatch, found: Foils) -> list[WrittenFoil]:
+        """The foils of one caption as text, as many as are wanted."""
+        length = int(texts.mask[row].sum())
+        true, real = texts.ids[row, :length].tolist(), found.real[row]
+        graph, written = self.extractor.extract(caption), dict[str, WrittenFoil]()
+        scores: Tensor = found.scores[row][real]
+        for ids, score in zip(
+            found.ids[row, :, :length][real].tolist(), scores.tolist(), strict=True
+        ):
+            spelt = spell_foil(self.model.text, caption, true, ids)
+            if spelt is None:
+                self.unspelt += 1
+                continue
+            kind = graph.kind_of(spelt.positions)
+            foil = WrittenFoil(spelt.text, spelt.positions, kind, round(score, 6))
+            written.setdefault(spelt.text, foil)
+            if len(written) == self.options.kept:
+                break
+        return list(written.values())
+
+
+@contextmanager
+def _drawing(seed: int, device: torch.device) -> Iterator[None]:
+    """Inside, torch draws from a seed of its own; outside, as if nothing had been drawn."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def write_model_foils(
+    model: Model,
+    split: Split,
+    path: Path,
+    options: GeneratorOptions,
+    *,
+    weights: str,
+    seed: int = 0,
+    batch_size: int = 16,
+    progress: Progress | None = None,
+) -> FoilCounts:
+    """Foils of every caption of a split by a model's own hand; cut off, the same call goes on.
+
+    ``weights`` tells models apart, so that no file is begun with one and ended with another. An
+    image that cannot be read has no foils, and is tried again by a later call.
+    """
+    if split.fragments is None:
+        raise DataError(f"split '{split.name}' has no fragments; extract features first")
+    author, progress = FoilAuthor(model, options), progress or Silent()
+    settings = {
+        "maker": "model",
+        "weights": weights,
+        "options": vars(options),
+        "seed": seed,
+        "batch_size": batch_size,
+        "captions": split_digest(split),
+    }
+    batches = batches_of(captions_of(split), batch_size)
+    unreadable: dict[str, None] = {}
+    with FoilWriter(path, settings) as writer:
+        left = [
+            (number, batch)
+            for number, batch in enumerate(batches)
+            if not all(writer.is_done(one.image, one.text) for one in batch)
+        ]
+        done = len(batches) - len(left)
+        label = f"writing foils ({split.name})"
+        for number, batch in progress.track(left, label, len(batches), done):
+            rng = batch_generator(seed, number)
+            for one, foils in _of_batch(author, split, batch, rng, unreadable):
+                writer.add(one.image, one.text, foils)
+        return FoilCounts.of(writer, list(unreadable), author.unspelt)
+
+
+def _of_batch(
+    author: FoilAuthor,
+    split: Split,
+    batch: Sequence[Caption],
+    rng: np.random.Generator,
+    unreadable: dict[str, None],
+) -> Iterator[tuple[Caption, list[StoredFoil]]]:
+    """The captions of a batch whose image can be read, with their foils."""
+    assert split.fragments is not None  # noqa: S101 - `write_model_foils` saw to it
+    images, captions = [], []
+    for one in batch:
+        try:
+            images.append(split.fragments.read(one.row))
+            captions.append(one)
+        except DataError as error:
+            unreadable[f"image {one.image}: {error}"] = None
+    if not captions:
+        return
+    own = [split.captions[one.row] for one in captions]
+    written = author.write(images, [one.text for one in captions], own, rng)
+    for one, foils in zip(captions, written, strict=True):
+        yield (
+            one,
+            [
+                StoredFoil(one.image, one.text, x.text, x.positions, x.kind, x.score, one.id)
+                for x in foils
+            ],
+        )

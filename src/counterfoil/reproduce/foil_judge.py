@@ -1,0 +1,155 @@
+"""The numbers of measure columns: a run on foils, on single wrong words, beside people, its cost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from counterfoil.errors import ConfigError, DataError
+from counterfoil.evaluation.foil_fluency import RunFluency
+from counterfoil.evaluation.foil_metrics import judge_foils
+from counterfoil.evaluation.foil_report import FoilReport
+from counterfoil.evaluation.foil_sets import FoilSet
+from counterfoil.evaluation.foil_sources import FoilChoice, foils_by, foils_of_model
+from counterfoil.evaluation.judgements import JudgementReport
+from counterfoil.evaluation.judgements import judge as judge_by_people
+from counterfoil.evaluation.report import Report
+from counterfoil.evaluation.rule_words import evaluate_rule_words
+from counterfoil.evaluation.word_report import WordReport
+from counterfoil.evaluation.words import evaluate_words
+from counterfoil.files import write_atomically
+from counterfoil.matchers.cross_encoder import CrossEncoder
+from counterfoil.models import Model
+from counterfoil.reproduce.cost import read_cost
+from counterfoil.reproduce.judge import Judge
+from counterfoil.reproduce.measures import OWN, FoilOptions, MeasureColumn
+from counterfoil.reproduce.planned import PlannedRun
+from counterfoil.training.load import load_model
+
+R = TypeVar("R", bound=Report)
+
+
+class FoilJudge:
+    """Measures finished runs, and keeps what it found beside the judge's other results."""
+
+    def __init__(self, judge: Judge, options: FoilOptions) -> None:
+        self.judge, self.options = judge, options
+        self.choice = FoilChoice(**options.model_dump())
+        self._foils: dict[str, FoilSet] = {}
+
+    def number(
+        self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None
+    ) -> float | None:
+        """What a column says of a run; None where it cannot be measured of it.
+
+        That is words and perplexity of a model without heads for them, foils by such a one, and
+        judgements of other data.
+        """
+        value: float | None
+        if column.is_cost:
+            value = getattr(read_cost(run.folder), column.number)
+        elif column.judgements is not None:
+            value = self._tau(column.judgements, run)
+        elif column.foils is None or column.of_rule_words:
+            value = getattr(self._words(run, column.of_rule_words), column.number).value
+        else:
+            report = self._foil_report(column, run, run if column.foils == OWN else writer)
+            value = math.nan if report is None else getattr(report, column.number)
+        return None if value is None or math.isnan(value) else value
+
+    def _words(self, run: PlannedRun, by_rule: bool) -> WordReport:
+        """Wrong words of drawn scenes, or those that rules exchanged."""
+        most, seed, progress = self.options.captions, self.options.seed, self.judge.progress
+
+        def measure() -> WordReport:
+            split = self.judge.split_of(run)
+            if by_rule:
+                return evaluate_rule_words(
+                    _model(run), split, most=most, bootstrap=0, seed=seed, progress=progress
+                )
+            return evaluate_words(
+                _model(run), split, max_captions=most, bootstrap=0, seed=seed, progress=progress
+            )
+
+        key = ["words", run.digest, most, seed]
+        return self._kept([*key, "rules"] if by_rule else key, WordReport, measure)
+
+    def _tau(self, name: str, run: PlannedRun) -> float | None:
+        """Agreement with the judgements of a file in the folder of the run's data."""
+        folder = Path(run.config.data.source)
+        if not folder.is_dir():
+            return None
+        path = folder / name
+        if not path.is_file():
+            raise DataError(f"{path}: no such file of judgements; copy it there")
+        key = ["tau", run.digest, name]
+        report = self._kept(
+            key,
+            JudgementReport,
+            lambda: judge_by_people(
+                _model(run), self.judge.pairs_of(run), path, self.judge.progress
+            ),
+        )
+        return report.tau
+
+    def _foil_report(
+        self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None
+    ) -> FoilReport | None:
+        needed = [writer, run if column.reads_fluency else None]
+        if not all(_has_words(one) for one in needed if one is not None):
+            return None
+        source = writer.digest if writer is not None else str(column.foils)
+
+        def measure() -> FoilReport:
+            model = _model(run)
+            fluency = RunFluency(model, run.name) if column.reads_fluency else None
+            foils = self._foil_set(source, run, writer)
+            split, progress = self.judge.split_of(run), self.judge.progress
+            return judge_foils(model, split, foils, fluency=fluency, progress=progress)
+
+        key = ["foils", run.digest, source, self.options.model_dump(), column.reads_fluency]
+        return self._kept(key, FoilReport, measure)
+
+    def _foil_set(self, source: str, run: PlannedRun, writer: PlannedRun | None) -> FoilSet:
+        """Foils of the run's split; a run's are written once, for whoever is judged on them."""
+        split = self.judge.split_of(run)
+        if writer is None:
+            return foils_by(source, split, self.choice, _never, self.judge.progress)
+        theirs = self.judge.split_of(writer)
+        if theirs.texts != split.texts:
+            raise ConfigError(
+                f"{run.title} cannot be judged on foils by {writer.title}: their test splits have "
+                "other captions"
+            )
+        if source not in self._foils:
+            self._foils[source] = foils_of_model(
+                _model(writer), writer.title, theirs, self.choice, self.judge.progress
+            )
+        return self._foils[source]
+
+    def _kept(self, key: Sequence[object], kind: type[R], measure: Callable[[], R]) -> R:
+        digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
+        path = self.judge.folder / f"{key[0]}-{digest}.json"
+        if path.is_file():
+            return kind.from_json(path.read_text(encoding="utf-8"))
+        report = measure()
+        write_atomically(path, report.to_json())
+        return report
+
+
+def _model(run: PlannedRun) -> Model:
+    return load_model(run.folder, run.config.train.device)
+
+
+def _has_words(run: PlannedRun) -> bool:
+    """Whether a run has a masked language head, to write foils or to read how fluent they are."""
+    matcher = _model(run).matcher
+    return isinstance(matcher, CrossEncoder) and "mlm" in matcher.heads
+
+
+def _never(path: Path) -> Model:
+    raise ConfigError(f"{path}: columns name the run that writes foils, not its folder")

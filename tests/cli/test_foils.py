@@ -1,0 +1,139 @@
+"""`counterfoil foils`: one caption or a whole data set, by rule or by a model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from counterfoil.config import build_config
+from counterfoil.data.images import open_image
+from counterfoil.data.words import words
+from counterfoil.errors import CheckpointError, ConfigError, DataError
+from counterfoil.foils.store import read_foils
+from counterfoil.models import create_model
+from counterfoil.progress import Silent
+from counterfoil.training.loop import Trainer
+from counterfoil.training.run import read_data
+from tests.cli.test_cli import invoke
+from tests.cli.test_correct import SCENES, run_folder
+
+FEW = ["--masks", 2, "--samples", 3, "--keep", 2]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def pairs(cache):
+    return read_data(build_config({"data": SCENES}), cache, Silent())
+
+
+@pytest.fixture(scope="module")
+def run(pairs, tmp_path_factory):
+    return run_folder(pairs, tmp_path_factory.mktemp("run"), ["mlm"])
+
+
+def test_rules_make_one_caption_false_without_a_model() -> None:
+    found = json.loads(invoke("foils", "Two men on a red bicycle.", "--json", "--keep", 3))
+    assert found["caption"] == "Two men on a red bicycle."
+    assert len(found["foils"]) == 3
+    for foil in found["foils"]:
+        assert foil["foil"] in invoke("foils", "Two men on a red bicycle.", "--keep", 3)
+    assert "no foil" in invoke("foils", "so be it")
+
+
+def test_a_model_makes_a_caption_of_an_image_false(run, pairs, cache, tmp_path) -> None:
+    split = pairs["test"]
+    image, caption = split.ids[3], split.captions[3][0]
+    asked = [*FEW, "--cache", cache, "--json"]
+    by_id = json.loads(invoke("foils", run, image, caption, *asked))
+    own = {word for text in split.captions[3] for word in words(text)}
+    assert by_id["foils"]
+    for foil in by_id["foils"]:
+        assert {words(foil["foil"])[place] for place in foil["positions"]} - own
+        assert 0 <= foil["score"] <= 1
+    open_image(split.pixels[3]).save(tmp_path / "scene.png")
+    by_file = invoke("foils", run, tmp_path / "scene.png", caption, *asked)
+    assert json.loads(by_file)["caption"] == caption
+
+
+def test_rules_write_the_captions_of_a_data_set(pairs, cache, tmp_path) -> None:
+    asked = ["foils", "--data", "scenes", "--option", "images=[20,4,16]", "--split", "test"]
+    asked += ["--out", tmp_path / "f.jsonl", "--kinds", "attribute,swap", "--cache", cache]
+    told = json.loads(invoke(*asked, "--json"))
+    found = list(read_foils(tmp_path / "f.jsonl"))
+    assert told["foils"] == len(found)
+    assert told["captions"] == sum(len(set(texts)) for texts in pairs["test"].captions)
+    assert {foil.kind for foil in found} <= {"attribute", "swap"}
+    with pytest.raises(ConfigError, match="--overwrite"):
+        invoke(*asked)
+    assert f"{len(found):,} foils" in invoke(*asked, "--overwrite")
+
+
+def test_a_model_writes_the_captions_of_its_own_data(run, pairs, cache, tmp_path) -> None:
+    asked = ["foils", run, "--split", "dev", *FEW, "--cache", cache]
+    told = json.loads(invoke(*asked, "--out", tmp_path / "a.jsonl", "--json"))
+    found = list(read_foils(tmp_path / "a.jsonl"))
+    assert told["foils"] == len(found) > 0
+    assert {foil.image for foil in found} <= set(pairs["dev"].ids)
+    single = invoke(*asked, "--out", tmp_path / "b.jsonl", "--masking", "words")
+    assert "objective={hardest: 1, foils: {weight: 0.5" in " ".join(single.split())
+    assert (tmp_path / "a.jsonl").read_bytes() != (tmp_path / "b.jsonl").read_bytes()
+
+
+def test_rules_take_the_captions_of_a_run(run, pairs, cache, tmp_path) -> None:
+    out = tmp_path / "f.jsonl"
+    invoke("foils", run, "--maker", "rules", "--split", "dev", "--out", out, "--cache", cache)
+    assert {foil.image for foil in read_foils(out)} <= set(pairs["dev"].ids)
+
+
+def test_any_matcher_trains_with_the_file(run, pairs, cache, tmp_path) -> None:
+    out = tmp_path / "f.jsonl"
+    invoke("foils", run, "--split", "train", *FEW, "--out", out, "--cache", cache)
+    config = build_config(
+        {
+            "model": {"name": "vse-fc", "embed_size": 8, "text": {"word_dim": 4}},
+            "data": {"min_count": 1},
+            "objective": {"hardest": 1, "foils": {"weight": 0.5, "source": str(out)}},
+            "train": {"epochs": 1, "batch_size": 10, "log_every": 1},
+        }
+    )
+    model = create_model(config.model, pairs.train, config.data)
+    Trainer(model, pairs, config, tmp_path / "run").run()
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert any("foils/accuracy" in key for key in json.loads(lines[0]))
+
+
+@pytest.mark.parametrize(
+    ("words_asked", "error", "message"),
+    [
+        (["nowhere", "--maker", "model"], ConfigError, "neither a run nor a saved model"),
+        (["a", "dog", "runs", "away"], ConfigError, "in quotes"),
+        (["a dog", "--out", "f.jsonl"], ConfigError, "leave the caption out"),
+        (["--out", "f.jsonl"], ConfigError, "Name a data set"),
+        ([" "], ConfigError, "empty"),
+        ([], ConfigError, "--out"),
+        (["a dog", "--kinds", "nuon"], ConfigError, "did you mean 'noun'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_words(words_asked, error, message) -> None:
+    with pytest.raises(error, match=message):
+        invoke("foils", *words_asked)
+
+
+def test_a_model_that_cannot_write_is_refused(pairs, tmp_path, cache) -> None:
+    plain = run_folder(pairs, tmp_path / "plain", [])
+    with pytest.raises(ConfigError, match=r"extras=\[mlm\]"):
+        invoke("foils", plain, "--out", tmp_path / "f.jsonl", "--cache", cache)
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "config.yaml").write_text("seed: 1\n")
+    with pytest.raises(CheckpointError, match="no checkpoint yet"):
+        invoke("foils", tmp_path / "begun", "--out", tmp_path / "f.jsonl", "--cache", cache)
+
+
+def test_an_unknown_split_is_named(run, cache, tmp_path) -> None:
+    with pytest.raises(DataError, match="no split 'tset'"):
+        invoke("foils", run, "--split", "tset", "--out", tmp_path / "f", "--cache", cache)

@@ -1,0 +1,57 @@
+"""The recipes of TAGS and TAGS-DC have the numbers of the public code, and fit together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from counterfoil.config import load_config
+from counterfoil.models import resolve
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+# learning rate, temperature, weights of ranking and filling, candidates kept, anchors
+FIRST = {
+    "base-f30k": (5e-5, 2.0, 5e-4, 0.05, 31, 16),
+    "base-coco": (5e-5, 1.5, 5e-5, 0.01, 31, 32),
+    "large-f30k": (5e-5, 2.0, 1e-3, 0.05, 23, 32),
+    "large-coco": (4e-5, 1.5, 1e-3, 0.05, 23, 32),
+}
+SECOND = {
+    "base-f30k": (1e-5, 1.5, 5e-4, 0.1, 31, 32),
+    "base-coco": (1e-5, 1.5, 1e-4, 0.05, 31, 32),
+    "large-f30k": (1e-5, 1.5, 5e-4, 0.05, 23, 32),
+    "large-coco": (1e-5, 1.5, 1e-4, 0.05, 31, 32),
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("objective", ["tags", "tags-dc"])
+def test_numbers_are_those_of_the_public_code(objective, name) -> None:
+    config = load_config(RECIPES / f"{objective}-{name}.yaml")
+    rate, temperature, rank, mlm, kept, anchors = (FIRST if objective == "tags" else SECOND)[name]
+    term, hard = config.objective[objective], config.objective["hard-candidates"]
+    assert config.train.optimiser.lr == rate
+    assert (term["temperature"], term["rank"], term["mlm"]) == (temperature, rank, mlm)
+    assert (term.get("kept", 31), hard["kept"]) == (kept, kept)
+    assert (term["anchors"], hard["anchors"]) == (anchors, anchors)
+    assert config.train.optimiser.no_decay == "norms-and-biases"
+    assert config.train.optimiser.betas == [0.9, 0.98]
+    assert config.train.schedule.name == "linear"
+
+
+@pytest.mark.parametrize("name", ["scenes", *FIRST])
+def test_stage_two_starts_from_a_model_of_the_same_make(name) -> None:
+    one, two = (load_config(RECIPES / f"{stage}-{name}.yaml") for stage in ("tags", "tags-dc"))
+    assert one.model.start is None
+    assert two.model.start == f"runs/tags-{name}"  # where stage 1 goes by default
+    assert two.data == one.data
+    specs = [resolve(config.model).model_dump() for config in (one, two)]
+    extras = [set(spec["matcher"].pop("extras")) for spec in specs]
+    assert specs[0] == specs[1]
+    assert extras[0] < extras[1] >= {"mlm", "discrimination", "correction"}
+
+
+def test_the_papers_own_weights_are_a_recipe_too() -> None:
+    term = load_config(RECIPES / "tags-paper-base-f30k.yaml").objective["tags"]
+    assert (term["mlm"], term["rank"]) == (0.1, 0.001)
