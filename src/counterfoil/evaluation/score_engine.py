@@ -77,11 +77,11 @@ def _as_part(matcher: Matcher, large: bool) -> Iterator[None]:
     if not isinstance(matcher, SimilarityMatcher):
         yield
         return
-    before, matcher.large_job = matcher.large_job, large
+    matcher.large_job = large
     try:
         yield
     finally:
-        matcher.large_job = before
+        vars(matcher).pop("large_job", None)  # no trace: what a matcher holds is part of its mark
 
 
 def on_host(tiles: Iterator[tuple[ScoreTile, Tensor]]) -> Iterator[tuple[ScoreTile, Tensor]]:

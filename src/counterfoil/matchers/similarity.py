@@ -52,9 +52,7 @@ class SimilarityMatcher(LocalMatcher):
         if fused is not None:
             return fused
         if self.halved(images.mask.device):
-            images, texts = (
-                replace(side, fragments=fragments(side).float()) for side in (images, texts)
-            )
+            images, texts = _no_halves(images), _no_halves(texts)
         return self.eager(images, texts)
 
     def halved(self, device: torch.device) -> bool:
@@ -79,6 +77,12 @@ class SimilarityMatcher(LocalMatcher):
         else:
             scores = torch.cat([*_in_blocks(score, sides)])
         return scores[order.argsort()]
+
+
+def _no_halves(encoded: Encoded) -> Encoded:
+    """In single precision what is in half; double precision stays as it is."""
+    u = fragments(encoded)
+    return replace(encoded, fragments=u.float()) if u.element_size() < 4 else encoded
 
 
 def both_sides(asking: Encoded, answering: Encoded, wants_kin: bool) -> Sides:

@@ -49,6 +49,7 @@ class DataSet(Section):
     detect: list[str] = Field(default_factory=list, description="parts of a folder's name")
     settings: str | None = Field(None, description="key of `by_data` in base and runs")
     folds: int | None = Field(None, ge=0, description="where not as the runs' config says")
+    elsewhere: bool = Field(False, description="the numbers are of other data than the runs")
 
 
 class Artefact(Section):
@@ -76,7 +77,10 @@ class Artefact(Section):
 
     def layers(self, name: str) -> list[RunSpec]:
         """The settings of a run: those of the runs it is like, then its own."""
-        chain: list[RunSpec] = []
+        return [self.runs[one] for one in self.lineage(name)]
+
+    def lineage(self, name: str) -> list[str]:
+        """The runs that a run is like, the first of them first, and itself."""
         seen: list[str] = []
         here: str | None = name
         while here is not None:
@@ -84,7 +88,6 @@ class Artefact(Section):
                 raise ValueError(f"run '{name}': 'like' goes round in a circle")
             if here not in self.runs:
                 raise ValueError(f"unknown run '{here}'{nearest(here, self.runs)}")
-            seen.append(here)
-            chain.insert(0, self.runs[here])
+            seen.insert(0, here)
             here = self.runs[here].like
-        return chain
+        return seen

@@ -37,6 +37,18 @@ class Measure(Report):
         return f"{self.mean:.{decimals}f}{spread}"
 
 
+class SeedResult(Report):
+    """What one seed of a row came to; ``recipe`` says of which settings, whatever the seed.
+
+    ``shared_by`` is how many runs were trained at once where this one was.
+    """
+
+    seed: int
+    recipe: str
+    numbers: dict[str, float]
+    shared_by: int | None = None
+
+
 class Speed(Report):
     """Thousand pairs scored in a second: with encoding everything once, and without."""
 
@@ -59,6 +71,8 @@ class Found(Report):
 
     label: list[str]
     numbers: dict[str, Measure] = Field(default_factory=dict)
+    recipe: str = ""
+    each: list[SeedResult] = Field(default_factory=list)
     published: dict[str, list[float | None]] = Field(default_factory=dict)
     published_measures: dict[str, list[float | None]] = Field(default_factory=dict)
     runs: list[str] = Field(default_factory=list)
@@ -72,6 +86,16 @@ class Found(Report):
     @property
     def name(self) -> str:
         return ", ".join(self.label)
+
+    def with_each(self, each: Sequence[SeedResult]) -> Self:
+        """The row with these results of seeds, and the numbers over them."""
+        ordered = sorted(each, key=lambda one: one.seed)
+        known = dict.fromkeys(key for one in ordered for key in one.numbers)
+        numbers = {
+            key: Measure.over([one.numbers[key] for one in ordered if key in one.numbers])
+            for key in known
+        }
+        return self.model_copy(update={"each": ordered, "numbers": numbers})
 
 
 class Curve(Report):
@@ -88,6 +112,14 @@ class Plot(Report):
     title: str
     y_label: str
     curves: list[Curve]
+
+
+class StatedClaim(Report):
+    """That one row is ahead of another, by their names."""
+
+    text: str
+    better: str
+    worse: str
 
 
 class Reproduction(Report):
@@ -107,6 +139,10 @@ class Reproduction(Report):
     measures: list[ShownMeasure] = Field(default_factory=list)
     published_on: str | None = None
     published_title: str | None = None
+    published_elsewhere: bool = False
+    claims: list[StatedClaim] = Field(default_factory=list)
+    key: str = ""
+    judged_on: str = "test"
     note: str | None = None
     plots: list[Plot] = Field(default_factory=list)
     x_label: str = ""
@@ -115,7 +151,8 @@ class Reproduction(Report):
     @property
     def same_data(self) -> bool:
         """Whether the published numbers are of the data that the runs were made on."""
-        return self.data != "scenes" and self.published_on is not None
+        known = self.published_on is not None and not self.published_elsewhere
+        return self.data != "scenes" and known
 
     @property
     def complete(self) -> bool:

@@ -74,6 +74,14 @@ class Row(Section):
                 )
 
 
+class Claim(Section):
+    """That one row of a table is ahead of another in RSUM, rows by their names."""
+
+    text: str
+    better: str
+    worse: str
+
+
 class Panel(Section):
     """One plot of a figure: a metric of metrics.jsonl against the epoch."""
 
@@ -121,13 +129,14 @@ class Table(_WithRows):
     """Recalls both ways and RSUM of every row, beside what the paper says.
 
     ``metrics`` says which of these are shown; ``measures`` are columns besides them, measured on
-    foils as ``foils`` says.
+    foils as ``foils`` says. ``claims`` are differences that the paper reports, set beside ours.
     """
 
     kind: Literal["table"]
     metrics: list[str] = Field(list(METRICS))
     measures: list[MeasureColumn] = Field(default_factory=list)
     foils: FoilOptions = FoilOptions()
+    claims: list[Claim] = Field(default_factory=list)
 
     @property
     def used(self) -> list[str]:
@@ -145,6 +154,11 @@ class Table(_WithRows):
         titles = [column.title for column in self.measures]
         if len(set(titles)) < len(titles):
             raise ValueError("measures: two columns have one title")
+        known = [row.name for row in self.rows]
+        for claim in self.claims:
+            for name in (claim.better, claim.worse):
+                if name not in known:
+                    raise ValueError(f"claim '{claim.text}': no row '{name}'{nearest(name, known)}")
         if not self.metrics and not self.measures:
             raise ValueError("a table shows at least one of its metrics or measures")
         for row in self.rows:

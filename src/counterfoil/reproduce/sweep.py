@@ -29,9 +29,14 @@ class Point(NamedTuple):
 
 
 class Sweep(Artefact):
-    """A run, or several as lines, with one key varied: RSUM against the value."""
+    """A run, or several as lines, with one key varied: RSUM against the value.
+
+    ``judged_on: dev`` is for choosing a value: what is shown is of the epoch that dev chose, and
+    the test split stays unseen.
+    """
 
     kind: Literal["sweep"]
+    judged_on: Literal["test", "dev"] = "test"
     run: str | None = None
     lines: list[Line] = Field(default_factory=list)
     key: str = Field(description="such as objective.selhn.epsilon")
