@@ -17,7 +17,7 @@ from counterfoil.audit.audit import Audit, audit_split
 from counterfoil.audit.corruption import Corrupted, corrupt
 from counterfoil.audit.measures import measure_audit
 from counterfoil.audit.suspicion import SIGNS
-from counterfoil.evaluation.word_report import markdown_table
+from counterfoil.evaluation.report import markdown_table
 from counterfoil.progress import Silent
 from counterfoil.training.load import evaluation_split, load_model
 

@@ -10,10 +10,11 @@ import re
 import pytest
 import torch
 
+from counterfoil.cli.audit import TOO_MANY
 from counterfoil.config import build_config
 from counterfoil.data.convert import convert
 from counterfoil.data.images import open_image
-from counterfoil.errors import ConfigError, DataError
+from counterfoil.errors import ConfigError, CounterfoilError, DataError
 from counterfoil.models import create_model, save_pretrained
 from counterfoil.models.correct import correct
 from counterfoil.progress import Silent
@@ -100,12 +101,41 @@ def test_every_split_is_audited_unless_some_are_named(run, cache, tmp_path) -> N
 def test_too_many_suspicious_captions_are_an_exit_code(run, cache, tmp_path) -> None:
     asked = ["audit", run, "--split", "dev", "--out", tmp_path, "--cache", cache, "--json"]
     asked += ["--threshold", 0.05, "--examine", 10]
-    found = json.loads(invoke(*asked, "--fail-above", 0.0, code=3))
+    found = json.loads(invoke(*asked, "--fail-above", 0.0, code=TOO_MANY))
     assert found["suspicious"] > 1
     assert found["passed"] is False
     assert (tmp_path / "index.html").is_file()
-    invoke(*asked, "--max-suspicious", found["suspicious"] - 1, code=3)
+    invoke(*asked, "--max-suspicious", found["suspicious"] - 1, code=TOO_MANY)
     invoke(*asked, "--max-suspicious", found["suspicious"], "--fail-above", found["share"])
+
+
+def test_no_error_has_the_exit_code_of_too_many() -> None:
+    kinds, codes = [CounterfoilError], set()
+    while kinds:
+        kind = kinds.pop()
+        codes.add(kind.exit_code)
+        kinds += kind.__subclasses__()
+    assert TOO_MANY not in {0, 130, *codes}
+
+
+def test_a_split_that_is_named_twice_is_audited_once(run, cache, tmp_path) -> None:
+    asked = ["audit", run, "--out", tmp_path, "--examine", 10, "--cache", cache]
+    told = json.loads(invoke(*asked, "--split", "dev", "--split", "dev", "--json"))
+    assert [split["split"] for split in told["splits"]] == ["dev"]
+
+
+def test_notes_say_of_which_split_they_are(run, cache, tmp_path) -> None:
+    asked = ["audit", run, "--out", tmp_path, "--examine", 10, "--cache", cache]
+    assert "test: words were examined in 10 of 60" in " ".join(invoke(*asked).split())
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_scoring(
+    run, cache, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    monkeypatch.setattr("counterfoil.audit.audit_split", lambda *args, **more: pytest.fail("late"))
+    with pytest.raises(FileExistsError):
+        invoke("audit", run, "--out", tmp_path / "taken", "--split", "dev", "--cache", cache)
 
 
 def test_another_run_corrects_what_this_one_finds(run, corrector, cache, tmp_path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from counterfoil.cli.explain import coloured
+from counterfoil.cli.explain import ImageSource, coloured
 from counterfoil.config import build_config
 from counterfoil.data.images import open_image
 from counterfoil.errors import ConfigError, DataError
@@ -118,6 +118,27 @@ def test_an_empty_sentence_and_a_picture_of_another_kind_are_refused(runs, cache
         invoke("explain", runs["naaf"], "scene-test-000003", " ", "--cache", cache)
     with pytest.raises(ConfigError, match="PNG"):
         invoke("explain", runs["naaf"], "scene-test-000003", "a", "-o", "why.jpg", "--cache", cache)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "message"),
+    [("dog " * 10_000, "40,000 letters"), ("a " * 1000, "1,000 words, at most 200")],
+)
+@pytest.mark.parametrize("command", ["explain", "correct"])
+def test_a_sentence_that_would_take_hours_is_refused_at_once(command, sentence, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        invoke(command, "no-run-is-looked-for", "scene-test-000003", sentence)
+
+
+def test_a_saved_model_reads_a_file_as_it_was_trained_to(pairs, cache, tmp_path) -> None:
+    """With its own options of the extractor, even where its run is not beside it."""
+    model = create_model(build_config({"model": {"name": "vse-fc"}}).model, pairs.train)
+    model.fragments_from, model.fragments_options = "segments", {"max_fragments": 2}
+    save_pretrained(model, tmp_path / "model")
+    open_image(pairs.test.pixels[3]).save(tmp_path / "scene.png")
+    place = ImageSource(tmp_path / "model", None, None, [], None, cache, quiet=True)
+    fragments, _ = place.read(model, str(tmp_path / "scene.png"))
+    assert len(fragments.features) == 2 < len(pairs.test.fragments.read(3).features)
 
 
 QUICK = ["--words", "--max-captions", 20, "--bootstrap", 20]

@@ -45,6 +45,11 @@ def test_rules_make_one_caption_false_without_a_model() -> None:
     assert "no foil" in invoke("foils", "so be it")
 
 
+def test_a_caption_may_be_longer_than_the_name_of_a_file() -> None:
+    caption = "a man on a red bicycle " + "and a dog " * 30
+    assert json.loads(invoke("foils", caption, "--json"))["foils"]
+
+
 def test_a_model_makes_a_caption_of_an_image_false(run, pairs, cache, tmp_path) -> None:
     split = pairs["test"]
     image, caption = split.ids[3], split.captions[3][0]
@@ -114,7 +119,9 @@ def test_any_matcher_trains_with_the_file(run, pairs, cache, tmp_path) -> None:
         (["a", "dog", "runs", "away"], ConfigError, "in quotes"),
         (["a dog", "--out", "f.jsonl"], ConfigError, "leave the caption out"),
         (["--out", "f.jsonl"], ConfigError, "Name a data set"),
+        (["runs/nowhere", "--out", "f.jsonl"], ConfigError, "'runs/nowhere' is no run"),
         ([" "], ConfigError, "empty"),
+        (["dog " * 201], ConfigError, "201 words, at most 200"),
         ([], ConfigError, "--out"),
         (["a dog", "--kinds", "nuon"], ConfigError, "did you mean 'noun'"),
     ],

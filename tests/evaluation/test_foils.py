@@ -298,7 +298,9 @@ def test_without_truth_nothing_is_said_of_negatives(tmp_path) -> None:
     assert true_negatives(split, [FoilPair(0, "a cat")]) == {"false": 0, "true": 0, "unsure": 0}
 
 
-def test_the_command_judges_a_run_on_foils_of_several_sources(tmp_path, scenes, model) -> None:
+def test_the_command_judges_a_run_on_foils_of_several_sources(
+    tmp_path, scenes, model, monkeypatch
+) -> None:
     from counterfoil.models import save_pretrained
     from tests.cli.test_cli import invoke
 
@@ -308,6 +310,8 @@ def test_the_command_judges_a_run_on_foils_of_several_sources(tmp_path, scenes, 
     model.fragments_from = "segments"
     save_pretrained(model, tmp_path / "run" / "best")
     (tmp_path / "run" / "config.yaml").write_text(config.to_yaml())
+    (tmp_path / "rules").mkdir()  # which is a name even where a folder is called so
+    monkeypatch.chdir(tmp_path)
     asked = ["foil-report", tmp_path / "run", "--foils", "rules", "--foils", "own"]
     asked += ["--captions", 10, "--masks", 2, "--samples", 2, "--cache", cache]
     told = json.loads(invoke(*asked, "--json"))

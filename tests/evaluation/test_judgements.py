@@ -160,6 +160,8 @@ def test_unreadable_images_are_counted(model, concepts, tmp_path) -> None:
     rows = [(f"test-{i}.jpg", f"test-{i + 5}.jpg#0", 1, 1 + i, 3) for i in range(4)]
     found = judge(model, pairs, write(tmp_path / "a.txt", rows))
     assert (found.pairs, found.unreadable) == (3, 1)
+    with pytest.raises(DataError, match="no image of its 1 pairs can be read"):
+        judge(model, pairs, write(tmp_path / "b.txt", rows[2:3]))
 
 
 def test_judgements_of_other_data_are_refused(model, concepts, tmp_path) -> None:

@@ -200,6 +200,13 @@ def test_a_line_that_a_kill_cut_off_is_not_believed(tmp_path: Path) -> None:
     assert watch.before == 4
 
 
+@pytest.mark.parametrize("text", ["", "{}\n", "[]\n", '{"fingerprint": "x"}\none\n'])
+def test_a_damaged_journal_is_said_to_be(tmp_path: Path, text) -> None:
+    (tmp_path / "scores.npy.journal").write_text(text)
+    with pytest.raises(DataError, match="damaged"):
+        score_to_file(tmp_path / "scores.npy", *job())
+
+
 def test_what_was_begun_with_other_inputs_is_refused(tmp_path: Path) -> None:
     matcher, images, texts = job()
     path = tmp_path / "scores.npy"
@@ -216,6 +223,22 @@ def test_what_was_begun_with_other_inputs_is_refused(tmp_path: Path) -> None:
             score_to_file(path, *other)
     score_to_file(path, matcher, images, texts)
     assert score_to_file(path, matcher, images, texts, Mortal(0)).shape == (5, 7)  # complete
+
+
+def test_scoring_leaves_no_trace_in_the_mark_of_a_matcher() -> None:
+    matcher, images, texts = job()
+    before = fingerprint(matcher, images, texts)
+    score_matrix(matcher, images, texts)
+    assert fingerprint(matcher, images, texts) == before
+
+
+def test_tiles_of_whole_vectors_do_not_outgrow_the_host(monkeypatch) -> None:
+    monkeypatch.setattr(score_plan, "MOST_PAIRS", 10)
+    images, texts = (side([1] * 9, seed).keep("pooled") for seed in (0, 1))
+    plan = plan_scores(images, texts, 1 << 40)
+    sizes = [(t.rows.stop - t.rows.start) * (t.places.stop - t.places.start) for t in plan.tiles]
+    assert sum(sizes) == 81
+    assert max(sizes) <= 10
 
 
 def test_a_file_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:

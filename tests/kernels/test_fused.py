@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels import fused, fused_lanes, fused_pairs, fused_training
 from counterfoil.kernels.packing import lanes, pack
+from counterfoil.matchers import similarity
 from counterfoil.matchers.bfan import BFAN
 from counterfoil.matchers.chan import CHAN
 from counterfoil.matchers.naaf import NAAF
@@ -22,7 +23,12 @@ from counterfoil.matchers.scan import ScanImageToText, ScanTextToImage
 from counterfoil.matchers.sets import SetSimilarity
 from counterfoil.matchers.similarity import SimilarityMatcher
 
-triton = pytest.importorskip("triton", reason="Triton is not installed")
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from triton.runtime.errors import OutOfResources
+
+from counterfoil.kernels import triton_scores
+
 D = 16
 
 MATCHERS = {
@@ -124,6 +130,18 @@ def test_any_shape(seed, regions, lengths, name, way) -> None:
     torch.testing.assert_close(found.double(), expected, atol=5e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["scan-t2i-lse", "scan-i2t-lse", "chan-lse", "chamfer"])
+def test_several_tiles_turns_of_a_program_and_parts_of_the_images(name, monkeypatch) -> None:
+    monkeypatch.setattr(fused, "images_per_program", lambda tiles, images: 2)
+    images, texts = sides(5, images=4, lengths=(9, 8, 9))  # a tile each
+    monkeypatch.setattr(fused, "BUFFER", 4 * 5 * 3 * 16 * 3)  # three images at a time
+    matcher = made(name).eval()
+    with torch.no_grad():
+        expected = matcher.double().eager(images, texts)
+        found = matcher.float()(single(images), single(texts))
+    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("kept", [1 << 27, 1])
 @pytest.mark.parametrize("name", TRAINED)
 def test_gradients_are_the_eager_forms(name, kept, monkeypatch) -> None:
@@ -148,6 +166,18 @@ def test_gradients_are_the_eager_forms(name, kept, monkeypatch) -> None:
         gradients(torch.float32, True), gradients(torch.float64, False), strict=True
     ):
         torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["scan-i2t-lse", "bfan-equal"])
+def test_captions_too_long_for_one_kernel_are_scored_by_the_other(name, monkeypatch) -> None:
+    monkeypatch.setattr(fused_pairs, "MANY", 0)
+    monkeypatch.setattr(fused_lanes, "MOST_WORDS", 4)
+    images, texts = sides(5, lengths=(6, 2, 9, 4))
+    matcher = made(name).eval()
+    with torch.no_grad():
+        expected = matcher.double().eager(images, texts)
+        found = matcher.float()(single(images), single(texts))
+    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
 
 
 def test_words_all_below_the_boundary() -> None:
@@ -188,6 +218,86 @@ def test_double_precision_and_processors_are_left_to_pytorch(monkeypatch) -> Non
     monkeypatch.undo()
     assert not fused.usable(torch.device("cpu"), torch.float32)
     assert not fused.usable(torch.device("cuda"), torch.float64)
+
+
+def test_sets_of_other_than_unit_vectors_are_left_to_pytorch() -> None:
+    images, texts = sides(1)
+    words = texts.fragments.float(), texts.mask
+    recipes = made("chamfer").eval().recipes()
+    with torch.no_grad():
+        unit = fused_pairs.fused_pairs(recipes, (images.fragments.float(), images.mask), words)
+        long = images.fragments.float() * 9, images.mask
+        assert unit is not None
+        assert fused_pairs.fused_pairs(recipes, long, words) is None
+
+
+def test_one_side_in_half_precision_is_compared_in_single(monkeypatch) -> None:
+    monkeypatch.setattr(fused_pairs, "usable", lambda device, dtype: dtype != torch.float64)
+    images, texts = sides(2)
+    halves = Encoded(images.fragments.half(), images.mask)
+    matcher = made("chan-mean").eval()
+    with torch.no_grad():
+        found = matcher(halves, single(texts))
+        expected = matcher.eager(single(halves), single(texts))
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_double_precision_stays_so_where_half_would_be_raised(monkeypatch) -> None:
+    monkeypatch.setattr(similarity, "usable", lambda device, dtype: True)
+    images, texts = sides(2)
+    matcher = made("naaf").eval().double()
+    with torch.no_grad():
+        assert torch.equal(matcher(images, texts), matcher.eager(images, texts))
+
+
+def short_of_memory(most: int):
+    """A device whose programs can do so much each."""
+
+    def launch(per_program: int) -> None:
+        if per_program > most:
+            raise OutOfResources(2, 1, "shared memory")
+
+    return launch
+
+
+def test_a_loop_that_does_not_fit_is_done_without() -> None:
+    tried: list[int] = []
+    most = short_of_memory(1)
+    fused.run_fitting(lambda count: (tried.append(count), most(count))[1], 8)
+    assert tried == [8, 1]
+    with pytest.raises(OutOfResources):
+        fused.run_fitting(short_of_memory(0), 8)
+
+
+def test_on_a_device_too_small_for_any_kernel_pytorch_scores(monkeypatch) -> None:
+    images, texts = sides(4)
+    matcher = made("naaf").eval()
+    monkeypatch.setattr(fused, "run_fitting", lambda run, count: short_of_memory(0)(count))
+    with torch.no_grad():
+        found = matcher(single(images), single(texts))
+        assert torch.equal(found, matcher.eager(single(images), single(texts)))
+
+
+def test_training_on_a_device_too_small_for_the_backward_kernel_is_left_to_pytorch(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(fused_pairs, "fits", lambda *what: False)
+    images, texts = sides(1)
+    v = images.fragments.float().requires_grad_()
+    pair = (v, images.mask), (texts.fragments.float(), texts.mask)
+    assert fused_pairs.fused_pairs(made("naaf").train().recipes(), *pair) is None
+
+
+def test_where_triton_cannot_compile_it_is_said_and_left_alone(monkeypatch) -> None:
+    assert fused.runs(torch.device("cpu"))
+
+    class NoCompiler:
+        def __getitem__(self, grid):
+            raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(triton_scores, "write_one", NoCompiler())
+    with pytest.warns(UserWarning, match="C compiler"):
+        assert not fused.runs(torch.device("cpu"))
 
 
 @given(st.lists(st.integers(0, 16), max_size=40), st.integers(1, 5))

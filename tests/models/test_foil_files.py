@@ -205,8 +205,9 @@ class _Broken:
 
 
 def test_what_cannot_write_is_refused(model, split) -> None:
-    with pytest.raises(ConfigError, match="temperature"):
-        FoilAuthor(model, replace(OPTIONS, temperature=0.0))
+    for temperature in (0.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="temperature"):
+            FoilAuthor(model, replace(OPTIONS, temperature=temperature))
     with pytest.raises(ConfigError, match="at least 1"):
         FoilAuthor(model, replace(OPTIONS, samples=0))
     config = build_config({"model": {"name": "uniter-small", "embed_size": 16}})

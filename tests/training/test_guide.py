@@ -15,7 +15,7 @@ import torch
 from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
 from counterfoil.errors import CheckpointError, ConfigError, DataError
-from counterfoil.training import guide_encode, guide_matrix
+from counterfoil.training import guide_encode, guide_matrix, guide_resident
 from counterfoil.training.guide import EmbeddingGuide, MatrixGuide, open_guide
 from counterfoil.training.guide_build import build_guide
 from counterfoil.training.guide_manifest import Extent, default_form, read_manifest
@@ -392,7 +392,8 @@ def test_two_processes_share_the_scoring_and_see_all_of_it(
 
 
 @pytest.mark.parametrize("name", ["vse-fc", "scan-t2i", "esa"])
-def test_items_kept_on_the_device_are_those_on_disk(split, tmp_path, name) -> None:
+def test_items_kept_on_the_device_are_those_on_disk(split, tmp_path, name, monkeypatch) -> None:
+    monkeypatch.setattr(guide_resident, "ROWS", 5)
     save_teacher(split, tmp_path / "run", name)
     broken = with_unreadable(split, tmp_path, [2, 7])
     build_guide(tmp_path / "guide", [tmp_path / "run"], broken, form="embeddings")

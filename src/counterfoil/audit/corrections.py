@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from counterfoil.audit.findings import Corrected, Finding, WrongWord
 from counterfoil.data.pairs import Split
-from counterfoil.errors import ConfigError, DataError
-from counterfoil.matchers.cross_encoder import CrossEncoder
-from counterfoil.models.correct import HEADS, Correction, correct
+from counterfoil.errors import DataError
+from counterfoil.models.correct import Correction, correct, correcting
 from counterfoil.models.model import Model
 from counterfoil.models.word_spans import caption_words
 from counterfoil.progress import Progress, Silent
@@ -19,12 +18,6 @@ NO_CORRECTOR = (
 )
 
 
-def can_correct(model: Model) -> bool:
-    """Whether a model has the heads that find wrong words and write others in their place."""
-    matcher = model.matcher
-    return isinstance(matcher, CrossEncoder) and all(head in matcher.heads for head in HEADS)
-
-
 class Corrector:
     """A model that corrects captions of one split.
 
@@ -32,11 +25,7 @@ class Corrector:
     """
 
     def __init__(self, model: Model, split: Split, threshold: float = 0.5) -> None:
-        if not can_correct(model):
-            raise ConfigError(
-                f"the model '{model.spec.name}' was not taught to correct: train one with the "
-                "objective tags-dc (recipes/tags-dc-scenes.yaml)"
-            )
+        correcting(model)
         if split.fragments is None:
             raise DataError(f"split '{split.name}' has no fragments; extract features first")
         self.model, self.fragments, self.threshold = model, split.fragments, threshold

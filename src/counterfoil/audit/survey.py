@@ -14,6 +14,7 @@ from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError
 from counterfoil.evaluation.scoring import encode_texts
+from counterfoil.models.asking import asked
 from counterfoil.models.model import Model
 from counterfoil.progress import Progress, Silent
 
@@ -63,9 +64,7 @@ def survey_split(
     The images are gone through twice, since a rank can only be counted once the own score is known.
     """
     progress = progress or Silent()
-    was_training = model.training
-    model.eval()
-    try:
+    with asked(model):
         blocks = ImageBlocks(model, split, block_size)
         found = _Running(split)
         for block in progress.track(blocks, f"own scores ({split.name})", len(blocks)):
@@ -75,8 +74,6 @@ def survey_split(
             for encoded, texts in caption_blocks(model, split.texts, captions, len(block.images)):
                 scores = model.matcher(block.encoded, encoded).float().cpu()
                 found.add_block(scores, block.images, texts)
-    finally:
-        model.train(was_training)
     return found.survey([blocks.skipped[image] for image in sorted(blocks.skipped)])
 
 

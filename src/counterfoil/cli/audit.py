@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from counterfoil.data.pairs import Pairs, Split
     from counterfoil.models.model import Model
 
-TOO_MANY = 3
-"""Exit code where more captions are suspicious than was allowed."""
+TOO_MANY = 7
+"""Exit code where more captions are suspicious than was allowed; no error has it."""
 
 
 def audit(
@@ -59,11 +59,11 @@ def audit(
     ] = 500,
     fail_above: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(min=0.0, max=1.0, help="Exit with 3 if a larger share is suspicious."),
+        typer.Option(min=0.0, max=1.0, help="Exit with 7 if a larger share is suspicious."),
     ] = None,
     max_suspicious: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=0, help="Exit with 3 if more captions are suspicious."),
+        typer.Option(min=0, help="Exit with 7 if more captions are suspicious."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     cache: Path = CACHE_OPTION,
@@ -78,6 +78,7 @@ def audit(
       counterfoil audit runs/naaf captions.jsonl --fail-above 0.02
 
     Writes index.html (for people), findings.jsonl, findings.csv and summary.json (for programs).
+    Exit code 7 means that more is suspicious than --fail-above or --max-suspicious allow.
     """
     from counterfoil.audit import NO_CORRECTOR, audit_split, can_correct, total, write_report
     from counterfoil.training.load import evaluation_split, load_model, run_config
@@ -96,8 +97,10 @@ def audit(
         source = own.data
         return evaluation_split(folder, source.source, source.format, source.options, cache, bars)
 
-    wanted = [data[name] for name in split] if split else [one for one in data if len(one)]
+    named = dict.fromkeys(split or [one.name for one in data if len(one)])
+    wanted = [data[name] for name in named]
     correct = _correctors(run, corrector, model, data, read, device)
+    out.mkdir(parents=True, exist_ok=True)  # refused now, not after an hour of scoring
     audits = [
         audit_split(
             model,
@@ -186,7 +189,8 @@ def _show(page: Path, audits: list[Audit], notes: list[str], failed: str, as_jso
     out = console()
     for kind, count in _summary(page)["problems"].items():
         out.print(f"left out of the data, {kind}: {count}", highlight=False, markup=False)
-    for note in [*notes, *(note for one in audits for note in one.summary.notes)]:
+    found = (f"{one.summary.split}: {note}" for one in audits for note in one.summary.notes)
+    for note in [*notes, *found]:
         out.print(note, highlight=False, markup=False)
     out.print(f"report: {page}", highlight=False, markup=False)
     if failed:

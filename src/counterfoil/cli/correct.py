@@ -9,6 +9,7 @@ import typer
 
 from counterfoil.cli.explain import ImageSource
 from counterfoil.cli.output import CACHE_OPTION, JSON_OPTION, console, print_json, print_table
+from counterfoil.cli.sentences import check_sentence
 
 if TYPE_CHECKING:
     from counterfoil.models.correct import Change, Correction, SuspectWord
@@ -49,12 +50,10 @@ def correct(
     A word is exchanged only where the sentence then scores higher; what was thought of but would
     lower the score is named.
     """
-    from counterfoil.errors import ConfigError
     from counterfoil.models.correct import correct as correct_caption
     from counterfoil.training.load import load_model
 
-    if not text.strip():
-        raise ConfigError("nothing to correct: the sentence is empty")
+    check_sentence(text, "correct")
     model = load_model(run, device)
     source = ImageSource(run, data, format, option or [], split, cache, quiet=as_json)
     fragments, _ = source.read(model, image)

@@ -17,6 +17,7 @@ from counterfoil.cli.output import (
     print_table,
     progress,
 )
+from counterfoil.cli.sentences import check_sentence
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -67,8 +68,7 @@ def explain(
     from counterfoil.errors import ConfigError
     from counterfoil.training.load import load_model
 
-    if not text.strip():
-        raise ConfigError("nothing to explain: the sentence is empty")
+    check_sentence(text, "explain")
     if out is not None and out.suffix.lower() != ".png":
         raise ConfigError(f"--out {out}: the picture is a PNG, name it so")
     model = load_model(run, device)
@@ -123,19 +123,15 @@ def _from_file(model: Model, run: Path, path: Path) -> tuple[Fragments, Image.Im
     from counterfoil.data.images import FileImage, open_image
     from counterfoil.errors import ConfigError
     from counterfoil.features import extractors
-    from counterfoil.training.load import run_config
 
     if model.fragments_from is None:
         raise ConfigError(
             f"{run}: this model was trained on precomputed features, so it cannot read an image "
             "file; give the id of an image of its data set instead"
         )
-    config = run_config(run)
-    features = config.data.features if config is not None else None
-    same = features is not None and features.extractor == model.fragments_from
-    options = features.options if features is not None and same else {}
     pixels = open_image(FileImage(path))
-    return extractors.create(model.fragments_from, options).extract(pixels), pixels
+    extractor = extractors.create(model.fragments_from, model.fragments_options)
+    return extractor.extract(pixels), pixels
 
 
 def _refuse_missing_file(image: str, run: Path, data: str | None) -> None:

@@ -82,7 +82,7 @@ def foil_report(
     TAGS-DC, the share of true negatives the drawn scenes.
     """
     from counterfoil.evaluation.foil_metrics import judge_foils
-    from counterfoil.evaluation.foil_sources import FoilChoice, foils_by
+    from counterfoil.evaluation.foil_sources import FoilChoice, foils_by, is_rules
     from counterfoil.training.load import evaluation_split, load_model
 
     bars = progress(quiet=as_json or markdown)
@@ -97,7 +97,8 @@ def foil_report(
     reports = []
     for named in foils or ["rules"]:
         source = str(run) if named == OWN else named
-        theirs = read(Path(source)) if Path(source).is_dir() else pairs
+        by_run = not is_rules(source) and Path(source).is_dir()
+        theirs = read(Path(source)) if by_run else pairs
         if list(theirs.ids) != list(pairs.ids) or theirs.texts != pairs.texts:
             raise ConfigError(
                 f"{source} and {run} have other images or captions in their split '{split}': name "

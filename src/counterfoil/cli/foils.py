@@ -18,6 +18,7 @@ from counterfoil.cli.output import (
     print_table,
     progress,
 )
+from counterfoil.cli.sentences import check_sentence
 from counterfoil.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -165,9 +166,9 @@ def _understood(
         rest = rest[1:]  # rules do not look at the image
     if len(rest) == (1 if maker == "rules" else 2):
         if out is not None:
-            raise ConfigError("--out is for the foils of a data set: leave the caption out")
-        if not rest[-1].strip():
-            raise ConfigError("nothing to make false: the caption is empty")
+            taken = "" if run is not None else f"'{rest[-1][:80]}' is no run; "
+            raise ConfigError(f"{taken}--out is for the foils of a data set: leave the caption out")
+        check_sentence(rest[-1], "make false")
         return _Asked(maker, run, rest[0] if maker == "model" else None, rest[-1])
     if rest:
         raise ConfigError(
@@ -183,7 +184,10 @@ def _understood(
 
 def _is_model(folder: Path) -> bool:
     places = ("best/config.json", "config.json", "config.yaml")
-    return any((folder / place).is_file() for place in places)
+    try:
+        return any((folder / place).is_file() for place in places)
+    except OSError:  # a caption is often too long for the name of a file
+        return False
 
 
 def _by_rule(caption: str, kinds: list[str], keep: int, seed: int) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Optional
 
 import typer
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from counterfoil.reproduce.plan import Plan
     from counterfoil.reproduce.planned import Job
+    from counterfoil.reproduce.store import Kept
 
 OUT = Path("runs") / "reproduce"
 
@@ -47,6 +48,28 @@ def reproduce(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Where runs are kept and results written.")
     ] = OUT,
+    rows: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--rows", help="Only rows of this label or run, e.g. 'NAAF*'; repeatable."),
+    ] = None,
+    store: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--store",
+            help="Folder of results that outlive the runs: what it knows is not trained again.",
+        ),
+    ] = None,
+    tuned: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--tuned", help="Stored sweep on dev whose best values the runs take."),
+    ] = None,
+    fill: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--fill", help="Page whose tables are written anew from --store; no runs."),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Train rows that the store knows all the same.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show the runs and how far they are.")
     ] = False,
@@ -63,21 +86,32 @@ def reproduce(
       counterfoil reproduce selhn.table1 --data data/f30k_precomp --dry-run
       counterfoil reproduce selhn.figure6 --seeds 5 --jobs 2 train.device=cpu
       counterfoil reproduce my-table.yaml --out runs/mine
+      counterfoil reproduce naaf.table3 --rows 'α = 2' --store results --again
+      counterfoil reproduce --fill docs/results/flickr8k.md --store docs/results
 
     Every row is trained once a seed, evaluated on the test split, and kept: the same command goes
     on where it was stopped, and tables that share a row share its runs. A row that fails says why
     and leaves the others alone. Results are printed and written as Markdown, JSON, SVG and PNG.
     """
+    if fill is not None:
+        _fill(fill, store)
+        return
     if name is None or list_all:
         _list(as_json)
         return
     if "=" in name:
         raise ConfigError(f"'{name}': name first what to reproduce (counterfoil reproduce --list)")
-    plan = _plan(name, overrides or [], data, published, seeds, _scale(scale), out)
+    from counterfoil.reproduce.store import Kept
+
+    settings = _Asked(data, published, _scale(scale), seeds, tuple(overrides or []), tuned)
+    plan, order = _plan(name, settings, rows or [], out)
+    kept = Kept(store, plan, order) if store is not None else None
+    if kept is not None and not again:
+        kept.settle()
     if dry_run:
         _show_plan(plan, as_json)
     else:
-        _run(plan, cache, jobs, as_json)
+        _run(plan, cache, jobs, as_json, kept)
 
 
 def _scale(text: str) -> Literal["full", "smoke"]:
@@ -101,21 +135,39 @@ def _list(as_json: bool) -> None:
     typer.echo("\nRun one with: counterfoil reproduce NAME [--scale smoke] [--dry-run]")
 
 
-def _plan(
-    name: str,
-    overrides: list[str],
-    data: str,
-    published: str | None,
-    seeds: int,
-    scale: Literal["full", "smoke"],
-    out: Path,
-) -> Plan:
+class _Asked(NamedTuple):
+    """What the command line says of the runs."""
+
+    data: str
+    published: str | None
+    scale: Literal["full", "smoke"]
+    seeds: int
+    overrides: tuple[str, ...]
+    tuned: Path | None
+
+
+def _plan(name: str, asked: _Asked, rows: list[str], out: Path) -> tuple[Plan, list[list[str]]]:
+    """The plan of the rows that are asked for, and the labels of all rows."""
     from counterfoil.reproduce.catalogue import load_artefact
+    from counterfoil.reproduce.choose import labels, only_rows
     from counterfoil.reproduce.plan import Settings, find_data_set, make_plan
+    from counterfoil.reproduce.store import best_values, read_stored
 
     artefact = load_artefact(name)
-    chosen = find_data_set(artefact, data, published)
-    return make_plan(artefact, Settings(data, chosen, scale, seeds, tuple(overrides)), out)
+    chosen = find_data_set(artefact, asked.data, asked.published)
+    sweep = read_stored(asked.tuned) if asked.tuned is not None else None
+    if asked.tuned is not None and sweep is None:
+        raise DataError(f"--tuned {asked.tuned}: no such file")
+    values = best_values(sweep) if sweep is not None else {}
+    settings = Settings(asked.data, chosen, asked.scale, asked.seeds, asked.overrides, values)
+    return make_plan(only_rows(artefact, rows), settings, out), labels(artefact)
+
+
+def _fill(page: Path, store: Path | None) -> None:
+    from counterfoil.reproduce.fill import fill_page
+
+    names = fill_page(page, page.parent if store is None else store)
+    typer.echo(f"{page}: {len(names)} sections written: {', '.join(names)}")
 
 
 def _show_plan(plan: Plan, as_json: bool) -> None:
@@ -152,7 +204,7 @@ def _described(job: Job) -> dict[str, Any]:
     return {"run": job.title, **told, "refused": job.refused(), "config": job.config.model_dump()}
 
 
-def _run(plan: Plan, cache: Path, jobs: int, as_json: bool) -> None:
+def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, kept: Kept | None) -> None:
     from counterfoil.cli.train import StopSignals
     from counterfoil.data.load import is_named
     from counterfoil.reproduce.collect import collect
@@ -172,7 +224,12 @@ def _run(plan: Plan, cache: Path, jobs: int, as_json: bool) -> None:
         should_stop=lambda: signals.asked,
         on_training=signals.listen,
     )
-    found = collect(plan, outcome, Judge(plan.out / "evaluations", cache, bars))
+    judge = Judge(plan.out / "evaluations", cache, bars)
+    if kept is not None:  # recalls at once: measuring takes a while, and may be cut short
+        kept.add(collect(plan, outcome, judge, with_measures=False))
+    found = collect(plan, outcome, judge)
+    if kept is not None:
+        found = kept.add(found)
     folder = plan.out / plan.folder_name
     page = write_reproduction(found, folder)
     if as_json:

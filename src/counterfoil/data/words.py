@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 
+MOST_WORDS, MOST_LETTERS = 200, 4000
+"""Of a sentence that a person asks about; a caption has a dozen words, and time grows with them."""
+
 _CONTRACTION = re.compile(r"(?<=\w)(n't|'(?:s|re|ve|ll|d|m))\b")
 _TOKEN = re.compile(
     r"""

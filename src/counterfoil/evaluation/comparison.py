@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from counterfoil.evaluation.report import Report, RetrievalReport
+from counterfoil.evaluation.report import Report, RetrievalReport, markdown_table
 from counterfoil.evaluation.word_foils import KINDS
-from counterfoil.evaluation.word_report import WordReport, markdown_table
+from counterfoil.evaluation.word_report import WordReport
 
 
 class RunResult(Report):

@@ -16,7 +16,8 @@ from counterfoil.evaluation.foil_report import FoilReport
 from counterfoil.evaluation.foil_scores import score_foils
 from counterfoil.evaluation.foil_sets import FoilPair, FoilSet
 from counterfoil.evaluation.foil_truth import Verdict, has_truth, verdict_on
-from counterfoil.evaluation.foil_words import FoilWords, can_judge_words, judge_words
+from counterfoil.evaluation.foil_words import FoilWords, judge_words
+from counterfoil.models.correct import can_correct
 from counterfoil.models.model import Model
 from counterfoil.progress import Progress
 
@@ -35,7 +36,7 @@ def judge_foils(
     """Everything that can be measured of a model and foils: words where it has heads for them, true
     negatives where the split knows the truth, perplexity where a language model is given."""
     scores = score_foils(model, split, foils, progress)
-    words = judge_words(model, split, foils, progress) if can_judge_words(model) else None
+    words = judge_words(model, split, foils, progress) if can_correct(model) else None
     return FoilReport(
         split=split.name,
         foils=foils.name,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from counterfoil.evaluation.report import Report
-from counterfoil.evaluation.word_report import markdown_table
+from counterfoil.evaluation.report import Report, markdown_table
 
 
 class FoilReport(Report):

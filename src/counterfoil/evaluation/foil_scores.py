@@ -16,6 +16,7 @@ from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError
 from counterfoil.evaluation.foil_sets import FoilPair, FoilSet
 from counterfoil.evaluation.foil_writing import readable_images
+from counterfoil.models.asking import asked
 from counterfoil.models.model import Model
 from counterfoil.progress import Progress, Silent
 
@@ -84,17 +85,13 @@ def score_foils(
     pairs: list[FoilPair] = []
     true: list[Tensor] = []
     false: list[Tensor] = []
-    was_training = model.training
-    model.eval()
-    try:
+    with asked(model):
         for block in blocks(model, split, foils.pairs, progress or Silent(), "scoring foils"):
             captions = [split.texts[pair.caption] for pair in block.pairs]
             sentences = [pair.foil for pair in block.pairs]
             pairs += block.pairs
             true.append(_own_scores(model, block.images, captions))
             false.append(_own_scores(model, block.images, sentences))
-    finally:
-        model.train(was_training)
     if not pairs:
         raise DataError(f"split '{split.name}': no image of a foil could be read")
     return FoilScores(pairs, *(torch.cat(part).double().cpu().numpy() for part in (true, false)))

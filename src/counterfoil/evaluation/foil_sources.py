@@ -50,6 +50,11 @@ class FoilChoice:
         )
 
 
+def is_rules(source: str) -> bool:
+    """Whether foils are made by rule: that is a name even where a folder is called so."""
+    return source.partition(":")[0] == RULES
+
+
 def foils_by(
     source: str,
     split: Split,
@@ -58,8 +63,8 @@ def foils_by(
     progress: Progress | None = None,
 ) -> FoilSet:
     """Foils by ``rules`` (or ``rules:noun,swap``), of a JSONL file, or by the model of a folder."""
-    name, _, kinds = source.partition(":")
-    if name == RULES:
+    if is_rules(source):
+        kinds = source.partition(":")[2]
         return rule_set(
             split,
             kinds=tuple(kinds.split(",")) if kinds else DEFAULT_KINDS,

@@ -16,12 +16,13 @@ from counterfoil.evaluation.foil_sets import FoilPair, FoilSet
 from counterfoil.evaluation.word_metrics import roc_auc
 from counterfoil.foils.masking import MaskTokens
 from counterfoil.matchers.cross_encoder import CrossEncoder
+from counterfoil.models.asking import asked
+from counterfoil.models.correct import HEADS
 from counterfoil.models.foil_maker import cross_encoder_of, word_table
 from counterfoil.models.foil_text import spell_foil
 from counterfoil.models.model import Model
 from counterfoil.progress import Progress, Silent
 
-HEADS = ("discrimination", "correction")
 THRESHOLD = 0.5
 
 Flags = NDArray[np.bool_]
@@ -63,12 +64,6 @@ class FoilWords:
         return float(np.mean(self.restored))
 
 
-def can_judge_words(model: Model) -> bool:
-    """Whether a model has the heads of TAGS-DC."""
-    matcher = model.matcher
-    return isinstance(matcher, CrossEncoder) and all(head in matcher.heads for head in HEADS)
-
-
 @torch.inference_mode()
 def judge_words(
     model: Model, split: Split, foils: FoilSet, progress: Progress | None = None
@@ -77,15 +72,11 @@ def judge_words(
     matcher = cross_encoder_of(model, HEADS)
     ordinary = torch.from_numpy(MaskTokens.of(model.text).ordinary).to(model.device)
     found: list[FoilWords] = []
-    was_training = model.training
-    model.eval()
-    try:
+    with asked(model):
         for block in blocks(model, split, foils.pairs, progress or Silent(), "words of foils"):
             same = _of_same_length(model, split, block)
             if same is not None:
                 found.append(_judge(model, matcher, split, same, ordinary))
-    finally:
-        model.train(was_training)
     if not found:
         return None
     return FoilWords(

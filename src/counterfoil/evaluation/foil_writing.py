@@ -10,6 +10,7 @@ from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
 from counterfoil.errors import DataError
 from counterfoil.evaluation.foil_sets import FoilPair, FoilSet, choose_captions
+from counterfoil.models.asking import asked
 from counterfoil.models.foil_files import FoilAuthor
 from counterfoil.models.model import Model
 from counterfoil.objectives.generation import GeneratorOptions
@@ -34,16 +35,13 @@ def written_set(
     same kind of device.
     """
     chosen = choose_captions(split, most, seed)
-    was_training = model.training
-    author = FoilAuthor(model, options)
     starts = range(0, len(chosen), CAPTIONS_AT_ONCE)
     pairs: list[FoilPair] = []
-    try:
+    with asked(model):
+        author = FoilAuthor(model, options)
         for start in (progress or Silent()).track(starts, f"writing foils ({name})", len(starts)):
             block = chosen[start : start + CAPTIONS_AT_ONCE]
             pairs += _write(author, split, block, np.random.default_rng([seed, block[0]]))
-    finally:
-        model.train(was_training)
     return FoilSet.of(name, pairs, len(chosen))
 
 

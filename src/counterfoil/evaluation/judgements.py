@@ -24,6 +24,7 @@ from counterfoil.errors import DataError
 from counterfoil.evaluation.kendall import concordance
 from counterfoil.evaluation.report import Report
 from counterfoil.evaluation.scoring import encode_texts
+from counterfoil.models.asking import asked
 from counterfoil.models.model import Model
 from counterfoil.progress import Progress, Silent
 
@@ -157,6 +158,8 @@ def judge(
         )
     scores = _scores(model, [(place, text) for _, place, text in kept], progress or Silent())
     read = ~np.isnan(scores)
+    if not read.any():
+        raise DataError(f"{path}: no image of its {len(kept)} pairs can be read")
     rated = [one.ratings for (one, _, _), good in zip(kept, read, strict=True) if good]
     x = np.repeat(scores[read], [len(ratings) for ratings in rated])
     found = concordance(x, [value for ratings in rated for value in ratings])
@@ -211,9 +214,7 @@ def _scores(
         by_image[place.key].append(number)
     groups = list(by_image.values())
     scores = np.full(len(wanted), np.nan)
-    was_training = model.training
-    model.eval()
-    try:
+    with asked(model):
         starts = range(0, len(groups), IMAGES_AT_ONCE)
         for start in progress.track(starts, "scoring judged pairs", len(starts)):
             items: list[Fragments] = []
@@ -229,8 +230,6 @@ def _scores(
                 rows.append(numbers)
             if items:
                 _score_group(model, items, rows, [text for _, text in wanted], scores)
-    finally:
-        model.train(was_training)
     return scores
 
 

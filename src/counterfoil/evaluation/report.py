@@ -157,5 +157,6 @@ def _bracket(bounds: tuple[float, float] | None) -> str:
 
 
 def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows of text, the first of them the header, as a Markdown table."""
     rule = ("---",) + ("---:",) * (len(rows[0]) - 1)
     return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]

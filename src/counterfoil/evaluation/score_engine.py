@@ -25,6 +25,9 @@ from counterfoil.progress import Progress, Silent
 
 LABEL = "scoring"
 
+LONGEST = 255.0
+"""Of fragments in half precision: inner products of longer ones may be beyond its range."""
+
 
 @dataclass(frozen=True)
 class BestPairs:
@@ -66,9 +69,11 @@ def for_kernels(matcher: Matcher, encoded: Encoded) -> Encoded:
     if encoded.fragments is None or encoded.fragments.dtype != torch.float32:
         return encoded
     with torch.inference_mode():
-        if isinstance(matcher, SimilarityMatcher) and matcher.halved(encoded.mask.device):
-            return replace(encoded, fragments=encoded.fragments.half())
-    return encoded
+        if not isinstance(matcher, SimilarityMatcher) or not matcher.halved(encoded.mask.device):
+            return encoded
+        if not encoded.fragments.numel() or encoded.fragments.norm(dim=-1).max() > LONGEST:
+            return encoded
+        return replace(encoded, fragments=encoded.fragments.half())
 
 
 @contextmanager
@@ -98,7 +103,7 @@ def on_host(tiles: Iterator[tuple[ScoreTile, Tensor]]) -> Iterator[tuple[ScoreTi
 
 def fill(out: Tensor, plan: ScorePlan, tile: ScoreTile, block: Tensor) -> None:
     """Put a tile where it belongs in a matrix [n_images, n_texts] of the host."""
-    out[tile.rows].index_copy_(1, plan.columns(tile).cpu(), block.to(out.dtype))
+    out[tile.rows].index_copy_(1, plan.columns_on_host(tile), block.to(out.dtype))
 
 
 @torch.inference_mode()

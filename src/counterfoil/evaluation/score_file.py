@@ -116,13 +116,20 @@ class _Journal:
                 raise DataError(f"{scores}: exists and was not written here; choose another file")
             return journal
         head, *lines = journal.path.read_text(encoding="ascii").split("\n")
-        journal.head = json.loads(head)
-        if journal.head["fingerprint"] != mark:
+        # the last line was cut off, or is empty
+        try:
+            journal.head = json.loads(head)
+            begun, journal.done = journal.head["fingerprint"], [int(line) for line in lines[:-1]]
+        except (ValueError, KeyError, TypeError):
+            raise DataError(
+                f"{journal.path}: damaged, not what was written here; delete it, and what else is "
+                f"named after {scores.name}, to score anew"
+            ) from None
+        if begun != mark:
             raise DataError(
                 f"{scores}: begun with another model or other data; choose another file, or "
                 f"delete {scores.name} and what is named after it"
             )
-        journal.done = [int(line) for line in lines[:-1]]  # the last was cut off, or is empty
         return journal
 
     def begin(self, plan: ScorePlan) -> ScorePlan:

@@ -15,6 +15,10 @@ from counterfoil.encoders import Encoded
 CPU_CELLS, GPU_CELLS = 1 << 26, 1 << 32
 """Most word-region similarities of a tile: enough to be fast, few enough to be stopped between."""
 
+MOST_PAIRS = 1 << 27
+"""Most pairs of a tile, whose scores wait in the host's memory: of whole vectors 2³² cells are 2³²
+pairs."""
+
 FREE_SHARE = 0.25
 """Part of the free memory that a tile may take."""
 
@@ -68,6 +72,14 @@ class ScorePlan:
         """The texts of a tile, as indices."""
         return self.order[tile.places]
 
+    def columns_on_host(self, tile: ScoreTile) -> Tensor:
+        """The same in the host's memory, without waiting for what a GPU is doing."""
+        return self._order_on_host[tile.places]
+
+    @cached_property
+    def _order_on_host(self) -> Tensor:
+        return self.order.cpu()
+
     def _groups(self) -> list[slice]:
         """Runs of texts, shortest first, that fit beside a tile's images and are of like length."""
         room = self.cells // (self.rows * self.regions)
@@ -99,10 +111,8 @@ def plan_scores(
     regions = max(1, int(extents(images).max())) if len(images) else 1
     longest = int(lengths.max()) if len(texts) else 1
     cells = cells or _cells_at_hand(device)
-    if pairs is not None:
-        cells = min(
-            cells, pairs * regions
-        )  # a pair has at least as many cells as there are regions
+    pairs = MOST_PAIRS if pairs is None else pairs
+    cells = min(cells, pairs * regions)  # a pair has at least as many cells as there are regions
     rows = max(1, min(len(images), cells // (regions * longest)))
     return ScorePlan(len(images), regions, order, lengths[order].tolist(), rows, cells)
 

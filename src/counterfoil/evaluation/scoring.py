@@ -15,6 +15,7 @@ from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError
 from counterfoil.evaluation.score_engine import score_matrix
+from counterfoil.models.asking import asked
 from counterfoil.models.model import Model
 from counterfoil.progress import Progress, Silent
 
@@ -88,9 +89,7 @@ def score_split(
     model: Model, split: Split, batch_size: int = 256, progress: Progress | None = None
 ) -> SplitScores:
     """Every readable image of a split against every caption of these images."""
-    was_training = model.training
-    model.eval()
-    try:
+    with asked(model):
         images, kept, skipped = encode_images(model, split, batch_size, progress)
         row_of = {image: row for row, image in enumerate(kept)}
         texts = [t for t, image in enumerate(split.image_of) if int(image) in row_of]
@@ -98,7 +97,5 @@ def score_split(
             raise DataError(f"split '{split.name}' has no captions to evaluate on")
         encoded = encode_texts(model, [split.texts[t] for t in texts], batch_size, progress)
         scores = score_all(model, images, encoded, progress)
-    finally:
-        model.train(was_training)
     image_of = np.array([row_of[int(split.image_of[t])] for t in texts], dtype=np.int64)
     return SplitScores(scores, image_of, kept, texts, skipped)

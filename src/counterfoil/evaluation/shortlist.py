@@ -7,8 +7,7 @@ whose answers are not on its list.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +22,7 @@ from counterfoil.evaluation.report import Report, RetrievalReport, markdown_tabl
 from counterfoil.evaluation.retrieval import fold_spans, retrieval
 from counterfoil.evaluation.scoring import SplitScores, encode_images, encode_texts
 from counterfoil.evaluation.topk import top_k, transposed
+from counterfoil.models.asking import asked
 from counterfoil.models.model import Model
 from counterfoil.progress import Progress, Silent
 
@@ -121,17 +121,6 @@ def score_two_stages(
     i2t = _behind(slow, by_image, first_scores)
     t2i = np.ascontiguousarray(_behind(slow.T, by_text.T, first_scores.T).T)
     return TwoStages(i2t, t2i, image_of, lists, list(skipped))
-
-
-@contextmanager
-def asked(model: Model) -> Iterator[None]:
-    """Inside, the model is asked and not trained."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError
 from counterfoil.evaluation.scoring import encode_texts
 from counterfoil.evaluation.word_foils import FoilCase
+from counterfoil.models.asking import asked
 from counterfoil.models.explain import word_parts
 from counterfoil.models.model import Model
 from counterfoil.models.word_spans import caption_words, without, words_of_tokens
@@ -54,9 +55,7 @@ def measure_words(
     starts = range(0, len(groups), IMAGES_AT_ONCE)
     found: list[_Measured] = []
     skipped: list[str] = []
-    was_training = model.training
-    model.eval()
-    try:
+    with asked(model):
         for start in progress.track(starts, f"word effects ({model.spec.name})", len(starts)):
             readable: list[tuple[Fragments, list[FoilCase]]] = []
             for image, group in groups[start : start + IMAGES_AT_ONCE]:
@@ -66,8 +65,6 @@ def measure_words(
                     skipped.append(f"image {split.ids[image]}: {error}")
             if readable:
                 found += _measure(model, readable)
-    finally:
-        model.train(was_training)
     if not found:
         raise DataError(f"split '{split.name}' has no readable image")
     return WordScores(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from counterfoil.evaluation.report import Report
+from counterfoil.evaluation.report import Report, markdown_table
 
 
 class Measured(Report):
@@ -99,9 +99,3 @@ class WordReport(Report):
         """The headline, the table and the notes."""
         lines = [self.headline(), "", *markdown_table(self.rows()), "", f"{self.notes()}."]
         return "\n".join(lines) + "\n"
-
-
-def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Rows of text, the first of them the header, as a Markdown table."""
-    rule = ("---",) + ("---:",) * (len(rows[0]) - 1)
-    return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]

@@ -6,6 +6,7 @@ Everything is batched over captions, versions and samples; only masks are drawn 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -72,7 +73,7 @@ def refill(
 
     Only ``ordinary`` tokens are drawn. Candidate ``k·L + l`` is sample ``l`` of version ``k``.
     """
-    if temperature <= 0:
+    if not 0 < temperature < math.inf:
         raise ConfigError(f"foils: the temperature must be above 0, got {temperature}")
     batch, versions, length = masked.ids.shape
     ids, asked = masked.ids.flatten(0, 1), masked.labels.flatten(0, 1) != UNMASKED

@@ -7,7 +7,8 @@ with more words than a tile holds, and captions without words, are left to PyTor
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -62,8 +63,28 @@ def has_triton() -> bool:
 
 @cache
 def device_can(index: int) -> bool:
-    """Whether a CUDA device has the tensor cores that the kernels are made for."""
-    return has_triton() and torch.cuda.get_device_capability(index) >= (8, 0)
+    """Whether a CUDA device has the tensor cores that the kernels are made for, and runs them."""
+    if not has_triton() or torch.cuda.get_device_capability(index) < (8, 0):
+        return False
+    return runs(torch.device("cuda", index))
+
+
+def runs(device: torch.device) -> bool:
+    """Whether Triton works here: it compiles with the system's C compiler and Python's headers."""
+    from counterfoil.kernels.triton_scores import write_one
+
+    mark = torch.zeros(1, dtype=torch.int32, device=device)
+    try:
+        with torch.cuda.device_of(mark):
+            write_one[(1,)](mark)
+    except Exception as error:
+        warnings.warn(
+            f"no fused kernels, PyTorch scores instead, more slowly: Triton does not work here "
+            f"({error}); it needs a C compiler and the headers of Python",
+            stacklevel=2,
+        )
+        return False
+    return bool(mark.item())
 
 
 def usable(device: torch.device, dtype: torch.dtype) -> bool:
@@ -98,7 +119,7 @@ class Regions:
 def pack_words(packed: Tensor, lengths: list[int], recipe: Recipe) -> Words:
     """Words of captions, given one after the other, in tiles."""
     packing = pack(lengths, WORDS, SLOTS).to(packed.device)
-    fragments = torch.cat([packed, packed.new_zeros(1, packed.shape[1])])[packing.rows]
+    fragments = placed(packed, packing.rows)
     norms = fragments.float().norm(dim=-1)
     kin = spread = None
     if recipe.asking == "regions" and recipe.method != "chamfer":
@@ -106,6 +127,12 @@ def pack_words(packed: Tensor, lengths: list[int], recipe: Recipe) -> Words:
     if recipe.gate != "none":
         spread = _spread(fragments, packing, recipe.gate_scale)
     return Words(packing, fragments, norms, kin, spread)
+
+
+def placed(packed: Tensor, rows: Tensor) -> Tensor:
+    """Words at their places; zero where none stands, which is where ``rows`` is their number."""
+    there = rows < len(packed)
+    return packed.index_select(0, rows.clamp(max=len(packed) - 1)) * there[:, None].to(packed.dtype)
 
 
 def _tiles(fragments: Tensor, packing: Packing) -> Iterator[tuple[Tensor, Tensor]]:
@@ -164,8 +191,6 @@ def launch(
     images, per_image = some.stop - some.start, regions.fragments.shape[1]
     masked = regions.mask is not None
     mask = regions.mask[some].contiguous().view(torch.uint8) if masked else sims  # type: ignore[index]
-    per_program = images_per_program(packing.tiles, images)
-    grid = (packing.tiles, -(-images // per_program))
     common: dict[str, Any] = {
         "answers": mask,
         "segments": packing.segments,
@@ -186,13 +211,17 @@ def launch(
         "BW": packing.words,
         "BC": packing.slots,
         "BR": block_of(per_image),
-        "PER": per_program,
         "num_warps": WARPS,
     }
-    if recipe.asking == "regions" or recipe.method == "chamfer":
-        kin = words.kin if words.kin is not None else sims
-        kernels.asked_by_regions[grid](sims, kin, regions.norms[some], **common)
-    else:
+
+    def run(per_program: int) -> None:
+        grid = (packing.tiles, -(-images // per_program))
+        if recipe.asking == "regions" or recipe.method == "chamfer":
+            kin = words.kin if words.kin is not None else sims
+            kernels.asked_by_regions[grid](
+                sims, kin, regions.norms[some], PER=per_program, **common
+            )
+            return
         spread = words.spread if words.spread is not None else sims
         kernels.asked_by_words[grid](
             sims,
@@ -203,8 +232,27 @@ def launch(
             GATE=recipe.gate if words.spread is not None else "none",
             NEGATIVE=recipe.negative,
             UNIT=recipe.unit_words,
+            PER=per_program,
             **common,
         )
+
+    run_fitting(run, images_per_program(packing.tiles, images))
+
+
+def run_fitting(run: Callable[[int], None], per_program: int) -> None:
+    """Launch with so much for each program, or with one where what a loop keeps does not fit.
+
+    A loop holds what its turns share in a multiprocessor's own memory: in single precision more
+    than most GPUs have. Without a loop a few dozen kilobytes do.
+    """
+    from triton.runtime.errors import OutOfResources
+
+    try:
+        run(per_program)
+    except OutOfResources:
+        if per_program == 1:
+            raise
+        run(1)
 
 
 def images_per_program(tiles: int, images: int) -> int:

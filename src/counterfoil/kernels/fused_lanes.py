@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from counterfoil.kernels.fused import BUFFER, Recipe, Regions
+from counterfoil.kernels.fused import BUFFER, Recipe, Regions, placed
 from counterfoil.kernels.packing import Lanes, lanes
 
 WIDTH = 128
 """Captions side by side: one for each thread of a program."""
+
+MOST_IMAGES = (1 << 16) - 1
+"""Of one launch: a grid's second side is no longer."""
 
 WORDS_STEP, MOST_WORDS, MOST_REGIONS = 4, 24, 40
 """Regions ask: kernels for 4, 8 … 24 words; more regions, or words, than these take too long to
@@ -35,11 +38,11 @@ class LaneWords:
     kin_at: Tensor
 
 
-def suits(recipe: Recipe, lengths: list[int], regions: int) -> bool:
-    """Whether the kernels here are made for such a job."""
+def suits(recipe: Recipe, length: int, regions: int) -> bool:
+    """Whether the kernels here are made for captions of this length."""
     if regions > MOST_REGIONS or not recipe.possible:
         return False
-    return recipe.asking == "words" or max(lengths, default=0) <= MOST_WORDS
+    return recipe.asking == "words" or length <= MOST_WORDS
 
 
 def lane_words(packed: Tensor, lengths: list[int], recipe: Recipe) -> LaneWords:
@@ -47,7 +50,7 @@ def lane_words(packed: Tensor, lengths: list[int], recipe: Recipe) -> LaneWords:
     by_regions = recipe.asking == "regions"
     found = lanes(lengths, WIDTH, WORDS_STEP if by_regions else 1)
     moved = found.to(packed.device)
-    fragments = torch.cat([packed, packed.new_zeros(1, packed.shape[1])])[moved.rows]
+    fragments = placed(packed, moved.rows)
     norms = fragments.float().norm(dim=-1)
     kin, sizes = None, [0] * found.groups
     if by_regions or recipe.gate != "none":
@@ -96,7 +99,9 @@ def lane_scores(recipe: Recipe, words: LaneWords, regions: Regions) -> Tensor:
         u = torch.cat([u, u.new_ones(len(u), 1), u.new_zeros(len(u), 7)], 1)
         v = torch.cat([v, v.new_full((len(v), 1), -shift), v.new_zeros(len(v), 7)], 1)
         shift = -float(v[0, -8]) if len(v) else shift
-    rows = max(1, min(images, BUFFER // (u.element_size() * max(1, per_image * len(u)))))
+    rows = max(
+        1, min(images, MOST_IMAGES, BUFFER // (u.element_size() * max(1, per_image * len(u))))
+    )
     buffer = u.new_empty(rows * per_image, len(u))
     triangles = _triangle(regions.gram).float().contiguous()
     zeros = torch.zeros(max([per_image, *(size for _, size in words.lanes.spans)], default=1) + 1,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from counterfoil.kernels.fused import (
+    WORDS,
     Recipe,
     Regions,
     Words,
@@ -15,6 +18,7 @@ from counterfoil.kernels.fused import (
     fused_scores,
     launch,
     precision,
+    run_fitting,
 )
 from counterfoil.kernels.packing import Packing
 
@@ -33,6 +37,32 @@ def trainable(recipe: Recipe) -> bool:
         and recipe.gate == "none"
         and recipe.pooling != "softmax"
     )
+
+
+def on_chip(recipe: Recipe, dtype: torch.dtype, regions: int) -> int:
+    """Bytes of a multiprocessor's own memory that the backward kernel takes, one tile a program.
+
+    As Triton's compiler reports them: a few tiles of words and regions in single precision.
+    """
+    if recipe.method == "chan":
+        return 0
+    tiles = 4 if dtype == torch.float32 else 2
+    return tiles * 4 * WORDS * block_of(regions) + (1 << 14)
+
+
+def fits(recipe: Recipe, dtype: torch.dtype, regions: int, device: torch.device) -> bool:
+    """Whether a device can run the backward kernel; in a backward pass it is too late to ask."""
+    if device.type != "cuda":
+        return True
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return on_chip(recipe, dtype, regions) <= _own_memory(index)
+
+
+@cache
+def _own_memory(index: int) -> int:
+    from triton.runtime import driver
+
+    return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 def fused_scores_with_gradient(recipe: Recipe, words: Words, regions: Regions) -> Tensor:
@@ -71,6 +101,7 @@ class _FusedScores(torch.autograd.Function):
         return scores
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         mask, u, norms, v, gram, sims = ctx.saved_tensors
         packing: Packing = ctx.packing
@@ -111,24 +142,29 @@ def _launch(
     from counterfoil.kernels.triton_backward import words_backward
 
     images, regions = gram.shape[:2]
-    per_program = min(TILES_PER_PROGRAM, packing.tiles)
-    groups = -(-packing.tiles // per_program)
+    real = mask[some].contiguous().view(torch.uint8) if mask is not None else sims
     d_sims = torch.empty_like(sims)
     wants_gram = recipe.method != "chan"
     d_norms = norms.new_empty(images, sims.shape[1]) if wants_gram else norms
-    d_gram = norms.new_empty(groups, images, regions, regions) if wants_gram else norms
-    words_backward[(images, groups)](
-        sims, gram, norms,
-        mask[some].contiguous().view(torch.uint8) if mask is not None else sims,
-        packing.segments, packing.counts, grad[some], d_sims, d_norms, d_gram,
-        images, regions, sims.stride(0), grad.stride(0), packing.tiles,
-        recipe.boundary, recipe.scale, recipe.sharpness,
-        METHOD=recipe.method, HOW=recipe.pooling, RAISE=recipe.raised,
-        NEGATIVE=recipe.negative, UNIT=recipe.unit_words, MASKED=mask is not None,
-        PRECISION=precision(sims.dtype),
-        BW=packing.words, BC=packing.slots, BR=block_of(regions), PER=per_program,
-        num_warps=WARPS,
-    )  # fmt: skip
+    d_gram = norms
+
+    def run(per_program: int) -> None:
+        nonlocal d_gram
+        groups = -(-packing.tiles // per_program)
+        d_gram = norms.new_empty(groups, images, regions, regions) if wants_gram else norms
+        words_backward[(images, groups)](
+            sims, gram, norms, real,
+            packing.segments, packing.counts, grad[some], d_sims, d_norms, d_gram,
+            images, regions, sims.stride(0), grad.stride(0), packing.tiles,
+            recipe.boundary, recipe.scale, recipe.sharpness,
+            METHOD=recipe.method, HOW=recipe.pooling, RAISE=recipe.raised,
+            NEGATIVE=recipe.negative, UNIT=recipe.unit_words, MASKED=mask is not None,
+            PRECISION=precision(sims.dtype),
+            BW=packing.words, BC=packing.slots, BR=block_of(regions), PER=per_program,
+            num_warps=WARPS,
+        )  # fmt: skip
+
+    run_fitting(run, min(TILES_PER_PROGRAM, packing.tiles))
     if not wants_gram:
         return d_sims, None, None
     return d_sims, d_norms.sum(0), d_gram.sum(0)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 Indices = NDArray[np.int64]
 
@@ -62,7 +63,7 @@ def pack(lengths: Sequence[int], words: int = 128, slots: int = 16) -> Packing:
     real = sizes > 0
     tiles = int(tile_of[real].max()) + 1 if real.any() else 0
     rows = np.full(tiles * words, int(sizes.sum()), dtype=np.int64)
-    segments = np.full(tiles * words, slots, dtype=np.int32)
+    segments = np.full(tiles * words, slots, dtype=np.int64)
     starts = np.cumsum(sizes) - sizes
     owner = np.repeat(np.arange(len(sizes)), sizes)
     within = np.arange(int(sizes.sum())) - starts[owner]
@@ -70,7 +71,7 @@ def pack(lengths: Sequence[int], words: int = 128, slots: int = 16) -> Packing:
     rows[at] = np.arange(int(sizes.sum()))
     segments[at] = slot_of[owner]
     places = np.where(real, tile_of * slots + slot_of, tiles * slots)
-    counts = np.zeros(tiles * slots, dtype=np.int32)
+    counts = np.zeros(tiles * slots, dtype=np.int64)
     counts[places[real]] = sizes[real]
     found = [torch.from_numpy(x) for x in (rows, segments, counts, places)]
     return Packing(found[0], found[1], found[2], found[3], words, slots)
@@ -144,13 +145,16 @@ def lanes(lengths: Sequence[int], width: int = 128, step: int = 1) -> Lanes:
     owner = np.repeat(np.arange(len(sizes)), sizes)
     within = np.arange(total) - starts[owner]
     rows[bases[places[owner] // width] + within * width + places[owner] % width] = np.arange(total)
-    found = [
-        torch.from_numpy(x)
-        for x in (rows, bases, longest.astype(np.int32), padded.astype(np.int32), places)
-    ]
+    found = [torch.from_numpy(x) for x in (rows, bases, longest, padded, places)]
     spans = tuple(zip(bases.tolist(), longest.tolist(), strict=True))
     return Lanes(found[0], found[1], found[2], found[3], found[4], width, spans)
 
 
-def _moved(device: torch.device, *tensors: Tensor) -> list[Tensor]:
-    return [tensor.to(device, non_blocking=True) for tensor in tensors]
+def _moved(device: torch.device, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Indices on a device, by one copy; each starts at a multiple of 16 bytes, as kernels like."""
+    even = [len(tensor) + len(tensor) % 2 for tensor in tensors]
+    padded = [
+        F.pad(tensor, (0, size - len(tensor))) for tensor, size in zip(tensors, even, strict=True)
+    ]
+    parts = torch.cat(padded).to(device).split(even)
+    return tuple(part[: len(tensor)] for part, tensor in zip(parts, tensors, strict=True))

@@ -20,6 +20,12 @@ TIE = tl.constexpr(1e-5)
 
 
 @triton.jit
+def write_one(out):
+    """The least that a kernel can do, to see whether any can be made."""
+    tl.store(out, 1)
+
+
+@triton.jit
 def _leaky(x):
     return tl.where(x >= 0, x, 0.1 * x)
 
@@ -88,13 +94,14 @@ def _cosine(e, s, G, norms, PRECISION: tl.constexpr):
 @triton.jit
 def _pool(E, x, counts, sharpness, HOW: tl.constexpr):
     """Values of words [BW] to one of each caption [BC]."""
+    # what follows a return is compiled, too: no name may change its shape on the way
+    own = tl.where(E > 0, x[:, None], -1e30)
+    top = tl.max(own, 0)
     if HOW == "lse":
-        top = tl.max(tl.where(E > 0, x[:, None], -1e30), 0)
-        x = tl.where(E > 0, x[:, None], -1e30)
-        above = tl.sum(tl.exp((x - top[None, :]) * sharpness), 0)
+        above = tl.sum(tl.exp((own - top[None, :]) * sharpness), 0)
         return top + tl.log(above) / sharpness
     if HOW == "max":
-        return tl.max(tl.where(E > 0, x[:, None], -1e30), 0)
+        return top
     if HOW == "sum":
         return _total(E, x)
     return _total(E, x) / tl.maximum(counts, 1.0)
@@ -122,7 +129,8 @@ def asked_by_words(
     if METHOD == "naaf":
         if GATE != "none":
             wide = tl.arange(0, BW)
-            P = tl.load(spread + tile * BW * BW + wide[:, None] * BW + wide[None, :]).to(tl.float32)
+            own = spread + tile.to(tl.int64) * BW * BW
+            P = tl.load(own + wide[:, None] * BW + wide[None, :]).to(tl.float32)
             row = tl.arange(0, 16)
     for turn in range(PER):
         image = (first + turn).to(tl.int64)
@@ -206,7 +214,8 @@ def asked_by_regions(
     E = (segment[:, None] == c[None, :]).to(tl.float32)
     number = tl.load(counts + tile * BC + c).to(tl.float32)
     if METHOD != "chamfer":
-        K = tl.load(kin + tile * BW * BW + wide[:, None] * BW + wide[None, :]).to(tl.float32)
+        own = kin + tile.to(tl.int64) * BW * BW
+        K = tl.load(own + wide[:, None] * BW + wide[None, :]).to(tl.float32)
     for turn in range(PER):
         image = (first + turn).to(tl.int64)
         start = image * regions

@@ -19,6 +19,7 @@ from counterfoil.encoders import Encoded
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.foils.masking import MaskTokens
 from counterfoil.matchers.cross_encoder import CrossEncoder
+from counterfoil.models.asking import asked
 from counterfoil.models.foil_maker import word_table
 from counterfoil.models.word_spans import CaptionWord, caption_words, words_of_tokens
 
@@ -27,6 +28,23 @@ if TYPE_CHECKING:
 
 HEADS = ("discrimination", "correction")
 PIECE = "##"
+
+
+def can_correct(model: Model) -> bool:
+    """Whether a model has the heads that find wrong words and write others in their place."""
+    matcher = model.matcher
+    return isinstance(matcher, CrossEncoder) and all(head in matcher.heads for head in HEADS)
+
+
+def correcting(model: Model) -> CrossEncoder:
+    """The matcher of a model that can correct; any other model is refused."""
+    matcher = model.matcher
+    if not isinstance(matcher, CrossEncoder) or not can_correct(model):
+        raise ConfigError(
+            f"the model '{model.spec.name}' was not taught to correct: train one with the "
+            "objective tags-dc (recipes/tags-dc-scenes.yaml)"
+        )
+    return matcher
 
 
 @dataclass(frozen=True)
@@ -113,26 +131,16 @@ def correct(
         raise ConfigError(f"correct: expected at least 1 suggestion, got {suggestions}")
     if not caption_words(caption):
         raise DataError("the caption has no words: there is nothing to correct")
-    was_training = model.training
-    model.eval()
-    try:
+    with asked(model):
         corrector = _Corrector(model, image, suggestions)
         return corrector.correct(caption, threshold)
-    finally:
-        model.train(was_training)
 
 
 class _Corrector:
     """A model that looks at one image."""
 
     def __init__(self, model: Model, image: Fragments, suggestions: int) -> None:
-        matcher = model.matcher
-        if not isinstance(matcher, CrossEncoder) or any(h not in matcher.heads for h in HEADS):
-            raise ConfigError(
-                f"the model '{model.spec.name}' was not taught to correct: train one with the "
-                "objective tags-dc (recipes/tags-dc-scenes.yaml)"
-            )
-        self.model, self.matcher, self.suggestions = model, matcher, suggestions
+        self.model, self.matcher, self.suggestions = model, correcting(model), suggestions
         self.image = model.encode_images(pad_fragments([image]).to(model.device))
         self.ordinary = torch.from_numpy(MaskTokens.of(model.text).ordinary).to(model.device)
 

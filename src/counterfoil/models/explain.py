@@ -22,6 +22,7 @@ from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.matchers.local import LocalMatcher, WordParts
 from counterfoil.matchers.naaf import NAAF
 from counterfoil.matchers.sets import SetSimilarity
+from counterfoil.models.asking import asked
 from counterfoil.models.word_spans import CaptionWord, caption_words, without, words_of_tokens
 
 if TYPE_CHECKING:
@@ -108,9 +109,7 @@ def explain(model: Model, image: Fragments, caption: str) -> Match:
     found = caption_words(caption)
     if not found:
         raise DataError("the caption has no words: there is nothing to explain")
-    was_training = model.training
-    model.eval()
-    try:
+    with asked(model):
         images = model.encode_images(pad_fragments([image]).to(model.device))
         texts = _encode(model, [caption])
         parts = word_parts(model, images, texts)
@@ -120,8 +119,6 @@ def explain(model: Model, image: Fragments, caption: str) -> Match:
             else (_leave_one_out(model, images, texts, caption, found), [])
         )
         score = float(model.matcher(images, texts)[0, 0])
-    finally:
-        model.train(was_training)
     return Match(
         text=caption,
         score=score,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -52,7 +53,7 @@ class FoilAuthor:
     def __init__(self, model: Model, options: GeneratorOptions) -> None:
         if min(options.masks, options.samples, options.kept) < 1:
             raise ConfigError("foils: masks, samples and kept must all be at least 1")
-        if options.temperature <= 0:
+        if not 0 < options.temperature < math.inf:
             raise ConfigError(f"foils: the temperature must be above 0, got {options.temperature}")
         cross_encoder_of(model, ["mlm"])
         self.model, self.options = model.eval(), options

@@ -22,6 +22,7 @@ from counterfoil.encoders.encoded import Needs
 from counterfoil.errors import DataError
 from counterfoil.matchers import Matcher, matchers
 from counterfoil.matchers.copies import CopiedMatcher
+from counterfoil.models.asking import asked
 from counterfoil.models.dual import with_one_checkpoint
 from counterfoil.models.spec import ModelSpec, resolve
 from counterfoil.registry import Registry
@@ -105,14 +106,10 @@ class Model(nn.Module):
     @torch.inference_mode()
     def score(self, images: Sequence[Fragments], captions: Sequence[str]) -> Tensor:
         """Scores of images, given as fragments, with captions, given as text."""
-        was_training = self.training
-        self.eval()
-        try:
+        with asked(self):
             batch = pad_fragments(images).to(self.device)
             texts = pad_texts([self.text.encode(c) for c in captions], self.text.pad)
             return self(batch, texts.to(self.device)).float().cpu()
-        finally:
-            self.train(was_training)
 
     def explain(self, image: Fragments, text: str) -> Match:
         """How each word of a caption bears on its match with an image, given as fragments."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from counterfoil.evaluation.evaluate import flat_metrics
+from counterfoil.reproduce.cost import read_cost
 from counterfoil.reproduce.foil_judge import FoilJudge
 from counterfoil.reproduce.judge import Judge
 from counterfoil.reproduce.measures import MeasureColumn
@@ -17,22 +18,30 @@ from counterfoil.reproduce.results import (
     Measure,
     Plot,
     Reproduction,
+    SeedResult,
     ShownMeasure,
+    StatedClaim,
 )
 from counterfoil.reproduce.runner import Outcome, describe
+from counterfoil.reproduce.shown import ShownRow, shown_rows
 from counterfoil.reproduce.spec import METRICS, Curves, Panel, Row, Scatter, Table
-from counterfoil.reproduce.sweep import Point, Sweep
+from counterfoil.reproduce.sweep import Sweep
 from counterfoil.training.metrics import read_metrics
 
 MOST_POINTS = 200
 """Of one curve; longer ones are averaged over neighbouring points."""
 
 
-def collect(plan: Plan, outcome: Outcome, judge: Judge) -> Reproduction:
-    """Everything there is to show; rows that are not finished say so."""
+def collect(
+    plan: Plan, outcome: Outcome, judge: Judge, *, with_measures: bool = True
+) -> Reproduction:
+    """Everything there is to show; rows that are not finished say so.
+
+    Without measures it is a matter of moments.
+    """
     artefact, settings = plan.artefact, plan.settings
     chosen = artefact.data_sets.get(settings.published) if settings.published else None
-    folds = None if settings.on_scenes or chosen is None else chosen.folds
+    folds = plan.folds
     collector = _Collector(plan, outcome, judge, folds)
     found = Reproduction(
         name=artefact.name,
@@ -47,18 +56,24 @@ def collect(plan: Plan, outcome: Outcome, judge: Judge) -> Reproduction:
         rows=[],
         published_on=settings.published if chosen else None,
         published_title=chosen.title if chosen else None,
+        folds=folds,
+        published_elsewhere=bool(chosen and chosen.elsewhere),
         note=artefact.note,
     )
+    shown = shown_rows(plan)
     if isinstance(artefact, Sweep):
-        rows = [collector.sweep_row(point) for point in artefact.points]
+        on_dev = artefact.judged_on == "dev"
+        rows = [collector.row(row, on_dev=on_dev) for row in shown]
         named = ["Model"] if artefact.lines else []
         more = {
             "columns": [*named, artefact.x_label],
             "x_label": artefact.x_label,
             "log": artefact.log,
+            "key": artefact.key,
+            "judged_on": artefact.judged_on,
         }
         return found.model_copy(update={"rows": rows, **more})
-    rows = [collector.row(row) for row in artefact.rows]
+    rows = [collector.row(row) for row in shown]
     if isinstance(artefact, Scatter):
         rows = [
             collector.with_speed(row, spec, artefact.repeats)
@@ -68,11 +83,15 @@ def collect(plan: Plan, outcome: Outcome, judge: Judge) -> Reproduction:
     if isinstance(artefact, Table):
         foil_judge = FoilJudge(judge, artefact.foils)
         rows = [
-            collector.with_measures(row, spec, artefact.measures, foil_judge)
-            for row, spec in zip(rows, artefact.rows, strict=True)
+            collector.with_measures(
+                row, each, artefact.measures if with_measures else (), foil_judge
+            )
+            for row, each in zip(rows, shown, strict=True)
         ]
-        shown = [ShownMeasure(title=c.title, decimals=c.decimals) for c in artefact.measures]
-        found = found.model_copy(update={"metrics": artefact.metrics, "measures": shown})
+        columns = [ShownMeasure(title=c.title, decimals=c.decimals) for c in artefact.measures]
+        claims = [StatedClaim(**claim.model_dump()) for claim in artefact.claims]
+        told = {"metrics": artefact.metrics, "measures": columns, "claims": claims}
+        found = found.model_copy(update=told)
     return found.model_copy(update={"columns": artefact.columns, "rows": rows, "plots": plots})
 
 
@@ -80,27 +99,12 @@ class _Collector:
     def __init__(self, plan: Plan, outcome: Outcome, judge: Judge, folds: int | None) -> None:
         self.plan, self.outcome, self.judge, self.folds = plan, outcome, judge, folds
 
-    def row(self, row: Row) -> Found:
-        seeds = list(zip(*(self.plan.runs[name] for name in row.members), strict=True))
-        found = Found(
-            label=row.label,
-            published=row.published,
-            published_measures=row.published_measures,
-            note=row.note,
-            quoted=row.published_only,
-        )
-        return self._scored(found, seeds)
-
-    def sweep_row(self, point: Point) -> Found:
-        label = [*filter(None, [point.line.label]), f"{point.value:g}"]
-        found = Found(label=label, value=point.value, published=point.published)
-        return self._scored(found, [(run,) for run in self.plan.runs[point.title]])
-
-    def _scored(self, found: Found, seeds: Sequence[Sequence[PlannedRun]]) -> Found:
-        reports: list[dict[str, float]] = []
+    def row(self, shown: ShownRow, on_dev: bool = False) -> Found:
+        """The row with the recalls of every seed that is finished."""
+        each: list[SeedResult] = []
         errors: list[str] = []
         missing = 0
-        for members in seeds:
+        for seed, members in zip(shown.seeds, shown.runs, strict=True):
             failed = [run for run in members if run.digest in self.outcome.errors]
             if failed:
                 errors += [f"{run.title}: {self.outcome.errors[run.digest]}" for run in failed]
@@ -108,42 +112,45 @@ class _Collector:
                 missing += 1
             else:
                 try:
-                    reports.append(flat_metrics(self.judge.report(members, self.folds)))
+                    report = self._dev(members) if on_dev else self._test(members)
                 except Exception as error:  # one damaged folder must not hide the other rows
                     errors.append(f"{members[0].title}: {describe(error)}")
-        numbers = {
-            key: Measure.over([report[key] for report in reports])
-            for key in METRICS
-            if reports and key in reports[0]
-        }
-        # as seen from OUT, so that results read the same wherever they were made
-        folders = [f"runs/{run.folder.name}" for members in seeds for run in members]
-        return found.model_copy(
-            update={"numbers": numbers, "errors": errors, "missing": missing, "runs": folders}
-        )
+                    continue
+                numbers = {key: report[key] for key in METRICS if key in report}
+                each.append(SeedResult(seed=seed, recipe=shown.found.recipe, numbers=numbers))
+        update = {"errors": errors, "missing": missing}
+        return shown.found.with_each(each).model_copy(update=update)
+
+    def _test(self, members: Sequence[PlannedRun]) -> dict[str, float]:
+        return flat_metrics(self.judge.report(members, self.folds))
+
+    def _dev(self, members: Sequence[PlannedRun]) -> dict[str, float]:
+        return read_cost(members[0].folder, members[0].config.evaluation.split).dev
 
     def with_measures(
-        self, found: Found, row: Row, columns: Sequence[MeasureColumn], judge: FoilJudge
+        self, found: Found, shown: ShownRow, columns: Sequence[MeasureColumn], judge: FoilJudge
     ) -> Found:
         """The columns besides recalls, of rows that are one run each."""
-        if row.run is None:
-            return found
-        values: dict[str, list[float]] = {}
         errors = list(found.errors)
-        for seed, run in enumerate(self.plan.runs[row.run]):
+        each = {one.seed: one for one in found.each}
+        for index, (seed, members) in enumerate(zip(shown.seeds, shown.runs, strict=True)):
+            if len(members) != 1 or members[0].state != "finished":
+                continue
+            values: dict[str, float] = {}
             for column in columns:
-                writer = self.plan.runs[column.writer][seed] if column.writer else None
-                if any(one.state != "finished" for one in (run, writer) if one is not None):
+                writer = self.plan.runs[column.writer][index] if column.writer else None
+                if writer is not None and writer.state != "finished":
                     continue
                 try:
-                    value = judge.number(column, run, writer)
+                    value = judge.number(column, members[0], writer)
                 except Exception as error:  # the other columns and rows are wanted all the same
-                    errors.append(f"{run.title}, {column.title}: {describe(error)}")
+                    errors.append(f"{members[0].title}, {column.title}: {describe(error)}")
                     continue
                 if value is not None:
-                    values.setdefault(column.title, []).append(value)
-        numbers = {title: Measure.over(each) for title, each in values.items()}
-        return found.model_copy(update={"numbers": found.numbers | numbers, "errors": errors})
+                    values[column.title] = value
+            before = each.get(seed) or SeedResult(seed=seed, recipe=found.recipe, numbers={})
+            each[seed] = before.model_copy(update={"numbers": before.numbers | values})
+        return found.with_each(list(each.values())).model_copy(update={"errors": errors})
 
     def with_speed(self, found: Found, row: Row, repeats: int) -> Found:
         members = [self.plan.runs[name][0] for name in row.members]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from counterfoil.files import write_atomically
 from counterfoil.training.metrics import read_metrics
 
 
@@ -14,10 +15,12 @@ from counterfoil.training.metrics import read_metrics
 class Cost:
     """Seconds from the first batch to the last evaluation, and the epoch that dev chose.
 
-    None where the run did not log it. ``dev`` has every metric of that epoch.
+    ``device_seconds`` are these divided by the number of runs that shared the device. None where
+    the run did not log it. ``dev`` has every metric of the best epoch.
     """
 
     seconds: float | None
+    device_seconds: float | None
     updates: float | None
     best_epoch: float | None
     dev_rsum: float | None
@@ -31,8 +34,10 @@ def read_cost(folder: Path, split: str = "dev") -> Cost:
     # the first of equals is the one that was kept
     best: dict[str, Any] = max(judged, key=lambda record: record[split]["rsum"], default={})
     dev = dict(best.get(split, {}))
+    seconds = _last_seconds(folder / "timing.jsonl")
     return Cost(
-        seconds=_last_seconds(folder / "timing.jsonl"),
+        seconds=seconds,
+        device_seconds=None if seconds is None else seconds / _shared_by(folder),
         updates=epochs[-1]["step"] if epochs else None,
         best_epoch=best.get("epoch"),
         dev_rsum=dev.get("rsum"),
@@ -48,3 +53,21 @@ def _last_seconds(path: Path) -> float | None:
         except (ValueError, KeyError):  # cut short by a kill
             continue
     return None
+
+
+def note_sharing(folder: Path, at_once: int) -> None:
+    """Remember how many were carried out at a time where the run in this folder was."""
+    path = _sharing(folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, f"{at_once}\n")
+
+
+def _shared_by(folder: Path) -> int:
+    path = _sharing(folder)
+    text = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+    return max(1, int(text)) if text.isdigit() else 1
+
+
+def _sharing(folder: Path) -> Path:
+    """Beside the runs: what lies in a run's own folder is the run's alone."""
+    return folder.parent.parent / "shared" / folder.name

@@ -1,4 +1,4 @@
-"""The numbers of measure columns: a run on foils, on single wrong words, beside people, its cost."""
+"""The numbers of measure columns: foils, single wrong words, people's judgements, the cost."""
 
 from __future__ import annotations
 

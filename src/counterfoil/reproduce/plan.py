@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,7 @@ from counterfoil.reproduce.planned import (
     PlannedRun,
     digest_of,
     guide_digest,
+    recipe_of,
     run_folder_name,
 )
 from counterfoil.reproduce.references import references, replace_references, run_reference
@@ -37,6 +38,8 @@ class Settings:
     scale: Scale = "full"
     seeds: int = 3
     overrides: tuple[str, ...] = ()
+    tuned: Mapping[str, str] = field(default_factory=dict)
+    """By the name of a run, an override for it and for those that are like it."""
 
     @property
     def on_scenes(self) -> bool:
@@ -51,6 +54,8 @@ class Plan:
     settings: Settings
     out: Path
     runs: dict[str, list[PlannedRun]] = field(default_factory=dict)
+    settled: set[str] = field(default_factory=set)
+    """Digests of runs whose numbers are known already: trained only where others need them."""
 
     @property
     def folder_name(self) -> str:
@@ -62,13 +67,21 @@ class Plan:
         parts += [said.scale] if said.scale != "full" else []
         return re.sub(r"[^A-Za-z0-9.=+_-]+", "_", "-".join([*parts, *said.overrides]))[:150]
 
+    @property
+    def folds(self) -> int | None:
+        """In which folds the chosen data set is judged, where that is not the runs' own affair."""
+        said = self.settings
+        chosen = self.artefact.data_sets.get(said.published or "")
+        return None if said.on_scenes or chosen is None else chosen.folds
+
     def jobs(self) -> list[Job]:
         """Every training and every guide once, after those it needs."""
         return _ordered(self._shown(), lambda job: True)
 
     def missing(self) -> list[Job]:
         """What is still to do: a finished run asks for nothing that it was made with."""
-        return _ordered(self._shown(), lambda job: job.state != "finished")
+        wanted = [run for run in self._shown() if run.digest not in self.settled]
+        return _ordered(wanted, lambda job: job.state != "finished")
 
     def in_order(self) -> list[PlannedRun]:
         """Every training once, after those it needs."""
@@ -158,10 +171,12 @@ class _Maker:
         # hashed by what its needs are, not by where they lie
         told = {text: f"{text.partition(':')[0]}:{job.digest}" for text, job in needs.items()}
         digest = digest_of(located(build_config(replace_references(tree, told.__getitem__), where)))
+        alike = {text: f"{text}:{job.recipe}" for text, job in needs.items()}
+        recipe = recipe_of(located(build_config(replace_references(tree, alike.__getitem__))))
         places = {text: str(job.folder) for text, job in needs.items()}
         config = located(build_config(replace_references(tree, places.__getitem__), where))
         folder = self.out / "runs" / run_folder_name(config, digest)
-        return PlannedRun(title or name, config, digest, folder, tuple(needs.values()))
+        return PlannedRun(title or name, config, digest, folder, tuple(needs.values()), recipe)
 
     def _needed(self, text: str, seed: int, where: str) -> Job:
         kind, _, named = text.partition(":")
@@ -200,7 +215,8 @@ class _Maker:
         changes = {key: value for spec in chain for key, value in spec.change.items()}
         for key, value in changes.items():
             tree = apply_override(tree, f"{key}={json.dumps(value)}")
-        for override in filter(None, (change, *self.settings.overrides)):
+        tuned = [self.settings.tuned.get(one, "") for one in self.artefact.lineage(name)]
+        for override in filter(None, (*tuned, change, *self.settings.overrides)):
             tree = apply_override(tree, override)
         first = tree.get("seed", 0)
         return merge(tree, {"seed": first + seed if isinstance(first, int) else first})

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Union
+from typing import Any, Literal, Union
 
 from counterfoil.config import RunConfig
 from counterfoil.errors import ConfigError, DataError
@@ -22,13 +22,18 @@ State = Literal["finished", "unfinished", "new"]
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One training. Two rows, of whatever tables, with one digest share one folder."""
+    """One training. Two rows, of whatever tables, with one digest share one folder.
+
+    ``recipe`` is a digest of the same settings without the seed and without places on this
+    machine: runs of one recipe may be averaged, wherever they were made.
+    """
 
     name: str
     config: RunConfig
     digest: str
     folder: Path
     needs: tuple[Job, ...] = ()
+    recipe: str = ""
 
     @property
     def state(self) -> State:
@@ -63,6 +68,10 @@ class PlannedGuide:
         return self.teachers
 
     @property
+    def recipe(self) -> str:
+        return _digest("guide " + " ".join(run.recipe for run in self.teachers))
+
+    @property
     def config(self) -> RunConfig:
         """Whose data it is built on, and on which device."""
         return self.teachers[0].config
@@ -93,6 +102,26 @@ def digest_of(config: RunConfig) -> str:
     for section, key in MAY_CHANGE:
         tree[section].pop(key)
     return _digest(json.dumps(tree, sort_keys=True, ensure_ascii=False))
+
+
+def recipe_of(config: RunConfig) -> str:
+    """A short hash of what may change a result, but for the seed and for where files lie."""
+    tree = config.model_dump()
+    for section, key in MAY_CHANGE:
+        tree[section].pop(key)
+    tree.pop("seed")
+    return _digest(json.dumps(_unplaced(tree), sort_keys=True, ensure_ascii=False))
+
+
+def _unplaced(value: Any) -> Any:
+    """A tree with every absolute path cut down to its last name."""
+    if isinstance(value, dict):
+        return {key: _unplaced(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_unplaced(item) for item in value]
+    if isinstance(value, str) and Path(value).is_absolute():
+        return Path(value).name
+    return value
 
 
 def guide_digest(teachers: Sequence[PlannedRun]) -> str:

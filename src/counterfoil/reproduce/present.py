@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from counterfoil.evaluation.word_report import markdown_table
+from counterfoil.evaluation.report import markdown_table
 from counterfoil.files import write_atomically
+from counterfoil.reproduce.claims import claim_rows
 from counterfoil.reproduce.plots import write_charts
 from counterfoil.reproduce.results import Found, Reproduction
 from counterfoil.reproduce.spec import METRICS
@@ -27,7 +28,14 @@ def write_reproduction(found: Reproduction, folder: Path) -> str:
 def to_markdown(found: Reproduction, pictures: Sequence[str] = ()) -> str:
     """Title, how it was made, the table, what the numbers are, what went wrong."""
     parts = [f"## {found.title}", "", f"{found.paper}.", "", _how(found), ""]
-    parts += [*markdown_table(_rows(found)), ""]
+    return "\n".join(parts) + "\n" + body(found, pictures)
+
+
+def body(found: Reproduction, pictures: Sequence[str] = ()) -> str:
+    """The table, the claims it bears out or does not, what the numbers are, what went wrong."""
+    parts = [*markdown_table(_rows(found)), ""]
+    claims = claim_rows(found)
+    parts += [*markdown_table(claims), ""] if claims else []
     parts += [f"- {line}" for line in _notes(found)]
     parts += ["", *(f"![{found.title}]({name})" for name in pictures)]
     return "\n".join(parts).rstrip() + "\n"
@@ -103,6 +111,10 @@ def _speed(row: Found, slowest: float) -> tuple[str, ...]:
 
 def _notes(found: Reproduction) -> list[str]:
     notes = [found.note] if found.note else []
+    if found.judged_on == "dev":
+        notes.append("Recalls are of dev, at the epoch that was best there; test stays unseen.")
+    if found.claims:
+        notes.append("Δ: seed by seed; “within the spread” is less than the deviation over seeds.")
     if any(found.published_on in _published(row) for row in found.rows):
         notes.append(f"In brackets: as published, on {found.published_title}.")
         if not found.same_data:

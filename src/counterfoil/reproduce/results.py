@@ -38,15 +38,11 @@ class Measure(Report):
 
 
 class SeedResult(Report):
-    """What one seed of a row came to; ``recipe`` says of which settings, whatever the seed.
-
-    ``shared_by`` is how many runs were trained at once where this one was.
-    """
+    """What one seed of a row came to; ``recipe`` says of which settings, whatever the seed."""
 
     seed: int
     recipe: str
     numbers: dict[str, float]
-    shared_by: int | None = None
 
 
 class Speed(Report):
@@ -81,6 +77,7 @@ class Found(Report):
     missing: int = 0
     note: str | None = None
     value: float | None = None
+    varied_run: str | None = None
     speed: Speed | None = None
 
     @property
@@ -143,6 +140,7 @@ class Reproduction(Report):
     claims: list[StatedClaim] = Field(default_factory=list)
     key: str = ""
     judged_on: str = "test"
+    folds: int | None = None
     note: str | None = None
     plots: list[Plot] = Field(default_factory=list)
     x_label: str = ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from counterfoil.errors import CounterfoilError
 from counterfoil.progress import Progress
 from counterfoil.reproduce.builder import build_planned
+from counterfoil.reproduce.cost import note_sharing
 from counterfoil.reproduce.locks import alone
 from counterfoil.reproduce.plan import Plan
 from counterfoil.reproduce.planned import Job, PlannedGuide
@@ -25,8 +26,9 @@ class Outcome:
     built: int = 0
     interrupted: bool = False
 
-    def count(self, job: Job) -> None:
-        """One more training, or one more guide."""
+    def count(self, job: Job, at_once: int = 1) -> None:
+        """One more training, or one more guide, of so many at a time."""
+        note_sharing(job.folder, at_once)
         if isinstance(job, PlannedGuide):
             self.built += 1
         else:
@@ -143,7 +145,7 @@ def _together(
                     outcome.errors[ended.run.digest] = ended.error
                     progress.say(f"failed: {ended.run.title}: {ended.error}")
                 elif ended.finished:
-                    outcome.count(ended.run)
+                    outcome.count(ended.run, jobs)
             if stop and not workers.busy:
                 return
     finally:

@@ -12,7 +12,7 @@ from PIL import Image
 from counterfoil.data.batches import pad_fragments
 from counterfoil.data.images import FileImage, open_image
 from counterfoil.data.texts import WordText
-from counterfoil.data.words import words
+from counterfoil.data.words import MOST_LETTERS, MOST_WORDS, words
 from counterfoil.encoders import Encoded
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.features import extractors
@@ -22,9 +22,6 @@ from counterfoil.search.items import Side
 
 if TYPE_CHECKING:
     from counterfoil.search.index import SearchIndex
-
-MOST_WORDS, MOST_LETTERS = 200, 4000
-"""Of a query; a caption has a dozen words, and encoding time grows with them."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from torch import Tensor
 from counterfoil.encoders import Encoded
 from counterfoil.training.guide_store import EncodedReader
 
-SHARE = 0.25
-"""Of a device's free memory that the items of one side of one teacher may take."""
+LEFT_FREE = 0.5
+"""Share of a device's memory that has to stay free for training."""
 
 ROWS = 1 << 16
 """Rows copied to the device at a time."""
@@ -63,8 +63,8 @@ def resident(reader: EncodedReader, device: torch.device) -> ResidentItems | Non
     """The items of a side on a GPU; None where they do not fit, or on another kind of device."""
     if device.type != "cuda":
         return None
-    free, _ = torch.cuda.mem_get_info(device)
-    if reader.size_in_bytes > SHARE * free:
+    free, total = torch.cuda.mem_get_info(device)
+    if free - reader.size_in_bytes < LEFT_FREE * total:
         return None
     return copied(reader, device)
 
@@ -73,12 +73,9 @@ def copied(reader: EncodedReader, device: torch.device) -> ResidentItems | None:
     """The items of a side on a device; None for items with links between words."""
     if "graph" in reader.files:
         return None
-    numbers = {}
-    for name in reader.files:
-        parts = [torch.from_numpy(part).to(device) for part in reader.blocks(name, ROWS)]
-        if not parts:
-            return None
-        numbers[name] = torch.cat(parts)
+    if not all(file.rows for file in reader.files.values()):
+        return None
+    numbers = {name: _whole(reader, name, device) for name in reader.files}
     most = np.maximum(reader.lengths, 0)
 
     def moved(array: NDArray[np.int64]) -> Tensor:
@@ -92,3 +89,13 @@ def copied(reader: EncodedReader, device: torch.device) -> ResidentItems | None:
         torch.from_numpy(reader.lengths >= 0).to(device),
         most,
     )
+
+
+def _whole(reader: EncodedReader, name: str, device: torch.device) -> Tensor:
+    """All numbers of one kind, copied into place: parts to be joined would take the room twice."""
+    file = reader.files[name]
+    dtype = torch.from_numpy(np.empty(0, dtype=file.dtype)).dtype
+    whole = torch.empty(file.rows, file.width, dtype=dtype, device=device)
+    for first, part in zip(range(0, file.rows, ROWS), reader.blocks(name, ROWS), strict=True):
+        whole[first : first + len(part)] = torch.from_numpy(part)
+    return whole

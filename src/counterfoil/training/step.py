@@ -15,6 +15,7 @@ from counterfoil.encoders import Encoded
 from counterfoil.encoders.encoded import Needs
 from counterfoil.matchers import Matcher, Observation
 from counterfoil.matchers.copies import CopiedMatcher
+from counterfoil.models.asking import asked
 from counterfoil.models.model import Model
 from counterfoil.objectives import Context, LossReport, Objective, both_directions
 from counterfoil.objectives.diagnostics import (
@@ -132,13 +133,8 @@ class LiveBatch:
 
     @contextmanager
     def asked(self) -> Iterator[None]:
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad(), self.autocast():
-                yield
-        finally:
-            self.model.train(was_training)
+        with asked(self.model), torch.no_grad(), self.autocast():
+            yield
 
 
 def paired_scores(matcher: Matcher, images: Encoded, texts: Encoded) -> Tensor:

@@ -15,6 +15,7 @@ from counterfoil.data.batches import Augmentation, CaptionItems, Collate, PairBa
 from counterfoil.data.pairs import Split
 from counterfoil.data.sampling import BatchPlan
 from counterfoil.errors import TrainingError
+from counterfoil.models.asking import asked
 from counterfoil.models.model import Model
 from counterfoil.progress import Progress
 from counterfoil.training.step import score_batch
@@ -43,9 +44,7 @@ class TrainingSurvey:
 
     @torch.no_grad()
     def __call__(self) -> Iterator[tuple[tuple[Tensor, ...], Tensor, Tensor]]:
-        was_training = self.model.training
-        self.model.eval()
-        try:
+        with asked(self.model):
             label = "looking at the training split"
             for batch in self.progress.track(self._loader(), label, len(self.plan)):
                 if not isinstance(batch, PairBatch):
@@ -57,8 +56,6 @@ class TrainingSurvey:
                 batch = batch.to(self.device)
                 members = score_batch(self.model, batch, chunk_size=self.chunk_size).members
                 yield members, gather_rows(batch.image_ids), gather_rows(batch.caption_ids)
-        finally:
-            self.model.train(was_training)
 
     def _shares(self) -> list[list[tuple[int, int, int]]]:
         """This process's share of each batch; all batches are about as large, none is a rest."""

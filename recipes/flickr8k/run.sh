@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Flickr8k from photos to tables, step by step. Every step can be stopped and called again; what is done
+# is not done twice. Data and runs lie in WORK, the numbers in RESULTS, nothing in the repository.
+#
+#   run.sh features [lite2-36 lite2-46 lite20-36]    fragments of the photos (SHARDS: the four .tar files)
+#   run.sh words GLOVE_PACKAGE MINILM_FOLDER         word vectors and language model (words.py says which)
+#   run.sh tune [ROW ...]                            learning rates on dev, three each, one seed
+#   run.sh tables NAME [ROW ...]                     train and measure a table, or some rows of it
+#   run.sh prune                                     delete what finished runs only need to be resumed
+#   run.sh page                                      docs/results/flickr8k.md from RESULTS
+#
+# SHARDS=. WORK=flickr8k RESULTS=docs/results DATA=lite2-36 SEEDS=3 JOBS=1 SCALE=full LIMIT=400
+# (seconds until training stops, which leaves time to measure; 0: none), MORE="train.device=cuda …" overrides of every run.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")/../.." && pwd)
+SHARDS=$(realpath "${SHARDS:-.}")
+RESULTS=$(realpath -m "${RESULTS:-$here/docs/results}")
+WORK=$(realpath -m "${WORK:-flickr8k}")
+DATA=${DATA:-lite2-36} SEEDS=${SEEDS:-3} JOBS=${JOBS:-1} SCALE=${SCALE:-full} LIMIT=${LIMIT:-400}
+JUDGEMENTS="ExpertAnnotations.txt CrowdFlowerAnnotations.txt"
+mkdir -p "$WORK" "$RESULTS"
+cd "$WORK"  # runs name word vectors and language model by where they lie in it
+
+# Exit code 130: stopped in time, goes on with the next call.
+limited() {
+  local code=0
+  timeout --signal=INT --kill-after=600 "$LIMIT" "$@" || code=$?
+  case $code in 124|130) echo "stopped after $LIMIT s; the same call goes on" ;; *) return "$code" ;; esac
+}
+
+features() {
+  local name
+  for name in "${@:-lite2-36}"; do
+    [ -e "$name/features.json" ] && { echo "$name: done"; continue; }
+    local -a how
+    case $name in
+      # The setting that public code was measured in: photos squeezed, 9 × 9 cells averaged to 6 × 6.
+      lite2-36) how=(-b efficientnet-lite --option variant=2 --option grid=6) ;;
+      # Proportions kept, larger, and windows of two scales besides: 36 cells and 10 windows.
+      lite2-46) how=(-b joined --option 'parts=["efficientnet-lite {\"variant\": 2, \"fit\": \"keep\", \"size\": 320, \"grid\": 6}", "crops {\"base_options\": {\"variant\": 2}, \"scales\": [1.0, 0.5]}"]') ;;
+      # Two backbones, their vectors end to end: 36 cells of 2560 numbers.
+      lite20-36) how=(-b joined --option along=channels --option 'parts=["efficientnet-lite {\"variant\": 2, \"grid\": 6}", "efficientnet-lite {\"variant\": 0, \"grid\": 6}"]') ;;
+      # A weaker backbone by itself.
+      lite0-36) how=(-b efficientnet-lite --option variant=0 --option grid=6) ;;
+      *) echo "unknown features: $name" >&2; return 2 ;;
+    esac
+    limited counterfoil features "$SHARDS" --format shards "${how[@]}" --no-images --out "$name" --cache cache
+  done
+  for name in "${@:-lite2-36}"; do
+    for file in $JUDGEMENTS; do [ ! -e "$SHARDS/$file" ] || cp -n "$SHARDS/$file" "$name/"; done
+  done
+}
+
+reproduce() {
+  local name=$1 tuning=$2
+  shift 2
+  local -a rows=() chosen=() more=()
+  for row in "$@"; do rows+=(--rows "$row"); done
+  local scale=""
+  [ "$SCALE" = full ] || scale="-$SCALE"
+  [ -z "$tuning" ] || [ ! -e "$RESULTS/$tuning@$DATA$scale.json" ] || chosen=(--tuned "$RESULTS/$tuning@$DATA$scale.json")
+  read -ra more <<< "${MORE:-}"
+  limited counterfoil reproduce "$name" "${more[@]}" --data "$DATA" --seeds "$SEEDS" --jobs "$JOBS" --scale "$SCALE" \
+    --store "$RESULTS" --out reproduce --cache cache "${rows[@]}" "${chosen[@]}"
+}
+
+step=${1:?see the head of this file}
+shift
+case $step in
+  features) features "$@" ;;
+  words) (cd "$OLDPWD" && python "$here/recipes/flickr8k/words.py" "$SHARDS" "$1" "$2" "$WORK") ;;
+  tune) SEEDS=1 reproduce flickr8k.tuning "" "$@" ;;
+  tune-tags) SEEDS=1 reproduce flickr8k.tuning-tags "" "$@" ;;
+  tables)
+    name=$1
+    shift
+    tuning=flickr8k.tuning
+    [ "$name" != flickr8k.tags ] || tuning=flickr8k.tuning-tags
+    reproduce "$name" "$tuning" "$@"
+    ;;
+  prune)
+    for folder in reproduce/runs/*/; do
+      [ ! -e "$folder/results.json" ] || rm -rf "$folder/checkpoints" "$folder/last"
+    done
+    ;;
+  page) counterfoil reproduce --fill "$here/docs/results/flickr8k.md" --store "$RESULTS" ;;
+  *) echo "unknown step: $step" >&2; exit 2 ;;
+esac

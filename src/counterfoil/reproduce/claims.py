@@ -1,0 +1,69 @@
+"""What a paper says is better than what, beside the same difference of ours."""
+
+from __future__ import annotations
+
+from counterfoil.reproduce.results import Found, Measure, Reproduction, StatedClaim
+from counterfoil.reproduce.spec import METRICS
+
+HEADS = ("Claim", "ours, Δ RSUM", "published Δ", "held")
+RSUM = METRICS[-1]
+
+
+def claim_rows(found: Reproduction) -> list[tuple[str, ...]]:
+    """A header and a row for each claim; nothing where a table makes none."""
+    if not found.claims:
+        return []
+    return [HEADS, *(_row(found, claim) for claim in found.claims)]
+
+
+def difference(better: Found, worse: Found) -> Measure | None:
+    """RSUM of one row less that of another, seed by seed where both have the seed."""
+    first, second = _by_seed(better), _by_seed(worse)
+    common = sorted(first.keys() & second.keys())
+    if not common:
+        return None
+    return Measure.over([first[seed] - second[seed] for seed in common])
+
+
+def verdict(ours: Measure | None) -> str:
+    """Whether a difference is there, and whether it is more than seeds differ by themselves.
+
+    >>> verdict(Measure(mean=3.0, std=1.0, seeds=3)), verdict(Measure(mean=0.5, std=1.0, seeds=3))
+    ('yes', 'within the spread')
+    """
+    if ours is None:
+        return ""
+    if ours.std is not None and abs(ours.mean) <= ours.std:
+        return "within the spread"
+    return "yes" if ours.mean > 0 else "no"
+
+
+def _row(found: Reproduction, claim: StatedClaim) -> tuple[str, ...]:
+    rows = {row.name: row for row in found.rows}
+    better, worse = rows.get(claim.better), rows.get(claim.worse)
+    ours = difference(better, worse) if better and worse else None
+    theirs = None
+    if better and worse and found.published_on:
+        first, second = (_published(row, found.published_on) for row in (better, worse))
+        theirs = first - second if first is not None and second is not None else None
+    return (
+        claim.text,
+        "" if ours is None else _signed(ours),
+        "" if theirs is None else f"{theirs:+.1f}",
+        verdict(ours),
+    )
+
+
+def _signed(measure: Measure) -> str:
+    spread = "" if measure.std is None else f" ± {measure.std:.1f}"
+    seeds = "" if measure.seeds > 1 else " (one seed)"
+    return f"{measure.mean:+.1f}{spread}{seeds}"
+
+
+def _by_seed(row: Found) -> dict[int, float]:
+    return {one.seed: one.numbers[RSUM] for one in row.each if RSUM in one.numbers}
+
+
+def _published(row: Found, data: str) -> float | None:
+    numbers = row.published.get(data)
+    return numbers[-1] if numbers else None

@@ -1,0 +1,160 @@
+"""Results that outlive the runs: a folder of JSON, filled seed by seed from any number of calls.
+
+Checkpoints are large and machines are lent; what was measured is small and stays. A result is known
+by its row, its seed and the settings it was made with, so that a later call trains what is missing,
+replaces what has changed, and leaves the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from counterfoil.errors import ConfigError, DataError
+from counterfoil.files import write_atomically
+from counterfoil.reproduce.plan import Plan
+from counterfoil.reproduce.results import Found, Reproduction, SeedResult
+from counterfoil.reproduce.shown import shown_rows
+from counterfoil.reproduce.sweep import Sweep
+
+Known = dict[str, dict[int, SeedResult]]
+"""Results by the recipe of a row, then by seed."""
+
+Protocol = tuple[str, int | None]
+"""The split that was judged, and the folds it was judged in where a data set says so."""
+
+
+def stored_name(plan: Plan) -> str:
+    """The file of an artefact: other data, protocols and scales have one of their own."""
+    settings = plan.settings
+    parts = [f"{plan.artefact.name}@{Path(settings.data).name}"]
+    parts += [str(settings.published)] if plan.folds is not None else []
+    parts += [settings.scale] if settings.scale != "full" else []
+    return re.sub(r"[^A-Za-z0-9.=+@_-]+", "_", "-".join(parts))[:150] + ".json"
+
+
+def read_stored(path: Path) -> Reproduction | None:
+    """What a file of the store holds; None where there is none."""
+    try:
+        return Reproduction.from_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, DataError) as error:
+        raise DataError(f"{path}: not results of a reproduction: {error}") from None
+
+
+def protocol_of(found: Reproduction) -> Protocol:
+    return found.judged_on, found.folds
+
+
+def known_results(stored: Iterable[Reproduction], like: Protocol) -> Known:
+    """By recipe, what any table knows that was judged in the same way: tables share rows."""
+    known: Known = {}
+    for one in stored:
+        if protocol_of(one) == like:
+            for row in one.rows:
+                for each in row.each:
+                    before = known.setdefault(each.recipe, {}).get(each.seed)
+                    known[each.recipe][each.seed] = _both(before, each)
+    return known
+
+
+def settle(plan: Plan, known: Known) -> None:
+    """Mark the runs of which every row knows the numbers already, so that they are not trained."""
+    done: set[str] = set()
+    wanted: set[str] = set()
+    for shown in shown_rows(plan):
+        seeds = known.get(shown.found.recipe, {})
+        for seed, members in zip(shown.seeds, shown.runs, strict=True):
+            (done if seed in seeds else wanted).update(run.digest for run in members)
+    plan.settled |= done - wanted
+
+
+def merged(
+    stored: Reproduction | None,
+    found: Reproduction,
+    known: Known | None = None,
+    order: Sequence[Sequence[str]] = (),
+) -> Reproduction:
+    """What was found now and what was known, row by row and seed by seed, the new before the old.
+
+    ``order`` are the labels of all rows, for where only some of them were asked for.
+    """
+    known = known or {}
+    before = {tuple(row.label): row for row in stored.rows} if stored is not None else {}
+    now = {tuple(row.label): _with_known(row, known.get(row.recipe, {})) for row in found.rows}
+    every = {**before, **now}
+    places = {tuple(label): place for place, label in enumerate(order)}
+    labels = [label for label in every if not order or label in places]
+    if order:
+        labels.sort(key=places.__getitem__)
+    rows = [every[label] for label in labels]
+    seeds = max((len(row.each) for row in rows), default=0)
+    return found.model_copy(update={"rows": rows, "seeds": seeds or found.seeds})
+
+
+def _with_known(row: Found, known: Mapping[int, SeedResult]) -> Found:
+    """A row with the seeds that were known of the same settings; old numbers of a seed stay."""
+    new = {one.seed: one for one in row.each}
+    each = [_both(known.get(seed), new.get(seed)) for seed in {*known, *new}]
+    missing = max(0, row.missing - len(each) + len(row.each))
+    return row.with_each(each).model_copy(update={"missing": missing})
+
+
+def _both(old: SeedResult | None, new: SeedResult | None) -> SeedResult:
+    if old is None or new is None:
+        one = new or old
+        assert one is not None  # noqa: S101 - a seed is asked for because one of them has it
+        return one
+    return new.model_copy(update={"numbers": old.numbers | new.numbers})
+
+
+def write_stored(folder: Path, found: Reproduction, name: str) -> Path:
+    """Write a file of the store; nothing of it says on which machine it was made."""
+    path = folder / name
+    folder.mkdir(parents=True, exist_ok=True)
+    bare = found.model_copy(update={"data": Path(found.data).name})
+    write_atomically(path, bare.to_json() + "\n")
+    return path
+
+
+class Kept:
+    """The file of a store that a plan belongs to, and what the other files know of its rows."""
+
+    def __init__(self, folder: Path, plan: Plan, order: Sequence[Sequence[str]]) -> None:
+        """``order`` are the labels of all rows, of which the plan may have but some."""
+        self.folder, self.plan, self.order = folder, plan, order
+        self.name = stored_name(plan)
+        self.before = read_stored(folder / self.name)
+        others = [path for path in sorted(folder.glob("*@*.json")) if path.name != self.name]
+        # its own file last: of two that know a seed, it has the word
+        stored = [*map(read_stored, others), self.before]
+        on_dev = isinstance(plan.artefact, Sweep) and plan.artefact.judged_on == "dev"
+        like = ("dev" if on_dev else "test", plan.folds)
+        self.known = known_results([one for one in stored if one is not None], like)
+
+    def settle(self) -> None:
+        """Leave out of the plan what is known."""
+        settle(self.plan, self.known)
+
+    def add(self, found: Reproduction) -> Reproduction:
+        """Write what was found beside what was known, and give back both."""
+        both = merged(self.before, found, self.known, self.order)
+        write_stored(self.folder, both, self.name)
+        return both
+
+
+def best_values(found: Reproduction) -> dict[str, str]:
+    """Of a sweep judged on dev: by run, the override that was best; equals go to the smaller."""
+    if found.kind != "sweep" or not found.key:
+        raise ConfigError(f"{found.name}: not a sweep, so it chooses no value")
+    if found.judged_on != "dev":
+        raise ConfigError(f"{found.name}: was judged on test; values are chosen on dev")
+    best: dict[str, tuple[float, float]] = {}
+    for row in found.rows:
+        if row.varied_run is None or row.value is None or "rsum" not in row.numbers:
+            continue
+        score = (row.numbers["rsum"].mean, -row.value)
+        best[row.varied_run] = max(score, best.get(row.varied_run, score))
+    return {run: f"{found.key}={-value!r}" for run, (_, value) in best.items()}

@@ -1,0 +1,80 @@
+"""Compiles every launch of the kernels to Triton's own code, which needs no GPU; run as a program.
+
+The interpreter runs kernels as Python and overlooks what the compiler refuses: names that change
+their type or shape, and the like. Nothing is launched, and no score looked at.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction
+
+from counterfoil.encoders.encoded import Encoded
+from counterfoil.kernels import fused_pairs
+from tests.kernels.test_fused import MATCHERS, TRAINED, made, sides
+
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.uint8: "*u8",
+}
+TARGET = GPUTarget("cuda", 80, 32)
+compiled: set[str] = set()
+
+
+def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **given: Any) -> None:
+    """In the place of a launch: the kernel with arguments of these types, to Triton's code."""
+    given.pop("num_warps", None)
+    values = dict(zip(kernel.arg_names, args, strict=False)) | given
+    fixed = {p.name: values[p.name] for p in kernel.params if p.is_constexpr}
+    kinds = {name: "constexpr" if name in fixed else kind(values[name]) for name in values}
+    signature = {name: kinds[name] for name in kernel.arg_names}
+    key = f"{kernel.fn.__name__} {signature} {fixed}"
+    if key in compiled:
+        return
+    compiled.add(key)
+    backend = make_backend(TARGET)
+    options = backend.parse_options({"num_warps": 8})
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    source = ASTSource(kernel, signature, fixed, {})
+    tools = backend.get_codegen_implementation(options), backend.get_module_map()
+    source.make_ir(TARGET, options, *tools, context)
+
+
+def kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return POINTERS[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def main() -> None:
+    JITFunction.run = compile_only
+    fused_pairs.usable = lambda device, dtype: True
+    for name in MATCHERS:
+        for dtype, holes in ((torch.float32, True), (torch.float16, False)):
+            images, texts = (
+                Encoded(side.fragments.to(dtype), side.mask) for side in sides(1, holes=holes)
+            )
+            for large in (False, True):
+                with torch.no_grad():
+                    recipes = made(name).eval().recipes()
+                    pair = (images.fragments, images.mask), (texts.fragments, texts.mask)
+                    assert fused_pairs.fused_pairs(recipes, *pair, large=large) is not None
+            if name in TRAINED:
+                leaf = images.fragments.detach().requires_grad_()
+                made(name).train()(Encoded(leaf, images.mask), texts).sum().backward()
+    sys.stdout.write(f"{len(compiled)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""What the interpreter runs, the compiler takes as well."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+
+def test_every_kernel_compiles_for_a_gpu_that_is_not_there() -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compiling"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(root)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout) > 50

@@ -1,0 +1,372 @@
+"""Results that outlive the runs: kept seed by seed, shown again, and not trained twice."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from counterfoil.cli import app
+from counterfoil.errors import ConfigError, DataError
+from counterfoil.progress import Silent
+from counterfoil.reproduce.choose import labels, only_rows
+from counterfoil.reproduce.claims import claim_rows, difference, verdict
+from counterfoil.reproduce.cost import note_sharing, read_cost
+from counterfoil.reproduce.fill import NOTHING, fill_page
+from counterfoil.reproduce.judge import Judge
+from counterfoil.reproduce.plan import Settings, make_plan
+from counterfoil.reproduce.results import Found, Measure, Reproduction, SeedResult, StatedClaim
+from counterfoil.reproduce.shown import shown_rows
+from counterfoil.reproduce.spec import build_artefact
+from counterfoil.reproduce.store import (
+    Kept,
+    best_values,
+    known_results,
+    merged,
+    read_stored,
+    settle,
+    stored_name,
+    write_stored,
+)
+from tests.reproduce.conftest import TINY, planned, tiny
+from tests.reproduce.test_reproduce import finish, shown, train
+
+PAGE = "# Results\n\n<!-- results: {} -->\nold\n<!-- /results -->\n\nWhat it means.\n"
+
+
+def result(seed: int, rsum: float, recipe: str = "r", **more: float) -> SeedResult:
+    return SeedResult(seed=seed, recipe=recipe, numbers={"rsum": rsum, **more})
+
+
+def row(name: str, *each: SeedResult, recipe: str = "r", **more) -> Found:
+    return Found(label=[name], recipe=recipe, **more).with_each(each)
+
+
+def table(*rows: Found, **more) -> Reproduction:
+    given = {"title": "T", "paper": "P", "data": "lite", "scale": "full", "seeds": 1}
+    return Reproduction(
+        name="t", kind="table", overrides=[], columns=["Model"], rows=list(rows), **given, **more
+    )
+
+
+def known(*stored: Reproduction) -> dict[str, dict[int, SeedResult]]:
+    return known_results(stored, ("test", None))
+
+
+@given(
+    st.dictionaries(st.integers(0, 5), st.floats(0, 600), max_size=4),
+    st.dictionaries(st.integers(0, 5), st.floats(0, 600), max_size=4),
+)
+def test_seeds_of_two_calls_are_one_row_and_the_new_ones_win(old, new) -> None:
+    before = table(row("a", *(result(seed, value) for seed, value in old.items())))
+    now = table(row("a", *(result(seed, value) for seed, value in new.items())))
+    (found,) = merged(before, now, known(before)).rows
+    expected = old | new
+    assert {one.seed: one.numbers["rsum"] for one in found.each} == expected
+    assert [one.seed for one in found.each] == sorted(expected)
+    if expected:
+        assert found.numbers["rsum"].mean == pytest.approx(statistics.fmean(expected.values()))
+        assert found.numbers["rsum"].seeds == len(expected)
+
+
+def test_other_settings_replace_what_was_known_and_other_rows_stay() -> None:
+    before = table(row("a", result(0, 1.0), result(1, 2.0)), row("b", result(0, 3.0, "b")))
+    now = table(
+        row("a", result(0, 9.0, "new"), recipe="new"), row("c", result(0, 4.0, "c"), recipe="c")
+    )
+    found = merged(before, now, known(before), [["c"], ["b"], ["a"]])
+    assert [(one.label, one.numbers["rsum"].mean) for one in found.rows] == [
+        (["c"], 4.0), (["b"], 3.0), (["a"], 9.0),
+    ]  # fmt: skip
+    gone = merged(before, now, known(before), [["c"], ["a"]])  # the artefact no longer has a row b
+    assert [one.label for one in gone.rows] == [["c"], ["a"]]
+
+
+def test_numbers_that_were_measured_before_stay_beside_new_ones() -> None:
+    before = table(row("a", result(0, 1.0, tau=5.0)))
+    (found,) = merged(before, table(row("a", result(0, 2.0))), known(before)).rows
+    assert found.each[0].numbers == {"rsum": 2.0, "tau": 5.0}
+
+
+def test_a_row_that_was_known_is_not_missing_because_its_runs_are_gone() -> None:
+    before = table(row("a", result(0, 1.0)))
+    (found,) = merged(before, table(row("a", missing=1)), known(before)).rows
+    assert found.missing == 0
+    assert found.numbers["rsum"].mean == 1.0
+
+
+def test_what_the_store_knows_is_not_trained_elsewhere(out, cache, tmp_path) -> None:
+    first = planned(tiny(), out, seeds=1)
+    found = finish(first, cache)
+    order = labels(first.artefact)
+    kept = Kept(tmp_path / "store", first, order)
+    assert kept.add(found) == found
+
+    later = planned(tiny(), tmp_path / "fresh", seeds=2)  # a machine on which nothing is
+    again = Kept(tmp_path / "store", later, order)
+    again.settle()
+    assert [run.config.seed for run in later.missing()] == [1, 1]
+    assert not train(later, cache).errors
+    both = again.add(shown(later, cache))
+    for one, before in zip(both.rows, found.rows, strict=True):
+        assert [each.seed for each in one.each] == [0, 1]
+        assert one.each[0] == before.each[0]
+    assert both.complete
+    text = (tmp_path / "store" / "tiny@scenes.json").read_text()
+    assert str(tmp_path) not in text
+    assert Reproduction.from_json(text) == both
+
+
+def test_a_changed_setting_is_trained_although_the_row_is_known(tmp_path) -> None:
+    plan = planned(tiny(), tmp_path)
+    rows = [each.found for each in shown_rows(plan)]
+    stored = table(*(one.with_each([result(0, 1.0, one.recipe)]) for one in rows))
+    settle(plan, known(stored))
+    assert plan.missing() == []
+    other = planned(tiny(), tmp_path, overrides=("train.epochs=3",))
+    settle(other, known(stored))
+    assert len(other.missing()) == 2
+
+
+def test_a_row_is_known_from_another_table_but_not_from_another_protocol(tmp_path) -> None:
+    plan = planned(tiny(), tmp_path)
+    rows = [each.found for each in shown_rows(plan)]
+    other = table(*(one.with_each([result(0, 7.0, one.recipe)]) for one in rows))
+    order = labels(plan.artefact)
+    for change in ({"folds": 5}, {"judged_on": "dev"}):
+        write_stored(tmp_path / "store", other.model_copy(update=change), "other@scenes.json")
+        kept = Kept(tmp_path / "store", plan, order)
+        kept.settle()
+        assert len(plan.missing()) == 2
+    write_stored(tmp_path / "store", other, "other@scenes.json")
+    kept = Kept(tmp_path / "store", plan, order)
+    kept.settle()
+    assert plan.missing() == []
+    empty = table(*(one.model_copy(update={"missing": 1}) for one in rows))
+    assert [one.numbers["rsum"].mean for one in kept.add(empty).rows] == [7.0, 7.0]
+
+
+def test_a_known_run_is_trained_where_another_needs_it(tmp_path) -> None:
+    runs = TINY["runs"] | {
+        "after": {"common": {"model": {"start": "{run:hard}"}, "objective": {"hardest": {}}}}
+    }
+    rows = [{"label": ["hard"], "run": "hard"}, {"label": ["after"], "run": "after"}]
+    plan = planned(tiny(runs=runs, rows=rows), tmp_path)
+    plan.settled = {plan.runs["hard"][0].digest}
+    assert [job.name for job in plan.missing()] == ["hard", "after"]
+    plan.settled |= {plan.runs["after"][0].digest}
+    assert plan.missing() == []
+
+
+def test_a_recipe_is_the_same_for_all_seeds_and_on_all_machines(tmp_path) -> None:
+    runs = TINY["runs"] | {
+        "led": {"like": "hard", "beside": {"ndgl": {"guide": "{guide:hard@+1,hard@+2}"}}}
+    }
+    tree = tiny(runs=runs, rows=[{"label": ["led"], "run": "led"}])
+    for folder in ("one", "two"):
+        (tmp_path / folder / "lite").mkdir(parents=True)
+    plans = [
+        planned(tree, tmp_path / folder, seeds=2, data=str(tmp_path / folder / "lite"))
+        for folder in ("one", "two")
+    ]
+    recipes = {run.recipe for plan in plans for run in plan.runs["led"]}
+    digests = {run.digest for plan in plans for run in plan.runs["led"]}
+    assert len(recipes) == 1
+    assert len(digests) == 4
+    changed = planned(tree, tmp_path, data="lite", overrides=("train.epochs=9",))
+    assert changed.runs["led"][0].recipe not in recipes
+
+
+def test_rows_are_chosen_by_label_or_run() -> None:
+    artefact = build_artefact(
+        tiny(claims=[{"text": "hard wins", "better": "hard", "worse": "all"}]), "tiny.yaml"
+    )
+    assert labels(only_rows(artefact, ["H*"])) == [["hard"]]
+    assert only_rows(artefact, ["hard"]).claims == []
+    assert only_rows(artefact, ["hard", "all"]).claims == artefact.claims
+    assert only_rows(artefact, []) == artefact
+    with pytest.raises(ConfigError, match=r"no row of tiny is called so \(it has: all; hard\)"):
+        only_rows(artefact, ["soft"])
+
+
+def test_a_claim_of_a_row_that_is_not_there_is_refused() -> None:
+    claims = [{"text": "x", "better": "hrad", "worse": "all"}]
+    with pytest.raises(ConfigError, match="no row 'hrad'; did you mean 'hard'"):
+        build_artefact(tiny(claims=claims), "tiny.yaml")
+
+
+SWEEP = {
+    "kind": "sweep",
+    "columns": None,
+    "rows": None,
+    "lines": [{"label": "All", "run": "all"}, {"label": "Hard", "run": "hard"}],
+    "key": "train.optimiser.lr",
+    "values": [1.0e-4, 1.0e-2],
+    "x_label": "rate",
+    "judged_on": "dev",
+}
+
+
+def test_a_sweep_on_dev_shows_dev_and_its_best_values_reach_the_runs(out, cache, tmp_path) -> None:
+    plan = planned(tiny(**SWEEP), out)
+    found = finish(plan, cache)
+    for one, (run,) in zip(found.rows, plan.runs.values(), strict=True):
+        lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+        epochs = [r for r in map(json.loads, lines) if r["kind"] == "epoch"]
+        assert one.numbers["rsum"].mean == max(r["dev"]["rsum"] for r in epochs)
+    values = best_values(found)
+    assert set(values) == {"all", "hard"}
+    runs = TINY["runs"] | {"harder": {"like": "hard"}}
+    rows = [{"label": [name], "run": name} for name in runs]
+    artefact = build_artefact(tiny(runs=runs, rows=rows), "tiny.yaml")
+    tuned = make_plan(artefact, Settings(seeds=1, tuned=values), tmp_path).runs
+    by_line = {one.varied_run: [] for one in found.rows}
+    for one in found.rows:
+        by_line[one.varied_run].append((one.numbers["rsum"].mean, -one.value))
+    for name, line in (("all", "all"), ("hard", "hard"), ("harder", "hard")):
+        assert tuned[name][0].config.train.optimiser.lr == -max(by_line[line])[1]
+
+
+def test_values_are_not_chosen_on_test() -> None:
+    sweep = table().model_copy(update={"kind": "sweep", "key": "train.optimiser.lr"})
+    with pytest.raises(ConfigError, match="chosen on dev"):
+        best_values(sweep)
+    with pytest.raises(ConfigError, match="not a sweep"):
+        best_values(table())
+
+
+def test_a_difference_is_taken_seed_by_seed() -> None:
+    better = row("a", result(0, 10.0), result(1, 20.0), result(3, 99.0))
+    worse = row("b", result(0, 8.0), result(1, 12.0), result(2, 0.0))
+    found = difference(better, worse)
+    assert found == Measure.over([2.0, 8.0])
+    assert difference(better, row("b")) is None
+    assert verdict(Measure(mean=-3.0, std=1.0, seeds=2)) == "no"
+    assert verdict(Measure(mean=-0.3, std=1.0, seeds=2)) == "within the spread"
+
+
+def test_claims_stand_beside_the_papers_difference() -> None:
+    printed = {"f30k": [None] * 6 + [500.0]}, {"f30k": [None] * 6 + [480.5]}
+    rows = (
+        row("a", result(0, 10.0), published=printed[0]),
+        row("b", result(0, 8.0), published=printed[1]),
+    )
+    claim = StatedClaim(text="a > b", better="a", worse="b")
+    found = table(*rows, claims=[claim], published_on="f30k")
+    assert claim_rows(found)[1] == ("a > b", "+2.0 (one seed)", "+19.5", "yes")
+
+
+def test_a_page_is_filled_from_the_store_and_only_between_its_markers(out, cache, tmp_path) -> None:
+    plan = planned(tiny(), out)
+    Kept(tmp_path, plan, labels(plan.artefact)).add(finish(plan, cache))
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.format("tiny@scenes") + PAGE.format("other@scenes"))
+    assert fill_page(page, tmp_path) == ["tiny@scenes", "other@scenes"]
+    text = page.read_text()
+    rsum = read_stored(tmp_path / "tiny@scenes.json").rows[0].numbers["rsum"].mean
+    assert f"{rsum:.1f} (21.0)" in text
+    assert "old" not in text
+    assert NOTHING in text
+    assert text.count("What it means.") == 2
+    assert (tmp_path / "page" / "tiny@scenes-rsum.svg").read_text().startswith("<svg")
+    assert "(page/tiny@scenes-rsum.svg)" in text
+    fill_page(page, tmp_path)
+    assert page.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("no markers", "to fill"),
+        ("<!-- results: a@b -->\n", "does not end"),
+        ("<!-- results: a@b -->\n" + PAGE.format("c@d"), "'a@b' does not end"),
+    ],
+)
+def test_a_page_that_cannot_be_filled_says_why(tmp_path, text, message) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    with pytest.raises(DataError, match=message):
+        fill_page(page, tmp_path)
+    assert page.read_text() == text
+
+
+def test_a_damaged_file_of_the_store_is_named(tmp_path) -> None:
+    assert read_stored(tmp_path / "x.json") is None
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(DataError, match=r"x\.json"):
+        read_stored(tmp_path / "x.json")
+
+
+def test_other_data_and_scales_have_files_of_their_own(tmp_path) -> None:
+    def name(**settings) -> str:
+        return stored_name(planned(tiny(), tmp_path, **settings))
+
+    given = [{}, {"data": "a/lite"}, {"data": "b/other"}, {"data": "a/lite", "scale": "smoke"}]
+    assert len({name(**one) for one in given}) == 4
+    assert name(data="a/lite") == name(data="/b/lite") == "tiny@lite.json"
+
+
+def test_the_cost_of_a_run_is_read_from_its_logs(out, cache) -> None:
+    plan = planned(tiny(), out)
+    finish(plan, cache)
+    run = plan.in_order()[0]
+    alone = read_cost(run.folder)
+    last = (run.folder / "timing.jsonl").read_text().splitlines()[-1]
+    assert alone.seconds == json.loads(last)["seconds"]
+    assert alone.updates == json.loads(last)["step"]
+    assert alone.best_epoch in (1, 2)
+    note_sharing(run.folder, 4)
+    assert read_cost(run.folder).device_seconds == pytest.approx(alone.seconds / 4)
+    note_sharing(run.folder, 1)
+    assert read_cost(Path("nowhere")).seconds is None
+
+
+def test_the_command_keeps_chooses_and_fills(out, cache, tmp_path) -> None:
+    import yaml
+
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump({k: v for k, v in tiny().items() if k != "name"}))
+    options = ["--seeds", "1", "--out", str(out), "--cache", str(cache)]
+    options += ["--store", str(tmp_path / "store")]
+
+    def call(*words: str) -> str:
+        done = CliRunner().invoke(app, ["reproduce", *words])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "| hard" in call(str(file), *options, "--rows", "hard")
+    stored = read_stored(tmp_path / "store" / "tiny@scenes.json")
+    assert [one.label for one in stored.rows] == [["hard"]]
+    call(str(file), *options)
+    stored = read_stored(tmp_path / "store" / "tiny@scenes.json")
+    assert [one.label for one in stored.rows] == [["all"], ["hard"]]
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.format("tiny@scenes"))
+    assert "1 sections" in call("--fill", str(page), "--store", str(tmp_path / "store"))
+    assert "| hard" in page.read_text()
+
+
+def test_judgements_and_costs_are_columns(out, cache, tmp_path) -> None:
+    from counterfoil.reproduce.foil_judge import FoilJudge
+    from counterfoil.reproduce.measures import FoilOptions, MeasureColumn
+
+    plan = planned(tiny(), out)
+    finish(plan, cache)
+    (run,) = plan.runs["hard"]
+    judge = FoilJudge(Judge(tmp_path, cache, Silent()), FoilOptions(captions=20))
+    for number in ("word_auc", "pair_accuracy"):
+        column = MeasureColumn(title="w", foils="rules", number=number)
+        value = judge.number(column, run, None)
+        assert value is not None
+        assert 0 <= value <= 100
+    people = MeasureColumn(title="p", judgements="Expert.txt", number="tau")
+    assert judge.number(people, run, None) is None  # the scenes lie in no folder
+    cost = MeasureColumn(title="c", number="best_epoch")
+    assert judge.number(cost, run, None) == read_cost(run.folder).best_epoch
+    with pytest.raises(ValueError, match="either foils or judgements"):
+        MeasureColumn(title="x", foils="rules", judgements="a", number="tau")
