@@ -114,6 +114,10 @@ def test_foils_of_a_file_find_their_captions(scenes, foils, tmp_path) -> None:
     assert foils_by(str(path), split, FoilChoice(), make).pairs == foils.pairs
     with pytest.raises(DataError, match="another split"):
         stored_set(path, scenes.train)
+    line = {"image": split.ids[1], "caption": 2, "foil": "a purple idea"}  # by its number, too
+    (tmp_path / "numbered.jsonl").write_text(json.dumps(line))
+    (pair,) = stored_set(tmp_path / "numbered.jsonl", split).pairs
+    assert split.texts[pair.caption] == split.captions[1][2]
     with pytest.raises(ConfigError, match="neither 'rules'"):
         foils_by("nowhere", split, FoilChoice(), make)
 
@@ -320,5 +324,5 @@ def test_the_command_judges_a_run_on_foils_of_several_sources(
     shown = invoke(*asked)
     assert "true caption > foil" in shown
     assert f"{told[0]['accuracy']:.1f}" in shown
-    with pytest.raises(ConfigError, match="'graph' or 'word'"):
-        invoke(*asked, "--unit", "letter")
+    by_words = json.loads(invoke(*asked, "--masking", "words", "--json"))
+    assert by_words[0] == told[0]  # rules do not mask

@@ -17,7 +17,7 @@ FOILS = st.builds(
     StoredFoil,
     st.sampled_from(["1", "2", "a/b.jpg"]),
     st.text(max_size=8),
-    st.text(min_size=1, max_size=8),
+    st.text(min_size=1, max_size=8).filter(str.strip),
     st.lists(st.integers(0, 30), max_size=3).map(tuple),
     st.sampled_from(["object", "relation", "object+attribute"]),
     st.none() | st.floats(-5, 5),
@@ -115,6 +115,8 @@ def test_mistakes_are_refused(tmp_path) -> None:
     with FoilWriter(tmp_path / "foils.jsonl") as writer:
         with pytest.raises(ValueError, match="another caption"):
             writer.add("9", "a dog", [foil()])
+        with pytest.raises(DataError, match="a foil is empty"):
+            writer.add("7", "a dog", [foil(text=" ")])
         with pytest.raises(DataError, match="is nan"):
             writer.add("7", "a dog", [StoredFoil("7", "a dog", "a cat", score=float("nan"))])
     with pytest.raises(ValueError, match="with block"):
@@ -122,7 +124,15 @@ def test_mistakes_are_refused(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["{", "[]", '{"image": "1", "caption": "a"}', '{"image": 1, "caption": 2, "foil": 3}']
+    "line",
+    [
+        "{",
+        "[]",
+        '{"image": "1", "caption": "a"}',
+        '{"image": 1, "caption": 2, "foil": 3}',
+        '{"image": "1", "caption": "a", "foil": "b", "positions": "first"}',
+        '{"image": "1", "caption": "a", "foil": "b", "score": "high"}',
+    ],
 )
 def test_a_bad_line_is_named(tmp_path, line) -> None:
     path = tmp_path / "foils.jsonl"

@@ -151,6 +151,15 @@ def test_a_row_is_known_from_another_table_but_not_from_another_protocol(tmp_pat
     assert [one.numbers["rsum"].mean for one in kept.add(empty).rows] == [7.0, 7.0]
 
 
+def test_failures_are_not_kept_but_for_what_is_missing(tmp_path) -> None:
+    path = "/somewhere/here: damaged"
+    rows = row("a", result(0, 1.0), errors=[path]), row("b", errors=[path])
+    write_stored(tmp_path, table(*rows), "t@lite.json")
+    assert "somewhere" not in (tmp_path / "t@lite.json").read_text()
+    found = read_stored(tmp_path / "t@lite.json")
+    assert [one.missing for one in found.rows] == [0, 1]
+
+
 def test_a_known_run_is_trained_where_another_needs_it(tmp_path) -> None:
     runs = TINY["runs"] | {
         "after": {"common": {"model": {"start": "{run:hard}"}, "objective": {"hardest": {}}}}

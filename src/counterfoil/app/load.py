@@ -11,8 +11,7 @@ from counterfoil.app.runs import Runs, runs_below
 from counterfoil.app.service import Content
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.errors import ConfigError
-from counterfoil.matchers.cross_encoder import CrossEncoder
-from counterfoil.models.correct import HEADS
+from counterfoil.models.correct import can_correct
 from counterfoil.models.model import Model
 from counterfoil.progress import Progress
 from counterfoil.search import SearchIndex
@@ -67,11 +66,6 @@ def open_content(
 
 def _nothing() -> None:
     """An index that was there before stays."""
-
-
-def can_correct(model: Model) -> bool:
-    matcher = model.matcher
-    return isinstance(matcher, CrossEncoder) and all(head in matcher.heads for head in HEADS)
 
 
 def _corrector(folder: Path, device: str) -> Model:

@@ -58,7 +58,10 @@ def foil_report(
     masks: Annotated[int, typer.Option(min=1, help="By a run: masked versions (K).")] = 5,
     samples: Annotated[int, typer.Option(min=1, help="By a run: fillings of each (L).")] = 5,
     temperature: Annotated[float, typer.Option(help="By a run: of the fillings (τ).")] = 1.5,
-    unit: Annotated[str, typer.Option(help="By a run: mask by 'graph' unit or 'word'.")] = "graph",
+    masking: Annotated[
+        Literal["scene-graph", "words"],
+        typer.Option(help="By a run: mask whole units of the scene graph, or single words."),
+    ] = "scene-graph",
     lm: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
@@ -86,7 +89,8 @@ def foil_report(
     from counterfoil.training.load import evaluation_split, load_model
 
     bars = progress(quiet=as_json or markdown)
-    choice = FoilChoice(per_caption, captions, seed, masks, samples, temperature, _unit(unit))
+    unit: Literal["graph", "word"] = "graph" if masking == "scene-graph" else "word"
+    choice = FoilChoice(per_caption, captions, seed, masks, samples, temperature, unit)
     options = parse_options(option or [])
 
     def read(folder: Path) -> Split:
@@ -107,14 +111,6 @@ def foil_report(
         made = foils_by(source, theirs, choice, lambda path: load_model(path, device), bars)
         reports.append(judge_foils(model, pairs, made, fluency=fluency, progress=bars))
     _show(reports, markdown, as_json)
-
-
-def _unit(text: str) -> Literal["graph", "word"]:
-    if text == "graph":
-        return "graph"
-    if text == "word":
-        return "word"
-    raise ConfigError(f"--unit {text}: 'graph' or 'word'")
 
 
 def _fluency(lm: str | None, model: Model, bars: Progress) -> Fluency | None:

@@ -11,7 +11,7 @@ from counterfoil.data.pairs import Split
 from counterfoil.data.words import words
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.foils import DEFAULT_KINDS, rule_foils
-from counterfoil.foils.store import read_foils
+from counterfoil.foils.matching import foils_by_caption
 
 
 @dataclass(frozen=True)
@@ -73,20 +73,8 @@ def rule_set(
 
 
 def stored_set(path: Path, split: Split, *, most: int | None = None, seed: int = 0) -> FoilSet:
-    """The foils of a file that belong to a split, by the id of the image and the caption's text."""
-    index_of: dict[tuple[str, str], int] = {}
-    for index, text in enumerate(split.texts):
-        index_of.setdefault((split.ids[int(split.image_of[index])], text), index)
-    by_caption: dict[int, dict[str, None]] = {}
-    for stored in read_foils(path):
-        caption = index_of.get((stored.image, stored.caption))
-        if caption is not None and stored.foil != stored.caption:
-            by_caption.setdefault(caption, {})[stored.foil] = None
-    if not by_caption:
-        raise DataError(
-            f"{path}: no foil of it belongs to a caption of split '{split.name}' by image id and "
-            "text: was it made for another split or data set?"
-        )
+    """The foils of a file that belong to a split, by the image's id and the caption."""
+    by_caption = foils_by_caption(path, split)
     chosen = choose_captions(split, most, seed)
     pairs = [FoilPair(index, foil) for index in chosen for foil in by_caption.get(index, ())]
     return FoilSet.of(path.name, pairs, len(chosen))

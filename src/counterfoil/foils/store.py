@@ -16,18 +16,23 @@ from counterfoil.errors import DataError
 
 PARTIAL = ".partial"
 
+NEEDED: dict[str, tuple[type, ...]] = {"image": (str, int), "caption": (str, int), "foil": (str,)}
+"""What every line has; all else may be left out by other programs."""
+
 
 @dataclass(frozen=True)
 class StoredFoil:
     """A false caption of an image, and what is known of it.
 
+    ``caption`` is the text it was made from; other programs may give its number instead, counted
+    from 0 among the captions of its image.
     ``positions`` are the places at which it differs from the caption, among the `words` of both;
     ``kind`` says what was falsified, ``score`` is how well the generator thinks it matches.
     ``caption_id`` says which caption of its image it was made from, as ``IMAGE#0``.
     """
 
     image: str
-    caption: str
+    caption: str | int
     foil: str
     positions: tuple[int, ...] = ()
     kind: str = ""
@@ -37,6 +42,8 @@ class StoredFoil:
     def as_dict(self) -> dict[str, Any]:
         if self.score is not None and not math.isfinite(self.score):
             raise DataError(f"image '{self.image}': the score of a foil is {self.score}")
+        if not self.foil.strip():
+            raise DataError(f"image '{self.image}': a foil is empty")
         return {
             "image": self.image,
             **({"caption_id": self.caption_id} if self.caption_id else {}),
@@ -62,19 +69,30 @@ def read_foils(path: Path) -> Iterator[StoredFoil]:
 def _parsed(line: bytes, where: str) -> StoredFoil:
     try:
         record = json.loads(line)
-        image, caption, foil = (record[key] for key in ("image", "caption", "foil"))
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise DataError(f"{where}: not JSON ({error})") from None
+    if not isinstance(record, dict):
+        raise DataError(f"{where}: expected an object, got {type(record).__name__}")
+    for key, kinds in NEEDED.items():
+        if type(record.get(key)) not in kinds:
+            wanted = " or ".join({str: "text", int: "a whole number"}[kind] for kind in kinds)
+            raise DataError(f"{where}: expected '{key}' as {wanted}, got {record.get(key)!r}")
+    image, caption, foil = str(record["image"]), record["caption"], record["foil"]
+    if isinstance(caption, int) and caption < 0:
+        raise DataError(f"{where}: 'caption' counts from 0, got {caption}")
+    if not foil.strip():
+        raise DataError(f"{where}: the foil is empty")
+    kind, score = str(record.get("kind", "")), record.get("score")
+    try:
         positions = tuple(int(place) for place in record.get("positions", ()))
-        kind, score = str(record.get("kind", "")), record.get("score")
-        caption_id = str(record.get("caption_id", ""))
-        if not all(isinstance(text, str) for text in (image, caption, foil)):
-            raise TypeError("'image', 'caption' and 'foil' must be text")
         score = None if score is None else float(score)
-        return StoredFoil(image, caption, foil, positions, kind, score, caption_id)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError):
         raise DataError(
-            f'{where}: expected {{"image": …, "caption": …, "foil": …}}, got '
-            f"{line[:60].decode(errors='replace').strip()} ({error!r})"
+            f"{where}: 'positions' are whole numbers and 'score' is a number, where they are given"
         ) from None
+    return StoredFoil(
+        image, caption, foil, positions, kind, score, str(record.get("caption_id", ""))
+    )
 
 
 class FoilWriter:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -53,8 +52,6 @@ class FoilAuthor:
     def __init__(self, model: Model, options: GeneratorOptions) -> None:
         if min(options.masks, options.samples, options.kept) < 1:
             raise ConfigError("foils: masks, samples and kept must all be at least 1")
-        if not 0 < options.temperature < math.inf:
-            raise ConfigError(f"foils: the temperature must be above 0, got {options.temperature}")
         cross_encoder_of(model, ["mlm"])
         self.model, self.options = model.eval(), options
         self.masker = Masker(model.text, options.unit, options.extractor)

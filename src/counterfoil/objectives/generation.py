@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from torch import Tensor
 
 from counterfoil.data.batches import TextBatch
+from counterfoil.errors import ConfigError
 from counterfoil.objectives.services import Live
 
 MaskUnit = Literal["graph", "word"]
@@ -30,6 +32,10 @@ class GeneratorOptions:
     extractor: str
     run: str = ""
     anchors: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(f"foils: the temperature must be above 0, got {self.temperature}")
 
 
 @dataclass(frozen=True)

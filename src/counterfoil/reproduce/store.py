@@ -111,12 +111,21 @@ def _both(old: SeedResult | None, new: SeedResult | None) -> SeedResult:
 
 
 def write_stored(folder: Path, found: Reproduction, name: str) -> Path:
-    """Write a file of the store; nothing of it says on which machine it was made."""
+    """Write a file of the store; nothing of it says on which machine it was made.
+
+    What failed is the affair of the call, which has said so: here it is a seed that is missing.
+    """
     path = folder / name
     folder.mkdir(parents=True, exist_ok=True)
-    bare = found.model_copy(update={"data": Path(found.data).name})
+    rows = [_without_errors(row) for row in found.rows]
+    bare = found.model_copy(update={"data": Path(found.data).name, "rows": rows})
     write_atomically(path, bare.to_json() + "\n")
     return path
+
+
+def _without_errors(row: Found) -> Found:
+    failed = int(bool(row.errors) and not row.each)
+    return row.model_copy(update={"errors": [], "missing": max(row.missing, failed)})
 
 
 class Kept:
