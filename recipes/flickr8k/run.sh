@@ -2,12 +2,16 @@
 # Flickr8k from photos to tables, step by step. Every step can be stopped and called again; what is done
 # is not done twice. Data and runs lie in WORK, the numbers in RESULTS, nothing in the repository.
 #
-#   run.sh features [lite2-36 lite2-46 lite20-36]    fragments of the photos (SHARDS: the four .tar files)
+#   run.sh features [lite2-36 lite2-46 lite20-36 lite0-36]  fragments of the photos (SHARDS: the four .tar files)
 #   run.sh words GLOVE_PACKAGE MINILM_FOLDER         word vectors and language model (words.py says which)
 #   run.sh tune [ROW ...]                            learning rates on dev, three each, one seed
+#   run.sh tune-tags [ROW ...]                       the same for UNITER and TAGS
 #   run.sh tables NAME [ROW ...]                     train and measure a table, or some rows of it
 #   run.sh prune                                     delete what finished runs only need to be resumed
 #   run.sh page                                      docs/results/flickr8k.md from RESULTS
+#
+# Tune before tables, and models by themselves before '*-ndgl' and 'gpo-aoq', which learn from their runs: a
+# rate that changes later changes what is known, and it is trained again.
 #
 # SHARDS=. WORK=flickr8k RESULTS=docs/results DATA=lite2-36 SEEDS=3 JOBS=1 SCALE=full LIMIT=400
 # (seconds until training stops, which leaves time to measure; 0: none), MORE="train.device=cuda …" overrides of every run.
@@ -48,6 +52,7 @@ features() {
     limited counterfoil features "$SHARDS" --format shards "${how[@]}" --no-images --out "$name" --cache cache
   done
   for name in "${@:-lite2-36}"; do
+    [ -e "$name/features.json" ] || continue
     for file in $JUDGEMENTS; do [ ! -e "$SHARDS/$file" ] || cp -n "$SHARDS/$file" "$name/"; done
   done
 }
@@ -65,13 +70,26 @@ reproduce() {
     --store "$RESULTS" --out reproduce --cache cache "${rows[@]}" "${chosen[@]}"
 }
 
+# Of a finished run the best checkpoint stays, without the optimiser's state.
+prune() {
+  local folder checkpoint
+  for folder in reproduce/runs/*/; do
+    [ -e "$folder/results.json" ] && [ -e "$folder/best" ] || continue
+    for checkpoint in "$folder"checkpoints/*/; do
+      [ "$(realpath "$checkpoint")" = "$(realpath "$folder/best")" ] || rm -rf "$checkpoint"
+    done
+    rm -f "$folder/best/training_state.pt"
+    ln -sfn "$(readlink "$folder/best")" "$folder/last"
+  done
+}
+
 step=${1:?see the head of this file}
 shift
 case $step in
   features) features "$@" ;;
   words) (cd "$OLDPWD" && python "$here/recipes/flickr8k/words.py" "$SHARDS" "$1" "$2" "$WORK") ;;
-  tune) SEEDS=1 reproduce flickr8k.tuning "" "$@" ;;
-  tune-tags) SEEDS=1 reproduce flickr8k.tuning-tags "" "$@" ;;
+  tune) SEEDS=1 reproduce flickr8k.tuning flickr8k.tuning "$@" ;;
+  tune-tags) SEEDS=1 reproduce flickr8k.tuning-tags flickr8k.tuning-tags "$@" ;;
   tables)
     name=$1
     shift
@@ -79,11 +97,7 @@ case $step in
     [ "$name" != flickr8k.tags ] || tuning=flickr8k.tuning-tags
     reproduce "$name" "$tuning" "$@"
     ;;
-  prune)
-    for folder in reproduce/runs/*/; do
-      [ ! -e "$folder/results.json" ] || rm -rf "$folder/checkpoints" "$folder/last"
-    done
-    ;;
+  prune) prune ;;
   page) counterfoil reproduce --fill "$here/docs/results/flickr8k.md" --store "$RESULTS" ;;
   *) echo "unknown step: $step" >&2; exit 2 ;;
 esac

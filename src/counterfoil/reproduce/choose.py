@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from counterfoil.errors import ConfigError
-from counterfoil.reproduce.spec import AnyArtefact, Row, Table
+from counterfoil.reproduce.spec import AnyArtefact, Row
 from counterfoil.reproduce.sweep import Line, Sweep
 
 
@@ -26,11 +26,7 @@ def only_rows(artefact: AnyArtefact, patterns: Sequence[str]) -> AnyArtefact:
         return artefact.model_copy(update={"lines": lines})
     rows = [row for row in artefact.rows if _chosen(_names(row), patterns)]
     _refuse_unmet(artefact.name, patterns, [_names(row) for row in artefact.rows])
-    update: dict[str, object] = {"rows": rows}
-    if isinstance(artefact, Table):
-        left = {row.name for row in rows}
-        update["claims"] = [c for c in artefact.claims if {c.better, c.worse} <= left]
-    return artefact.model_copy(update=update)
+    return artefact.model_copy(update={"rows": rows})
 
 
 def labels(artefact: AnyArtefact) -> list[list[str]]:

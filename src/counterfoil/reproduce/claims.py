@@ -10,10 +10,14 @@ RSUM = METRICS[-1]
 
 
 def claim_rows(found: Reproduction) -> list[tuple[str, ...]]:
-    """A header and a row for each claim; nothing where a table makes none."""
-    if not found.claims:
-        return []
-    return [HEADS, *(_row(found, claim) for claim in found.claims)]
+    """A header and a row for each claim about rows that are there; nothing where there is none."""
+    rows = {row.name: row for row in found.rows}
+    told = [
+        _row(claim, rows[claim.better], rows[claim.worse], found.published_on)
+        for claim in found.claims
+        if claim.better in rows and claim.worse in rows
+    ]
+    return [HEADS, *told] if told else []
 
 
 def difference(better: Found, worse: Found) -> Measure | None:
@@ -38,14 +42,12 @@ def verdict(ours: Measure | None) -> str:
     return "yes" if ours.mean > 0 else "no"
 
 
-def _row(found: Reproduction, claim: StatedClaim) -> tuple[str, ...]:
-    rows = {row.name: row for row in found.rows}
-    better, worse = rows.get(claim.better), rows.get(claim.worse)
-    ours = difference(better, worse) if better and worse else None
-    theirs = None
-    if better and worse and found.published_on:
-        first, second = (_published(row, found.published_on) for row in (better, worse))
-        theirs = first - second if first is not None and second is not None else None
+def _row(
+    claim: StatedClaim, better: Found, worse: Found, published_on: str | None
+) -> tuple[str, ...]:
+    ours = difference(better, worse)
+    first, second = (_published(row, published_on or "") for row in (better, worse))
+    theirs = None if first is None or second is None else first - second
     return (
         claim.text,
         "" if ours is None else _signed(ours),

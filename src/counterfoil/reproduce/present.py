@@ -113,7 +113,7 @@ def _notes(found: Reproduction) -> list[str]:
     notes = [found.note] if found.note else []
     if found.judged_on == "dev":
         notes.append("Recalls are of dev, at the epoch that was best there; test stays unseen.")
-    if found.claims:
+    if claim_rows(found):
         notes.append("Δ: seed by seed; “within the spread” is less than the deviation over seeds.")
     if any(found.published_on in _published(row) for row in found.rows):
         notes.append(f"In brackets: as published, on {found.published_title}.")
