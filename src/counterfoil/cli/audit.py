@@ -10,6 +10,8 @@ import typer
 from counterfoil.cli.output import (
     CACHE_OPTION,
     JSON_OPTION,
+    FormatOption,
+    SourceOptions,
     console,
     parse_options,
     print_json,
@@ -35,11 +37,8 @@ def audit(
         typer.Argument(help="Data set: a path or a name; by default the one of the run."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the report.")] = Path("audit"),
-    format: Annotated[Optional[str], typer.Option(help="Its format, if not detected.")] = None,  # noqa: UP045
-    option: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--option", help="Option of the data source: key=value."),
-    ] = None,
+    format: FormatOption = None,
+    option: SourceOptions = None,
     split: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option("--split", help="A split; repeat it for several. Default: all, each apart."),

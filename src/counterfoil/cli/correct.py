@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from counterfoil.cli.explain import ImageSource
-from counterfoil.cli.output import CACHE_OPTION, JSON_OPTION, console, print_json, print_table
+from counterfoil.cli.output import (
+    CACHE_OPTION,
+    JSON_OPTION,
+    FormatOption,
+    SourceOptions,
+    console,
+    print_json,
+    print_table,
+)
 from counterfoil.cli.sentences import check_sentence
 
 if TYPE_CHECKING:
@@ -23,11 +31,8 @@ def correct(
         Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
         typer.Option("--data", help="Data set of the id; by default the one of the run."),
     ] = None,
-    format: Annotated[Optional[str], typer.Option(help="Its format, if not detected.")] = None,  # noqa: UP045
-    option: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--option", help="Option of the data source: key=value."),
-    ] = None,
+    format: FormatOption = None,
+    option: SourceOptions = None,
     split: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="Split of the id; by default all are searched."),

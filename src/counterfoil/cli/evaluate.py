@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from counterfoil.cli.evaluation_report import Found, show, show_comparison
-from counterfoil.cli.output import CACHE_OPTION, JSON_OPTION, parse_options, progress
+from counterfoil.cli.output import (
+    CACHE_OPTION,
+    JSON_OPTION,
+    FormatOption,
+    SourceOptions,
+    parse_options,
+    progress,
+)
 from counterfoil.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,11 +38,8 @@ def evaluate(
         Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
         typer.Option("--data", help="Data set; by default the one of the first run."),
     ] = None,
-    format: Annotated[Optional[str], typer.Option(help="Its format, if not detected.")] = None,  # noqa: UP045
-    option: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--option", help="Option of the data source: key=value."),
-    ] = None,
+    format: FormatOption = None,
+    option: SourceOptions = None,
     split: Annotated[str, typer.Option(help="Split to evaluate.")] = "test",
     folds: Annotated[
         int, typer.Option(help="0: the whole split; 5: COCO's mean over five folds of 1K.")

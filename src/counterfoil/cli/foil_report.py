@@ -11,6 +11,8 @@ import typer
 from counterfoil.cli.output import (
     CACHE_OPTION,
     JSON_OPTION,
+    FormatOption,
+    SourceOptions,
     console,
     parse_options,
     print_json,
@@ -43,11 +45,8 @@ def foil_report(
         Optional[str],  # noqa: UP045
         typer.Option("--data", help="Data set; by default the one of the run."),
     ] = None,
-    format: Annotated[Optional[str], typer.Option(help="Its format, if not detected.")] = None,  # noqa: UP045
-    option: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--option", help="Option of the data source: key=value."),
-    ] = None,
+    format: FormatOption = None,
+    option: SourceOptions = None,
     split: Annotated[str, typer.Option(help="Split to evaluate.")] = "test",
     captions: Annotated[
         Optional[int],  # noqa: UP045

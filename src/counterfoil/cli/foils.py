@@ -12,6 +12,8 @@ import typer
 from counterfoil.cli.output import (
     CACHE_OPTION,
     JSON_OPTION,
+    FormatOption,
+    SourceOptions,
     console,
     parse_options,
     print_json,
@@ -46,11 +48,8 @@ def foils(
         Optional[str],  # noqa: UP045
         typer.Option("--data", help="Data set; by default the one of the run."),
     ] = None,
-    format: Annotated[Optional[str], typer.Option(help="Its format, if not detected.")] = None,  # noqa: UP045
-    option: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--option", help="Option of the data source: key=value."),
-    ] = None,
+    format: FormatOption = None,
+    option: SourceOptions = None,
     split: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="Split; by default train, or any that has the image."),

@@ -10,6 +10,8 @@ import typer
 from counterfoil.cli.output import (
     CACHE_OPTION,
     JSON_OPTION,
+    FormatOption,
+    SourceOptions,
     console,
     parse_options,
     print_json,
@@ -27,11 +29,8 @@ def judge(
         Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
         typer.Option("--data", help="Data set of the images; by default the one of the run."),
     ] = None,
-    format: Annotated[Optional[str], typer.Option(help="Its format, if not detected.")] = None,  # noqa: UP045
-    option: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--option", help="Option of the data source: key=value."),
-    ] = None,
+    format: FormatOption = None,
+    option: SourceOptions = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     cache: Path = CACHE_OPTION,
     as_json: bool = JSON_OPTION,

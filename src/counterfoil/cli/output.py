@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Optional, TypeVar
 
 import typer
 from rich.console import Console
@@ -33,6 +33,14 @@ CACHE_OPTION = typer.Option(
     envvar="COUNTERFOIL_CACHE",
     help="Where generated scenes and extracted features are kept.",
 )
+FormatOption = Annotated[
+    Optional[str],  # noqa: UP045 - typer reads these annotations on Python 3.10
+    typer.Option(help="Its format, if not detected."),
+]
+SourceOptions = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--option", help="Option of the data source: key=value."),
+]
 JSON_OPTION = typer.Option(False, "--json", help="Print one JSON object for a program to read.")
 
 
