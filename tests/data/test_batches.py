@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
+from counterfoil.data.arrays import ArrayFile
 from counterfoil.data.batches import (
     Augmentation,
     CaptionItems,
@@ -16,11 +18,12 @@ from counterfoil.data.batches import (
     pad_fragments,
     pad_texts,
 )
-from counterfoil.data.fragments import Fragments
+from counterfoil.data.fragments import Fragments, FragmentTable
+from counterfoil.data.pairs import Split
 from counterfoil.data.sampling import BatchPlan, RankBatches
 from counterfoil.data.texts import WordText
 from counterfoil.data.vocabulary import Vocabulary
-from counterfoil.errors import ConfigError
+from counterfoil.errors import ConfigError, DataError
 
 
 def test_padding_is_masked_and_boxes_travel_along() -> None:
@@ -172,3 +175,60 @@ def test_companions_travel_with_their_pair(concepts) -> None:
     read = split.fragments.read(5 % len(split)).features
     assert np.array_equal(extra.images.fragments[1, : len(read)].numpy(), read)
     assert extra.texts.ids[0].tolist() == text.encode("a new word")
+
+
+def stored(folder, features: np.ndarray, lengths: list[int] | None = None) -> FragmentTable:
+    np.save(folder / "features.npy", features)
+    counts = np.array(lengths) if lengths is not None else None
+    return FragmentTable(ArrayFile(folder / "features.npy"), np.arange(len(features)), counts)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("lengths", [None, [2, 3, 1]])
+def test_a_batch_of_compact_features_arrives_as_the_same_numbers(tmp_path, kind, lengths) -> None:
+    features = np.random.default_rng(0).normal(size=(3, 3, 5)).astype(kind)
+    table = stored(tmp_path, features, lengths)
+    compact = pad_fragments([table.compact(image) for image in range(3)])
+    plain = pad_fragments([table.read(image) for image in range(3)])
+    assert compact.fragments.dtype == (torch.float16 if kind is np.float16 else torch.float32)
+    assert plain.fragments.dtype == torch.float32
+    arrived = compact.to("cpu")
+    assert arrived.fragments.dtype == torch.float32
+    assert torch.equal(arrived.fragments, plain.fragments)
+    assert torch.equal(arrived.mask, plain.mask)
+    counts = lengths or [3, 3, 3]
+    assert arrived.mask.sum(1).tolist() == counts
+    for image, count in enumerate(counts):
+        expected = features[image, :count].astype(np.float32)
+        assert np.array_equal(arrived.fragments[image, :count].numpy(), expected)
+        assert not arrived.fragments[image, count:].any()
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_number_that_is_none_is_found_in_any_precision(tmp_path, kind, value) -> None:
+    features = np.full((2, 3, 4), np.finfo(kind).min, dtype=kind)
+    features[1, 2, 3] = value
+    table = stored(tmp_path, features)
+    assert len(table.compact(0)) == 3
+    with pytest.raises(DataError, match="row 1, fragment 2"):
+        table.compact(1)
+
+
+def test_workers_hand_over_the_batches_that_the_main_process_makes(tmp_path) -> None:
+    features = np.random.default_rng(0).normal(size=(8, 3, 5)).astype(np.float16)
+    captions = [[f"one {i}", f"two of {i}"] for i in range(8)]
+    table = stored(tmp_path, features, [1, 2, 3, 3, 2, 1, 2, 3])
+    split = Split("train", [str(i) for i in range(8)], captions, fragments=table)
+    items = CaptionItems(split, WordText(Vocabulary.build(split.texts, 1)), Augmentation(), 0)
+    batches = RankBatches(BatchPlan(split, 4, 0), 0)
+    here, there = (
+        list(DataLoader(items, batch_sampler=batches, num_workers=n, collate_fn=Collate(0)))
+        for n in (0, 1)
+    )
+    assert len(here) == len(there) == 4
+    for mine, theirs in zip(here, there, strict=True):
+        assert mine.images.fragments.dtype == theirs.images.fragments.dtype == torch.float16
+        assert torch.equal(mine.images.fragments, theirs.images.fragments)
+        assert torch.equal(mine.images.mask, theirs.images.mask)
+        assert torch.equal(mine.texts.ids, theirs.texts.ids)

@@ -145,6 +145,8 @@ class Unreadable:
             raise DataError("damaged")
         return self.table.read(row)
 
+    compact = read
+
 
 def test_what_either_stage_cannot_read_is_left_out_of_both(concepts, fast, slow) -> None:
     split = concepts.test

@@ -5,6 +5,8 @@ Triton's interpreter runs them where there is no GPU (tests/conftest.py asks for
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -289,15 +291,53 @@ def test_training_on_a_device_too_small_for_the_backward_kernel_is_left_to_pytor
 
 
 def test_where_triton_cannot_compile_it_is_said_and_left_alone(monkeypatch) -> None:
-    assert fused.runs(torch.device("cpu"))
+    assert fused.fault(torch.device("cpu")) is None
 
     class NoCompiler:
         def __getitem__(self, grid):
-            raise RuntimeError("Failed to find C compiler")
+            raise RuntimeError("Failed to find C compiler.\nSpecify one")
 
     monkeypatch.setattr(triton_scores, "write_one", NoCompiler())
-    with pytest.warns(UserWarning, match="C compiler"):
-        assert not fused.runs(torch.device("cpu"))
+    said = fused.fault(torch.device("cpu"))
+    assert said is not None
+    assert "Failed to find C compiler." in said
+    assert "\n" not in said
+
+
+def test_a_triton_that_cannot_be_imported_is_left_alone(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, triton_scores.__name__, None)
+    assert "Triton does not work here" in (fused.fault(torch.device("cpu")) or "")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """What a CUDA device of some compute capability would say, with Triton or without."""
+
+    def say(capability: tuple[int, int], triton: bool = True) -> str | None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+        monkeypatch.setattr(fused, "has_triton", lambda: triton)
+        monkeypatch.setattr(fused, "fault", lambda device: None)
+        fused.obstacle.cache_clear()
+        return fused.without_kernels(torch.device("cuda", 0))
+
+    yield say
+    fused.obstacle.cache_clear()
+
+
+def test_where_kernels_cannot_run_one_line_says_why(gpu) -> None:
+    assert gpu((9, 0)) is None
+    assert gpu((8, 0)) is None
+    old, missing = gpu((7, 0)), gpu((9, 0), triton=False)
+    assert "compute capability 8.0, this one has 7.0" in old
+    assert "Triton is not installed" in missing
+    assert fused.without_kernels(torch.device("cpu")) == "scoring by PyTorch on the CPU"
+    assert not any("\n" in line for line in (old, missing))
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (7, 5), (8, 0), (9, 0)])
+def test_what_is_said_and_what_is_done_agree(gpu, capability) -> None:
+    line = gpu(capability)
+    assert fused.usable(torch.device("cuda", 0), torch.float16) == (line is None)
 
 
 @given(st.lists(st.integers(0, 16), max_size=40), st.integers(1, 5))

@@ -189,6 +189,38 @@ def test_only_correctly_ranked_captions_are_sampled() -> None:
     assert int(matcher.boundaries["t2i"].updates) == 0
 
 
+@pytest.mark.parametrize("side", ["t2i", "i2t"])
+@pytest.mark.parametrize("before", [0, 3, 10])
+def test_the_sampled_words_are_those_of_a_loop_over_right_captions(side, before) -> None:
+    matcher = matchers["naaf"](16, direction=side, min_samples=10**6)
+    images, texts = batch()
+    images.mask[2, 3:] = False
+    ids = torch.arange(12) // 2 * 2  # two captions an image
+    positives = ids[:, None] == ids[None, :]
+    scores = torch.randn(12, 12, generator=torch.Generator().manual_seed(1)) + 2 * torch.eye(12)
+    texts.fragments[5] = scores[:, 5] = torch.nan  # not the right image's, so it does not count
+    matcher.batches += before
+    matcher.observe(Observation(images, texts, scores, positives, 0, 0))
+    found: tuple[list[float], list[float]] = ([], [])
+    shift = 1 + before % 11
+    for caption in range(12):
+        rivals = [float(scores[i, caption]) for i in range(12) if not positives[i, caption]]
+        if not all(float(scores[caption, caption]) > rival for rival in rivals):
+            continue
+        for kind, image in enumerate((caption, (caption + shift) % 12)):
+            if kind == 1 and positives[image, caption]:
+                continue
+            u = texts.fragments[caption][texts.mask[caption]]
+            v = images.fragments[image][images.mask[image]]
+            sims = u @ v.T
+            found[kind].extend((sims if side == "t2i" else sims.T).amax(1).tolist())
+    assert all(found)
+    pending = matcher.boundaries[side].pending
+    for kind, samples in enumerate(found):
+        expected = [len(samples), sum(samples), sum(x * x for x in samples)]
+        assert pending[kind].tolist() == pytest.approx(expected, rel=1e-5)
+
+
 def test_the_boundary_is_saved_with_the_model_and_carries_no_gradient() -> None:
     matcher = matchers["naaf"](16, min_samples=20)
     images, texts = batch()

@@ -215,7 +215,7 @@ def test_vsrn_trains_with_captions_and_learns_to_tell_them(concepts, tmp_path, c
     torch.manual_seed(0)
     model = create_model(config.model, concepts.train, config.data)
     trainer = Trainer(model, concepts, config, tmp_path)
-    trained = {id(p) for group in trainer.optimiser.param_groups for p in group["params"]}
+    trained = {id(p) for group in trainer.updates.optimiser.param_groups for p in group["params"]}
     assert {id(p) for p in trainer.objective.parameters()} <= trained
     trainer.run()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -261,5 +261,5 @@ def test_a_run_learns_and_resumes_to_the_same_bytes(concepts, tmp_path, name) ->
     resumed = again.objective.terms["meta-spn"]
     for mine, theirs in zip(resumed.network.parameters(), network.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-    trained = {id(p) for group in again.optimiser.param_groups for p in group["params"]}
+    trained = {id(p) for group in again.updates.optimiser.param_groups for p in group["params"]}
     assert not trained & {id(p) for p in resumed.parameters()}

@@ -17,6 +17,7 @@ from counterfoil.cli.output import (
     SourceOptions,
     parse_options,
     progress,
+    say_fallback,
 )
 from counterfoil.errors import ConfigError
 
@@ -241,6 +242,7 @@ def _together(
     models = [load_model(run, settings.device) for run in runs]
     if len({(model.fragments_from, str(model.fragments_options)) for model in models}) > 1:
         raise ConfigError("these runs read different features: evaluate them with --each")
+    say_fallback(settings.bars, models)
     return _judge(models, split, made, settings, cxc, first)
 
 
@@ -252,10 +254,12 @@ def _compare(runs: list[Path], read: Callable[[Path], Split], settings: _Setting
     first = read(runs[0])
     made = settings.make_foils(first)
     results: list[RunResult] = []
+    told = False
     for run in runs:
         split = read(run)
         _check_same(run, split, first, settings.split)
         model = load_model(run, settings.device)
+        told = told or say_fallback(settings.bars, [model])
         found = _judge([model], split, made, settings, None)
         name = run.resolve().name
         results.append(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Optional, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 
 import typer
 from rich.console import Console
@@ -21,9 +22,16 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from counterfoil.progress import Progress as Says
 from counterfoil.progress import Silent
 
+if TYPE_CHECKING:
+    from counterfoil.models.model import Model
+
 T = TypeVar("T")
+
+LINE_EVERY = 60.0
+"""Seconds between two lines about long work, where there is no terminal for a bar."""
 
 DEFAULT_CACHE = Path.home() / ".cache" / "counterfoil"
 
@@ -52,11 +60,13 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, ensure_ascii=False, indent=2, default=str))
 
 
-def print_table(rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-    """Rows of text, the first of them the header."""
+def print_table(
+    rows: Sequence[Sequence[str]], title: str | None = None, words: Sequence[int] = (0,)
+) -> None:
+    """Rows of text, the first of them the header; columns of ``words`` begin at the left."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for number, cell in enumerate(rows[0]):
-        table.add_column(escape(cell), justify="left" if number == 0 else "right")
+        table.add_column(escape(cell), justify="left" if number in words else "right")
     for row in rows[1:]:
         table.add_row(*(escape(cell) for cell in row))
     out = Console()
@@ -65,21 +75,24 @@ def print_table(rows: Sequence[Sequence[str]], title: str | None = None) -> None
 
 
 class Bars:
-    """Progress bars with rate and remaining time on a terminal, plain lines elsewhere."""
+    """Progress bars with rate and remaining time on a terminal, a line a minute elsewhere."""
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = Console(stderr=True)
         self.quiet = quiet
+        self._clock = clock
+        self._note = ""
         self._progress: Progress | None = None
         self._task: Any = None
 
     def track(
         self, items: Iterable[T], description: str, total: int | None = None, done: int = 0
     ) -> Iterator[T]:
-        if self.quiet or not self.console.is_terminal:
-            if not self.quiet and self._progress is None:
-                self.console.print(f"{description} …", highlight=False, markup=False)
+        if self.quiet:
             yield from items
+            return
+        if not self.console.is_terminal:
+            yield from self._lines(items, description, total, done)
             return
         if self._progress is not None:  # a bar inside a bar would only flicker
             yield from items
@@ -105,7 +118,23 @@ class Bars:
             finally:
                 self._progress = None
 
+    def _lines(
+        self, items: Iterable[T], description: str, total: int | None, done: int
+    ) -> Iterator[T]:
+        """For logs: what begins and, each minute, how far it is and how long it will take."""
+        self.say(f"{description} …")
+        self._note = ""
+        began = last = self._clock()
+        for count, item in enumerate(items, 1):
+            yield item
+            now = self._clock()
+            if now - last >= LINE_EVERY:
+                last = now
+                rate = count / (now - began)
+                self.say("  ".join(filter(None, [_how_far(done + count, total, rate), self._note])))
+
     def note(self, text: str) -> None:
+        self._note = text
         if self._progress is not None:
             self._progress.update(self._task, note=escape(text))
 
@@ -114,8 +143,26 @@ class Bars:
             self.console.print(text, highlight=False, markup=False)
 
 
+def _how_far(count: int, total: int | None, rate: float) -> str:
+    if not total:
+        return f"  {count:,}"
+    left = max(0, total - count) / rate
+    time_left = f"{left / 60:.0f} min" if left >= 90 else f"{left:.0f} s"
+    return f"  {count:,} of {total:,} ({count / total:.0%}), about {time_left} left"
+
+
 def progress(quiet: bool = False) -> Bars | Silent:
     return Silent() if quiet else Bars()
+
+
+def say_fallback(bars: Says, models: Iterable[Model]) -> bool:
+    """Say once, for all these models, where PyTorch scores instead of fused kernels; True if so."""
+    from counterfoil.evaluation.scoring_path import fallback
+
+    line = next((line for line in map(fallback, models) if line), None)
+    if line:
+        bars.say(line)
+    return line is not None
 
 
 def parse_options(pairs: Sequence[str]) -> dict[str, Any]:

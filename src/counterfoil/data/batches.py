@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,63 +13,32 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from counterfoil.data.fragments import Fragments, FragmentTable
+from counterfoil.data.padding import ImageBatch, Movable, TextBatch, pad_fragments, pad_texts
 from counterfoil.data.pairs import Split
-from counterfoil.data.parsing import LinkedIds
 from counterfoil.data.pixels import Glance, PixelTable
 from counterfoil.data.texts import TextProcessor, WordNoise
 from counterfoil.errors import ConfigError, DataError
 
-B = TypeVar("B", bound="_Movable")
-
-
-class _Movable:
-    """Moves every tensor of a dataclass at once."""
-
-    def to(self: B, device: torch.device | str) -> B:
-        return self._each(lambda tensor: _arrived(tensor.to(device, non_blocking=True)))
-
-    def pin_memory(self: B) -> B:
-        return self._each(lambda tensor: tensor.pin_memory())
-
-    def _each(self: B, change: Callable[[Tensor], Tensor]) -> B:
-        def changed(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return change(value)
-            if isinstance(value, _Movable):
-                return value._each(change)
-            if isinstance(value, dict):
-                return {key: changed(part) for key, part in value.items()}
-            return value
-
-        values = {f.name: changed(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
-        return replace(self, **values)  # type: ignore[type-var]
-
-
-def _arrived(tensor: Tensor) -> Tensor:
-    """Pixels travel as bytes, a quarter of the size, and become numbers where they are used."""
-    return tensor.float() if tensor.dtype == torch.uint8 else tensor
+__all__ = [
+    "TEXT_ONLY",
+    "Augmentation",
+    "CaptionItems",
+    "Collate",
+    "Companions",
+    "Extra",
+    "ExtraBatch",
+    "ImageBatch",
+    "Item",
+    "PairBatch",
+    "TextBatch",
+    "drop_regions",
+    "pad_fragments",
+    "pad_texts",
+]
 
 
 @dataclass(frozen=True)
-class ImageBatch(_Movable):
-    """Fragments [B, N, D] with mask [B, N] (True: real) and boxes [B, N, 4] where known."""
-
-    fragments: Tensor
-    mask: Tensor
-    boxes: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class TextBatch(_Movable):
-    """Token ids [B, W] with mask [B, W] (True: real) and graph [B, W, W] of links where known."""
-
-    ids: Tensor
-    mask: Tensor
-    graph: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class ExtraBatch(_Movable):
+class ExtraBatch(Movable):
     """What travels with the pairs of a batch because an objective asked for it.
 
     Extra image ``e`` is there for pair ``image_owners[e]`` of the batch, text ``e`` for pair
@@ -83,7 +52,7 @@ class ExtraBatch(_Movable):
 
 
 @dataclass(frozen=True)
-class PairBatch(_Movable):
+class PairBatch(Movable):
     """Images and captions; equal image ids are positives.
 
     ``image_ids`` are those of the images, ``owners`` the image id of each caption. In a batch of
@@ -98,44 +67,6 @@ class PairBatch(_Movable):
     owners: Tensor
     skipped: tuple[str, ...] = ()
     extras: dict[str, ExtraBatch] = field(default_factory=dict)
-
-
-def pad_fragments(items: Sequence[Fragments]) -> ImageBatch:
-    dim = items[0].features.shape[1]
-    longest = max(1, max(len(item) for item in items))
-    pixels = all(item.features.dtype == np.uint8 for item in items)
-    features = torch.zeros(len(items), longest, dim, dtype=torch.uint8 if pixels else None)
-    mask = torch.zeros(len(items), longest, dtype=torch.bool)
-    boxed = all(item.boxes is not None for item in items)
-    boxes = torch.zeros(len(items), longest, 4) if boxed else None
-    for row, item in enumerate(items):
-        features[row, : len(item)] = torch.from_numpy(item.features)
-        mask[row, : len(item)] = True
-        if boxes is not None and item.boxes is not None:
-            boxes[row, : len(item)] = torch.from_numpy(item.boxes)
-    return ImageBatch(features, mask, boxes)
-
-
-def pad_texts(items: Sequence[Sequence[int]], pad: int) -> TextBatch:
-    longest = max(len(item) for item in items)
-    ids = torch.full((len(items), longest), pad, dtype=torch.long)
-    mask = torch.zeros(len(items), longest, dtype=torch.bool)
-    for row, item in enumerate(items):
-        ids[row, : len(item)] = torch.tensor(item, dtype=torch.long)
-        mask[row, : len(item)] = True
-    return TextBatch(ids, mask, _word_graph(items, longest))
-
-
-def _word_graph(items: Sequence[Sequence[int]], longest: int) -> Tensor | None:
-    """Links [B, longest, longest], each both ways; None unless every caption was parsed."""
-    graph = torch.zeros(len(items), longest, longest, dtype=torch.bool)
-    for row, item in enumerate(items):
-        if not isinstance(item, LinkedIds):
-            return None
-        if item.edges:
-            start, end = torch.tensor(item.edges).T
-            graph[row, start, end] = graph[row, end, start] = True
-    return graph
 
 
 @dataclass(frozen=True)
@@ -233,7 +164,7 @@ class CaptionItems(Dataset["Item | str"]):
     def _read(self, image: int, rng: np.random.Generator) -> Fragments:
         if isinstance(self.fragments, PixelTable) and self.augmentation.glance:
             return self.fragments.glance(image, self.augmentation.glance, rng)
-        fragments = self.fragments.read(image)
+        fragments = self.fragments.compact(image)
         if not self.augmentation.regions:
             return fragments
         return drop_regions(fragments, self.augmentation, rng)

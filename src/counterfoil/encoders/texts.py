@@ -13,6 +13,7 @@ from counterfoil.data.vectors import load_vectors
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.joint import JointSpace
 from counterfoil.encoders.pooling import Pooling
+from counterfoil.encoders.sequences import run_gru
 from counterfoil.errors import ConfigError
 from counterfoil.registry import Registry
 
@@ -21,14 +22,7 @@ text_encoders: Registry[type[nn.Module]] = Registry("text encoder")
 
 def run_rnn(rnn: nn.GRU, inputs: Tensor, mask: Tensor) -> Tensor:
     """States [B, W, directions·H] of a GRU over the real words; zero at padding."""
-    lengths = mask.sum(1).clamp(min=1).cpu()
-    packed = nn.utils.rnn.pack_padded_sequence(
-        inputs, lengths, batch_first=True, enforce_sorted=False
-    )
-    states, _ = nn.utils.rnn.pad_packed_sequence(
-        rnn(packed)[0], batch_first=True, total_length=inputs.shape[1]
-    )
-    return states
+    return run_gru(rnn, inputs, mask.sum(1))
 
 
 class WordEmbedding(nn.Embedding):

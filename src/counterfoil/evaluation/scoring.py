@@ -50,7 +50,7 @@ def encode_images(
         items = []
         for image in range(start, min(start + batch_size, len(split))):
             try:
-                items.append(split.fragments.read(image))
+                items.append(split.fragments.compact(image))
                 kept.append(image)
             except DataError as error:
                 skipped.append(f"image {split.ids[image]}: {error}")

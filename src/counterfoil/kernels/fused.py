@@ -7,21 +7,24 @@ with more words than a tile holds, and captions without words, are left to PyTor
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from counterfoil.kernels.packing import Packing, pack
+from counterfoil.kernels.packing import Indices, Packing, pack
 
 WORDS, SLOTS = 128, 16
 """Words and captions of a tile."""
 
 WARPS = 8
+
+OLDEST = (8, 0)
+"""Compute capability with the tensor cores that the kernels are made for."""
 
 BUFFER = 1 << 30
 """Bytes of similarities held at once where no gradient is wanted."""
@@ -62,37 +65,50 @@ def has_triton() -> bool:
 
 
 @cache
-def device_can(index: int) -> bool:
-    """Whether a CUDA device has the tensor cores that the kernels are made for, and runs them."""
-    if not has_triton() or torch.cuda.get_device_capability(index) < (8, 0):
-        return False
-    return runs(torch.device("cuda", index))
+def obstacle(index: int) -> str | None:
+    """Why the kernels cannot run on a CUDA device, in words; None where they can."""
+    if not has_triton():
+        return "Triton is not installed"
+    capability = torch.cuda.get_device_capability(index)
+    if capability < OLDEST:
+        needed, found = (".".join(map(str, number)) for number in (OLDEST, capability))
+        return f"they need a GPU of compute capability {needed}, this one has {found}"
+    return fault(torch.device("cuda", index))
 
 
-def runs(device: torch.device) -> bool:
-    """Whether Triton works here: it compiles with the system's C compiler and Python's headers."""
-    from counterfoil.kernels.triton_scores import write_one
-
+def fault(device: torch.device) -> str | None:
+    """What keeps Triton from working: it compiles with a C compiler and Python's headers."""
     mark = torch.zeros(1, dtype=torch.int32, device=device)
     try:
+        from counterfoil.kernels.triton_scores import write_one
+
         with torch.cuda.device_of(mark):
             write_one[(1,)](mark)
     except Exception as error:
-        warnings.warn(
-            f"no fused kernels, PyTorch scores instead, more slowly: Triton does not work here "
-            f"({error}); it needs a C compiler and the headers of Python",
-            stacklevel=2,
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        return (
+            f"Triton does not work here ({first}); it needs a C compiler and the headers of Python"
         )
-        return False
-    return bool(mark.item())
+    return None if mark.item() else "Triton's programs do nothing here"
 
 
 def usable(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether tensors of this kind can be scored by the kernels."""
     if device.type != "cuda" or dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return False
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return device_can(index)
+    return obstacle(_index(device)) is None
+
+
+def without_kernels(device: torch.device) -> str | None:
+    """A line for people where PyTorch scores what kernels could; None where they do."""
+    if device.type != "cuda":
+        return f"scoring by PyTorch on the {device.type.upper()}"
+    why = obstacle(_index(device))
+    return why and f"scoring by PyTorch, which is slower than the fused kernels: {why}"
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 @dataclass(frozen=True)
@@ -116,10 +132,12 @@ class Regions:
     mask: Tensor | None
 
 
-def pack_words(packed: Tensor, lengths: list[int], recipe: Recipe) -> Words:
-    """Words of captions, given one after the other, in tiles."""
-    packing = pack(lengths, WORDS, SLOTS).to(packed.device)
-    fragments = placed(packed, packing.rows)
+def tiled_words(flat: Tensor, where: Indices, lengths: list[int], recipe: Recipe) -> Words:
+    """Words of captions in tiles; they stand at ``where`` in ``flat``, caption after caption.
+
+    Where a tile has a place to spare, any word may stand: it is in no caption's segment.
+    """
+    packing, fragments = tiles_of(flat, where, lengths)
     norms = fragments.float().norm(dim=-1)
     kin = spread = None
     if recipe.asking == "regions" and recipe.method != "chamfer":
@@ -127,6 +145,15 @@ def pack_words(packed: Tensor, lengths: list[int], recipe: Recipe) -> Words:
     if recipe.gate != "none":
         spread = _spread(fragments, packing, recipe.gate_scale)
     return Words(packing, fragments, norms, kin, spread)
+
+
+def tiles_of(flat: Tensor, where: Indices, lengths: list[int]) -> tuple[Packing, Tensor]:
+    """Where words stand in tiles, and the tiles [tiles · words, D]."""
+    packing = pack(lengths, WORDS, SLOTS)
+    spare = where[:1] if len(where) else np.zeros(1, dtype=np.int64)
+    rows = torch.from_numpy(np.concatenate([where, spare])[packing.rows.numpy()])
+    packing = replace(packing, rows=rows).to(flat.device)
+    return packing, flat.index_select(0, packing.rows)
 
 
 def placed(packed: Tensor, rows: Tensor) -> Tensor:
@@ -178,7 +205,13 @@ def fused_scores(recipe: Recipe, words: Words, regions: Regions) -> Tensor:
             part = flat[some.start * per_image : some.stop * per_image]
             sims = torch.mm(part, words.fragments.T, out=buffer[: len(part)])
             launch(recipe, sims, words, regions, some, out)
-    return out[:, packing.places] * recipe.factor
+    return in_order(out, packing, recipe)
+
+
+def in_order(out: Tensor, packing: Packing, recipe: Recipe) -> Tensor:
+    """Scores by slot as scores by caption."""
+    scores = out.index_select(1, packing.places)
+    return scores if recipe.factor == 1.0 else scores * recipe.factor
 
 
 def launch(

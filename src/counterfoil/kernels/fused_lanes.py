@@ -112,7 +112,8 @@ def lane_scores(recipe: Recipe, words: LaneWords, regions: Regions) -> Tensor:
         part = v[some.start * per_image : some.stop * per_image]
         sims = torch.mm(part, u.T, out=buffer[: len(part)])
         _launch(recipe, sims, words, regions, triangles[some], some, shift, zeros, best, out[some])
-    return out[:, words.lanes.places] * recipe.factor
+    scores = out.index_select(1, words.lanes.places)
+    return scores if recipe.factor == 1.0 else scores * recipe.factor
 
 
 def _launch(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -15,11 +17,13 @@ from counterfoil.kernels.fused import (
     Regions,
     describe_regions,
     fused_scores,
-    pack_words,
+    tiled_words,
+    tiles_of,
     usable,
 )
 from counterfoil.kernels.fused_lanes import lane_scores, lane_words, suits
 from counterfoil.kernels.fused_training import fits, fused_scores_with_gradient, trainable
+from counterfoil.kernels.packing import Indices
 
 MANY = 1 << 33
 """Word-region similarities from which on the kernels that take longer to compile pay."""
@@ -54,23 +58,27 @@ def fused_pairs(
     for recipe in recipes if gradient else ():
         if not trainable(recipe) or not fits(recipe, dtype, v.shape[1], v.device):
             return None
-    counts = torch.cat([mask.sum(1), real.sum(1)]).tolist()  # the one time the host waits
-    lengths, seen = counts[: len(u)], counts[len(u) :]
-    if not 0 < min(lengths) <= max(lengths) <= WORDS or not min(seen):
+    said, shown = mask.cpu().numpy(), real.cpu().numpy()  # here the host waits
+    lengths, seen = said.sum(1).tolist(), shown.sum(1)
+    if not 0 < min(lengths) <= max(lengths) <= WORDS or not seen.min():
         return None
-    masked = min(seen) < v.shape[1]
-    order = (~mask.flatten()).to(torch.int8).argsort(stable=True)
-    packed = u.flatten(0, 1).index_select(0, order[: sum(lengths)])
+    masked = bool(seen.min() < v.shape[1])
     if any(recipe.method == "chamfer" for recipe in recipes) and _longest(v) * _longest(u) > UNIT:
         return None
     from triton.runtime.errors import OutOfResources
 
     # Triton launches on the current device, whichever the tensors are on
     with torch.cuda.device_of(v), torch.autocast(v.device.type, enabled=False):
-        regions = describe_regions(v.to(dtype), real if masked else None)
-        words = packed.to(dtype)
+        job = _Job(
+            u.flatten(0, 1).to(dtype),
+            np.flatnonzero(said),
+            lengths,
+            v.to(dtype),
+            real if masked else None,
+            large,
+        )
         try:
-            found = [_one(recipe, words, lengths, regions, gradient, large) for recipe in recipes]
+            found = [job.trained(recipe) if gradient else job.scored(recipe) for recipe in recipes]
         except OutOfResources:  # a smaller GPU than the kernels are made for
             return None
     return found[0] if len(found) == 1 else torch.stack(found).sum(0)
@@ -80,37 +88,48 @@ def _longest(fragments: Tensor) -> float:
     return float(fragments.detach().float().norm(dim=-1).max())
 
 
-def _one(
-    recipe: Recipe,
-    packed: Tensor,
-    lengths: list[int],
-    regions: Regions,
-    gradient: bool,
-    large: bool,
-) -> Tensor:
-    if gradient:
-        return fused_scores_with_gradient(recipe, pack_words(packed, lengths, recipe), regions)
-    images, per_image, _ = regions.fragments.shape
-    if not large and len(packed) * images * per_image < MANY:
-        return fused_scores(recipe, pack_words(packed, lengths, recipe), regions)
-    side_by_side = [suits(recipe, length, per_image) for length in lengths]
-    if all(side_by_side):
-        return lane_scores(recipe, lane_words(packed, lengths, recipe), regions)
-    if not any(side_by_side):
-        return fused_scores(recipe, pack_words(packed, lengths, recipe), regions)
-    of_words = np.repeat(side_by_side, lengths)
-    scores = regions.norms.new_empty(images, len(lengths))
-    for lanes in (True, False):
-        some = [place for place, here in enumerate(side_by_side) if here == lanes]
-        rows = torch.from_numpy(np.flatnonzero(of_words == lanes)).to(packed.device)
-        words = packed.index_select(0, rows)
-        their = [lengths[place] for place in some]
-        if lanes:
-            found = lane_scores(recipe, lane_words(words, their, recipe), regions)
-        else:
-            found = fused_scores(recipe, pack_words(words, their, recipe), regions)
-        scores[:, some] = found
-    return scores
+@dataclass(frozen=True)
+class _Job:
+    """Words at ``where`` in ``flat``, caption after caption, and regions."""
+
+    flat: Tensor
+    where: Indices
+    lengths: list[int]
+    v: Tensor
+    mask: Tensor | None
+    large: bool
+
+    @cached_property
+    def regions(self) -> Regions:
+        return describe_regions(self.v, self.mask)
+
+    def trained(self, recipe: Recipe) -> Tensor:
+        packing, words = tiles_of(self.flat, self.where, self.lengths)
+        return fused_scores_with_gradient(recipe, packing, words, self.v, self.mask)
+
+    def scored(self, recipe: Recipe) -> Tensor:
+        images, per_image, _ = self.v.shape
+        if not self.large and len(self.where) * images * per_image < MANY:
+            return self.in_tiles(recipe, self.where, self.lengths)
+        side_by_side = [suits(recipe, length, per_image) for length in self.lengths]
+        if all(side_by_side):
+            return self.in_lanes(recipe, self.where, self.lengths)
+        if not any(side_by_side):
+            return self.in_tiles(recipe, self.where, self.lengths)
+        of_words = np.repeat(side_by_side, self.lengths)
+        scores = self.v.new_empty(images, len(self.lengths), dtype=torch.float32)
+        for lanes, way in ((True, self.in_lanes), (False, self.in_tiles)):
+            some = [place for place, here in enumerate(side_by_side) if here == lanes]
+            found = way(recipe, self.where[of_words == lanes], [self.lengths[at] for at in some])
+            scores[:, some] = found
+        return scores
+
+    def in_tiles(self, recipe: Recipe, where: Indices, lengths: list[int]) -> Tensor:
+        return fused_scores(recipe, tiled_words(self.flat, where, lengths, recipe), self.regions)
+
+    def in_lanes(self, recipe: Recipe, where: Indices, lengths: list[int]) -> Tensor:
+        packed = self.flat.index_select(0, torch.from_numpy(where).to(self.flat.device))
+        return lane_scores(recipe, lane_words(packed, lengths, recipe), self.regions)
 
 
 def _multiplied_as(wide: torch.dtype, device: torch.device) -> torch.dtype:

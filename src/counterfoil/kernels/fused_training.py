@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from counterfoil.kernels.fused import (
     Words,
     block_of,
     fused_scores,
+    in_order,
     launch,
     precision,
     run_fitting,
@@ -65,35 +67,28 @@ def _own_memory(index: int) -> int:
     return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
-def fused_scores_with_gradient(recipe: Recipe, words: Words, regions: Regions) -> Tensor:
-    """Scores [I, captions] whose gradients reach both sides' fragments, norms and Gram matrices."""
-    scores: Tensor = _FusedScores.apply(
-        recipe, words.packing, regions.mask,
-        words.fragments, words.norms, regions.fragments, regions.gram,
-    )  # fmt: skip
+def fused_scores_with_gradient(
+    recipe: Recipe, packing: Packing, words: Tensor, regions: Tensor, mask: Tensor | None
+) -> Tensor:
+    """Scores [I, captions] of words in tiles with regions; gradients reach both."""
+    scores: Tensor = _FusedScores.apply(recipe, packing, mask, words, regions)
     return scores
 
 
 class _FusedScores(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        recipe: Recipe,
-        packing: Packing,
-        mask: Tensor | None,
-        u: Tensor,
-        norms: Tensor,
-        v: Tensor,
-        gram: Tensor,
+        ctx: Any, recipe: Recipe, packing: Packing, mask: Tensor | None, u: Tensor, v: Tensor
     ) -> Tensor:
-        words = Words(packing, u, norms, None, None)
-        regions = Regions(v, gram, norms, mask)
+        norms = u.float().norm(dim=-1)
+        gram = v @ v.transpose(1, 2)
+        words, regions = Words(packing, u, norms, None, None), Regions(v, gram, norms, mask)
         sims = None
         if u.element_size() * len(u) * v.shape[0] * v.shape[1] <= KEPT and packing.tiles:
             sims = v.flatten(0, 1) @ u.T
             out = norms.new_zeros(len(v), packing.tiles * packing.slots + 1)
             launch(recipe, sims, words, regions, slice(0, len(v)), out)
-            scores = out[:, packing.places] * recipe.factor
+            scores = in_order(out, packing, recipe)
         else:
             scores = fused_scores(recipe, words, regions)
         ctx.recipe, ctx.packing = recipe, packing
@@ -104,28 +99,70 @@ class _FusedScores(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         mask, u, norms, v, gram, sims = ctx.saved_tensors
-        packing: Packing = ctx.packing
-        slots = packing.tiles * packing.slots
-        by_slot = norms.new_zeros(len(v), slots + 1)
-        by_slot[:, packing.places] = grad.float() * ctx.recipe.factor
-        by_slot[:, slots] = 0.0
-        d_u, d_v = torch.zeros_like(u, dtype=torch.float32), torch.zeros_like(v)
-        d_norms, d_gram = torch.zeros_like(norms), torch.zeros_like(gram)
-        per_image = max(1, v.shape[1] * len(u) * u.element_size())
-        rows = len(v) if sims is not None else max(1, min(len(v), KEPT // per_image))
-        for top in range(0, len(v) if packing.tiles else 0, rows):
-            some = slice(top, min(top + rows, len(v)))
-            part = v[some].flatten(0, 1)
-            here = sims if sims is not None else part @ u.T
-            d_sims, to_norms, to_gram = _launch(
-                ctx.recipe, packing, here, norms, gram[some], mask, some, by_slot
-            )
-            d_u += d_sims.T @ part
-            d_v[some] = (d_sims @ u).view_as(v[some])
-            if to_norms is not None and to_gram is not None:
-                d_norms += to_norms
-                d_gram[some] = to_gram.to(gram.dtype)
-        return None, None, None, d_u.to(u.dtype), d_norms, d_v, d_gram
+        recipe, packing = ctx.recipe, ctx.packing
+        by_slot = _by_slot(grad, recipe, packing)
+        if sims is not None:
+            part = v.flatten(0, 1)
+            found = _launch(recipe, packing, sims, norms, gram, mask, slice(0, len(v)), by_slot)
+            d_u, d_v = found.sims.T @ part, (found.sims @ u).view_as(v)
+            d_norms, d_gram = found.norms, found.gram
+        else:
+            d_u, d_v, d_norms, d_gram = _in_parts(recipe, packing, mask, u, norms, v, gram, by_slot)
+        if d_norms is not None and d_gram is not None:
+            # ‖u‖ is u · u / ‖u‖, and the Gram matrix v · v: their gradients lie along u and v
+            along = (d_norms / norms).nan_to_num_(0.0, 0.0, 0.0)
+            d_u = torch.addcmul(d_u, u, along[:, None].to(d_u.dtype))
+            both = (d_gram + d_gram.transpose(1, 2)).to(v.dtype)
+            d_v = torch.baddbmm(d_v, both, v)
+        return None, None, None, d_u.to(u.dtype), d_v
+
+
+def _by_slot(grad: Tensor, recipe: Recipe, packing: Packing) -> Tensor:
+    """Gradients of scores [I, captions] by slot; behind the last those of captions in none."""
+    slots = packing.tiles * packing.slots
+    wide = grad.float()
+    if recipe.factor != 1.0:
+        wide = wide * recipe.factor
+    return wide.new_zeros(len(grad), slots + 1).index_copy_(1, packing.places, wide)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """Gradients of similarities, of words' norms [words] and of Gram matrices [I, R, R]."""
+
+    sims: Tensor
+    norms: Tensor | None
+    gram: Tensor | None
+
+
+def _in_parts(
+    recipe: Recipe,
+    packing: Packing,
+    mask: Tensor | None,
+    u: Tensor,
+    norms: Tensor,
+    v: Tensor,
+    gram: Tensor,
+    by_slot: Tensor,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of words, regions, norms and Gram matrices, a few images at a time.
+
+    Similarities are computed again.
+    """
+    d_u, d_v = torch.zeros_like(u, dtype=torch.float32), torch.zeros_like(v)
+    d_norms, d_gram = torch.zeros_like(norms), torch.zeros_like(gram, dtype=torch.float32)
+    per_image = max(1, v.shape[1] * len(u) * u.element_size())
+    rows = max(1, min(len(v), KEPT // per_image))
+    for top in range(0, len(v) if packing.tiles else 0, rows):
+        some = slice(top, min(top + rows, len(v)))
+        part = v[some].flatten(0, 1)
+        found = _launch(recipe, packing, part @ u.T, norms, gram[some], mask, some, by_slot)
+        d_u += found.sims.T @ part
+        d_v[some] = (found.sims @ u).view_as(v[some])
+        if found.norms is not None and found.gram is not None:
+            d_norms += found.norms
+            d_gram[some] = found.gram
+    return (d_u, d_v, None, None) if recipe.method == "chan" else (d_u, d_v, d_norms, d_gram)
 
 
 def _launch(
@@ -137,8 +174,7 @@ def _launch(
     mask: Tensor | None,
     some: slice,
     grad: Tensor,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of similarities, of words' norms [words] and of Gram matrices."""
+) -> Backward:
     from counterfoil.kernels.triton_backward import words_backward
 
     images, regions = gram.shape[:2]
@@ -166,5 +202,5 @@ def _launch(
 
     run_fitting(run, min(TILES_PER_PROGRAM, packing.tiles))
     if not wants_gram:
-        return d_sims, None, None
-    return d_sims, d_norms.sum(0), d_gram.sum(0)
+        return Backward(d_sims, None, None)
+    return Backward(d_sims, d_norms.sum(0), d_gram.sum(0))

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 Indices = NDArray[np.int64]
 
@@ -39,7 +38,7 @@ class Packing:
         return len(self.rows) // self.words
 
     def to(self, device: torch.device) -> Packing:
-        rows, segments, counts, places = _moved(
+        rows, segments, counts, places = moved(
             device, self.rows, self.segments, self.counts, self.places
         )
         return Packing(rows, segments, counts, places, self.words, self.slots)
@@ -79,17 +78,18 @@ def pack(lengths: Sequence[int], words: int = 128, slots: int = 16) -> Packing:
 
 def _fill(sizes: Indices, words: int, slots: int) -> tuple[Indices, Indices, Indices]:
     """Tile, slot and first place of each caption."""
-    tile_of, slot_of, offset_of = (np.zeros(len(sizes), dtype=np.int64) for _ in range(3))
+    order = np.argsort(sizes, kind="stable")
+    order = order[sizes[order] > 0]
+    at: list[tuple[int, int, int]] = []
     tile = slot = used = 0
-    for caption in np.argsort(sizes, kind="stable").tolist():
-        size = int(sizes[caption])
-        if not size:
-            continue
+    for size in sizes[order].tolist():
         if used + size > words or slot == slots:
             tile, slot, used = tile + 1, 0, 0
-        tile_of[caption], slot_of[caption], offset_of[caption] = tile, slot, used
+        at.append((tile, slot, used))
         slot, used = slot + 1, used + size
-    return tile_of, slot_of, offset_of
+    found = np.zeros((3, len(sizes)), dtype=np.int64)
+    found[:, order] = np.array(at, dtype=np.int64).reshape(-1, 3).T
+    return found[0], found[1], found[2]
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Lanes:
         return len(self.spans)
 
     def to(self, device: torch.device) -> Lanes:
-        rows, bases, sizes, lengths, places = _moved(
+        rows, bases, sizes, lengths, places = moved(
             device, self.rows, self.bases, self.sizes, self.lengths, self.places
         )
         return Lanes(rows, bases, sizes, lengths, places, self.width, self.spans)
@@ -150,11 +150,13 @@ def lanes(lengths: Sequence[int], width: int = 128, step: int = 1) -> Lanes:
     return Lanes(found[0], found[1], found[2], found[3], found[4], width, spans)
 
 
-def _moved(device: torch.device, *tensors: Tensor) -> tuple[Tensor, ...]:
+def moved(device: torch.device, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Indices on a device, by one copy; each starts at a multiple of 16 bytes, as kernels like."""
-    even = [len(tensor) + len(tensor) % 2 for tensor in tensors]
-    padded = [
-        F.pad(tensor, (0, size - len(tensor))) for tensor, size in zip(tensors, even, strict=True)
-    ]
-    parts = torch.cat(padded).to(device).split(even)
-    return tuple(part[: len(tensor)] for part, tensor in zip(parts, tensors, strict=True))
+    starts = np.cumsum([0, *(len(tensor) + len(tensor) % 2 for tensor in tensors)]).tolist()
+    whole = torch.zeros(starts[-1], dtype=torch.long, pin_memory=device.type == "cuda")
+    held = whole.numpy()
+    spans = [slice(at, at + len(tensor)) for at, tensor in zip(starts, tensors, strict=False)]
+    for span, tensor in zip(spans, tensors, strict=True):
+        held[span] = tensor.numpy()
+    there = whole.to(device, non_blocking=True)
+    return tuple(there[span] for span in spans)

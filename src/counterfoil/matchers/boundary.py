@@ -7,6 +7,7 @@ Both distributions of similarities are taken as normal. The boundary t minimises
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from counterfoil.collectives import sum_over_processes
 
 SMALLEST_STD = 1e-4
+
+ESTIMATES = ("mean_pos", "std_pos", "mean_neg", "std_neg")
 
 
 def optimal_boundary(
@@ -54,6 +57,18 @@ def cautious_alpha(mean_pos: float, std_pos: float, mean_neg: float, std_neg: fl
     return std_neg / std_pos * math.exp(min(exponent, 700.0))
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What a tensor was at some version of it."""
+
+    tensor: Tensor
+    version: int
+    value: float
+
+    def holds(self, tensor: Tensor) -> bool:
+        return tensor is self.tensor and tensor._version == self.version
+
+
 class MismatchBoundary(nn.Module):
     """Running estimates of both distributions, and the boundary they imply.
 
@@ -75,47 +90,69 @@ class MismatchBoundary(nn.Module):
         super().__init__()
         self.alpha, self.adjust_epoch = alpha, adjust_epoch
         self.momentum, self.min_samples = momentum, min_samples
-        for name in ("mean_pos", "std_pos", "mean_neg", "std_neg", "boundary"):
+        for name in (*ESTIMATES, "boundary"):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64))
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
         # rows: matched, mismatched; columns: number, sum, sum of squares
         self.register_buffer("pending", torch.zeros(2, 3, dtype=torch.float64))
+        self._known: _Known | None = None
 
     @property
     def value(self) -> float:
-        return float(self.boundary)
+        """The boundary as a number; from a GPU it is read once, not once a batch."""
+        boundary = self.boundary
+        if not boundary.is_cuda or boundary.is_inference():
+            return float(boundary)
+        known = self._known
+        if known is None or not known.holds(boundary):
+            known = self._known = _Known(boundary, boundary._version, float(boundary))
+        return known.value
 
     @torch.no_grad()
     def observe(self, matched: Tensor, mismatched: Tensor, epoch: int) -> None:
         """Take in maxima of words over the regions of right and of wrong images (eq. 13, 14)."""
-        sums = torch.stack([_moments(matched), _moments(mismatched)]).to(self.pending)
-        self.pending += sum_over_processes(sums)
-        if bool((self.pending[:, 0] < self.min_samples).any()):
+        self.take(torch.stack([moments(matched), moments(mismatched)]), epoch)
+
+    @torch.no_grad()
+    def take(self, sums: Tensor, epoch: int) -> None:
+        """Take in number, sum and sum of squares [2, 3] of matched and of mismatched maxima."""
+        self.pending += sum_over_processes(sums.to(self.pending))
+        held = [getattr(self, name) for name in ESTIMATES]
+        # the one time the host waits
+        known = torch.cat([self.pending.flatten(), torch.stack(held), self.updates[None]]).tolist()
+        samples, before, updates = (known[:3], known[3:6]), known[6:10], known[10]
+        if min(number for number, _, _ in samples) < max(1, self.min_samples):
             return
-        number, total, squares = self.pending.unbind(1)
-        mean = total / number
-        std = ((squares - number * mean.square()) / (number - 1)).clamp(min=0).sqrt()
-        step = self.momentum if int(self.updates) else 1.0
-        for kind, name in enumerate(("pos", "neg")):
-            getattr(self, f"mean_{name}").lerp_(mean[kind], step)
-            getattr(self, f"std_{name}").lerp_(std[kind], step)
+        step = self.momentum if updates else 1.0
+        now = [part for kind in samples for part in mean_and_std(*kind)]
+        after = [old + step * (new - old) if updates else new
+                 for old, new in zip(before, now, strict=True)]  # fmt: skip
+        for tensor, estimate in zip(held, after, strict=True):
+            tensor.fill_(estimate)
         self.updates += 1
         self.pending.zero_()
-        self._move(epoch)
-
-    def _move(self, epoch: int) -> None:
-        pos = float(self.mean_pos), float(self.std_pos)
-        neg = float(self.mean_neg), float(self.std_neg)
+        pos, neg = (after[0], after[1]), (after[2], after[3])
         alpha = cautious_alpha(*pos, *neg) if epoch >= self.adjust_epoch else self.alpha
         found = optimal_boundary(*pos, *neg, alpha)
         if found is not None:  # else the boundary stays where it was
             self.boundary.fill_(found)
+            if self.boundary.is_cuda:
+                self._known = _Known(self.boundary, self.boundary._version, found)
 
     def diagnostics(self) -> dict[str, float]:
-        names = ("mean_pos", "std_pos", "mean_neg", "std_neg", "boundary")
-        return {f"mismatch/{name}": float(getattr(self, name)) for name in names}
+        return {f"mismatch/{name}": float(getattr(self, name)) for name in (*ESTIMATES, "boundary")}
 
 
-def _moments(samples: Tensor) -> Tensor:
+def moments(samples: Tensor, counted: Tensor | None = None) -> Tensor:
+    """Number, sum and sum of squares [3] of samples, or of those that are ``counted``."""
     wide = samples.double()
-    return torch.stack([wide.new_tensor(float(wide.numel())), wide.sum(), wide.square().sum()])
+    if counted is None:
+        return torch.stack([wide.new_tensor(float(wide.numel())), wide.sum(), wide.square().sum()])
+    wide = wide.masked_fill(~counted, 0.0)  # not a product: 0 · NaN would count
+    return torch.stack([counted.sum().to(wide), wide.sum(), wide.square().sum()])
+
+
+def mean_and_std(number: float, total: float, squares: float) -> tuple[float, float]:
+    """Of samples with these moments; the deviation is that of n - 1."""
+    mean = total / number
+    return mean, math.sqrt(max(0.0, (squares - number * mean**2) / max(1.0, number - 1)))

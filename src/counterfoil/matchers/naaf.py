@@ -13,8 +13,9 @@ from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels.attention import answer_softmax, l2_over, leaky, packed_cosine
 from counterfoil.kernels.blocks import Tile
 from counterfoil.kernels.fused import Recipe
+from counterfoil.kernels.host_naaf import host_naaf
 from counterfoil.matchers.base import Observation, matchers
-from counterfoil.matchers.boundary import MismatchBoundary
+from counterfoil.matchers.boundary import MismatchBoundary, moments
 from counterfoil.matchers.local import WordParts, fragments
 from counterfoil.matchers.naaf_reference import ReferenceBoundary, score_with_mining
 from counterfoil.matchers.similarity import SimilarityMatcher, one_pair
@@ -120,6 +121,11 @@ class NAAF(SimilarityMatcher):
         )
 
     def eager(self, images: Encoded, texts: Encoded) -> Tensor:
+        pair = (fragments(images), images.mask), (fragments(texts), texts.mask)
+        for recipe in self.recipes():
+            found = host_naaf(recipe, *pair, kept=self.kept)
+            if found is not None:
+                return found
         return self.scores(images, texts)
 
     def scores(self, images: Encoded, texts: Encoded) -> Tensor:
@@ -182,17 +188,19 @@ class NAAF(SimilarityMatcher):
         right = scores.diagonal() > scores.masked_fill(positives, -torch.inf).amax(0)  # [T]
         places = torch.arange(len(seen.images), device=scores.device)
         own = places + seen.first_row
-        shift = 1 + int(self.batches) % max(1, count - 1)
+        shift = 1 + self.batches % max(1, count - 1)
         other = (own - shift) % count  # the captions for which these images are the wrong ones
         self.batches += 1
         good = right[own]
         bad = right[other] & ~positives[own, other]
+        # every pair is compared, also those that do not count: which ones do, the host of a GPU
+        # would have to wait for
         for side in self.directions:
-            matched = _maxima(seen.images[places[good]], seen.texts[own[good]], side)
-            mismatched = _maxima(seen.images[places[bad]], seen.texts[other[bad]], side)
             learned = self.boundaries[side]
             assert isinstance(learned, MismatchBoundary)  # noqa: S101
-            learned.observe(matched, mismatched, seen.epoch)
+            matched = _maxima(seen.images, seen.texts[own], good, side)
+            mismatched = _maxima(seen.images, seen.texts[other], bad, side)
+            learned.take(torch.stack([matched, mismatched]), seen.epoch)
 
     def diagnostics(self) -> dict[str, float]:
         if self.form == "reference":
@@ -222,9 +230,12 @@ def _above(sims: Tensor, t: float) -> Tensor:
     return torch.gt(sims, t, out=torch.empty_like(sims))
 
 
-def _maxima(images: Encoded, texts: Encoded, side: str) -> Tensor:
-    """Highest similarity of each real fragment of pair k's asking side with the other side."""
+def _maxima(images: Encoded, texts: Encoded, counts: Tensor, side: str) -> Tensor:
+    """Moments [3] of the highest similarities of real fragments of pair k's asking side.
+
+    Those of all pairs that count.
+    """
     asking, answering = (texts, images) if side == "t2i" else (images, texts)
     sims = fragments(asking) @ fragments(answering).transpose(1, 2)  # [P, N, K]
     best = sims.masked_fill(~answering.mask[:, None, :], -2.0).amax(-1)
-    return best[asking.mask]
+    return moments(best, asking.mask & counts[:, None])

@@ -123,14 +123,14 @@ def both_directions(
     A square matrix is a batch of pairs and its diagonal holds them. Otherwise (one image with
     several texts) every positive entry is a pair. Protected pairs are not negatives.
     """
-    if scores.shape[0] == scores.shape[1]:
-        image = text = torch.arange(scores.shape[0], device=scores.device)
-    else:
-        image, text = positives.nonzero(as_tuple=True)
-    positive = scores[image, text]
     negative = ~positives
     if context is not None and context.protected is not None:
         negative = negative & ~context.protected
+    if scores.shape[0] == scores.shape[1]:  # views: nothing is copied, nothing to be scattered back
+        positive = scores.diagonal()
+        return Anchors(positive, scores, negative), Anchors(positive, scores.T, negative.T)
+    image, text = positives.nonzero(as_tuple=True)
+    positive = scores[image, text]
     image_to_text = Anchors(positive, scores[image], negative[image])
     text_to_image = Anchors(positive, scores.T[text], negative.T[text])
     return image_to_text, text_to_image

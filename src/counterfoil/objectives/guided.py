@@ -62,6 +62,21 @@ def _guided(own: Anchors, guide: Anchors, positive: Tensor, candidates: Tensor) 
     )
 
 
+def together(directions: tuple[GuidedAnchors, GuidedAnchors]) -> list[GuidedAnchors]:
+    """Anchors of both directions as one, which halves the launches on a GPU, where sizes agree."""
+    first, second = directions
+    if first.own.candidates.shape != second.own.candidates.shape:
+        return [first, second]
+    negative = torch.cat([first.own.negative, second.own.negative])
+    own, guide = (
+        Anchors(
+            torch.cat([a.positive, b.positive]), torch.cat([a.candidates, b.candidates]), negative
+        )
+        for a, b in ((first.own, second.own), (first.guide, second.guide))
+    )
+    return [GuidedAnchors(own, guide)]
+
+
 def margin_divergence(
     anchors: GuidedAnchors,
     temperature: float,
@@ -71,13 +86,16 @@ def margin_divergence(
     emphasis: Literal["hard", "easy"] = "hard",
 ) -> Tensor:
     """Divergence [P] of an anchor's margins to its negatives from the guide's (Eq. 4)."""
-    own = _margins(anchors.own) / temperature
-    guide = _margins(anchors.guide) / target_temperature
     negative = anchors.own.negative
     if normalise == "sigmoid":
+        own = _margins(anchors.own) / temperature
+        guide = _margins(anchors.guide) / target_temperature
         return _bernoulli_divergence(own, guide, negative, direction)
-    sign = -1.0 if emphasis == "hard" else 1.0
-    return _divergence(sign * own, sign * guide, negative, direction)
+    # a softmax does not see the positive's score, which all margins of an anchor share
+    sign = 1.0 if emphasis == "hard" else -1.0
+    own = anchors.own.candidates * (sign / temperature)
+    guide = anchors.guide.candidates * (sign / target_temperature)
+    return _divergence(own, guide, negative, direction)
 
 
 def similarity_divergence(
@@ -102,16 +120,19 @@ def rectification(anchors: GuidedAnchors, gamma: float) -> tuple[Tensor, Tensor]
     Where both choose the same negative γ is 0, and so is the cost. They also agree where the guide
     scores the model's choice as high as its own: two views of an item are one to the guide.
     """
-    negative = anchors.own.negative
-    mine, theirs = (
-        side.candidates.detach().masked_fill(~negative, -torch.inf).argmax(1, keepdim=True)
-        for side in (anchors.own, anchors.guide)
-    )
-    chosen, better = (anchors.own.candidates.gather(1, place)[:, 0] for place in (mine, theirs))
-    hardest, chosen_there = (anchors.guide.candidates.gather(1, at)[:, 0] for at in (theirs, mine))
-    agree = (mine == theirs)[:, 0] | (chosen_there == hardest)
+    outside = ~anchors.own.negative
+    choices = torch.stack(
+        [
+            side.candidates.detach().masked_fill(outside, -torch.inf).argmax(1)
+            for side in (anchors.own, anchors.guide)
+        ],
+        1,
+    )  # the model's and the guide's; without negatives, both choose the first
+    chosen, better = anchors.own.candidates.gather(1, choices).unbind(1)
+    chosen_there, hardest = anchors.guide.candidates.gather(1, choices).unbind(1)
+    agree = (choices[:, 0] == choices[:, 1]) | (chosen_there == hardest)
     cost = (gamma - better + chosen).clamp(min=0)
-    return cost.masked_fill(agree, 0.0), agree  # without negatives, both choose the first
+    return cost.masked_fill(agree, 0.0), agree
 
 
 def _margins(anchors: Anchors) -> Tensor:
@@ -120,10 +141,12 @@ def _margins(anchors: Anchors) -> Tensor:
 
 def _divergence(own: Tensor, guide: Tensor, part: Tensor, direction: Direction) -> Tensor:
     """KL [P] of two distributions over the ``part`` of each row, given as logits."""
-    log_p, log_q = (F.log_softmax(x.masked_fill(~part, _NOWHERE), 1) for x in (own, guide))
+    outside = ~part
+    log_p, log_q = (F.log_softmax(x.masked_fill(outside, _NOWHERE), 1) for x in (own, guide))
     if direction == "reverse":
         log_p, log_q = log_q, log_p
-    return (log_p.exp() * (log_p - log_q)).masked_fill(~part, 0.0).sum(1)
+    # outside, what is likely by neither adds nothing; where there is no part, both are the same
+    return (log_p.exp() * (log_p - log_q)).sum(1)
 
 
 def _bernoulli_divergence(own: Tensor, guide: Tensor, part: Tensor, direction: Direction) -> Tensor:
@@ -204,14 +227,16 @@ class NegativesDistribution(Objective):
     ) -> LossReport:
         """The loss of scores S against targets Ŝ, both [n_images, n_texts]."""
         scores = at_least_float32(scores)
-        directions = guided_directions(scores, targets.to(scores.dtype), positives, context)
-        mr = self._sum([self._margin_divergence(anchors).mean() for anchors in directions])
+        directions = together(
+            guided_directions(scores, targets.to(scores.dtype), positives, context)
+        )
+        mr = self._both([self._margin_divergence(anchors) for anchors in directions])
         costs = [rectification(anchors, self.gamma) for anchors in directions]
         hnr = self._reduced([cost for cost, _ in costs])
         loss = self.mr * mr + self.hnr * hnr
         if self.sr:
-            loss = loss + self.sr * self._sum(
-                [self._similarity_divergence(anchors).mean() for anchors in directions]
+            loss = loss + self.sr * self._both(
+                [self._similarity_divergence(anchors) for anchors in directions]
             )
         if not context.logging:
             return LossReport(loss)
@@ -244,9 +269,10 @@ class NegativesDistribution(Objective):
     def _reduced(self, costs: list[Tensor]) -> Tensor:
         """Both directions, as the triplet losses reduce theirs."""
         if self.reduction == "sum":
-            return self._sum([cost.sum() for cost in costs])
-        return self._sum([cost.mean() for cost in costs]) / 2
+            return torch.cat(costs).sum()
+        return self._both(costs) / 2
 
     @staticmethod
-    def _sum(parts: list[Tensor]) -> Tensor:
-        return torch.stack(parts).sum()
+    def _both(costs: list[Tensor]) -> Tensor:
+        """The means of both directions, added."""
+        return 2 * torch.cat(costs).mean()

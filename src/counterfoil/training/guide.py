@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from counterfoil.collectives import gather_rows, rank, world_size
@@ -34,6 +35,8 @@ from counterfoil.training.guide_resident import ResidentItems, resident
 from counterfoil.training.guide_store import EncodedReader, full_precision
 
 MATRIX, MODEL = "scores.npy", "model"
+
+Indices = NDArray[np.int64]
 
 
 class MatrixGuide:
@@ -76,11 +79,13 @@ class StoredTeacher:
         if isinstance(self.captions, EncodedReader):
             self.captions = resident(self.captions, device) or self.captions
 
-    def scores(self, image_ids: Tensor, caption_ids: Tensor, device: torch.device) -> Tensor:
+    def scores(self, image_ids: Indices, caption_ids: Indices, device: torch.device) -> Tensor:
         self.move(device)
-        images, there = self.images.read(image_ids.cpu().numpy())
-        captions, _ = self.captions.read(caption_ids.cpu().numpy())
+        images, there = self.images.read(image_ids)
+        captions, _ = self.captions.read(caption_ids)
         found: Tensor = self.matcher(self._compared(images), self._compared(captions))
+        if bool(there.all()):
+            return found.float()
         return found.float().masked_fill(~there.to(device)[:, None], torch.nan)
 
     def _compared(self, encoded: Encoded) -> Encoded:
@@ -105,11 +110,11 @@ class EmbeddingGuide:
     @torch.no_grad()
     def scores(self, image_ids: Tensor, caption_ids: Tensor, device: torch.device) -> Tensor:
         mine = image_ids.tensor_split(world_size())[rank()]
-        total = torch.zeros(len(mine), len(caption_ids), device=device)
-        if len(mine) and len(caption_ids):
-            for teacher in self.teachers:
-                total += teacher.scores(mine, caption_ids, device)
-        return gather_rows(total / len(self.teachers))
+        if not len(mine) or not len(caption_ids):
+            return gather_rows(torch.zeros(len(mine), len(caption_ids), device=device))
+        images, captions = mine.cpu().numpy(), caption_ids.cpu().numpy()
+        found = [teacher.scores(images, captions, device) for teacher in self.teachers]
+        return gather_rows(sum(found[1:], found[0]) / len(found))
 
 
 def open_guide(folder: Path, split: Split) -> MatrixGuide | EmbeddingGuide:

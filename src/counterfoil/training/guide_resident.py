@@ -8,6 +8,7 @@ what was read anyway, every batch is read from disk.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,37 +27,47 @@ ROWS = 1 << 16
 
 @dataclass(frozen=True)
 class ResidentItems:
-    """All items of one side of a teacher, packed, on a device."""
+    """All items of one side of a teacher, packed, on a device; where they stand, the host knows."""
 
     numbers: dict[str, Tensor]
-    lengths: Tensor
-    starts: Tensor
-    present: Tensor
-    there: Tensor
-    most: NDArray[np.int32]
+    lengths: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    present: NDArray[np.int64]
+    there: NDArray[np.bool_]
+    device: torch.device
 
     def read(self, items: NDArray[np.int64]) -> tuple[Encoded, Tensor]:
         """Encoded items, padded, and which of them there are; the others are empty."""
-        chosen = torch.from_numpy(items).to(self.lengths.device, non_blocking=True)
-        longest = int(self.most[items].max(initial=0))
+        lengths = self.lengths[items]
+        longest = int(lengths.max(initial=0))
         if "fragments" in self.numbers:
             longest = max(1, longest)
-        places = torch.arange(longest, device=chosen.device)
-        mask = places[None, :] < self.lengths[chosen, None]
-        rows = (self.starts[chosen, None] + places[None, :]).masked_fill(~mask, 0)
-        there = self.there[chosen]
+        places = np.arange(longest)
+        mask = places < lengths[:, None]
+        there = self.there[items]
+        rows, shown = self._moved(np.where(mask, self.starts[items, None] + places, 0)), None
+        if not mask.all():
+            shown = self._moved(mask)
 
         def padded(name: str) -> Tensor | None:
             packed = self.numbers.get(name)
-            if packed is None:
+            if packed is None or not len(packed):
                 return None
-            return packed[rows].masked_fill(~mask[..., None], 0) if len(packed) else None
+            found = packed.index_select(0, rows.flatten()).view(*rows.shape, -1)
+            return found if shown is None else found.masked_fill_(~shown[..., None], 0)
 
         pooled = self.numbers.get("pooled")
         if pooled is not None:
-            pooled = pooled[self.present[chosen].masked_fill(~there, 0)]
-            pooled = pooled.masked_fill(~there[:, None], 0)
-        return Encoded(padded("fragments"), mask, pooled, padded("boxes"), None), there
+            pooled = pooled.index_select(0, self._moved(np.where(there, self.present[items], 0)))
+            if not there.all():
+                pooled.masked_fill_(~self._moved(there)[:, None], 0)
+        if shown is None:
+            shown = torch.ones(mask.shape, dtype=torch.bool, device=self.device)
+        encoded = Encoded(padded("fragments"), shown, pooled, padded("boxes"), None)
+        return encoded, torch.from_numpy(there)
+
+    def _moved(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
 
 
 def resident(reader: EncodedReader, device: torch.device) -> ResidentItems | None:
@@ -76,18 +87,13 @@ def copied(reader: EncodedReader, device: torch.device) -> ResidentItems | None:
     if not all(file.rows for file in reader.files.values()):
         return None
     numbers = {name: _whole(reader, name, device) for name in reader.files}
-    most = np.maximum(reader.lengths, 0)
-
-    def moved(array: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
-
     return ResidentItems(
         numbers,
-        moved(most.astype(np.int64)),
-        moved(reader.starts["rows"]),
-        moved(reader.starts["present"]),
-        torch.from_numpy(reader.lengths >= 0).to(device),
-        most,
+        np.maximum(reader.lengths, 0).astype(np.int64),
+        reader.starts["rows"],
+        reader.starts["present"],
+        reader.lengths >= 0,
+        device,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from counterfoil.data.pixels import Glance
 from counterfoil.data.sampling import BatchPlan, RankBatches
 from counterfoil.errors import ConfigError, TrainingError
 from counterfoil.evaluation.evaluate import evaluate, flat_metrics
+from counterfoil.evaluation.scoring_path import fallback
 from counterfoil.files import write_atomically
 from counterfoil.models.model import Model
 from counterfoil.models.store import load_weights
@@ -29,19 +31,22 @@ from counterfoil.progress import Progress, Silent
 from counterfoil.training.checkpoint import Checkpoints, Position
 from counterfoil.training.gradient_cache import GradientCache
 from counterfoil.training.metrics import finite
-from counterfoil.training.optimiser import create_optimiser, create_schedule
 from counterfoil.training.preparation import RunPreparation, set_aside
 from counterfoil.training.pretrained_scale import adopt_scale
 from counterfoil.training.run_logs import RunLogs
 from counterfoil.training.step import HISTOGRAM, MARGIN_RANGE, TrainingStep
 from counterfoil.training.survey import TrainingSurvey
 from counterfoil.training.trial import Trials, tries
+from counterfoil.training.updates import Updates
 from counterfoil.training.watch import CollapseWatch
 
 MOST_SKIPPED = 10_000
 """Problems of items that a run remembers."""
 
 PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+Norms = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,6 @@ class Trainer:
             PRECISIONS[config.train.precision],
             config.train.chunk_size,
         ).to(self.device)
-        self.optimiser = create_optimiser(self.step_module, config.train.optimiser)
         self.plan = BatchPlan(
             train,
             config.train.batch_size,
@@ -101,13 +105,8 @@ class Trainer:
             config.train.drop_last,
             config.data.views,
         )
-        updates = -(-len(self.plan) // config.train.accumulate)
-        self.schedule = create_schedule(
-            self.optimiser, config.train.schedule, updates, config.train.epochs
-        )
-        self.scaler = torch.amp.GradScaler(
-            self.device.type, enabled=config.train.precision == "fp16"
-        )
+        per_epoch = -(-len(self.plan) // config.train.accumulate)
+        self.updates = Updates(self.step_module, config.train, per_epoch, self.device)
         augmentation = Augmentation(
             config.data.drop_regions,
             config.data.disturb_words,
@@ -196,17 +195,20 @@ class Trainer:
             batch = batch.to(self.device)
             self._introduce(batch)
             if self.trials is not None and (place.batch - 1) % train.accumulate == 0:
-                rate = self.optimiser.param_groups[0]["lr"]
-                self.objective.before_step(self.trials.of(batch, place.step, rate), place.epoch)
+                trial = self.trials.of(batch, place.step, self.updates.rate)
+                self.objective.before_step(trial, place.epoch)
             loss, diagnostics = run(batch, place.epoch, place.step, logged or last)
-            value = self._checked(loss, batch)
-            self.scaler.scale(loss / train.accumulate).backward()
+            self.updates.backward(loss / train.accumulate)
+        norms = self._clipped(logged) if update else {}
+        # the loop waits here, once the whole step is on its way to the GPU, and not before
+        value, *sizes = as_numbers(loss, *norms.values())
+        self._check(value, batch)
         place.loss_sum += value
         place.loss_count += 1
         if last and HISTOGRAM in diagnostics:
             place.margins = [int(count) for count in diagnostics[HISTOGRAM]]
         if update:
-            norms = self._update(logged)
+            self.updates.step(sizes[0], place.step)
             place.step += 1
             self.progress.note(f"loss {value:.4f}")
             numbers = {k: finite(float(v)) for k, v in diagnostics.items() if k != HISTOGRAM}
@@ -216,8 +218,8 @@ class Trainer:
                     "step": place.step,
                     "epoch": place.epoch,
                     "loss": value,
-                    "lr": self.optimiser.param_groups[0]["lr"],
-                    **norms,
+                    "lr": self.updates.rate,
+                    **{name: finite(size) for name, size in zip(norms, sizes, strict=True)},
                     **numbers,
                     **self.model.matcher.diagnostics(),
                 }
@@ -225,7 +227,7 @@ class Trainer:
             self._look_out(value, numbers.get("gap/abs"), batch, logs)
 
     def _introduce(self, batch: PairBatch) -> None:
-        """Say once how many negatives an anchor sees, and what is in memory for it."""
+        """Say once how many negatives an anchor sees, what is in memory for it, who scores it."""
         if self.introduced:
             return
         self.introduced = True
@@ -238,6 +240,9 @@ class Trainer:
             if whole:
                 text += f" (the {' and '.join(whole)} side whole: it normalises over its batch)"
         self.progress.say(text)
+        line = fallback(self.model)
+        if line:
+            self.progress.say(line)
 
     def _look_out(self, loss: float, gap: float | None, batch: PairBatch, logs: RunLogs) -> None:
         """Say so where the run has collapsed, and where it has recovered."""
@@ -251,31 +256,17 @@ class Trainer:
             self.progress.say(f"warning: {text}")
             logs.write({"kind": "warning", "step": place.step, "text": text}, self._seconds())
 
-    def _update(self, logged: bool) -> dict[str, float | None]:
-        """Clip, step, and move the learning rate; norms of the gradient before clipping."""
-        clip = self.config.train.optimiser.clip
-        self.scaler.unscale_(self.optimiser)
-        norms: dict[str, float | None] = {}
-        if logged:
-            norms["gradient/projection"] = projection_gradient(self.model)
-        norm = float(nn.utils.clip_grad_norm_(self.step_module.parameters(), clip or float("inf")))
-        if norm != norm and not self.scaler.is_enabled():
-            raise TrainingError(
-                f"step {self.position.step}: the gradient is not a number, the update was not "
-                "made; lower train.optimiser.lr or use train.precision=float32"
-            )
-        scale = self.scaler.get_scale()
-        self.scaler.step(self.optimiser)
-        self.scaler.update()
-        self.optimiser.zero_grad(set_to_none=True)
-        if self.scaler.get_scale() >= scale:  # else fp16 overflowed and the update was left out
-            self.schedule.step()
-        return {"grad_norm": finite(norm), **norms}
+    def _clipped(self, logged: bool) -> Norms:
+        """Clip the gradient; its norms before that, which nobody has waited for yet."""
+        self.updates.unscale()
+        projection = projection_gradient(self.model) if logged else None
+        norms = {"grad_norm": self.updates.clipped()}
+        return norms if projection is None else {**norms, "gradient/projection": projection}
 
-    def _checked(self, loss: Tensor, batch: PairBatch) -> float:
-        value = float(loss.detach())
-        if value == value and abs(value) != float("inf"):
-            return value
+    def _check(self, value: float, batch: PairBatch) -> None:
+        """Refuse a loss that is not a finite number, before the update."""
+        if math.isfinite(value):
+            return
         split = self.pairs.train
         images = [split.ids[int(i)] for i in batch.image_ids[:8]]
         raise TrainingError(
@@ -350,9 +341,7 @@ class Trainer:
             self.position.seconds = self._seconds()
             self.started = time.monotonic()
             state = {
-                "optimiser": self.optimiser.state_dict(),
-                "schedule": self.schedule.state_dict(),
-                "scaler": self.scaler.state_dict(),
+                **self.updates.state_dict(),
                 "objective": self.step_module.objective.state_dict(),
                 "watch": self.watch.state_dict(),
                 "random": random,
@@ -363,9 +352,7 @@ class Trainer:
     def _restore(self) -> None:
         folder, state, self.position = self.checkpoints.load()
         load_weights(self.model, folder)
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.schedule.load_state_dict(state["schedule"])
-        self.scaler.load_state_dict(state["scaler"])
+        self.updates.load_state_dict(state)
         self.step_module.objective.load_state_dict(state["objective"])
         if "watch" in state:  # not in checkpoints of before there was one
             self.watch.load_state_dict(state["watch"])
@@ -386,6 +373,12 @@ class Trainer:
         return bool(votes.item())
 
 
+def as_numbers(*tensors: Tensor) -> list[float]:
+    """Single numbers, read from a GPU at once."""
+    found: list[float] = torch.stack([tensor.detach() for tensor in tensors]).tolist()
+    return found
+
+
 def anchors_and_negatives(batch: PairBatch) -> tuple[int, float]:
     """Pairs of the global batch, and how many negatives each has on average over both ways."""
     images, owners = gather_rows(batch.image_ids), gather_rows(batch.owners)
@@ -397,13 +390,13 @@ def anchors_and_negatives(batch: PairBatch) -> tuple[int, float]:
     return len(owners), float((by_image[row] + by_text).mean() / 2)
 
 
-def projection_gradient(model: Model) -> float | None:
+def projection_gradient(model: Model) -> Tensor | None:
     """Norm of the gradient of the image encoder's first linear layer (SelHN figure 3b)."""
     layers = (part for part in model.image_encoder.modules() if isinstance(part, nn.Linear))
     layer = next(layers, None)
     if layer is None or layer.weight.grad is None:
         return None
-    return finite(float(torch.linalg.vector_norm(layer.weight.grad)))
+    return torch.linalg.vector_norm(layer.weight.grad)
 
 
 def write_config(folder: Path, config: RunConfig) -> None:

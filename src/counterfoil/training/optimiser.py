@@ -57,7 +57,9 @@ def create_optimiser(modules: nn.Module, config: OptimiserConfig) -> Optimizer:
             groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
         )
     kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
-    return kind(groups, lr=config.lr, betas=betas, weight_decay=config.weight_decay)
+    # one kernel for all parameters, where they are on a GPU; elsewhere PyTorch's own choice
+    fused = True if all(p.is_cuda and p.is_floating_point() for p in trained) else None
+    return kind(groups, lr=config.lr, betas=betas, weight_decay=config.weight_decay, fused=fused)
 
 
 def norms_and_biases(modules: nn.Module) -> set[int]:

@@ -1,0 +1,40 @@
+"""A recurrent network over sequences of unlike lengths, without a loop over their steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+Indices = NDArray[np.int64]
+
+
+def run_gru(rnn: nn.GRU, inputs: Tensor, lengths: Tensor) -> Tensor:
+    """States [B, W, directions·H] over the first ``lengths`` [B] of inputs [B, W, D]; zero beyond.
+
+    A length of 0 counts as 1. PyTorch's own packing copies step by step, both ways, which on a GPU
+    is some hundred launches a batch; here rows are picked and put back by one index.
+    """
+    sizes = lengths.clamp(min=1).cpu().numpy()
+    rows, counts = _packed_rows(sizes, inputs.shape[1])
+    at = torch.from_numpy(rows).to(inputs.device)
+    flat = inputs.flatten(0, 1)
+    packed = PackedSequence(flat.index_select(0, at), torch.from_numpy(counts))
+    states: Tensor = rnn(packed)[0].data
+    out = states.new_zeros(len(flat), states.shape[1]).index_copy(0, at, states)
+    return out.view(*inputs.shape[:2], -1)
+
+
+def _packed_rows(sizes: Indices, width: int) -> tuple[Indices, Indices]:
+    """Rows of [B·W, D] step by step, the longest sequence first, and how many go on at each step.
+
+    >>> rows, counts = _packed_rows(np.array([1, 3]), 3)
+    >>> rows.tolist(), counts.tolist()
+    ([3, 0, 4, 5], [2, 1, 1])
+    """
+    order = np.argsort(-sizes, kind="stable")
+    steps = np.arange(sizes.max(initial=0))[:, None]
+    going = steps < sizes[order]
+    return (order * width + steps)[going], going.sum(1)

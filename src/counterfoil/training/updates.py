@@ -1,0 +1,70 @@
+"""What a loss does to the parameters: gradients, clipping, the optimiser's step, the rate's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from counterfoil.config import TrainConfig
+from counterfoil.errors import TrainingError
+from counterfoil.training.optimiser import create_optimiser, create_schedule
+
+
+class Updates:
+    """Optimiser, schedule and the scaling of losses that half precision needs, as one."""
+
+    def __init__(
+        self, module: nn.Module, config: TrainConfig, per_epoch: int, device: torch.device
+    ) -> None:
+        self.module, self.clip = module, config.optimiser.clip
+        self.optimiser = create_optimiser(module, config.optimiser)
+        self.schedule = create_schedule(self.optimiser, config.schedule, per_epoch, config.epochs)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+
+    @property
+    def rate(self) -> float:
+        return float(self.optimiser.param_groups[0]["lr"])
+
+    def backward(self, loss: Tensor) -> None:
+        self.scaler.scale(loss).backward()
+
+    def unscale(self) -> None:
+        """Gradients in their own units; call once, before `clipped`."""
+        self.scaler.unscale_(self.optimiser)
+
+    def clipped(self) -> Tensor:
+        """Clip the gradient; its norm before that."""
+        return nn.utils.clip_grad_norm_(self.module.parameters(), self.clip or float("inf"))
+
+    def step(self, norm: float, number: int) -> None:
+        """Move the parameters by a gradient of this norm, and the learning rate."""
+        if math.isnan(norm) and not self.scaler.is_enabled():
+            raise TrainingError(
+                f"step {number}: the gradient is not a number, the update was not made; lower "
+                "train.optimiser.lr or use train.precision=float32"
+            )
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.scaler.get_scale() >= scale:  # else fp16 overflowed and the update was left out
+            self.schedule.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "optimiser": self.optimiser.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        # which kernel steps is this machine's choice, not that of the one that saved: an optimiser
+        # that was made for fused steps, and is told otherwise, fails as soon as losses are scaled
+        saved, fused = state["optimiser"], self.optimiser.param_groups[0].get("fused")
+        groups = [{**group, "fused": fused} for group in saved["param_groups"]]
+        self.optimiser.load_state_dict({**saved, "param_groups": groups})
+        self.schedule.load_state_dict(state["schedule"])
+        self.scaler.load_state_dict(state["scaler"])

@@ -1,0 +1,53 @@
+"""What a loss does to the parameters, and that it goes on on another machine."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from counterfoil.config import TrainConfig
+from counterfoil.training.loop import as_numbers
+from counterfoil.training.optimiser import create_schedule
+from counterfoil.training.updates import Updates
+
+
+def updates(fused: bool | None, precision: str) -> Updates:
+    """With the kernel that a device would choose, whatever the device."""
+    torch.manual_seed(0)
+    config = TrainConfig(precision=precision)
+    found = Updates(nn.Linear(3, 2), config, 5, torch.device("cpu"))
+    found.optimiser = torch.optim.AdamW(found.module.parameters(), lr=0.1, fused=fused)
+    found.schedule = create_schedule(found.optimiser, config.schedule, 5, config.epochs)
+    return found
+
+
+def advance(found: Updates) -> None:
+    found.backward(found.module(torch.ones(4, 3)).square().sum())
+    found.unscale()
+    found.step(float(found.clipped()), 0)
+
+
+@pytest.mark.parametrize("precision", ["float32", "fp16"])
+@pytest.mark.parametrize("here", [None, True])
+@pytest.mark.parametrize("there", [None, True])
+def test_a_run_goes_on_with_the_kernels_of_the_machine_it_is_on(there, here, precision) -> None:
+    saved, resumed = updates(there, precision), updates(here, precision)
+    for _ in range(2):
+        advance(saved)
+    resumed.module.load_state_dict(saved.module.state_dict())
+    resumed.load_state_dict(copy.deepcopy(saved.state_dict()))
+    assert [group["fused"] for group in resumed.optimiser.param_groups] == [here]
+    assert [group["fused"] for group in saved.state_dict()["optimiser"]["param_groups"]] == [there]
+    advance(saved)
+    advance(resumed)
+    for mine, theirs in zip(saved.module.parameters(), resumed.module.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_numbers_are_read_at_once_and_none_loses_digits() -> None:
+    fine, coarse = torch.tensor(0.1, dtype=torch.float64), torch.tensor(0.5, dtype=torch.bfloat16)
+    assert as_numbers(fine.requires_grad_(), coarse) == [0.1, 0.5]
+    assert as_numbers(coarse) == [0.5]
