@@ -1,4 +1,4 @@
-"""New weights of the transformer: BERT's in its size, wider in smaller ones."""
+"""New weights of the transformer: BERT's in its size, wider in smaller ones, or alike."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from counterfoil.encoders.transformer import SPREAD, initialise, spread_for
+from counterfoil.encoders.transformer import SPREAD, Transformer, initialise, spread_for
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,28 @@ def test_sums_over_a_small_layer_are_about_as_large_as_its_inputs(width) -> None
     initialise(layer)
     sums = layer(torch.randn(200, width))
     assert 0.6 < float(sums.detach().std()) < 1.4
+
+
+def test_attention_that_begins_alike_goes_to_what_is_alike_in_the_first_layer_alone() -> None:
+    torch.manual_seed(0)
+    width, heads = 48, 4
+    transformer = Transformer(width, 2, heads, 0, 0.0, False)
+    initialise(transformer)
+    others = {name: value.clone() for name, value in transformer.state_dict().items()}
+    words = nn.functional.layer_norm(torch.randn(6, width), (width,))
+    regions = nn.functional.layer_norm(words.flip(0) + 0.7 * torch.randn(6, width), (width,))
+
+    def right() -> float:
+        """How often, over words and heads, most attention goes to the region that is alike."""
+        q = transformer.layers[0].qkv(words)[:, :width].unflatten(1, (heads, -1))
+        k = transformer.layers[0].qkv(regions)[:, width : 2 * width].unflatten(1, (heads, -1))
+        best = torch.einsum("whd,rhd->hwr", q, k).argmax(-1)
+        return float((best == torch.arange(6).flip(0)).float().mean())
+
+    assert right() < 0.5
+    transformer.attend_alike()
+    assert right() > 0.7
+    changed = {n for n, value in transformer.state_dict().items() if not value.equal(others[n])}
+    assert changed == {"layers.0.qkv.weight"}
+    kept = transformer.layers[0].qkv.weight[2 * width :]
+    assert kept.equal(others["layers.0.qkv.weight"][2 * width :])

@@ -15,10 +15,21 @@ from torch.nn import functional as F
 from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError
 from counterfoil.evaluation import score_plan
-from counterfoil.evaluation.score_engine import best_pairs, score_matrix, scored_tiles
+from counterfoil.evaluation.score_engine import (
+    best_pairs,
+    score_matrix,
+    score_on_device,
+    scored_tiles,
+)
 from counterfoil.evaluation.score_file import fingerprint, score_to_file
-from counterfoil.evaluation.score_plan import extents, free_memory, plan_scores
+from counterfoil.evaluation.score_plan import (
+    extents,
+    free_memory,
+    plan_for_kernels,
+    plan_scores,
+)
 from counterfoil.evaluation.topk import top_k
+from counterfoil.kernels.fused import WORDS
 from counterfoil.matchers import Matcher, matchers
 from counterfoil.progress import Silent
 
@@ -86,6 +97,42 @@ def test_a_plan_has_every_pair_once_and_no_tile_too_large(
     assert plan.lengths == sorted(words)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    regions=sizes,
+    words=sizes,
+    free=st.sampled_from([0, 1 << 10, 1 << 14, 1 << 40]),
+    seed=st.integers(0, 99),
+)
+def test_a_plan_for_kernels_has_every_pair_once_and_minds_the_memory(
+    regions, words, free, seed
+) -> None:
+    images, texts = side(regions, seed), side(words, seed + 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(score_plan, "free_memory", lambda device: free)
+        plan = plan_for_kernels(images, texts, DIM)
+    seen = torch.zeros(len(images), len(texts), dtype=torch.long)
+    for tile in plan.tiles:
+        columns = plan.columns(tile)
+        seen[tile.rows, columns] += 1
+        held = len(columns) * max(words[int(c)] for c in columns) * DIM
+        assert 4 * 16 * held <= free or len(columns) == 1
+        rows = tile.rows.stop - tile.rows.start
+        assert 4 * 16 * rows * len(columns) <= free or rows == 1 or len(columns) == 1
+    assert (seen == 1).all()
+    assert free < 1 << 40 or len(plan.tiles) == 1
+    matcher = matchers["chan"](DIM).eval()
+    found = score_on_device(matcher, images, texts, plan=plan)
+    assert torch.allclose(found, score_matrix(matcher, images, texts), atol=2e-5, equal_nan=True)
+
+
+def test_texts_too_long_for_kernels_take_no_others_with_them() -> None:
+    lengths = [5, 200, WORDS, 1, WORDS + 1]
+    plan = plan_for_kernels(side([2, 3], 0), side(lengths, 1), DIM)
+    groups = [[lengths[c] for c in plan.columns(tile).tolist()] for tile in plan.tiles]
+    assert groups == [[1, 5, WORDS], [WORDS + 1, 200]]
+
+
 def test_many_texts_are_scored_with_little_padding() -> None:
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, 31, (2000,), generator=generator).tolist()
@@ -125,7 +172,7 @@ def test_the_best_are_those_of_the_whole_matrix_ties_included(
 ) -> None:
     images, texts, matcher = side(regions, 3), side(words, 4), Coarse(levels)
     plan = plan_scores(images, texts, cells)
-    whole = score_matrix(matcher, images, texts)
+    whole = score_matrix(matcher, images, texts, plan=plan)
     best = best_pairs(matcher, images, texts, k, plan=plan)
     assert np.array_equal(best.texts.numpy(), top_k(whole, k))
     assert np.array_equal(best.images.numpy(), top_k(whole.T, k))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,8 @@ BASE = 768
 HEAD_WIDTH = 64
 """Numbers of one attention head where their count is not given."""
 
+Part = TypeVar("Part", bound=nn.Module)
+
 
 @dataclass(frozen=True)
 class Packing:
@@ -42,13 +46,18 @@ class Packing:
     @classmethod
     def of(cls, lengths: Tensor) -> Packing:
         """Of sequences of these lengths, of which none is empty."""
-        starts = lengths.cumsum(0) - lengths
         shortest, longest = torch.stack(lengths.aminmax()).tolist()
         if shortest == longest:
-            return cls(len(lengths), longest, starts)
+            return cls.equal(len(lengths), longest, lengths.device)
+        starts = lengths.cumsum(0) - lengths
         real = torch.arange(longest, device=lengths.device) < lengths[:, None]
         places = real.flatten().nonzero()[:, 0]
         return cls(len(lengths), longest, starts, places, real[:, None, None])
+
+    @classmethod
+    def equal(cls, count: int, length: int, device: torch.device) -> Packing:
+        """Of sequences known to be equally long: nothing waits for what a GPU is doing."""
+        return cls(count, length, torch.arange(count, device=device) * length)
 
     def spread(self, x: Tensor) -> Tensor:
         """[ΣL, D] as [n, L, D], zero at padding."""
@@ -75,6 +84,18 @@ class TransformerLayer(nn.Module):
         self.narrow = nn.Linear(ffn, width)
         self.norm = nn.LayerNorm(width, eps=EPS)
         self.dropout = nn.Dropout(dropout)
+
+    @torch.no_grad()
+    def attend_alike(self) -> None:
+        """Have tokens look at those that are like themselves, to begin with.
+
+        Query and key of a token are then its own vector, but for the small weights that BERT begins
+        with: a word looks at the regions that its embedding resembles, which a random layer has to
+        find out before anything about the pair can be learned.
+        """
+        width = self.qkv.in_features
+        for part in self.qkv.weight[: 2 * width].split(width):
+            part.copy_(torch.eye(width) + SPREAD * torch.randn(width, width))
 
     def forward(self, x: Tensor, packing: Packing, first_only: bool = False) -> Tensor:
         """States [ΣL, D], or [n, D] of the first tokens, which is far less work."""
@@ -124,6 +145,12 @@ class Transformer(nn.Module):
         )
         self.checkpointing = checkpointing
 
+    def attend_alike(self) -> None:
+        """Begin with attention to what is alike, in the first layer."""
+        first = self.layers[0]
+        assert isinstance(first, TransformerLayer)  # noqa: S101 - nn.ModuleList forgets the type
+        first.attend_alike()
+
     def forward(self, x: Tensor, packing: Packing, first_only: bool = False) -> Tensor:
         """States [ΣL, D] of all tokens, or [n, D] of the first of each sequence."""
         recompute = self.checkpointing and torch.is_grad_enabled()
@@ -134,6 +161,18 @@ class Transformer(nn.Module):
             else:
                 x = layer(x, packing, last)
         return x
+
+
+def in_precision(module: Part, dtype: torch.dtype) -> Part:
+    """The same module with its weights cast once, for passes without gradients.
+
+    The module itself stays as it is, so that other threads may go on using it.
+    """
+    cast = copy.copy(module)
+    weights = {name: p if p is None else p.to(dtype) for name, p in module._parameters.items()}
+    parts = {name: part and in_precision(part, dtype) for name, part in module._modules.items()}
+    cast.__dict__.update(_parameters=weights, _modules=parts)
+    return cast
 
 
 def spread_for(inputs: int) -> float:

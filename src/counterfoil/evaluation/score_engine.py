@@ -17,13 +17,28 @@ from torch import Tensor
 from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError
 from counterfoil.evaluation.best import PAIRS, BestBothWays
-from counterfoil.evaluation.score_plan import ScorePlan, ScoreTile, extents, plan_scores
+from counterfoil.evaluation.score_plan import (
+    FREE_SHARE,
+    ScorePlan,
+    ScoreTile,
+    extents,
+    free_memory,
+    plan_for_kernels,
+    plan_scores,
+)
+from counterfoil.evaluation.transfers import Arrival, to_host
 from counterfoil.kernels.fused_pairs import MANY
+from counterfoil.kernels.host_naaf import Kept
 from counterfoil.matchers import Matcher
+from counterfoil.matchers.cross_encoder import CrossEncoder
+from counterfoil.matchers.local import LocalMatcher
 from counterfoil.matchers.similarity import SimilarityMatcher
 from counterfoil.progress import Progress, Silent
 
 LABEL = "scoring"
+
+ROUNDED = 1 << 22
+"""Word-region similarities of a job from which on a CPU may round them, where that is faster."""
 
 LONGEST = 255.0
 """Of fragments in half precision: inner products of longer ones may be beyond its range."""
@@ -50,24 +65,32 @@ def scored_tiles(
     done: Collection[int] = (),
 ) -> Iterator[tuple[ScoreTile, Tensor]]:
     """Tiles that are not ``done``, each with its scores in float32 on the matcher's device."""
-    rows, shown = None, images
+    rows, shown, kept = None, images, None
     images, texts = for_kernels(matcher, images), for_kernels(matcher, texts)
-    large = len(images) * int(texts.mask.sum()) * images.mask.shape[1] >= MANY
+    cells = len(images) * int(texts.mask.sum()) * images.mask.shape[1]
+    ends = extents(texts)
     for tile in plan.tiles:
         if tile.number in done:
             continue
         if tile.rows != rows:
             rows, shown = tile.rows, _trimmed(images[tile.rows])
-        said = _trimmed(texts[plan.columns(tile)])
-        with torch.inference_mode(), _as_part(matcher, large):
+            kept = Kept(rounded=cells >= ROUNDED)
+        columns = plan.columns(tile)
+        said = _trimmed(texts, ends[columns])[columns]  # in this order less is copied
+        with torch.inference_mode(), _as_part(matcher, cells >= MANY, kept):
             block = matcher(shown, said).float()
         yield tile, block
 
 
 def for_kernels(matcher: Matcher, encoded: Encoded) -> Encoded:
-    """Fragments in half precision where fused kernels compare them, else as they are."""
+    """Fragments in half precision where fused kernels compare them, else as they are.
+
+    Those of a cross-encoder in bfloat16, and so all of its layers, where a GPU is faster at it.
+    """
     if encoded.fragments is None or encoded.fragments.dtype != torch.float32:
         return encoded
+    if isinstance(matcher, CrossEncoder) and matcher.rounds(encoded.mask.device):
+        return replace(encoded, fragments=encoded.fragments.bfloat16())
     with torch.inference_mode():
         if not isinstance(matcher, SimilarityMatcher) or not matcher.halved(encoded.mask.device):
             return encoded
@@ -77,23 +100,26 @@ def for_kernels(matcher: Matcher, encoded: Encoded) -> Encoded:
 
 
 @contextmanager
-def _as_part(matcher: Matcher, large: bool) -> Iterator[None]:
-    """Score a tile as a part of a job of this size."""
-    if not isinstance(matcher, SimilarityMatcher):
-        yield
-        return
-    matcher.large_job = large
+def _as_part(matcher: Matcher, large: bool, kept: Kept | None) -> Iterator[None]:
+    """Score a tile as a part of a job of this size, with what is kept of its images."""
+    parts = [part for part in matcher.modules() if isinstance(part, LocalMatcher)]
+    for part in parts:
+        part.large_job = large
+    if isinstance(matcher, SimilarityMatcher):
+        matcher.kept = kept
     try:
         yield
-    finally:
-        vars(matcher).pop("large_job", None)  # no trace: what a matcher holds is part of its mark
+    finally:  # no trace: what a matcher holds is part of its mark
+        for part in parts:
+            vars(part).pop("large_job", None)
+            vars(part).pop("kept", None)
 
 
 def on_host(tiles: Iterator[tuple[ScoreTile, Tensor]]) -> Iterator[tuple[ScoreTile, Tensor]]:
     """The same tiles in the host's memory; each travels while its successor is scored."""
-    waiting: tuple[ScoreTile, _Arrival] | None = None
+    waiting: tuple[ScoreTile, Arrival] | None = None
     for tile, block in tiles:
-        coming = tile, _Arrival(block)
+        coming = tile, Arrival(block)
         if waiting is not None:
             yield waiting[0], waiting[1].wait()
         waiting = coming
@@ -115,12 +141,51 @@ def score_matrix(
     plan: ScorePlan | None = None,
 ) -> Tensor:
     """Scores [n_images, n_texts] in float32 on the CPU."""
+    if by_kernels(matcher, images) and _fits(images, texts):
+        return to_host(score_on_device(matcher, images, texts, progress, plan))
     progress, plan = progress or Silent(), plan or plan_scores(images, texts)
     scores = torch.empty(len(images), len(texts))
     tiles = on_host(scored_tiles(matcher, images, texts, plan))
     for tile, block in progress.track(tiles, LABEL, len(plan.tiles)):
         fill(scores, plan, tile, block)
     return scores
+
+
+@torch.inference_mode()
+def score_on_device(
+    matcher: Matcher,
+    images: Encoded,
+    texts: Encoded,
+    progress: Progress | None = None,
+    plan: ScorePlan | None = None,
+) -> Tensor:
+    """The same where the encoded sides are, with room for it."""
+    progress, device = progress or Silent(), images.mask.device
+    # before the plan, which shares out what memory is left
+    scores = torch.empty(len(images), len(texts), dtype=torch.float32, device=device)
+    if plan is None and by_kernels(matcher, images):
+        plan = plan_for_kernels(images, texts, _width(images))
+    plan = plan or plan_scores(images, texts)
+    tiles = scored_tiles(matcher, images, texts, plan)
+    for tile, block in progress.track(tiles, LABEL, len(plan.tiles)):
+        scores[tile.rows].index_copy_(1, plan.columns(tile), block)
+    return scores
+
+
+def by_kernels(matcher: Matcher, images: Encoded) -> bool:
+    """Whether fused kernels score these, on whose device the matrix may be put together."""
+    with torch.inference_mode():
+        device = images.mask.device
+        return isinstance(matcher, SimilarityMatcher) and matcher.halved(device)
+
+
+def _width(encoded: Encoded) -> int:
+    return encoded.fragments.shape[-1] if encoded.fragments is not None else 1
+
+
+def _fits(images: Encoded, texts: Encoded) -> bool:
+    bytes_needed = 4 * len(images) * len(texts)
+    return bytes_needed <= FREE_SHARE * free_memory(images.mask.device)
 
 
 @torch.inference_mode()
@@ -155,39 +220,9 @@ def best_pairs(
     )
 
 
-def _trimmed(encoded: Encoded) -> Encoded:
-    """Without the padding that all items share."""
+def _trimmed(encoded: Encoded, ends: Tensor | None = None) -> Encoded:
+    """Without the padding that all items share, or those do whose fragments end at ``ends``."""
     if not len(encoded) or not encoded.mask.shape[1]:
         return encoded
-    return encoded.trim_to(max(1, int(extents(encoded).max())))
-
-
-class _Arrival:
-    """A block on its way to the host: by a stream of its own into pinned memory, from a GPU."""
-
-    def __init__(self, block: Tensor) -> None:
-        self.host, self.event = block, None
-        if not block.is_cuda:
-            return
-        stream = _side_stream(block.device)
-        stream.wait_stream(torch.cuda.current_stream(block.device))
-        self.host = torch.empty(block.shape, dtype=block.dtype, pin_memory=True)
-        with torch.cuda.stream(stream):
-            self.host.copy_(block, non_blocking=True)
-            block.record_stream(stream)
-            self.event = stream.record_event()
-
-    def wait(self) -> Tensor:
-        if self.event is not None:
-            self.event.synchronize()
-        return self.host
-
-
-_streams: dict[torch.device, torch.cuda.Stream] = {}
-
-
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream a device: a new one for every tile would never be given back."""
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)
-    return _streams[device]
+    ends = extents(encoded) if ends is None else ends
+    return encoded.trim_to(max(1, int(ends.max())))

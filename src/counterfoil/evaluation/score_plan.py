@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -11,9 +11,13 @@ import torch
 from torch import Tensor
 
 from counterfoil.encoders import Encoded
+from counterfoil.kernels.fused import WORDS
 
 CPU_CELLS, GPU_CELLS = 1 << 26, 1 << 32
 """Most word-region similarities of a tile: enough to be fast, few enough to be stopped between."""
+
+KERNEL_CELLS = 1 << 37
+"""The same for kernels that hold only their scores: a second or two of the fastest GPUs."""
 
 MOST_PAIRS = 1 << 27
 """Most pairs of a tile, whose scores wait in the host's memory: of whole vectors 2³² cells are 2³²
@@ -48,8 +52,10 @@ class ScoreTile:
 class ScorePlan:
     """Tiles of up to ``cells`` similarities over ``images`` and over texts in ``order``.
 
-    ``lengths`` are those of the texts in that order, ``rows`` the images of a tile. The same plan
-    makes the same tiles, and so the same scores to the last bit.
+    ``lengths`` are those of the texts in that order, ``rows`` the images of a tile. With ``mixed``
+    set, up to so many texts of any lengths share a tile, but for those too long for kernels, which
+    PyTorch scores and everything that shares their tiles. The same plan makes the same tiles, and
+    so the same scores to the last bit.
     """
 
     images: int
@@ -58,6 +64,7 @@ class ScorePlan:
     lengths: Sequence[int]
     rows: int
     cells: int
+    mixed: int = 0
 
     @cached_property
     def tiles(self) -> list[ScoreTile]:
@@ -89,6 +96,8 @@ class ScorePlan:
             count = place + 1 - start
             padding = length * count - words - length
             uneven = count > LEAST_TEXTS and padding > MOST_PADDING * length * count
+            if self.mixed:
+                uneven = count > self.mixed or length > WORDS >= self.lengths[start]
             if place > start and (length * count > room or uneven):
                 groups.append(slice(start, place))
                 start, words = place, 0
@@ -115,6 +124,19 @@ def plan_scores(
     cells = min(cells, pairs * regions)  # a pair has at least as many cells as there are regions
     rows = max(1, min(len(images), cells // (regions * longest)))
     return ScorePlan(len(images), regions, order, lengths[order].tolist(), rows, cells)
+
+
+def plan_for_kernels(images: Encoded, texts: Encoded, width: int) -> ScorePlan:
+    """A plan for kernels that hold no similarities and know no padding: few, large tiles.
+
+    What a tile takes are its texts' fragments, of ``width`` numbers each, and its scores.
+    """
+    room = int(free_memory(images.mask.device) * FREE_SHARE) // BYTES_PER_CELL
+    plan = plan_scores(images, texts, KERNEL_CELLS, KERNEL_CELLS)
+    rows = max(1, min(plan.rows, MOST_PAIRS, room))
+    words = max(1, min(KERNEL_CELLS // (rows * plan.regions), room // max(1, width)))
+    texts_at_once = max(1, min(MOST_PAIRS, room) // rows)
+    return replace(plan, rows=rows, cells=words * rows * plan.regions, mixed=texts_at_once)
 
 
 def square_plan(images: int, texts: int, side: int) -> ScorePlan:

@@ -7,18 +7,31 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from counterfoil.encoders.bert_weights import Bert
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.encoders.transformer import Packing, Transformer, initialise
+from counterfoil.encoders.transformer import Transformer, in_precision, initialise
 from counterfoil.kernels.tiles import plan_tiles
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.cross_heads import CrossHeads, Head
+from counterfoil.matchers.cross_pairs import PairTokens, chunks
 from counterfoil.matchers.local import LocalMatcher, fragments
 
 MOST_PAIRS = 1 << 15
 """Pairs that go through the transformer together: CUDA's attention takes fewer than 65,536."""
+
+MOST_TOKENS = 1 << 17
+"""Tokens that go through it together without gradients: enough to keep a large GPU busy."""
+
+TENSOR_CORES = (8, 0)
+"""Compute capability from which GPUs multiply bfloat16 fast."""
+
+HALVES = (torch.bfloat16, torch.float16)
+
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Without cuDNN's attention, which makes a plan for every shape it meets; here they are many."""
 
 
 @dataclass(frozen=True)
@@ -34,46 +47,15 @@ class CrossStates:
     pooled: Tensor
 
 
-@dataclass(frozen=True)
-class _Sequences:
-    """Packed tokens [ΣL, D] of pairs, each its words, then its regions; ``real`` [n, W + R]."""
-
-    tokens: Tensor
-    real: Tensor
-    packing: Packing
-
-    @classmethod
-    def of(cls, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> _Sequences:
-        """Of images ``rows`` with texts ``columns``.
-
-        An empty text keeps an empty first token, so that there is one to be read.
-        """
-        words, regions = texts.mask.shape[1], images.mask.shape[1]
-        present = texts.mask.clone()
-        present[:, :1] = True
-        of_texts = fragments(texts).masked_fill(~texts.mask[..., None], 0.0).flatten(0, 1)
-        of_images = fragments(images).flatten(0, 1)
-        source = torch.cat([of_texts, of_images.to(of_texts.dtype)])
-        device = source.device
-        places = torch.cat(
-            [
-                columns[:, None] * words + torch.arange(words, device=device),
-                len(of_texts) + rows[:, None] * regions + torch.arange(regions, device=device),
-            ],
-            dim=1,
-        )
-        real = torch.cat([present[columns], images.mask[rows]], dim=1)
-        tokens = source.index_select(0, places[real])
-        return cls(tokens, real, Packing.of(real.sum(1)))
-
-
 @matchers.register("uniter")
 class CrossEncoder(LocalMatcher):
     """UNITER: one transformer over the words and regions of each pair (Chen et al. 2020).
 
     The score is a logit or, so that a margin of 0.2 means something, its sigmoid. ``heads=0`` takes
     one for every 64 numbers, ``ffn=0`` four times ``model.embed_size``. ``pretrained`` is a BERT of
-    `transformers` whose layers it starts from. ``checkpointing`` trades time for memory.
+    `transformers` whose layers it starts from; without one, ``alike`` has the first layer begin
+    with attention to what is alike, for embeddings that are aligned (the objective `alignment`).
+    ``checkpointing`` trades time for memory.
     ``extras`` are heads besides the score's, ``vocabulary`` how many words they write with.
     """
 
@@ -88,6 +70,7 @@ class CrossEncoder(LocalMatcher):
         output: Literal["sigmoid", "logit"] = "sigmoid",
         checkpointing: bool = False,
         pretrained: str = "",
+        alike: bool = False,
         extras: list[Head] | None = None,
         vocabulary: int = 0,
     ) -> None:
@@ -96,6 +79,8 @@ class CrossEncoder(LocalMatcher):
         self.transformer = Transformer(embed_size, layers, heads, ffn, dropout, checkpointing)
         self.pooler = nn.Linear(embed_size, embed_size)
         initialise(self)
+        if alike:
+            self.transformer.attend_alike()
         if pretrained:
             bert = Bert.load(pretrained, embed_size)
             bert.fill(self.transformer)
@@ -108,6 +93,14 @@ class CrossEncoder(LocalMatcher):
         """What replaces the options that name files once the weights are saved."""
         return {"pretrained": ""}
 
+    def rounds(self, device: torch.device) -> bool:
+        """Whether many pairs should be given in bfloat16, which this device is fast at.
+
+        It keeps 8 bits of each number: scores are a little off (`benchmarks/cross_encoder.py` says
+        how far), and those that are near each other may change places.
+        """
+        return device.type == "cuda" and torch.cuda.get_device_capability(device) >= TENSOR_CORES
+
     def cells_per_pair(self, words: int, regions: int) -> int:
         """Numbers held for a pair: one layer's, or where gradients are wanted what all keep."""
         width, depth = self.embed_size, len(self.transformer.layers)
@@ -116,11 +109,20 @@ class CrossEncoder(LocalMatcher):
             layer = layer + depth * width if self.transformer.checkpointing else depth * layer
         return (words + regions) * layer // self.floats_per_cell + 1
 
+    @property
+    def _learning(self) -> bool:
+        """Whether gradients are wanted, or dropout, whose draws depend on the order of pairs."""
+        return self.training or torch.is_grad_enabled()
+
+    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
+        if self._learning:
+            return super().forward(images, texts)
+        scores = self._asked(images, texts, *_all_pairs(images, texts))
+        return scores.view(len(images), len(texts))
+
     def tile(self, images: Encoded, texts: Encoded) -> Tensor:
-        device = images.mask.device
-        rows = torch.arange(len(images), device=device).repeat_interleave(len(texts))
-        columns = torch.arange(len(texts), device=device).repeat(len(images))
-        return self._scores(images, texts, rows, columns).view(len(images), len(texts))
+        scores = self._scores(images, texts, *_all_pairs(images, texts))
+        return scores.view(len(images), len(texts))
 
     def _tile(self, images: Encoded, texts: Encoded, recompute: bool) -> Tensor:
         if not recompute:
@@ -134,6 +136,8 @@ class CrossEncoder(LocalMatcher):
         if not len(images):
             return fragments(texts).new_zeros(0)
         places = torch.arange(len(images), device=images.mask.device)
+        if not self._learning:
+            return self._asked(images, texts, places, places)
         words, regions = (int(side.mask.sum(1).max()) for side in (texts, images))
         cells = self.cells_per_pair(words, regions)
         plan = plan_tiles(1, len(places), cells, self.floats_per_cell, places.device)
@@ -147,21 +151,51 @@ class CrossEncoder(LocalMatcher):
     def states(self, images: Encoded, texts: Encoded) -> CrossStates:
         """States of image ``k`` with text ``k``, all at once, for heads that read tokens."""
         places = torch.arange(len(images), device=images.mask.device)
-        sequences = _Sequences.of(images, texts, places, places)
-        states = self.transformer(sequences.tokens, sequences.packing)
-        where = sequences.real.flatten().nonzero()[:, 0]
-        grid = states.new_zeros(sequences.real.numel(), self.embed_size)
-        grid = grid.index_copy(0, where, states).view(*sequences.real.shape, -1)
+        pairs = PairTokens.of(images, texts)
+        tokens, packing = pairs.sequences(places, places)
+        states = self.transformer(tokens, packing)
+        real = torch.cat([pairs.present, images.mask], dim=1)
+        grid = states.new_zeros(real.numel(), self.embed_size)
+        grid = grid.index_copy(0, real.flatten().nonzero()[:, 0], states).view(*real.shape, -1)
         words, regions = grid.split([texts.mask.shape[1], images.mask.shape[1]], dim=1)
-        first = states.index_select(0, sequences.packing.starts)
+        first = states.index_select(0, packing.starts)
         return CrossStates(words, regions, self._pool(first))
 
     def _scores(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
-        firsts = []
+        """As in training, in the order given."""
+        pairs, firsts = PairTokens.of(images, texts), []
         for some, others in zip(rows.split(MOST_PAIRS), columns.split(MOST_PAIRS), strict=True):
-            sequences = _Sequences.of(images, texts, some, others)
-            firsts.append(self.transformer(sequences.tokens, sequences.packing, first_only=True))
+            firsts.append(self.transformer(*pairs.sequences(some, others), first_only=True))
         return self.score(self._pool(torch.cat(firsts)))
+
+    def _asked(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
+        """Of a model that is asked: pairs of equal length together, weights cast once for all."""
+        device, weight = rows.device, self.pooler.weight
+        dtype = self._precision(texts)
+        pairs = PairTokens.of(images, texts, dtype)
+        transformer = in_precision(self.transformer, dtype)
+        scores = weight.new_empty(len(rows))
+        most = self._tokens_at_once(device)
+        with torch.autocast(device.type, enabled=False), sdpa_kernel(BACKENDS):
+            for chunk in chunks(pairs.lengths(rows, columns), most, MOST_PAIRS):
+                inputs = pairs.sequences(rows[chunk.at], columns[chunk.at], chunk.length)
+                first = transformer(*inputs, first_only=True)
+                scores.index_copy_(0, chunk.at, self.score(self._pool(first)))
+        return scores
+
+    def _precision(self, texts: Encoded) -> torch.dtype:
+        """That of the run, else of the fragments where they are given in half, else of the weights.
+
+        Unlike under autocast, what passes from layer to layer is then in that precision, too.
+        """
+        device, given = texts.mask.device.type, fragments(texts).dtype
+        if torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+        return given if given in HALVES else self.pooler.weight.dtype
+
+    def _tokens_at_once(self, device: torch.device) -> int:
+        cells = self.cells_per_pair(1, 0)
+        return plan_tiles(1, MOST_TOKENS, cells, self.floats_per_cell, device).columns
 
     def _pool(self, first: Tensor) -> Tensor:
         with torch.autocast(first.device.type, enabled=False):
@@ -172,3 +206,10 @@ class CrossEncoder(LocalMatcher):
         with torch.autocast(pooled.device.type, enabled=False):
             logits: Tensor = self.heads["rank"](pooled)[:, 0]
         return logits.sigmoid() if self.output == "sigmoid" else logits
+
+
+def _all_pairs(images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
+    """Rows and columns of every image with every text."""
+    device = images.mask.device
+    rows = torch.arange(len(images), device=device).repeat_interleave(len(texts))
+    return rows, torch.arange(len(texts), device=device).repeat(len(images))

@@ -81,6 +81,8 @@ class IMRAM(LocalMatcher):
     of its own. ``normalise`` brings a refined query to unit length; the published runs do not.
     """
 
+    compiles = True
+
     def __init__(
         self,
         embed_size: int,

@@ -13,6 +13,7 @@ from counterfoil.encoders.encoded import Encoded
 from counterfoil.errors import ConfigError
 from counterfoil.kernels.tiles import TilePlan, plan_tiles
 from counterfoil.matchers.base import Matcher
+from counterfoil.matchers.joined import compiles_here, joined_tile
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,12 @@ class LocalMatcher(Matcher):
 
     needs = "fragments"
     floats_per_cell = 8
+
+    compiles = False
+    """Whether `tile` is many small operations, which a compiler can join (`joined`)."""
+
+    large_job = False
+    """Set while the pairs of a large job are scored part by part (`fused_pairs.MANY`)."""
 
     @property
     def cuts_images(self) -> bool:
@@ -84,6 +91,9 @@ class LocalMatcher(Matcher):
 
     def _tile(self, images: Encoded, texts: Encoded, recompute: bool) -> Tensor:
         if not recompute:
+            joins = self.compiles and self.large_job and not torch.is_grad_enabled()
+            if joins and compiles_here(images.mask.device):
+                return joined_tile(self, images, texts)
             return self.tile(images, texts)
 
         def run(image_fragments: Tensor, text_fragments: Tensor) -> Tensor:

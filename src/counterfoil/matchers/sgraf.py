@@ -94,6 +94,8 @@ class AlignmentMatcher(LocalMatcher):
     regions, which any number and order of regions leaves alone; ``form="reference"`` is the other.
     """
 
+    compiles = True
+
     def __init__(
         self,
         embed_size: int,

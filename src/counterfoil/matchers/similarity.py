@@ -14,6 +14,7 @@ from counterfoil.kernels.attention import gram
 from counterfoil.kernels.blocks import Score, Sides, Tile
 from counterfoil.kernels.fused import Recipe, usable
 from counterfoil.kernels.fused_pairs import fused_pairs
+from counterfoil.kernels.host_naaf import Kept
 from counterfoil.kernels.similarity_tiles import score_sides
 from counterfoil.matchers.local import LocalMatcher, fragments
 
@@ -32,8 +33,8 @@ class SimilarityMatcher(LocalMatcher):
     has `recipes`, a GPU computes the same by a fused kernel.
     """
 
-    large_job = False
-    """Set while the pairs of a large job are scored part by part (`fused_pairs.MANY`)."""
+    kept: Kept | None = None
+    """Set while the pairs of a job are scored part by part, the same for the same images."""
 
     wants_kin = False
     """Whether `score` reads the inner products of the asking fragments with each other."""
