@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ import counterfoil as cf
 from counterfoil.audit import blocks, survey
 from counterfoil.audit.survey import KEPT, survey_split
 from counterfoil.errors import DataError
+from counterfoil.evaluation import score_plan
 from counterfoil.evaluation.scoring import score_split
+from counterfoil.matchers.cross_encoder import CrossEncoder
+from counterfoil.progress import Silent
 from tests.audit.conftest import with_unreadable
 
 SMALL = {"embed_size": 16, "text": {"word_dim": 8}}
@@ -35,7 +39,8 @@ def expected(model, split):
 @pytest.mark.parametrize("name", ["rvse-mlp", "naaf", "scan-i2t"])
 @pytest.mark.parametrize("block", [None, 7, 1])
 def test_blocks_find_what_the_whole_matrix_says(concepts, monkeypatch, name, block) -> None:
-    monkeypatch.setattr(blocks, "SCORES", 7 * 11)  # captions in small blocks, too
+    monkeypatch.setattr(blocks, "BATCH", 5)  # captions in small blocks, too
+    monkeypatch.setattr(score_plan, "CPU_CELLS", 300)  # and these in small tiles
     split = concepts.test.select(range(16))
     model = cf.create(name, concepts, **SMALL)
     found = survey_split(model, split, block_size=block)
@@ -56,7 +61,7 @@ def test_blocks_find_what_the_whole_matrix_says(concepts, monkeypatch, name, blo
 
 
 def test_no_more_than_a_block_of_scores_is_held(concepts, monkeypatch) -> None:
-    monkeypatch.setattr(blocks, "SCORES", 60)
+    monkeypatch.setattr(blocks, "BATCH", 6)
     monkeypatch.setattr(survey, "TOGETHER", 4)
     held: list[int] = []
     model = cf.create("rvse-mlp", concepts, **SMALL)
@@ -64,8 +69,62 @@ def test_no_more_than_a_block_of_scores_is_held(concepts, monkeypatch) -> None:
     split = concepts.test.select(range(20))
     many = replace(split, captions=[[*texts, *texts[:1] * 9] for texts in split.captions])
     survey_split(model, many, block_size=10)
-    assert max(held) <= 60
+    assert max(held) <= 6 * 10
     assert sum(held) < 20 * 220 + 4 * 220 + 1  # every pair once, besides the own ones
+
+
+def test_no_more_similarities_are_held_than_memory_has_room_for(concepts, monkeypatch) -> None:
+    """A block of images with a block of captions would be 20 × 40 pairs of words and regions."""
+    monkeypatch.setattr(score_plan, "CPU_CELLS", 1000)
+    monkeypatch.setattr(survey, "TOGETHER", 1)
+    held: list[int] = []
+
+    def hold(_, sides, __) -> None:
+        images, texts = sides
+        held.append(images.mask.numel() * texts.mask.numel())
+
+    model = cf.create("naaf", concepts, **SMALL)
+    model.matcher.register_forward_hook(hold)
+    survey_split(model, concepts.test.select(range(20)))
+    assert len(held) > 1
+    assert max(held) <= 1000
+
+
+def test_progress_goes_on_within_a_block_of_images(concepts, monkeypatch) -> None:
+    monkeypatch.setattr(blocks, "BATCH", 6)
+    monkeypatch.setattr(survey, "TOGETHER", 6)
+    told: dict[str, tuple[int, int | None]] = {}
+
+    class Told(Silent):
+        def track(self, items, description, total=None, done=0):
+            made = list(items)
+            told[description] = (len(made), total)
+            return iter(made)
+
+    model = cf.create("rvse-mlp", concepts, **SMALL)
+    survey_split(model, concepts.test.select(range(20)), Told())  # two captions each
+    assert told == {"own scores (test)": (7, 7), "scoring (test)": (7, 7)}
+
+
+def test_own_scores_are_as_precise_as_those_they_are_ranked_by(concepts) -> None:
+    split = concepts.test.select(range(6))
+    model = cf.create("uniter-small", concepts, embed_size=16, matcher={"layers": 1, "heads": 2})
+    full = expected(model, split)[1]
+    with mock.patch.object(CrossEncoder, "rounds", return_value=True):
+        found, rough = survey_split(model, split).own, expected(model, split)[1]
+    assert abs(found - rough).mean() < 0.2 * abs(found - full).mean()
+
+
+def test_other_scores_that_are_not_numbers_are_refused(concepts) -> None:
+    split = concepts.test.select(range(6))
+    model = cf.create("rvse-mlp", concepts, **SMALL)
+
+    def spoil(_, __, scores):
+        return scores.masked_fill(~torch.eye(*scores.shape, dtype=torch.bool), torch.nan)
+
+    model.matcher.register_forward_hook(spoil)
+    with mock.patch.object(survey, "TOGETHER", 1), pytest.raises(DataError, match="not finite"):
+        survey_split(model, split, block_size=2)
 
 
 def test_a_cross_encoder_is_asked_for_its_own_pairs_alone(concepts) -> None:

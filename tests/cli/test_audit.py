@@ -10,6 +10,7 @@ import re
 import pytest
 import torch
 
+from counterfoil.cli import app
 from counterfoil.cli.audit import TOO_MANY
 from counterfoil.config import build_config
 from counterfoil.data.convert import convert
@@ -20,7 +21,7 @@ from counterfoil.models.correct import correct
 from counterfoil.progress import Silent
 from counterfoil.training.load import load_model
 from counterfoil.training.run import read_data
-from tests.cli.test_cli import invoke
+from tests.cli.test_cli import invoke, runner
 
 SCENES = {"source": "scenes", "options": {"images": [20, 4, 12]}, "min_count": 1}
 NAAF = {"name": "naaf", "embed_size": 16, "text": {"word_dim": 8}}
@@ -127,6 +128,44 @@ def test_a_split_that_is_named_twice_is_audited_once(run, cache, tmp_path) -> No
 def test_notes_say_of_which_split_they_are(run, cache, tmp_path) -> None:
     asked = ["audit", run, "--out", tmp_path, "--examine", 10, "--cache", cache]
     assert "test: words were examined in 10 of 60" in " ".join(invoke(*asked).split())
+
+
+def test_what_was_scored_is_kept_until_the_report_is_written(
+    run, cache, tmp_path, monkeypatch
+) -> None:
+    asked = ["audit", run, "--out", tmp_path, "--split", "dev", "--examine", 10, "--cache", cache]
+
+    def stop(*_, **__) -> None:
+        raise DataError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("counterfoil.audit.write_report", stop)
+        with pytest.raises(DataError, match="full"):
+            invoke(*asked)
+    assert (tmp_path / ".dev.scored").is_file()
+    invoke(*asked)
+    assert not list(tmp_path.glob(".*"))
+    assert (tmp_path / "index.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        ("survey_split", "interrupted"),
+        ("measure_effects", "interrupted; the same command goes on"),
+    ],
+)
+def test_an_interrupted_audit_says_whether_it_goes_on(
+    run, cache, tmp_path, monkeypatch, stage, said
+) -> None:
+    def stop(*_, **__) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"counterfoil.audit.audit.{stage}", stop)
+    asked = ["audit", run, "--out", tmp_path, "--split", "dev", "--cache", cache]
+    found = runner.invoke(app, [str(part) for part in asked])
+    assert found.exit_code == 130
+    assert found.stderr.splitlines()[-1] == said
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_scoring(

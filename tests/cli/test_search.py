@@ -9,6 +9,7 @@ import torch
 
 import counterfoil as cf
 from counterfoil.config import build_config
+from counterfoil.data.convert import convert
 from counterfoil.data.images import open_image
 from counterfoil.errors import CheckpointError, ConfigError, DataError
 from counterfoil.models import create_model, save_pretrained
@@ -86,6 +87,33 @@ def test_results_are_explained_on_demand(index) -> None:
     assert [w["word"] for w in tree["hits"][0]["match"]["words"]] == ["a", "red", "car"]
     assert tree["hits"][0]["match"]["boxes"]
     assert tree["hits"][1]["match"] is None
+    effects = (f"{w['word']} {w['effect']:+.3f}" for w in tree["hits"][0]["match"]["words"])
+    assert ", ".join(effects) in printed  # no terminal, no colours: the numbers tell
+
+
+def test_photos_are_shown_with_their_place_and_captions_from_the_left(
+    run, pairs, cache, tmp_path
+) -> None:
+    convert(pairs, tmp_path / "photos", "jsonl")
+    folder = tmp_path / "index"
+    invoke(
+        "index",
+        run,
+        tmp_path / "photos",
+        "--split",
+        "dev",
+        "-o",
+        folder,
+        "--recall",
+        0,
+        "--cache",
+        cache,
+    )
+    asked = ["search", folder, "a red car", "-k", 3, "--explain", 1]
+    best = json.loads(invoke(*asked, "--json"))["hits"][0]
+    printed = invoke(*asked)
+    assert f"1. {best['id']}  {best['pixels']['file']}" in printed
+    assert f"│ {best['captions'][0]}" in printed
 
 
 def test_an_index_is_kept_up_to_date(run, cache, pairs, tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from counterfoil.audit.corrections import Corrector
 from counterfoil.audit.details import Describer
 from counterfoil.audit.duplicates import Duplicate, near_duplicates
 from counterfoil.audit.findings import Finding, Summary
+from counterfoil.audit.keeping import Keeper
 from counterfoil.audit.summary import summarise
 from counterfoil.audit.survey import Survey, survey_split
 from counterfoil.audit.suspicion import RIVAL_CENTRE, SIGNS, Scale, combine, evidence
@@ -55,16 +57,19 @@ def audit_split(
     details: int = 500,
     seed: int = 0,
     progress: Progress | None = None,
+    keep: Path | None = None,
 ) -> Audit:
     """Score every caption against its image and all others, and list those that seem wrong.
 
     Words are looked at in at most ``examined`` captions: those that are most suspicious by their
     scores, and some drawn at random to say what is usual. Corrections are made for the first
-    ``details`` findings.
+    ``details`` findings. ``keep`` is a file for what was scored so far; with the same model and
+    split, a later call goes on from it.
     """
     if not 0.0 < threshold <= 1.0:
         raise ConfigError(f"audit: expected a threshold above 0 and at most 1, got {threshold}")
-    survey = survey_split(model, split, progress)
+    keeper = None if keep is None else Keeper.of(keep, model, split)
+    survey = survey_split(model, split, progress, keeper=keeper)
     captions = survey.captions
     duplicates = near_duplicates(
         {int(number): split.texts[int(number)] for number in captions}, split.image_of.tolist()

@@ -12,16 +12,12 @@ from counterfoil.data.fragments import Fragments, FragmentTable
 from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError
-from counterfoil.evaluation.scoring import encode_texts
 from counterfoil.models.model import Model
 
 IMAGE_BYTES = 1 << 30
 """Room for the encoded images of one block."""
 
 MOST_IMAGES = 1 << 14
-SCORES = 1 << 24
-"""Scores held at once, at most."""
-
 BATCH = 256
 
 
@@ -52,19 +48,27 @@ class ImageBlocks:
         return -(-len(self.split) // self.size)
 
     def __iter__(self) -> Iterator[ImageBlock]:
-        if self._only is not None:
-            yield self._only
-            return
-        for start in range(0, len(self.split), self.size):
-            block = self._encode(range(start, min(start + self.size, len(self.split))))
-            if block is None:
-                continue
+        return (block for _, block in self.numbered())
+
+    def numbered(self, first: int = 0) -> Iterator[tuple[int, ImageBlock]]:
+        """Blocks from the ``first`` on, with their numbers; one without readable images is none."""
+        for number in range(first, len(self)):
+            block = self._only or self._encode(number)
             if len(self) == 1:
                 self._only = block
-            yield block
+            if block is not None:
+                yield number, block
+
+    def readable(self, image: int) -> bool:
+        try:
+            self.table.read(image)
+        except DataError:
+            return False
+        return True
 
     @torch.inference_mode()
-    def _encode(self, wanted: range) -> ImageBlock | None:
+    def _encode(self, number: int) -> ImageBlock | None:
+        wanted = range(len(self.split))[number * self.size : (number + 1) * self.size]
         parts: list[Encoded] = []
         kept: list[int] = []
         for start in range(0, len(wanted), BATCH):
@@ -81,14 +85,10 @@ class ImageBlocks:
         return ImageBlock(Encoded.cat(parts), kept) if parts else None
 
 
-def caption_blocks(
-    model: Model, texts: Sequence[str], captions: Sequence[int], images: int
-) -> Iterator[tuple[Encoded, list[int]]]:
-    """Encoded captions, as many at once as may be scored against so many images."""
-    size = max(1, min(4 * BATCH, SCORES // max(1, images)))
-    for start in range(0, len(captions), size):
-        block = list(captions[start : start + size])
-        yield encode_texts(model, [texts[caption] for caption in block]), block
+def caption_blocks(texts: Sequence[str], captions: Sequence[int]) -> list[list[int]]:
+    """Some hundred captions at a time, shortest first: little is padded where lengths are alike."""
+    by_length = sorted(captions, key=lambda caption: len(texts[caption].split()))
+    return [by_length[start : start + BATCH] for start in range(0, len(by_length), BATCH)]
 
 
 def _images_at_once(model: Model, table: FragmentTable) -> int:

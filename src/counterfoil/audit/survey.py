@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,9 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from counterfoil.audit.blocks import ImageBlock, ImageBlocks, caption_blocks
+from counterfoil.audit.keeping import Keeper
 from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError
+from counterfoil.evaluation.score_engine import for_kernels, on_host, scored_tiles
+from counterfoil.evaluation.score_plan import plan_scores
 from counterfoil.evaluation.scoring import encode_texts
 from counterfoil.models.asking import asked
 from counterfoil.models.model import Model
@@ -28,6 +33,9 @@ TOGETHER = 128
 """Captions that are scored with their own images at once."""
 
 NOBODY = -1
+
+ARRAYS = ("has_own", "own", "above", "other", "other_score", "pool", "pool_score")
+"""What `_Running` holds of captions and images."""
 
 
 @dataclass(frozen=True)
@@ -57,31 +65,45 @@ class Survey:
 
 @torch.inference_mode()
 def survey_split(
-    model: Model, split: Split, progress: Progress | None = None, block_size: int | None = None
+    model: Model,
+    split: Split,
+    progress: Progress | None = None,
+    block_size: int | None = None,
+    keeper: Keeper | None = None,
 ) -> Survey:
     """Score a split block by block: no more than a block of scores is ever held.
 
     The images are gone through twice, since a rank can only be counted once the own score is known.
+    With a ``keeper``, what is found is kept, and what it kept before is not done again.
     """
     progress = progress or Silent()
     with asked(model):
         blocks = ImageBlocks(model, split, block_size)
-        found = _Running(split)
-        for block in progress.track(blocks, f"own scores ({split.name})", len(blocks)):
-            found.add_own(model, block)
-        captions = found.judged()
-        for block in progress.track(blocks, f"scoring ({split.name})", len(blocks)):
-            for encoded, texts in caption_blocks(model, split.texts, captions, len(block.images)):
-                scores = model.matcher(block.encoded, encoded).float().cpu()
-                found.add_block(scores, block.images, texts)
-    return found.survey([blocks.skipped[image] for image in sorted(blocks.skipped)])
+        found = _Running(split, blocks)
+        if keeper is None or not found.restore(keeper.load()):
+            own = found.own_pairs()
+            count = -(-len(split.texts) // TOGETHER)
+            for block, pairs in progress.track(own, f"own scores ({split.name})", count):
+                found.add_own(model, block, pairs)
+        parts = caption_blocks(split.texts, found.judged())
+        label, count = f"scoring ({split.name})", len(blocks) * len(parts)
+        steps = found.steps(parts)
+        for step, block, part in progress.track(steps, label, count, done=found.done):
+            found.add_captions(model, block, part)
+            found.done = step
+            if keeper is not None:
+                keeper.offer(found.state)
+        if keeper is not None:
+            keeper.offer(found.state, last=True)
+    return found.survey()
 
 
 class _Running:
     """What has been seen so far."""
 
-    def __init__(self, split: Split) -> None:
-        self.split = split
+    def __init__(self, split: Split, blocks: ImageBlocks) -> None:
+        self.split, self.blocks = split, blocks
+        self.done = 0
         images, captions = len(split), len(split.texts)
         self.owner = torch.from_numpy(split.image_of)
         counts = np.array([len(texts) for texts in split.captions], dtype=np.int64)
@@ -96,33 +118,70 @@ class _Running:
         self.pool = torch.full((images, KEPT), NOBODY)
         self.pool_score = torch.full((images, KEPT), -torch.inf)
 
-    def add_own(self, model: Model, block: ImageBlock) -> None:
-        self.compared += len(block.images)
-        pairs = [
-            (row, text)
-            for row, image in enumerate(block.images)
-            for text in range(int(self.starts[image]), int(self.ends[image]))
-        ]
-        for start in range(0, len(pairs), TOGETHER):
-            some = pairs[start : start + TOGETHER]
-            first, last = some[0][0], some[-1][0]  # rows stand in order
-            texts = [text for _, text in some]
-            encoded = encode_texts(model, [self.split.texts[text] for text in texts])
-            rows = [row - first for row, _ in some]
-            scores = _matched(model, block.encoded[first : last + 1], encoded, rows)
-            self.own[texts] = scores.float().cpu()
-            self.has_own[texts] = True
+    def state(self) -> dict[str, Any]:
+        held = {name: getattr(self, name) for name in (*ARRAYS, "done", "compared")}
+        return {**held, "skipped": self.blocks.skipped, "size": self.blocks.size}
+
+    def restore(self, state: dict[str, Any] | None) -> bool:
+        """Go on from what was kept; False where that was cut into other blocks, or of fewer images.
+
+        An image that could not be read may have been mended meanwhile.
+        """
+        if state is None or state["size"] != self.blocks.size:
+            return False
+        if any(map(self.blocks.readable, state["skipped"])):
+            return False
+        self.blocks.skipped = state["skipped"]
+        for name in (*ARRAYS, "done", "compared"):
+            setattr(self, name, state[name])
+        return True
+
+    def steps(self, parts: list[list[int]]) -> Iterator[tuple[int, ImageBlock, list[int]]]:
+        """Blocks of images with blocks of captions still to be scored; how many are done then."""
+        first, begun = divmod(self.done, len(parts))
+        for number, block in self.blocks.numbered(first):
+            for place in range(begun if number == first else 0, len(parts)):
+                yield number * len(parts) + place + 1, block, parts[place]
+
+    def own_pairs(self) -> Iterator[tuple[ImageBlock, list[tuple[int, int]]]]:
+        """Rows of blocks with the captions of these images, some at a time."""
+        for block in self.blocks:
+            self.compared += len(block.images)
+            pairs = [
+                (row, text)
+                for row, image in enumerate(block.images)
+                for text in range(int(self.starts[image]), int(self.ends[image]))
+            ]
+            for start in range(0, len(pairs), TOGETHER):
+                yield block, pairs[start : start + TOGETHER]
+
+    def add_own(self, model: Model, block: ImageBlock, pairs: list[tuple[int, int]]) -> None:
+        first, last = pairs[0][0], pairs[-1][0]  # rows stand in order
+        texts = [text for _, text in pairs]
+        encoded = encode_texts(model, [self.split.texts[text] for text in texts])
+        rows = [row - first for row, _ in pairs]
+        scores = _matched(model, block.encoded[first : last + 1], encoded, rows)
+        self.own[texts] = scores.float().cpu()
+        self.has_own[texts] = True
 
     def judged(self) -> list[int]:
         """The captions whose image could be read."""
         if not self.has_own.any():
             raise DataError(f"split '{self.split.name}' has no readable image with a caption")
-        if not self.own[self.has_own].isfinite().all():
-            raise DataError("the model gives scores that are not finite numbers: train it again")
+        _refuse_not_finite(self.own[self.has_own])
         return self.has_own.nonzero()[:, 0].tolist()
+
+    def add_captions(self, model: Model, block: ImageBlock, captions: list[int]) -> None:
+        """Score some captions with a block of images, tile by tile."""
+        texts = encode_texts(model, [self.split.texts[caption] for caption in captions])
+        plan = plan_scores(block.encoded, texts)
+        for tile, scores in on_host(scored_tiles(model.matcher, block.encoded, texts, plan)):
+            columns = [captions[place] for place in plan.columns_on_host(tile).tolist()]
+            self.add_block(scores, block.images[tile.rows], columns)
 
     def add_block(self, scores: Tensor, images: list[int], texts: list[int]) -> None:
         """Scores [images, texts] of indices into the split."""
+        _refuse_not_finite(scores)
         rows, columns = torch.tensor(images), torch.tensor(texts)
         others = scores.masked_fill(rows[:, None] == self.owner[columns][None], -torch.inf)
         self.above[columns] += (others >= self.own[columns]).sum(0)
@@ -140,7 +199,7 @@ class _Running:
         self.pool_score[rows] = best.values
         self.pool[rows] = names.gather(1, best.indices)
 
-    def survey(self, skipped: list[str]) -> Survey:
+    def survey(self) -> Survey:
         # an own caption, left out of the pool, still has a place in it where others are too few
         self.pool[self.pool_score == -torch.inf] = NOBODY
         return Survey(
@@ -151,12 +210,18 @@ class _Running:
             pool=self.pool.numpy(),
             pool_score=self.pool_score.numpy(),
             compared=self.compared,
-            skipped=skipped,
+            skipped=[self.blocks.skipped[image] for image in sorted(self.blocks.skipped)],
         )
 
 
+def _refuse_not_finite(scores: Tensor) -> None:
+    if not scores.isfinite().all():
+        raise DataError("the model gives scores that are not finite numbers: train it again")
+
+
 def _matched(model: Model, images: Encoded, texts: Encoded, rows: list[int]) -> Tensor:
-    """Scores of text ``k`` with image ``rows[k]``."""
+    """Scores of text ``k`` with image ``rows[k]``, in the precision of those they are ranked by."""
+    images, texts = for_kernels(model.matcher, images), for_kernels(model.matcher, texts)
     chosen = torch.tensor(rows, device=model.device)
     scores = model.matcher.paired(images[chosen], texts)
     if scores is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -17,14 +18,16 @@ from counterfoil.cli.output import (
     print_json,
     print_table,
     progress,
+    say_fallback,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterator
 
     from counterfoil.audit import Audit, Corrector
     from counterfoil.data.pairs import Pairs, Split
     from counterfoil.models.model import Model
+    from counterfoil.progress import Progress
 
 TOO_MANY = 7
 """Exit code where more captions are suspicious than was allowed; no error has it."""
@@ -77,6 +80,7 @@ def audit(
       counterfoil audit runs/naaf captions.jsonl --fail-above 0.02
 
     Writes index.html (for people), findings.jsonl, findings.csv and summary.json (for programs).
+    Scoring that was interrupted goes on where it stopped, with the same command.
     Exit code 7 means that more is suspicious than --fail-above or --max-suspicious allow.
     """
     from counterfoil.audit import NO_CORRECTOR, audit_split, can_correct, total, write_report
@@ -87,6 +91,7 @@ def audit(
 
     data = evaluation_split(run, pairs, format, options, cache, bars)
     model = load_model(run, device)
+    say_fallback(bars, [model])
 
     def read(folder: Path) -> Pairs:
         """The same images as another run sees them."""
@@ -100,18 +105,21 @@ def audit(
     wanted = [data[name] for name in named]
     correct = _correctors(run, corrector, model, data, read, device)
     out.mkdir(parents=True, exist_ok=True)  # refused now, not after an hour of scoring
-    audits = [
-        audit_split(
-            model,
-            one,
-            threshold=threshold,
-            examined=examine,
-            corrector=correct(one),
-            details=details,
-            progress=bars,
-        )
-        for one in wanted
-    ]
+    kept = {one.name: out / f".{one.name}.scored" for one in wanted}
+    with _interruptible(bars, kept.values()):
+        audits = [
+            audit_split(
+                model,
+                one,
+                threshold=threshold,
+                examined=examine,
+                corrector=correct(one),
+                details=details,
+                progress=bars,
+                keep=kept[one.name],
+            )
+            for one in wanted
+        ]
     able = corrector is not None or can_correct(model)
     about: dict[str, Any] = {"run": str(run), "model": model.spec.name, "data": data.name}
     suspicious, captions = total([one.summary for one in audits])
@@ -122,9 +130,22 @@ def audit(
     page = write_report(
         out, title, audits, about, details=details, notes=notes, problems=data.problems
     )
+    for path in kept.values():
+        path.unlink(missing_ok=True)
     _show(page, audits, notes, failed, as_json)
     if failed:
         raise typer.Exit(TOO_MANY)
+
+
+@contextmanager
+def _interruptible(bars: Progress, kept: Collection[Path]) -> Iterator[None]:
+    """Where the work inside is interrupted, say whether all of it has to be done again."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        some = any(path.is_file() for path in kept)
+        bars.say("interrupted; the same command goes on" if some else "interrupted")
+        raise typer.Exit(130) from None
 
 
 def _correctors(

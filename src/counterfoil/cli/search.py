@@ -10,6 +10,7 @@ import typer
 from counterfoil.cli.output import JSON_OPTION, console, print_json, print_table
 
 if TYPE_CHECKING:
+    from counterfoil.models.explain import Match
     from counterfoil.search import Hit, Results
 
 
@@ -79,20 +80,10 @@ def _print(found: Results) -> None:
     out = console()
     rows = [_row(hit) for hit in found.hits]
     header = ["", "score", "first rank", "first score", found.target[:-1], "says"]
-    print_table([header, *rows])
+    print_table([header, *rows], words=(4, 5))
     for hit in found.hits:
         if hit.match is not None:
-            from counterfoil.cli.explain import coloured
-
-            many = out.color_system in ("256", "truecolor")
-            worst = hit.match.worst
-            out.print(f"{hit.rank}. {hit.id}", highlight=False, markup=False, style="bold")
-            out.print(coloured(hit.match, many))
-            out.print(
-                f"   least fitting word: {worst.word} ({worst.effect:+.3f})",
-                highlight=False,
-                markup=False,
-            )
+            _print_match(hit, hit.match)
     for note in found.notes:
         out.print(note, highlight=False, markup=False, style="yellow")
     spent = ", ".join(f"{name} {1000 * taken:.0f} ms" for name, taken in found.seconds.items())
@@ -101,6 +92,25 @@ def _print(found: Results) -> None:
     else:
         how = f"{found.shortlist:,} of {found.items:,} {found.target} scored"
     out.print(f"{how}; {spent}", highlight=False, markup=False)
+
+
+def _print_match(hit: Hit, match: Match) -> None:
+    """The sentence in the colours of its words; their effects in numbers where there are none."""
+    from counterfoil.cli.explain import coloured
+
+    out = console()
+    place = (hit.pixels or {}).get("file", "")
+    title = f"{hit.rank}. {hit.id}  {place}".rstrip()
+    out.print(title, highlight=False, markup=False, style="bold")
+    if out.color_system is None:
+        effects = ", ".join(f"{word.word} {word.effect:+.3f}" for word in match.words)
+        out.print(f"   {effects}", highlight=False, markup=False)
+    else:
+        out.print(coloured(match, out.color_system in ("256", "truecolor")))
+    worst = match.worst
+    out.print(
+        f"   least fitting word: {worst.word} ({worst.effect:+.3f})", highlight=False, markup=False
+    )
 
 
 def _row(hit: Hit) -> list[str]:

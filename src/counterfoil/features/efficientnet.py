@@ -51,9 +51,11 @@ class SameConv(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         kernel, stride = self.kernel_size[0], self.stride[0]
         below, right = (_missing(size, kernel, stride) for size in x.shape[-2:])
-        if below or right:
-            x = F.pad(x, (right // 2, right - right // 2, below // 2, below - below // 2))
-        return super().forward(x)
+        sides = (below // 2, right // 2)
+        if below % 2 or right % 2:  # the convolution itself pads both sides alike, which is faster
+            x = F.pad(x, (sides[1], right - sides[1], sides[0], below - sides[0]))
+            sides = (0, 0)
+        return F.conv2d(x, self.weight, self.bias, stride, sides, groups=self.groups)
 
 
 def _missing(size: int, kernel: int, stride: int) -> int:
@@ -73,8 +75,9 @@ class Block(nn.Module):
         self.residual = stride == 1 and inner == outer
 
     def forward(self, x: Tensor) -> Tensor:
-        out = x if self.expand is None else F.relu6(self.expand(x))
-        out = self.project(F.relu6(self.depthwise(out)))
+        # in place: a third of the time goes into memory otherwise
+        out = x if self.expand is None else F.relu6(self.expand(x), inplace=True)
+        out = self.project(F.relu6(self.depthwise(out), inplace=True))
         return x + out if self.residual else out
 
 
@@ -97,7 +100,8 @@ class EfficientNetLite(nn.Module):
         self.head = SameConv(inner, _HEAD, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu6(self.head(self.blocks(F.relu6(self.stem(x)))))
+        first = F.relu6(self.stem(x), inplace=True)
+        return F.relu6(self.head(self.blocks(first)), inplace=True)
 
     def load_published(self, weights: Mapping[str, Tensor]) -> None:
         """Take weights as the PyTorch ports of the TensorFlow release name them."""
