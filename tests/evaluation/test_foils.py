@@ -17,10 +17,10 @@ from counterfoil.data.scenes import load_scenes
 from counterfoil.data.words import words
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.evaluation.foil_fluency import RunFluency, TransformersFluency
-from counterfoil.evaluation.foil_metrics import judge_foils, true_negatives
+from counterfoil.evaluation.foil_metrics import judge_foils, verdicts_on
 from counterfoil.evaluation.foil_report import FoilReport
 from counterfoil.evaluation.foil_scores import FoilScores, score_foils
-from counterfoil.evaluation.foil_sets import FoilPair, rule_set, stored_set
+from counterfoil.evaluation.foil_sets import FoilPair, FoilSet, rule_set, stored_set
 from counterfoil.evaluation.foil_sources import FoilChoice, foils_by, foils_of_model
 from counterfoil.evaluation.foil_truth import has_truth
 from counterfoil.evaluation.foil_words import judge_words
@@ -281,7 +281,14 @@ def test_a_report_says_what_was_measured_and_comes_back_from_json(scenes, model,
     assert report.word_pairs == len(foils.pairs)
     assert FoilReport.from_json(report.to_json()) == report
     page = report.to_markdown()
-    for said in ("true caption > foil", "true negatives", "AUC", "correction", "perplexity"):
+    for said in (
+        "true caption > foil",
+        "> false foil",
+        "true negatives",
+        "AUC",
+        "correction",
+        "perplexity",
+    ):
         assert said in page
     plain = judge_foils(make(scenes, "rvse-mlp"), scenes.test, foils)
     assert plain.wod_auc is None
@@ -293,13 +300,33 @@ def test_rules_that_look_away_make_false_negatives(scenes) -> None:
     """A caption is no negative of its own image, one that names another thing is."""
     split = scenes.test
     copies = [FoilPair(index, text) for index, text in enumerate(split.texts)]
-    assert true_negatives(split, copies) == {"false": 0, "true": len(copies), "unsure": 0}
+    assert set(verdicts_on(split, copies)) == {"true"}
 
 
 def test_without_truth_nothing_is_said_of_negatives(tmp_path) -> None:
     split = make_split(tmp_path, "test", 4, 0)
     assert not has_truth(split)
-    assert true_negatives(split, [FoilPair(0, "a cat")]) == {"false": 0, "true": 0, "unsure": 0}
+    assert verdicts_on(split, [FoilPair(0, "a cat")]) == []
+
+
+def test_the_accuracy_on_false_foils_leaves_out_those_that_are_true_or_unsure(
+    scenes, model, foils
+) -> None:
+    split = scenes.test
+    copies = [FoilPair(index, text) for index, text in enumerate(split.texts[:7])]
+    longer = [FoilPair(index, f"{text} indeed") for index, text in enumerate(split.texts[:5])]
+    mixed = FoilSet.of("mixed", [*foils.pairs, *copies, *longer], len(split.texts))
+    report = judge_foils(model, split, mixed)
+    right = []
+    for pair in foils.pairs:
+        if verdicts_on(split, [pair]) == ["false"]:
+            image = split.fragments.read(int(split.image_of[pair.caption]))
+            true, foil = model.score([image], [split.texts[pair.caption], pair.foil])[0]
+            right.append(bool(true > foil))
+    assert 0 < len(right) < len(mixed.pairs)
+    assert report.false_accuracy == pytest.approx(100 * np.mean(right))
+    true = judge_foils(make(scenes, "rvse-mlp"), split, FoilSet.of("true", copies, 7))
+    assert true.false_accuracy is None
 
 
 def test_the_command_judges_a_run_on_foils_of_several_sources(

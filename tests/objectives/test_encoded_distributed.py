@@ -34,6 +34,7 @@ CASES = {
              {"image": {"head_dim": 8}, "text": {"head_dim": 8}}),
     "hrem": ("all", {"hardest": {},
                      "hrem-graph": {"loss": "vse", "warmup": 0, "dropout": 0.0}}, {}),
+    "uniter-small": ("all", {"alignment": {}}, {"matcher": {"layers": 1, "heads": 2}}),
 }
 folder = Path(sys.argv[1])
 with processes(dict(os.environ)) as first:

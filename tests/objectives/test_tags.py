@@ -374,7 +374,7 @@ def test_a_frozen_generator_writes_and_is_not_trained(concepts, tmp_path) -> Non
     frozen = term._generator.generator
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
     assert not set(map(id, frozen.parameters())) & {
-        id(p) for group in second.optimiser.param_groups for p in group["params"]
+        id(p) for group in second.updates.optimiser.param_groups for p in group["params"]
     }
     before = {name: value.clone() for name, value in frozen.state_dict().items()}
     asked = SimpleNamespace(times=0)

@@ -43,13 +43,24 @@ def test_numbers_are_those_of_the_public_code(objective, name) -> None:
 @pytest.mark.parametrize("name", ["scenes", *FIRST])
 def test_stage_two_starts_from_a_model_of_the_same_make(name) -> None:
     one, two = (load_config(RECIPES / f"{stage}-{name}.yaml") for stage in ("tags", "tags-dc"))
-    assert one.model.start is None
+    assert one.model.start == ("runs/uniter-pretrain-scenes" if name == "scenes" else None)
     assert two.model.start == f"runs/tags-{name}"  # where stage 1 goes by default
     assert two.data == one.data
     specs = [resolve(config.model).model_dump() for config in (one, two)]
     extras = [set(spec["matcher"].pop("extras")) for spec in specs]
     assert specs[0] == specs[1]
     assert extras[0] < extras[1] >= {"mlm", "discrimination", "correction"}
+
+
+def test_on_the_scenes_baseline_and_foils_start_alike_and_take_as_many_updates() -> None:
+    names = ("uniter-small", "tags", "tags-dc-one-stage", "tags-dc")
+    first = load_config(RECIPES / "uniter-pretrain-scenes.yaml")
+    configs = [load_config(RECIPES / f"{name}-scenes.yaml") for name in names]
+    assert {config.model.start for config in configs[:3]} == {"runs/uniter-pretrain-scenes"}
+    for config in configs:
+        assert config.data == first.data
+        assert config.train == configs[0].train
+        assert config.objective["alignment"] == configs[0].objective["alignment"]
 
 
 def test_the_papers_own_weights_are_a_recipe_too() -> None:

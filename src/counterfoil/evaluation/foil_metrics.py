@@ -6,6 +6,7 @@ What TAGS-DC asks of foils and of those who tell them: discrimination (§4.3), w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from counterfoil.data.pairs import Split
 from counterfoil.evaluation.foil_fluency import Fluency
 from counterfoil.evaluation.foil_report import FoilReport
-from counterfoil.evaluation.foil_scores import score_foils
+from counterfoil.evaluation.foil_scores import FoilScores, score_foils
 from counterfoil.evaluation.foil_sets import FoilPair, FoilSet
 from counterfoil.evaluation.foil_truth import Verdict, has_truth, verdict_on
 from counterfoil.evaluation.foil_words import FoilWords, judge_words
@@ -47,29 +48,36 @@ def judge_foils(
         caption_accuracy=100 * scores.caption_accuracy,
         harder=100 * float(np.mean(scores.foil > scores.true)),
         gap=scores.gap,
-        **_truths(split, foils.pairs),
+        **_truths(verdicts_on(split, foils.pairs)),
+        **_on_false(scores, verdicts_on(split, scores.pairs)),
         **(_words(words) if words is not None else {}),
         **(_perplexities(fluency, split, foils, words) if fluency is not None else {}),
     )
 
 
-def true_negatives(split: Split, pairs: Sequence[FoilPair]) -> dict[Verdict, int]:
-    """How many foils are false of their image, true of it, and unsure; nothing without truth."""
-    counts: dict[Verdict, int] = {"false": 0, "true": 0, "unsure": 0}
+def verdicts_on(split: Split, pairs: Sequence[FoilPair]) -> list[Verdict]:
+    """Whether each foil is false of its image, true of it, or unsure; empty without truth."""
     if not has_truth(split):
-        return counts
+        return []
     first = np.searchsorted(split.image_of, np.arange(len(split)))
-    for pair in pairs:
-        image = int(split.image_of[pair.caption])
-        counts[verdict_on(split, image, pair.caption - int(first[image]), pair.foil)] += 1
-    return counts
+    image_of = [int(split.image_of[pair.caption]) for pair in pairs]
+    return [
+        verdict_on(split, image, pair.caption - int(first[image]), pair.foil)
+        for image, pair in zip(image_of, pairs, strict=True)
+    ]
 
 
-def _truths(split: Split, pairs: Sequence[FoilPair]) -> dict[str, float | int | None]:
-    counts = true_negatives(split, pairs)
+def _truths(verdicts: Sequence[Verdict]) -> dict[str, float | int | None]:
+    counts = Counter(verdicts)
     checked = counts["false"] + counts["true"]
     share = 100 * counts["false"] / checked if checked else None
     return {"true_negatives": share, "checked": checked, "unsure": counts["unsure"]}
+
+
+def _on_false(scores: FoilScores, verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Accuracy on foils that are false for sure: to rank another one lower is no virtue."""
+    false = [verdict == "false" for verdict in verdicts]
+    return {"false_accuracy": 100 * scores.among(false).accuracy} if any(false) else {}
 
 
 def _words(words: FoilWords) -> dict[str, float | int]:

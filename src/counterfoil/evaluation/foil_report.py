@@ -9,7 +9,8 @@ class FoilReport(Report):
     """A model on foils of one source. Shares are in percent; None is what could not be measured.
 
     ``harder`` is the share of foils that score above their caption, ``gap`` how much captions score
-    above foils on average. Of the words of foils (TAGS-DC §4.4): ``wod_auc`` and ``wod_accuracy``
+    above foils on average; ``false_accuracy`` is the accuracy on foils that are false of their
+    image for sure. Of the words of foils (TAGS-DC §4.4): ``wod_auc`` and ``wod_accuracy``
     of telling replaced ones, ``wod_found`` how many of these are told at a threshold of one half,
     ``woc_accuracy`` how many are set right. ``true_negatives`` are the foils that are false of
     their image for sure, of those ``checked``; ``unsure`` ones could not be told.
@@ -25,6 +26,7 @@ class FoilReport(Report):
     harder: float
     gap: float
     true_negatives: float | None = None
+    false_accuracy: float | None = None
     checked: int = 0
     unsure: int = 0
     wod_auc: float | None = None
@@ -46,6 +48,7 @@ class FoilReport(Report):
         """A header, and a row for everything that was measured."""
         shares: list[tuple[str, float | None]] = [
             ("true caption > foil", self.accuracy),
+            ("true caption > false foil", self.false_accuracy),
             ("true caption > all its foils", self.caption_accuracy),
             ("foil > true caption", self.harder),
             ("true negatives", self.true_negatives),

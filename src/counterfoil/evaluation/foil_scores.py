@@ -54,6 +54,11 @@ class FoilScores:
             beaten[pair.caption] = beaten.get(pair.caption, True) and bool(right)
         return float(np.mean(list(beaten.values())))
 
+    def among(self, chosen: Sequence[bool]) -> FoilScores:
+        """Of the pairs that are chosen alone."""
+        kept = np.flatnonzero(chosen)
+        return FoilScores([self.pairs[place] for place in kept], self.true[kept], self.foil[kept])
+
     @property
     def gap(self) -> float:
         """By how much captions score above their foils on average."""

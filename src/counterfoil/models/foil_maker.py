@@ -30,7 +30,7 @@ from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models.model import Model
 from counterfoil.models.word_spans import caption_words, words_of_tokens
 from counterfoil.objectives.extras import pair_images
-from counterfoil.objectives.generation import Generated, GeneratorOptions, MaskUnit
+from counterfoil.objectives.generation import Generated, GeneratorOptions, MaskedBatch, MaskUnit
 from counterfoil.objectives.services import Live
 
 BLOCK = 4096
@@ -115,26 +115,40 @@ class FoilMaker:
         self.generator = generator
         self.masker = Masker(model.text, options.unit, options.extractor)
 
+    def mask(self, live: Live, step: int) -> MaskedBatch:
+        """Masked versions of the captions of a batch, the same at the same step of a run."""
+        captions, masked = self._masked(live, step)
+        return MaskedBatch(captions, masked.ids, masked.labels)
+
     def __call__(self, live: Live, step: int) -> Generated:
-        batch = live.batch
-        device = batch.caption_ids.device
-        count = self.options.anchors or len(batch.caption_ids)
-        indices = batch.caption_ids[:count].tolist()
-        rng = np.random.default_rng([self.seed, rank(), step, indices[0]])
-        texts = [self.split.texts[index] for index in indices]
-        text = self.masker.text
-        captions = pad_texts([text.encode(caption) for caption in texts], text.pad).to(device)
-        masked = self.masker.mask(texts, captions.ids, self.options.masks, rng)
+        captions, masked = self._masked(live, step)
+        batch, count = live.batch, len(captions.ids)
         own = own_tokens(
             (
-                (token for other in self.split.captions[image] for token in text.encode(other))
+                (
+                    token
+                    for other in self.split.captions[image]
+                    for token in self.masker.text.encode(other)
+                )
                 for image in batch.owners[:count].tolist()
             ),
-            device,
+            captions.ids.device,
         )
         with live.asked():
             foils = self._foils(batch.images, pair_images(batch)[:count], captions, masked, own)
         return Generated(captions, masked.ids, masked.labels, foils.ids, foils.labels, foils.real)
+
+    def _masked(self, live: Live, step: int) -> tuple[TextBatch, MaskedCaptions]:
+        batch = live.batch
+        count = self.options.anchors or len(batch.caption_ids)
+        indices = batch.caption_ids[:count].tolist()
+        rng = np.random.default_rng([self.seed, rank(), step, indices[0]])
+        texts = [self.split.texts[index] for index in indices]
+        ids = pad_texts(
+            [self.masker.text.encode(caption) for caption in texts], self.masker.text.pad
+        )
+        captions = ids.to(batch.caption_ids.device)
+        return captions, self.masker.mask(texts, captions.ids, self.options.masks, rng)
 
     def _foils(
         self,

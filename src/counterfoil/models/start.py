@@ -22,7 +22,7 @@ from counterfoil.models.spec import PARTS
 from counterfoil.models.store import first_member, from_pretrained, model_folder
 
 MAY_DIFFER = frozenset(
-    {"name", "pretrained", "weights", "checkpointing", "extras", "vocabulary"}
+    {"name", "pretrained", "weights", "checkpointing", "alike", "extras", "vocabulary"}
     | {"positions", "layers", "ffn"}
 )
 """Options that are not compared: of no account for a score, or shown by the shapes of weights."""

@@ -1,6 +1,7 @@
 """A score matrix to a loss; one file per idea."""
 
 from counterfoil.objectives import (  # noqa: F401 - each registers its objectives
+    alignment,
     captioning,
     contrastive,
     counterfactual,
@@ -10,6 +11,7 @@ from counterfoil.objectives import (  # noqa: F401 - each registers its objectiv
     guided,
     hard_candidates,
     lseh,
+    masked_words,
     meta,
     noisy,
     offline,

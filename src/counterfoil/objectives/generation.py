@@ -39,23 +39,32 @@ class GeneratorOptions:
 
 
 @dataclass(frozen=True)
-class Generated:
-    """Masked versions and foils of the first B captions of a batch, all as long as these.
+class MaskedBatch:
+    """Masked versions [B, K, W] of the first B captions of a batch, all as long as these.
 
-    ``masked`` [B, K, W] are the versions whose masks are to be filled, ``foils`` [B, m, W] the
-    selected sentences, best first, where ``real`` [B, m]. The labels of both are the true token
-    where one was masked, −1 elsewhere.
+    The labels are the true token where one was masked, −1 elsewhere.
     """
 
     captions: TextBatch
     masked: Tensor
     masked_labels: Tensor
+
+
+@dataclass(frozen=True)
+class Generated(MaskedBatch):
+    """Masked versions, and the selected ``foils`` [B, m, W], best first, where ``real`` [B, m].
+
+    The labels of foils are those of the versions that they were filled into.
+    """
+
     foils: Tensor
     foil_labels: Tensor
     real: Tensor
 
 
 class Generator(Protocol):
-    """Writes foils for the captions of a batch."""
+    """Masks the captions of a batch, and writes foils for them."""
+
+    def mask(self, live: Live, step: int) -> MaskedBatch: ...
 
     def __call__(self, live: Live, step: int) -> Generated: ...

@@ -53,7 +53,9 @@ class HardCandidates(Objective):
         images = pair_images(live.batch)[texts]
         width = min(self.kept, max(gather_counts(_most(live), positives.device)))
         of_images, of_texts = self._hardest(live, context, images, texts, width)
-        found = _scores(live, images, texts, of_images, of_texts)  # [A, 1 + 2m], all processes'
+        found = candidate_scores(
+            live, images, texts, of_images, of_texts
+        )  # [A, 1 + 2m], all processes'
         real = gather_rows(torch.cat([of_images.real, of_texts.real], 1))
         loss = hinge_of_candidates(found[:, 0], found[:, 1:], real, self.margin)
         return LossReport(loss, _diagnostics(found, real) if context.logging else {})
@@ -62,7 +64,7 @@ class HardCandidates(Objective):
         self, live: Live, context: Context, images: Tensor, texts: Tensor, width: int
     ) -> tuple[Hardest, Hardest]:
         """The hardest captions of each anchor's image, and images of its caption."""
-        negative = _negatives(live, context)
+        negative = local_negatives(live, context)
         with live.asked():
             all_images = live.encode_images(live.batch.images)
             all_texts = live.encode_texts(live.batch.texts)
@@ -105,7 +107,7 @@ def _most(live: Live) -> int:
     return max(1, len(live.batch.owners) - 1, len(live.batch.image_ids) - 1)
 
 
-def _negatives(live: Live, context: Context) -> Tensor:
+def local_negatives(live: Live, context: Context) -> Tensor:
     """Which images and captions of this process's batch are no pair, and not protected."""
     batch = live.batch
     negative = batch.image_ids[:, None] != batch.owners[None, :]
@@ -118,7 +120,7 @@ def _negatives(live: Live, context: Context) -> Tensor:
     return negative & ~context.protected[top : top + rows, left : left + columns]
 
 
-def _scores(
+def candidate_scores(
     live: Live, images: Tensor, texts: Tensor, of_images: Hardest, of_texts: Hardest
 ) -> Tensor:
     """Scores with gradients of each anchor's pair, its captions and its images [A, 1 + 2m].

@@ -22,6 +22,7 @@ from counterfoil.objectives.generation import (
     Generated,
     Generator,
     GeneratorOptions,
+    MaskedBatch,
     MaskUnit,
 )
 from counterfoil.objectives.services import Live, Preparation
@@ -193,7 +194,7 @@ class TagsDc(Tags):
         return LossReport(loss, found)
 
 
-def fill_losses(live: Live, images: Encoded, generated: Generated) -> Tensor:
+def fill_losses(live: Live, images: Encoded, generated: MaskedBatch) -> Tensor:
     """Losses of all masked tokens, given the images [B] of the captions."""
     matcher, versions = cross_encoder(live), generated.masked.shape[1]
     rows = torch.arange(len(images), device=images.mask.device).repeat_interleave(versions)

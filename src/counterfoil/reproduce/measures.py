@@ -17,6 +17,7 @@ from counterfoil.reproduce.references import run_reference
 RULES, OWN = "rules", "own"
 FOIL_NUMBERS = (
     "accuracy",
+    "false_accuracy",
     "caption_accuracy",
     "harder",
     "gap",
