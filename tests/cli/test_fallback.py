@@ -7,6 +7,7 @@ import torch
 
 from counterfoil.cli import app
 from counterfoil.config import build_config
+from counterfoil.evaluation import scoring_path
 from counterfoil.evaluation.scoring_path import fallback
 from counterfoil.models import Model, create_model, save_pretrained
 from counterfoil.progress import Silent
@@ -50,6 +51,15 @@ def saved(pairs, folder, name: str):
 def test_only_matchers_that_have_a_kernel_are_spoken_of(pairs) -> None:
     assert fallback(make(pairs, "naaf")) == LINE
     assert fallback(make(pairs, "vse-fc")) is None
+
+
+def test_training_speaks_of_kernels_without_a_backward_pass(pairs, monkeypatch) -> None:
+    monkeypatch.setattr(scoring_path, "without_kernels", lambda device: None)
+    naaf, bfan = make(pairs, "naaf"), make(pairs, "bfan")
+    assert fallback(naaf) is None
+    assert fallback(naaf.train(), training=True) is None
+    assert fallback(bfan) is None
+    assert "no backward pass" in str(fallback(bfan.train(), training=True))
 
 
 @pytest.mark.parametrize("each", [[], ["--each"]])

@@ -240,7 +240,7 @@ class Trainer:
             if whole:
                 text += f" (the {' and '.join(whole)} side whole: it normalises over its batch)"
         self.progress.say(text)
-        line = fallback(self.model)
+        line = fallback(self.model, training=True)
         if line:
             self.progress.say(line)
 
