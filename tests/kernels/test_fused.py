@@ -114,6 +114,30 @@ def test_kernels_score_as_the_eager_form(name, way, monkeypatch) -> None:
     torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("way", ["tiles", "lanes"])
+@pytest.mark.parametrize(("wide", "tolerance"), [(True, 2e-4), (False, 5e-2)])
+def test_naaf_of_halves_rounds_similarities_no_more(way, wide, tolerance, monkeypatch) -> None:
+    """In short captions with words that match, what is rounded once more is far off."""
+    monkeypatch.setattr(fused_pairs, "MANY", 0 if way == "lanes" else 1 << 60)
+    monkeypatch.setattr(fused_pairs, "usable", lambda device, dtype: True)
+    for module in (fused, fused_lanes):
+        monkeypatch.setattr(module, "widens", lambda device: wide)
+    made = torch.Generator().manual_seed(0)
+    v = F.normalize(torch.randn(2, 12, 256, generator=made), dim=-1)
+    matched = v.flatten(0, 1)[torch.randint(24, (16, 4), generator=made)]
+    matched = matched * (torch.rand(16, 4, 1, generator=made) < 0.5)
+    noise = F.normalize(torch.randn(16, 4, 256, generator=made), dim=-1)
+    u = F.normalize(0.6 * matched + 0.8 * noise, dim=-1)
+    real, mask = torch.ones(2, 12, dtype=torch.bool), torch.ones(16, 4, dtype=torch.bool)
+    matcher = NAAF(256, boundary=0.2).eval()
+    with torch.no_grad():
+        found = fused_pairs.fused_pairs(matcher.recipes(), (v.half(), real), (u.half(), mask))
+        sides = Encoded(v.half().double(), real), Encoded(u.half().double(), mask)
+        expected = matcher.double().scores(*sides)
+    assert found is not None
+    assert float((found.double() - expected).abs().max()) < tolerance
+
+
 @settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

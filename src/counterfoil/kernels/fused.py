@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from counterfoil.kernels.packing import Indices, Packing, pack
+from counterfoil.kernels.products import product, widens
 
 WORDS, SLOTS = 128, 16
 """Words and captions of a tile."""
@@ -196,14 +197,15 @@ def fused_scores(recipe: Recipe, words: Words, regions: Regions) -> Tensor:
     out = words.norms.new_zeros(images, slots + 1)
     flat = regions.fragments.flatten(0, 1)
     width = len(words.fragments)
-    size = flat.element_size() * max(1, per_image * width)
-    rows = max(1, min(images, BUFFER // size))
+    exact = recipe.method == "naaf" and flat.element_size() < 4 and widens(flat.device)
+    kept = torch.float32 if exact else flat.dtype
+    rows = max(1, min(images, BUFFER // (kept.itemsize * max(1, per_image * width))))
     if packing.tiles and images:
-        buffer = flat.new_empty(rows * per_image, width)
+        buffer = flat.new_empty(rows * per_image, width, dtype=kept)
         for top in range(0, images, rows):
             some = slice(top, min(top + rows, images))
             part = flat[some.start * per_image : some.stop * per_image]
-            sims = torch.mm(part, words.fragments.T, out=buffer[: len(part)])
+            sims = product(part, words.fragments, buffer[: len(part)])
             launch(recipe, sims, words, regions, some, out)
     return in_order(out, packing, recipe)
 
@@ -240,7 +242,7 @@ def launch(
         "RAISE": recipe.raised,
         "PROB": recipe.prob,
         "MASKED": masked,
-        "PRECISION": precision(sims.dtype),
+        "PRECISION": precision(words.fragments.dtype),
         "BW": packing.words,
         "BC": packing.slots,
         "BR": block_of(per_image),
@@ -294,7 +296,7 @@ def images_per_program(tiles: int, images: int) -> int:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """How tensor cores multiply single precision: as exactly as the similarities are."""
+    """How tensor cores multiply single precision: as exactly as the fragments are known."""
     return "tf32x3" if dtype == torch.float32 else "tf32"
 
 

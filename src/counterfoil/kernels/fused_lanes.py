@@ -15,6 +15,7 @@ from torch import Tensor
 
 from counterfoil.kernels.fused import BUFFER, Recipe, Regions, placed
 from counterfoil.kernels.packing import Lanes, lanes
+from counterfoil.kernels.products import product, widens
 
 WIDTH = 128
 """Captions side by side: one for each thread of a program."""
@@ -92,17 +93,15 @@ def lane_scores(recipe: Recipe, words: LaneWords, regions: Regions) -> Tensor:
     images, per_image, _ = regions.fragments.shape
     out = words.norms.new_zeros(images, words.lanes.groups * WIDTH)
     u, v = words.fragments, regions.fragments.flatten(0, 1)
-    shift = 0.0
-    if recipe.method == "naaf":
-        # similarities less the boundary: half precision is finest where it decides
-        shift = recipe.boundary
-        u = torch.cat([u, u.new_ones(len(u), 1), u.new_zeros(len(u), 7)], 1)
-        v = torch.cat([v, v.new_full((len(v), 1), -shift), v.new_zeros(len(v), 7)], 1)
-        shift = -float(v[0, -8]) if len(v) else shift
-    rows = max(
-        1, min(images, MOST_IMAGES, BUFFER // (u.element_size() * max(1, per_image * len(u))))
-    )
-    buffer = u.new_empty(rows * per_image, len(u))
+    shift, kept = 0.0, u.dtype
+    if recipe.method == "naaf" and u.element_size() < 4:
+        if widens(u.device):
+            kept = torch.float32
+        else:
+            u, v, shift = _less_boundary(u, v, recipe.boundary)
+    size = kept.itemsize * max(1, per_image * len(u))
+    rows = max(1, min(images, MOST_IMAGES, BUFFER // size))
+    buffer = u.new_empty(rows * per_image, len(u), dtype=kept)
     triangles = _triangle(regions.gram).float().contiguous()
     zeros = torch.zeros(max([per_image, *(size for _, size in words.lanes.spans)], default=1) + 1,
                         dtype=torch.int32, device=u.device)  # fmt: skip
@@ -110,10 +109,17 @@ def lane_scores(recipe: Recipe, words: LaneWords, regions: Regions) -> Tensor:
     for top in range(0, images if len(u) else 0, rows):
         some = slice(top, min(top + rows, images))
         part = v[some.start * per_image : some.stop * per_image]
-        sims = torch.mm(part, u.T, out=buffer[: len(part)])
+        sims = product(part, u, buffer[: len(part)])
         _launch(recipe, sims, words, regions, triangles[some], some, shift, zeros, best, out[some])
     scores = out.index_select(1, words.lanes.places)
     return scores if recipe.factor == 1.0 else scores * recipe.factor
+
+
+def _less_boundary(u: Tensor, v: Tensor, boundary: float) -> tuple[Tensor, Tensor, float]:
+    """Factors of similarities less the boundary, where half precision is then finest; and that."""
+    u = torch.cat([u, u.new_ones(len(u), 1), u.new_zeros(len(u), 7)], 1)
+    v = torch.cat([v, v.new_full((len(v), 1), -boundary), v.new_zeros(len(v), 7)], 1)
+    return u, v, -float(v[0, -8]) if len(v) else boundary
 
 
 def _launch(
