@@ -115,7 +115,7 @@ def test_kernels_score_as_the_eager_form(name, way, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("way", ["tiles", "lanes"])
-@pytest.mark.parametrize(("wide", "tolerance"), [(True, 2e-4), (False, 5e-2)])
+@pytest.mark.parametrize(("wide", "tolerance"), [(True, 5e-5), (False, 5e-2)])
 def test_naaf_of_halves_rounds_similarities_no_more(way, wide, tolerance, monkeypatch) -> None:
     """In short captions with words that match, what is rounded once more is far off."""
     monkeypatch.setattr(fused_pairs, "MANY", 0 if way == "lanes" else 1 << 60)
