@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -138,6 +139,17 @@ def test_scores_are_those_of_each_caption_with_its_image(scenes, foils, name) ->
             with torch.no_grad():
                 own = model.matcher(model.encode_images(image), model.encode_texts(ids))
             assert score == pytest.approx(float(own), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["rvse-mlp", "scan-t2i", "naaf"])
+def test_what_a_model_reads_alike_is_a_tie(scenes, name) -> None:
+    split, model = scenes.test, make(scenes, name)
+    said = [f"{text} zzyzx" for text in split.texts]
+    odd = replace(split, captions=[said[i : i + 5] for i in range(0, len(said), 5)])
+    pairs = [FoilPair(index, f"{text} qwfp") for index, text in enumerate(split.texts)]
+    found = score_foils(model, odd, FoilSet.of("odd", pairs, len(pairs)))
+    assert np.array_equal(found.true, found.foil)
+    assert found.accuracy == 0
 
 
 def test_a_model_writes_foils_that_differ_from_its_captions(scenes, model) -> None:

@@ -17,8 +17,8 @@ from counterfoil.errors import ConfigError
 from counterfoil.kernels import tiles
 from counterfoil.matchers import cross_encoder, matchers
 from counterfoil.matchers.cross_heads import CrossHeads
+from counterfoil.matchers.paired import paired_scores
 from counterfoil.objectives.token_losses import discrimination_losses, word_losses
-from counterfoil.training.step import paired_scores
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 from tests.matchers.test_conformance import assert_same, batch, side
 from tests.models.cross import images_of, model_of, texts_of

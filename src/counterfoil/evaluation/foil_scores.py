@@ -16,6 +16,7 @@ from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError
 from counterfoil.evaluation.foil_sets import FoilPair, FoilSet
 from counterfoil.evaluation.foil_writing import readable_images
+from counterfoil.matchers.paired import paired_scores
 from counterfoil.models.asking import asked
 from counterfoil.models.model import Model
 from counterfoil.progress import Progress, Silent
@@ -95,8 +96,12 @@ def score_foils(
             captions = [split.texts[pair.caption] for pair in block.pairs]
             sentences = [pair.foil for pair in block.pairs]
             pairs += block.pairs
-            true.append(_own_scores(model, block.images, captions))
-            false.append(_own_scores(model, block.images, sentences))
+            right, wrong = (
+                _own_scores(model, block.images, said) for said in (captions, sentences)
+            )
+            true.append(right)
+            # what the model reads alike it scores alike, to the last digit
+            false.append(torch.where(_read_alike(model, captions, sentences), right, wrong))
     if not pairs:
         raise DataError(f"split '{split.name}': no image of a foil could be read")
     return FoilScores(pairs, *(torch.cat(part).double().cpu().numpy() for part in (true, false)))
@@ -111,8 +116,11 @@ def encode_sentences(model: Model, sentences: Sequence[str]) -> TextBatch:
 def _own_scores(model: Model, images: Encoded, sentences: Sequence[str]) -> Tensor:
     """Scores [n] of image ``k`` with sentence ``k``."""
     texts = model.encode_texts(encode_sentences(model, sentences))
-    own = model.matcher.paired(images, texts)
-    if own is not None:
-        return own.float()
-    rows = torch.arange(len(images), device=model.device)
-    return torch.cat([model.matcher(images[at], texts[at]).float()[:, 0] for at in rows.split(1)])
+    return paired_scores(model.matcher, images, texts).float()
+
+
+def _read_alike(model: Model, one: Sequence[str], other: Sequence[str]) -> Tensor:
+    """Which sentences [n] have the same ids as their counterparts: unknown words are one."""
+    pairs = zip(one, other, strict=True)
+    same = [list(model.text.encode(a)) == list(model.text.encode(b)) for a, b in pairs]
+    return torch.tensor(same, device=model.device)

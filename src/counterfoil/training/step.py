@@ -15,6 +15,7 @@ from counterfoil.encoders import Encoded
 from counterfoil.encoders.encoded import Needs
 from counterfoil.matchers import Matcher, Observation
 from counterfoil.matchers.copies import CopiedMatcher
+from counterfoil.matchers.paired import paired_scores
 from counterfoil.models.asking import asked
 from counterfoil.models.model import Model
 from counterfoil.objectives import Context, LossReport, Objective, both_directions
@@ -28,9 +29,6 @@ from counterfoil.training.gradient_cache import GradientCache
 HISTOGRAM = "margins"
 MARGIN_RANGE = (-1.0, 1.0)
 """Margins are counted between these in the histogram of a batch."""
-
-PAIRED_BLOCK = 16
-"""Pairs scored together where only the score of each with its own is wanted."""
 
 
 @dataclass(frozen=True)
@@ -135,16 +133,6 @@ class LiveBatch:
     def asked(self) -> Iterator[None]:
         with asked(self.model), torch.no_grad(), self.autocast():
             yield
-
-
-def paired_scores(matcher: Matcher, images: Encoded, texts: Encoded) -> Tensor:
-    """Scores [n] of image ``k`` with text ``k``: the matcher's own, or diagonals of blocks."""
-    own = matcher.paired(images, texts)
-    if own is not None:
-        return own
-    block = max(1, len(images)) if matcher.needs == "pooled" else PAIRED_BLOCK
-    places = torch.arange(len(images), device=images.mask.device).split(block)
-    return torch.cat([matcher(images[at], texts[at]).diagonal() for at in places])
 
 
 class TrainingStep(nn.Module):
