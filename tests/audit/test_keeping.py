@@ -129,3 +129,16 @@ def test_saving_waits_between_two_times(tmp_path) -> None:
     assert keeper.load() == {"done": 1}
     keeper.offer(lambda: {"done": 3}, last=True)
     assert keeper.load() == {"done": 3}
+
+
+def test_a_disk_that_takes_no_more_does_not_stop_an_audit(tmp_path, monkeypatch) -> None:
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    keeper = Keeper(tmp_path / "kept", "mark")
+    keeper.offer(lambda: {"n": torch.ones(1)}, last=True)
+    monkeypatch.setattr(keeping, "write_atomically", full)
+    keeper.offer(lambda: {"n": torch.zeros(1)}, last=True)
+    held = keeper.load()
+    assert held is not None
+    assert held["n"] == 1  # what was kept before

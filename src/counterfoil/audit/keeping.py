@@ -6,6 +6,7 @@ import hashlib
 import io
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,18 @@ class Keeper:
         return held
 
     def offer(self, state: Callable[[], dict[str, Any]], last: bool = False) -> None:
-        """Save, if it is time to, or if this is the ``last`` state."""
+        """Save, if it is time to, or if this is the ``last`` state.
+
+        Where that fails, as on a full disk, an audit that is not stopped loses nothing by it.
+        """
         now = self.clock()
         if not last and now - self._last < EVERY:
             return
         self._last = now
         buffer = io.BytesIO()
         torch.save({"mark": self.mark, **state()}, buffer)
-        write_atomically(self.path, buffer.getvalue())
+        with suppress(OSError):
+            write_atomically(self.path, buffer.getvalue())
 
 
 def _split_mark(split: Split) -> str:
