@@ -23,8 +23,9 @@ and captions: the largest, and the share of scores that are off by more than 0.0
 
 ``--clock cpu`` counts the processor's time instead of the clock's, of all threads together: on a
 machine with other work to do, waiting for a turn is then not counted, neither for us nor for the
-product that we are measured against. Threads that wait for one another must not be busy at it, or
-the loop, whose threads wait most, looks many times slower: set ``OMP_WAIT_POLICY=passive``.
+product that we are measured against. Threads that wait for one another are not busy at it
+(``OMP_WAIT_POLICY``), as in the `counterfoil` command: else they would be counted, too, and keep
+cores from those that work.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before PyTorch reads it
 
 import torch
 from _caption_by_caption import (
@@ -348,8 +351,6 @@ def main() -> int:
     global clock
     clock = CLOCKS[options.clock]
     torch.set_num_threads(options.threads)
-    if options.clock == "cpu" and os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive":
-        print("busy waiting is counted, too: set OMP_WAIT_POLICY=passive", file=sys.stderr)
     result = measure(options)
     if options.json:
         print(json.dumps(result))

@@ -15,6 +15,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from counterfoil.kernels.workers import in_parallel
+
 BASE = 254
 LARGEST = 127 * BASE + 126
 """Of the numbers that two digits write; one more would round to a leading digit of 128."""
@@ -48,18 +50,26 @@ def digits(x: Tensor) -> Digits:
         torch.empty(n, width, dtype=torch.int8),
         x.new_empty(n),
     )
-    rooms = x.new_empty(2, min(n, ROWS), width)
-    for top in range(0, n, ROWS):
-        part = x[top : top + ROWS]
+    share = max(ROWS, -(-n // torch.get_num_threads()))
+    spans = [slice(top, min(top + share, n)) for top in range(0, n, share)]
+    in_parallel(lambda span: _write(x, span, found), spans)
+    return found
+
+
+def _write(x: Tensor, span: slice, found: Digits) -> None:
+    """The digits of some fragments, a few at a time."""
+    rooms = x.new_empty(2, min(span.stop - span.start, ROWS), x.shape[1])
+    for top in range(span.start, span.stop, ROWS):
+        here = slice(top, min(top + ROWS, span.stop))
+        part = x[here]
         low, high = rooms[:, : len(part)]
         scale = torch.abs(part, out=low).amax(1).div_(LARGEST)
         scale.clamp_(min=torch.finfo(x.dtype).tiny)
-        found.scales[top : top + ROWS] = scale
+        found.scales[here] = scale
         torch.div(part, scale[:, None], out=low)
         torch.mul(low, 1 / BASE, out=high).round_()
-        found.high[top : top + ROWS] = high
-        found.low[top : top + ROWS] = low.sub_(high, alpha=BASE).round_()
-    return found
+        found.high[here] = high
+        found.low[here] = low.sub_(high, alpha=BASE).round_()
 
 
 def multiply(a: Digits, rows: slice, b: Digits, scales: Tensor, out: Tensor) -> None:
