@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
 import torch
+from PIL import Image
 
 from counterfoil.config import build_config
 from counterfoil.data.images import open_image
 from counterfoil.errors import ConfigError
+from counterfoil.evaluation.correct_chart import correct_png
+from counterfoil.evaluation.word_chips import GROUND, colour_of
 from counterfoil.models import create_model, save_pretrained
+from counterfoil.models.correct import Change, Correction, SuspectWord
 from counterfoil.progress import Silent
 from counterfoil.training.run import read_data
 from tests.cli.test_cli import invoke
@@ -78,3 +83,36 @@ def test_a_model_without_the_heads_is_refused(pairs, tmp_path, cache) -> None:
         invoke("correct", plain, image, SENTENCE, "--cache", cache)
     with pytest.raises(ConfigError, match="empty"):
         invoke("correct", plain, image, " ")
+
+
+def test_a_correction_is_drawn(run, pairs, cache, tmp_path) -> None:
+    path, image = tmp_path / "right.png", pairs["test"].ids[3]
+    said = invoke("correct", run, image, SENTENCE, "--cache", cache, "--out", path)
+    assert "right.png" in said.replace("\n", "")
+    with Image.open(path) as picture:
+        assert picture.format == "PNG"
+        width, height = picture.size
+        colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 20)}
+    assert (width, height > width / 2) == (960, True)
+    assert len(colours) > 100  # the scene is on it
+    with pytest.raises(ConfigError, match="PNG"):
+        invoke("correct", run, image, SENTENCE, "--cache", cache, "--out", tmp_path / "right.jpg")
+
+
+def correction(*changes: Change) -> Correction:
+    words = (
+        SuspectWord("a", (0, 1), 0.02, ()),
+        SuspectWord("red", (2, 5), 0.9, ("blue",)),
+        SuspectWord("car", (6, 9), 0.1, ()),
+    )
+    return Correction("a red car", 0.25, "a blue car", 0.75, words, changes, ())
+
+
+def test_the_words_that_were_changed_are_green_and_those_that_are_wrong_red() -> None:
+    drawn = correct_png(correction(Change(1, "red", "blue", 0.75)))
+    unchanged = correct_png(correction())
+    for data, green in ((drawn, True), (unchanged, False)):
+        page = Image.open(io.BytesIO(data)).convert("RGB")
+        colours = {colour for _, colour in page.getcolors(1 << 20)}
+        assert colour_of(-0.9, GROUND) in colours
+        assert (colour_of(1.0, GROUND) in colours) == green

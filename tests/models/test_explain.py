@@ -18,7 +18,7 @@ from counterfoil.config import build_config
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.words import words
 from counterfoil.errors import DataError
-from counterfoil.evaluation import explain_chart
+from counterfoil.evaluation import word_chips
 from counterfoil.evaluation.explain_chart import explain_png, method_note, sentence_html, shades
 from counterfoil.models import create_model, models
 from counterfoil.models.word_spans import caption_words, without
@@ -208,8 +208,8 @@ def test_the_picture_frames_where_the_worst_word_looked(match) -> None:
 
 
 def test_a_machine_without_fonts_draws_with_the_one_of_pillow(match, monkeypatch) -> None:
-    monkeypatch.setattr(explain_chart, "_FACES", ())
-    monkeypatch.setattr(explain_chart, "_FONTS", {})
+    monkeypatch.setattr(word_chips, "_FACES", ())
+    monkeypatch.setattr(word_chips, "_FONTS", {})
     assert Image.open(io.BytesIO(explain_png(match))).width == 960
 
 

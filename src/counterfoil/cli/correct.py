@@ -41,6 +41,10 @@ def correct(
         float, typer.Option(min=0.0, max=1.0, help="Words less likely wrong are left alone.")
     ] = 0.5,
     suggestions: Annotated[int, typer.Option(min=1, help="Words tried in place of one.")] = 5,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--out", "-o", help="Also draw the correction, as a PNG file."),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     cache: Path = CACHE_OPTION,
     as_json: bool = JSON_OPTION,
@@ -50,23 +54,33 @@ def correct(
     [bold]Examples[/]
 
       counterfoil correct runs/tags-dc-scenes photo.png "a man carrying a white helmet"
-      counterfoil correct runs/tags-dc-scenes scene-test-000012 "two cows next to a tree"
+      counterfoil correct runs/tags-dc-scenes scene-test-000012 "two cows by a tree" -o right.png
 
     A word is exchanged only where the sentence then scores higher; what was thought of but would
     lower the score is named.
     """
+    from counterfoil.errors import ConfigError
     from counterfoil.models.correct import correct as correct_caption
     from counterfoil.training.load import load_model
 
     check_sentence(text, "correct")
+    if out is not None and out.suffix.lower() != ".png":
+        raise ConfigError(f"--out {out}: the picture is a PNG, name it so")
     model = load_model(run, device)
     source = ImageSource(run, data, format, option or [], split, cache, quiet=as_json)
-    fragments, _ = source.read(model, image)
+    fragments, pixels = source.read(model, image)
     found = correct_caption(model, fragments, text, threshold=threshold, suggestions=suggestions)
+    if out is not None:
+        from counterfoil.evaluation.correct_chart import correct_png
+        from counterfoil.files import write_atomically
+
+        write_atomically(out, correct_png(found, pixels))
     if as_json:
         print_json({"run": str(run), "model": model.spec.name, "image": image, **found.as_dict()})
         return
     _print(found)
+    if out is not None:
+        console().print(f"picture: {out}", highlight=False, markup=False)
 
 
 def _print(found: Correction) -> None:

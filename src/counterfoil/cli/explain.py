@@ -200,7 +200,8 @@ def coloured(match: Match, many: bool = True) -> Text:
     from rich.style import Style
     from rich.text import Text
 
-    from counterfoil.evaluation.explain_chart import colour_of, shades
+    from counterfoil.evaluation.explain_chart import shades
+    from counterfoil.evaluation.word_chips import colour_of
 
     sentence = Text(match.text)
     for word, shade in zip(match.words, shades(match), strict=True):

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import io
-from dataclasses import dataclass
 from html import escape
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
+from counterfoil.evaluation.word_chips import (
+    AGAINST,
+    FAINT,
+    FOR,
+    INK,
+    MARGIN,
+    PAPER,
+    RULE,
+    WIDTH,
+    Chip,
+    Colour,
+    colour_of,
+    draw_chips,
+    fitted,
+    font,
+    height_of,
+    png,
+)
 from counterfoil.models.explain import Match, WordEffect
 
-FOR, AGAINST = (22, 163, 74), (220, 38, 38)
-INK, FAINT, PAPER = (31, 41, 55), (107, 114, 128), (255, 255, 255)
-WIDTH, MARGIN = 960, 36
-IMAGE_HEIGHT = 720
 LEAST_WEIGHT = 0.04
-
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
-Colour = tuple[int, int, int]
 
 
 def shades(match: Match) -> list[float]:
@@ -30,14 +39,6 @@ def shades(match: Match) -> list[float]:
     largest = max(map(abs, effects), default=0.0)
     lowest = max(-min(effects, default=0.0), largest / 4)
     return [effect / (largest if effect > 0 else lowest) if largest else 0.0 for effect in effects]
-
-
-def colour_of(shade: float, ground: Colour = PAPER) -> Colour:
-    """The background of a word of that shade, on paper of the colour ``ground``."""
-    strength = 0.85 * abs(shade)
-    hue = FOR if shade > 0 else AGAINST
-    mixed = [round(g + strength * (h - g)) for g, h in zip(ground, hue, strict=True)]
-    return mixed[0], mixed[1], mixed[2]
 
 
 def sentence_html(match: Match) -> str:
@@ -78,81 +79,40 @@ def explain_png(match: Match, image: Image.Image | None = None) -> bytes:
 
     Without an image, the sentence alone.
     """
-    chips, below = _layout(match)
+    chips = [
+        Chip(_shown(match, word), _number(word.effect), shade)
+        for word, shade in zip(match.words, shades(match), strict=True)
+    ]
+    below = height_of(chips)
     picture = _picture(match, image) if image is not None else None
     top = MARGIN + (picture.height + 74 if picture is not None else 0)
     page = Image.new("RGB", (WIDTH, top + below + 108), PAPER)
     draw = ImageDraw.Draw(page)
     if picture is not None:
         page.paste(picture, ((WIDTH - picture.width) // 2, MARGIN))
-        draw.text(
-            (WIDTH / 2, MARGIN + picture.height + 24), _caption(match), FAINT, _font(19), "mm"
-        )
-    for chip in chips:
-        _draw_chip(draw, chip, top)
+        draw.text((WIDTH / 2, MARGIN + picture.height + 24), _caption(match), FAINT, font(19), "mm")
+    draw_chips(draw, chips, top)
     _draw_footer(draw, match, top + below + 14)
-    buffer = io.BytesIO()
-    page.save(buffer, format="PNG", optimize=True)
-    return buffer.getvalue()
+    return png(page)
 
 
-@dataclass(frozen=True)
-class _Chip:
-    word: WordEffect
-    text: str
-    shade: float
-    x: float
-    y: float
-    width: float
-
-
-CHIP_HEIGHT, LINE_HEIGHT = 44, 78
-
-
-def _layout(match: Match) -> tuple[list[_Chip], int]:
-    """Where each word goes, line by line, and the height of all lines."""
-    font = _font(26)
-    chips: list[_Chip] = []
-    x, y = float(MARGIN), 0.0
-    for word, shade in zip(match.words, shades(match), strict=True):
-        start, end = word.span or (0, 0)
-        text = match.text[start:end] or word.word
-        while font.getlength(text) > WIDTH - 2 * MARGIN - 20 and len(text) > 1:
-            text = text[:-2] + "…"
-        width = max(font.getlength(text) + 20, 64.0)
-        if x + width > WIDTH - MARGIN and x > MARGIN:
-            x, y = float(MARGIN), y + LINE_HEIGHT
-        chips.append(_Chip(word, text, shade, x, y, width))
-        x += width + 8
-    return chips, int(y) + LINE_HEIGHT
-
-
-def _draw_chip(draw: ImageDraw.ImageDraw, chip: _Chip, top: int) -> None:
-    y = top + chip.y
-    ground = colour_of(chip.shade, (243, 244, 246))
-    draw.rounded_rectangle((chip.x, y, chip.x + chip.width, y + CHIP_HEIGHT), 9, fill=ground)
-    middle = chip.x + chip.width / 2
-    ink = PAPER if _luminance(ground) < 0.5 else INK
-    draw.text((middle, y + CHIP_HEIGHT / 2), chip.text, ink, _font(26), "mm")
-    draw.text((middle, y + CHIP_HEIGHT + 13), _number(chip.word.effect), FAINT, _font(15), "mm")
-
-
-def _luminance(colour: Colour) -> float:
-    return (0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]) / 255
+def _shown(match: Match, word: WordEffect) -> str:
+    start, end = word.span or (0, 0)
+    return match.text[start:end] or word.word
 
 
 def _draw_footer(draw: ImageDraw.ImageDraw, match: Match, y: int) -> None:
-    draw.line((MARGIN, y, WIDTH - MARGIN, y), fill=(229, 231, 235), width=2)
+    draw.line((MARGIN, y, WIDTH - MARGIN, y), fill=RULE, width=2)
     score = f"score {match.score:.4f}"
-    draw.text((MARGIN, y + 16), score, INK, _font(26))
+    draw.text((MARGIN, y + 16), score, INK, font(26))
     if match.boundary is not None:
-        x = MARGIN + _font(26).getlength(score) + 28
-        draw.text((x, y + 21), f"boundary {match.boundary:.4f}", FAINT, _font(21))
-    draw.text((MARGIN, y + 54), method_note(match).replace("−", "-"), FAINT, _font(17))
+        x = MARGIN + font(26).getlength(score) + 28
+        draw.text((x, y + 21), f"boundary {match.boundary:.4f}", FAINT, font(21))
+    draw.text((MARGIN, y + 54), method_note(match).replace("−", "-"), FAINT, font(17))
     x = float(WIDTH - MARGIN)
     for name, shade in (("for", 1.0), ("against", -1.0)):
-        x -= _font(17).getlength(name)
-        draw.text((x, y + 22), name, FAINT, _font(17))
+        x -= font(17).getlength(name)
+        draw.text((x, y + 22), name, FAINT, font(17))
         draw.rounded_rectangle((x - 26, y + 23, x - 8, y + 41), 4, fill=colour_of(shade))
         x -= 46
 
@@ -178,10 +138,7 @@ def _caption(match: Match) -> str:
 
 def _picture(match: Match, image: Image.Image) -> Image.Image:
     """The image as large as the page allows, with the regions of the worst word framed."""
-    room = WIDTH - 2 * MARGIN
-    scale = min(room / image.width, IMAGE_HEIGHT / image.height)
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    picture = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
+    picture = fitted(image)
     worst = match.worst
     if match.boxes is None or worst.region_weights is None:
         return picture
@@ -213,26 +170,6 @@ def _framed(picture: Image.Image, box: list[float], strength: float, hue: Colour
     draw.rounded_rectangle(edge, 6, outline=(255, 255, 255, opacity), width=line + 3)
     draw.rounded_rectangle(edge, 6, outline=(*hue, opacity), width=line)
     return Image.alpha_composite(picture.convert("RGBA"), layer).convert("RGB")
-
-
-_FACES = ("DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf", "arial.ttf", "Helvetica.ttc")
-_FONTS: dict[int, Font] = {}
-
-
-def _font(size: int) -> Font:
-    """A font with accents and signs where there is one, else the one Pillow brings."""
-    if size not in _FONTS:
-        _FONTS[size] = _load_font(size)
-    return _FONTS[size]
-
-
-def _load_font(size: int) -> Font:
-    for face in _FACES:
-        try:
-            return ImageFont.truetype(face, size)
-        except OSError:
-            continue
-    return ImageFont.load_default(size)
 
 
 def _number(effect: float) -> str:
