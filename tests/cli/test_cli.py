@@ -22,8 +22,10 @@ SMALL = [
     "data.min_count=1",
     "model.embed_size=32",
     "model.text.word_dim=16",
+    "objective=triplet",
+    "train.optimiser.lr=0.003",
     "train.batch_size=32",
-    "train.epochs=2",
+    "train.epochs=10",  # enough to be well above chance, whatever the last digits
     "evaluation.bootstrap=50",
 ]
 
@@ -62,7 +64,7 @@ def test_evaluating_a_run_repeats_its_result(run, cache) -> None:
     stored = json.loads((run / "results.json").read_text())
     printed = json.loads(invoke("evaluate", run, "--json", "--bootstrap", 50, "--cache", cache))
     assert printed["rsum"] == stored["rsum"]
-    assert 0 < printed["rsum_chance"] < 600  # so short a run is hardly better
+    assert printed["rsum_chance"] < printed["rsum"]
     assert printed["tie_rule"]
 
 
