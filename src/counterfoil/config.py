@@ -50,7 +50,7 @@ class FeaturesConfig(Section):
 class DataConfig(Section):
     """Where images and captions come from and how they are read."""
 
-    later = frozenset({"random_crop", "flip"})
+    later = frozenset({"random_crop", "flip", "resident"})
 
     source: str = Field("scenes", description="'scenes', or a path to a data set")
     format: str | None = Field(None, description="its format; detected where absent")
@@ -72,6 +72,10 @@ class DataConfig(Section):
     flip: bool | None = Field(None, description="mirror every second picture in training (pixels)")
     disturb_words: float = Field(0.0, ge=0.0, lt=1.0, description="share of words disturbed")
     workers: int = Field(0, ge=0, description="processes that read batches ahead")
+    resident: bool | None = Field(
+        None,
+        description="hold all training features on the device; by default on a GPU with room",
+    )
 
 
 class ModelConfig(Section):

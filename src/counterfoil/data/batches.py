@@ -13,7 +13,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from counterfoil.data.fragments import Fragments, FragmentTable
-from counterfoil.data.padding import ImageBatch, Movable, TextBatch, pad_fragments, pad_texts
+from counterfoil.data.padding import (
+    ImageBatch,
+    Kept,
+    Movable,
+    TextBatch,
+    pad_fragments,
+    pad_images,
+    pad_texts,
+)
 from counterfoil.data.pairs import Split
 from counterfoil.data.pixels import Glance, PixelTable
 from counterfoil.data.texts import TextProcessor, WordNoise
@@ -106,11 +114,11 @@ class Companions(Protocol):
 class Item:
     """A caption with its image, read and ready; ``fragments`` is None where only text is asked."""
 
-    fragments: Fragments | None
+    fragments: Fragments | Kept | None
     ids: list[int]
     image: int
     caption: int
-    extras: dict[str, tuple[list[Fragments], list[list[int]]]] = field(default_factory=dict)
+    extras: dict[str, tuple[list[Fragments | Kept], list[list[int]]]] = field(default_factory=dict)
 
 
 class CaptionItems(Dataset["Item | str"]):
@@ -119,6 +127,9 @@ class CaptionItems(Dataset["Item | str"]):
     An index is (epoch, caption, view): augmentation draws from a generator seeded with all three
     and the seed, so a batch is the same whichever worker or process makes it, and two views of one
     caption differ. An item that cannot be used comes back as the text of its problem.
+
+    ``held`` says of each image whether the training device has its fragments: then an item has the
+    places of those that are kept, image after image with as many for each as the table's widest.
     """
 
     def __init__(
@@ -128,6 +139,7 @@ class CaptionItems(Dataset["Item | str"]):
         augmentation: Augmentation,
         seed: int,
         companions: Mapping[str, Companions] | None = None,
+        held: NDArray[np.bool_] | None = None,
     ) -> None:
         if split.fragments is None:
             raise DataError(f"split '{split.name}' has no fragments; extract features first")
@@ -135,6 +147,7 @@ class CaptionItems(Dataset["Item | str"]):
         self.fragments = split.fragments
         _check_augmentation(split.fragments, augmentation)
         self.companions = dict(companions or {})
+        self.held = held
 
     def __len__(self) -> int:
         return len(self.split.texts)
@@ -161,7 +174,9 @@ class CaptionItems(Dataset["Item | str"]):
         counter = np.array([0, 0, 0, max(0, view)], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
-    def _read(self, image: int, rng: np.random.Generator) -> Fragments:
+    def _read(self, image: int, rng: np.random.Generator) -> Fragments | Kept:
+        if self.held is not None and self.held[image]:
+            return self._places(image, rng)
         if isinstance(self.fragments, PixelTable) and self.augmentation.glance:
             return self.fragments.glance(image, self.augmentation.glance, rng)
         fragments = self.fragments.compact(image)
@@ -169,9 +184,16 @@ class CaptionItems(Dataset["Item | str"]):
             return fragments
         return drop_regions(fragments, self.augmentation, rng)
 
+    def _places(self, image: int, rng: np.random.Generator) -> Kept:
+        table = self.fragments
+        places = np.arange(table.count(image), dtype=np.int32) + image * table.max_fragments
+        if self.augmentation.regions:
+            places = places[kept_regions(len(places), self.augmentation, rng)]
+        return Kept(places)
+
     def _extra(
         self, extra: Extra, rng: np.random.Generator
-    ) -> tuple[list[Fragments], list[list[int]]]:
+    ) -> tuple[list[Fragments | Kept], list[list[int]]]:
         """Extra images are augmented like any other; extra texts stay as they are written."""
         images = [self._read(image, rng) for image in extra.images]
         return images, [self.text.encode(text) for text in extra.texts]
@@ -196,16 +218,23 @@ def drop_regions(
     fragments: Fragments, augmentation: Augmentation, rng: np.random.Generator
 ) -> Fragments:
     """Leave out each fragment with the augmentation's rate; at least one stays."""
+    keep = kept_regions(len(fragments), augmentation, rng)
+    if keep.all():
+        return fragments
+    boxes = fragments.boxes[keep] if fragments.boxes is not None else None
+    return Fragments(fragments.features[keep], boxes)
+
+
+def kept_regions(
+    count: int, augmentation: Augmentation, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Which of so many fragments stay."""
     rate = augmentation.regions
     if augmentation.varying:
         rate = rate * rng.random() if rng.random() > 0.2 else 0.0
-    keep: NDArray[np.bool_] = rng.random(len(fragments)) >= rate
-    if keep.all() or not len(fragments):
-        return fragments
-    if not keep.any():
-        keep[0] = True
-    boxes = fragments.boxes[keep] if fragments.boxes is not None else None
-    return Fragments(fragments.features[keep], boxes)
+    keep: NDArray[np.bool_] = rng.random(count) >= rate
+    keep[:1] |= not keep.any()
+    return keep
 
 
 class Collate:
@@ -223,7 +252,7 @@ class Collate:
             return skipped
         pictures = [item for item in good if item.fragments is not None]
         return PairBatch(
-            pad_fragments([item.fragments for item in pictures if item.fragments is not None]),
+            pad_images([item.fragments for item in pictures if item.fragments is not None]),
             pad_texts([item.ids for item in good], self.pad),
             torch.tensor([item.image for item in pictures], dtype=torch.long),
             torch.tensor([item.caption for item in good], dtype=torch.long),
@@ -236,7 +265,7 @@ class Collate:
         images = [(row, x) for row, item in enumerate(items) for x in item.extras[name][0]]
         texts = [(row, x) for row, item in enumerate(items) for x in item.extras[name][1]]
         return ExtraBatch(
-            pad_fragments([x for _, x in images]) if images else None,
+            pad_images([x for _, x in images]) if images else None,
             torch.tensor([row for row, _ in images], dtype=torch.long),
             pad_texts([x for _, x in texts], self.pad) if texts else None,
             torch.tensor([row for row, _ in texts], dtype=torch.long),

@@ -72,6 +72,10 @@ class FragmentTable:
     def max_fragments(self) -> int:
         return int(self.features.shape[1]) if len(self.features.shape) == 3 else 1
 
+    def count(self, image: int) -> int:
+        """How many fragments an image has."""
+        return self.max_fragments if self.lengths is None else int(self.lengths[self.rows[image]])
+
     def select(self, images: Sequence[int]) -> FragmentTable:
         rows = self.rows[np.asarray(images, dtype=np.int64)]
         return replace(self, rows=rows)

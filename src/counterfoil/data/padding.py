@@ -10,23 +10,43 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from counterfoil.data.fragments import Fragments
+from counterfoil.data.on_host import remember
 from counterfoil.data.parsing import LinkedIds
 
 B = TypeVar("B", bound="Movable")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The rows of a table that hold what is kept of an image's fragments."""
+
+    places: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.places)
 
 
 class Movable:
     """Moves every tensor of a dataclass at once."""
 
     def to(self: B, device: torch.device | str) -> B:
-        return self._each(lambda tensor: _arrived(tensor.to(device, non_blocking=True)))
+        return self._each(lambda tensor: _arrived(tensor, tensor.to(device, non_blocking=True)))
 
     def pin_memory(self: B) -> B:
         return self._each(lambda tensor: tensor.pin_memory())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Small tensors go to another process in the message itself.
+
+        As shared memory, which is how large ones go, each costs a file and a connection.
+        """
+        values = {f.name: _written(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+        return _read_back, (type(self), values)
 
     def _each(self: B, change: Callable[[Tensor], Tensor]) -> B:
         def changed(value: Any) -> Any:
@@ -42,22 +62,56 @@ class Movable:
         return replace(self, **values)  # type: ignore[type-var]
 
 
+@dataclass(frozen=True)
+class _Written:
+    """A tensor's numbers, as a message has them."""
+
+    numbers: NDArray[Any]
+
+
+def _written(value: Any) -> Any:
+    if not isinstance(value, Tensor) or value.dtype == torch.bfloat16 or value.requires_grad:
+        return value
+    if value.device.type != "cpu" or value.nbytes > LARGEST_MESSAGE:
+        return value
+    return _Written(value.numpy())
+
+
+def _read_back(kind: type[B], values: dict[str, Any]) -> B:
+    return kind(
+        **{
+            name: torch.from_numpy(value.numbers) if isinstance(value, _Written) else value
+            for name, value in values.items()
+        }
+    )
+
+
+LARGEST_MESSAGE = 1 << 18
+"""Bytes of a tensor that goes to another process in a message."""
+
 COMPACT = (torch.uint8, torch.float16)
 """How pixels and features travel, in a quarter or half of the size; where they are used they become
 as all other numbers are."""
 
 
-def _arrived(tensor: Tensor) -> Tensor:
+def _arrived(sent: Tensor, tensor: Tensor) -> Tensor:
+    if tensor.dtype == torch.bool and not sent.is_cuda:
+        return remember(tensor, sent)
     return tensor.to(torch.get_default_dtype()) if tensor.dtype in COMPACT else tensor
 
 
 @dataclass(frozen=True)
 class ImageBatch(Movable):
-    """Fragments [B, N, D] with mask [B, N] (True: real) and boxes [B, N, 4] where known."""
+    """Fragments [B, N, D] with mask [B, N] (True: real) and boxes [B, N, 4] where known.
+
+    Where the training device holds all fragments (`training.resident`), a batch travels without
+    them (D is 0) and says by ``places`` [B, N] which rows it wants.
+    """
 
     fragments: Tensor
     mask: Tensor
     boxes: Tensor | None = None
+    places: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +121,13 @@ class TextBatch(Movable):
     ids: Tensor
     mask: Tensor
     graph: Tensor | None = None
+
+
+def pad_images(items: Sequence[Fragments | Kept]) -> ImageBatch:
+    """A batch of fragments, or of places where they are."""
+    if isinstance(items[0], Kept):
+        return pad_places([item for item in items if isinstance(item, Kept)])
+    return pad_fragments([item for item in items if isinstance(item, Fragments)])
 
 
 def pad_fragments(items: Sequence[Fragments]) -> ImageBatch:
@@ -87,6 +148,16 @@ def pad_fragments(items: Sequence[Fragments]) -> ImageBatch:
         if boxes is not None and item.boxes is not None:
             boxes[row, : len(item)] = torch.from_numpy(item.boxes)
     return ImageBatch(features, mask, boxes)
+
+
+def pad_places(items: Sequence[Kept]) -> ImageBatch:
+    """A batch of images whose fragments are elsewhere."""
+    longest = max(1, max(len(item) for item in items))
+    mask = np.arange(longest) < np.array([len(item) for item in items])[:, None]
+    places = np.zeros(mask.shape, dtype=np.int32)
+    places[mask] = np.concatenate([item.places for item in items])
+    absent = torch.empty(*mask.shape, 0)
+    return ImageBatch(absent, torch.from_numpy(mask), None, torch.from_numpy(places))
 
 
 def _common_type(items: Sequence[Fragments]) -> torch.dtype:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from counterfoil.encoders.sequences import run_gru
+from counterfoil.data.on_host import on_host
+from counterfoil.encoders.sequences import Indices, run_gru
 from counterfoil.registry import Registry
 
 poolings: Registry[type[nn.Module]] = Registry("pooling")
@@ -102,23 +105,27 @@ class GPO(nn.Module):
         self.temperature = 0.1
 
     def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
-        weights = self.weights(mask.sum(1), fragments.shape[1]).to(fragments.dtype)  # [B, N]
+        lengths = on_host(mask).sum(1)
+        weights = self.weights(lengths, fragments.shape[1]).to(fragments.dtype)  # [B, N]
         ordered = fragments.masked_fill(~mask[..., None], -torch.inf).sort(1, descending=True)
         real = torch.arange(mask.shape[1], device=mask.device)[None] < mask.sum(1, keepdim=True)
         values = ordered.values.masked_fill(~real[..., None], 0.0)
         return torch.einsum("bn,bnd->bd", weights, values)
 
-    def weights(self, lengths: Tensor, longest: int) -> Tensor:
+    def weights(self, lengths: Indices, longest: int) -> Tensor:
         """Pooling weights [B, longest] of items of the given lengths; zero beyond a length."""
-        distinct, which = lengths.clamp(min=1).unique(return_inverse=True)
-        positions = self._positions(longest, lengths.device)
+        device = self.linear.weight.device
+        distinct, which = np.unique(lengths, return_inverse=True)
+        positions = self._positions(longest, device)
         hidden = run_gru(self.gru, positions.expand(len(distinct), -1, -1), distinct)
         forward, backward = hidden.chunk(2, dim=-1)
         scores = self.linear((forward + backward) / 2).squeeze(-1)  # [U, longest]
-        outside = torch.arange(longest, device=lengths.device)[None] >= distinct[:, None]
-        scores = scores.masked_fill(outside, -1e4) / self.temperature
-        weights = scores.softmax(-1)[which]
-        return weights.masked_fill((lengths == 0)[:, None], 0.0)
+        outside = np.arange(longest) >= distinct[:, None]
+        scores = scores.masked_fill(_sent(outside, device), -1e4) / self.temperature
+        weights = scores.softmax(-1)
+        if not distinct.all():  # an item without fragments has no weights
+            weights = weights.masked_fill(_sent(distinct == 0, device)[:, None], 0.0)
+        return weights.index_select(0, _sent(which, device))
 
     def _positions(self, length: int, device: torch.device) -> Tensor:
         """Sinusoid code of the ranks 0 … length-1: sine on even channels, cosine on odd ones."""
@@ -127,3 +134,8 @@ class GPO(nn.Module):
         angle = place * torch.exp(step * -(math.log(10000.0) / self.d_pe))
         code = torch.stack([angle.sin(), angle.cos()], dim=-1).reshape(length, self.d_pe)
         return code.to(self.linear.weight.dtype)
+
+
+def _sent(array: NDArray[Any], device: torch.device) -> Tensor:
+    """What the host knows, on a device, without waiting for it to arrive."""
+    return torch.from_numpy(array).to(device, non_blocking=True)

@@ -11,15 +11,15 @@ from torch.nn.utils.rnn import PackedSequence
 Indices = NDArray[np.int64]
 
 
-def run_gru(rnn: nn.GRU, inputs: Tensor, lengths: Tensor) -> Tensor:
+def run_gru(rnn: nn.GRU, inputs: Tensor, lengths: Indices) -> Tensor:
     """States [B, W, directions·H] over the first ``lengths`` [B] of inputs [B, W, D]; zero beyond.
 
-    A length of 0 counts as 1. PyTorch's own packing copies step by step, both ways, which on a GPU
-    is some hundred launches a batch; here rows are picked and put back by one index.
+    A length of 0 counts as 1. Lengths are the host's, which has to know them. PyTorch's own packing
+    copies step by step, both ways, which on a GPU is some hundred launches a batch; here rows are
+    picked and put back by one index.
     """
-    sizes = lengths.clamp(min=1).cpu().numpy()
-    rows, counts = _packed_rows(sizes, inputs.shape[1])
-    at = torch.from_numpy(rows).to(inputs.device)
+    rows, counts = _packed_rows(np.maximum(lengths, 1), inputs.shape[1])
+    at = torch.from_numpy(rows).to(inputs.device, non_blocking=True)
     flat = inputs.flatten(0, 1)
     packed = PackedSequence(flat.index_select(0, at), torch.from_numpy(counts))
     states: Tensor = rnn(packed)[0].data

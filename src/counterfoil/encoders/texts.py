@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from counterfoil.data.batches import TextBatch
+from counterfoil.data.on_host import on_host
 from counterfoil.data.texts import TextProcessor, WordText
 from counterfoil.data.vectors import load_vectors
 from counterfoil.encoders.encoded import Encoded
@@ -22,7 +23,7 @@ text_encoders: Registry[type[nn.Module]] = Registry("text encoder")
 
 def run_rnn(rnn: nn.GRU, inputs: Tensor, mask: Tensor) -> Tensor:
     """States [B, W, directions·H] of a GRU over the real words; zero at padding."""
-    return run_gru(rnn, inputs, mask.sum(1))
+    return run_gru(rnn, inputs, on_host(mask).sum(1))
 
 
 class WordEmbedding(nn.Embedding):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from counterfoil.data.on_host import on_host
 from counterfoil.kernels.fused import (
     LARGEST_REGIONS,
     WORDS,
@@ -58,7 +59,7 @@ def fused_pairs(
     for recipe in recipes if gradient else ():
         if not trainable(recipe) or not fits(recipe, dtype, v.shape[1], v.device):
             return None
-    said, shown = mask.cpu().numpy(), real.cpu().numpy()  # here the host waits
+    said, shown = on_host(mask), on_host(real)
     lengths, seen = said.sum(1).tolist(), shown.sum(1)
     if not 0 < min(lengths) <= max(lengths) <= WORDS or not seen.min():
         return None

@@ -17,9 +17,7 @@ from torch import Tensor
 
 from counterfoil.encoders import Encoded
 from counterfoil.training.guide_store import EncodedReader
-
-LEFT_FREE = 0.5
-"""Share of a device's memory that has to stay free for training."""
+from counterfoil.training.resident import room_for
 
 ROWS = 1 << 16
 """Rows copied to the device at a time."""
@@ -72,12 +70,7 @@ class ResidentItems:
 
 def resident(reader: EncodedReader, device: torch.device) -> ResidentItems | None:
     """The items of a side on a GPU; None where they do not fit, or on another kind of device."""
-    if device.type != "cuda":
-        return None
-    free, total = torch.cuda.mem_get_info(device)
-    if free - reader.size_in_bytes < LEFT_FREE * total:
-        return None
-    return copied(reader, device)
+    return copied(reader, device) if room_for(reader.size_in_bytes, device) else None
 
 
 def copied(reader: EncodedReader, device: torch.device) -> ResidentItems | None:

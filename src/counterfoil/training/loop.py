@@ -33,6 +33,7 @@ from counterfoil.training.gradient_cache import GradientCache
 from counterfoil.training.metrics import finite
 from counterfoil.training.preparation import RunPreparation, set_aside
 from counterfoil.training.pretrained_scale import adopt_scale
+from counterfoil.training.resident import resident
 from counterfoil.training.run_logs import RunLogs
 from counterfoil.training.step import HISTOGRAM, MARGIN_RANGE, TrainingStep
 from counterfoil.training.survey import TrainingSurvey
@@ -113,8 +114,14 @@ class Trainer:
             config.data.drop_regions_varying,
             Glance(config.data.random_crop or 1.0, bool(config.data.flip)),
         )
+        self.resident = resident(train.fragments, config.data.resident, self.device, self.progress)
         self.items = CaptionItems(
-            train, model.text, augmentation, config.seed, self.objective.companions_by_term()
+            train,
+            model.text,
+            augmentation,
+            config.seed,
+            self.objective.companions_by_term(),
+            held=self.resident.good if self.resident else None,
         )
         self.held_out = held_out
         self.trials = (
@@ -193,6 +200,8 @@ class Trainer:
         sync = update or not isinstance(run, DistributedDataParallel)
         with torch.enable_grad() if sync else run.no_sync():  # type: ignore[operator]
             batch = batch.to(self.device)
+            if self.resident is not None:
+                batch = self.resident.filled(batch)
             self._introduce(batch)
             if self.trials is not None and (place.batch - 1) % train.accumulate == 0:
                 trial = self.trials.of(batch, place.step, self.updates.rate)
