@@ -80,8 +80,8 @@ class _FusedScores(torch.autograd.Function):
     def forward(
         ctx: Any, recipe: Recipe, packing: Packing, mask: Tensor | None, u: Tensor, v: Tensor
     ) -> Tensor:
-        norms = u.float().norm(dim=-1)
-        gram = v @ v.transpose(1, 2)
+        norms = torch.linalg.vector_norm(u, dim=-1, dtype=torch.float32)
+        gram = torch.bmm(v, v.mT)
         words, regions = Words(packing, u, norms, None, None), Regions(v, gram, norms, mask)
         sims = None
         if u.element_size() * len(u) * v.shape[0] * v.shape[1] <= KEPT and packing.tiles:
@@ -108,12 +108,11 @@ class _FusedScores(torch.autograd.Function):
             d_norms, d_gram = found.norms, found.gram
         else:
             d_u, d_v, d_norms, d_gram = _in_parts(recipe, packing, mask, u, norms, v, gram, by_slot)
-        if d_norms is not None and d_gram is not None:
-            # ‖u‖ is u · u / ‖u‖, and the Gram matrix v · v: their gradients lie along u and v
-            along = (d_norms / norms).nan_to_num_(0.0, 0.0, 0.0)
-            d_u = torch.addcmul(d_u, u, along[:, None].to(d_u.dtype))
-            both = (d_gram + d_gram.transpose(1, 2)).to(v.dtype)
-            d_v = torch.baddbmm(d_v, both, v)
+        # the gradient of ‖u‖ lies along u; that of the Gram matrix v · v is symmetric
+        if d_norms is not None:
+            d_u = torch.addcmul(d_u, u, d_norms[:, None].to(d_u.dtype))
+        if d_gram is not None:
+            d_v = torch.baddbmm(d_v, d_gram.to(v.dtype), v, alpha=2)
         return None, None, None, d_u.to(u.dtype), d_v
 
 
@@ -128,7 +127,7 @@ def _by_slot(grad: Tensor, recipe: Recipe, packing: Packing) -> Tensor:
 
 @dataclass(frozen=True)
 class Backward:
-    """Gradients of similarities, of words' norms [words] and of Gram matrices [I, R, R]."""
+    """Gradients of similarities, of words' norms [words] by these, and of Gram matrices [I, R, R]."""
 
     sims: Tensor
     norms: Tensor | None
@@ -159,10 +158,13 @@ def _in_parts(
         found = _launch(recipe, packing, part @ u.T, norms, gram[some], mask, some, by_slot)
         d_u += found.sims.T @ part
         d_v[some] = (found.sims @ u).view_as(v[some])
-        if found.norms is not None and found.gram is not None:
+        if found.norms is not None:
             d_norms += found.norms
+        if found.gram is not None:
             d_gram[some] = found.gram
-    return (d_u, d_v, None, None) if recipe.method == "chan" else (d_u, d_v, d_norms, d_gram)
+    by_gram = recipe.method != "chan"
+    by_norms = by_gram and not recipe.unit_words
+    return d_u, d_v, d_norms if by_norms else None, d_gram if by_gram else None
 
 
 def _launch(
@@ -181,7 +183,8 @@ def _launch(
     real = mask[some].contiguous().view(torch.uint8) if mask is not None else sims
     d_sims = torch.empty_like(sims)
     wants_gram = recipe.method != "chan"
-    d_norms = norms.new_empty(images, sims.shape[1]) if wants_gram else norms
+    wants_norms = wants_gram and not recipe.unit_words
+    d_norms = norms.new_empty(images, sims.shape[1]) if wants_norms else norms
     d_gram = norms
 
     def run(per_program: int) -> None:
@@ -201,6 +204,6 @@ def _launch(
         )  # fmt: skip
 
     run_fitting(run, min(TILES_PER_PROGRAM, packing.tiles))
-    if not wants_gram:
-        return Backward(d_sims, None, None)
-    return Backward(d_sims, d_norms.sum(0), d_gram.sum(0))
+    return Backward(
+        d_sims, d_norms.sum(0) if wants_norms else None, d_gram.sum(0) if wants_gram else None
+    )

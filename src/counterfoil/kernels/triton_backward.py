@@ -103,9 +103,10 @@ def words_backward(
             best = tl.max(tl.where(real[None, :], s, -1e30), 1)
             ds = _to_best(s, real, best, _through_pool(E, best, g, number, sharpness, HOW))
         else:
-            lengths = tl.load(norms + w, mask=live, other=1.0)
+            own = tl.load(norms + w, mask=live, other=1.0)
+            lengths = own
             if UNIT:
-                lengths = lengths * 0 + 1.0
+                lengths = own * 0 + 1.0
             if METHOD == "naaf":
                 reach = tl.where(real[None, :], s, -2.0)
                 best = tl.max(reach, 1)
@@ -138,7 +139,9 @@ def words_backward(
             else:
                 ds += _through_norm(E, s, de * e, scale, RAISE, PRECISION)
             dG += tl.dot(tl.trans(e * d_squared[:, None]), e, input_precision=PRECISION)
-            tl.store(d_norms + image * width + w, tl.where(UNIT, 0.0, d_length * root), mask=live)
+            if not UNIT:  # by the norm: ‖u‖ is u · u / ‖u‖
+                d_own = tl.where(own > 0, d_length * root / own, 0.0)
+                tl.store(d_norms + image * width + w, d_own, mask=live)
         tl.store(d_sims + place, ds.to(d_sims.dtype.element_ty), mask=shown)
     if METHOD != "chan":
         rows = (group * images + image) * regions * regions
