@@ -10,7 +10,7 @@ import pytest
 from counterfoil.data.scenes import captions_of, falsify, load_scenes, scene_of
 from counterfoil.data.scenes.scene import Relation, Scene, SceneObject
 from counterfoil.data.scenes.words import SceneCaption, Word
-from counterfoil.evaluation.foil_truth import foil_verdict, has_truth, verdict_on
+from counterfoil.evaluation.foil_truth import foil_verdict, has_truth, manner_of, verdict_on
 from counterfoil.foils.lists import NUMERALS
 
 
@@ -36,8 +36,10 @@ PHRASES = [(0, 3), (3, 5), (5, 8), (8, 11)]
 CAPTION = SceneCaption(
     "A large dog left of a red house in a meadow.",
     tuple(
-        Word(text.lower(), (0,), next(span for span in PHRASES if span[0] <= place < span[1]), role)
+        Word(text.lower(), (int(5 <= place < 8),), span, role)
+        for span in PHRASES
         for place, (text, role) in enumerate(PARTS)
+        if span[0] <= place < span[1]
     ),
 )
 
@@ -106,3 +108,74 @@ def test_two_looks_at_once_are_a_contradiction() -> None:
     )
     assert foil_verdict(SCENE, caption, "a brown brown dog") == "true"
     assert foil_verdict(SCENE, caption, "a brown white dog") == "false"
+
+
+def caption_of(*parts: tuple[str, str, tuple[int, int]]) -> SceneCaption:
+    """A caption of (word, role, phrase)."""
+    words = tuple(Word(text, (0,), phrase, role) for text, role, phrase in parts)
+    return SceneCaption(" ".join(text for text, _, _ in parts), words)
+
+
+@pytest.mark.parametrize(
+    ("foil", "verdict"),
+    [
+        ("a dog in the meadow", "true"),
+        ("a dog in the street", "false"),
+        ("a dog in the park", "unsure"),
+        ("a dog in the left", "true"),
+        ("a dog in the house", "false"),
+    ],
+)
+def test_surroundings_may_stand_where_a_place_in_the_picture_stood(foil, verdict) -> None:
+    caption = caption_of(
+        ("a", "", (0, 2)), ("dog", "noun:0", (0, 2)),
+        ("in", "", (2, 5)), ("the", "", (2, 5)), ("foreground", "position:0", (2, 5)),
+    )  # fmt: skip
+    assert foil_verdict(SCENE, caption, foil) == verdict
+
+
+@pytest.mark.parametrize(
+    ("foil", "verdict"),
+    [("brown dogs", "true"), ("white dogs", "false"), ("house dogs", "false")],
+)
+def test_a_look_may_stand_where_a_number_stood(foil, verdict) -> None:
+    scene = replace(SCENE, objects=(replace(SCENE.objects[0], count=3),), relations=())
+    caption = caption_of(("three", "count:0", (0, 2)), ("dogs", "noun:0", (0, 2)))
+    assert foil_verdict(scene, caption, foil) == verdict
+
+
+@pytest.mark.parametrize(
+    ("foil", "verdict"),
+    [
+        ("a dog left of a house", "true"),
+        ("a dog right of a house", "false"),
+        ("a dog standing left a house", "true"),
+        ("a dog holding flying a house", "false"),
+        ("a dog left house a house", "false"),
+        ("a dog standing with a house", "false"),
+    ],
+)
+def test_a_relation_is_found_wherever_its_phrase_tells_it(foil, verdict) -> None:
+    scene = replace(SCENE, relations=(Relation(0, "in front of", 1), Relation(0, "left of", 1)))
+    caption = caption_of(
+        ("a", "", (0, 2)), ("dog", "noun:0", (0, 2)),
+        ("standing", "", (2, 4)), ("before", "relation:0:1", (2, 4)),
+        ("a", "", (4, 6)), ("house", "noun:1", (4, 6)),
+    )  # fmt: skip
+    assert foil_verdict(scene, caption, foil) == verdict
+
+
+@pytest.mark.parametrize(
+    ("foil", "manner"),
+    [
+        ("A big dog left of a red house in a meadow.", "same"),
+        ("The large dog left of the red house in a meadow.", "same"),
+        ("A large animal left of a red house in a meadow.", "meant"),
+        ("A brown dog left of a red house in a meadow.", "meant"),
+        ("A large dog next of a red house in a meadow.", "generous"),
+        ("A large cat left of a red house in a meadow.", None),
+        ("A large dog left of a red house in a park.", None),
+    ],
+)
+def test_a_true_foil_is_true_in_some_manner(foil, manner) -> None:
+    assert manner_of(SCENE, CAPTION, foil) == manner

@@ -18,6 +18,7 @@ from counterfoil.data.scenes import load_scenes
 from counterfoil.data.words import words
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.evaluation.foil_fluency import RunFluency, TransformersFluency
+from counterfoil.evaluation.foil_kinds import OTHER, SEVERAL, kinds_on, manners_on
 from counterfoil.evaluation.foil_metrics import judge_foils, verdicts_on
 from counterfoil.evaluation.foil_report import FoilReport
 from counterfoil.evaluation.foil_scores import FoilScores, score_foils
@@ -341,6 +342,39 @@ def test_the_accuracy_on_false_foils_leaves_out_those_that_are_true_or_unsure(
     assert true.false_accuracy is None
 
 
+def test_kinds_add_up_to_all_foils(scenes, model) -> None:
+    split = scenes.test
+    foils = foils_of_model(model, "own", split, FoilChoice(per_caption=3))
+    report = judge_foils(model, split, foils, by_kind=True)
+    shares = report.by_kind
+    verdicts = verdicts_on(split, foils.pairs)
+    assert len({one.kind for one in shares}) == len(shares) > 3
+    assert sum(one.foils for one in shares) == report.pairs
+    assert sum(one.false for one in shares) == verdicts.count("false")
+    assert sum(one.true for one in shares) == verdicts.count("true") == sum(report.manners.values())
+    told = sum(one.accuracy * one.foils for one in shares) / report.pairs
+    assert told == pytest.approx(report.accuracy)
+    false = sum((one.false_accuracy or 0) * one.false for one in shares) / verdicts.count("false")
+    assert false == pytest.approx(report.false_accuracy)
+    assert FoilReport.from_json(report.to_json()) == report
+    assert report.kind_rows()[-1][2] == f"{report.true_negatives:.1f}"
+    assert judge_foils(model, split, foils).kind_rows() == []
+
+
+def test_the_kind_of_a_foil_is_what_it_exchanges(scenes) -> None:
+    split = scenes.train
+    place = next(n for n, text in enumerate(split.texts) if " two " in text and " left " in text)
+    text = split.texts[place]
+    said = [text.replace(" two ", " three "), text.replace(" left ", " right "), text]
+    said += [said[0].replace(" left ", " right "), f"{text} indeed"]
+    kinds = kinds_on(split, [FoilPair(place, foil) for foil in said])
+    assert kinds == ["number", "relation", OTHER, SEVERAL, SEVERAL]
+    graphs = replace(split, extras=None)  # no truth: what the words are, not what they say
+    kinds = kinds_on(graphs, [FoilPair(place, foil) for foil in said])
+    assert kinds == ["attribute", "relation", OTHER, SEVERAL, SEVERAL]
+    assert manners_on(graphs, [FoilPair(place, text)]) == {}
+
+
 def test_the_command_judges_a_run_on_foils_of_several_sources(
     tmp_path, scenes, model, monkeypatch
 ) -> None:
@@ -363,5 +397,8 @@ def test_the_command_judges_a_run_on_foils_of_several_sources(
     shown = invoke(*asked)
     assert "true caption > foil" in shown
     assert f"{told[0]['accuracy']:.1f}" in shown
+    shown = invoke(*asked, "--by-kind")
+    assert "exchanged" in shown
+    assert "true of the same things" in " ".join(shown.split())
     by_words = json.loads(invoke(*asked, "--masking", "words", "--json"))
     assert by_words[0] == told[0]  # rules do not mask

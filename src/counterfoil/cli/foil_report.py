@@ -67,6 +67,9 @@ def foil_report(
             "--lm", help="Perplexity, too: folder of a language model, or 'own' for the run's head."
         ),
     ] = None,
+    by_kind: Annotated[
+        bool, typer.Option("--by-kind", help="Also by what is exchanged: colours, numbers …")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     cache: Path = CACHE_OPTION,
@@ -108,7 +111,9 @@ def foil_report(
                 "one data set for both with --data"
             )
         made = foils_by(source, theirs, choice, lambda path: load_model(path, device), bars)
-        reports.append(judge_foils(model, pairs, made, fluency=fluency, progress=bars))
+        reports.append(
+            judge_foils(model, pairs, made, fluency=fluency, by_kind=by_kind, progress=bars)
+        )
     _show(reports, markdown, as_json)
 
 
@@ -129,4 +134,7 @@ def _show(reports: list[FoilReport], markdown: bool, as_json: bool) -> None:
             typer.echo(report.to_markdown())
         else:
             print_table(report.rows(), title=report.headline())
+            for table in (report.kind_rows(), report.manner_rows()):
+                if table:
+                    print_table(table)
             console().print(report.notes(), highlight=False, markup=False)

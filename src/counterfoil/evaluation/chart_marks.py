@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from html import escape
 
 from counterfoil.evaluation.chart_axes import Axis, tick_text
@@ -20,6 +21,8 @@ COLOURS = (
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 CHARACTER = 6.4  # mean width of a character at 11.5 px
 LEGEND_LINE = 18
+TITLE_CHARACTER = 7.4  # the same, bold, at 14 px
+TITLE_LINE = 18
 
 
 def grid(x_axis: Axis, y_axis: Axis) -> list[str]:
@@ -131,15 +134,18 @@ def empty_chart(title: str, width: int, height: int) -> str:
 
 
 def document(title: str, width: int, height: int, body: list[str]) -> str:
-    """The whole picture; it shrinks with its column."""
-    heading = (
-        f'<text x="20" y="22" font-size="14" font-weight="600">{escape(title)}</text>'
-        if title
-        else ""
+    """The whole picture; it shrinks with its column, and grows upwards with a title too long."""
+    lines = textwrap.wrap(title, max(1, int((width - 40) / TITLE_CHARACTER)))
+    above = TITLE_LINE * max(0, len(lines) - 1)
+    heading = "".join(
+        f'<text x="20" y="{22 - above + number * TITLE_LINE}" font-size="14" font-weight="600">'
+        f"{escape(line)}</text>"
+        for number, line in enumerate(lines)
     )
+    height += above
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" role="img" aria-label="{escape(title or "chart")}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {-above} {width} {height}" '
+        f'width="{width}" height="{height}" role="img" aria-label="{escape(title or "chart")}" '
         f'style="max-width:100%;height:auto" font-family="{escape(FONT)}" font-size="11.5" '
         f'fill="currentColor">{heading}{"".join(body)}</svg>'
     )

@@ -13,10 +13,11 @@ import numpy as np
 
 from counterfoil.data.pairs import Split
 from counterfoil.evaluation.foil_fluency import Fluency
+from counterfoil.evaluation.foil_kinds import kinds_on, manners_on, shares_by_kind
 from counterfoil.evaluation.foil_report import FoilReport
 from counterfoil.evaluation.foil_scores import FoilScores, score_foils
 from counterfoil.evaluation.foil_sets import FoilPair, FoilSet
-from counterfoil.evaluation.foil_truth import Verdict, has_truth, verdict_on
+from counterfoil.evaluation.foil_truth import Verdict, has_truth, places_of, verdict_on
 from counterfoil.evaluation.foil_words import FoilWords, judge_words
 from counterfoil.models.correct import can_correct
 from counterfoil.models.model import Model
@@ -32,12 +33,15 @@ def judge_foils(
     foils: FoilSet,
     *,
     fluency: Fluency | None = None,
+    by_kind: bool = False,
     progress: Progress | None = None,
 ) -> FoilReport:
     """Everything that can be measured of a model and foils: words where it has heads for them, true
-    negatives where the split knows the truth, perplexity where a language model is given."""
+    negatives where the split knows the truth, perplexity where a language model is given; and, if
+    asked for, the same by what the foils exchange."""
     scores = score_foils(model, split, foils, progress)
     words = judge_words(model, split, foils, progress) if can_correct(model) else None
+    verdicts = verdicts_on(split, scores.pairs)
     return FoilReport(
         split=split.name,
         foils=foils.name,
@@ -49,9 +53,11 @@ def judge_foils(
         harder=100 * float(np.mean(scores.foil > scores.true)),
         gap=scores.gap,
         **_truths(verdicts_on(split, foils.pairs)),
-        **_on_false(scores, verdicts_on(split, scores.pairs)),
+        **_on_false(scores, verdicts),
         **(_words(words) if words is not None else {}),
         **(_perplexities(fluency, split, foils, words) if fluency is not None else {}),
+        by_kind=shares_by_kind(scores, kinds_on(split, scores.pairs), verdicts) if by_kind else [],
+        manners=manners_on(split, scores.pairs) if by_kind else {},
     )
 
 
@@ -59,12 +65,8 @@ def verdicts_on(split: Split, pairs: Sequence[FoilPair]) -> list[Verdict]:
     """Whether each foil is false of its image, true of it, or unsure; empty without truth."""
     if not has_truth(split):
         return []
-    first = np.searchsorted(split.image_of, np.arange(len(split)))
-    image_of = [int(split.image_of[pair.caption]) for pair in pairs]
-    return [
-        verdict_on(split, image, pair.caption - int(first[image]), pair.foil)
-        for image, pair in zip(image_of, pairs, strict=True)
-    ]
+    places = places_of(split, [pair.caption for pair in pairs])
+    return [verdict_on(split, *place, pair.foil) for place, pair in zip(places, pairs, strict=True)]
 
 
 def _truths(verdicts: Sequence[Verdict]) -> dict[str, float | int | None]:

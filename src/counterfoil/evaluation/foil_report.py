@@ -2,7 +2,36 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from counterfoil.evaluation.report import Report, markdown_table
+
+MANNERS = {
+    "same": "claims what the caption claims, by other words",
+    "meant": "claims something else that is true of the same things",
+    "generous": "is true of other things, or passes where one is generous",
+}
+
+
+class KindShare(Report):
+    """Foils that exchange one kind of thing: how many, how many are false, how many are told."""
+
+    kind: str
+    foils: int
+    false: int
+    true: int
+    accuracy: float
+    false_accuracy: float | None = None
+
+    def cells(self, with_truth: bool) -> tuple[str, ...]:
+        """A row of a table, with or without what the truth of the images says."""
+        plain = (self.kind, str(self.foils))
+        if not with_truth:
+            return (*plain, f"{self.accuracy:.1f}")
+        checked = self.false + self.true
+        negatives = f"{100 * self.false / checked:.1f}" if checked else ""
+        told = f"{self.false_accuracy:.1f}" if self.false_accuracy is not None else ""
+        return (*plain, negatives, f"{self.accuracy:.1f}", told)
 
 
 class FoilReport(Report):
@@ -13,7 +42,9 @@ class FoilReport(Report):
     image for sure. Of the words of foils (TAGS-DC §4.4): ``wod_auc`` and ``wod_accuracy``
     of telling replaced ones, ``wod_found`` how many of these are told at a threshold of one half,
     ``woc_accuracy`` how many are set right. ``true_negatives`` are the foils that are false of
-    their image for sure, of those ``checked``; ``unsure`` ones could not be told.
+    their image for sure, of those ``checked``; ``unsure`` ones could not be told. If asked for,
+    ``by_kind`` has the foils by what they exchange, and ``manners`` how those that are true are so
+    (`MANNERS`).
     """
 
     split: str
@@ -38,6 +69,8 @@ class FoilReport(Report):
     perplexity_foils: float | None = None
     perplexity_corrected: float | None = None
     language_model: str | None = None
+    by_kind: list[KindShare] = Field(default_factory=list)
+    manners: dict[str, int] = Field(default_factory=dict)
 
     def headline(self) -> str:
         """Split, source and sizes in one line."""
@@ -68,6 +101,32 @@ class FoilReport(Report):
         table += [(name, f"{value:.2f}") for name, value in perplexities if value is not None]
         return table
 
+    def kind_rows(self) -> list[tuple[str, ...]]:
+        """A header, a row for each kind of exchange, and one for all; empty if not asked for."""
+        if not self.by_kind:
+            return []
+        known = self.true_negatives is not None
+        truth = ("true negatives", "true > foil", "true > false foil")
+        total = KindShare(
+            kind="all",
+            foils=self.pairs,
+            false=sum(one.false for one in self.by_kind),
+            true=sum(one.true for one in self.by_kind),
+            accuracy=self.accuracy,
+            false_accuracy=self.false_accuracy,
+        )
+        head = ("exchanged", "foils", *(truth if known else truth[1:2]))
+        return [head, *(one.cells(known) for one in (*self.by_kind, total))]
+
+    def manner_rows(self) -> list[tuple[str, ...]]:
+        """A header, and how many of the foils that are true are so in each manner."""
+        total = sum(self.manners.values())
+        if not total:
+            return []
+        shares = [(name, self.manners.get(key, 0)) for key, name in MANNERS.items()]
+        head = ("a foil that is true …", "foils", "%")
+        return [head, *((name, str(count), f"{100 * count / total:.1f}") for name, count in shares)]
+
     def notes(self) -> str:
         """What makes the numbers comparable, in one sentence."""
         parts = ["a tie counts against the model"]
@@ -81,5 +140,7 @@ class FoilReport(Report):
 
     def to_markdown(self) -> str:
         """The headline, the table and the notes."""
-        lines = [self.headline(), "", *markdown_table(self.rows()), "", f"{self.notes()}."]
-        return "\n".join(lines) + "\n"
+        lines = [self.headline()]
+        for table in (self.rows(), self.kind_rows(), self.manner_rows()):
+            lines += ["", *markdown_table(table)] if table else []
+        return "\n".join([*lines, "", f"{self.notes()}."]) + "\n"

@@ -1,67 +1,39 @@
-"""Whether a foil of a drawn scene's caption is really false: a true negative, from ground truth.
-
-The caption says what each of its words claims. A word that was put in claims the same of the same
-thing, by another word; so what the foil claims is known, and the scene says whether it can hold.
-"""
+"""Whether a foil of a drawn scene's caption is really false: a true negative, from ground truth."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
+
+import numpy as np
 
 from counterfoil.data.pairs import Split
 from counterfoil.data.scenes import (
     Scene,
     SceneCaption,
-    Word,
+    Statement,
     captions_of,
     could_be_true,
+    is_true,
     scene_of,
     statement_of,
     tokens,
 )
-from counterfoil.data.scenes.vocabulary import (
-    COLOUR_WORDS,
-    NUMBERS,
-    PATTERN_WORDS,
-    PLURAL,
-    POSITION_WORDS,
-    RELATION_WORDS,
-    SINGULAR,
-    SIZE_WORDS,
+from counterfoil.data.scenes.vocabulary import POSITION_WORDS
+from counterfoil.evaluation.foil_claims import (
+    ALL_PLACES,
+    OUTDOORS,
+    PLACES,
+    SAYS_NOTHING,
+    claims_of,
 )
-from counterfoil.evaluation.true_graphs import EMPTY
-from counterfoil.foils.lists import NUMERALS
 
 Verdict = Literal["false", "true", "unsure"]
+Manner = Literal["same", "meant", "generous"]
 
-_LOOKS: dict[str, dict[str, str]] = {
-    "colour": COLOUR_WORDS,
-    "size": SIZE_WORDS,
-    "pattern": PATTERN_WORDS,
-}
-_OTHERS = {
-    "noun": SINGULAR.keys() | PLURAL.keys(),
-    "count": NUMBERS.keys(),
-    "relation": RELATION_WORDS.keys(),
-    "position": frozenset(POSITION_WORDS),
-}
-_PLACES = {
-    "meadow": frozenset({"meadow"}),
-    "beach": frozenset({"beach", "sea"}),
-    "street": frozenset({"street", "city"}),
-    "room": frozenset({"room", "indoors"}),
-    "park": frozenset({"park", "path"}),
-    "snow": frozenset({"snow", "winter"}),
-}
 _GREEN = frozenset({"meadow", "park"})
 """Grass with trees: what is one to the painter may be the other to a reader."""
-_OUTDOORS = "outdoors"
-_ALL_PLACES = frozenset[str]().union(*_PLACES.values()) | {_OUTDOORS}
-_ARTICLES = frozenset({"a", "an", "the"})
-_MANY = {word: count for count, word in enumerate(NUMERALS, start=1) if count > 1}
-_LINKS = frozenset({"in", "on", "at", "by", "with", "of", "to", "near", "front", "next"})
 
 
 def has_truth(split: Split) -> bool:
@@ -69,13 +41,26 @@ def has_truth(split: Split) -> bool:
     return split.extras is not None and len(split) > 0 and "scene" in split.extras[0]
 
 
+def places_of(split: Split, captions: Sequence[int]) -> list[tuple[int, int]]:
+    """Captions by their indices into all texts: of which image each is, and its place there."""
+    images = [int(split.image_of[caption]) for caption in captions]
+    first = np.searchsorted(split.image_of, np.arange(len(split)))
+    return [
+        (image, caption - int(first[image]))
+        for image, caption in zip(images, captions, strict=True)
+    ]
+
+
+def truth_of(split: Split, image: int, place: int) -> tuple[Scene, SceneCaption]:
+    """The scene of an image of the drawn scenes, and its caption ``place`` with what words mean."""
+    assert split.extras is not None  # noqa: S101 - the drawn scenes have them
+    extras = split.extras[image]
+    return scene_of(extras), captions_of(extras, split.captions[image])[place]
+
+
 def verdict_on(split: Split, image: int, place: int, foil: str) -> Verdict:
     """Of a foil of caption ``place`` of an image of the drawn scenes."""
-    if split.extras is None:
-        return "unsure"
-    extras = split.extras[image]
-    caption = captions_of(extras, split.captions[image])[place]
-    return foil_verdict(scene_of(extras), caption, foil)
+    return "unsure" if split.extras is None else foil_verdict(*truth_of(split, image, place), foil)
 
 
 def foil_verdict(scene: Scene, caption: SceneCaption, foil: str) -> Verdict:
@@ -88,85 +73,48 @@ def foil_verdict(scene: Scene, caption: SceneCaption, foil: str) -> Verdict:
     new = tokens(foil)
     if len(new) != len(caption.words):
         return "unsure"
-    changed = [place for place, word in enumerate(caption.words) if word.text.lower() != new[place]]
-    claims = _claims(caption, new)
-    if claims is None:
+    claims = claims_of(caption, new)
+    if claims is None or not could_be_true(scene, claims.statement):
         return "false"
-    counted = _counted(caption, new)
-    statement = statement_of(claims)
-    for place, mention in counted.items():
-        statement.mentions[mention].count = _MANY[new[place]]
-    if not could_be_true(scene, statement):
-        return "false"
-    verdicts = {
-        _unclaimed(scene, caption.words[place].text.lower(), new[place])
-        for place in changed
-        if not caption.words[place].role and place not in counted
-    }
+    verdicts = {_apart(scene, *words) for words in claims.apart}
     if "false" in verdicts:
         return "false"
     return "unsure" if "unsure" in verdicts else "true"
 
 
-def _claims(caption: SceneCaption, new: list[str]) -> SceneCaption | None:
-    """The caption with the foil's words in the roles they take; None where one makes no sense."""
-    words = list(_claiming(caption, new))
-    if any(word is None for word in words):
+def manner_of(scene: Scene, caption: SceneCaption, foil: str) -> Manner | None:
+    """In which manner a foil is true; None of one that is not.
+
+    ``same``: it claims what the caption claims, by other words. ``meant``: it is plainly true of
+    the things that the caption means. ``generous``: it is true of other things, or passes only
+    where the reader is generous.
+    """
+    if foil_verdict(scene, caption, foil) != "true":
         return None
-    told = [word for word in words if word is not None]
-    return SceneCaption(" ".join(new), tuple(told)) if _is_consistent(told) else None
+    claims = claims_of(caption, tokens(foil))
+    assert claims is not None  # noqa: S101 - what makes no sense is not true
+    if _bare(claims.statement) == _bare(statement_of(caption)):
+        return "same"
+    return "meant" if is_true(scene, claims.statement) else "generous"
 
 
-def _claiming(caption: SceneCaption, new: list[str]) -> Iterator[Word | None]:
-    for word, text in zip(caption.words, new, strict=True):
-        role, _, rest = word.role.partition(":")
-        if not role or text == word.text.lower():
-            yield replace(word, text=text)
-        elif role == "count" and text in _MANY:  # which `_counted` sees to
-            yield replace(word, text=text, role="")
-        elif role in _LOOKS:  # a colour may take the place of a size
-            fits = next((look for look, table in _LOOKS.items() if text in table), None)
-            yield replace(word, text=text, role=f"{fits}:{rest}") if fits else None
-        else:
-            yield replace(word, text=text) if text in _OTHERS[role] else None
+def _bare(statement: Statement) -> Statement:
+    """Claims without the words for them: a bike is a bicycle."""
+    mentions = {place: replace(one, noun="") for place, one in statement.mentions.items()}
+    return Statement(mentions, statement.relations)
 
 
-def _counted(caption: SceneCaption, new: list[str]) -> dict[int, int]:
-    """New numbers, also in place of articles, by their places: which mention each one counts."""
-    found = {}
-    for place, word in enumerate(caption.words):
-        old = word.text.lower()
-        can_count = word.role.startswith("count:") or (not word.role and old in _ARTICLES)
-        if can_count and new[place] in _MANY and new[place] != old:
-            roles = [other.role for other in caption.words[place : word.phrase[1]]]
-            nouns = [int(role.split(":")[1]) for role in roles if role.startswith("noun:")]
-            if nouns:
-                found[place] = nouns[0]
-    return found
-
-
-def _is_consistent(words: list[Word]) -> bool:
-    """Whether nothing is said to have two colours, sizes or patterns."""
-    said: dict[str, str] = {}
-    for word in words:
-        table = _LOOKS.get(word.role.split(":")[0])
-        if table is not None and said.setdefault(word.role, table[word.text]) != table[word.text]:
-            return False
-    return True
-
-
-def _unclaimed(scene: Scene, old: str, new: str) -> Verdict:
+def _apart(scene: Scene, old: str, new: str) -> Verdict:
     """Of a word without a role: surroundings can be checked, function words say nothing."""
-    if old in _ALL_PLACES and new in _ALL_PLACES:
+    if new in ALL_PLACES and (old in ALL_PLACES or old in POSITION_WORDS):
         return _surroundings(scene.backdrop, new)
-    says_nothing = EMPTY | _LINKS
-    return "true" if old in says_nothing and new in says_nothing else "unsure"
+    return "true" if old in SAYS_NOTHING and new in SAYS_NOTHING else "unsure"
 
 
 def _surroundings(backdrop: str, word: str) -> Verdict:
-    if word == _OUTDOORS:
+    if word == OUTDOORS:
         return "false" if backdrop == "room" else "true"
-    if word in _PLACES[backdrop]:
+    if word in PLACES[backdrop]:
         return "true"
-    is_green = backdrop in _GREEN and any(word in _PLACES[other] for other in _GREEN)
+    is_green = backdrop in _GREEN and any(word in PLACES[other] for other in _GREEN)
     return "unsure" if is_green else "false"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +15,9 @@ from counterfoil.evaluation.chart_marks import COLOURS
 from counterfoil.evaluation.charts import line_chart, save_line_chart_png
 from counterfoil.files import write_atomically
 from counterfoil.reproduce.pair_chart import Pair, pair_chart
+from counterfoil.reproduce.panel_chart import Dot, Panel, panel_chart
 from counterfoil.reproduce.point_chart import Mark, Ruler, by_line, point_chart
-from counterfoil.reproduce.results import Found, Reproduction
+from counterfoil.reproduce.results import Found, Measure, Reproduction
 from counterfoil.reproduce.spec import METRICS
 
 
@@ -24,13 +26,15 @@ class Chart:
     """A picture before it is drawn in either format."""
 
     name: str
-    kind: Literal["bars", "lines", "points"]
+    kind: Literal["bars", "lines", "panels", "points"]
     title: str
     x_label: str
     y_label: str = ""
     pairs: list[Pair] = field(default_factory=list)
     lines: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    panels: list[Panel] = field(default_factory=list)
     log: bool = False
     joined: bool = True
 
@@ -51,6 +55,8 @@ def charts_of(found: Reproduction) -> list[Chart]:
             if plot.curves
         ]
     scored = [row for row in found.rows if "rsum" in row.numbers]
+    if found.kind == "table" and found.measures:
+        return _panels(found)
     if found.kind == "table":
         pairs = [_pair(found, row) for row in found.rows]
         shown = scored and "rsum" in found.metrics
@@ -80,6 +86,27 @@ def charts_of(found: Reproduction) -> list[Chart]:
     return [chart] if marks else []
 
 
+def _panels(found: Reproduction) -> list[Chart]:
+    """RSUM, where it is shown, and every measure.
+
+    Rows without a number of ours are left out; so is what one row alone has, as it compares none.
+    """
+    titles = {"rsum": "RSUM"} if "rsum" in found.metrics else {}
+    titles |= {measure.title: measure.title for measure in found.measures}
+    rows = [row for row in found.rows if not titles.keys().isdisjoint(row.numbers)]
+    panels = [
+        Panel(title, [_dot(row.numbers.get(key)) for row in rows]) for key, title in titles.items()
+    ]
+    compared = [panel for panel in panels if len(panel.found) >= min(2, len(rows))]
+    names = [row.name for row in rows]
+    chart = Chart("measures", "panels", found.title, "", names=names, panels=compared)
+    return [chart] if rows and compared else []
+
+
+def _dot(number: Measure | None) -> Dot | None:
+    return Dot(number.mean, number.std) if number is not None else None
+
+
 def write_charts(found: Reproduction, folder: Path) -> list[Path]:
     """Write every picture; the names of the SVG files."""
     written = []
@@ -97,6 +124,8 @@ def write_charts(found: Reproduction, folder: Path) -> list[Path]:
 def to_svg(chart: Chart) -> str:
     if chart.kind == "bars":
         return pair_chart(chart.pairs, chart.title, ("our RSUM", "the paper's"))
+    if chart.kind == "panels":
+        return panel_chart(chart.names, chart.panels, chart.title)
     if chart.kind == "lines":
         return line_chart(chart.lines, chart.title, chart.x_label, chart.y_label)
     return point_chart(
@@ -119,19 +148,44 @@ def save_png(chart: Chart, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("matplotlib", "plots", "saving a chart as PNG") from error
-    rows = len(chart.pairs)
+    rows = len(chart.pairs) or len(chart.names)
     figure = Figure(figsize=(8, max(3.5, 0.45 * rows)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    if chart.kind == "panels":
+        _draw_panels(figure, chart)
+    else:
+        _draw_axes(figure.add_subplot(), chart)
+    figure.savefig(path, format="png")
+
+
+def _draw_axes(axes: Any, chart: Chart) -> None:
     if chart.kind == "bars":
         _draw_pairs(axes, chart.pairs)
     else:
         _draw_marks(axes, chart.marks, chart.log, chart.joined)
-    axes.set_title(chart.title, loc="left", fontweight="bold", fontsize=10)
+    axes.set_title(textwrap.fill(chart.title, 90), loc="left", fontweight="bold", fontsize=10)
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, format="png")
+
+
+def _draw_panels(figure: Any, chart: Chart) -> None:
+    """Lines of up to four panels; the rows are named before the first of each line."""
+    across = min(4, len(chart.panels))
+    lines = -(-len(chart.panels) // across)
+    figure.set_size_inches(4 + 1.8 * across, lines * (1.2 + 0.25 * len(chart.names)))
+    figure.suptitle(textwrap.fill(chart.title, 90), fontweight="bold", fontsize=10)
+    for number, panel in enumerate(chart.panels):
+        axes = figure.add_subplot(lines, across, number + 1)
+        for place, dot in enumerate(panel.dots):
+            if dot is not None:
+                colour = COLOURS[place % len(COLOURS)]
+                axes.errorbar(dot.mean, place, xerr=dot.spread or 0.0, fmt="o", color=colour)
+        named = number % across == 0
+        axes.set_yticks(range(len(chart.names)), chart.names if named else [""] * len(chart.names))
+        axes.set_ylim(len(chart.names) - 0.5, -0.5)
+        axes.set_title(textwrap.fill(panel.title, 24), loc="left", fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
 
 
 def _draw_marks(axes: Any, marks: Sequence[Mark], log: bool, joined: bool) -> None:
