@@ -247,3 +247,18 @@ def test_tensorboard_files_are_written_on_request(concepts, tmp_path) -> None:
     pytest.importorskip("tensorboard")
     trainer(concepts, tmp_path, config(epochs=1, tensorboard=True)).run()
     assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+@pytest.mark.parametrize("name", ["naaf", "scan-t2i", "chan", "vse-infty", "saf"])
+def test_mixed_precision_trains_whatever_the_sides_are_made_of(concepts, tmp_path, name) -> None:
+    """On a CPU a recurrent network stays in single precision beside linear layers that do not."""
+    settings = build_config(
+        {
+            "model": {"name": name, "embed_size": 32, "text": {"word_dim": 16}},
+            "data": {"min_count": 1},
+            "train": {"epochs": 1, "batch_size": 32, "precision": "bf16", "device": "cpu"},
+        }
+    )
+    result = trainer(concepts, tmp_path, settings).run()
+    assert result.steps > 0
+    assert np.isfinite(result.best_rsum)

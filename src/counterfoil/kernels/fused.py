@@ -9,18 +9,21 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from counterfoil.kernels.packing import Indices, Packing, pack
+from counterfoil.kernels.packing import Indices, Packing, pack, pack_batch
 from counterfoil.kernels.products import product, widens
 
 WORDS, SLOTS = 128, 16
 """Words and captions of a tile."""
+
+BATCH = 4096
+"""Captions that are a batch, and not a data set."""
 
 WARPS = 8
 
@@ -118,19 +121,29 @@ class Words:
 
     packing: Packing
     fragments: Tensor
-    norms: Tensor
-    kin: Tensor | None
-    spread: Tensor | None
+    kin: Tensor | None = None
+    spread: Tensor | None = None
+
+    @cached_property
+    def norms(self) -> Tensor:
+        return torch.linalg.vector_norm(self.fragments, dim=-1, dtype=torch.float32)
 
 
 @dataclass(frozen=True)
 class Regions:
-    """Regions [I, R, D], their inner products, lengths and mask; None: all are real."""
+    """Regions [I, R, D] and their mask; None: all are real. What no kernel asks is not computed."""
 
     fragments: Tensor
-    gram: Tensor
-    norms: Tensor
     mask: Tensor | None
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """Inner products [I, R, R]."""
+        return torch.bmm(self.fragments, self.fragments.mT)
+
+    @cached_property
+    def norms(self) -> Tensor:
+        return torch.linalg.vector_norm(self.fragments, dim=-1, dtype=torch.float32)
 
 
 def tiled_words(flat: Tensor, where: Indices, lengths: list[int], recipe: Recipe) -> Words:
@@ -139,18 +152,20 @@ def tiled_words(flat: Tensor, where: Indices, lengths: list[int], recipe: Recipe
     Where a tile has a place to spare, any word may stand: it is in no caption's segment.
     """
     packing, fragments = tiles_of(flat, where, lengths)
-    norms = fragments.float().norm(dim=-1)
     kin = spread = None
     if recipe.asking == "regions" and recipe.method != "chamfer":
         kin = _kin(fragments, packing)
     if recipe.gate != "none":
         spread = _spread(fragments, packing, recipe.gate_scale)
-    return Words(packing, fragments, norms, kin, spread)
+    return Words(packing, fragments, kin, spread)
 
 
 def tiles_of(flat: Tensor, where: Indices, lengths: list[int]) -> tuple[Packing, Tensor]:
     """Where words stand in tiles, and the tiles [tiles · words, D]."""
-    packing = pack(lengths, WORDS, SLOTS)
+    if len(lengths) <= BATCH:
+        packing = pack_batch(tuple(lengths), WORDS, SLOTS)
+    else:
+        packing = pack(lengths, WORDS, SLOTS)
     spare = where[:1] if len(where) else np.zeros(1, dtype=np.int64)
     rows = torch.from_numpy(np.concatenate([where, spare])[packing.rows.numpy()])
     packing = replace(packing, rows=rows).to(flat.device)
@@ -185,16 +200,12 @@ def _spread(fragments: Tensor, packing: Packing, scale: float) -> Tensor:
     return torch.cat(parts).contiguous()
 
 
-def describe_regions(v: Tensor, mask: Tensor | None) -> Regions:
-    return Regions(v, v @ v.transpose(1, 2), v.float().norm(dim=-1), mask)
-
-
 def fused_scores(recipe: Recipe, words: Words, regions: Regions) -> Tensor:
     """Scores [I, captions] in single precision, without gradients."""
     packing = words.packing
     images, per_image, _ = regions.fragments.shape
     slots = packing.tiles * packing.slots
-    out = words.norms.new_zeros(images, slots + 1)
+    out = words.fragments.new_zeros(images, slots + 1, dtype=torch.float32)
     flat = regions.fragments.flatten(0, 1)
     width = len(words.fragments)
     exact = recipe.method == "naaf" and flat.element_size() < 4 and widens(flat.device)
@@ -258,10 +269,11 @@ def launch(
             )
             return
         spread = words.spread if words.spread is not None else sims
+        by_gram = recipe.method != "chan"
         kernels.asked_by_words[grid](
             sims,
-            regions.gram[some],
-            words.norms,
+            regions.gram[some] if by_gram else sims,
+            words.norms if by_gram else sims,
             spread,
             boundary=recipe.boundary,
             GATE=recipe.gate if words.spread is not None else "none",

@@ -16,7 +16,6 @@ from counterfoil.kernels.fused import (
     WORDS,
     Recipe,
     Regions,
-    describe_regions,
     fused_scores,
     tiled_words,
     tiles_of,
@@ -102,7 +101,7 @@ class _Job:
 
     @cached_property
     def regions(self) -> Regions:
-        return describe_regions(self.v, self.mask)
+        return Regions(self.v, self.mask)
 
     def trained(self, recipe: Recipe) -> Tensor:
         packing, words = tiles_of(self.flat, self.where, self.lengths)

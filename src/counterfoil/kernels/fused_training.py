@@ -80,18 +80,18 @@ class _FusedScores(torch.autograd.Function):
     def forward(
         ctx: Any, recipe: Recipe, packing: Packing, mask: Tensor | None, u: Tensor, v: Tensor
     ) -> Tensor:
-        norms = torch.linalg.vector_norm(u, dim=-1, dtype=torch.float32)
-        gram = torch.bmm(v, v.mT)
-        words, regions = Words(packing, u, norms, None, None), Regions(v, gram, norms, mask)
-        sims = None
+        words, regions, sims = Words(packing, u), Regions(v, mask), None
         if u.element_size() * len(u) * v.shape[0] * v.shape[1] <= KEPT and packing.tiles:
             sims = v.flatten(0, 1) @ u.T
-            out = norms.new_zeros(len(v), packing.tiles * packing.slots + 1)
+            slots = packing.tiles * packing.slots
+            out = u.new_zeros(len(v), slots + 1, dtype=torch.float32)
             launch(recipe, sims, words, regions, slice(0, len(v)), out)
             scores = in_order(out, packing, recipe)
         else:
             scores = fused_scores(recipe, words, regions)
         ctx.recipe, ctx.packing = recipe, packing
+        by_gram = recipe.method != "chan"
+        norms, gram = (words.norms, regions.gram) if by_gram else (None, None)
         ctx.save_for_backward(mask, u, norms, v, gram, sims)
         return scores
 
@@ -127,7 +127,7 @@ def _by_slot(grad: Tensor, recipe: Recipe, packing: Packing) -> Tensor:
 
 @dataclass(frozen=True)
 class Backward:
-    """Gradients of similarities, of words' norms [words] by these, and of Gram matrices [I, R, R]."""
+    """Gradients of similarities, of words' norms [words] over these, of Gram matrices [I, R, R]."""
 
     sims: Tensor
     norms: Tensor | None
@@ -139,9 +139,9 @@ def _in_parts(
     packing: Packing,
     mask: Tensor | None,
     u: Tensor,
-    norms: Tensor,
+    norms: Tensor | None,
     v: Tensor,
-    gram: Tensor,
+    gram: Tensor | None,
     by_slot: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of words, regions, norms and Gram matrices, a few images at a time.
@@ -149,51 +149,54 @@ def _in_parts(
     Similarities are computed again.
     """
     d_u, d_v = torch.zeros_like(u, dtype=torch.float32), torch.zeros_like(v)
-    d_norms, d_gram = torch.zeros_like(norms), torch.zeros_like(gram, dtype=torch.float32)
+    d_norms = torch.zeros_like(norms) if norms is not None and not recipe.unit_words else None
+    d_gram = torch.zeros_like(gram, dtype=torch.float32) if gram is not None else None
     per_image = max(1, v.shape[1] * len(u) * u.element_size())
     rows = max(1, min(len(v), KEPT // per_image))
     for top in range(0, len(v) if packing.tiles else 0, rows):
         some = slice(top, min(top + rows, len(v)))
         part = v[some].flatten(0, 1)
-        found = _launch(recipe, packing, part @ u.T, norms, gram[some], mask, some, by_slot)
+        own = None if gram is None else gram[some]
+        found = _launch(recipe, packing, part @ u.T, norms, own, mask, some, by_slot)
         d_u += found.sims.T @ part
         d_v[some] = (found.sims @ u).view_as(v[some])
-        if found.norms is not None:
+        if d_norms is not None and found.norms is not None:
             d_norms += found.norms
-        if found.gram is not None:
+        if d_gram is not None and found.gram is not None:
             d_gram[some] = found.gram
-    by_gram = recipe.method != "chan"
-    by_norms = by_gram and not recipe.unit_words
-    return d_u, d_v, d_norms if by_norms else None, d_gram if by_gram else None
+    return d_u, d_v, d_norms, d_gram
 
 
 def _launch(
     recipe: Recipe,
     packing: Packing,
     sims: Tensor,
-    norms: Tensor,
-    gram: Tensor,
+    norms: Tensor | None,
+    gram: Tensor | None,
     mask: Tensor | None,
     some: slice,
     grad: Tensor,
 ) -> Backward:
+    """Run the kernel for some images; CHAN has no Gram matrix, and no norms."""
     from counterfoil.kernels.triton_backward import words_backward
 
-    images, regions = gram.shape[:2]
+    images = some.stop - some.start
+    regions = len(sims) // images
     real = mask[some].contiguous().view(torch.uint8) if mask is not None else sims
     d_sims = torch.empty_like(sims)
-    wants_gram = recipe.method != "chan"
-    wants_norms = wants_gram and not recipe.unit_words
-    d_norms = norms.new_empty(images, sims.shape[1]) if wants_norms else norms
-    d_gram = norms
+    d_norms = d_gram = None
+    if norms is not None and not recipe.unit_words:
+        d_norms = norms.new_empty(images, sims.shape[1])
 
     def run(per_program: int) -> None:
         nonlocal d_gram
         groups = -(-packing.tiles // per_program)
-        d_gram = norms.new_empty(groups, images, regions, regions) if wants_gram else norms
+        if gram is not None:
+            d_gram = grad.new_empty(groups, images, regions, regions)
         words_backward[(images, groups)](
-            sims, gram, norms, real,
-            packing.segments, packing.counts, grad[some], d_sims, d_norms, d_gram,
+            sims, _or(gram, sims), _or(norms, sims), real,
+            packing.segments, packing.counts, grad[some], d_sims,
+            _or(d_norms, sims), _or(d_gram, sims),
             images, regions, sims.stride(0), grad.stride(0), packing.tiles,
             recipe.boundary, recipe.scale, recipe.sharpness,
             METHOD=recipe.method, HOW=recipe.pooling, RAISE=recipe.raised,
@@ -205,5 +208,12 @@ def _launch(
 
     run_fitting(run, min(TILES_PER_PROGRAM, packing.tiles))
     return Backward(
-        d_sims, d_norms.sum(0) if wants_norms else None, d_gram.sum(0) if wants_gram else None
+        d_sims,
+        None if d_norms is None else d_norms.sum(0),
+        None if d_gram is None else d_gram.sum(0),
     )
+
+
+def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """Something for a kernel to be called with where it reads nothing."""
+    return other if tensor is None else tensor

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -42,6 +43,12 @@ class Packing:
             device, self.rows, self.segments, self.counts, self.places
         )
         return Packing(rows, segments, counts, places, self.words, self.slots)
+
+
+@lru_cache(8)
+def pack_batch(lengths: tuple[int, ...], words: int, slots: int) -> Packing:
+    """`pack`, done once for a batch that several models score, one after the other."""
+    return pack(lengths, words, slots)
 
 
 def pack(lengths: Sequence[int], words: int = 128, slots: int = 16) -> Packing:

@@ -236,6 +236,8 @@ def _maxima(images: Encoded, texts: Encoded, counts: Tensor, side: str) -> Tenso
     Those of all pairs that count.
     """
     asking, answering = (texts, images) if side == "t2i" else (images, texts)
-    sims = fragments(asking) @ fragments(answering).transpose(1, 2)  # [P, N, K]
+    queries, keys = fragments(asking), fragments(answering)
+    wide = torch.promote_types(queries.dtype, keys.dtype)  # mixed precision may mix the two sides'
+    sims = queries.to(wide) @ keys.to(wide).transpose(1, 2)  # [P, N, K]
     best = sims.masked_fill(~answering.mask[:, None, :], -2.0).amax(-1)
     return moments(best, asking.mask & counts[:, None])

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from counterfoil.data.on_host import remember
 from counterfoil.encoders import Encoded
 from counterfoil.training.guide_store import EncodedReader
 from counterfoil.training.resident import room_for
@@ -45,7 +46,7 @@ class ResidentItems:
         there = self.there[items]
         rows, shown = self._moved(np.where(mask, self.starts[items, None] + places, 0)), None
         if not mask.all():
-            shown = self._moved(mask)
+            shown = remember(self._moved(mask), torch.from_numpy(mask))
 
         def padded(name: str) -> Tensor | None:
             packed = self.numbers.get(name)
@@ -61,6 +62,7 @@ class ResidentItems:
                 pooled.masked_fill_(~self._moved(there)[:, None], 0)
         if shown is None:
             shown = torch.ones(mask.shape, dtype=torch.bool, device=self.device)
+            shown = remember(shown, torch.from_numpy(mask))
         encoded = Encoded(padded("fragments"), shown, pooled, padded("boxes"), None)
         return encoded, torch.from_numpy(there)
 
