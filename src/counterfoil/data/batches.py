@@ -148,6 +148,9 @@ class CaptionItems(Dataset["Item | str"]):
         _check_augmentation(split.fragments, augmentation)
         self.companions = dict(companions or {})
         self.held = held
+        self.still = None
+        if not (augmentation.regions or augmentation.words or augmentation.glance or companions):
+            self.still = np.random.default_rng()  # nothing is drawn, and making one takes time
 
     def __len__(self) -> int:
         return len(self.split.texts)
@@ -170,6 +173,8 @@ class CaptionItems(Dataset["Item | str"]):
         )
 
     def _generator(self, epoch: int, caption: int, view: int) -> np.random.Generator:
+        if self.still is not None:
+            return self.still
         key = np.array([self.seed, (epoch << 40) + caption], dtype=np.uint64)
         counter = np.array([0, 0, 0, max(0, view)], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=key, counter=counter))

@@ -6,7 +6,9 @@ no value is passed between threads. Captions stand side by side, their words int
 tuples of R values, unrolled when a kernel is compiled; R is a constant of it.
 
 Context norms are sums over the lower triangle of an image's Gram matrix, whose entries off the
-diagonal are doubled beforehand.
+diagonal are doubled beforehand. Loading an entry takes longer than multiplying by it, so two words
+of a caption, or two regions of an image, take a turn together. Of an odd number the last one takes
+its turn twice, and counts once.
 """
 
 from __future__ import annotations
@@ -19,12 +21,11 @@ TIE = tl.constexpr(1e-5)
 
 
 @triton.jit
-def _row(at, width, R: tl.constexpr):
-    """Similarities of one word of each caption with the R regions of an image."""
-    s = ()
-    for r in tl.static_range(R):
-        s = s + (tl.load(at + r * width).to(tl.float32),)
-    return s
+def _among(x, otherwise, real, r, MASKED: tl.constexpr):
+    """What is so of region r, if the image has that region."""
+    if MASKED:
+        x = tl.where(tl.load(real + r) != 0, x, otherwise)
+    return x
 
 
 @triton.jit
@@ -37,15 +38,21 @@ def _raise(x, RAISE: tl.constexpr):
 
 
 @triton.jit
-def _quadratic(e, triangle, R: tl.constexpr):
-    """eᵀ G e from the lower triangle, row by row."""
-    total = e[0] * 0.0
+def _quadratic_of_two(e, f, triangle, step, R: tl.constexpr):
+    """eᵀ G e and fᵀ G f from the lower triangle, row by row."""
+    of_e = e[0] * 0.0
+    of_f = f[0] * 0.0
     for r in tl.static_range(R):
-        part = e[r] * tl.load(triangle + r * (r + 1) // 2 + r)
+        entry = tl.load(triangle + (r * (r + 1) // 2 + r) * step).to(tl.float32)
+        part_e = e[r] * entry
+        part_f = f[r] * entry
         for q in tl.static_range(r):
-            part += e[q] * tl.load(triangle + r * (r + 1) // 2 + q)
-        total += part * e[r]
-    return total
+            entry = tl.load(triangle + (r * (r + 1) // 2 + q) * step).to(tl.float32)
+            part_e = tl.fma(e[q], entry, part_e)
+            part_f = tl.fma(f[q], entry, part_f)
+        of_e = tl.fma(part_e, e[r], of_e)
+        of_f = tl.fma(part_f, f[r], of_f)
+    return of_e, of_f
 
 
 @triton.jit
@@ -54,27 +61,6 @@ def _ratio(along, squared, mass, norm):
     mass = tl.maximum(mass, 1e-37)
     length = tl.sqrt(tl.maximum(squared, 0.0)) / mass * norm
     return tl.where(squared > 0, along / mass / tl.maximum(length, EPS), 0.0)
-
-
-@triton.jit
-def _cosine(e, s, triangle, norm, R: tl.constexpr):
-    along = e[0] * s[0]
-    mass = e[0]
-    for r in tl.static_range(1, R):
-        along += e[r] * s[r]
-        mass += e[r]
-    return _ratio(along, _quadratic(e, triangle, R), mass, norm)
-
-
-@triton.jit
-def _softmax_weights(s, inverse, real, RAISE: tl.constexpr, MASKED: tl.constexpr, R: tl.constexpr):
-    e = ()
-    for r in tl.static_range(R):
-        x = tl.exp(_raise(s[r], RAISE) * inverse[r])
-        if MASKED:
-            x = tl.where(tl.load(real + r) != 0, x, 0.0)
-        e = e + (x,)
-    return e
 
 
 @triton.jit
@@ -97,6 +83,115 @@ def _focus(e, number, PROB: tl.constexpr, R: tl.constexpr):
 
 
 @triton.jit
+def _sums(e, at, step, R: tl.constexpr):
+    """Of weights times similarities, and of weights."""
+    along = e[0] * 0.0
+    mass = e[0] * 0.0
+    for r in tl.static_range(R):
+        along += e[r] * tl.load(at + r * step).to(tl.float32)
+        mass += e[r]
+    return along, mass
+
+
+@triton.jit
+def _softmax_weights(
+    at, width, inverse, real, number,
+    METHOD: tl.constexpr, RAISE: tl.constexpr, PROB: tl.constexpr, MASKED: tl.constexpr,
+    R: tl.constexpr,
+):  # fmt: skip
+    """Weights of the regions for one word of each caption, in SCAN and BFAN; and `_sums`."""
+    e = ()
+    for r in tl.static_range(R):
+        s = tl.load(at + r * width).to(tl.float32)
+        e = e + (_among(tl.exp(_raise(s, RAISE) * inverse[r]), 0.0, real, r, MASKED),)
+    if METHOD == "bfan":
+        e = _focus(e, number, PROB, R)
+    along, mass = _sums(e, at, width, R)
+    return e, along, mass
+
+
+@triton.jit
+def _naaf_weights(
+    at, width, inverse, real, boundary, scale, shift,
+    RAISE: tl.constexpr, MASKED: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """The like in NAAF, of what is above the boundary; the best similarity; SCAN's average."""
+    best = inverse[0] * 0.0 - 2.0
+    for r in tl.static_range(R):
+        s = tl.load(at + r * width).to(tl.float32) + shift
+        best = tl.maximum(best, _among(s, -2.0, real, r, MASKED))
+    e = ()
+    along = best * 0.0
+    mass = best * 0.0
+    average = best * 0.0
+    whole = best * 0.0
+    for r in tl.static_range(R):
+        raw = tl.load(at + r * width).to(tl.float32)
+        s = raw + shift
+        x = tl.where(raw > boundary - shift, tl.exp((s - best) * scale), 0.0)
+        x = _among(x, 0.0, real, r, MASKED)
+        e = e + (x,)
+        along += x * s
+        mass += x
+        p = _among(tl.exp(_raise(s, RAISE) * inverse[r]), 0.0, real, r, MASKED)
+        average += p * s
+        whole += p
+    return e, along, mass, best, average / tl.maximum(whole, 1e-30)
+
+
+@triton.jit
+def _near_two(near_e, near_f, bests, size, above, BC: tl.constexpr):
+    """NAAF's eq. 9 for two words: how far above the boundary those are that are like them."""
+    of_e = tl.zeros([BC], tl.float32)
+    of_f = of_e
+    for q in range(size):
+        best = tl.load(bests + q * BC) + above
+        of_e += tl.load(near_e + q * BC).to(tl.float32) * best
+        of_f += tl.load(near_f + q * BC).to(tl.float32) * best
+    return of_e, of_f
+
+
+@triton.jit
+def _mismatch(close, near, GATE: tl.constexpr):
+    """What a word that no region matches takes from the score."""
+    if GATE == "none":
+        return tl.minimum(close, 0.0)
+    if GATE == "spread":
+        return tl.minimum(near, 0.0)
+    return tl.where(near < 0, close, 0.0)
+
+
+@triton.jit
+def _pooled(total, mass, top, value, there, sharpness, HOW: tl.constexpr):
+    """What has been pooled so far, and one value more."""
+    if HOW == "lse" or HOW == "softmax":
+        fresh_top = tl.where(there, tl.maximum(top, value), top)
+        old = tl.exp((top - fresh_top) * sharpness)
+        new = tl.where(there, tl.exp((value - fresh_top) * sharpness), 0.0)
+        mass = mass * old + new
+        total = total * old + new * value
+        top = fresh_top
+    elif HOW == "max":
+        top = tl.where(there, tl.maximum(top, value), top)
+    else:
+        total += tl.where(there, value, 0.0)
+    return total, mass, top
+
+
+@triton.jit
+def _score(total, mass, top, count, sharpness, HOW: tl.constexpr):
+    if HOW == "lse":
+        return top + tl.log(mass) / sharpness
+    if HOW == "softmax":
+        return total / mass
+    if HOW == "max":
+        return top
+    if HOW == "sum":
+        return total
+    return total / tl.maximum(count, 1.0)
+
+
+@triton.jit
 def words_ask(
     sims, triangles, norms, spread, real, lengths, bases, sizes, spreads_at, zeros, scratch, out,
     images, width, out_width,
@@ -105,7 +200,10 @@ def words_ask(
     GATE: tl.constexpr, NEGATIVE: tl.constexpr, UNIT: tl.constexpr, MASKED: tl.constexpr,
     R: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Words ask, regions answer: SCAN t2i, BFAN t2i, CHAN, NAAF; smooth-Chamfer."""
+    """Words ask, regions answer: SCAN t2i, BFAN t2i, CHAN, NAAF; smooth-Chamfer.
+
+    NAAF's similarities, and no others', have been stored less ``shift``.
+    """
     group = tl.program_id(0)
     image = tl.program_id(1).to(tl.int64)
     lane = tl.arange(0, BC)
@@ -123,6 +221,7 @@ def words_ask(
     else:
         number += R
     nothing = tl.zeros([BC], tl.float32)
+    bests = scratch + image * width + base + lane
 
     # by caption: norms over its words, of each region; each word's best region
     if METHOD != "chan":
@@ -130,26 +229,24 @@ def words_ask(
         for r in tl.static_range(R):
             squares = squares + (nothing,)
         for j in range(size):
-            s = _row(block + j * BC, width, R)
             fresh = ()
             if METHOD == "naaf" and GATE != "none":
                 best = nothing - 2.0
             for r in tl.static_range(R):
-                value = s[r] + shift
+                s = tl.load(block + j * BC + r * width).to(tl.float32)
+                if METHOD == "naaf" and GATE != "none":
+                    best = tl.maximum(best, _among(s, -2.0, answers, r, MASKED))
                 if METHOD == "chamfer":
-                    x = tl.where(j < length, tl.exp((value - 1.0) * scale), 0.0)
+                    x = tl.where(j < length, tl.exp((s - 1.0) * scale), 0.0)
                     fresh = fresh + (squares[r] + x,)
                 else:
-                    x = tl.where(j < length, _raise(value, RAISE), 0.0)
+                    if METHOD == "naaf":
+                        s += shift
+                    x = tl.where(j < length, _raise(s, RAISE), 0.0)
                     fresh = fresh + (squares[r] + x * x,)
-                if METHOD == "naaf" and GATE != "none":
-                    if MASKED:
-                        best = tl.maximum(best, tl.where(tl.load(answers + r) != 0, s[r], -2.0))
-                    else:
-                        best = tl.maximum(best, s[r])
             squares = fresh
             if METHOD == "naaf" and GATE != "none":
-                tl.store(scratch + image * width + base + j * BC + lane, best)
+                tl.store(bests + j * BC, best)
         inverse = ()
         for r in tl.static_range(R):
             if METHOD == "chamfer":
@@ -157,108 +254,94 @@ def words_ask(
             else:
                 inverse = inverse + (scale / (tl.sqrt(squares[r]) + EPS),)
 
+    TWO: tl.constexpr = METHOD == "scan" or METHOD == "bfan" or METHOD == "naaf"
     total = nothing
     mass = nothing
     top = nothing - 1e30
-    for j in range(size):
-        there = j < length
-        # a loaded zero keeps the compiler from holding all of the Gram matrix in registers
-        triangle = here + tl.load(zeros + j)
-        norm = nothing + 1.0
-        if not UNIT:
-            norm = tl.load(norms + base + j * BC + lane)
-        raw = _row(block + j * BC, width, R)
-        s = ()
-        for r in tl.static_range(R):
-            s = s + (raw[r] + shift,)
+    for j in range(0, size, 2 if TWO else 1):
+        at = block + j * BC
         if METHOD == "chan":
             value = nothing - 1e30
             for r in tl.static_range(R):
-                if MASKED:
-                    value = tl.maximum(value, tl.where(tl.load(answers + r) != 0, s[r], -1e30))
-                else:
-                    value = tl.maximum(value, s[r])
+                s = tl.load(at + r * width).to(tl.float32)
+                value = tl.maximum(value, _among(s, -1e30, answers, r, MASKED))
         elif METHOD == "chamfer":
             found = nothing
             for r in tl.static_range(R):
-                x = tl.exp((s[r] - 1.0) * scale)
-                if MASKED:
-                    x = tl.where(tl.load(answers + r) != 0, x, 0.0)
-                found += x
+                s = tl.load(at + r * width).to(tl.float32)
+                found += _among(tl.exp((s - 1.0) * scale), 0.0, answers, r, MASKED)
             value = 1.0 + tl.log(tl.maximum(found, 1e-37)) / scale
-        elif METHOD == "naaf":
-            best = nothing - 2.0
-            for r in tl.static_range(R):
-                if MASKED:
-                    best = tl.maximum(best, tl.where(tl.load(answers + r) != 0, s[r], -2.0))
-                else:
-                    best = tl.maximum(best, s[r])
-            e = ()
-            for r in tl.static_range(R):
-                x = tl.where(raw[r] > boundary - shift, tl.exp((s[r] - best) * scale), 0.0)
-                if MASKED:
-                    x = tl.where(tl.load(answers + r) != 0, x, 0.0)
-                e = e + (x,)
-            value = _cosine(e, s, triangle, norm, R)
-            p = _softmax_weights(s, inverse, answers, RAISE, MASKED, R)
-            along = nothing
-            whole = nothing
-            for r in tl.static_range(R):
-                along += p[r] * s[r]
-                whole += p[r]
-            value += along / tl.maximum(whole, 1e-30)
-            if NEGATIVE:
-                close = best - boundary
-                if GATE == "none":
-                    value += tl.minimum(close, 0.0)
-                else:
-                    at = tl.load(spreads_at + group) + j * size * BC + lane
-                    near = nothing
-                    for q in range(size):
-                        share = tl.load(spread + at + q * BC).to(tl.float32)
-                        best_q = tl.load(scratch + image * width + base + q * BC + lane)
-                        near += share * (best_q + (shift - boundary))
-                    if GATE == "spread":
-                        value += tl.minimum(near, 0.0)
-                    else:
-                        value += tl.where(near < 0, close, 0.0)
         else:
-            e = _softmax_weights(s, inverse, answers, RAISE, MASKED, R)
-            if METHOD == "bfan":
-                e = _focus(e, number, PROB, R)
-            value = _cosine(e, s, triangle, norm, R)
-        if HOW == "lse" or HOW == "softmax":
-            fresh_top = tl.where(there, tl.maximum(top, value), top)
-            old = tl.exp((top - fresh_top) * sharpness)
-            new = tl.where(there, tl.exp((value - fresh_top) * sharpness), 0.0)
-            mass = mass * old + new
-            total = total * old + new * value
-            top = fresh_top
-        elif HOW == "max":
-            top = tl.where(there, tl.maximum(top, value), top)
-        else:
-            total += tl.where(there, value, 0.0)
+            after = tl.minimum(j + 1, size - 1)
+            at_f = block + after * BC
+            if METHOD == "naaf":
+                e, along_e, mass_e, best_e, average_e = _naaf_weights(
+                    at, width, inverse, answers, boundary, scale, shift, RAISE, MASKED, R
+                )
+                f, along_f, mass_f, best_f, average_f = _naaf_weights(
+                    at_f, width, inverse, answers, boundary, scale, shift, RAISE, MASKED, R
+                )
+            else:
+                e, along_e, mass_e = _softmax_weights(
+                    at, width, inverse, answers, number, METHOD, RAISE, PROB, MASKED, R
+                )
+                f, along_f, mass_f = _softmax_weights(
+                    at_f, width, inverse, answers, number, METHOD, RAISE, PROB, MASKED, R
+                )
+            # a loaded zero keeps the compiler from holding all of the Gram matrix in registers
+            triangle = here + tl.load(zeros + j)
+            squared_e, squared_f = _quadratic_of_two(e, f, triangle, 1, R)
+            norm_e = nothing + 1.0
+            norm_f = norm_e
+            if not UNIT:
+                norm_e = tl.load(norms + base + j * BC + lane)
+                norm_f = tl.load(norms + base + after * BC + lane)
+            value = _ratio(along_e, squared_e, mass_e, norm_e)
+            value_f = _ratio(along_f, squared_f, mass_f, norm_f)
+            if METHOD == "naaf":
+                value += average_e
+                value_f += average_f
+                if NEGATIVE:
+                    near_e = nothing
+                    near_f = nothing
+                    if GATE != "none":
+                        shares = spread + tl.load(spreads_at + group) + lane
+                        near_e, near_f = _near_two(
+                            shares + j * size * BC, shares + after * size * BC,
+                            bests, size, shift - boundary, BC,
+                        )  # fmt: skip
+                    value += _mismatch(best_e - boundary, near_e, GATE)
+                    value_f += _mismatch(best_f - boundary, near_f, GATE)
+        total, mass, top = _pooled(total, mass, top, value, j < length, sharpness, HOW)
+        if TWO:
+            total, mass, top = _pooled(total, mass, top, value_f, j + 1 < length, sharpness, HOW)
 
-    if HOW == "lse":
-        score = top + tl.log(mass) / sharpness
-    elif HOW == "softmax":
-        score = total / mass
-    elif HOW == "max":
-        score = top
-    elif HOW == "sum":
-        score = total
-    else:
-        score = total / tl.maximum(count, 1.0)
+    score = _score(total, mass, top, count, sharpness, HOW)
     if METHOD == "chamfer":
         back = nothing
         for r in tl.static_range(R):
             x = 1.0 + tl.log(tl.maximum(inverse[r], 1e-37)) / scale
-            if MASKED:
-                x = tl.where(tl.load(answers + r) != 0, x, 0.0)
-            back += x
+            back += _among(x, 0.0, answers, r, MASKED)
         score = (score + back / tl.maximum(number, 1.0)) / 2
     usable = count * number > 0
     tl.store(out + image * out_width + group * BC + lane, tl.where(usable, score, 0.0))
+
+
+@triton.jit
+def _word_weights(
+    at, inverse, length, count,
+    METHOD: tl.constexpr, RAISE: tl.constexpr, PROB: tl.constexpr, N: tl.constexpr,
+    BC: tl.constexpr,
+):  # fmt: skip
+    """Weights of each caption's words for one region; and `_sums`."""
+    e = ()
+    for j in tl.static_range(N):
+        s = tl.load(at + j * BC).to(tl.float32)
+        e = e + (tl.where(j < length, tl.exp(_raise(s, RAISE) * inverse[j]), 0.0),)
+    if METHOD == "bfan":
+        e = _focus(e, count, PROB, N)
+    along, mass = _sums(e, at, BC, N)
+    return e, along, mass
 
 
 @triton.jit
@@ -289,8 +372,7 @@ def regions_ask(
         for j in tl.static_range(N):
             s = tl.load(block + r * width + j * BC)
             x = tl.where(j < length, _raise(s.to(tl.float32), RAISE), 0.0)
-            if MASKED:
-                x = tl.where(tl.load(answers + r) != 0, x, 0.0)
+            x = _among(x, 0.0, answers, r, MASKED)
             fresh = fresh + (squares[j] + x * x,)
         squares = fresh
     inverse = ()
@@ -301,48 +383,25 @@ def regions_ask(
     mass = nothing
     top = nothing - 1e30
     number = 0.0
-    for r in range(R):
-        there = r >= 0
+    for r in range(0, R, 2):
+        after = tl.minimum(r + 1, R - 1)
+        there_e = r < R
+        there_f = r + 1 < R
         if MASKED:
-            there = tl.load(answers + r) != 0
-        number += tl.where(there, 1.0, 0.0)
-        turn = own + tl.load(zeros + r)
-        s = ()
-        e = ()
-        for j in tl.static_range(N):
-            value = tl.load(block + r * width + j * BC).to(tl.float32)
-            s = s + (value,)
-            e = e + (tl.where(j < length, tl.exp(_raise(value, RAISE) * inverse[j]), 0.0),)
-        if METHOD == "bfan":
-            e = _focus(e, count, PROB, N)
-        along = nothing
-        squared = nothing
-        whole = nothing
-        for j in tl.static_range(N):
-            along += e[j] * s[j]
-            whole += e[j]
-            part = nothing
-            for q in tl.static_range(j + 1):
-                part += e[q] * tl.load(turn + (j * (j + 1) // 2 + q) * BC).to(tl.float32)
-            squared += part * e[j]
-        norm = tl.load(norms + image * R + r)
-        value = _ratio(along, squared, whole, norm)
-        if HOW == "lse":
-            fresh_top = tl.where(there, tl.maximum(top, value), top)
-            mass = mass * tl.exp((top - fresh_top) * sharpness)
-            mass += tl.where(there, tl.exp((value - fresh_top) * sharpness), 0.0)
-            top = fresh_top
-        elif HOW == "max":
-            top = tl.where(there, tl.maximum(top, value), top)
-        else:
-            total += tl.where(there, value, 0.0)
-    if HOW == "lse":
-        score = top + tl.log(mass) / sharpness
-    elif HOW == "max":
-        score = top
-    elif HOW == "sum":
-        score = total
-    else:
-        score = total / tl.maximum(number, 1.0)
+            there_e = tl.load(answers + r) != 0
+            there_f = there_f & (tl.load(answers + after) != 0)
+        number += tl.where(there_e, 1.0, 0.0) + tl.where(there_f, 1.0, 0.0)
+        e, along_e, mass_e = _word_weights(
+            block + r * width, inverse, length, count, METHOD, RAISE, PROB, N, BC
+        )
+        f, along_f, mass_f = _word_weights(
+            block + after * width, inverse, length, count, METHOD, RAISE, PROB, N, BC
+        )
+        squared_e, squared_f = _quadratic_of_two(e, f, own + tl.load(zeros + r), BC, N)
+        value_e = _ratio(along_e, squared_e, mass_e, tl.load(norms + image * R + r))
+        value_f = _ratio(along_f, squared_f, mass_f, tl.load(norms + image * R + after))
+        total, mass, top = _pooled(total, mass, top, value_e, there_e, sharpness, HOW)
+        total, mass, top = _pooled(total, mass, top, value_f, there_f, sharpness, HOW)
+    score = _score(total, mass, top, number, sharpness, HOW)
     usable = count * number > 0
     tl.store(out + image * out_width + group * BC + lane, tl.where(usable, score, 0.0))
