@@ -17,12 +17,15 @@ from counterfoil.evaluation.word_report import Measured, WordReport
 from counterfoil.evaluation.words import evaluate_words
 from counterfoil.progress import Silent
 from counterfoil.reproduce.catalogue import load_artefact, names
+from counterfoil.reproduce.collect import collect
 from counterfoil.reproduce.foil_judge import FoilJudge
 from counterfoil.reproduce.judge import Judge
 from counterfoil.reproduce.measures import FOIL_NUMBERS, WORD_NUMBERS, FoilOptions, MeasureColumn
+from counterfoil.reproduce.measuring import measure_together, tasks
 from counterfoil.reproduce.plan import Settings, make_plan
 from counterfoil.reproduce.present import to_markdown
 from counterfoil.reproduce.results import Reproduction
+from counterfoil.reproduce.runner import Outcome
 from counterfoil.reproduce.spec import build_artefact
 from counterfoil.training.load import load_model
 from counterfoil.training.run import read_data
@@ -177,6 +180,49 @@ def test_what_was_measured_is_not_measured_again(made, cache, monkeypatch) -> No
     monkeypatch.setattr("counterfoil.reproduce.foil_judge.evaluate_words", None)
     again = shown(plan, cache)
     assert [row.numbers for row in again.rows] == [row.numbers for row in found.rows]
+
+
+def test_several_processes_measure_what_one_does(made, cache, tmp_path, monkeypatch) -> None:
+    plan, found = made
+    judge = Judge(tmp_path, cache, Silent())
+    foil_judge = FoilJudge(judge, plan.artefact.foils)
+    waiting = tasks(plan, foil_judge)
+    # what both are judged on by one writer is one task: it writes once
+    shared = [task for task in waiting if len({run.digest for _, run, _ in task.columns}) > 1]
+    assert len(shared) == 1
+    assert {column.title for column, _, _ in shared[0].columns} == {"by the next"}
+    assert measure_together(plan, judge, 2, Silent()) == len(waiting) > 1
+    left = {column.title for task in tasks(plan, foil_judge) for column, _, _ in task.columns}
+    assert left == {"by itself", "fluent"}  # of the run that writes nothing
+    for name in ("judge_foils", "evaluate_words"):
+        monkeypatch.setattr(f"counterfoil.reproduce.foil_judge.{name}", None)
+    again = collect(plan, Outcome(), judge)
+    assert [row.numbers for row in again.rows] == [row.numbers for row in found.rows]
+    assert not any(row.errors for row in again.rows)
+
+
+def test_ensembles_are_scored_by_the_processes(made, cache, tmp_path) -> None:
+    plan, _ = made
+    rows = [
+        {"label": ["one"], "run": "plain"},
+        {"label": ["two"], "ensemble": ["plain", "plain@+1"]},
+        {"label": ["other"], "ensemble": ["plain@+1", "plain"]},
+    ]
+    both = planned(table(rows=rows, measures=[]), plan.out)
+    finish(both, cache)
+    judge = Judge(tmp_path, cache, Silent())
+    assert measure_together(both, judge, 2, Silent()) == 2
+    members = tuple(both.runs[name][0] for name in ("plain", "plain@+1"))
+    assert judge.place(members).is_file()
+    assert judge.report(members) == Judge(tmp_path / "x", cache, Silent()).report(members)
+    assert measure_together(both, judge, 2, Silent()) == 0
+
+
+def test_nothing_is_measured_once_the_user_wants_to_stop(made, cache, tmp_path) -> None:
+    plan, _ = made
+    judge = Judge(tmp_path, cache, Silent())
+    measure_together(plan, judge, 2, Silent(), should_stop=lambda: True)
+    assert tasks(plan, FoilJudge(judge, plan.artefact.foils))
 
 
 def test_runs_on_other_captions_do_not_write_for_each_other(made, cache, tmp_path) -> None:

@@ -209,6 +209,7 @@ def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, kept: Kept | None) -
     from counterfoil.data.load import is_named
     from counterfoil.reproduce.collect import collect
     from counterfoil.reproduce.judge import Judge
+    from counterfoil.reproduce.measuring import measure_together
     from counterfoil.reproduce.present import write_reproduction
     from counterfoil.reproduce.runner import carry_out
 
@@ -227,6 +228,8 @@ def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, kept: Kept | None) -
     judge = Judge(plan.out / "evaluations", cache, bars)
     if kept is not None:  # recalls at once: measuring takes a while, and may be cut short
         kept.add(collect(plan, outcome, judge, with_measures=False))
+    if not outcome.interrupted:
+        measure_together(plan, judge, jobs, bars, lambda: signals.asked)
     found = collect(plan, outcome, judge)
     if kept is not None:
         found = kept.add(found)

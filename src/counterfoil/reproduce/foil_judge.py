@@ -61,6 +61,17 @@ class FoilJudge:
             value = math.nan if report is None else getattr(report, column.number)
         return None if value is None or math.isnan(value) else value
 
+    def known(self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None) -> bool:
+        """Whether it has been measured before."""
+        if column.is_cost:
+            return True
+        if column.judgements is not None:
+            return self._path(self._tau_key(column.judgements, run)).is_file()
+        if column.foils is None or column.of_rule_words:
+            return self._path(self._words_key(run, column.of_rule_words)).is_file()
+        by = run if column.foils == OWN else writer
+        return self._path(self._foils_key(column, run, by)).is_file()
+
     def _words(self, run: PlannedRun, by_rule: bool) -> WordReport:
         """Wrong words of drawn scenes, or those that rules exchanged."""
         most, seed, progress = self.options.captions, self.options.seed, self.judge.progress
@@ -75,8 +86,11 @@ class FoilJudge:
                 _model(run), split, max_captions=most, bootstrap=0, seed=seed, progress=progress
             )
 
-        key = ["words", run.digest, most, seed]
-        return self._kept([*key, "rules"] if by_rule else key, WordReport, measure)
+        return self._kept(self._words_key(run, by_rule), WordReport, measure)
+
+    def _words_key(self, run: PlannedRun, by_rule: bool) -> list[object]:
+        by = ["rules"] if by_rule else []
+        return ["words", run.digest, self.options.captions, self.options.seed, *by]
 
     def _tau(self, name: str, run: PlannedRun) -> float | None:
         """Agreement with the judgements of a file in the folder of the run's data."""
@@ -86,9 +100,8 @@ class FoilJudge:
         path = folder / name
         if not path.is_file():
             raise DataError(f"{path}: no such file of judgements; copy it there")
-        key = ["tau", run.digest, name]
         report = self._kept(
-            key,
+            self._tau_key(name, run),
             JudgementReport,
             lambda: judge_by_people(
                 _model(run), self.judge.pairs_of(run), path, self.judge.progress
@@ -96,13 +109,18 @@ class FoilJudge:
         )
         return report.tau
 
+    def _tau_key(self, name: str, run: PlannedRun) -> list[object]:
+        return ["tau", run.digest, name]
+
     def _foil_report(
         self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None
     ) -> FoilReport | None:
-        needed = [writer, run if column.reads_fluency else None]
+        needed = [] if self.known(column, run, writer) else [writer]
+        if needed and column.reads_fluency:
+            needed.append(run)
         if not all(_has_words(one) for one in needed if one is not None):
             return None
-        source = writer.digest if writer is not None else str(column.foils)
+        source = _source(column, writer)
 
         def measure() -> FoilReport:
             model = _model(run)
@@ -111,8 +129,13 @@ class FoilJudge:
             split, progress = self.judge.split_of(run), self.judge.progress
             return judge_foils(model, split, foils, fluency=fluency, progress=progress)
 
-        key = ["foils", run.digest, source, self.options.model_dump(), column.reads_fluency]
-        return self._kept(key, FoilReport, measure)
+        return self._kept(self._foils_key(column, run, writer), FoilReport, measure)
+
+    def _foils_key(
+        self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None
+    ) -> list[object]:
+        source, options = _source(column, writer), self.options.model_dump()
+        return ["foils", run.digest, source, options, column.reads_fluency]
 
     def _foil_set(self, source: str, run: PlannedRun, writer: PlannedRun | None) -> FoilSet:
         """Foils of the run's split; a run's are written once, for whoever is judged on them."""
@@ -132,13 +155,21 @@ class FoilJudge:
         return self._foils[source]
 
     def _kept(self, key: Sequence[object], kind: type[R], measure: Callable[[], R]) -> R:
-        digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
-        path = self.judge.folder / f"{key[0]}-{digest}.json"
+        path = self._path(key)
         if path.is_file():
             return kind.from_json(path.read_text(encoding="utf-8"))
         report = measure()
         write_atomically(path, report.to_json())
         return report
+
+    def _path(self, key: Sequence[object]) -> Path:
+        digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
+        return self.judge.folder / f"{key[0]}-{digest}.json"
+
+
+def _source(column: MeasureColumn, writer: PlannedRun | None) -> str:
+    """Who writes the foils of a column."""
+    return writer.digest if writer is not None else str(column.foils)
 
 
 def _model(run: PlannedRun) -> Model:

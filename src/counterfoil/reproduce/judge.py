@@ -35,10 +35,7 @@ class Judge:
         """One run, or several as an ensemble; ``folds`` where not as their config says."""
         settings = runs[0].config.evaluation
         folds = settings.folds if folds is None else folds
-        if len(runs) == 1 and folds == settings.folds:
-            return _read(runs[0].folder / "results.json")
-        key = "-".join([*(run.digest for run in runs), f"folds{folds}"])
-        kept = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
+        kept = self.place(runs, folds)
         if kept.is_file():
             return _read(kept)
         split = self.split_of(runs[0])
@@ -49,6 +46,15 @@ class Judge:
         report = report_scores(found, split.name, folds=folds, bootstrap=settings.bootstrap)
         write_atomically(kept, report.to_json())
         return report
+
+    def place(self, runs: Sequence[PlannedRun], folds: int | None = None) -> Path:
+        """Where a report is kept, once there is one."""
+        settings = runs[0].config.evaluation
+        folds = settings.folds if folds is None else folds
+        if len(runs) == 1 and folds == settings.folds:
+            return runs[0].folder / "results.json"
+        key = "-".join([*(run.digest for run in runs), f"folds{folds}"])
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
 
     def speed(self, runs: Sequence[PlannedRun], repeats: int) -> Speed:
         """How fast these models together score the test split: the median of some timings."""

@@ -1,0 +1,149 @@
+"""What a table shows besides training, measured by several processes at once.
+
+Each keeps what it found where `collect` looks for it. What fails here fails there again, and is
+told there.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from counterfoil.progress import Progress, Silent
+from counterfoil.reproduce.foil_judge import FoilJudge
+from counterfoil.reproduce.judge import Judge
+from counterfoil.reproduce.measures import OWN, FoilOptions, MeasureColumn
+from counterfoil.reproduce.plan import Plan
+from counterfoil.reproduce.planned import PlannedRun
+from counterfoil.reproduce.shown import shown_rows
+from counterfoil.reproduce.spec import Table
+
+POLL = 0.5
+"""Seconds between looks at whether the user wants to stop."""
+
+Asked = tuple[MeasureColumn, PlannedRun, "PlannedRun | None"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one process does at a time: columns of runs, or the report of an ensemble."""
+
+    columns: tuple[Asked, ...] = ()
+    ensemble: tuple[PlannedRun, ...] = ()
+
+
+def tasks(plan: Plan, judge: FoilJudge) -> list[Task]:
+    """All that is not known yet. Runs that are judged on one run's foils are one task, as these
+    are written but once then."""
+    found: dict[str, Task] = {}
+    for asked, writers in _columns(plan):
+        if not judge.known(*asked):
+            key = writers or asked[1].digest
+            task = found.get(key, Task())
+            found[key] = replace(task, columns=(*task.columns, asked))
+    for members in _ensembles(plan):
+        if not judge.judge.place(members, plan.folds).is_file():
+            found["+".join(run.digest for run in members)] = Task(ensemble=members)
+    return list(found.values())
+
+
+def _columns(plan: Plan) -> Iterator[tuple[Asked, str]]:
+    """Columns of rows that are one finished run each, and who writes foils for them."""
+    if not isinstance(plan.artefact, Table):
+        return
+    for row in shown_rows(plan):
+        for index, members in enumerate(row.runs):
+            if len(members) != 1 or members[0].state != "finished":
+                continue
+            for column in plan.artefact.measures:
+                writer = plan.runs[column.writer][index] if column.writer else None
+                if writer is None or writer.state == "finished":
+                    by = members[0] if column.foils == OWN else writer
+                    yield (column, members[0], writer), by.digest if by else ""
+
+
+def _ensembles(plan: Plan) -> Iterator[tuple[PlannedRun, ...]]:
+    if not isinstance(plan.artefact, Table):
+        return
+    for row in shown_rows(plan):
+        for members in row.runs:
+            if len(members) > 1 and all(run.state == "finished" for run in members):
+                yield members
+
+
+def measure_together(
+    plan: Plan,
+    judge: Judge,
+    jobs: int,
+    progress: Progress,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> int:
+    """Measure what is missing, ``jobs`` at a time; how many tasks there were."""
+    options = plan.artefact.foils if isinstance(plan.artefact, Table) else FoilOptions()
+    waiting = tasks(plan, FoilJudge(judge, options))
+    if jobs < 2 or len(waiting) < 2:
+        return 0
+    at_once = min(jobs, len(waiting))
+    threads = max(1, (os.cpu_count() or 1) // at_once)
+    # spawn: a forked process cannot use CUDA, nor the threads of its parent
+    pool = ProcessPoolExecutor(
+        at_once,
+        multiprocessing.get_context("spawn"),
+        _begin,
+        (judge.folder, judge.cache, options, plan.folds, threads),
+    )
+    try:
+        futures = {pool.submit(_measure, task) for task in waiting}
+        for _ in progress.track(_ended(futures, should_stop), "measuring", len(waiting)):
+            pass
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return len(waiting)
+
+
+def _ended(futures: set[Future[None]], should_stop: Callable[[], bool]) -> Iterator[Future[None]]:
+    open_ = futures
+    while open_ and not should_stop():
+        done, open_ = wait(open_, POLL, "FIRST_COMPLETED")
+        yield from done
+
+
+@dataclass
+class _Process:
+    """What a process of the pool has at hand."""
+
+    judge: FoilJudge
+    folds: int | None
+
+
+_here: list[_Process] = []
+
+
+def _begin(
+    folder: Path, cache: Path, options: FoilOptions, folds: int | None, threads: int
+) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's word counts
+    torch.set_num_threads(threads)
+    _here.append(_Process(FoilJudge(Judge(folder, cache, Silent()), options), folds))
+
+
+def _measure(task: Task) -> None:
+    process = _here[0]
+    for asked in task.columns:
+        _tried(lambda asked=asked: process.judge.number(*asked))  # type: ignore[misc]
+    if task.ensemble:
+        _tried(lambda: process.judge.judge.report(task.ensemble, process.folds))
+
+
+def _tried(measure: Callable[[], object]) -> None:
+    try:
+        measure()
+    except Exception:  # the table is put together by the parent, which meets it, too, and tells it
+        return
