@@ -6,7 +6,6 @@ told there.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from counterfoil.reproduce.plan import Plan
 from counterfoil.reproduce.planned import PlannedRun
 from counterfoil.reproduce.shown import shown_rows
 from counterfoil.reproduce.spec import Table
+from counterfoil.reproduce.workers import own_processes
 
 POLL = 0.5
 """Seconds between looks at whether the user wants to stop."""
@@ -92,10 +92,9 @@ def measure_together(
         return 0
     at_once = min(jobs, len(waiting))
     threads = max(1, (os.cpu_count() or 1) // at_once)
-    # spawn: a forked process cannot use CUDA, nor the threads of its parent
     pool = ProcessPoolExecutor(
         at_once,
-        multiprocessing.get_context("spawn"),
+        own_processes(),
         _begin,
         (judge.folder, judge.cache, options, plan.folds, threads),
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -34,13 +36,25 @@ class Ended:
     error: str | None = None
 
 
+def own_processes() -> ForkServerContext | SpawnContext:
+    """How processes begin that may use CUDA: not as copies of this one, nor with its threads.
+
+    On Linux they are copies of a process that has imported what they need, and done nothing else:
+    that saves each of them the seconds that importing takes.
+    """
+    if not sys.platform.startswith("linux"):
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["counterfoil.reproduce.collect"])
+    return context
+
+
 class Workers:
     """Processes that each carry out one run; a crash of one is that run's failure, no more."""
 
     def __init__(self, cache: Path, jobs: int, train: Train, describe: Describe) -> None:
         self.cache, self.jobs, self.train, self.describe = cache, jobs, train, describe
-        # spawn: a forked process cannot use CUDA, nor the threads of its parent
-        self.context = multiprocessing.get_context("spawn")
+        self.context = own_processes()
         self.stop: Event = self.context.Event()
         self.active: dict[Connection, tuple[Job, BaseProcess]] = {}
 
