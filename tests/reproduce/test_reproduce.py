@@ -310,6 +310,7 @@ def test_the_command_lists_plans_runs_and_prints(out, cache, tmp_path) -> None:
     file = tmp_path / "tiny.yaml"
     file.write_text(yaml.safe_dump(tiny()))
     where = [file, "--out", out, "--cache", cache, "--seeds", 2]
+    finish(planned(tiny(), out, seeds=2), cache)
     plan = json.loads(invoke(*where, "--dry-run", "--json"))
     assert [run["state"] for run in plan] == ["finished"] * 4
     assert "4 of 4 runs finished" in invoke(*where, "--dry-run")
