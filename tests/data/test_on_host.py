@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from counterfoil.data.on_host import on_host, remember
+from counterfoil.data.on_host import on_host, remember, surely_whole
 from counterfoil.data.padding import pad_texts
 
 
@@ -33,3 +33,12 @@ def test_in_inference_mode_masks_are_read() -> None:
 def test_batches_remember_their_masks_when_they_move() -> None:
     moved = pad_texts([[1, 2], [3]], pad=0).to("meta")
     assert on_host(moved.mask).tolist() == [[True, True], [True, False]]
+
+
+def test_what_is_surely_whole_is_asked_without_waiting() -> None:
+    whole, part = pad_texts([[1, 2], [3, 4]], pad=0), pad_texts([[1, 2], [3]], pad=0)
+    assert surely_whole(whole.mask)
+    assert not surely_whole(part.mask)
+    assert surely_whole(whole.to("meta").mask)
+    assert not surely_whole(part.to("meta").mask)
+    assert not surely_whole(whole.to("meta").mask[:1])  # nobody knows, and meta could not be read

@@ -22,8 +22,16 @@ def remember(there: Tensor, here: Tensor) -> Tensor:
 
 def on_host(mask: Tensor) -> NDArray[np.bool_]:
     """What a mask says; without waiting where it has been moved by `remember` and not changed."""
-    known = None if mask.is_inference() else getattr(mask, NAME, None)
-    if known is not None and known[0] == mask._version:
-        found: NDArray[np.bool_] = known[1]
-        return found
-    return mask.cpu().numpy()
+    known = _known(mask)
+    return mask.cpu().numpy() if known is None else known
+
+
+def surely_whole(mask: Tensor) -> bool:
+    """Whether all is real in a mask, as far as the host knows without waiting."""
+    known = mask.numpy() if mask.device.type == "cpu" else _known(mask)
+    return known is not None and bool(known.all())
+
+
+def _known(mask: Tensor) -> NDArray[np.bool_] | None:
+    version, found = (None, None) if mask.is_inference() else getattr(mask, NAME, (None, None))
+    return found if version is not None and version == mask._version else None

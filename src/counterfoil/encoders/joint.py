@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from counterfoil.data.on_host import surely_whole
 from counterfoil.encoders.encoded import Encoded, l2_normalise
 from counterfoil.encoders.pooling import Pooling, create_pooling
 
@@ -34,7 +35,9 @@ class JointSpace(nn.Module):
         pooled = self.finish(self.pool(fragments, mask)) if self.pool is not None else None
         if self.pool is None:
             fragments = self.finish(fragments)
-        return Encoded(fragments.masked_fill(~mask[..., None], 0.0), mask, pooled)
+        if not surely_whole(mask):
+            fragments = fragments.masked_fill(~mask[..., None], 0.0)
+        return Encoded(fragments, mask, pooled)
 
     def finish(self, x: Tensor) -> Tensor:
         x = l2_normalise(x) if self.normalise else x

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from counterfoil.data.on_host import surely_whole
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels.attention import answer_softmax, l2_over, leaky, packed_cosine
 from counterfoil.kernels.blocks import Tile
@@ -198,7 +199,8 @@ class NAAF(SimilarityMatcher):
         for side in self.directions:
             learned = self.boundaries[side]
             assert isinstance(learned, MismatchBoundary)  # noqa: S101
-            matched = _maxima(seen.images, seen.texts[own], good, side)
+            alone = seen.first_row == 0 and len(seen.images) == len(seen.texts)
+            matched = _maxima(seen.images, seen.texts if alone else seen.texts[own], good, side)
             mismatched = _maxima(seen.images, seen.texts[other], bad, side)
             learned.take(torch.stack([matched, mismatched]), seen.epoch)
 
@@ -239,5 +241,7 @@ def _maxima(images: Encoded, texts: Encoded, counts: Tensor, side: str) -> Tenso
     queries, keys = fragments(asking), fragments(answering)
     wide = torch.promote_types(queries.dtype, keys.dtype)  # mixed precision may mix the two sides'
     sims = queries.to(wide) @ keys.to(wide).transpose(1, 2)  # [P, N, K]
-    best = sims.masked_fill(~answering.mask[:, None, :], -2.0).amax(-1)
+    if not surely_whole(answering.mask):
+        sims = sims.masked_fill(~answering.mask[:, None, :], -2.0)
+    best = sims.amax(-1)
     return moments(best, asking.mask & counts[:, None])
