@@ -123,6 +123,8 @@ class Trainer:
             self.objective.companions_by_term(),
             held=self.resident.good if self.resident else None,
         )
+        self.shares = RankBatches(self.plan, 0, 0, rank(), world_size())
+        self.loader: DataLoader[Any] | None = None
         self.held_out = held_out
         self.trials = (
             Trials(model, held_out, config, self.device) if tries(self.objective) else None
@@ -148,6 +150,7 @@ class Trainer:
         with RunLogs(self.folder, self.position, self.config.train.tensorboard) as logs:
             while not self.position.finished and not interrupted:
                 interrupted = self._epoch(run, logs)
+        self.loader = None  # and with it the processes that read
         return RunResult(
             self.folder,
             self.position.best_rsum,
@@ -328,16 +331,22 @@ class Trainer:
         return float(rsum), metrics
 
     def _loader(self) -> DataLoader[Any]:
-        place, data = self.position, self.config.data
-        return DataLoader(
-            self.items,
-            batch_sampler=RankBatches(self.plan, place.epoch, place.batch, rank(), world_size()),
-            num_workers=data.workers,
-            collate_fn=Collate(self.model.text.pad),
-            pin_memory=self.device.type == "cuda",
-            # not the global generator, whose state a resumed run restores: a loader draws from it
-            generator=torch.Generator(),
-        )
+        """Batches of the epoch from the place on where it stands."""
+        self.shares.epoch, self.shares.start = self.position.epoch, self.position.batch
+        if self.loader is None:
+            workers = self.config.data.workers
+            self.loader = DataLoader(
+                self.items,
+                batch_sampler=self.shares,
+                num_workers=workers,
+                collate_fn=Collate(self.model.text.pad),
+                pin_memory=self.device.type == "cuda",
+                # what objectives send along may change from epoch to epoch: then processes, too
+                persistent_workers=workers > 0 and not self.items.companions,
+                # not the global one, whose state a resumed run restores: a loader draws from it
+                generator=torch.Generator(),
+            )
+        return self.loader
 
     def _save(self, logs: RunLogs, best: bool = False) -> None:
         self.position.skipped = everyones(self.position.skipped)
