@@ -61,7 +61,7 @@ def both_ways(name: str, images: Encoded, texts: Encoded) -> tuple[Tensor, Tenso
     return found.double(), expected
 
 
-@pytest.mark.parametrize(("regions", "masked"), [(1, False), (3, False), (3, True), (4, True)])
+@pytest.mark.parametrize(("regions", "masked"), [(1, False), (3, True), (4, True)])
 @pytest.mark.parametrize("name", MATCHERS)
 def test_no_fragment_is_left_out_or_counted_twice(name, regions, masked) -> None:
     images, texts = sides(regions, regions, (not masked, True), LENGTHS)

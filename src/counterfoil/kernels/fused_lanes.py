@@ -27,6 +27,11 @@ WORDS_STEP, MOST_WORDS, MOST_REGIONS = 4, 24, 40
 """Regions ask: kernels for 4, 8 … 24 words; more regions, or words, than these take too long to
 compile and too many registers."""
 
+REGISTERS, FROM_REGIONS = 168, 25
+"""Registers of a thread of SCAN's and BFAN's words, and how many regions need so many: three
+programs share a multiprocessor then, where the compiler by itself would leave room for two. NAAF,
+and masks, need more."""
+
 
 @dataclass(frozen=True)
 class LaneWords:
@@ -147,6 +152,8 @@ def _launch(
         "num_warps": max(1, WIDTH // 32),
     }  # fmt: skip
     if recipe.asking == "words" or recipe.method == "chamfer":
+        if recipe.method in ("scan", "bfan") and not masked and per_image >= FROM_REGIONS:
+            common["maxnreg"] = REGISTERS
         kernels.words_ask[(found.groups, images)](
             sims, triangles, words.norms, kin, real, found.lengths, found.bases, found.sizes,
             words.kin_at, zeros, best, out, images, sims.stride(0), out.stride(0),

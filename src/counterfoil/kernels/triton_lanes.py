@@ -7,8 +7,8 @@ tuples of R values, unrolled when a kernel is compiled; R is a constant of it.
 
 Context norms are sums over the lower triangle of an image's Gram matrix, whose entries off the
 diagonal are doubled beforehand. Loading an entry takes longer than multiplying by it, so two words
-of a caption, or two regions of an image, take a turn together. Of an odd number the last one takes
-its turn twice, and counts once.
+of a caption, or two regions of an image, take a turn together: e are the weights of the one, f of
+the other. Of an odd number the last is looked at twice, and counts once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import triton.language as tl
 
 EPS = tl.constexpr(1e-8)
 TIE = tl.constexpr(1e-5)
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -83,14 +84,30 @@ def _focus(e, number, PROB: tl.constexpr, R: tl.constexpr):
 
 
 @triton.jit
-def _sums(e, at, step, R: tl.constexpr):
-    """Of weights times similarities, and of weights."""
+def _several(value, COUNT: tl.constexpr):
+    found = ()
+    for _ in tl.static_range(COUNT):
+        found = found + (value,)
+    return found
+
+
+@triton.jit
+def _either(which, e, f, COUNT: tl.constexpr):
+    found = ()
+    for r in tl.static_range(COUNT):
+        found = found + (tl.where(which, e[r], f[r]),)
+    return found
+
+
+@triton.jit
+def _with_sums(e, at, step, R: tl.constexpr):
+    """Weights; behind them the sums of weights times similarities, and of weights."""
     along = e[0] * 0.0
     mass = e[0] * 0.0
     for r in tl.static_range(R):
         along += e[r] * tl.load(at + r * step).to(tl.float32)
         mass += e[r]
-    return along, mass
+    return e + (along, mass)
 
 
 @triton.jit
@@ -99,15 +116,14 @@ def _softmax_weights(
     METHOD: tl.constexpr, RAISE: tl.constexpr, PROB: tl.constexpr, MASKED: tl.constexpr,
     R: tl.constexpr,
 ):  # fmt: skip
-    """Weights of the regions for one word of each caption, in SCAN and BFAN; and `_sums`."""
+    """Weights of the regions for one word of each caption, in SCAN and BFAN; `_with_sums`."""
     e = ()
     for r in tl.static_range(R):
         s = tl.load(at + r * width).to(tl.float32)
-        e = e + (_among(tl.exp(_raise(s, RAISE) * inverse[r]), 0.0, real, r, MASKED),)
+        e = e + (_among(tl.exp2(_raise(s, RAISE) * inverse[r]), 0.0, real, r, MASKED),)
     if METHOD == "bfan":
         e = _focus(e, number, PROB, R)
-    along, mass = _sums(e, at, width, R)
-    return e, along, mass
+    return _with_sums(e, at, width, R)
 
 
 @triton.jit
@@ -115,7 +131,10 @@ def _naaf_weights(
     at, width, inverse, real, boundary, scale, shift,
     RAISE: tl.constexpr, MASKED: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """The like in NAAF, of what is above the boundary; the best similarity; SCAN's average."""
+    """The like in NAAF, where only what is above the boundary has weight.
+
+    Behind the sums stand the best similarity, and the average by SCAN's weights.
+    """
     best = inverse[0] * 0.0 - 2.0
     for r in tl.static_range(R):
         s = tl.load(at + r * width).to(tl.float32) + shift
@@ -133,10 +152,10 @@ def _naaf_weights(
         e = e + (x,)
         along += x * s
         mass += x
-        p = _among(tl.exp(_raise(s, RAISE) * inverse[r]), 0.0, real, r, MASKED)
+        p = _among(tl.exp2(_raise(s, RAISE) * inverse[r]), 0.0, real, r, MASKED)
         average += p * s
         whole += p
-    return e, along, mass, best, average / tl.maximum(whole, 1e-30)
+    return e + (along, mass, best, average / tl.maximum(whole, 1e-30))
 
 
 @triton.jit
@@ -225,9 +244,7 @@ def words_ask(
 
     # by caption: norms over its words, of each region; each word's best region
     if METHOD != "chan":
-        squares = ()
-        for r in tl.static_range(R):
-            squares = squares + (nothing,)
+        squares = _several(nothing, R)
         for j in range(size):
             fresh = ()
             if METHOD == "naaf" and GATE != "none":
@@ -252,55 +269,44 @@ def words_ask(
             if METHOD == "chamfer":
                 inverse = inverse + (squares[r],)
             else:
-                inverse = inverse + (scale / (tl.sqrt(squares[r]) + EPS),)
+                inverse = inverse + (scale * LOG2E / (tl.sqrt(squares[r]) + EPS),)
 
-    TWO: tl.constexpr = METHOD == "scan" or METHOD == "bfan" or METHOD == "naaf"
+    BY_GRAM: tl.constexpr = METHOD == "scan" or METHOD == "bfan" or METHOD == "naaf"
+    VALUES: tl.constexpr = R + 4 if METHOD == "naaf" else R + 2
     total = nothing
     mass = nothing
     top = nothing - 1e30
-    for j in range(0, size, 2 if TWO else 1):
-        at = block + j * BC
-        if METHOD == "chan":
-            value = nothing - 1e30
-            for r in tl.static_range(R):
-                s = tl.load(at + r * width).to(tl.float32)
-                value = tl.maximum(value, _among(s, -1e30, answers, r, MASKED))
-        elif METHOD == "chamfer":
-            found = nothing
-            for r in tl.static_range(R):
-                s = tl.load(at + r * width).to(tl.float32)
-                found += _among(tl.exp((s - 1.0) * scale), 0.0, answers, r, MASKED)
-            value = 1.0 + tl.log(tl.maximum(found, 1e-37)) / scale
-        else:
-            after = tl.minimum(j + 1, size - 1)
-            at_f = block + after * BC
-            if METHOD == "naaf":
-                e, along_e, mass_e, best_e, average_e = _naaf_weights(
-                    at, width, inverse, answers, boundary, scale, shift, RAISE, MASKED, R
-                )
-                f, along_f, mass_f, best_f, average_f = _naaf_weights(
-                    at_f, width, inverse, answers, boundary, scale, shift, RAISE, MASKED, R
-                )
-            else:
-                e, along_e, mass_e = _softmax_weights(
-                    at, width, inverse, answers, number, METHOD, RAISE, PROB, MASKED, R
-                )
-                f, along_f, mass_f = _softmax_weights(
-                    at_f, width, inverse, answers, number, METHOD, RAISE, PROB, MASKED, R
-                )
+    for j in range(0, size, 2 if BY_GRAM else 1):
+        if BY_GRAM:
+            e = _several(nothing, VALUES)
+            f = _several(nothing, VALUES)
+            # a loop: written out twice, the compiler takes two to three times as long over it;
+            # and no `e = f` in it: of names with one beginning, Triton forgets such a change
+            for k in range(2):
+                at = block + tl.minimum(j + k, size - 1) * BC
+                if METHOD == "naaf":
+                    f = _naaf_weights(
+                        at, width, inverse, answers, boundary, scale, shift, RAISE, MASKED, R
+                    )
+                else:
+                    f = _softmax_weights(
+                        at, width, inverse, answers, number, METHOD, RAISE, PROB, MASKED, R
+                    )
+                e = _either(k == 0, f, e, VALUES)
             # a loaded zero keeps the compiler from holding all of the Gram matrix in registers
             triangle = here + tl.load(zeros + j)
             squared_e, squared_f = _quadratic_of_two(e, f, triangle, 1, R)
+            after = tl.minimum(j + 1, size - 1)
             norm_e = nothing + 1.0
             norm_f = norm_e
             if not UNIT:
                 norm_e = tl.load(norms + base + j * BC + lane)
                 norm_f = tl.load(norms + base + after * BC + lane)
-            value = _ratio(along_e, squared_e, mass_e, norm_e)
-            value_f = _ratio(along_f, squared_f, mass_f, norm_f)
+            value = _ratio(e[R], squared_e, e[R + 1], norm_e)
+            value_f = _ratio(f[R], squared_f, f[R + 1], norm_f)
             if METHOD == "naaf":
-                value += average_e
-                value_f += average_f
+                value += e[R + 3]
+                value_f += f[R + 3]
                 if NEGATIVE:
                     near_e = nothing
                     near_f = nothing
@@ -310,10 +316,21 @@ def words_ask(
                             shares + j * size * BC, shares + after * size * BC,
                             bests, size, shift - boundary, BC,
                         )  # fmt: skip
-                    value += _mismatch(best_e - boundary, near_e, GATE)
-                    value_f += _mismatch(best_f - boundary, near_f, GATE)
+                    value += _mismatch(e[R + 2] - boundary, near_e, GATE)
+                    value_f += _mismatch(f[R + 2] - boundary, near_f, GATE)
+        elif METHOD == "chan":
+            value = nothing - 1e30
+            for r in tl.static_range(R):
+                s = tl.load(block + j * BC + r * width).to(tl.float32)
+                value = tl.maximum(value, _among(s, -1e30, answers, r, MASKED))
+        else:
+            found = nothing
+            for r in tl.static_range(R):
+                s = tl.load(block + j * BC + r * width).to(tl.float32)
+                found += _among(tl.exp((s - 1.0) * scale), 0.0, answers, r, MASKED)
+            value = 1.0 + tl.log(tl.maximum(found, 1e-37)) / scale
         total, mass, top = _pooled(total, mass, top, value, j < length, sharpness, HOW)
-        if TWO:
+        if BY_GRAM:
             total, mass, top = _pooled(total, mass, top, value_f, j + 1 < length, sharpness, HOW)
 
     score = _score(total, mass, top, count, sharpness, HOW)
@@ -333,15 +350,14 @@ def _word_weights(
     METHOD: tl.constexpr, RAISE: tl.constexpr, PROB: tl.constexpr, N: tl.constexpr,
     BC: tl.constexpr,
 ):  # fmt: skip
-    """Weights of each caption's words for one region; and `_sums`."""
+    """Weights of each caption's words for one region; `_with_sums`."""
     e = ()
     for j in tl.static_range(N):
         s = tl.load(at + j * BC).to(tl.float32)
-        e = e + (tl.where(j < length, tl.exp(_raise(s, RAISE) * inverse[j]), 0.0),)
+        e = e + (tl.where(j < length, tl.exp2(_raise(s, RAISE) * inverse[j]), 0.0),)
     if METHOD == "bfan":
         e = _focus(e, count, PROB, N)
-    along, mass = _sums(e, at, BC, N)
-    return e, along, mass
+    return _with_sums(e, at, BC, N)
 
 
 @triton.jit
@@ -364,9 +380,7 @@ def regions_ask(
     answers = real + image * R
     nothing = tl.zeros([BC], tl.float32)
 
-    squares = ()
-    for j in tl.static_range(N):
-        squares = squares + (nothing,)
+    squares = _several(nothing, N)
     for r in range(R):
         fresh = ()
         for j in tl.static_range(N):
@@ -377,7 +391,7 @@ def regions_ask(
         squares = fresh
     inverse = ()
     for j in tl.static_range(N):
-        inverse = inverse + (scale / (tl.sqrt(squares[j]) + EPS),)
+        inverse = inverse + (scale * LOG2E / (tl.sqrt(squares[j]) + EPS),)
 
     total = nothing
     mass = nothing
@@ -391,15 +405,15 @@ def regions_ask(
             there_e = tl.load(answers + r) != 0
             there_f = there_f & (tl.load(answers + after) != 0)
         number += tl.where(there_e, 1.0, 0.0) + tl.where(there_f, 1.0, 0.0)
-        e, along_e, mass_e = _word_weights(
-            block + r * width, inverse, length, count, METHOD, RAISE, PROB, N, BC
-        )
-        f, along_f, mass_f = _word_weights(
-            block + after * width, inverse, length, count, METHOD, RAISE, PROB, N, BC
-        )
+        e = _several(nothing, N + 2)
+        f = _several(nothing, N + 2)
+        for k in range(2):
+            at = block + tl.minimum(r + k, R - 1) * width
+            f = _word_weights(at, inverse, length, count, METHOD, RAISE, PROB, N, BC)
+            e = _either(k == 0, f, e, N + 2)
         squared_e, squared_f = _quadratic_of_two(e, f, own + tl.load(zeros + r), BC, N)
-        value_e = _ratio(along_e, squared_e, mass_e, tl.load(norms + image * R + r))
-        value_f = _ratio(along_f, squared_f, mass_f, tl.load(norms + image * R + after))
+        value_e = _ratio(e[N], squared_e, e[N + 1], tl.load(norms + image * R + r))
+        value_f = _ratio(f[N], squared_f, f[N + 1], tl.load(norms + image * R + after))
         total, mass, top = _pooled(total, mass, top, value_e, there_e, sharpness, HOW)
         total, mass, top = _pooled(total, mass, top, value_f, there_f, sharpness, HOW)
     score = _score(total, mass, top, number, sharpness, HOW)
