@@ -64,6 +64,8 @@ CAPTION = SceneCaption(
         ("Seven large dogs left of a red house in a meadow.", "false"),
         ("Striped large dog left of a red house in a meadow.", "unsure"),
         ("A large dog left of a red house in two meadow.", "unsure"),
+        ("A large dog left indoors a red house in a meadow.", "false"),
+        ("A large dog left outdoors a red house in a meadow.", "true"),
         ("A large dog left of a red house.", "unsure"),
     ],
 )

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import copy
+import os
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import BaseModel
+from typer.testing import CliRunner
 
+from counterfoil.cli import app
+from counterfoil.cli.train import StopSignals
 from counterfoil.config import load_config
 from counterfoil.errors import ConfigError
 from counterfoil.evaluation.foil_metrics import judge_foils
@@ -21,7 +28,7 @@ from counterfoil.reproduce.collect import collect
 from counterfoil.reproduce.foil_judge import FoilJudge
 from counterfoil.reproduce.judge import Judge
 from counterfoil.reproduce.measures import FOIL_NUMBERS, WORD_NUMBERS, FoilOptions, MeasureColumn
-from counterfoil.reproduce.measuring import measure_together, tasks
+from counterfoil.reproduce.measuring import Task, measure_together, tasks
 from counterfoil.reproduce.plan import Settings, make_plan
 from counterfoil.reproduce.present import to_markdown
 from counterfoil.reproduce.results import Reproduction
@@ -223,6 +230,47 @@ def test_nothing_is_measured_once_the_user_wants_to_stop(made, cache, tmp_path) 
     judge = Judge(tmp_path, cache, Silent())
     measure_together(plan, judge, 2, Silent(), should_stop=lambda: True)
     assert tasks(plan, FoilJudge(judge, plan.artefact.foils))
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A column that cannot be measured in a moment, or kills who measures it."""
+
+    folder: Path
+    deadly: bool = False
+
+    @property
+    def is_cost(self) -> bool:
+        (self.folder / "began").touch()
+        if self.deadly:
+            os._exit(3)
+        time.sleep(4)
+        (self.folder / "ended").touch()
+        return True
+
+
+@pytest.mark.parametrize("deadly", [False, True])
+def test_what_is_under_way_is_not_waited_for_nor_is_the_dead(
+    made, cache, tmp_path, monkeypatch, deadly
+) -> None:
+    plan, _ = made
+    odd = [Task(columns=((Odd(tmp_path, deadly), None, None),))] * 3
+    monkeypatch.setattr("counterfoil.reproduce.measuring.tasks", lambda *_: odd)
+    stop = (tmp_path / "began").exists
+    assert measure_together(plan, Judge(tmp_path, cache, Silent()), 2, Silent(), stop) == 3
+    assert stop()
+    assert not (tmp_path / "ended").exists()
+
+
+def test_the_command_stops_where_it_is_measuring(made, cache, tmp_path, monkeypatch) -> None:
+    plan, _ = made
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(table(foils=FOILS | {"captions": 19})))
+    monkeypatch.setattr(StopSignals, "__init__", lambda self: setattr(self, "asked", True))
+    monkeypatch.setattr("counterfoil.reproduce.collect.collect", None)  # would go on by itself
+    words = [file, "--out", plan.out, "--cache", cache, "--seeds", 1, "--jobs", 2]
+    result = CliRunner().invoke(app, ["reproduce", *map(str, words)])
+    assert result.exit_code == 130, result.exception
 
 
 def test_runs_on_other_captions_do_not_write_for_each_other(made, cache, tmp_path) -> None:

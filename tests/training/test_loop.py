@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -182,6 +183,30 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_names_the_batch(
     with pytest.raises(TrainingError, match=r"epoch 1, batch 1: the loss is nan.*train-"):
         run.run()
     assert torch.equal(run.model.text_encoder.embed.weight, before)
+
+
+def test_a_batch_is_named_by_what_is_left_where_images_are_set_aside(concepts, tmp_path) -> None:
+    settings = build_config({**BASE, "objective": {"meta-spn": {"meta_share": 0.3}}})
+    run = trainer(concepts, tmp_path, settings)
+    batch = run.items[0, 5, 0]
+    expected = run.items.split.ids[batch.image]
+    assert expected != concepts.train.ids[batch.image]
+    collated = next(iter(run._loader()))
+    named = ", ".join(run.items.split.ids[image] for image in collated.image_ids[:8].tolist())
+    with pytest.raises(TrainingError, match=f"First images of the batch: {named}"):
+        run._check(float("nan"), collated)
+
+
+def test_processes_that_read_end_with_a_run_that_fails(concepts, tmp_path) -> None:
+    others = multiprocessing.active_children()
+    settings = build_config({**BASE, "data": {**BASE["data"], "workers": 1}})
+    run = trainer(concepts, tmp_path, settings)
+    with torch.no_grad():
+        run.model.image_encoder.fc.weight[0, 0] = float("nan")
+    with pytest.raises(TrainingError, match="the loss is nan"):
+        run.run()
+    assert run.loader is None
+    assert multiprocessing.active_children() == others
 
 
 def test_an_image_with_a_bad_feature_is_skipped_and_counted(tmp_path) -> None:

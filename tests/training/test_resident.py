@@ -20,9 +20,11 @@ from counterfoil.data.texts import WordText
 from counterfoil.data.vocabulary import Vocabulary
 from counterfoil.models import create_model
 from counterfoil.progress import Silent
+from counterfoil.reproduce.planned import digest_of, recipe_of
 from counterfoil.training import resident as module
 from counterfoil.training.loop import Trainer
 from counterfoil.training.resident import copied, resident, room_for
+from counterfoil.training.run import resumed_config, write_config
 from tests.conftest import make_split
 
 CPU = torch.device("cpu")
@@ -164,3 +166,28 @@ def test_by_default_only_a_gpu_with_room_holds_them(tmp_path, monkeypatch) -> No
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60, 100))
     assert room_for(10, gpu)
     assert not room_for(11, gpu)
+
+
+def test_where_features_are_held_makes_no_other_run_of_it(tmp_path) -> None:
+    plain, *others = (
+        build_config({"data": {} if held is None else {"resident": held}})
+        for held in (None, False, True)
+    )
+    write_config(tmp_path, plain)
+    for other in others:
+        assert digest_of(other) == digest_of(plain)
+        assert recipe_of(other) == recipe_of(plain)
+        assert resumed_config(tmp_path, other).data.resident == other.data.resident
+
+
+def test_an_image_that_is_not_held_is_left_out_although_it_can_be_read(tmp_path) -> None:
+    split = odd_split(tmp_path, np.float32, boxes=False)
+    held = copied(split.fragments, CPU, Silent()).good
+    held[1] = False  # as where a disk failed for a while
+    text = WordText(Vocabulary.build(split.texts, 1))
+    items = CaptionItems(split, text, Augmentation(), 5, held=held)
+    batch = Collate(text.pad)([items[0, caption, 0] for caption in range(8)])
+    assert isinstance(batch, PairBatch)
+    assert batch.image_ids.tolist() == [0, 0, 2, 2]
+    assert len(batch.images.mask) == 4
+    assert ["not a finite" in problem for problem in batch.skipped] == [False] * 2 + [True] * 2

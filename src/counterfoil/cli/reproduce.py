@@ -229,7 +229,10 @@ def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, kept: Kept | None) -
     if kept is not None:  # recalls at once: measuring takes a while, and may be cut short
         kept.add(collect(plan, outcome, judge, with_measures=False))
     if not outcome.interrupted:
-        measure_together(plan, judge, jobs, bars, lambda: signals.asked)
+        measured = measure_together(plan, judge, jobs, bars, lambda: signals.asked)
+        if measured and signals.asked:  # else what is left would be measured one by one
+            bars.say("interrupted; the same command goes on")
+            raise typer.Exit(130)
     found = collect(plan, outcome, judge)
     if kept is not None:
         found = kept.add(found)

@@ -180,7 +180,7 @@ class CaptionItems(Dataset["Item | str"]):
         return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
     def _read(self, image: int, rng: np.random.Generator) -> Fragments | Kept:
-        if self.held is not None and self.held[image]:
+        if self.held is not None:
             return self._places(image, rng)
         if isinstance(self.fragments, PixelTable) and self.augmentation.glance:
             return self.fragments.glance(image, self.augmentation.glance, rng)
@@ -191,6 +191,9 @@ class CaptionItems(Dataset["Item | str"]):
 
     def _places(self, image: int, rng: np.random.Generator) -> Kept:
         table = self.fragments
+        if self.held is not None and not self.held[image]:
+            table.compact(image)  # which says why it cannot be read
+            raise DataError("could not be read at first, but can be now: start again to use it")
         places = np.arange(table.count(image), dtype=np.int32) + image * table.max_fragments
         if self.augmentation.regions:
             places = places[kept_regions(len(places), self.augmentation, rng)]

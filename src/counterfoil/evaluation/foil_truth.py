@@ -106,9 +106,10 @@ def _bare(statement: Statement) -> Statement:
 
 def _apart(scene: Scene, old: str, new: str) -> Verdict:
     """Of a word without a role: surroundings can be checked, function words say nothing."""
-    if new in ALL_PLACES and (old in ALL_PLACES or old in POSITION_WORDS):
-        return _surroundings(scene.backdrop, new)
-    return "true" if old in SAYS_NOTHING and new in SAYS_NOTHING else "unsure"
+    empty = old in SAYS_NOTHING and new in SAYS_NOTHING
+    if new in ALL_PLACES and (empty or old in ALL_PLACES or old in POSITION_WORDS):
+        return _surroundings(scene.backdrop, new)  # "indoors" can stand anywhere
+    return "true" if empty else "unsure"
 
 
 def _surroundings(backdrop: str, word: str) -> Verdict:

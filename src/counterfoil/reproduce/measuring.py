@@ -6,6 +6,7 @@ told there.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -85,7 +86,11 @@ def measure_together(
     progress: Progress,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Measure what is missing, ``jobs`` at a time; how many tasks there were."""
+    """Measure what is missing, ``jobs`` at a time; how many tasks there were.
+
+    What is under way where the user wants to stop is not waited for: results are written whole or
+    not at all.
+    """
     options = plan.artefact.foils if isinstance(plan.artefact, Table) else FoilOptions()
     waiting = tasks(plan, FoilJudge(judge, options))
     if jobs < 2 or len(waiting) < 2:
@@ -98,11 +103,16 @@ def measure_together(
         _begin,
         (judge.folder, judge.cache, options, plan.folds, threads),
     )
+    others, futures = multiprocessing.active_children(), set[Future[None]]()
     try:
-        futures = {pool.submit(_measure, task) for task in waiting}
+        futures |= {pool.submit(_measure, task) for task in waiting}
         for _ in progress.track(_ended(futures, should_stop), "measuring", len(waiting)):
             pass
     finally:
+        if not all(future.done() for future in futures):
+            for process in multiprocessing.active_children():
+                if process not in others:
+                    process.terminate()
         pool.shutdown(cancel_futures=True)
     return len(waiting)
 

@@ -100,7 +100,7 @@ def digest_of(config: RunConfig) -> str:
     """A short hash of everything that may change a result."""
     tree = config.model_dump()
     for section, key in MAY_CHANGE:
-        tree[section].pop(key)
+        tree[section].pop(key, None)
     return _digest(json.dumps(tree, sort_keys=True, ensure_ascii=False))
 
 
@@ -108,7 +108,7 @@ def recipe_of(config: RunConfig) -> str:
     """A short hash of what may change a result, but for the seed and for where files lie."""
     tree = config.model_dump()
     for section, key in MAY_CHANGE:
-        tree[section].pop(key)
+        tree[section].pop(key, None)
     tree.pop("seed")
     return _digest(json.dumps(_unplaced(tree), sort_keys=True, ensure_ascii=False))
 

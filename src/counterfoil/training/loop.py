@@ -147,10 +147,12 @@ class Trainer:
         if world_size() > 1:
             run = DistributedDataParallel(run, broadcast_buffers=False, find_unused_parameters=True)
         interrupted = False
-        with RunLogs(self.folder, self.position, self.config.train.tensorboard) as logs:
-            while not self.position.finished and not interrupted:
-                interrupted = self._epoch(run, logs)
-        self.loader = None  # and with it the processes that read
+        try:
+            with RunLogs(self.folder, self.position, self.config.train.tensorboard) as logs:
+                while not self.position.finished and not interrupted:
+                    interrupted = self._epoch(run, logs)
+        finally:
+            self.loader = None  # and with it the processes that read
         return RunResult(
             self.folder,
             self.position.best_rsum,
@@ -279,7 +281,7 @@ class Trainer:
         """Refuse a loss that is not a finite number, before the update."""
         if math.isfinite(value):
             return
-        split = self.pairs.train
+        split = self.items.split  # less what objectives set aside
         images = [split.ids[int(i)] for i in batch.image_ids[:8]]
         raise TrainingError(
             f"epoch {self.position.epoch + 1}, batch {self.position.batch}: the loss is {value}; "

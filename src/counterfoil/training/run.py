@@ -38,6 +38,7 @@ from counterfoil.training.report import write_report
 
 MAY_CHANGE = {
     ("data", "workers"),
+    ("data", "resident"),
     ("train", "device"),
     ("train", "tensorboard"),
     ("train", "log_every"),
