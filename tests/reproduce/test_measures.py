@@ -218,7 +218,7 @@ def test_ensembles_are_scored_by_the_processes(made, cache, tmp_path) -> None:
     both = planned(table(rows=rows, measures=[]), plan.out)
     finish(both, cache)
     judge = Judge(tmp_path, cache, Silent())
-    assert measure_together(both, judge, 2, Silent()) == 2
+    assert measure_together(both, judge, 2, Silent(), columns=False) == 2
     members = tuple(both.runs[name][0] for name in ("plain", "plain@+1"))
     assert judge.place(members).is_file()
     assert judge.report(members) == Judge(tmp_path / "x", cache, Silent()).report(members)

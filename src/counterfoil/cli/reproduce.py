@@ -226,13 +226,19 @@ def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, kept: Kept | None) -
         on_training=signals.listen,
     )
     judge = Judge(plan.out / "evaluations", cache, bars)
-    if kept is not None:  # recalls at once: measuring takes a while, and may be cut short
-        kept.add(collect(plan, outcome, judge, with_measures=False))
-    if not outcome.interrupted:
-        measured = measure_together(plan, judge, jobs, bars, lambda: signals.asked)
+
+    def measure(columns: bool) -> None:
+        if outcome.interrupted:
+            return
+        measured = measure_together(plan, judge, jobs, bars, lambda: signals.asked, columns)
         if measured and signals.asked:  # else what is left would be measured one by one
             bars.say("interrupted; the same command goes on")
             raise typer.Exit(130)
+
+    if kept is not None:  # recalls at once: measuring takes a while, and may be cut short
+        measure(columns=False)
+        kept.add(collect(plan, outcome, judge, with_measures=False))
+    measure(columns=True)
     found = collect(plan, outcome, judge)
     if kept is not None:
         found = kept.add(found)

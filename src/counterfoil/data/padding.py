@@ -95,7 +95,7 @@ as all other numbers are."""
 
 
 def _arrived(sent: Tensor, tensor: Tensor) -> Tensor:
-    if tensor.dtype == torch.bool and not sent.is_cuda:
+    if tensor.dtype == torch.bool and sent.device.type == "cpu":
         return remember(tensor, sent)
     return tensor.to(torch.get_default_dtype()) if tensor.dtype in COMPACT else tensor
 

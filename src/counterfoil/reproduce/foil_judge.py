@@ -32,6 +32,9 @@ from counterfoil.training.load import load_model
 
 R = TypeVar("R", bound=Report)
 
+TRUTH = 2
+"""Of how foils are held against the truth of scenes: what was judged otherwise is judged again."""
+
 
 class FoilJudge:
     """Measures finished runs, and keeps what it found beside the judge's other results."""
@@ -135,7 +138,7 @@ class FoilJudge:
         self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None
     ) -> list[object]:
         source, options = _source(column, writer), self.options.model_dump()
-        return ["foils", run.digest, source, options, column.reads_fluency]
+        return ["foils", run.digest, source, options, column.reads_fluency, TRUTH]
 
     def _foil_set(self, source: str, run: PlannedRun, writer: PlannedRun | None) -> FoilSet:
         """Foils of the run's split; a run's are written once, for whoever is judged on them."""

@@ -40,11 +40,13 @@ class Task:
     ensemble: tuple[PlannedRun, ...] = ()
 
 
-def tasks(plan: Plan, judge: FoilJudge) -> list[Task]:
-    """All that is not known yet. Runs that are judged on one run's foils are one task, as these
-    are written but once then."""
+def tasks(plan: Plan, judge: FoilJudge, columns: bool = True) -> list[Task]:
+    """All that is not known yet; without ``columns``, only what recalls are taken from.
+
+    Runs that are judged on one run's foils are one task, as these are written but once then.
+    """
     found: dict[str, Task] = {}
-    for asked, writers in _columns(plan):
+    for asked, writers in _columns(plan) if columns else ():
         if not judge.known(*asked):
             key = writers or asked[1].digest
             task = found.get(key, Task())
@@ -85,6 +87,7 @@ def measure_together(
     jobs: int,
     progress: Progress,
     should_stop: Callable[[], bool] = lambda: False,
+    columns: bool = True,
 ) -> int:
     """Measure what is missing, ``jobs`` at a time; how many tasks there were.
 
@@ -92,7 +95,7 @@ def measure_together(
     not at all.
     """
     options = plan.artefact.foils if isinstance(plan.artefact, Table) else FoilOptions()
-    waiting = tasks(plan, FoilJudge(judge, options))
+    waiting = tasks(plan, FoilJudge(judge, options), columns)
     if jobs < 2 or len(waiting) < 2:
         return 0
     at_once = min(jobs, len(waiting))
