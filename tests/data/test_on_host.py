@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from counterfoil.data.on_host import on_host, remember, surely_whole
+from counterfoil.data.on_host import on_host, remember, rows_of, surely_whole
 from counterfoil.data.padding import pad_texts
 
 
@@ -42,3 +42,10 @@ def test_what_is_surely_whole_is_asked_without_waiting() -> None:
     assert surely_whole(whole.to("meta").mask)
     assert not surely_whole(part.to("meta").mask)
     assert not surely_whole(whole.to("meta").mask[:1])  # nobody knows, and meta could not be read
+
+
+def test_rows_of_a_mask_that_is_known_are_known() -> None:
+    mask = pad_texts([[1, 2], [3], [4, 5]], pad=0).to("meta").mask
+    assert on_host(rows_of(mask, slice(1, 3))).tolist() == [[True, False], [True, True]]
+    here = torch.tensor([True, False, True])
+    assert on_host(rows_of(here, slice(1, 3))).tolist() == [False, True]

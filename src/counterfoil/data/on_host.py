@@ -26,6 +26,14 @@ def on_host(mask: Tensor) -> NDArray[np.bool_]:
     return mask.cpu().numpy() if known is None else known
 
 
+def rows_of(tensor: Tensor, rows: slice) -> Tensor:
+    """Some rows of a tensor; a mask that the host knows is known then, too."""
+    known, part = _known(tensor), tensor[rows]
+    if known is not None:
+        setattr(part, NAME, (part._version, known[rows]))
+    return part
+
+
 def surely_whole(mask: Tensor) -> bool:
     """Whether all is real in a mask, as far as the host knows without waiting."""
     known = mask.numpy() if mask.device.type == "cpu" else _known(mask)

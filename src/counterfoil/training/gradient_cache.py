@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from counterfoil.data.batches import ImageBatch, TextBatch
+from counterfoil.data.on_host import rows_of
 from counterfoil.encoders import Encoded
 from counterfoil.encoders.encoded import Needs
 from counterfoil.models.model import Model
@@ -85,7 +86,9 @@ def chunks(batch: B, size: int) -> Iterator[B]:
     tensors = {f.name: getattr(batch, f.name) for f in fields(batch)}
     for start in range(0, len(batch.mask), size):
         rows = slice(start, start + size)
-        yield replace(batch, **{k: x[rows] for k, x in tensors.items() if isinstance(x, Tensor)})
+        yield replace(
+            batch, **{k: rows_of(x, rows) for k, x in tensors.items() if isinstance(x, Tensor)}
+        )
 
 
 def mixes_items(encoder: nn.Module) -> bool:
