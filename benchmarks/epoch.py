@@ -8,8 +8,9 @@ five captions an image into ``--folder``, once; then trains for some epochs by t
 `naaf-f30k` (or ``--recipe``, with any overrides): reading, collating, transfer, forward, backward,
 clipping, the optimiser's step and logging are the loop's own. Prints, for each epoch, its seconds,
 how many captions and steps a second, how long the loop waited for data and how long it was busy,
-and, apart from that, what validation and saving took. The first epoch also starts the GPU's
-libraries and compiles kernels; the last one counts.
+and, apart from that, what validation and saving took, and copying all features to a GPU, which
+happens once a run (`data.resident=false`: never, and every batch travels). The first epoch also
+starts the GPU's libraries and compiles kernels; the last one counts.
 
 ``--profile N`` shows where N steps of the last epoch spend their time.
 """
@@ -34,6 +35,7 @@ from counterfoil.config import RunConfig, load_config
 from counterfoil.evaluation.report import markdown_table
 from counterfoil.models import create_model
 from counterfoil.training.loop import Trainer, choose_device
+from counterfoil.training.resident import COPYING
 from counterfoil.training.run import read_data
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
@@ -60,13 +62,17 @@ class Meter:
         self.device, self.profiled = device, profiled
         self.epochs: list[Epoch] = []
         self.ended = 0.0
+        self.copied = 0.0
         self.table = ""
 
     def track(
         self, items: Iterable[T], description: str, total: int | None = None, done: int = 0
     ) -> Iterator[T]:
         if not description.startswith("epoch"):
+            begun = time.perf_counter()
             yield from items
+            if description == COPYING:
+                self.copied = time.perf_counter() - begun
             return
         self.close()
         number, last = (int(part) for part in description.split()[-1].split("/"))
@@ -173,13 +179,17 @@ def main() -> int:
     batch = config.train.batch_size
     if options.json:
         result: dict[str, Any] = {"device": str(meter.device), "batch": batch}
+        result |= {"features_to_device_s": meter.copied}
         print(json.dumps({**result, "epochs": [vars(epoch) for epoch in meter.epochs]}))
         return 0
     name = torch.cuda.get_device_name() if meter.device.type == "cuda" else "cpu"
     print(
         f"{name}; {options.recipe}, {options.images} images with 5 captions each, batch {batch}, "
-        f"{config.train.precision}, {config.data.workers} workers\n"
+        f"{config.train.precision}, {config.data.workers} workers"
     )
+    if meter.copied:
+        print(f"before the first epoch, all features to the device: {meter.copied:.1f} s")
+    print()
     header = ("epoch", "s", "captions/s", "ms a step", "waiting", "busy", "validating, saving s")
     rows = [shown(number, epoch, batch) for number, epoch in enumerate(meter.epochs)]
     print("\n".join(markdown_table([header, *rows])))

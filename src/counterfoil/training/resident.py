@@ -23,6 +23,8 @@ from counterfoil.progress import Progress
 LEFT_FREE = 0.5
 """Share of a device's memory that has to stay free for training."""
 
+COPYING = "features to the device"
+
 CHUNK, READERS = 256, 4
 """Images read at a time, and by how many threads."""
 
@@ -88,7 +90,7 @@ def copied(table: FragmentTable, device: torch.device, progress: Progress) -> Re
     good = np.zeros(len(table), dtype=bool)
     spans = [range(first, min(first + CHUNK, len(table))) for first in range(0, len(table), CHUNK)]
     with ThreadPoolExecutor(READERS) as pool:
-        for span in progress.track(spans, "features to the device", len(spans)):
+        for span in progress.track(spans, COPYING, len(spans)):
             rows = slice(span.start, span.stop)
             read = _Read(table, span)
             good[rows] = list(pool.map(read.one, range(len(span))))
