@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -36,17 +37,40 @@ class Ended:
     error: str | None = None
 
 
+@cache
 def own_processes() -> ForkServerContext | SpawnContext:
     """How processes begin that may use CUDA: not as copies of this one, nor with its threads.
 
     On Linux they are copies of a process that has imported what they need, and done nothing else:
-    that saves each of them the seconds that importing takes.
+    that saves each of them the seconds that importing takes. Should something that is imported
+    ask for a GPU, no copy could use one: then all begin from nothing.
     """
+    spawn = multiprocessing.get_context("spawn")
     if not sys.platform.startswith("linux"):
-        return multiprocessing.get_context("spawn")
+        return spawn
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["counterfoil.reproduce.collect"])
-    return context
+    return context if _may_use_cuda(context) else spawn
+
+
+def _may_use_cuda(context: ForkServerContext) -> bool:
+    """Whether processes that begin so can use a GPU."""
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_tell, args=(sender,))
+    process.start()
+    sender.close()
+    try:
+        spoilt: bool = receiver.recv()
+    except EOFError:
+        return False
+    finally:
+        process.join()
+    return not spoilt
+
+
+def _tell(sender: Connection) -> None:
+    spoilt: bool = torch.cuda._is_in_bad_fork()
+    sender.send(spoilt)
 
 
 class Workers:
