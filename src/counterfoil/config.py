@@ -144,7 +144,12 @@ class TrainConfig(Section):
 class EvaluationConfig(Section):
     """How a run is judged."""
 
+    later = frozenset({"images"})
+
     split: str = "dev"
+    images: int | None = Field(
+        None, ge=1, description="so many of that split, evenly spaced, after every epoch; or all"
+    )
     test_split: str = Field("test", description="evaluated once, with the best checkpoint")
     folds: int = Field(0, ge=0, description="0: the whole split; 5: COCO's 1K protocol")
     batch_size: int = Field(256, ge=1)

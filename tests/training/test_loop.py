@@ -287,3 +287,22 @@ def test_mixed_precision_trains_whatever_the_sides_are_made_of(concepts, tmp_pat
     result = trainer(concepts, tmp_path, settings).run()
     assert result.steps > 0
     assert np.isfinite(result.best_rsum)
+
+
+def test_a_part_of_dev_can_choose_the_epoch(concepts, tmp_path, monkeypatch) -> None:
+    from counterfoil.training import loop
+
+    seen = []
+
+    def noted(model, split, **options):
+        seen.append(split.ids)
+        return evaluate(model, split, **options)
+
+    evaluate = loop.evaluate
+    monkeypatch.setattr(loop, "evaluate", noted)
+    settings = build_config({**BASE, "evaluation": {"images": 8}})
+    trainer(concepts, tmp_path, settings).run()
+    assert seen == [[concepts.dev.ids[4 * place] for place in range(8)]] * 3
+    assert len(loop.evenly_spaced(concepts.dev, 32)) == 32
+    assert len(loop.evenly_spaced(concepts.dev, 31)) == len(set(range(31)))
+    assert loop.evenly_spaced(concepts.dev, 33) is concepts.dev
