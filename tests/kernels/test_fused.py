@@ -97,11 +97,8 @@ def made(name: str) -> SimilarityMatcher:
     return kind(D, **options)
 
 
-@pytest.mark.parametrize("way", ["tiles", "lanes"])
-@pytest.mark.parametrize("name", MATCHERS)
-def test_kernels_score_as_the_eager_form(name, way, monkeypatch) -> None:
-    monkeypatch.setattr(fused_pairs, "MANY", 0 if way == "lanes" else 1 << 60)
-    images, texts = sides(len(name))
+def both_ways(name: str, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
+    """Scores by kernels, and by the eager form in double precision."""
     matcher = made(name).eval()
     with torch.no_grad():
         expected = matcher.double().eager(images, texts)
@@ -111,7 +108,15 @@ def test_kernels_score_as_the_eager_form(name, way, monkeypatch) -> None:
             (single(texts).fragments, texts.mask),
         )
     assert found is not None
-    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
+    return found.double(), expected
+
+
+@pytest.mark.parametrize("way", ["tiles", "lanes"])
+@pytest.mark.parametrize("name", MATCHERS)
+def test_kernels_score_as_the_eager_form(name, way, monkeypatch) -> None:
+    monkeypatch.setattr(fused_pairs, "MANY", 0 if way == "lanes" else 1 << 60)
+    found, expected = both_ways(name, *sides(len(name)))
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("way", ["tiles", "lanes"])

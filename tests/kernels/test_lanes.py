@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels import fused_lanes, fused_pairs
-from tests.kernels.test_fused import MATCHERS, D, made, single
+from tests.kernels.test_fused import MATCHERS, D, both_ways
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -46,19 +46,6 @@ def sides(
     near = v.flatten(0, 1)[torch.randint(real.numel(), mask.shape, generator=draw)]
     u = near + 0.3 * torch.randn(*mask.shape, D, generator=draw, dtype=torch.float64)
     return Encoded(v, real), Encoded(F.normalize(u, dim=-1) * mask[..., None], mask)
-
-
-def both_ways(name: str, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
-    matcher = made(name).eval()
-    with torch.no_grad():
-        expected = matcher.double().eager(images, texts)
-        found = fused_pairs.fused_pairs(
-            matcher.recipes(),
-            (single(images).fragments, images.mask),
-            (single(texts).fragments, texts.mask),
-        )
-    assert found is not None
-    return found.double(), expected
 
 
 @pytest.mark.parametrize(("regions", "masked"), [(1, False), (3, True), (4, True)])
