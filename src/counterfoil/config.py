@@ -121,6 +121,8 @@ class ScheduleConfig(Section):
 class TrainConfig(Section):
     """The training loop."""
 
+    later = frozenset({"graphs"})
+
     epochs: int = Field(20, ge=1)
     batch_size: int = Field(
         128, ge=2, description="pairs whose negatives see each other, over all processes together"
@@ -134,6 +136,9 @@ class TrainConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     precision: Literal["float32", "bf16", "fp16"] = "float32"
     compile: bool = Field(False, description="compile the encoders with torch.compile")
+    graphs: bool | None = Field(
+        None, description="recurrent networks as CUDA graphs; by default so, unless compiled"
+    )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1 …")
     log_every: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
     save_every: int = Field(0, ge=0, description="steps between checkpoints; 0: once an epoch")

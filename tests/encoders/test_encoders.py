@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counterfoil.data.batches import ImageBatch, TextBatch
-from counterfoil.encoders import Encoded, image_encoders, poolings, text_encoders
+from counterfoil.encoders import (
+    Encoded,
+    image_encoders,
+    l2_normalise,
+    poolings,
+    text_encoders,
+)
 from counterfoil.encoders.norms import FragmentBatchNorm
 from tests.encoders.test_parity import vocabulary
 
@@ -117,6 +123,22 @@ def test_batch_norm_over_real_fragments_equals_torchs_on_these_alone() -> None:
     assert torch.allclose(
         ours.eval()(x), theirs.eval()(x.flatten(0, 1)).reshape(x.shape), atol=1e-5
     )
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-4, 1e-9, 0.0])
+def test_the_gradient_of_unit_length_is_the_one_autograd_finds(scale) -> None:
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return x / (torch.linalg.vector_norm(x, dim=-1, keepdim=True) + 1e-8)
+
+    x = (scale * torch.randn(3, 4, 5, dtype=torch.float64)).requires_grad_()
+    weights = torch.randn(3, 4, 5, dtype=torch.float64)
+    found, expected = (
+        torch.autograd.grad((way(x) * weights).sum(), x)[0] for way in (l2_normalise, plain)
+    )
+    assert torch.isfinite(found).all()
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    if scale == 1.0:
+        assert torch.autograd.gradgradcheck(l2_normalise, x)
 
 
 def test_concatenated_batches_of_different_lengths_keep_their_masks() -> None:

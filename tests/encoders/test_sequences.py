@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from counterfoil.encoders.padded import run_padded
 from counterfoil.encoders.sequences import run_gru
 
 
@@ -58,3 +59,32 @@ def test_what_lies_beyond_a_length_is_not_read() -> None:
 def test_the_network_must_take_the_inputs() -> None:
     with pytest.raises(RuntimeError):
         run_gru(nn.GRU(5, 3, batch_first=True), torch.randn(1, 2, 4), np.array([2]))
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=6),
+    spare=st.integers(0, 2),
+    bidirectional=st.booleans(),
+    layers=st.integers(1, 2),
+    bias=st.booleans(),
+)
+def test_padded_states_and_gradients_are_those_of_packed_ones(
+    lengths: list[int], spare: int, bidirectional: bool, layers: int, bias: bool
+) -> None:
+    torch.manual_seed(0)
+    rnn = nn.GRU(3, 4, layers, bias, batch_first=True, bidirectional=bidirectional).double()
+    width = max(lengths) + spare
+    inputs = torch.randn(len(lengths), width, 3, dtype=torch.float64)
+    for row, length in enumerate(lengths):
+        inputs[row, length:] = torch.nan  # which is not read
+    inputs.requires_grad_()
+    found = run_padded(rnn.all_weights, bidirectional, inputs, torch.tensor(lengths))
+    expected = run_gru(rnn, inputs, np.array(lengths))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    weights = torch.randn_like(found)
+    leaves = [inputs, *rnn.parameters()]
+    mine = torch.autograd.grad((found * weights).sum(), leaves)
+    theirs = torch.autograd.grad((expected * weights).sum(), leaves)
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -157,6 +158,33 @@ def test_estimates_move_by_the_momentum_and_alpha_is_switched_at_its_epoch() -> 
     expected = float(learned.mean_pos) - 3 * float(learned.std_pos)
     assert learned.value == pytest.approx(max(0.0, expected), abs=1e-5)
     assert learned.value != before
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_was_taken_in_counts_before_anybody_reads_or_copies_the_state(device) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+
+    def taught() -> MismatchBoundary:
+        learned = MismatchBoundary(alpha=1.0, adjust_epoch=99, momentum=0.5, min_samples=2)
+        learned.to(device)
+        for shift in (0.0, 0.1):
+            samples = torch.tensor([0.5, 0.7]) + shift, torch.tensor([0.1, 0.3])
+            learned.observe(*(kind.to(device) for kind in samples), 0)
+        return learned
+
+    expected = taught().value
+    assert 0 < expected < 1
+    assert float(taught().state_dict()["boundary"]) == expected
+    assert taught().diagnostics()["mismatch/boundary"] == expected
+    assert copy.deepcopy(taught()).value == expected
+    again = taught()
+    again.load_state_dict(MismatchBoundary(1.0, 99, 0.5, 2).state_dict())
+    assert again.value == 0.0  # of what was taken in before, nothing is left
+    again.boundary.fill_(0.25)
+    assert again.value == 0.25
+    again.load_state_dict(taught().state_dict())
+    assert again.value == expected
 
 
 def batch(pairs: int = 12, seed: int = 0) -> tuple[Encoded, Encoded]:

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from counterfoil.encoders import Encoded, l2_normalise
 from counterfoil.errors import ConfigError
 from counterfoil.matchers import matchers
-from counterfoil.objectives import Composite, Context, Objective, create_objective
+from counterfoil.objectives import (
+    Composite,
+    Context,
+    Objective,
+    create_objective,
+    objectives,
+)
+from counterfoil.objectives.triplet import HingeObjective
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 
 
@@ -82,6 +89,29 @@ def test_a_batch_without_negatives_costs_nothing_and_stays_finite() -> None:
     report.loss.backward()
     assert report.loss.item() == 0.0
     assert scores.grad.isfinite().all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    ids=st.lists(st.integers(0, 3), min_size=2, max_size=7),
+    seed=st.integers(0, 1000),
+    reduction=st.sampled_from(["sum", "mean"]),
+)
+def test_the_hardest_negatives_cost_and_teach_what_their_weights_say(ids, seed, reduction) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(len(ids), len(ids), generator=generator, dtype=torch.float64)
+    scores = (scores * 3).round().requires_grad_()  # many are equal, of which one is chosen
+    owner = torch.tensor(ids)
+    positives = owner[:, None] == owner[None, :]
+    hardest = objectives["hardest"](margin=0.3, reduction=reduction)
+    directions = hardest.anchors(scores, positives, Context())
+    found, expected = (
+        hardest.cost(directions, Context()),
+        HingeObjective.cost(hardest, directions, Context()),
+    )
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(loss, scores)[0] for loss in (found, expected)]
+    torch.testing.assert_close(*gradients)
 
 
 def test_warm_up_epochs_use_every_negative() -> None:

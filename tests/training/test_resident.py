@@ -156,6 +156,23 @@ def test_a_run_is_the_same_to_the_bit(tmp_path, name) -> None:
     )
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_memory_is_pinned_only_where_fragments_travel(tmp_path, held) -> None:
+    pairs = Pairs("c", {part: make_split(tmp_path, part, 20, 0) for part in ("train", "dev")})
+    config = build_config(
+        {
+            "model": {"name": "rvse-mlp", "embed_size": 16, "text": {"word_dim": 8}},
+            "data": {"min_count": 1, "resident": held},
+            "train": {"batch_size": 16, "device": "cpu"},
+        }
+    )
+    model = create_model(config.model, pairs.train, config.data)
+    trainer = Trainer(model, pairs, config, tmp_path / "run")
+    assert not trainer._loader().pin_memory
+    trainer.device, trainer.loader = torch.device("cuda"), None  # as far as a loader asks
+    assert trainer._loader().pin_memory == (not held)
+
+
 def test_by_default_only_a_gpu_with_room_holds_them(tmp_path, monkeypatch) -> None:
     table = odd_split(tmp_path, np.float16, boxes=False).fragments
     assert resident(table, None, CPU, Silent()) is None

@@ -27,7 +27,7 @@ def updates(fused: bool | None, precision: str) -> Updates:
 def advance(found: Updates) -> None:
     found.backward(found.module(torch.ones(4, 3)).square().sum())
     found.unscale()
-    found.step(float(found.clipped()), 0)
+    found.step(float(found.gradient_norm()), 0)
 
 
 @pytest.mark.parametrize("precision", ["float32", "fp16"])
@@ -45,6 +45,24 @@ def test_a_run_goes_on_with_the_kernels_of_the_machine_it_is_on(there, here, pre
     advance(resumed)
     for mine, theirs in zip(saved.module.parameters(), resumed.module.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5, 1e6])
+def test_a_gradient_longer_than_the_limit_is_cut_to_it(clip) -> None:
+    found = updates(None, "float32")
+    found.clip = clip
+    found.optimiser = torch.optim.SGD(found.module.parameters(), lr=1.0)
+    found.schedule = create_schedule(found.optimiser, TrainConfig().schedule, 5, 1)
+    expected = copy.deepcopy(found.module)
+    expected(torch.ones(4, 3)).square().sum().backward()
+    norm = nn.utils.clip_grad_norm_(expected.parameters(), clip or float("inf"))
+    assert 0.5 < float(norm) < 1e6
+    found.backward(found.module(torch.ones(4, 3)).square().sum())
+    assert float(found.gradient_norm()) == pytest.approx(float(norm))
+    found.step(float(norm), 0)
+    rate = found.schedule.base_lrs[0] * found.schedule.lr_lambdas[0](0)
+    for mine, theirs in zip(found.module.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs - rate * theirs.grad)
 
 
 def test_numbers_are_read_at_once_and_none_loses_digits() -> None:

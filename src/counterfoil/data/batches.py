@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from counterfoil.data.fragments import Fragments, FragmentTable
+from counterfoil.data.moving import Movable
 from counterfoil.data.padding import (
     ImageBatch,
     Kept,
-    Movable,
     TextBatch,
     pad_fragments,
     pad_images,
@@ -24,7 +24,8 @@ from counterfoil.data.padding import (
 )
 from counterfoil.data.pairs import Split
 from counterfoil.data.pixels import Glance, PixelTable
-from counterfoil.data.texts import TextProcessor, WordNoise
+from counterfoil.data.texts import TextProcessor
+from counterfoil.data.tokenised import Tokenised, WordNoise
 from counterfoil.errors import ConfigError, DataError
 
 __all__ = [
@@ -92,6 +93,9 @@ class Augmentation:
     glance: Glance = field(default_factory=Glance)
 
 
+MOST_REMEMBERED = 1 << 18
+"""Captions that a process remembers cut into tokens; a few hundred bytes each."""
+
 TEXT_ONLY = -1
 """The view of a caption whose image is already in the batch."""
 
@@ -148,9 +152,9 @@ class CaptionItems(Dataset["Item | str"]):
         _check_augmentation(split.fragments, augmentation)
         self.companions = dict(companions or {})
         self.held = held
-        self.still = None
-        if not (augmentation.regions or augmentation.words or augmentation.glance or companions):
-            self.still = np.random.default_rng()  # nothing is drawn, and making one takes time
+        self.whole = np.ones(split.fragments.max_fragments, dtype=np.bool_)
+        self.draws = _Draws(seed)
+        self.remembered: dict[int, Tokenised] = {}
 
     def __len__(self) -> int:
         return len(self.split.texts)
@@ -158,7 +162,7 @@ class CaptionItems(Dataset["Item | str"]):
     def __getitem__(self, index: tuple[int, int, int]) -> Item | str:
         epoch, caption, view = index
         image = int(self.split.image_of[caption])
-        rng = self._generator(epoch, caption, view)
+        rng = self.draws.of(epoch, caption, view)
         try:
             fragments = self._read(image, rng) if view != TEXT_ONLY else None
             extras = {
@@ -167,17 +171,17 @@ class CaptionItems(Dataset["Item | str"]):
             }
         except DataError as error:
             return f"image {self.split.ids[image]}: {error}"
-        noise = WordNoise(self.augmentation.words, rng) if self.augmentation.words else None
-        return Item(
-            fragments, self.text.encode(self.split.texts[caption], noise), image, caption, extras
-        )
+        return Item(fragments, self._ids(caption, rng), image, caption, extras)
 
-    def _generator(self, epoch: int, caption: int, view: int) -> np.random.Generator:
-        if self.still is not None:
-            return self.still
-        key = np.array([self.seed, (epoch << 40) + caption], dtype=np.uint64)
-        counter = np.array([0, 0, 0, max(0, view)], dtype=np.uint64)
-        return np.random.Generator(np.random.Philox(key=key, counter=counter))
+    def _ids(self, caption: int, rng: np.random.Generator) -> list[int]:
+        """Token ids of a caption, which is cut into tokens once: nothing else takes as long."""
+        tokens = self.remembered.get(caption)
+        if tokens is None:
+            tokens = self.text.tokenised(self.split.texts[caption])
+            if len(self.remembered) < MOST_REMEMBERED:
+                self.remembered[caption] = tokens
+        rate = self.augmentation.words
+        return self.text.disturbed(tokens, WordNoise(rate, rng) if rate else None)
 
     def _read(self, image: int, rng: np.random.Generator) -> Fragments | Kept:
         if self.held is not None:
@@ -194,10 +198,10 @@ class CaptionItems(Dataset["Item | str"]):
         if self.held is not None and not self.held[image]:
             table.compact(image)  # which says why it cannot be read
             raise DataError("could not be read at first, but can be now: start again to use it")
-        places = np.arange(table.count(image), dtype=np.int32) + image * table.max_fragments
+        keep = self.whole[: table.count(image)]
         if self.augmentation.regions:
-            places = places[kept_regions(len(places), self.augmentation, rng)]
-        return Kept(places)
+            keep = kept_regions(len(keep), self.augmentation, rng)
+        return Kept(image * table.max_fragments, keep)
 
     def _extra(
         self, extra: Extra, rng: np.random.Generator
@@ -205,6 +209,31 @@ class CaptionItems(Dataset["Item | str"]):
         """Extra images are augmented like any other; extra texts stay as they are written."""
         images = [self._read(image, rng) for image in extra.images]
         return images, [self.text.encode(text) for text in extra.texts]
+
+
+class _Draws:
+    """One generator that begins anew for each item: to make one takes longer than to draw."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.philox = np.random.Philox(key=0)
+        self.generator = np.random.Generator(self.philox)
+
+    def of(self, epoch: int, caption: int, view: int) -> np.random.Generator:
+        """As ``Generator(Philox(key=[seed, epoch << 40 + caption], counter=[0, 0, 0, view]))``."""
+        state: Any = {  # plain numbers in it are read ten times as fast as arrays
+            "bit_generator": "Philox",
+            "state": {
+                "counter": (0, 0, 0, max(0, view)),
+                "key": (self.seed, (epoch << 40) + caption),
+            },
+            "buffer": (0, 0, 0, 0),
+            "buffer_pos": 4,  # all of it is used up
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        self.philox.state = state
+        return self.generator
 
 
 def _check_augmentation(fragments: FragmentTable, augmentation: Augmentation) -> None:
@@ -241,7 +270,8 @@ def kept_regions(
     if augmentation.varying:
         rate = rate * rng.random() if rng.random() > 0.2 else 0.0
     keep: NDArray[np.bool_] = rng.random(count) >= rate
-    keep[:1] |= not keep.any()
+    if not np.count_nonzero(keep):  # many times as fast as to ask for any
+        keep[:1] = True
     return keep
 
 
@@ -262,9 +292,9 @@ class Collate:
         return PairBatch(
             pad_images([item.fragments for item in pictures if item.fragments is not None]),
             pad_texts([item.ids for item in good], self.pad),
-            torch.tensor([item.image for item in pictures], dtype=torch.long),
-            torch.tensor([item.caption for item in good], dtype=torch.long),
-            torch.tensor([item.image for item in good], dtype=torch.long),
+            _numbers([item.image for item in pictures]),
+            _numbers([item.caption for item in good]),
+            _numbers([item.image for item in good]),
             skipped,
             {name: self._extras(good, name) for name in good[0].extras},
         )
@@ -274,7 +304,11 @@ class Collate:
         texts = [(row, x) for row, item in enumerate(items) for x in item.extras[name][1]]
         return ExtraBatch(
             pad_images([x for _, x in images]) if images else None,
-            torch.tensor([row for row, _ in images], dtype=torch.long),
+            _numbers([row for row, _ in images]),
             pad_texts([x for _, x in texts], self.pad) if texts else None,
-            torch.tensor([row for row, _ in texts], dtype=torch.long),
+            _numbers([row for row, _ in texts]),
         )
+
+
+def _numbers(values: Sequence[int]) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.int64))

@@ -1,12 +1,11 @@
-"""Fragments and words of several items as padded tensors, and their way to a device."""
+"""Fragments and words of several items as padded tensors."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,89 +14,16 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from counterfoil.data.fragments import Fragments
-from counterfoil.data.on_host import remember
+from counterfoil.data.moving import Movable
 from counterfoil.data.parsing import LinkedIds
-
-B = TypeVar("B", bound="Movable")
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The rows of a table that hold what is kept of an image's fragments."""
+    """Which of an image's fragments are kept; in a table of all they begin at row ``first``."""
 
-    places: NDArray[np.int32]
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-
-class Movable:
-    """Moves every tensor of a dataclass at once."""
-
-    def to(self: B, device: torch.device | str) -> B:
-        return self._each(lambda tensor: _arrived(tensor, tensor.to(device, non_blocking=True)))
-
-    def pin_memory(self: B) -> B:
-        return self._each(lambda tensor: tensor.pin_memory())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Small tensors go to another process in the message itself.
-
-        As shared memory, which is how large ones go, each costs a file and a connection.
-        """
-        values = {f.name: _written(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
-        return _read_back, (type(self), values)
-
-    def _each(self: B, change: Callable[[Tensor], Tensor]) -> B:
-        def changed(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return change(value)
-            if isinstance(value, Movable):
-                return value._each(change)
-            if isinstance(value, dict):
-                return {key: changed(part) for key, part in value.items()}
-            return value
-
-        values = {f.name: changed(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
-        return replace(self, **values)  # type: ignore[type-var]
-
-
-@dataclass(frozen=True)
-class _Written:
-    """A tensor's numbers, as a message has them."""
-
-    numbers: NDArray[Any]
-
-
-def _written(value: Any) -> Any:
-    if not isinstance(value, Tensor) or value.dtype == torch.bfloat16 or value.requires_grad:
-        return value
-    if value.device.type != "cpu" or value.nbytes > LARGEST_MESSAGE:
-        return value
-    return _Written(value.numpy())
-
-
-def _read_back(kind: type[B], values: dict[str, Any]) -> B:
-    return kind(
-        **{
-            name: torch.from_numpy(value.numbers) if isinstance(value, _Written) else value
-            for name, value in values.items()
-        }
-    )
-
-
-LARGEST_MESSAGE = 1 << 18
-"""Bytes of a tensor that goes to another process in a message."""
-
-COMPACT = (torch.uint8, torch.float16)
-"""How pixels and features travel, in a quarter or half of the size; where they are used they become
-as all other numbers are."""
-
-
-def _arrived(sent: Tensor, tensor: Tensor) -> Tensor:
-    if tensor.dtype == torch.bool and sent.device.type == "cpu":
-        return remember(tensor, sent)
-    return tensor.to(torch.get_default_dtype()) if tensor.dtype in COMPACT else tensor
+    first: int
+    keep: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -152,12 +78,21 @@ def pad_fragments(items: Sequence[Fragments]) -> ImageBatch:
 
 def pad_places(items: Sequence[Kept]) -> ImageBatch:
     """A batch of images whose fragments are elsewhere."""
-    longest = max(1, max(len(item) for item in items))
-    mask = np.arange(longest) < np.array([len(item) for item in items])[:, None]
+    there = _real(np.array([len(item.keep) for item in items]))
+    keep: NDArray[np.bool_] = np.zeros(there.shape, dtype=np.bool_)
+    keep[there] = np.concatenate([item.keep for item in items])
+    mask = _real(keep.sum(1))
+    rows = np.array([item.first for item in items], dtype=np.int32)[:, None]
     places = np.zeros(mask.shape, dtype=np.int32)
-    places[mask] = np.concatenate([item.places for item in items])
+    places[mask] = (rows + np.arange(keep.shape[1], dtype=np.int32))[keep]
     absent = torch.empty(*mask.shape, 0)
     return ImageBatch(absent, torch.from_numpy(mask), None, torch.from_numpy(places))
+
+
+def _real(lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """What is not padding [B, N] in rows of such lengths; at least one column."""
+    mask: NDArray[np.bool_] = np.arange(max(1, int(lengths.max()))) < lengths[:, None]
+    return mask
 
 
 def _common_type(items: Sequence[Fragments]) -> torch.dtype:
@@ -178,11 +113,11 @@ def _batch_memory(shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
 
 
 def pad_texts(items: Sequence[Sequence[int]], pad: int) -> TextBatch:
-    lengths = np.array([len(item) for item in items])
-    longest = int(lengths.max())
-    mask = np.arange(longest) < lengths[:, None]
+    lengths = [len(item) for item in items]
+    longest = max(lengths)
+    mask = np.arange(longest) < np.array(lengths)[:, None]
     ids = np.full(mask.shape, pad, dtype=np.int64)
-    ids[mask] = np.fromiter(chain.from_iterable(items), np.int64, int(lengths.sum()))
+    ids[mask] = np.fromiter(chain.from_iterable(items), np.int64, sum(lengths))
     return TextBatch(torch.from_numpy(ids), torch.from_numpy(mask), _word_graph(items, longest))
 
 

@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 import copy
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
-from counterfoil.data.parsing import LinkedIds, Parser
-from counterfoil.data.vocabulary import END, MASK, START, UNK, Vocabulary
+from counterfoil.data.parsing import Parser
+from counterfoil.data.tokenised import Tokenised, WordNoise
+from counterfoil.data.vocabulary import END, MASK, START, Vocabulary
 from counterfoil.data.words import words
 from counterfoil.errors import CheckpointError, MissingExtraError
-
-
-class WordNoise:
-    """Caption augmentation of VSE∞: each word is, with ``rate``, masked, replaced or deleted.
-
-    Of the touched words 50 % become the mask token, 10 % a random word and 40 % vanish.
-    """
-
-    def __init__(self, rate: float, rng: np.random.Generator) -> None:
-        self.rate = rate
-        self.rng = rng
-
-    def fates(self, count: int) -> list[str]:
-        """For each of ``count`` words: keep, mask, replace or delete. At least one word stays."""
-        draw = self.rng.random(count)
-        fate = np.where(draw < self.rate * 0.5, "mask", "keep").astype(object)
-        fate[(draw >= self.rate * 0.5) & (draw < self.rate * 0.6)] = "replace"
-        fate[(draw >= self.rate * 0.6) & (draw < self.rate)] = "delete"
-        if count and all(f == "delete" for f in fate):
-            fate[0] = "keep"
-        return [str(f) for f in fate]
 
 
 class TextProcessor(Protocol):
@@ -53,6 +32,14 @@ class TextProcessor(Protocol):
 
     def encode(self, caption: str, noise: WordNoise | None = None) -> list[int]:
         """Ids of a caption, special tokens included; never empty."""
+        ...
+
+    def tokenised(self, caption: str) -> Tokenised:
+        """The first half of `encode`, which is the same each time."""
+        ...
+
+    def disturbed(self, tokens: Tokenised, noise: WordNoise | None = None) -> list[int]:
+        """The second half of `encode`."""
         ...
 
     def pieces(self, caption: str) -> list[str]:
@@ -79,22 +66,16 @@ class WordText:
         return len(self.vocabulary)
 
     def encode(self, caption: str, noise: WordNoise | None = None) -> list[int]:
+        return self.disturbed(self.tokenised(caption), noise)
+
+    def tokenised(self, caption: str) -> Tokenised:
         tokens = words(caption)
-        fates = noise.fates(len(tokens)) if noise is not None else ["keep"] * len(tokens)
-        index, ids = self.vocabulary.index, [self.vocabulary.index[START]]
-        word_of: list[int | None] = [None]
-        for place, (word, fate) in enumerate(zip(tokens, fates, strict=True)):
-            if fate == "keep":
-                ids.append(index.get(word, index[UNK]))
-            elif fate == "mask":
-                ids.append(index[MASK])
-            elif fate == "replace" and noise is not None:
-                ids.append(int(noise.rng.integers(len(index))))
-            word_of += [] if fate == "delete" else [place]
-        ids.append(index[END])
-        if self.parser is None:
-            return ids
-        return LinkedIds.of_words(ids, [*word_of, None], self.parser.edges(tokens))
+        edges = None if self.parser is None else self.parser.edges(tokens)
+        ids = self.vocabulary.encode_words(tokens)
+        return Tokenised.of(ids, _between_ends(len(tokens)), len(tokens), edges)
+
+    def disturbed(self, tokens: Tokenised, noise: WordNoise | None = None) -> list[int]:
+        return tokens.disturbed(noise, self.vocabulary.index[MASK], len(self.vocabulary))
 
     def pieces(self, caption: str) -> list[str]:
         return [START, *words(caption), END]
@@ -105,6 +86,12 @@ class WordText:
     @classmethod
     def load(cls, folder: Path) -> WordText:
         return cls(Vocabulary.load(folder / cls.file))
+
+
+@lru_cache(maxsize=64)
+def _between_ends(count: int) -> tuple[int | None, ...]:
+    """The word behind each token of so many words; the same object for all captions of a length."""
+    return (None, *range(count), None)
 
 
 class HuggingFaceText:
@@ -139,45 +126,31 @@ class HuggingFaceText:
         return len(self.tokenizer)
 
     def encode(self, caption: str, noise: WordNoise | None = None) -> list[int]:
+        return self.disturbed(self.tokenised(caption), noise)
+
+    def tokenised(self, caption: str) -> Tokenised:
         coded = self.tokenizer(
             caption, truncation=True, max_length=self.max_length, return_token_type_ids=False
         )
-        ids: list[int] = coded["input_ids"]
-        if noise is None and self.parser is None:
-            return ids
-        word_of: list[int | None] = coded.word_ids()
-        count = 1 + max((word for word in word_of if word is not None), default=-1)
-        if noise is not None:
-            disturbed, words_left = self._disturb(ids, word_of, noise.fates(count), noise.rng)
-            ids, word_of = (disturbed, words_left) if disturbed else (ids, word_of)
-        if self.parser is None:
-            return ids
-        spans = [coded.word_to_chars(word) for word in range(count)]
-        edges = self.parser.edges([caption[span.start : span.end].lower() for span in spans])
-        return LinkedIds.of_words(ids, word_of, edges)
+        word_of = tuple(coded.word_ids()) if coded.is_fast else None
+        count = 1 + max((word for word in word_of or () if word is not None), default=-1)
+        edges = None
+        if self.parser is not None:
+            spans = [coded.word_to_chars(word) for word in range(count)]
+            edges = self.parser.edges([caption[span.start : span.end].lower() for span in spans])
+        return Tokenised.of(coded["input_ids"], word_of, count, edges)
 
-    def _disturb(
-        self,
-        ids: list[int],
-        word_of: list[int | None],
-        fates: list[str],
-        rng: np.random.Generator,
-    ) -> tuple[list[int], list[int | None]]:
-        """Whole words share one fate; special tokens are never touched."""
-        out: list[int] = []
-        words_left: list[int | None] = []
-        for token, word in zip(ids, word_of, strict=True):
-            fate = "keep" if word is None else fates[word]
-            if fate == "keep":
-                out.append(token)
-            elif fate == "mask":
-                out.append(
-                    int(self.tokenizer.mask_token_id or self.tokenizer.unk_token_id or token)
-                )
-            elif fate == "replace":
-                out.append(int(rng.integers(len(self.tokenizer))))
-            words_left += [] if fate == "delete" else [word]
-        return out, words_left
+    def disturbed(self, tokens: Tokenised, noise: WordNoise | None = None) -> list[int]:
+        return tokens.disturbed(noise, self._mask, self._size)
+
+    @cached_property
+    def _mask(self) -> int | None:
+        """What stands for a masked token; None: itself, where there is no such token."""
+        return self.tokenizer.mask_token_id or self.tokenizer.unk_token_id or None
+
+    @cached_property
+    def _size(self) -> int:
+        return len(self.tokenizer)
 
     def pieces(self, caption: str) -> list[str]:
         pieces: list[str] = self.tokenizer.convert_ids_to_tokens(self.encode(caption))

@@ -7,6 +7,7 @@ fragment pools to zero.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from counterfoil.data.on_host import on_host
+from counterfoil.encoders.recorded import is_replaying, replay_width
 from counterfoil.encoders.sequences import Indices, run_gru
 from counterfoil.registry import Registry
 
@@ -114,26 +116,32 @@ class GPO(nn.Module):
 
     def weights(self, lengths: Indices, longest: int) -> Tensor:
         """Pooling weights [B, longest] of items of the given lengths; zero beyond a length."""
-        device = self.linear.weight.device
-        distinct, which = np.unique(lengths, return_inverse=True)
-        positions = self._positions(longest, device)
+        weight = self.linear.weight
+        if is_replaying() and lengths.all():  # for all lengths there are: of one shape every time
+            wide = replay_width(longest)
+            distinct, which = np.arange(1, wide + 1), lengths - 1
+        else:
+            wide = longest
+            distinct, which = np.unique(lengths, return_inverse=True)
+        positions = _positions(wide, self.d_pe, weight.device).to(weight.dtype)
         hidden = run_gru(self.gru, positions.expand(len(distinct), -1, -1), distinct)
         forward, backward = hidden.chunk(2, dim=-1)
-        scores = self.linear((forward + backward) / 2).squeeze(-1)  # [U, longest]
-        outside = np.arange(longest) >= distinct[:, None]
-        scores = scores.masked_fill(_sent(outside, device), -1e4) / self.temperature
-        weights = scores.softmax(-1)
+        scores = self.linear((forward + backward) / 2).squeeze(-1)  # [U, wide]
+        outside = _sent(np.arange(wide) >= distinct[:, None], weight.device)
+        weights = (scores.masked_fill(outside, -1e4) / self.temperature).softmax(-1)
         if not distinct.all():  # an item without fragments has no weights
-            weights = weights.masked_fill(_sent(distinct == 0, device)[:, None], 0.0)
-        return weights.index_select(0, _sent(which, device))
+            weights = weights.masked_fill(_sent(distinct == 0, weight.device)[:, None], 0.0)
+        return weights.index_select(0, _sent(which, weight.device))[:, :longest]
 
-    def _positions(self, length: int, device: torch.device) -> Tensor:
-        """Sinusoid code of the ranks 0 … length-1: sine on even channels, cosine on odd ones."""
-        place = torch.arange(length, device=device, dtype=torch.float32)[:, None]
-        step = torch.arange(0, self.d_pe, 2, device=device, dtype=torch.float32)
-        angle = place * torch.exp(step * -(math.log(10000.0) / self.d_pe))
-        code = torch.stack([angle.sin(), angle.cos()], dim=-1).reshape(length, self.d_pe)
-        return code.to(self.linear.weight.dtype)
+
+@lru_cache(maxsize=256)
+@torch.inference_mode(False)  # what evaluation asked for first is trained with later
+def _positions(length: int, channels: int, device: torch.device) -> Tensor:
+    """Sinusoid code of the ranks 0 … length-1: sine on even channels, cosine on odd ones."""
+    place = torch.arange(length, device=device, dtype=torch.float32)[:, None]
+    step = torch.arange(0, channels, 2, device=device, dtype=torch.float32)
+    angle = place * torch.exp(step * -(math.log(10000.0) / channels))
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).reshape(length, channels)
 
 
 def _sent(array: NDArray[Any], device: torch.device) -> Tensor:

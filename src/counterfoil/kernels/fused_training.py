@@ -70,7 +70,10 @@ def _own_memory(index: int) -> int:
 def fused_scores_with_gradient(
     recipe: Recipe, packing: Packing, words: Tensor, regions: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Scores [I, captions] of words in tiles with regions; gradients reach both."""
+    """Scores [I, captions] of words in tiles with regions; gradients reach both.
+
+    Captions without words are not among them.
+    """
     scores: Tensor = _FusedScores.apply(recipe, packing, mask, words, regions)
     return scores
 
@@ -84,7 +87,7 @@ class _FusedScores(torch.autograd.Function):
         if u.element_size() * len(u) * v.shape[0] * v.shape[1] <= KEPT and packing.tiles:
             sims = v.flatten(0, 1) @ u.T
             slots = packing.tiles * packing.slots
-            out = u.new_zeros(len(v), slots + 1, dtype=torch.float32)
+            out = u.new_empty(len(v), slots, dtype=torch.float32)  # every caption has a slot
             launch(recipe, sims, words, regions, slice(0, len(v)), out)
             scores = in_order(out, packing, recipe)
         else:
@@ -100,29 +103,20 @@ class _FusedScores(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         mask, u, norms, v, gram, sims = ctx.saved_tensors
         recipe, packing = ctx.recipe, ctx.packing
-        by_slot = _by_slot(grad, recipe, packing)
+        grad = grad.float() if recipe.factor == 1.0 else grad.float() * recipe.factor
         if sims is not None:
             part = v.flatten(0, 1)
-            found = _launch(recipe, packing, sims, norms, gram, mask, slice(0, len(v)), by_slot)
+            found = _launch(recipe, packing, sims, norms, gram, mask, slice(0, len(v)), grad)
             d_u, d_v = found.sims.T @ part, (found.sims @ u).view_as(v)
             d_norms, d_gram = found.norms, found.gram
         else:
-            d_u, d_v, d_norms, d_gram = _in_parts(recipe, packing, mask, u, norms, v, gram, by_slot)
+            d_u, d_v, d_norms, d_gram = _in_parts(recipe, packing, mask, u, norms, v, gram, grad)
         # the gradient of ‖u‖ lies along u; that of the Gram matrix v · v is symmetric
         if d_norms is not None:
             d_u = torch.addcmul(d_u, u, d_norms[:, None].to(d_u.dtype))
         if d_gram is not None:
             d_v = torch.baddbmm(d_v, d_gram.to(v.dtype), v, alpha=2)
         return None, None, None, d_u.to(u.dtype), d_v
-
-
-def _by_slot(grad: Tensor, recipe: Recipe, packing: Packing) -> Tensor:
-    """Gradients of scores [I, captions] by slot; behind the last those of captions in none."""
-    slots = packing.tiles * packing.slots
-    wide = grad.float()
-    if recipe.factor != 1.0:
-        wide = wide * recipe.factor
-    return wide.new_zeros(len(grad), slots + 1).index_copy_(1, packing.places, wide)
 
 
 @dataclass(frozen=True)
@@ -142,7 +136,7 @@ def _in_parts(
     norms: Tensor | None,
     v: Tensor,
     gram: Tensor | None,
-    by_slot: Tensor,
+    grad: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of words, regions, norms and Gram matrices, a few images at a time.
 
@@ -157,7 +151,7 @@ def _in_parts(
         some = slice(top, min(top + rows, len(v)))
         part = v[some].flatten(0, 1)
         own = None if gram is None else gram[some]
-        found = _launch(recipe, packing, part @ u.T, norms, own, mask, some, by_slot)
+        found = _launch(recipe, packing, part @ u.T, norms, own, mask, some, grad)
         d_u += found.sims.T @ part
         d_v[some] = (found.sims @ u).view_as(v[some])
         if d_norms is not None and found.norms is not None:
@@ -195,9 +189,9 @@ def _launch(
             d_gram = grad.new_empty(groups, images, regions, regions)
         words_backward[(images, groups)](
             sims, _or(gram, sims), _or(norms, sims), real,
-            packing.segments, packing.counts, grad[some], d_sims,
+            packing.segments, packing.counts, packing.owners, grad[some], d_sims,
             _or(d_norms, sims), _or(d_gram, sims),
-            images, regions, sims.stride(0), grad.stride(0), packing.tiles,
+            images, regions, sims.stride(0), grad.stride(0), grad.stride(1), packing.tiles,
             recipe.boundary, recipe.scale, recipe.sharpness,
             METHOD=recipe.method, HOW=recipe.pooling, RAISE=recipe.raised,
             NEGATIVE=recipe.negative, UNIT=recipe.unit_words, MASKED=mask is not None,

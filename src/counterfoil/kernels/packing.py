@@ -24,12 +24,14 @@ class Packing:
 
     ``rows`` [tiles · words] is the word at each place, or their number where none stands (a row of
     zeros put behind them); ``segments`` its slot, ``slots`` where none stands. ``counts``
-    [tiles · slots] are the words of a slot's caption, ``places`` [captions] the slot of each.
+    [tiles · slots] are the words of a slot's caption, ``owners`` which caption that is (any, where
+    there is none), ``places`` [captions] the slot of each.
     """
 
     rows: Tensor
     segments: Tensor
     counts: Tensor
+    owners: Tensor
     places: Tensor
     words: int
     slots: int
@@ -39,10 +41,10 @@ class Packing:
         return len(self.rows) // self.words
 
     def to(self, device: torch.device) -> Packing:
-        rows, segments, counts, places = moved(
-            device, self.rows, self.segments, self.counts, self.places
+        rows, segments, counts, owners, places = moved(
+            device, self.rows, self.segments, self.counts, self.owners, self.places
         )
-        return Packing(rows, segments, counts, places, self.words, self.slots)
+        return Packing(rows, segments, counts, owners, places, self.words, self.slots)
 
 
 @lru_cache(8)
@@ -59,8 +61,8 @@ def pack(lengths: Sequence[int], words: int = 128, slots: int = 16) -> Packing:
     >>> found = pack([2, 0, 3], words=4, slots=2)
     >>> found.rows.tolist(), found.segments.tolist()
     ([0, 1, 5, 5, 2, 3, 4, 5], [0, 0, 2, 2, 0, 0, 0, 2])
-    >>> found.places.tolist(), found.counts.tolist()
-    ([0, 4, 2], [2, 0, 3, 0])
+    >>> found.places.tolist(), found.counts.tolist(), found.owners.tolist()
+    ([0, 4, 2], [2, 0, 3, 0], [0, 0, 2, 0])
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     if len(sizes) and int(sizes.max()) > words:
@@ -79,8 +81,10 @@ def pack(lengths: Sequence[int], words: int = 128, slots: int = 16) -> Packing:
     places = np.where(real, tile_of * slots + slot_of, tiles * slots)
     counts = np.zeros(tiles * slots, dtype=np.int64)
     counts[places[real]] = sizes[real]
-    found = [torch.from_numpy(x) for x in (rows, segments, counts, places)]
-    return Packing(found[0], found[1], found[2], found[3], words, slots)
+    owners = np.zeros(tiles * slots, dtype=np.int64)
+    owners[places[real]] = np.flatnonzero(real)
+    found = [torch.from_numpy(x) for x in (rows, segments, counts, owners, places)]
+    return Packing(found[0], found[1], found[2], found[3], found[4], words, slots)
 
 
 def _fill(sizes: Indices, words: int, slots: int) -> tuple[Indices, Indices, Indices]:

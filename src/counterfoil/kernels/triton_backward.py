@@ -66,8 +66,8 @@ def _to_best(s, real, best, d_best):
 
 @triton.jit
 def words_backward(
-    sims, gram, norms, answers, segments, counts, grad, d_sims, d_norms, d_gram,
-    images, regions, width, slots_total, tiles,
+    sims, gram, norms, answers, segments, counts, owners, grad, d_sims, d_norms, d_gram,
+    images, regions, width, grad_image, grad_caption, tiles,
     boundary, scale, sharpness,
     METHOD: tl.constexpr, HOW: tl.constexpr, RAISE: tl.constexpr, NEGATIVE: tl.constexpr,
     UNIT: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
@@ -95,7 +95,8 @@ def words_backward(
         slot = tile * BC + c
         known = slot < tiles * BC
         number = tl.load(counts + slot, mask=known, other=0).to(tl.float32)
-        g = tl.load(grad + image * slots_total + slot, mask=known, other=0.0)
+        owner = tl.load(owners + slot, mask=known, other=0)
+        g = tl.load(grad + image * grad_image + owner * grad_caption, mask=number > 0, other=0.0)
         place = (start + r)[None, :] * width + w[:, None]
         shown = inside[None, :] & live[:, None]
         s = tl.load(sims + place, mask=shown, other=0.0).to(tl.float32)

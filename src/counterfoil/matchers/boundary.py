@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,16 +58,52 @@ def cautious_alpha(mean_pos: float, std_pos: float, mean_neg: float, std_neg: fl
     return std_neg / std_pos * math.exp(min(exponent, 700.0))
 
 
+class Known:
+    """Numbers that tensors hold, as the host knows them; read again where a tensor was changed."""
+
+    def __init__(self) -> None:
+        self._tensors: tuple[Tensor, ...] = ()
+        self._versions: list[int] = []
+        self._numbers: list[float] = []
+
+    def read(self, *tensors: Tensor) -> list[float]:
+        """What single-number tensors say; from a GPU it is read once, not once a batch."""
+        if any(tensor.is_inference() for tensor in tensors):  # these do not tell of changes
+            return [float(tensor) for tensor in tensors]
+        same = len(tensors) == len(self._tensors) and all(
+            new is old for new, old in zip(tensors, self._tensors, strict=True)
+        )
+        if not same or [tensor._version for tensor in tensors] != self._versions:
+            self.remember(torch.stack([tensor.double() for tensor in tensors]).tolist(), *tensors)
+        return self._numbers
+
+    def remember(self, numbers: list[float], *tensors: Tensor) -> None:
+        """What tensors say now, by the one who wrote it there."""
+        if not any(tensor.is_inference() for tensor in tensors):
+            self._tensors, self._numbers = tensors, numbers
+            self._versions = [tensor._version for tensor in tensors]
+
+
 @dataclass(frozen=True)
-class _Known:
-    """What a tensor was at some version of it."""
+class _OnItsWay:
+    """Moments of the samples pending after a batch of some epoch, on their way to the host."""
 
-    tensor: Tensor
-    version: int
-    value: float
+    moments: Tensor
+    arrived: torch.cuda.Event | None
+    epoch: int
 
-    def holds(self, tensor: Tensor) -> bool:
-        return tensor is self.tensor and tensor._version == self.version
+    @classmethod
+    def send(cls, pending: Tensor, epoch: int) -> _OnItsWay:
+        if not pending.is_cuda:
+            return cls(pending.clone(), None, epoch)
+        here = pending.to("cpu", non_blocking=True)
+        return cls(here, torch.cuda.current_stream(pending.device).record_event(), epoch)
+
+    def wait(self) -> list[list[float]]:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        found: list[list[float]] = self.moments.tolist()
+        return found
 
 
 class MismatchBoundary(nn.Module):
@@ -76,6 +113,9 @@ class MismatchBoundary(nn.Module):
     until there are ``min_samples`` of each kind, then the estimates move towards theirs by
     ``momentum`` (the first ones are taken as they are), over all processes alike. From
     ``adjust_epoch`` on, α gives way to α*.
+
+    Those of a GPU count from the moment somebody asks for what they imply (`settle`): until then
+    it has sent them, and nobody has to wait for it in the middle of a step.
     """
 
     mean_pos: Tensor
@@ -95,18 +135,13 @@ class MismatchBoundary(nn.Module):
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
         # rows: matched, mismatched; columns: number, sum, sum of squares
         self.register_buffer("pending", torch.zeros(2, 3, dtype=torch.float64))
-        self._known: _Known | None = None
+        self._known = Known()
+        self._coming: _OnItsWay | None = None
 
     @property
     def value(self) -> float:
-        """The boundary as a number; from a GPU it is read once, not once a batch."""
-        boundary = self.boundary
-        if not boundary.is_cuda or boundary.is_inference():
-            return float(boundary)
-        known = self._known
-        if known is None or not known.holds(boundary):
-            known = self._known = _Known(boundary, boundary._version, float(boundary))
-        return known.value
+        """The boundary as a number."""
+        return self._numbers()[4]
 
     @torch.no_grad()
     def observe(self, matched: Tensor, mismatched: Tensor, epoch: int) -> None:
@@ -116,40 +151,77 @@ class MismatchBoundary(nn.Module):
     @torch.no_grad()
     def take(self, sums: Tensor, epoch: int) -> None:
         """Take in number, sum and sum of squares [2, 3] of matched and of mismatched maxima."""
+        self.settle()
         self.pending += sum_over_processes(sums.to(self.pending))
-        held = [getattr(self, name) for name in ESTIMATES]
-        # the one time the host waits
-        known = torch.cat([self.pending.flatten(), torch.stack(held), self.updates[None]]).tolist()
-        samples, before, updates = (known[:3], known[3:6]), known[6:10], known[10]
+        self._coming = _OnItsWay.send(self.pending, epoch)
+        if self._coming.arrived is None:
+            self.settle()
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Move the estimates and the boundary by what was taken in last."""
+        coming, self._coming = self._coming, None
+        if coming is None:
+            return
+        samples = coming.wait()
         if min(number for number, _, _ in samples) < max(1, self.min_samples):
             return
+        *before, boundary, updates = self._numbers()
         step = self.momentum if updates else 1.0
         now = [part for kind in samples for part in mean_and_std(*kind)]
         after = [old + step * (new - old) if updates else new
                  for old, new in zip(before, now, strict=True)]  # fmt: skip
-        for tensor, estimate in zip(held, after, strict=True):
-            tensor.fill_(estimate)
-        self.updates += 1
-        self.pending.zero_()
         pos, neg = (after[0], after[1]), (after[2], after[3])
-        alpha = cautious_alpha(*pos, *neg) if epoch >= self.adjust_epoch else self.alpha
+        alpha = cautious_alpha(*pos, *neg) if coming.epoch >= self.adjust_epoch else self.alpha
         found = optimal_boundary(*pos, *neg, alpha)
-        if found is not None:  # else the boundary stays where it was
-            self.boundary.fill_(found)
-            if self.boundary.is_cuda:
-                self._known = _Known(self.boundary, self.boundary._version, found)
+        self._write([*after, boundary if found is None else found], updates + 1)
+
+    def _numbers(self) -> list[float]:
+        """Estimates, boundary and number of updates."""
+        self.settle()
+        return self._known.read(*self._written(), self.updates)
+
+    def _written(self) -> list[Tensor]:
+        return [getattr(self, name) for name in (*ESTIMATES, "boundary")]
+
+    def _write(self, numbers: list[float], updates: float) -> None:
+        """All at once: to a GPU every single number would be a launch."""
+        tensors = self._written()
+        torch._foreach_zero_([*tensors, self.pending])
+        torch._foreach_add_(tensors, numbers)
+        self.updates += 1
+        self._known.remember([*numbers, updates], *tensors, self.updates)
 
     def diagnostics(self) -> dict[str, float]:
-        return {f"mismatch/{name}": float(getattr(self, name)) for name in (*ESTIMATES, "boundary")}
+        names = (*ESTIMATES, "boundary")
+        return {f"mismatch/{k}": x for k, x in zip(names, self._numbers(), strict=False)}
+
+    def _save_to_state_dict(self, *args: Any, **options: Any) -> None:
+        self.settle()
+        super()._save_to_state_dict(*args, **options)
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        self._coming = None
+        super()._load_from_state_dict(*args, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.settle()  # what a GPU is still sending cannot be copied
+        return self.__dict__.copy()
 
 
-def moments(samples: Tensor, counted: Tensor | None = None) -> Tensor:
-    """Number, sum and sum of squares [3] of samples, or of those that are ``counted``."""
-    wide = samples.double()
+def moments(
+    samples: Tensor, counted: Tensor | None = None, dim: tuple[int, ...] | None = None
+) -> Tensor:
+    """Number, sum and sum of squares [..., 3] of samples, or of those that are ``counted``.
+
+    Over all axes or some (``dim``), in double precision.
+    """
     if counted is None:
-        return torch.stack([wide.new_tensor(float(wide.numel())), wide.sum(), wide.square().sum()])
-    wide = wide.masked_fill(~counted, 0.0)  # not a product: 0 · NaN would count
-    return torch.stack([counted.sum().to(wide), wide.sum(), wide.square().sum()])
+        counted = torch.ones_like(samples, dtype=torch.bool)
+    kept, wide = torch.where(counted, samples, 0.0), torch.float64  # no product: 0 · NaN counts
+    over = tuple(range(samples.ndim)) if dim is None else dim
+    squares = torch.linalg.vector_norm(kept, dim=over, dtype=wide).square()
+    return torch.stack([counted.sum(over, dtype=wide), kept.sum(over, dtype=wide), squares], -1)
 
 
 def mean_and_std(number: float, total: float, squares: float) -> tuple[float, float]:

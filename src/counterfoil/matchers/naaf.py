@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from counterfoil.kernels.blocks import Tile
 from counterfoil.kernels.fused import Recipe
 from counterfoil.kernels.host_naaf import host_naaf
 from counterfoil.matchers.base import Observation, matchers
-from counterfoil.matchers.boundary import MismatchBoundary, moments
+from counterfoil.matchers.boundary import Known, MismatchBoundary, moments
 from counterfoil.matchers.local import WordParts, fragments
 from counterfoil.matchers.naaf_reference import ReferenceBoundary, score_with_mining
 from counterfoil.matchers.similarity import SimilarityMatcher, one_pair
@@ -87,6 +88,7 @@ class NAAF(SimilarityMatcher):
                 }
             )
             self.register_buffer("batches", torch.zeros((), dtype=torch.long))
+            self._known = Known()
             for learned in self.boundaries.values():
                 learned.boundary.fill_(boundary)  # type: ignore[operator]
 
@@ -185,24 +187,28 @@ class NAAF(SimilarityMatcher):
         if self.form == "reference" or not self.mining:
             return
         scores, positives = seen.scores, seen.positives
-        count = len(scores)
+        pairs, count = len(seen.images), len(scores)
         right = scores.diagonal() > scores.masked_fill(positives, -torch.inf).amax(0)  # [T]
-        places = torch.arange(len(seen.images), device=scores.device)
-        own = places + seen.first_row
-        shift = 1 + self.batches % max(1, count - 1)
+        own = np.arange(seen.first_row, seen.first_row + pairs)
+        batches = int(self._known.read(self.batches)[0])
+        shift = 1 + batches % max(1, count - 1)
         other = (own - shift) % count  # the captions for which these images are the wrong ones
         self.batches += 1
-        good = right[own]
-        bad = right[other] & ~positives[own, other]
+        self._known.remember([batches + 1], self.batches)
+        # captions of each image, own and other, and where the latter's pair is in the matrix
+        places = np.concatenate([np.stack([own, other], 1).ravel(), own * scores.shape[1] + other])
+        captions, at = (
+            torch.from_numpy(places).to(scores.device, non_blocking=True).split([2 * pairs, pairs])
+        )
+        good = right[seen.first_row : seen.first_row + pairs]
+        bad = (right > positives).flatten().index_select(0, at)  # right and not a positive
         # every pair is compared, also those that do not count: which ones do, the host of a GPU
         # would have to wait for
+        compared = _Compared.of(seen.images, seen.texts, captions, torch.stack([good, bad], 1))
         for side in self.directions:
             learned = self.boundaries[side]
             assert isinstance(learned, MismatchBoundary)  # noqa: S101
-            alone = seen.first_row == 0 and len(seen.images) == len(seen.texts)
-            matched = _maxima(seen.images, seen.texts if alone else seen.texts[own], good, side)
-            mismatched = _maxima(seen.images, seen.texts[other], bad, side)
-            learned.take(torch.stack([matched, mismatched]), seen.epoch)
+            learned.take(compared.maxima(side), seen.epoch)
 
     def diagnostics(self) -> dict[str, float]:
         if self.form == "reference":
@@ -232,16 +238,36 @@ def _above(sims: Tensor, t: float) -> Tensor:
     return torch.gt(sims, t, out=torch.empty_like(sims))
 
 
-def _maxima(images: Encoded, texts: Encoded, counts: Tensor, side: str) -> Tensor:
-    """Moments [3] of the highest similarities of real fragments of pair k's asking side.
+@dataclass(frozen=True)
+class _Compared:
+    """Similarities [P, 2, W, R] of image k with its own caption and another one, for mining.
 
-    Those of all pairs that count.
+    ``words`` [P, 2, W] and ``regions`` [P, R] say which are real, ``whole`` of which of these the
+    host knows that all are; ``counted`` [P, 2] says which of the pairs count.
     """
-    asking, answering = (texts, images) if side == "t2i" else (images, texts)
-    queries, keys = fragments(asking), fragments(answering)
-    wide = torch.promote_types(queries.dtype, keys.dtype)  # mixed precision may mix the two sides'
-    sims = queries.to(wide) @ keys.to(wide).transpose(1, 2)  # [P, N, K]
-    if not surely_whole(answering.mask):
-        sims = sims.masked_fill(~answering.mask[:, None, :], -2.0)
-    best = sims.amax(-1)
-    return moments(best, asking.mask & counts[:, None])
+
+    sims: Tensor
+    words: Tensor
+    regions: Tensor
+    whole: tuple[bool, bool]
+    counted: Tensor
+
+    @classmethod
+    def of(cls, images: Encoded, texts: Encoded, captions: Tensor, counted: Tensor) -> _Compared:
+        v, u = fragments(images), fragments(texts).index_select(0, captions)
+        wide = torch.promote_types(u.dtype, v.dtype)  # mixed precision may mix the two sides'
+        sims = u.view(len(v), -1, u.shape[-1]).to(wide) @ v.to(wide).mT
+        words = texts.mask.index_select(0, captions).view(len(v), 2, -1)
+        whole = surely_whole(texts.mask), surely_whole(images.mask)
+        return cls(sims.unflatten(1, (2, -1)), words, images.mask, whole, counted)
+
+    def maxima(self, side: str) -> Tensor:
+        """Moments [2, 3] of the highest similarities of the asking side's real fragments."""
+        words, regions = self.words, self.regions[:, None]
+        asking, answers, axis = (words, regions[:, :, None], -1)
+        if side == "i2t":
+            asking, answers, axis = (regions, words[..., None], -2)
+        sims = self.sims
+        if not self.whole[side == "t2i"]:
+            sims = sims.masked_fill(~answers, -2.0)
+        return moments(sims.amax(axis), asking & self.counted[..., None], dim=(0, 2))

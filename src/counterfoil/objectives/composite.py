@@ -42,7 +42,7 @@ class Composite(Objective):
         self.needs = _union([term.needs for term in terms.values()])
 
     def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
-        total = scores.new_zeros(())
+        parts: list[Tensor] = []
         diagnostics: dict[str, Tensor] = {}
         extras = context.live.batch.extras if context.live is not None else {}
         if self.protection is not None:
@@ -52,10 +52,12 @@ class Composite(Objective):
                 diagnostics["protected"] = protected.float().mean()
         for name, term in self.active(context.epoch):
             report: LossReport = term(scores, positives, replace(context, extra=extras.get(name)))
-            total = total + self.weights[name] * report.loss
+            weight = self.weights[name]
+            parts.append(report.loss if weight == 1.0 else weight * report.loss)
             diagnostics |= report.diagnostics
             if len(self.terms) > 1:
                 diagnostics[f"loss/{name}"] = report.loss.detach()
+        total = sum(parts[1:], parts[0]) if parts else scores.new_zeros(())
         return LossReport(total, diagnostics, context.protected)
 
     def active(self, epoch: int) -> Iterator[tuple[str, Objective]]:

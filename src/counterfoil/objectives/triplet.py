@@ -47,12 +47,16 @@ class HingeObjective(Objective):
 
     def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         directions = self.anchors(scores, positives, context)
-        losses = [self._one_direction(anchors, context) for anchors in directions]
-        loss = losses[0] + losses[1]
         return LossReport(
-            loss if self.reduction == "sum" else loss / 2,
+            self.cost(directions, context),
             self.diagnostics(directions) if context.logging else {},
         )
+
+    def cost(self, directions: tuple[Anchors, Anchors], context: Context) -> Tensor:
+        """The loss of both directions."""
+        losses = [self._one_direction(anchors, context) for anchors in directions]
+        loss = losses[0] + losses[1]
+        return loss if self.reduction == "sum" else loss / 2
 
     def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """The margin for each anchor: right for one negative each, or a mean over them."""
@@ -101,6 +105,16 @@ class HardestNegative(HingeObjective):
             return every_negative(anchors)
         return one_hardest(anchors)
 
+    def cost(self, directions: tuple[Anchors, Anchors], context: Context) -> Tensor:
+        """What `weights` says, at once: with one negative each, no matrix of them is needed."""
+        if context.epoch < self.warmup_epochs:
+            return super().cost(directions, context)
+        hardest = torch.stack([hardest_score(anchors) for anchors in directions])
+        costs = (self.margin + hardest - directions[0].positive).clamp(min=0)
+        if self.reduction == "sum":
+            return costs.sum(1).sum()
+        return costs.mean(1).sum() / 2
+
     def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         if epoch < self.warmup_epochs:
             return _uninformed_triplet(self, anchors, negatives)
@@ -120,3 +134,9 @@ def one_hardest(anchors: Anchors) -> Tensor:
     ranked = anchors.candidates.detach().masked_fill(~anchors.negative, -torch.inf)
     chosen = torch.zeros_like(ranked).scatter_(1, ranked.argmax(1, keepdim=True), 1.0)
     return chosen * anchors.negative
+
+
+def hardest_score(anchors: Anchors) -> Tensor:
+    """Score of each anchor's hardest negative, -inf where it has none; of equal ones one counts."""
+    # log 0 is -inf, log 1 is 0: a sum takes nothing in the backward pass, a choice would
+    return (anchors.candidates + anchors.negative.log()).max(1).values

@@ -20,6 +20,7 @@ from counterfoil.data.batches import Augmentation, CaptionItems, Collate, PairBa
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.pixels import Glance
 from counterfoil.data.sampling import BatchPlan, RankBatches
+from counterfoil.encoders.recorded import replaying
 from counterfoil.errors import ConfigError, TrainingError
 from counterfoil.evaluation.evaluate import evaluate, flat_metrics
 from counterfoil.evaluation.scoring_path import fallback
@@ -82,6 +83,8 @@ class Trainer:
         if config.train.compile:
             model.image_encoder.compile()
             model.text_encoder.compile()
+        wanted = not config.train.compile if config.train.graphs is None else config.train.graphs
+        self.replays = wanted and self.device.type == "cuda"
         self.objective = create_objective(config.objective)
         idle = self.objective.idle_epochs(config.train.epochs)
         if idle:
@@ -211,9 +214,10 @@ class Trainer:
             if self.trials is not None and (place.batch - 1) % train.accumulate == 0:
                 trial = self.trials.of(batch, place.step, self.updates.rate)
                 self.objective.before_step(trial, place.epoch)
-            loss, diagnostics = run(batch, place.epoch, place.step, logged or last)
-            self.updates.backward(loss / train.accumulate)
-        norms = self._clipped(logged) if update else {}
+            with replaying(self.replays):
+                loss, diagnostics = run(batch, place.epoch, place.step, logged or last)
+            self.updates.backward(loss if train.accumulate == 1 else loss / train.accumulate)
+        norms = self._norms(logged) if update else {}
         # the loop waits here, once the whole step is on its way to the GPU, and not before
         value, *sizes = as_numbers(loss, *norms.values())
         self._check(value, batch)
@@ -270,11 +274,11 @@ class Trainer:
             self.progress.say(f"warning: {text}")
             logs.write({"kind": "warning", "step": place.step, "text": text}, self._seconds())
 
-    def _clipped(self, logged: bool) -> Norms:
-        """Clip the gradient; its norms before that, which nobody has waited for yet."""
+    def _norms(self, logged: bool) -> Norms:
+        """Norms of the gradient before it is clipped, which nobody has waited for yet."""
         self.updates.unscale()
         projection = projection_gradient(self.model) if logged else None
-        norms = {"grad_norm": self.updates.clipped()}
+        norms = {"grad_norm": self.updates.gradient_norm()}
         return norms if projection is None else {**norms, "gradient/projection": projection}
 
     def _check(self, value: float, batch: PairBatch) -> None:
@@ -342,7 +346,8 @@ class Trainer:
                 batch_sampler=self.shares,
                 num_workers=workers,
                 collate_fn=Collate(self.model.text.pad),
-                pin_memory=self.device.type == "cuda",
+                # only fragments are worth a thread that takes turns with this one
+                pin_memory=self.device.type == "cuda" and self.resident is None,
                 # what objectives send along may change from epoch to epoch: then processes, too
                 persistent_workers=workers > 0 and not self.items.companions,
                 # not the global one, whose state a resumed run restores: a loader draws from it

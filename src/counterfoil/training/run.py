@@ -40,6 +40,7 @@ MAY_CHANGE = {
     ("data", "workers"),
     ("data", "resident"),
     ("train", "device"),
+    ("train", "graphs"),
     ("train", "tensorboard"),
     ("train", "log_every"),
     ("train", "save_every"),

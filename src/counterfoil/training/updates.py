@@ -32,26 +32,32 @@ class Updates:
         self.scaler.scale(loss).backward()
 
     def unscale(self) -> None:
-        """Gradients in their own units; call once, before `clipped`."""
+        """Gradients in their own units; call once, before `gradient_norm`."""
         self.scaler.unscale_(self.optimiser)
 
-    def clipped(self) -> Tensor:
-        """Clip the gradient; its norm before that."""
-        return nn.utils.clip_grad_norm_(self.module.parameters(), self.clip or float("inf"))
+    def gradient_norm(self) -> Tensor:
+        """Norm of the gradient before it is clipped; `step` does that, knowing the norm."""
+        return nn.utils.get_total_norm(self._gradients())
 
     def step(self, norm: float, number: int) -> None:
-        """Move the parameters by a gradient of this norm, and the learning rate."""
+        """Move the parameters by a gradient of this norm, clipped, and the learning rate."""
         if math.isnan(norm) and not self.scaler.is_enabled():
             raise TrainingError(
                 f"step {number}: the gradient is not a number, the update was not made; lower "
                 "train.optimiser.lr or use train.precision=float32"
             )
+        share = self.clip / (norm + 1e-6) if self.clip else 1.0
+        if share < 1.0:
+            torch._foreach_mul_(self._gradients(), share)
         scale = self.scaler.get_scale()
         self.scaler.step(self.optimiser)
         self.scaler.update()
         self.optimiser.zero_grad(set_to_none=True)
         if self.scaler.get_scale() >= scale:  # else fp16 overflowed and the update was left out
             self.schedule.step()
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.module.parameters() if p.grad is not None]
 
     def state_dict(self) -> dict[str, Any]:
         return {
