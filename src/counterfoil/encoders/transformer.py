@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from counterfoil.errors import ConfigError
@@ -24,6 +25,9 @@ BASE = 768
 
 HEAD_WIDTH = 64
 """Numbers of one attention head where their count is not given."""
+
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Without cuDNN's attention, which makes a plan for every shape it meets; here they are many."""
 
 Part = TypeVar("Part", bound=nn.Module)
 
@@ -116,9 +120,10 @@ class TransformerLayer(nn.Module):
         else:
             q, k, v = packing.spread(self.qkv(x)).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
-        attended = F.scaled_dot_product_attention(
-            q, k, v, packing.keys, self.dropout.p if self.training else 0.0
-        )
+        with sdpa_kernel(BACKENDS):
+            attended = F.scaled_dot_product_attention(
+                q, k, v, packing.keys, self.dropout.p if self.training else 0.0
+            )
         attended = attended.transpose(1, 2).flatten(2)
         return attended[:, 0] if first_only else packing.pack(attended)
 

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from counterfoil.encoders.bert_weights import Bert
@@ -29,9 +28,6 @@ TENSOR_CORES = (8, 0)
 """Compute capability from which GPUs multiply bfloat16 fast."""
 
 HALVES = (torch.bfloat16, torch.float16)
-
-BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Without cuDNN's attention, which makes a plan for every shape it meets; here they are many."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +172,7 @@ class CrossEncoder(LocalMatcher):
         transformer = in_precision(self.transformer, dtype)
         scores = weight.new_empty(len(rows))
         most = self._tokens_at_once(device)
-        with torch.autocast(device.type, enabled=False), sdpa_kernel(BACKENDS):
+        with torch.autocast(device.type, enabled=False):
             for chunk in chunks(pairs.lengths(rows, columns), most, MOST_PAIRS):
                 inputs = pairs.sequences(rows[chunk.at], columns[chunk.at], chunk.length)
                 first = transformer(*inputs, first_only=True)
