@@ -55,8 +55,8 @@ LOOPS: dict[str, Naive] = {
     "bfan": naive_bfan,
 }
 SETTINGS: dict[str, dict[str, float]] = {"naaf": {"boundary": BOUNDARY}}
-FUSED = ("naaf", "scan-t2i", "chan")
-OTHERS = ("scan-i2t", "bfan", "saf", "imram")
+FUSED = ("naaf", "scan-t2i", "scan-i2t", "chan", "bfan")
+OTHERS = ("saf", "imram")
 
 TOGETHER = {"cuda": 5, "cpu": 1}
 """Steps of a run of them: on a GPU, the host does not wait in between."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from counterfoil.data.on_host import on_host
@@ -56,27 +57,19 @@ def fused_pairs(
     dtype = _multiplied_as(wide, v.device)
     gradient = torch.is_grad_enabled() and (v.requires_grad or u.requires_grad)
     for recipe in recipes if gradient else ():
-        if not trainable(recipe) or not fits(recipe, dtype, v.shape[1], v.device):
+        answers = v.shape[1] if recipe.asking == "words" else u.shape[1]
+        if not trainable(recipe) or not fits(recipe, dtype, answers, v.device):
             return None
-    said, shown = on_host(mask), on_host(real)
-    lengths, seen = said.sum(1).tolist(), shown.sum(1)
-    if not 0 < min(lengths) <= max(lengths) <= WORDS or not seen.min():
+    shown, said = Side(v.to(dtype), real, on_host(real)), Side(u.to(dtype), mask, on_host(mask))
+    if not 0 < min(said.lengths) <= max(said.lengths) <= WORDS or not min(shown.lengths):
         return None
-    masked = bool(seen.min() < v.shape[1])
     if any(recipe.method == "chamfer" for recipe in recipes) and _longest(v) * _longest(u) > UNIT:
         return None
     from triton.runtime.errors import OutOfResources
 
     # Triton launches on the current device, whichever the tensors are on
     with torch.cuda.device_of(v), torch.autocast(v.device.type, enabled=False):
-        job = _Job(
-            u.flatten(0, 1).to(dtype),
-            np.flatnonzero(said),
-            lengths,
-            v.to(dtype),
-            real if masked else None,
-            large,
-        )
+        job = _Job(said, shown, large)
         try:
             found = [job.trained(recipe) if gradient else job.scored(recipe) for recipe in recipes]
         except OutOfResources:  # a smaller GPU than the kernels are made for
@@ -89,47 +82,83 @@ def _longest(fragments: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class _Job:
-    """Words at ``where`` in ``flat``, caption after caption, and regions."""
+class Side:
+    """Fragments [B, N, D] and which are real, on the device and on the host."""
 
-    flat: Tensor
-    where: Indices
-    lengths: list[int]
-    v: Tensor
-    mask: Tensor | None
+    fragments: Tensor
+    mask: Tensor
+    known: NDArray[np.bool_]
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        found: list[int] = self.known.sum(1).tolist()
+        return found
+
+    @property
+    def flat(self) -> Tensor:
+        return self.fragments.flatten(0, 1)
+
+    @cached_property
+    def where(self) -> Indices:
+        """Of the real ones in ``flat``."""
+        return np.flatnonzero(self.known)
+
+    @property
+    def gaps(self) -> Tensor | None:
+        """The mask, where not all are real."""
+        return self.mask if min(self.lengths) < self.mask.shape[1] else None
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Captions and images, all of which are to be scored with each other."""
+
+    texts: Side
+    images: Side
     large: bool
 
     @cached_property
     def regions(self) -> Regions:
-        return Regions(self.v, self.mask)
+        return Regions(self.images.fragments, self.images.gaps)
 
     def trained(self, recipe: Recipe) -> Tensor:
-        packing, words = tiles_of(self.flat, self.where, self.lengths)
-        return fused_scores_with_gradient(recipe, packing, words, self.v, self.mask)
+        """With gradients. Regions ask as words do: an image is then a caption, and a caption an
+        image whose regions are words."""
+        if recipe.asking == "words":
+            return _trained(recipe, self.texts, self.images)
+        return _trained(replace(recipe, asking="words"), self.images, self.texts).T
 
     def scored(self, recipe: Recipe) -> Tensor:
-        images, per_image, _ = self.v.shape
-        if not self.large and len(self.where) * images * per_image < MANY:
-            return self.in_tiles(recipe, self.where, self.lengths)
-        side_by_side = [suits(recipe, length, per_image) for length in self.lengths]
+        images, per_image, _ = self.images.fragments.shape
+        where, lengths = self.texts.where, self.texts.lengths
+        if not self.large and len(where) * images * per_image < MANY:
+            return self.in_tiles(recipe, where, lengths)
+        side_by_side = [suits(recipe, length, per_image) for length in lengths]
         if all(side_by_side):
-            return self.in_lanes(recipe, self.where, self.lengths)
+            return self.in_lanes(recipe, where, lengths)
         if not any(side_by_side):
-            return self.in_tiles(recipe, self.where, self.lengths)
-        of_words = np.repeat(side_by_side, self.lengths)
-        scores = self.v.new_empty(images, len(self.lengths), dtype=torch.float32)
+            return self.in_tiles(recipe, where, lengths)
+        of_words = np.repeat(side_by_side, lengths)
+        scores = self.images.fragments.new_empty(images, len(lengths), dtype=torch.float32)
         for lanes, way in ((True, self.in_lanes), (False, self.in_tiles)):
             some = [place for place, here in enumerate(side_by_side) if here == lanes]
-            found = way(recipe, self.where[of_words == lanes], [self.lengths[at] for at in some])
+            found = way(recipe, where[of_words == lanes], [lengths[at] for at in some])
             scores[:, some] = found
         return scores
 
     def in_tiles(self, recipe: Recipe, where: Indices, lengths: list[int]) -> Tensor:
-        return fused_scores(recipe, tiled_words(self.flat, where, lengths, recipe), self.regions)
+        words = tiled_words(self.texts.flat, where, lengths, recipe)
+        return fused_scores(recipe, words, self.regions)
 
     def in_lanes(self, recipe: Recipe, where: Indices, lengths: list[int]) -> Tensor:
-        packed = self.flat.index_select(0, torch.from_numpy(where).to(self.flat.device))
+        flat = self.texts.flat
+        packed = flat.index_select(0, torch.from_numpy(where).to(flat.device))
         return lane_scores(recipe, lane_words(packed, lengths, recipe), self.regions)
+
+
+def _trained(recipe: Recipe, asking: Side, answering: Side) -> Tensor:
+    packing, asked = tiles_of(asking.flat, asking.where, asking.lengths)
+    return fused_scores_with_gradient(recipe, packing, asked, answering.fragments, answering.gaps)
 
 
 def _multiplied_as(wide: torch.dtype, device: torch.device) -> torch.dtype:

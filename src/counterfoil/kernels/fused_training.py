@@ -32,10 +32,9 @@ WARPS = 8
 
 
 def trainable(recipe: Recipe) -> bool:
-    """Whether there is a backward kernel: words ask, and eq. 9 of NAAF does not apply."""
+    """Whether there is a backward kernel: not for eq. 9 of NAAF, nor smooth-Chamfer."""
     return (
-        recipe.asking == "words"
-        and recipe.method in ("scan", "chan", "naaf")
+        recipe.method in ("scan", "bfan", "chan", "naaf")
         and recipe.gate == "none"
         and recipe.pooling != "softmax"
     )
@@ -193,7 +192,7 @@ def _launch(
             _or(d_norms, sims), _or(d_gram, sims),
             images, regions, sims.stride(0), grad.stride(0), grad.stride(1), packing.tiles,
             recipe.boundary, recipe.scale, recipe.sharpness,
-            METHOD=recipe.method, HOW=recipe.pooling, RAISE=recipe.raised,
+            METHOD=recipe.method, HOW=recipe.pooling, RAISE=recipe.raised, PROB=recipe.prob,
             NEGATIVE=recipe.negative, UNIT=recipe.unit_words, MASKED=mask is not None,
             PRECISION=precision(sims.dtype),
             BW=packing.words, BC=packing.slots, BR=block_of(regions), PER=per_program,

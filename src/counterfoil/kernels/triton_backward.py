@@ -11,6 +11,7 @@ import triton.language as tl
 
 from counterfoil.kernels.triton_scores import (
     _by_caption,
+    _focus,
     _pool,
     _raise,
     _softmax_weights,
@@ -69,8 +70,8 @@ def words_backward(
     sims, gram, norms, answers, segments, counts, owners, grad, d_sims, d_norms, d_gram,
     images, regions, width, grad_image, grad_caption, tiles,
     boundary, scale, sharpness,
-    METHOD: tl.constexpr, HOW: tl.constexpr, RAISE: tl.constexpr, NEGATIVE: tl.constexpr,
-    UNIT: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    METHOD: tl.constexpr, HOW: tl.constexpr, RAISE: tl.constexpr, PROB: tl.constexpr,
+    NEGATIVE: tl.constexpr, UNIT: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
     BW: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(0).to(tl.int64)
@@ -114,6 +115,9 @@ def words_backward(
                 e = tl.where(reach > boundary, tl.exp((reach - best[:, None]) * scale), 0.0)
             else:
                 e = _softmax_weights(E, s, real, scale, RAISE, PRECISION)
+                if METHOD == "bfan":  # which weights are left is a choice without gradient
+                    some_real = tl.sum(real.to(tl.float32), 0)
+                    e = _focus(e, tl.full([BW], 0.0, tl.float32) + some_real, PROB)
             found = tl.dot(e, G, input_precision=PRECISION)
             along = tl.sum(e * s, 1)
             squared = tl.sum(found * e, 1)
