@@ -20,7 +20,7 @@ from counterfoil.reproduce.cost import note_sharing, read_cost
 from counterfoil.reproduce.fill import NOTHING, fill_page
 from counterfoil.reproduce.judge import Judge
 from counterfoil.reproduce.plan import Settings, make_plan
-from counterfoil.reproduce.present import to_markdown
+from counterfoil.reproduce.present import body, to_markdown
 from counterfoil.reproduce.results import Found, Measure, Reproduction, SeedResult, StatedClaim
 from counterfoil.reproduce.shown import shown_rows
 from counterfoil.reproduce.spec import build_artefact
@@ -226,6 +226,15 @@ def test_a_sweep_on_dev_shows_dev_and_its_best_values_reach_the_runs(out, cache,
         lines = (run.folder / "metrics.jsonl").read_text().splitlines()
         epochs = [r for r in map(json.loads, lines) if r["kind"] == "epoch"]
         assert one.numbers["rsum"].mean == max(r["dev"]["rsum"] for r in epochs)
+    lines = body(found).splitlines()
+    assert lines[0].split("|")[2:4] == [" 0.0001 ", " 0.01 "]
+    for label, line in (("All", lines[2]), ("Hard", lines[3])):
+        rsum = {one.value: one.numbers["rsum"] for one in found.rows if one.label[0] == label}
+        most = max(number.mean for number in rsum.values())
+        texts = (number.text() for number in (rsum[1e-4], rsum[1e-2]))
+        means = (number.mean for number in (rsum[1e-4], rsum[1e-2]))
+        cells = [f"**{t}**" if m == most else t for t, m in zip(texts, means, strict=True)]
+        assert [cell.strip() for cell in line.split("|")[1:4]] == [label, *cells]
     values = best_values(found)
     assert set(values) == {"all", "hard"}
     runs = TINY["runs"] | {"harder": {"like": "hard"}}

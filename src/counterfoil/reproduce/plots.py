@@ -39,6 +39,10 @@ class Chart:
     joined: bool = True
 
 
+MOST_LINES = 12
+"""Of a chart that can still be read; of more there is the table."""
+
+
 def charts_of(found: Reproduction) -> list[Chart]:
     """What there is to draw; nothing where nothing is finished."""
     if found.kind == "curves":
@@ -55,6 +59,8 @@ def charts_of(found: Reproduction) -> list[Chart]:
             if plot.curves
         ]
     scored = [row for row in found.rows if "rsum" in row.numbers]
+    if found.kind == "sweep" and len({row.varied_run for row in scored}) > MOST_LINES:
+        return []
     if found.kind == "table" and found.measures:
         return _panels(found)
     if found.kind == "table":

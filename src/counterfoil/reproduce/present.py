@@ -50,7 +50,26 @@ def _how(found: Reproduction) -> str:
     return f"{text}."
 
 
+def _choices(found: Reproduction) -> list[tuple[str, ...]]:
+    """A sweep that chooses a value for each of several runs: RSUM by value, the best in bold."""
+    runs = dict.fromkeys(row.label[0] for row in found.rows)
+    values = sorted({row.value for row in found.rows if row.value is not None})
+    table = [(found.columns[0], *(f"{value:g}" for value in values))]
+    for run in runs:
+        of_run = {row.value: row.numbers.get("rsum") for row in found.rows if row.label[0] == run}
+        most = max((number.mean for number in of_run.values() if number), default=None)
+        cells = []
+        for value in values:
+            number = of_run.get(value)
+            text = number.text() if number else ""
+            cells.append(f"**{text}**" if number and number.mean == most else text)
+        table.append((_safe(run), *cells))
+    return table
+
+
 def _rows(found: Reproduction) -> list[tuple[str, ...]]:
+    if found.kind == "sweep" and found.judged_on == "dev" and len(found.columns) > 1:
+        return _choices(found)
     metrics = _metrics(found)
     heads = [_head(metric, metrics) for metric in metrics]
     more = [measure.title for measure in found.measures]
@@ -113,6 +132,8 @@ def _notes(found: Reproduction) -> list[str]:
     notes = [found.note] if found.note else []
     if found.judged_on == "dev":
         notes.append("Recalls are of dev, at the epoch that was best there; test stays unseen.")
+        if found.kind == "sweep" and len(found.columns) > 1:
+            notes.append(f"RSUM by {found.x_label or found.key}; the best of each row is taken.")
     if claim_rows(found):
         notes.append("Δ: seed by seed; “within the spread” is less than the deviation over seeds.")
     if any(found.published_on in _published(row) for row in found.rows):

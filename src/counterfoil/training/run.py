@@ -33,7 +33,13 @@ from counterfoil.models.start import start_from
 from counterfoil.models.store import model_folder
 from counterfoil.objectives import create_objective
 from counterfoil.progress import Progress, Silent
-from counterfoil.training.loop import RunResult, Trainer, choose_device, write_config
+from counterfoil.training.loop import (
+    RunResult,
+    Trainer,
+    choose_device,
+    evenly_spaced,
+    write_config,
+)
 from counterfoil.training.report import write_report
 
 MAY_CHANGE = {
@@ -219,9 +225,12 @@ def _conclude(
     settings = config.evaluation
     best = from_pretrained(folder / "best").to(choose_device(config.train.device))
     name = settings.test_split if settings.test_split in pairs else settings.split
-    found = score_split(best, pairs[name], settings.batch_size, progress)
+    judged = pairs[name]
+    if name == settings.split:  # no other data than what chose the epoch, and no more of it
+        judged = evenly_spaced(judged, settings.images)
+    found = score_split(best, judged, settings.batch_size, progress)
     report = report_scores([found], name, folds=settings.folds, bootstrap=settings.bootstrap)
-    gallery = example_searches(found, pairs[name], seed=config.seed)
+    gallery = example_searches(found, judged, seed=config.seed)
     write_atomically(folder / "results.json", report.to_json())
     notes = [
         f"Best dev RSUM {result.best_rsum:.1f} at epoch {result.best_epoch}; "
@@ -232,7 +241,7 @@ def _conclude(
     if kinds := skipped_kinds(pairs):
         counts = ", ".join(f"{number} × {kind}" for kind, number in kinds.items())
         notes.append(f"Left out of the data: {counts}.")
-    page = write_report(folder, config, report, pairs[name], gallery, notes)
+    page = write_report(folder, config, report, judged, gallery, notes)
     return FinishedRun(replace(result, folder=folder), best, pairs, report, gallery, page)
 
 
