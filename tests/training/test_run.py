@@ -142,3 +142,20 @@ def test_every_image_left_out_is_counted_once(tmp_path) -> None:
     finished = execute(config, tmp_path / "run", tmp_path / "cache")
     assert sum(skipped_kinds(finished.pairs).values()) == 3  # a caption, its image, a broken image
     assert "empty-caption" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_what_is_judged_on_dev_is_what_chose_the_epoch(tmp_path) -> None:
+    settings = {
+        "data": {"options": {"images": [24, 9, 8]}, "min_count": 1, "captions": "one"},
+        "model": {"name": "vse-fc", "embed_size": 16},
+        "train": {"epochs": 2, "batch_size": 8},
+        "evaluation": {"bootstrap": 0, "images": 3, "test_split": "dev"},
+    }
+    finished = execute(build_config(settings), tmp_path / "run", tmp_path / "cache")
+    assert finished.report is not None
+    assert finished.report.images == 3
+    assert finished.report.rsum == pytest.approx(finished.result.best_rsum)
+    settings["evaluation"]["test_split"] = "test"
+    finished = execute(build_config(settings), tmp_path / "other", tmp_path / "cache")
+    assert finished.report is not None
+    assert finished.report.images == 8

@@ -89,7 +89,9 @@ class SelectivelyContrastive(MinedNegative):
     """Hinge on the hardest negative, or its bare score if above the positive (SelHN eq. 15-16).
 
     ``lam`` weighs the second case. The reference form also counts a negative above
-    ``hard_similarity`` as hard, wherever the positive is.
+    ``hard_similarity`` as hard, wherever the positive is. Bare scores have no end to fall to: that
+    every image is the opposite of every text costs least of all, and models from nothing find it.
+    With ``floor``, a score that has fallen to it costs no less.
     """
 
     def __init__(
@@ -100,10 +102,11 @@ class SelectivelyContrastive(MinedNegative):
         form: Form = "paper",
         temperature: float = 0.1,
         hard_similarity: float = 0.8,
+        floor: float | None = None,
         reduction: Reduction | None = None,
     ) -> None:
         super().__init__(margin=margin, form=form, temperature=temperature, reduction=reduction)
-        self.lam, self.hard_similarity = lam, hard_similarity
+        self.lam, self.hard_similarity, self.floor = lam, hard_similarity, floor
 
     def allowed(self, anchors: Anchors) -> Tensor:
         return anchors.negative
@@ -113,4 +116,5 @@ class SelectivelyContrastive(MinedNegative):
             hard = negative >= positive
         else:
             hard = (negative > positive) | (negative > self.hard_similarity)
-        return torch.where(hard, self.lam * negative, super().costs(positive, negative))
+        bare = negative if self.floor is None else negative.clamp(min=self.floor)
+        return torch.where(hard, self.lam * bare, super().costs(positive, negative))
