@@ -106,21 +106,3 @@ def test_the_reference_form_calls_a_very_similar_negative_hard_wherever_the_posi
     lenient = objectives["sct"](form="reference", hard_similarity=0.87)
     assert float(lenient.costs(positive, negative)) == pytest.approx(nca(0.9, 0.85), rel=1e-5)
     assert float(objectives["sct"]().costs(positive, negative)) == pytest.approx(0.15, rel=1e-5)
-
-
-def test_scores_are_not_pushed_below_the_floor() -> None:
-    positive = torch.tensor([-0.9, 0.1, -0.9, 0.6])
-    negative = torch.tensor([-0.8, 0.3, 0.2, 0.5], requires_grad=True)
-    costs = objectives["sct"](floor=0.0, lam=2.0).costs(positive, negative)
-    torch.testing.assert_close(costs, torch.tensor([0.0, 0.6, 0.4, 0.1]))
-    costs.sum().backward()
-    torch.testing.assert_close(negative.grad, torch.tensor([0.0, 2.0, 2.0, 1.0]))
-
-
-def test_without_a_floor_opposites_cost_least() -> None:
-    """The loss of a model whose images are opposite to all texts is the least there is."""
-    opposite, right = -torch.ones(3, 3), 2 * torch.eye(3) - 1
-    positives = torch.eye(3).bool()
-    bare, floored = (objectives["sct"](floor=floor) for floor in (None, 0.0))
-    assert bare(opposite, positives, Context()).loss < bare(right, positives, Context()).loss
-    assert floored(opposite, positives, Context()).loss >= floored(right, positives, Context()).loss

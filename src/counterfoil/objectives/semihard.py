@@ -89,9 +89,7 @@ class SelectivelyContrastive(MinedNegative):
     """Hinge on the hardest negative, or its bare score if above the positive (SelHN eq. 15-16).
 
     ``lam`` weighs the second case. The reference form also counts a negative above
-    ``hard_similarity`` as hard, wherever the positive is. Bare scores have no end to fall to: that
-    every image is the opposite of every text costs least of all, and models from nothing find it.
-    With ``floor``, a score that has fallen to it costs no less.
+    ``hard_similarity`` as hard, wherever the positive is.
     """
 
     def __init__(
@@ -102,11 +100,10 @@ class SelectivelyContrastive(MinedNegative):
         form: Form = "paper",
         temperature: float = 0.1,
         hard_similarity: float = 0.8,
-        floor: float | None = None,
         reduction: Reduction | None = None,
     ) -> None:
         super().__init__(margin=margin, form=form, temperature=temperature, reduction=reduction)
-        self.lam, self.hard_similarity, self.floor = lam, hard_similarity, floor
+        self.lam, self.hard_similarity = lam, hard_similarity
 
     def allowed(self, anchors: Anchors) -> Tensor:
         return anchors.negative
@@ -116,5 +113,4 @@ class SelectivelyContrastive(MinedNegative):
             hard = negative >= positive
         else:
             hard = (negative > positive) | (negative > self.hard_similarity)
-        bare = negative if self.floor is None else negative.clamp(min=self.floor)
-        return torch.where(hard, self.lam * bare, super().costs(positive, negative))
+        return torch.where(hard, self.lam * negative, super().costs(positive, negative))
