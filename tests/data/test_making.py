@@ -192,6 +192,9 @@ def test_the_fates_of_words_are_those_that_arrays_tell(rate, count, seed) -> Non
 )
 def test_one_generator_begins_anew_as_a_new_one_would(epoch, caption, view, before) -> None:
     draws = module._Draws(SEED)
+    if before % 2:  # as in a process that was not forked
+        draws = pickle.loads(pickle.dumps(draws))  # noqa: S301 - our own
+    assert [*vars(draws)] == ["seed", "generator"]  # of two, a copy could know but one
     draws.of(0, before, 0).integers(7, size=before)  # leaves half of a number behind
     mine, plain = draws.of(epoch, caption, view), generator(epoch, caption, view)
     for _ in range(3):
@@ -247,3 +250,5 @@ def test_a_tokenizer_that_knows_no_words_encodes_but_takes_no_noise() -> None:
     assert text.encode("ad") == [ord("a") + 3, ord("d") + 3, 1]
     with pytest.raises(ConfigError, match=r"disturb_words.*set it to 0"):
         text.encode("a dog", WordNoise(0.2, np.random.default_rng(0)))
+    with pytest.raises(ConfigError, match="use a fast one"):
+        with_parser(text, RuleParser()).encode("a dog")

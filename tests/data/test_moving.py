@@ -128,6 +128,7 @@ def test_what_cannot_lie_beside_others_goes_by_itself(tensor) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_gpu_gets_the_same_numbers_though_it_is_busy() -> None:
     busy = torch.rand(4000, 4000, device="cuda")
     for _ in range(20):

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 from counterfoil.encoders import Encoded, l2_normalise
 from counterfoil.matchers import Observation, matchers
-from counterfoil.matchers.boundary import MismatchBoundary, cautious_alpha, optimal_boundary
+from counterfoil.matchers.boundary import (
+    Known,
+    MismatchBoundary,
+    cautious_alpha,
+    optimal_boundary,
+)
 from counterfoil.matchers.similarity import one_pair
 from counterfoil.objectives import Context, create_objective
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
@@ -185,6 +190,18 @@ def test_what_was_taken_in_counts_before_anybody_reads_or_copies_the_state(devic
     assert again.value == 0.25
     again.load_state_dict(taught().state_dict())
     assert again.value == expected
+
+
+def test_a_copy_reads_its_own_numbers() -> None:
+    known, number = Known(), torch.zeros(())
+    number += 1
+    assert known.read(number) == [1.0]
+    number += 1
+    known.remember([2.0], number)
+    copied = copy.deepcopy({"known": known, "number": number})
+    for _ in range(number._version - copied["number"]._version):
+        copied["number"] += 1  # as many changes as the first has seen
+    assert copied["known"].read(copied["number"]) == [float(copied["number"])]
 
 
 def batch(pairs: int = 12, seed: int = 0) -> tuple[Encoded, Encoded]:

@@ -16,6 +16,7 @@ from torch import nn
 from counterfoil.config import build_config
 from counterfoil.data.batches import PairBatch
 from counterfoil.encoders import Encoded
+from counterfoil.encoders.recorded import replaying
 from counterfoil.models import Model, create_model
 from counterfoil.objectives import Context, create_objective
 from counterfoil.training.gradient_cache import GradientCache, chunks, mixes_items
@@ -47,6 +48,25 @@ def assert_same(one, other, tolerance: float) -> None:
     )
     error = float((whole - cut).norm() / whole.norm())
     assert error <= tolerance, f"gradient differs by {error:.2e}"
+
+
+def test_chunks_are_made_again_as_they_were_though_nothing_is_replayed_then(concepts) -> None:
+    """On a GPU networks are replayed in the forward pass; backward is another thread's."""
+    settings = build_config({"model": {"name": "vse-infty", "embed_size": 8}})
+    torch.manual_seed(0)
+    model = create_model(settings.model, concepts.train, settings.data).train()
+    batch = batch_of(model, concepts, PAIRS)
+    step = TrainingStep(model, create_objective("triplet"), None, 3)
+
+    def found(replays: bool):
+        model.zero_grad()
+        torch.manual_seed(5)
+        with replaying(replays):
+            loss, _ = step(batch, 0, 0)
+        loss.backward()
+        return loss.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+    assert_same(found(True), found(False), 1e-6)
 
 
 def wide(batch: PairBatch) -> PairBatch:

@@ -11,13 +11,14 @@ import torch
 
 from counterfoil.config import build_config
 from counterfoil.errors import TrainingError
+from counterfoil.matchers import boundary
 from counterfoil.models import create_model
 from counterfoil.objectives import create_objective, objectives
 from counterfoil.objectives import meta as _meta  # noqa: F401 - registers the one that tries
 from counterfoil.training.loop import Trainer
 from counterfoil.training.preparation import set_aside
 from counterfoil.training.step import score_batch
-from counterfoil.training.trial import HeldOutBatches, StepTrial, Trials, tries
+from counterfoil.training.trial import HeldOutBatches, StepTrial, Trials, traceless, tries
 
 MODELS = ["rvse-mlp", "scan-t2i", "naaf", "saf"]
 
@@ -64,6 +65,37 @@ def test_a_trial_leaves_no_trace(concepts, name) -> None:
         assert torch.equal(value, before[key]), key
     for weight, grad in zip(trial.weights, grads, strict=True):
         assert torch.equal(weight.grad, grad)
+
+
+class Passed:
+    """An event of a GPU that has done what it was asked."""
+
+    def synchronize(self) -> None:
+        return None
+
+
+def test_what_a_boundary_still_waits_for_is_no_trace_of_a_trial(monkeypatch) -> None:
+    """On a GPU samples are on their way until somebody asks; a trial asks, too."""
+
+    def sent(cls, pending, epoch):
+        return cls(pending.clone(), Passed(), epoch)
+
+    monkeypatch.setattr(boundary._OnItsWay, "send", classmethod(sent))
+
+    def taught(trials: bool) -> dict[str, torch.Tensor]:
+        learned = boundary.MismatchBoundary(1.0, 99, 0.5, 1)
+        for step in range(3):
+            rows = [[10, 6.0 + step, 4.0], [10, 2.0, 1.0]]
+            learned.take(torch.tensor(rows, dtype=torch.float64), 0)
+            if trials:
+                with traceless(learned, torch.device("cpu")):
+                    assert learned.value >= 0
+        return learned.state_dict()
+
+    expected = taught(trials=False)
+    assert int(expected["updates"]) == 3
+    for key, value in taught(trials=True).items():
+        assert torch.equal(value, expected[key]), key
 
 
 def test_weights_come_back_even_where_a_trial_fails(concepts) -> None:

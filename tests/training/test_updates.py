@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from counterfoil.config import TrainConfig
+from counterfoil.errors import TrainingError
 from counterfoil.training.loop import as_numbers
 from counterfoil.training.optimiser import create_schedule
 from counterfoil.training.updates import Updates
@@ -63,6 +64,17 @@ def test_a_gradient_longer_than_the_limit_is_cut_to_it(clip) -> None:
     rate = found.schedule.base_lrs[0] * found.schedule.lr_lambdas[0](0)
     for mine, theirs in zip(found.module.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs - rate * theirs.grad)
+
+
+@pytest.mark.parametrize("norm", [float("nan"), float("inf")])
+def test_a_gradient_without_end_is_refused_before_the_update(norm) -> None:
+    found = updates(None, "float32")
+    before = copy.deepcopy(found.module.state_dict())
+    found.backward(found.module(torch.ones(4, 3)).square().sum())
+    with pytest.raises(TrainingError, match="not a finite number"):
+        found.step(norm, 0)
+    for key, value in found.module.state_dict().items():
+        assert torch.equal(value, before[key])
 
 
 def test_numbers_are_read_at_once_and_none_loses_digits() -> None:

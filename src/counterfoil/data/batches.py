@@ -216,8 +216,7 @@ class _Draws:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.philox = np.random.Philox(key=0)
-        self.generator = np.random.Generator(self.philox)
+        self.generator = np.random.Generator(np.random.Philox(key=0))
 
     def of(self, epoch: int, caption: int, view: int) -> np.random.Generator:
         """As ``Generator(Philox(key=[seed, epoch << 40 + caption], counter=[0, 0, 0, view]))``."""
@@ -232,7 +231,7 @@ class _Draws:
             "has_uint32": 0,
             "uinteger": 0,
         }
-        self.philox.state = state
+        self.generator.bit_generator.state = state  # its own: a copied one may have another
         return self.generator
 
 

@@ -11,7 +11,7 @@ from counterfoil.data.parsing import Parser
 from counterfoil.data.tokenised import Tokenised, WordNoise
 from counterfoil.data.vocabulary import END, MASK, START, Vocabulary
 from counterfoil.data.words import words
-from counterfoil.errors import CheckpointError, MissingExtraError
+from counterfoil.errors import CheckpointError, ConfigError, MissingExtraError
 
 
 class TextProcessor(Protocol):
@@ -136,6 +136,11 @@ class HuggingFaceText:
         count = 1 + max((word for word in word_of or () if word is not None), default=-1)
         edges = None
         if self.parser is not None:
+            if word_of is None:
+                raise ConfigError(
+                    "this model reads which words belong together, but this tokenizer does not say "
+                    "which tokens are of one word: use a fast one"
+                )
             spans = [coded.word_to_chars(word) for word in range(count)]
             edges = self.parser.edges([caption[span.start : span.end].lower() for span in spans])
         return Tokenised.of(coded["input_ids"], word_of, count, edges)

@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from counterfoil.data.on_host import on_host
-from counterfoil.encoders.recorded import is_replaying, replay_width
+from counterfoil.encoders.recorded import is_replaying, replay_width, replaying
 from counterfoil.encoders.sequences import Indices, run_gru
 from counterfoil.registry import Registry
 
 poolings: Registry[type[nn.Module]] = Registry("pooling")
+
+STEADY = 128
+"""Fragments up to which GPO's weights are computed for all lengths where a graph is replayed."""
 
 Pooling = str | dict[str, Any]
 """A pooling by name, or ``{"name": "kmax", "k": 3}``."""
@@ -117,14 +120,16 @@ class GPO(nn.Module):
     def weights(self, lengths: Indices, longest: int) -> Tensor:
         """Pooling weights [B, longest] of items of the given lengths; zero beyond a length."""
         weight = self.linear.weight
-        if is_replaying() and lengths.all():  # for all lengths there are: of one shape every time
+        steady = is_replaying() and longest <= STEADY and bool(lengths.all())
+        if steady:  # for all lengths there are: of one shape every time
             wide = replay_width(longest)
             distinct, which = np.arange(1, wide + 1), lengths - 1
         else:
             wide = longest
             distinct, which = np.unique(lengths, return_inverse=True)
         positions = _positions(wide, self.d_pe, weight.device).to(weight.dtype)
-        hidden = run_gru(self.gru, positions.expand(len(distinct), -1, -1), distinct)
+        with replaying(steady):
+            hidden = run_gru(self.gru, positions.expand(len(distinct), -1, -1), distinct)
         forward, backward = hidden.chunk(2, dim=-1)
         scores = self.linear((forward + backward) / 2).squeeze(-1)  # [U, wide]
         outside = _sent(np.arange(wide) >= distinct[:, None], weight.device)

@@ -180,8 +180,11 @@ class Recording:
         return self.states[:, :width].clone(), lease
 
     def backward(self, gradient: Tensor, lease: Lease) -> list[Tensor | None]:
-        if self.lease is None or self.lease() is not lease:
-            raise RuntimeError("a recorded pass cannot go backward after another went forward")
+        if lease.done or self.lease is None or self.lease() is not lease:
+            raise RuntimeError(
+                "a recorded pass goes backward once, and not after another went forward "
+                "(train.graphs=false records none)"
+            )
         width = gradient.shape[1]
         self.gradient[:, :width].copy_(gradient)
         self.back.replay()

@@ -66,6 +66,10 @@ class Known:
         self._versions: list[int] = []
         self._numbers: list[float] = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy knows nothing: its tensors count their changes anew."""
+        return vars(Known())
+
     def read(self, *tensors: Tensor) -> list[float]:
         """What single-number tensors say; from a GPU it is read once, not once a batch."""
         if any(tensor.is_inference() for tensor in tensors):  # these do not tell of changes

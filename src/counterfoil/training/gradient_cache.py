@@ -27,6 +27,7 @@ from counterfoil.data.batches import ImageBatch, TextBatch
 from counterfoil.data.on_host import rows_of
 from counterfoil.encoders import Encoded
 from counterfoil.encoders.encoded import Needs
+from counterfoil.encoders.recorded import replaying
 from counterfoil.models.model import Model
 
 B = TypeVar("B", ImageBatch, TextBatch)
@@ -74,7 +75,8 @@ def _remade(encode: Callable[[B, Needs | None], Encoded], part: B, needs: Needs 
         return encode(part, needs)
 
     def run(_: Tensor) -> Encoded:
-        return encode(part, needs)
+        with replaying(False):  # the second time is another thread's, which would not replay
+            return encode(part, needs)
 
     # the tensor says on which device random numbers are to be repeated
     encoded: Encoded = checkpoint(run, part.mask, use_reentrant=False)

@@ -13,6 +13,7 @@ from counterfoil.collectives import gather_counts, gather_rows, rank
 from counterfoil.data.batches import ImageBatch, PairBatch, TextBatch
 from counterfoil.encoders import Encoded
 from counterfoil.encoders.encoded import Needs
+from counterfoil.encoders.recorded import replaying
 from counterfoil.matchers import Matcher, Observation
 from counterfoil.matchers.copies import CopiedMatcher
 from counterfoil.matchers.paired import paired_scores
@@ -108,12 +109,13 @@ class LiveBatch:
     def matcher(self) -> Matcher:
         return self.model.matcher
 
+    # not recorded: of other items than the batch's there are as many as it happens
     def encode_images(self, images: ImageBatch) -> Encoded:
-        with self.autocast():
+        with self.autocast(), replaying(False):
             return self.cache.images(images)
 
     def encode_texts(self, texts: TextBatch) -> Encoded:
-        with self.autocast():
+        with self.autocast(), replaying(False):
             return self.cache.texts(texts)
 
     def paired(self, images: Encoded, texts: Encoded) -> Tensor:

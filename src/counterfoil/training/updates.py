@@ -41,10 +41,10 @@ class Updates:
 
     def step(self, norm: float, number: int) -> None:
         """Move the parameters by a gradient of this norm, clipped, and the learning rate."""
-        if math.isnan(norm) and not self.scaler.is_enabled():
+        if not math.isfinite(norm) and not self.scaler.is_enabled():
             raise TrainingError(
-                f"step {number}: the gradient is not a number, the update was not made; lower "
-                "train.optimiser.lr or use train.precision=float32"
+                f"step {number}: the gradient is not a finite number, the update was not made; "
+                "lower train.optimiser.lr or use train.precision=float32"
             )
         share = self.clip / (norm + 1e-6) if self.clip else 1.0
         if share < 1.0:
