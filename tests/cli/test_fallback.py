@@ -55,11 +55,11 @@ def test_only_matchers_that_have_a_kernel_are_spoken_of(pairs) -> None:
 
 def test_training_speaks_of_kernels_without_a_backward_pass(pairs, monkeypatch) -> None:
     monkeypatch.setattr(scoring_path, "without_kernels", lambda device: None)
-    naaf, bfan = make(pairs, "naaf"), make(pairs, "bfan")
+    naaf, dive = make(pairs, "naaf"), make(pairs, "dive")
     assert fallback(naaf) is None
     assert fallback(naaf.train(), training=True) is None
-    assert fallback(bfan) is None
-    assert "no backward pass" in str(fallback(bfan.train(), training=True))
+    assert fallback(dive) is None
+    assert "no backward pass" in str(fallback(dive.train(), training=True))
 
 
 @pytest.mark.parametrize("each", [[], ["--each"]])
