@@ -16,8 +16,10 @@ from counterfoil.data.batches import Augmentation, CaptionItems, Collate, PairBa
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.vocabulary import SPECIALS
 from counterfoil.errors import ConfigError, TrainingError
-from counterfoil.models import Model, create_model
+from counterfoil.models import Model, create_model, foil_maker
+from counterfoil.models.foil_maker import FoilMaker
 from counterfoil.objectives import Context, Objective
+from counterfoil.objectives.generation import GeneratorOptions
 from counterfoil.objectives.hard_candidates import HardCandidates
 from counterfoil.objectives.tags import Tags, TagsDc
 from counterfoil.training.step import LiveBatch, TrainingStep, score_batch
@@ -141,6 +143,25 @@ def _grad() -> bool:
 
 
 # --- generation -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1 << 18, 3])
+def test_captions_are_cut_once_and_masked_as_ever(split, most, monkeypatch) -> None:
+    monkeypatch.setattr(foil_maker, "MOST_REMEMBERED", most)
+    model = small(split)
+    batch = batch_of(split, model, [0, 1, 4, 6])
+    live = LiveBatch(model, batch, score_batch(model, batch, scored=False), None)
+    options = GeneratorOptions(3, 2, 2, 1.0, "graph", "rules")
+    fresh, used = (FoilMaker(split, model, options, seed=5) for _ in range(2))
+    used.mask(live, 0)
+    cut = []
+    monkeypatch.setattr(used.masker, "units", lambda text: cut.append(text) or fresh_units(text))
+    fresh_units = fresh.masker.units
+    again, expected = used.mask(live, 1), fresh.mask(live, 1)
+    for name in ("masked", "masked_labels"):
+        assert torch.equal(getattr(again, name), getattr(expected, name))
+    assert torch.equal(again.captions.ids, expected.captions.ids)
+    assert cut == ([split.texts[6]] if most == 3 else [])
 
 
 @pytest.mark.parametrize("unit", ["graph", "word"])

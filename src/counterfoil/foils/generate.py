@@ -32,6 +32,9 @@ class MaskedCaptions:
     ids: Tensor
     labels: Tensor
 
+    def to(self, device: torch.device) -> MaskedCaptions:
+        return MaskedCaptions(self.ids.to(device), self.labels.to(device))
+
 
 @dataclass(frozen=True)
 class Foils:

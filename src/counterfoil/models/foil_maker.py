@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +36,28 @@ from counterfoil.objectives.services import Live
 
 BLOCK = 4096
 """Sentences that are embedded together."""
+
+MOST_REMEMBERED = 1 << 18
+"""Captions whose units and tokens are found once, images whose captions' tokens are."""
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Once(Generic[Key, Value]):
+    """A function whose results are kept, up to so many."""
+
+    def __init__(self, find: Callable[[Key], Value]) -> None:
+        self.find = find
+        self.known: dict[Key, Value] = {}
+
+    def __call__(self, key: Key) -> Value:
+        if key in self.known:
+            return self.known[key]
+        found = self.find(key)
+        if len(self.known) < MOST_REMEMBERED:
+            self.known[key] = found
+        return found
 
 
 class Masker:
@@ -114,6 +137,21 @@ class FoilMaker:
         self.split, self.model, self.options, self.seed = split, model, options, seed
         self.generator = generator
         self.masker = Masker(model.text, options.unit, options.extractor)
+        # in every epoch the same captions come again, and to cut them takes longer than a step
+        self.ids_of = Once(self._ids_of)
+        self.units_of = Once(self._units_of)
+        self.tokens_of = Once(self._tokens_of)
+
+    def _ids_of(self, caption: int) -> list[int]:
+        return self.masker.text.encode(self.split.texts[caption])
+
+    def _units_of(self, caption: int) -> list[Places]:
+        return self.masker.units(self.split.texts[caption])
+
+    def _tokens_of(self, image: int) -> list[int]:
+        """All that occur in an image's captions."""
+        encoded = (self.masker.text.encode(caption) for caption in self.split.captions[image])
+        return sorted({token for ids in encoded for token in ids})
 
     def mask(self, live: Live, step: int) -> MaskedBatch:
         """Masked versions of the captions of a batch, the same at the same step of a run."""
@@ -123,17 +161,8 @@ class FoilMaker:
     def __call__(self, live: Live, step: int) -> Generated:
         captions, masked = self._masked(live, step)
         batch, count = live.batch, len(captions.ids)
-        own = own_tokens(
-            (
-                (
-                    token
-                    for other in self.split.captions[image]
-                    for token in self.masker.text.encode(other)
-                )
-                for image in batch.owners[:count].tolist()
-            ),
-            captions.ids.device,
-        )
+        owners = batch.owners[:count].tolist()
+        own = own_tokens(map(self.tokens_of, owners), captions.ids.device)
         with live.asked():
             foils = self._foils(batch.images, pair_images(batch)[:count], captions, masked, own)
         return Generated(captions, masked.ids, masked.labels, foils.ids, foils.labels, foils.real)
@@ -143,12 +172,11 @@ class FoilMaker:
         count = self.options.anchors or len(batch.caption_ids)
         indices = batch.caption_ids[:count].tolist()
         rng = np.random.default_rng([self.seed, rank(), step, indices[0]])
-        texts = [self.split.texts[index] for index in indices]
-        ids = pad_texts(
-            [self.masker.text.encode(caption) for caption in texts], self.masker.text.pad
-        )
+        ids = pad_texts([*map(self.ids_of, indices)], self.masker.text.pad)
         captions = ids.to(batch.caption_ids.device)
-        return captions, self.masker.mask(texts, captions.ids, self.options.masks, rng)
+        units = [*map(self.units_of, indices)]
+        masked = mask_captions(ids.ids, units, self.options.masks, self.masker.tokens, rng)
+        return captions, masked.to(captions.ids.device)
 
     def _foils(
         self,
