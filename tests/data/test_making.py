@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from counterfoil.data import batches as module
+from counterfoil.data import once
 from counterfoil.data.arrays import ArrayFile
 from counterfoil.data.batches import TEXT_ONLY, Augmentation, CaptionItems, Collate, Extra
 from counterfoil.data.fragments import FragmentTable
@@ -206,11 +207,11 @@ def test_one_generator_begins_anew_as_a_new_one_would(epoch, caption, view, befo
 def test_only_so_many_captions_are_remembered_and_all_come_out_alike(tmp_path, monkeypatch) -> None:
     split, text, change = split_of(tmp_path), texts_of(tmp_path)["words"], Augmentation(0.2, 0.5)
     whole = CaptionItems(split, text, change, SEED)
-    monkeypatch.setattr(module, "MOST_REMEMBERED", 3)
+    monkeypatch.setattr(once, "MOST", 3)
     few = CaptionItems(split, text, change, SEED)
     for epoch, caption in product(range(3), range(8)):
         assert few[epoch, caption, 0].ids == whole[epoch, caption, 0].ids
-    assert len(few.remembered) == 3
+    assert len(few.tokens_of.known) == 3
     again = pickle.loads(pickle.dumps(few))  # noqa: S301
     assert again[5, 6, 0].ids == few[5, 6, 0].ids
 

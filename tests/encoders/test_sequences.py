@@ -21,6 +21,14 @@ def by_pytorch(rnn: nn.GRU, inputs: Tensor, lengths: Tensor) -> Tensor:
     return pad_packed_sequence(rnn(packed)[0], batch_first=True, total_length=inputs.shape[1])[0]
 
 
+def assert_same_gradients(found: Tensor, expected: Tensor, leaves: list[Tensor]) -> None:
+    weights = torch.randn_like(found)
+    mine = torch.autograd.grad((found * weights).sum(), leaves)
+    theirs = torch.autograd.grad((expected * weights).sum(), leaves)
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
 @settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 7), min_size=1, max_size=6),
@@ -38,12 +46,7 @@ def test_states_and_gradients_are_those_of_pytorchs_packing(
     found = run_gru(rnn, inputs, np.array(lengths))
     expected = by_pytorch(rnn, inputs, torch.tensor(lengths))
     assert torch.equal(found, expected)
-    weights = torch.randn_like(found)
-    leaves = [inputs, *rnn.parameters()]
-    mine = torch.autograd.grad((found * weights).sum(), leaves)
-    theirs = torch.autograd.grad((expected * weights).sum(), leaves)
-    for a, b in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    assert_same_gradients(found, expected, [inputs, *rnn.parameters()])
 
 
 def test_what_lies_beyond_a_length_is_not_read() -> None:
@@ -82,9 +85,4 @@ def test_padded_states_and_gradients_are_those_of_packed_ones(
     found = run_padded(rnn.all_weights, bidirectional, inputs, torch.tensor(lengths))
     expected = run_gru(rnn, inputs, np.array(lengths))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    weights = torch.randn_like(found)
-    leaves = [inputs, *rnn.parameters()]
-    mine = torch.autograd.grad((found * weights).sum(), leaves)
-    theirs = torch.autograd.grad((expected * weights).sum(), leaves)
-    for a, b in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    assert_same_gradients(found, expected, [inputs, *rnn.parameters()])

@@ -12,11 +12,12 @@ import torch
 from torch.nn import functional as F
 
 from counterfoil.config import build_config
+from counterfoil.data import once
 from counterfoil.data.batches import Augmentation, CaptionItems, Collate, PairBatch, pad_texts
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.vocabulary import SPECIALS
 from counterfoil.errors import ConfigError, TrainingError
-from counterfoil.models import Model, create_model, foil_maker
+from counterfoil.models import Model, create_model
 from counterfoil.models.foil_maker import FoilMaker
 from counterfoil.objectives import Context, Objective
 from counterfoil.objectives.generation import GeneratorOptions
@@ -147,7 +148,7 @@ def _grad() -> bool:
 
 @pytest.mark.parametrize("most", [1 << 18, 3])
 def test_captions_are_cut_once_and_masked_as_ever(split, most, monkeypatch) -> None:
-    monkeypatch.setattr(foil_maker, "MOST_REMEMBERED", most)
+    monkeypatch.setattr(once, "MOST", most)
     model = small(split)
     batch = batch_of(split, model, [0, 1, 4, 6])
     live = LiveBatch(model, batch, score_batch(model, batch, scored=False), None)

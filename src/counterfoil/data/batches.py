@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from counterfoil.data.fragments import Fragments, FragmentTable
 from counterfoil.data.moving import Movable
+from counterfoil.data.once import Once
 from counterfoil.data.padding import (
     ImageBatch,
     Kept,
@@ -93,9 +94,6 @@ class Augmentation:
     glance: Glance = field(default_factory=Glance)
 
 
-MOST_REMEMBERED = 1 << 18
-"""Captions that a process remembers cut into tokens; a few hundred bytes each."""
-
 TEXT_ONLY = -1
 """The view of a caption whose image is already in the batch."""
 
@@ -154,7 +152,7 @@ class CaptionItems(Dataset["Item | str"]):
         self.held = held
         self.whole = np.ones(split.fragments.max_fragments, dtype=np.bool_)
         self.draws = _Draws(seed)
-        self.remembered: dict[int, Tokenised] = {}
+        self.tokens_of = Once(self._tokens_of)
 
     def __len__(self) -> int:
         return len(self.split.texts)
@@ -175,13 +173,12 @@ class CaptionItems(Dataset["Item | str"]):
 
     def _ids(self, caption: int, rng: np.random.Generator) -> list[int]:
         """Token ids of a caption, which is cut into tokens once: nothing else takes as long."""
-        tokens = self.remembered.get(caption)
-        if tokens is None:
-            tokens = self.text.tokenised(self.split.texts[caption])
-            if len(self.remembered) < MOST_REMEMBERED:
-                self.remembered[caption] = tokens
         rate = self.augmentation.words
-        return self.text.disturbed(tokens, WordNoise(rate, rng) if rate else None)
+        noise = WordNoise(rate, rng) if rate else None
+        return self.text.disturbed(self.tokens_of(caption), noise)
+
+    def _tokens_of(self, caption: int) -> Tokenised:
+        return self.text.tokenised(self.split.texts[caption])
 
     def _read(self, image: int, rng: np.random.Generator) -> Fragments | Kept:
         if self.held is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from counterfoil.collectives import rank
 from counterfoil.data.batches import ImageBatch, TextBatch, pad_texts
+from counterfoil.data.once import Once
 from counterfoil.data.pairs import Split
 from counterfoil.data.texts import TextProcessor
 from counterfoil.encoders import Encoded
@@ -36,28 +36,6 @@ from counterfoil.objectives.services import Live
 
 BLOCK = 4096
 """Sentences that are embedded together."""
-
-MOST_REMEMBERED = 1 << 18
-"""Captions whose units and tokens are found once, images whose captions' tokens are."""
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-
-
-class Once(Generic[Key, Value]):
-    """A function whose results are kept, up to so many."""
-
-    def __init__(self, find: Callable[[Key], Value]) -> None:
-        self.find = find
-        self.known: dict[Key, Value] = {}
-
-    def __call__(self, key: Key) -> Value:
-        if key in self.known:
-            return self.known[key]
-        found = self.find(key)
-        if len(self.known) < MOST_REMEMBERED:
-            self.known[key] = found
-        return found
 
 
 class Masker:
