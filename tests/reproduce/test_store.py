@@ -237,7 +237,8 @@ def test_a_sweep_on_dev_shows_dev_and_its_best_values_reach_the_runs(out, cache,
         assert [cell.strip() for cell in line.split("|")[1:4]] == [label, *cells]
     values = best_values(found)
     assert set(values) == {"all", "hard"}
-    runs = TINY["runs"] | {"harder": {"like": "hard"}}
+    own = {"train": {"optimiser": {"lr": 3.0e-5}}}
+    runs = TINY["runs"] | {"harder": {"like": "hard"}, "own": {"like": "hard", "common": own}}
     rows = [{"label": [name], "run": name} for name in runs]
     artefact = build_artefact(tiny(runs=runs, rows=rows), "tiny.yaml")
     tuned = make_plan(artefact, Settings(seeds=1, tuned=values), tmp_path).runs
@@ -246,6 +247,7 @@ def test_a_sweep_on_dev_shows_dev_and_its_best_values_reach_the_runs(out, cache,
         by_line[one.varied_run].append((one.numbers["rsum"].mean, -one.value))
     for name, line in (("all", "all"), ("hard", "hard"), ("harder", "hard")):
         assert tuned[name][0].config.train.optimiser.lr == -max(by_line[line])[1]
+    assert tuned["own"][0].config.train.optimiser.lr == 3.0e-5
 
 
 def test_values_are_not_chosen_on_test() -> None:

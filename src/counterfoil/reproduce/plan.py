@@ -198,12 +198,19 @@ class _Maker:
         return self.make(reference, seed)
 
     def _tree(self, name: str, seed: int, change: str) -> Tree:
-        """Base, then the run, then what makes all of it small, then the changes."""
+        """Base, then the run, then what makes all of it small, then the changes.
+
+        A tuned value comes after the run it was tuned for, so that a run that is like it takes it,
+        unless it has a value of its own.
+        """
         base, chain = self.artefact.base, self.artefact.layers(name)
         tree: Tree = {}
-        for layers in (base, *chain):
+        tuned = [self.settings.tuned.get(one, "") for one in self.artefact.lineage(name)]
+        for layers, chosen in zip((base, *chain), ("", *tuned), strict=True):
             for part in self._sized(layers):
                 tree = merge(tree, part)
+            if chosen:
+                tree = apply_override(tree, chosen)
         if not self.settings.on_scenes:
             tree = merge(tree, {"data": {"source": self.settings.data}})
         if self.settings.scale == "smoke":
@@ -215,8 +222,7 @@ class _Maker:
         changes = {key: value for spec in chain for key, value in spec.change.items()}
         for key, value in changes.items():
             tree = apply_override(tree, f"{key}={json.dumps(value)}")
-        tuned = [self.settings.tuned.get(one, "") for one in self.artefact.lineage(name)]
-        for override in filter(None, (*tuned, change, *self.settings.overrides)):
+        for override in filter(None, (change, *self.settings.overrides)):
             tree = apply_override(tree, override)
         first = tree.get("seed", 0)
         return merge(tree, {"seed": first + seed if isinstance(first, int) else first})
