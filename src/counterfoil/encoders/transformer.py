@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +72,29 @@ class Packing:
     def pack(self, x: Tensor) -> Tensor:
         """[n, L, D] as [ΣL, D]."""
         x = x.flatten(0, 1)
-        return x if self.places is None else x.index_select(0, self.places)
+        return x if self.places is None else taken(x, self.places)
+
+
+class _Taken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.rows = len(x)
+        return x.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (places,) = ctx.saved_tensors
+        return gradient.new_zeros(ctx.rows, gradient.shape[1]).index_copy(0, places, gradient), None
+
+
+def taken(x: Tensor, places: Tensor) -> Tensor:
+    """Rows [m, D] of x [n, D] at places of which none occurs twice.
+
+    Backwards they are put where they were: `index_select` would add them up there, one by one.
+    """
+    found: Tensor = _Taken.apply(x, places)
+    return found
 
 
 class TransformerLayer(nn.Module):

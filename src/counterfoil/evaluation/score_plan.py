@@ -12,6 +12,7 @@ from torch import Tensor
 
 from counterfoil.encoders import Encoded
 from counterfoil.kernels.fused import WORDS
+from counterfoil.kernels.tiles import free_on_gpu
 
 CPU_CELLS, GPU_CELLS = 1 << 26, 1 << 32
 """Most word-region similarities of a tile: enough to be fast, few enough to be stopped between."""
@@ -156,7 +157,7 @@ def extents(encoded: Encoded) -> Tensor:
 def free_memory(device: torch.device) -> int:
     """Bytes that may be had on a device."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        return free_on_gpu(device)
     try:
         lines = MEMORY.read_text(encoding="ascii").splitlines()
         return next(1024 * int(x.split()[1]) for x in lines if x.startswith("MemAvailable:"))

@@ -27,6 +27,16 @@ class TilePlan:
                 yield slice(top, top + self.rows), slice(left, left + self.columns)
 
 
+def free_on_gpu(device: torch.device) -> int:
+    """Bytes that tensors may still take: those that nobody has, and those this process keeps.
+
+    PyTorch keeps what tensors have left for the next ones, which others see as taken.
+    """
+    free, _ = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + max(0, kept)
+
+
 def plan_tiles(
     n_rows: int, n_columns: int, cells_per_pair: int, floats_per_cell: int, device: torch.device
 ) -> TilePlan:
@@ -36,8 +46,7 @@ def plan_tiles(
     each of them at once.
     """
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        cells = int(free * GPU_SHARE) // (4 * max(1, floats_per_cell))
+        cells = int(free_on_gpu(device) * GPU_SHARE) // (4 * max(1, floats_per_cell))
     else:
         cells = CPU_CELLS * 8 // max(8, floats_per_cell)
     pairs = max(1, cells // max(1, cells_per_pair))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.encoders.transformer import Packing
+from counterfoil.encoders.transformer import Packing, taken
 from counterfoil.matchers.local import fragments
 
 ENOUGH_TOKENS = 1 << 14
@@ -80,8 +80,8 @@ class PairTokens:
 
 
 def _real(x: Tensor, mask: Tensor) -> Tensor:
-    """[B, N, D] as [Σ, D] of what the mask says is real, with a fast backward."""
-    return x.flatten(0, 1).index_select(0, mask.flatten().nonzero()[:, 0])
+    """[B, N, D] as [Σ, D] of what the mask says is real."""
+    return taken(x.flatten(0, 1), mask.flatten().nonzero()[:, 0])
 
 
 @dataclass(frozen=True)
