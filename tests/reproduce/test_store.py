@@ -152,6 +152,21 @@ def test_a_row_is_known_from_another_table_but_not_from_another_protocol(tmp_pat
     assert [one.numbers["rsum"].mean for one in kept.add(empty).rows] == [7.0, 7.0]
 
 
+def test_calls_at_the_same_time_lose_nothing_of_each_other(tmp_path) -> None:
+    plan = planned(tiny(), tmp_path)
+    first, second = (each.found for each in shown_rows(plan))
+    store, order = tmp_path / "store", labels(plan.artefact)
+    calls = [Kept(store, plan, order) for _ in range(3)]  # all begin before any of them ends
+    calls[0].add(table(first.with_each([result(0, 1.0, first.recipe)])))
+    calls[1].add(table(second.with_each([result(0, 2.0, second.recipe)])))
+    both = calls[2].add(table(first.with_each([result(1, 3.0, first.recipe)])))
+    assert [[(e.seed, e.numbers["rsum"]) for e in one.each] for one in both.rows] == [
+        [(0, 1.0), (1, 3.0)],
+        [(0, 2.0)],
+    ]
+    assert [path.name for path in store.iterdir()] == ["tiny@scenes.json"]
+
+
 def test_failures_are_not_kept_but_for_what_is_missing(tmp_path) -> None:
     path = "/somewhere/here: damaged"
     rows = row("a", result(0, 1.0), errors=[path]), row("b", errors=[path])
@@ -367,6 +382,9 @@ def test_the_command_keeps_chooses_and_fills(out, cache, tmp_path) -> None:
     call(str(file), *options)
     stored = read_stored(tmp_path / "store" / "tiny@scenes.json")
     assert [one.label for one in stored.rows] == [["all"], ["hard"]]
+    elsewhere = ["--out", str(tmp_path / "fresh"), "--dry-run"]  # where no run is
+    states = call(str(file), *options, *elsewhere).split("│")
+    assert (states.count(" known "), states.count("   new ")) == (2, 0)
     page = tmp_path / "page.md"
     page.write_text(PAGE.format("tiny@scenes"))
     assert "1 sections" in call("--fill", str(page), "--store", str(tmp_path / "store"))

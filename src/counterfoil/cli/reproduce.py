@@ -175,9 +175,14 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
     if as_json:
         print_json([_described(job) for job in jobs])
         return
-    rows = [
-        [job.title, "cannot run" if job.refused() else job.state, job.folder.name] for job in jobs
-    ]
+    to_do = {job.digest for job in plan.missing()}
+
+    def state(job: Job) -> str:
+        if job.refused():
+            return "cannot run"
+        return job.state if job.state == "finished" or job.digest in to_do else "known"
+
+    rows = [[job.title, state(job), job.folder.name] for job in jobs]
     done = " and ".join(_share_finished(jobs, kind) for kind in _kinds(jobs))
     title = f"{plan.artefact.name}: {done} finished, in {plan.out}"
     print_table([["run", "state", "folder"], *rows], title=title)

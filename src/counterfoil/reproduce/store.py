@@ -13,6 +13,7 @@ from pathlib import Path
 
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.files import write_atomically
+from counterfoil.reproduce.locks import one_at_a_time
 from counterfoil.reproduce.plan import Plan
 from counterfoil.reproduce.results import Found, Reproduction, SeedResult
 from counterfoil.reproduce.shown import shown_rows
@@ -135,12 +136,16 @@ class Kept:
         """``order`` are the labels of all rows, of which the plan may have but some."""
         self.folder, self.plan, self.order = folder, plan, order
         self.name = stored_name(plan)
-        self.before = read_stored(folder / self.name)
-        others = [path for path in sorted(folder.glob("*@*.json")) if path.name != self.name]
+        self._read()
+
+    def _read(self) -> None:
+        self.before = read_stored(self.folder / self.name)
+        others = [p for p in sorted(self.folder.glob("*@*.json")) if p.name != self.name]
         # its own file last: of two that know a seed, it has the word
         stored = [*map(read_stored, others), self.before]
-        on_dev = isinstance(plan.artefact, Sweep) and plan.artefact.judged_on == "dev"
-        like = ("dev" if on_dev else "test", plan.folds)
+        artefact = self.plan.artefact
+        on_dev = isinstance(artefact, Sweep) and artefact.judged_on == "dev"
+        like = ("dev" if on_dev else "test", self.plan.folds)
         self.known = known_results([one for one in stored if one is not None], like)
 
     def settle(self) -> None:
@@ -148,9 +153,11 @@ class Kept:
         settle(self.plan, self.known)
 
     def add(self, found: Reproduction) -> Reproduction:
-        """Write what was found beside what was known, and give back both."""
-        both = merged(self.before, found, self.known, self.order)
-        write_stored(self.folder, both, self.name)
+        """Write what was found beside what is known by now, and give back both."""
+        with one_at_a_time(self.folder):
+            self._read()  # another call may have added rows meanwhile
+            both = merged(self.before, found, self.known, self.order)
+            write_stored(self.folder, both, self.name)
         return both
 
 
