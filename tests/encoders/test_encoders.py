@@ -141,6 +141,24 @@ def test_the_gradient_of_unit_length_is_the_one_autograd_finds(scale) -> None:
         assert torch.autograd.gradgradcheck(l2_normalise, x)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_are_normalised_in_single_precision(dtype) -> None:
+    torch.manual_seed(0)
+    x = (3 * torch.randn(50, 300)).to(dtype).requires_grad_()
+    exact = l2_normalise(x.detach().double())
+    rounding = torch.finfo(dtype).eps * exact.abs()
+    assert ((l2_normalise(x.detach()).double() - exact).abs() <= 0.51 * rounding + 1e-7).all()
+    with torch.autocast("cpu", dtype):
+        normalised = l2_normalise(x)
+    assert normalised.dtype == torch.float32
+    assert float((normalised.detach() - exact).abs().max()) < 1e-7
+    (gradient,) = torch.autograd.grad((normalised * torch.arange(300)).sum(), x)
+    wide = x.detach().double().requires_grad_()
+    (wanted,) = torch.autograd.grad((l2_normalise(wide) * torch.arange(300)).sum(), wide)
+    assert gradient.dtype == dtype
+    assert torch.allclose(gradient.double(), wanted, rtol=1e-2, atol=1e-2)
+
+
 def test_concatenated_batches_of_different_lengths_keep_their_masks() -> None:
     parts = [
         Encoded(torch.ones(2, n, 3), torch.ones(2, n, dtype=torch.bool), torch.ones(2, 3))

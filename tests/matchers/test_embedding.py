@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from counterfoil.encoders import Encoded
+from counterfoil.encoders import Encoded, l2_normalise
 from counterfoil.matchers import matchers
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 
@@ -35,3 +36,18 @@ def test_order_scores_do_not_depend_on_how_images_are_cut_into_blocks() -> None:
 def test_order_is_zero_where_the_image_entails_the_text() -> None:
     text = torch.rand(1, 8)
     assert float(matchers["order"](8)(encoded(text + 1), encoded(text))) == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_cosines_of_vectors_that_are_nearly_alike_are_told_apart_in_mixed_precision(dtype) -> None:
+    torch.manual_seed(0)
+    alike = torch.randn(256)
+    images, texts = (l2_normalise(alike + 0.02 * torch.randn(40, 256)) for _ in range(2))
+    exact = images.double() @ texts.double().T
+    with torch.autocast("cpu", dtype):
+        scores = matchers["cosine"](256)(encoded(images), encoded(texts))
+        rounded = images @ texts.T
+    assert scores.dtype == torch.float32
+    assert float((scores - exact).abs().max()) < 1e-6
+    assert (scores.argmax(1) == exact.argmax(1)).all()
+    assert (rounded.argmax(1) != exact.argmax(1)).any()  # else this shows nothing

@@ -316,9 +316,31 @@ def test_a_page_is_filled_from_the_store_and_only_between_its_markers(out, cache
     assert page.read_text() == text
 
 
+def test_the_claims_of_several_tables_stand_together(tmp_path) -> None:
+    claims = [StatedClaim(text="a > b", better="a", worse="b")]
+    rows = row("a", result(0, 10.0)), row("b", result(0, 12.5))
+    for name, some in (("one", rows), ("two", rows[:1]), ("three", rows[::-1])):
+        found = table(*some, claims=claims).model_copy(update={"name": f"mine.{name}"})
+        write_stored(tmp_path, found, f"mine.{name}@here.json")
+    write_stored(tmp_path, table(*rows, claims=claims), "mine.one@elsewhere.json")
+    page = tmp_path / "page.md"
+    page.write_text("<!-- claims: mine.*@here -->\nold\n<!-- /claims -->\nWhat it means.\n")
+    assert fill_page(page, tmp_path) == ["mine.*@here"]
+    lines = page.read_text().splitlines()
+    assert lines[3:5] == [
+        "| mine.one | a > b | -2.5 (one seed) |  | no |",
+        "| mine.three | a > b | -2.5 (one seed) |  | no |",
+    ]
+    assert lines[5:] == ["<!-- /claims -->", "What it means."]
+    page.write_text("<!-- claims: other.* -->\n<!-- /claims -->\n")
+    fill_page(page, tmp_path)
+    assert NOTHING in page.read_text()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("<!-- claims: a -->\n<!-- /results -->\n", "does not end"),
         ("no markers", "to fill"),
         ("<!-- results: a@b -->\n", "does not end"),
         ("<!-- results: a@b -->\n" + PAGE.format("c@d"), "'a@b' does not end"),

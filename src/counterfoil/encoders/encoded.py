@@ -100,8 +100,18 @@ class Encoded:
         return replace(self, **{k: change(x) for k, x in tensors.items() if x is not None})
 
 
+HALVES = (torch.bfloat16, torch.float16)
+
+
 def l2_normalise(x: Tensor, eps: float = 1e-8) -> Tensor:
-    """x / (‖x‖ + eps) over the last axis, as the public implementations do it."""
+    """x / (‖x‖ + eps) over the last axis, as the public implementations do it.
+
+    Of halves it is computed in single precision, and in mixed precision it stays so: what is
+    compared by cosines, hardest negatives above all, is told apart by the third digit.
+    """
+    if x.dtype in HALVES:
+        single = l2_normalise(x.float(), eps)
+        return single if torch.is_autocast_enabled(x.device.type) else single.to(x.dtype)
     if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and x.requires_grad):
         return _divided(x, eps)[0]
     normalised: Tensor = _Normalised.apply(x, eps)

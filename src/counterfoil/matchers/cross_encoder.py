@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from counterfoil.encoders.bert_weights import Bert
-from counterfoil.encoders.encoded import Encoded
+from counterfoil.encoders.encoded import HALVES, Encoded
 from counterfoil.encoders.transformer import Transformer, in_precision, initialise
 from counterfoil.kernels.tiles import plan_tiles
 from counterfoil.matchers.base import matchers
@@ -26,8 +26,6 @@ MOST_TOKENS = 1 << 17
 
 TENSOR_CORES = (8, 0)
 """Compute capability from which GPUs multiply bfloat16 fast."""
-
-HALVES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)

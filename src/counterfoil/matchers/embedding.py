@@ -5,18 +5,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from counterfoil.encoders.encoded import Encoded
+from counterfoil.encoders.encoded import HALVES, Encoded
 from counterfoil.matchers.base import Matcher, matchers, pooled
 
 
 @matchers.register("cosine")
 class Cosine(Matcher):
-    """Inner product of the pooled vectors, which the encoders bring to unit length."""
+    """Inner product of the pooled vectors, which the encoders bring to unit length.
+
+    In mixed precision it is taken in single precision: bfloat16 has two cosines near 1 differ by
+    0.004 or not at all, and a model whose vectors are all alike could not learn to tell them apart.
+    """
 
     needs = "pooled"
 
     def forward(self, images: Encoded, texts: Encoded) -> Tensor:
-        return pooled(images, "image") @ pooled(texts, "text").T
+        of_images, of_texts = pooled(images, "image"), pooled(texts, "text")
+        device = of_images.device.type
+        if torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                return _single(of_images) @ _single(of_texts).T
+        return of_images @ of_texts.T
+
+
+def _single(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in HALVES else x
 
 
 @matchers.register("order")

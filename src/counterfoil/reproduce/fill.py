@@ -4,6 +4,11 @@ Between two markers stands what a file of the store says, and nothing else:
 
     <!-- results: naaf.table1@lite2 -->
     <!-- /results -->
+
+What is claimed in several of them can stand together, by a pattern of their names:
+
+    <!-- claims: naaf.*@lite2 -->
+    <!-- /claims -->
 """
 
 from __future__ import annotations
@@ -12,14 +17,15 @@ import re
 from pathlib import Path
 
 from counterfoil.errors import DataError
+from counterfoil.evaluation.report import markdown_table
 from counterfoil.files import write_atomically
+from counterfoil.reproduce.claims import HEADS, claim_rows
 from counterfoil.reproduce.plots import charts_of, to_svg
 from counterfoil.reproduce.present import body
 from counterfoil.reproduce.results import Reproduction
 from counterfoil.reproduce.store import read_stored
 
-OPENING = re.compile(r"^<!-- results: (\S+) -->$", re.MULTILINE)
-CLOSING = "<!-- /results -->"
+OPENING = re.compile(r"^<!-- (results|claims): (\S+) -->$", re.MULTILINE)
 NOTHING = "*Not run yet.*"
 
 
@@ -29,24 +35,40 @@ def fill_page(page: Path, store: Path) -> list[str]:
         text = page.read_text(encoding="utf-8")
     except OSError as error:
         raise DataError(f"{page}: cannot be read: {error}") from None
-    names = OPENING.findall(text)
-    if not names:
+    sections = list(dict.fromkeys(OPENING.findall(text)))
+    if not sections:
         raise DataError(f"{page}: has no '<!-- results: NAME -->' to fill")
-    for name in dict.fromkeys(names):
-        found = read_stored(store / f"{name}.json")
-        text = _replaced(text, name, _section(found, name, page), page)
+    for kind, name in sections:
+        if kind == "claims":
+            section = _claims(store, name)
+        else:
+            section = _section(read_stored(store / f"{name}.json"), name, page)
+        text = _replaced(text, kind, name, section, page)
     write_atomically(page, text)
-    return names
+    return [name for _, name in sections]
 
 
-def _replaced(text: str, name: str, section: str, page: Path) -> str:
-    opening = f"<!-- results: {name} -->"
+def _replaced(text: str, kind: str, name: str, section: str, page: Path) -> str:
+    opening, closing = f"<!-- {kind}: {name} -->", f"<!-- /{kind} -->"
     start = text.index(opening) + len(opening)
-    end = text.find(CLOSING, start)
+    end = text.find(closing, start)
     following = OPENING.search(text, start)
     if end < 0 or (following is not None and following.start() < end):
-        raise DataError(f"{page}: the section '{name}' does not end ('{CLOSING}')")
+        raise DataError(f"{page}: the section '{name}' does not end ('{closing}')")
     return f"{text[:start]}\n{section}\n{text[end:]}"
+
+
+def _claims(store: Path, pattern: str) -> str:
+    """What was found of the claims of several tables, one under the other."""
+    stored = [read_stored(path) for path in sorted(store.glob(f"{pattern}.json"))]
+    told = [
+        (found.name, *row)
+        for found in stored
+        if found is not None
+        for row in claim_rows(found)[1:]
+        if row[-1]
+    ]
+    return "\n".join(markdown_table([("Table", *HEADS), *told])) if told else NOTHING
 
 
 def _section(found: Reproduction | None, name: str, page: Path) -> str:
