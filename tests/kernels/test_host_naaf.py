@@ -47,9 +47,12 @@ def doubled(encoded: Encoded) -> Encoded:
     return replace(encoded, fragments=encoded.fragments.double())
 
 
-def host_scores(matcher, images: Encoded, texts: Encoded, kept=None):
+either = pytest.mark.parametrize("large", [False, True], ids=["by PyTorch", "compiled"])
+
+
+def host_scores(matcher, images: Encoded, texts: Encoded, large: bool = False, kept=None):
     pair = (images.fragments, images.mask), (texts.fragments, texts.mask)
-    return host.host_naaf(*matcher.recipes(), *pair, kept=kept)
+    return host.host_naaf(*matcher.recipes(), *pair, kept=kept or host.Kept(large))
 
 
 @settings(max_examples=60, deadline=None)
@@ -76,15 +79,17 @@ def test_scores_are_those_of_double_precision(
     if options.get("form") == "reference":
         matcher.reference.state[1] = boundary
     images, texts = side(regions, 8, seed, anywhere), side(words, 8, seed + 1, anywhere)
-    found = host_scores(matcher, images, texts)
     expected = matcher.scores(doubled(images), doubled(texts))
+    compiled = host_scores(matcher, images, texts, large=True)
+    assert torch.allclose(compiled.double(), expected, atol=2e-5)
+    found = host_scores(matcher, images, texts)
     assert torch.allclose(found.double(), expected, atol=2e-5)
     with torch.inference_mode():
         assert torch.equal(matcher(images, texts), found)  # this is the path that is taken
 
 
-@pytest.mark.parametrize("few", [0.0, 2.0])
-def test_below_a_high_boundary_words_attend_to_nothing(monkeypatch, few) -> None:
+@pytest.mark.parametrize(("few", "large"), [(0.0, False), (2.0, False), (0.0, True)])
+def test_below_a_high_boundary_words_attend_to_nothing(monkeypatch, few, large) -> None:
     monkeypatch.setattr(host, "FEW", few)
     matcher = matchers["naaf"](8, boundary=0.97).eval()
     images, texts = side([4, 4, 4], 8, 0), side([5, 3], 8, 1)
@@ -92,30 +97,32 @@ def test_below_a_high_boundary_words_attend_to_nothing(monkeypatch, few) -> None
     assert texts.fragments is not None
     texts.fragments[0, :2] = images.fragments[1, :2]  # these two match; the others do not
     texts.fragments[1, 0] = images.fragments[0, 0]
-    found = host_scores(matcher, images, texts)
+    found = host_scores(matcher, images, texts, large)
     expected = matcher.scores(doubled(images), doubled(texts))
     assert torch.allclose(found.double(), expected, atol=1e-5)
 
 
+@either
 @pytest.mark.parametrize("tiny", [1e-8, 1e-6, 1e-5])
-def test_a_tiny_similarity_is_raised_no_further_than_by_double_precision(tiny) -> None:
+def test_a_tiny_similarity_is_raised_no_further_than_by_double_precision(tiny, large) -> None:
     matcher = matchers["naaf"](2, boundary=0.1).eval()
     regions = torch.tensor([[[1.0, 0.0], [0.6, -0.8]]])
     words = F.normalize(torch.tensor([[[tiny, 1.0], [-0.5, 0.1]]]), dim=-1)
     images, texts = (Encoded(x, torch.ones(1, 2, dtype=torch.bool)) for x in (regions, words))
-    found = host_scores(matcher, images, texts)
+    found = host_scores(matcher, images, texts, large)
     expected = matcher.scores(doubled(images), doubled(texts))
     assert torch.allclose(found.double(), expected, atol=1e-6)
 
 
+@either
 @pytest.mark.parametrize("scale", [20.0, 40.0])
 @pytest.mark.parametrize("cosine", [-1.0, -0.95, -0.5])
-def test_the_one_region_is_attended_to_however_unlike_it_is(cosine, scale) -> None:
+def test_the_one_region_is_attended_to_however_unlike_it_is(cosine, scale, large) -> None:
     matcher = matchers["naaf"](2, boundary=-2.0, lambda_softmax=scale).eval()
     regions = torch.tensor([[[1.0, 0.0]]])
     words = torch.tensor([[[cosine, (1 - cosine**2) ** 0.5]]])
     images, texts = (Encoded(x, torch.ones(1, 1, dtype=torch.bool)) for x in (regions, words))
-    assert torch.allclose(host_scores(matcher, images, texts), torch.tensor(2 * cosine))
+    assert torch.allclose(host_scores(matcher, images, texts, large), torch.tensor(2 * cosine))
 
 
 def test_short_fragments_at_a_sharp_scale_are_left_to_others() -> None:
@@ -151,6 +158,9 @@ def test_blocks_and_tiles_make_no_difference(monkeypatch) -> None:
         monkeypatch.setattr(host, "TILE", tile)
         monkeypatch.setattr(host, "FEW", few)  # every word, or only those above the boundary
         assert torch.allclose(host_scores(matcher, images, texts), whole, atol=1e-6)
+    for block in (1, 20):
+        monkeypatch.setattr(host, "COMPILED_BLOCK", block)
+        assert torch.allclose(host_scores(matcher, images, texts, large=True), whole, atol=1e-6)
 
 
 def test_groups_at_the_same_time_score_as_one_after_the_other(monkeypatch, two_threads) -> None:
@@ -160,7 +170,9 @@ def test_groups_at_the_same_time_score_as_one_after_the_other(monkeypatch, two_t
     monkeypatch.setattr(host, "PARALLEL", 0)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            assert torch.allclose(host_scores(matcher, images, texts), alone, atol=1e-6)
+            for large in (False, True):
+                found = host_scores(matcher, images, texts, large)
+                assert torch.allclose(found, alone, atol=1e-6)
 
 
 def test_what_it_is_not_made_for_is_left_to_others() -> None:
@@ -174,12 +186,13 @@ def test_what_it_is_not_made_for_is_left_to_others() -> None:
     assert torch.allclose(matcher(long, texts).double(), expected, atol=1e-3)
 
 
+@either
 @pytest.mark.parametrize(("dtype", "apart"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
-def test_halves_are_summed_in_single_precision(dtype, apart) -> None:
+def test_halves_are_summed_in_single_precision(dtype, apart, large) -> None:
     matcher = matchers["naaf"](32, boundary=-2.0).eval()  # nothing jumps
     images, texts = side([6] * 5, 32, 0), side([4, 7, 2], 32, 1)
     halves = [replace(x, fragments=x.fragments.to(dtype)) for x in (images, texts)]
-    found = host_scores(matcher, *halves)
+    found = host_scores(matcher, *halves, large)
     assert found.dtype == dtype
     expected = matcher.scores(*(doubled(x) for x in halves))
     assert torch.allclose(found.double(), expected, atol=apart)
@@ -220,7 +233,7 @@ def test_many_pairs_are_scored_by_digits_and_few_are_not(monkeypatch) -> None:
     few = score_matrix(matcher, images, texts)
     with torch.inference_mode():
         assert torch.equal(few, matcher(images, texts))
-    monkeypatch.setattr(score_engine, "ROUNDED", 0)
+    monkeypatch.setattr(score_engine, "LARGE", 0)
     many = score_matrix(matcher, images, texts)
     assert not torch.equal(many, few)
     assert torch.allclose(many.double(), expected, atol=2e-4)
@@ -229,20 +242,20 @@ def test_many_pairs_are_scored_by_digits_and_few_are_not(monkeypatch) -> None:
 
 def test_what_is_kept_of_the_images_serves_other_texts() -> None:
     matcher = matchers["naaf"](16).eval()
-    images, kept = side([4, 2, 5], 16, 0), host.Kept(rounded=False)
+    images, kept = side([4, 2, 5], 16, 0), host.Kept(large=False)
     for seed in (1, 2):
         texts = side([3, 6], 16, seed)
-        found = host_scores(matcher, images, texts, kept)
+        found = host_scores(matcher, images, texts, kept=kept)
         assert torch.equal(found, host_scores(matcher, images, texts))
 
 
 def test_what_is_kept_of_the_images_does_not_serve_other_images() -> None:
     """Two threads that score by one matcher may see what the other keeps."""
     matcher, texts = matchers["naaf"](16).eval(), side([3, 6], 16, 9)
-    kept = host.Kept(rounded=False)
+    kept = host.Kept(large=False)
     for seed in (0, 1):
         images = side([4, 2, 5], 16, seed)
-        found = host_scores(matcher, images, texts, kept)
+        found = host_scores(matcher, images, texts, kept=kept)
         assert torch.equal(found, host_scores(matcher, images, texts))
 
 

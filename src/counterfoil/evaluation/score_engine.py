@@ -37,8 +37,9 @@ from counterfoil.progress import Progress, Silent
 
 LABEL = "scoring"
 
-ROUNDED = 1 << 22
-"""Word-region similarities of a job from which on a CPU may round them, where that is faster."""
+LARGE = 1 << 22
+"""Word-region similarities of a job from which on a CPU compiles, and may round them, where that
+is faster."""
 
 LONGEST = 255.0
 """Of fragments in half precision: inner products of longer ones may be beyond its range."""
@@ -74,7 +75,7 @@ def scored_tiles(
             continue
         if tile.rows != rows:
             rows, shown = tile.rows, _trimmed(images[tile.rows])
-            kept = Kept(rounded=cells >= ROUNDED)
+            kept = Kept(large=cells >= LARGE)
         columns = plan.columns(tile)
         said = _trimmed(texts, ends[columns])[columns]  # in this order less is copied
         with torch.inference_mode(), _as_part(matcher, cells >= MANY, kept):

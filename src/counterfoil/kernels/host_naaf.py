@@ -2,12 +2,14 @@
 
 Similarities stand as [C images, K regions, M words], so that sums over regions and over words run
 along whole vectors, and wᵀ(VVᵀ)w is one small product an image. They come multiplied by λ, and as
-λ ‖u‖ ‖v‖ is bounded, exponentials need no maximum taken off first.
+λ ‖u‖ ‖v‖ is bounded, exponentials need no maximum taken off first. In large jobs a compiled
+function (`host.c`) reads each of them once; without it PyTorch does the same in a dozen passes.
 """
 
 from __future__ import annotations
 
 import math
+from ctypes import CDLL
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from counterfoil.kernels.attention import EPS
+from counterfoil.kernels.compiled import library
 from counterfoil.kernels.fused import SHARPEST, Recipe
 from counterfoil.kernels.host_products import Products, products_of
 from counterfoil.kernels.side_by_side import Group, side_by_side
@@ -25,6 +28,12 @@ TILE = 1 << 17
 
 BLOCK = 4608
 """Regions multiplied at once: enough for a matrix product to be fast."""
+
+COMPILED_BLOCK = 1152
+"""The same where similarities are then read once, best from a core's cache."""
+
+LANES = 16
+"""Words that `host.c` attends from at once."""
 
 PARALLEL = 1 << 20
 """Similarities of a job from which on groups of captions are scored at the same time."""
@@ -53,17 +62,18 @@ class HostRegions:
 class Kept:
     """What one part of a large job leaves for the next part with the same images.
 
-    Where ``rounded``, similarities may be (`digits`): there are enough of them to gain by it.
+    Where ``large``, there are enough similarities to gain by rounding them (`digits`) and by
+    compiled functions.
     """
 
-    rounded: bool
+    large: bool
     regions: HostRegions | None = None
 
     def regions_of(self, given: Tensor, mask: Tensor, dtype: torch.dtype) -> HostRegions:
         """What is kept, if it is of these very fragments: another thread may score others."""
         held = self.regions
         if held is None or held.of is not given:
-            held = self.regions = describe(given, mask, dtype, self.rounded)
+            held = self.regions = describe(given, mask, dtype, self.large)
         return held
 
 
@@ -89,7 +99,7 @@ def host_naaf(
         return None
     wide = torch.promote_types(v.dtype, u.dtype)
     dtype = torch.float32 if wide == torch.float16 else wide
-    kept = kept or Kept(rounded=False)
+    kept = kept or Kept(large=False)
     regions = kept.regions_of(v, real, dtype)
     groups = [*side_by_side(u.to(dtype), mask)]
     if not recipe.scale * regions.longest * _longest(groups) <= SHARPEST:
@@ -97,8 +107,10 @@ def host_naaf(
     groups.sort(key=lambda group: -len(group.words))  # the last to finish is then a small one
     cells = sum(len(group.words) for group in groups) * v.shape[0] * v.shape[1]
 
+    compiled = library() if kept.large else None
+
     def score(group: Group) -> Tensor:
-        return _GroupScores(recipe, regions, group).all()
+        return _GroupScores(recipe, regions, group, compiled).all()
 
     scores = torch.zeros(len(v), len(u))
     with torch.no_grad():
@@ -126,8 +138,10 @@ def _longest(groups: list[Group]) -> float:
 class _GroupScores:
     """Scores of all images with one group of captions."""
 
-    def __init__(self, recipe: Recipe, regions: HostRegions, group: Group) -> None:
-        self.recipe, self.regions, self.group = recipe, regions, group
+    def __init__(
+        self, recipe: Recipe, regions: HostRegions, group: Group, compiled: CDLL | None
+    ) -> None:
+        self.recipe, self.regions, self.group, self.compiled = recipe, regions, group, compiled
         self.boundary = recipe.scale * recipe.boundary
         # of context and word; weights above the boundary are no smaller than this power of e
         self.shortest = EPS * recipe.scale * math.exp(min(0.0, max(self.boundary, -SHARPEST)))
@@ -141,19 +155,40 @@ class _GroupScores:
         """[images, captions]."""
         per_image = self.per_image * len(self.norms)
         self.step = min(self.images, max(1, TILE * torch.get_num_threads() // per_image))
-        several = min(self.images, max(1, BLOCK // self.per_image))
-        self.rooms = self.norms.new_empty(2, self.step * per_image)
+        at_once = BLOCK if self.compiled is None else COMPILED_BLOCK
+        several = min(self.images, max(1, at_once // self.per_image))
+        rooms = (2, self.step * per_image) if self.compiled is None else self._compiled_rooms()
+        self.rooms = self.norms.new_empty(rooms)
         sims = self.norms.new_empty(several, self.per_image, len(self.norms))
         multiply = self.regions.products.times(self.group.words, self.recipe.scale)
         for first in range(0, self.images, several):
             some = slice(first, min(first + several, self.images))
             block = sims[: some.stop - first]
-            multiply(some, block)
-            self._block(block, some)
+            factors = multiply(some, block)
+            if self.compiled is None:
+                self._block(block if factors is None else block.mul_(factors[..., None]), some)
+            else:
+                self._by_library(self.compiled, block, factors, some)
         if self.recipe.negative:
             self.effects += self._negative()
         by_word = self.effects.view(self.images, *self.group.real.shape)
         return by_word.mul_(self.group.share).sum(1)
+
+    def _compiled_rooms(self) -> tuple[int]:
+        return (2 * len(self.norms) + len(self.group.captions) + LANES * self.per_image,)
+
+    def _by_library(self, library: CDLL, sims: Tensor, factors: Tensor | None, some: slice) -> None:
+        """`_block` by `host.c`; similarities are overwritten."""
+        scale, real = self.recipe.scale, self.regions.real
+        shown = None if real is None else real[some].contiguous()
+        given = sims, factors, self.regions.gram[some], shown, self.norms
+        written = self.best[some], self.effects[some], self.rooms
+        library.naaf_effects(
+            *(None if x is None else x.data_ptr() for x in (*given, *written)),
+            *(len(sims), self.per_image, *self.group.real.shape),
+            *(0.1 if self.recipe.raised == "leaky" else 0.0, scale, EPS * scale),
+            *(self.boundary, self.shortest),
+        )
 
     def _block(self, sims: Tensor, some: slice) -> None:
         best, effects, gram = self.best[some], self.effects[some], self.regions.gram[some]

@@ -13,8 +13,9 @@ from counterfoil.kernels.digits import WIDEST, digits, multiplied_fast, multiply
 WIDE = 256
 """Entries of fragments from which on digits pay."""
 
-Block = Callable[[slice, Tensor], object]
-"""Writes similarities [c, K, M] of some images in float32."""
+Block = Callable[[slice, Tensor], Tensor | None]
+"""Writes similarities [c, K, M] of some images in float32, and returns what they are yet to be
+multiplied by, region by region [c, K], or None."""
 
 
 class Products(Protocol):
@@ -61,10 +62,10 @@ class DigitProducts:
         packed = digits(words).packed()
         scales = packed.scales * scale
 
-        def block(images: slice, out: Tensor) -> None:
+        def block(images: slice, out: Tensor) -> Tensor:
             rows = slice(images.start * self.regions, images.stop * self.regions)
             multiply(self.v, rows, packed, scales, out.flatten(0, 1))
-            out *= self.v.scales[rows].view(-1, self.regions, 1)
+            return self.v.scales[rows].view(-1, self.regions)
 
         return block
 

@@ -1,0 +1,118 @@
+"""`host.c`, compiled for this machine's CPU by the compiler that it has, once.
+
+The library is kept in ``~/.cache/counterfoil/compiled``, or in ``COUNTERFOIL_CACHE``, under a name
+that says of which source, compiler and CPU it is. Without a compiler, or with
+``COUNTERFOIL_COMPILE=0``, there is none, and PyTorch does the same with more passes over memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import threading
+from functools import cache
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("host.c")
+
+FLAGS = ("-O3", "-std=c99", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
+NATIVE = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
+"""For the CPU at hand: the first that a compiler takes."""
+
+PATIENCE = 120.0
+"""Seconds for a compiler that hangs."""
+
+_one_at_a_time = threading.Lock()
+
+
+def library() -> ctypes.CDLL | None:
+    """The compiled functions; None where they cannot be had. The first call may take a second."""
+    with _one_at_a_time:
+        return _library()
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    compiler = _compiler()
+    if compiler is None:
+        return None
+    try:
+        found = _loaded(compiler)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    pointers, counts, numbers = 8 * (ctypes.c_void_p,), 4 * (ctypes.c_int64,), 5 * (ctypes.c_float,)
+    found.naaf_effects.argtypes = (*pointers, *counts, *numbers)
+    found.naaf_effects.restype = None
+    return found
+
+
+def _compiler() -> str | None:
+    if os.environ.get("COUNTERFOIL_COMPILE", "1") == "0" or os.name != "posix":
+        return None
+    names = (os.environ.get("CC", ""), "cc", "gcc", "clang")
+    return next(filter(None, map(shutil.which, filter(None, names))), None)
+
+
+def _loaded(compiler: str) -> ctypes.CDLL:
+    name = f"host-{_mark(compiler)}.so"
+    try:
+        kept = _folder() / name
+        if not kept.exists():
+            _compile(compiler, kept)
+        return ctypes.CDLL(str(kept))
+    except OSError:  # nowhere to keep it: for this process alone
+        with tempfile.TemporaryDirectory(prefix="counterfoil-") as folder:
+            _compile(compiler, Path(folder) / name)
+            return ctypes.CDLL(str(Path(folder) / name))
+
+
+def _folder() -> Path:
+    """Where libraries are kept: loaded code must be nobody else's to write."""
+    home = os.environ.get("COUNTERFOIL_CACHE") or Path.home() / ".cache" / "counterfoil"
+    folder = Path(home) / "compiled"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    told = folder.stat()
+    if told.st_uid != os.getuid() or told.st_mode & 0o022 or not os.access(folder, os.W_OK):
+        raise PermissionError(folder)
+    return folder
+
+
+def _compile(compiler: str, target: Path) -> None:
+    """Compile, and put the whole file in its place at once."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        for native in NATIVE:
+            flags = *FLAGS, *native, "-shared", "-fPIC"
+            done = subprocess.run(  # noqa: S603 - the compiler that this machine has, on our own file
+                [compiler, *flags, str(SOURCE), "-o", str(made), "-lm"],
+                capture_output=True,
+                timeout=PATIENCE,
+                check=False,
+            )
+            if done.returncode == 0:
+                os.replace(made, target)
+                return
+    raise OSError(f"{compiler} does not compile {SOURCE.name}")
+
+
+def _mark(compiler: str) -> str:
+    """Of everything that the library depends on."""
+    told = os.stat(compiler)
+    by = compiler, told.st_size, told.st_mtime_ns
+    parts = SOURCE.read_text("utf-8"), FLAGS, NATIVE, by, platform.machine(), _cpu()
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def _cpu() -> str:
+    """What instructions the CPU has, as Linux says it; elsewhere which CPU it is."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    told = (line for line in lines if line.lower().startswith(("flags", "features", "model name")))
+    return "\n".join(sorted({line.split(":", 1)[-1].strip() for line in told}))
