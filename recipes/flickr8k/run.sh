@@ -13,6 +13,9 @@
 # Tune before tables, and models by themselves before '*-ndgl' and 'gpo-aoq', which learn from their runs: a
 # rate that changes later changes what is known, and it is trained again.
 #
+# The numbers of docs/results/flickr8k.md were made with MORE="train.precision=bf16", rates with train.epochs=3 besides, and
+# UNITER's and TAGS's without the first. What was made with other settings is not known, and is trained again.
+#
 # SHARDS=. WORK=flickr8k RESULTS=docs/results DATA=lite2-36 SEEDS=3 JOBS=1 SCALE=full LIMIT=400
 # (seconds until training stops, which leaves time to measure; 0: none), MORE="train.device=cuda …" overrides of every run.
 set -euo pipefail

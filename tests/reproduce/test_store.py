@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import statistics
+import threading
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from counterfoil.cli import app
+from counterfoil.config import build_config
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.progress import Silent
+from counterfoil.reproduce import planned as planned_runs
 from counterfoil.reproduce.choose import labels, only_rows
 from counterfoil.reproduce.claims import claim_rows, difference, verdict
 from counterfoil.reproduce.cost import note_sharing, read_cost
 from counterfoil.reproduce.fill import NOTHING, fill_page
 from counterfoil.reproduce.judge import Judge
+from counterfoil.reproduce.locks import one_at_a_time
 from counterfoil.reproduce.plan import Settings, make_plan
+from counterfoil.reproduce.planned import digest_of, recipe_of
 from counterfoil.reproduce.present import body, to_markdown
 from counterfoil.reproduce.results import Found, Measure, Reproduction, SeedResult, StatedClaim
 from counterfoil.reproduce.shown import shown_rows
@@ -167,6 +175,50 @@ def test_calls_at_the_same_time_lose_nothing_of_each_other(tmp_path) -> None:
     assert [path.name for path in store.iterdir()] == ["tiny@scenes.json"]
 
 
+@pytest.mark.parametrize("of", [digest_of, recipe_of])
+def test_what_mixed_precision_computed_otherwise_is_another_result(of, monkeypatch) -> None:
+    single, mixed = (build_config({"train": {"precision": p}}) for p in ("float32", "bf16"))
+    before = of(single), of(mixed)
+    monkeypatch.setattr(planned_runs, "MIXED", planned_runs.MIXED + 1)
+    assert of(single) == before[0]
+    assert of(mixed) != before[1]
+
+
+def test_only_one_at_a_time_writes_into_a_folder(tmp_path) -> None:
+    entered = threading.Event()
+
+    def write() -> None:
+        with one_at_a_time(tmp_path):
+            entered.set()
+
+    other = threading.Thread(target=write)
+    with one_at_a_time(tmp_path):
+        other.start()
+        assert not entered.wait(0.3)
+    assert entered.wait(30)
+    other.join()
+
+
+def test_a_folder_that_cannot_be_locked_is_written_to_all_the_same(tmp_path, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with one_at_a_time(tmp_path):
+        (tmp_path / "file").touch()
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"), [(["a"], ["train.epochs=3"]), (["a", "b"], ["train.epochs=3", "seed=1"])]
+)
+def test_a_file_says_only_what_is_true_of_all_its_rows(rows, said) -> None:
+    first = table(row("a", result(0, 1.0)), row("b", result(0, 1.0)))
+    first = first.model_copy(update={"overrides": ["train.epochs=3"]})
+    second = table(*(row(label, result(0, 2.0)) for label in rows))
+    second = second.model_copy(update={"overrides": ["train.epochs=3", "seed=1"]})
+    assert merged(first, second).overrides == said
+
+
 def test_failures_are_not_kept_but_for_what_is_missing(tmp_path) -> None:
     path = "/somewhere/here: damaged"
     rows = row("a", result(0, 1.0), errors=[path]), row("b", errors=[path])
@@ -186,6 +238,28 @@ def test_a_known_run_is_trained_where_another_needs_it(tmp_path) -> None:
     assert [job.name for job in plan.missing()] == ["hard", "after"]
     plan.settled |= {plan.runs["after"][0].digest}
     assert plan.missing() == []
+
+
+def test_a_dry_run_says_what_the_store_knows_and_what_is_not_needed(tmp_path) -> None:
+    runs = TINY["runs"] | {
+        "after": {"common": {"model": {"start": "{run:hard}"}, "objective": {"hardest": {}}}}
+    }
+    tree = tiny(runs=runs, rows=[{"label": ["after"], "run": "after"}])
+    file, store = tmp_path / "tiny.yaml", tmp_path / "store"
+    file.write_text(yaml.safe_dump(tree), encoding="utf-8")
+
+    def states() -> dict[str, str]:
+        args = [str(file), "--seeds", "1", "--dry-run", "--json", "--out", str(tmp_path)]
+        shown = CliRunner().invoke(app, ["reproduce", *args, "--store", str(store)])
+        assert shown.exit_code == 0, shown.output
+        return {job["run"]: job["state"] for job in json.loads(shown.stdout)}
+
+    assert states() == {"hard, seed 0": "new", "after, seed 0": "new"}
+    plan = planned(tree, tmp_path)
+    rows = [one.found for one in shown_rows(plan)]
+    found = table(*(one.with_each([result(0, 1.0, one.recipe)]) for one in rows))
+    write_stored(store, found, stored_name(plan))
+    assert states() == {"hard, seed 0": "not needed", "after, seed 0": "known"}
 
 
 def test_a_recipe_is_the_same_for_all_seeds_and_on_all_machines(tmp_path) -> None:
@@ -291,11 +365,11 @@ def test_claims_stand_beside_the_papers_difference() -> None:
     )
     claim = StatedClaim(text="a > b", better="a", worse="b")
     found = table(*rows, claims=[claim], published_on="f30k")
-    assert claim_rows(found)[1] == ("a > b", "+2.0 (one seed)", "+19.5", "yes")
+    assert claim_rows(found)[1] == ("a > b", "+2.0", "+19.5", "yes, with one seed")
     alone = table(rows[0], claims=[claim], published_on="f30k")
     assert claim_rows(alone) == []  # made of some rows, and kept for when the others are there
     assert "Claim" not in to_markdown(alone)
-    assert claim_rows(merged(alone, table(rows[1], claims=[claim])))[1][1] == "+2.0 (one seed)"
+    assert claim_rows(merged(alone, table(rows[1], claims=[claim])))[1][3] == "yes, with one seed"
 
 
 def test_a_page_is_filled_from_the_store_and_only_between_its_markers(out, cache, tmp_path) -> None:
@@ -328,8 +402,8 @@ def test_the_claims_of_several_tables_stand_together(tmp_path) -> None:
     assert fill_page(page, tmp_path) == ["mine.*@here"]
     lines = page.read_text().splitlines()
     assert lines[3:5] == [
-        "| mine.one | a > b | -2.5 (one seed) |  | no |",
-        "| mine.three | a > b | -2.5 (one seed) |  | no |",
+        "| mine.one | a > b | -2.5 |  | no, with one seed |",
+        "| mine.three | a > b | -2.5 |  | no, with one seed |",
     ]
     assert lines[5:] == ["<!-- /claims -->", "What it means."]
     page.write_text("<!-- claims: other.* -->\n<!-- /claims -->\n")

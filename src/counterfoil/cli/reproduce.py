@@ -172,22 +172,31 @@ def _fill(page: Path, store: Path | None) -> None:
 
 def _show_plan(plan: Plan, as_json: bool) -> None:
     jobs = plan.jobs()
+    states = _states(plan, jobs)
     if as_json:
-        print_json([_described(job) for job in jobs])
+        print_json([_described(job, states[job.digest]) for job in jobs])
         return
-    to_do = {job.digest for job in plan.missing()}
-
-    def state(job: Job) -> str:
-        if job.refused():
-            return "cannot run"
-        return job.state if job.state == "finished" or job.digest in to_do else "known"
-
-    rows = [[job.title, state(job), job.folder.name] for job in jobs]
+    rows = [
+        [job.title, "cannot run" if job.refused() else states[job.digest], job.folder.name]
+        for job in jobs
+    ]
     done = " and ".join(_share_finished(jobs, kind) for kind in _kinds(jobs))
     title = f"{plan.artefact.name}: {done} finished, in {plan.out}"
     print_table([["run", "state", "folder"], *rows], title=title)
     for reason in dict.fromkeys(filter(None, (job.refused() for job in jobs))):
         typer.echo(f"cannot run: {reason}")
+
+
+def _states(plan: Plan, jobs: Sequence[Job]) -> dict[str, str]:
+    """How far each is, as its folder says; else *known* to the store, or *not needed*."""
+    to_do = {job.digest for job in plan.missing()}
+
+    def state(job: Job) -> str:
+        if job.state == "finished" or job.digest in to_do:
+            return job.state
+        return "known" if job.digest in plan.settled else "not needed"
+
+    return {job.digest: state(job) for job in jobs}
 
 
 def _kinds(jobs: Sequence[Job]) -> list[str]:
@@ -200,10 +209,10 @@ def _share_finished(jobs: Sequence[Job], kind: str) -> str:
     return f"{states.count('finished')} of {len(states)} {kind}"
 
 
-def _described(job: Job) -> dict[str, Any]:
+def _described(job: Job, state: str) -> dict[str, Any]:
     from counterfoil.reproduce.planned import PlannedGuide
 
-    told = {"state": job.state, "folder": str(job.folder)}
+    told = {"state": state, "folder": str(job.folder)}
     if isinstance(job, PlannedGuide):
         return {"guide": job.title, **told, "runs": [str(run.folder) for run in job.teachers]}
     return {"run": job.title, **told, "refused": job.refused(), "config": job.config.model_dump()}

@@ -20,7 +20,10 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("host.c")
 
-FLAGS = ("-O3", "-std=c99", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = (
+    *("-O3", "-std=c99", "-fopenmp-simd"),
+    *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
+)
 NATIVE = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
 """For the CPU at hand: the first that a compiler takes."""
 

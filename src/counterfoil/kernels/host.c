@@ -10,6 +10,8 @@
 
 #define LANES 16
 
+typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
 /* e^x to single precision for |x| < 87. */
 static inline float power(float x) {
   const float large = 12582912.0f; /* added to a number, it leaves the nearest integer in the last bits */
@@ -64,29 +66,33 @@ static void add_region(const float *restrict sims, int64_t places, int64_t capti
 
 /* Eq. 10 of LANES words: their cosines with the regions above the boundary, weighted. */
 static void attend(const float *sims, const float *gram, const float *real, const float *norms,
-                   const int64_t *words, int64_t regions, int64_t all_words, float boundary, float shortest,
-                   float *restrict weights, float *restrict cosines) {
-  float matched[LANES] = {0}, squared[LANES] = {0};
+                   const int64_t *words, int64_t regions, int64_t all_words, float boundary,
+                   float shortest, float *restrict rooms, float *restrict cosines) {
+  lanes *weights = (lanes *)rooms;
+  lanes matched = {0}, squared = {0};
   for (int64_t k = 0; k < regions; k++) {
     const float *row = sims + k * all_words;
-    float *restrict own = weights + k * LANES;
-    if (real && real[k] == 0.0f) {
-      for (int64_t l = 0; l < LANES; l++) own[l] = 0.0f;
-      continue;
+    lanes s = {0}, own = {0}, context[4] = {{0}}; /* four, so that sums need not wait for one another */
+    if (!real || real[k] != 0.0f) {
+      float near[LANES], weight[LANES];
+      for (int64_t l = 0; l < LANES; l++) near[l] = row[words[l]];
+#pragma omp simd
+      for (int64_t l = 0; l < LANES; l++) {
+        float whole = power(near[l]);
+        weight[l] = near[l] > boundary ? whole : 0.0f;
+      }
+      memcpy(&s, near, sizeof s);
+      memcpy(&own, weight, sizeof own);
     }
-    float s[LANES], context[LANES] = {0};
-    for (int64_t l = 0; l < LANES; l++) s[l] = row[words[l]];
-    for (int64_t l = 0; l < LANES; l++) own[l] = s[l] > boundary ? power(s[l]) : 0.0f;
-    for (int64_t o = 0; o < k; o++) { /* each pair of regions once, so twice */
-      const float inner = 2.0f * gram[k * regions + o];
-      const float *restrict other = weights + o * LANES;
-      for (int64_t l = 0; l < LANES; l++) context[l] += inner * other[l];
-    }
-    const float inner = gram[k * regions + k];
-    for (int64_t l = 0; l < LANES; l++) {
-      squared[l] += own[l] * (context[l] + inner * own[l]);
-      matched[l] += own[l] * s[l];
-    }
+    weights[k] = own;
+    const float *inner = gram + k * regions;
+    int64_t o = 0;
+    for (; o + 4 <= k; o += 4)
+      for (int64_t c = 0; c < 4; c++) context[c] += inner[o + c] * weights[o + c];
+    for (; o < k; o++) context[0] += inner[o] * weights[o];
+    lanes others = context[0] + context[1] + context[2] + context[3];
+    squared += own * (2.0f * others + inner[k] * own); /* each pair of regions once, so twice */
+    matched += own * s;
   }
   for (int64_t l = 0; l < LANES; l++) {
     float length = sqrtf(squared[l] > 0.0f ? squared[l] : 0.0f) * norms[words[l]];

@@ -34,12 +34,15 @@ def verdict(ours: Measure | None) -> str:
 
     >>> verdict(Measure(mean=3.0, std=1.0, seeds=3)), verdict(Measure(mean=0.5, std=1.0, seeds=3))
     ('yes', 'within the spread')
+    >>> verdict(Measure(mean=3.0, std=None, seeds=1))
+    'yes, with one seed'
     """
     if ours is None:
         return ""
     if ours.std is not None and abs(ours.mean) <= ours.std:
         return "within the spread"
-    return "yes" if ours.mean > 0 else "no"
+    held = "yes" if ours.mean > 0 else "no"
+    return held if ours.seeds > 1 else f"{held}, with one seed"
 
 
 def _row(
@@ -58,8 +61,7 @@ def _row(
 
 def _signed(measure: Measure) -> str:
     spread = "" if measure.std is None else f" ± {measure.std:.1f}"
-    seeds = "" if measure.seeds > 1 else " (one seed)"
-    return f"{measure.mean:+.1f}{spread}{seeds}"
+    return f"{measure.mean:+.1f}{spread}"
 
 
 def _by_seed(row: Found) -> dict[int, float]:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -42,14 +42,18 @@ def alone(
 
 @contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Wait until no other process is writing into a folder; it leaves no file behind."""
+    """Wait until no other process is writing into a folder; it leaves no file behind.
+
+    Where folders cannot be locked, as on some network drives, nobody waits.
+    """
     if sys.platform == "win32":
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)

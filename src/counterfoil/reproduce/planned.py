@@ -96,21 +96,30 @@ class PlannedGuide:
 Job = Union[PlannedRun, PlannedGuide]  # noqa: UP007 - the classes above refer to it
 
 
+MIXED = 2
+"""What mixed precision computes: until 1 it rounded vectors of length one, and cosines. Results and
+runs of another number are not those of a plan."""
+
+
 def digest_of(config: RunConfig) -> str:
     """A short hash of everything that may change a result."""
-    tree = config.model_dump()
-    for section, key in MAY_CHANGE:
-        tree[section].pop(key, None)
-    return _digest(json.dumps(tree, sort_keys=True, ensure_ascii=False))
+    return _digest(json.dumps(_telling(config), sort_keys=True, ensure_ascii=False))
 
 
 def recipe_of(config: RunConfig) -> str:
     """A short hash of what may change a result, but for the seed and for where files lie."""
+    tree = _telling(config)
+    tree.pop("seed")
+    return _digest(json.dumps(_unplaced(tree), sort_keys=True, ensure_ascii=False))
+
+
+def _telling(config: RunConfig) -> dict[str, Any]:
     tree = config.model_dump()
     for section, key in MAY_CHANGE:
         tree[section].pop(key, None)
-    tree.pop("seed")
-    return _digest(json.dumps(_unplaced(tree), sort_keys=True, ensure_ascii=False))
+    if config.train.precision != "float32":
+        tree["train"]["mixed"] = MIXED
+    return tree
 
 
 def _unplaced(value: Any) -> Any:

@@ -92,7 +92,11 @@ def merged(
         labels.sort(key=places.__getitem__)
     rows = [every[label] for label in labels]
     seeds = max((len(row.each) for row in rows), default=0)
-    return found.model_copy(update={"rows": rows, "seeds": seeds or found.seeds})
+    said = found.overrides
+    if stored is not None and any(label not in now for label in labels):
+        said = [one for one in said if one in stored.overrides]  # what is true of every row
+    changed = {"rows": rows, "seeds": seeds or found.seeds, "overrides": said}
+    return found.model_copy(update=changed)
 
 
 def _with_known(row: Found, known: Mapping[int, SeedResult]) -> Found:
