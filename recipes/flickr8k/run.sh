@@ -7,14 +7,15 @@
 #   run.sh tune [ROW ...]                            learning rates on dev, three each, one seed
 #   run.sh tune-tags [ROW ...]                       the same for UNITER and TAGS
 #   run.sh tables NAME [ROW ...]                     train and measure a table, or some rows of it
+#   run.sh all                                       tables of all methods, several at a time, in the order of what is missed most
 #   run.sh prune                                     delete what finished runs only need to be resumed
 #   run.sh page                                      docs/results/flickr8k.md from RESULTS
 #
 # Tune before tables, and models by themselves before '*-ndgl' and 'gpo-aoq', which learn from their runs: a
 # rate that changes later changes what is known, and it is trained again.
 #
-# The numbers of docs/results/flickr8k.md were made with MORE="train.precision=bf16", rates with train.epochs=3 besides, and
-# UNITER's and TAGS's without the first. What was made with other settings is not known, and is trained again.
+# The numbers of docs/results/flickr8k.md were made with MORE="train.precision=bf16", rates with train.epochs=3
+# besides. What was made with other settings is not known, and is trained again.
 #
 # SHARDS=. WORK=flickr8k RESULTS=docs/results DATA=lite2-36 SEEDS=3 JOBS=1 SCALE=full LIMIT=400
 # (seconds until training stops, which leaves time to measure; 0: none), MORE="train.device=cuda …" overrides of every run.
@@ -86,6 +87,58 @@ prune() {
   done
 }
 
+# Tables as four lanes at the same time, each with its own jobs: a GPU with room for about 14 runs is kept busy. One
+# seed of everything comes before three of the rows that the papers' claims are about.
+everything() {
+  local lane end=$((SECONDS + LIMIT))
+  for lane in tags embeddings attention guided; do
+    (next() {  # a table with so many seeds, as long as there is time
+      local seeds=$1 name=$2
+      shift 2
+      [ "$LIMIT" = 0 ] || [ $((end - SECONDS)) -gt 20 ] || return 0
+      SEEDS=$seeds LIMIT=$((LIMIT == 0 ? 0 : end - SECONDS)) tables "$name" "$@" || echo "$name $*: failed" >&2
+    }
+    "$lane") > "$lane.log" 2>&1 &
+  done
+  wait
+}
+tags() {
+  JOBS=2
+  next 1 flickr8k.tags UNITER TAGS TAGS-DC
+  next 3 flickr8k.tags UNITER TAGS TAGS-DC
+  next 1 flickr8k.tags
+}
+embeddings() {
+  JOBS=4
+  next 1 flickr8k.baselines
+  next 3 flickr8k.ndgl 'GPO*'
+  next 1 flickr8k.mining
+  next 3 flickr8k.ndgl 'ESA*'
+  next 3 flickr8k.best
+}
+attention() {
+  JOBS=4
+  next 3 flickr8k.naaf scan-t2i naaf naaf-positive
+  next 1 flickr8k.naaf 'SCAN*' 'BFAN*' 'NAAF, *' 'NAAF (two models)'
+  next 1 flickr8k.words
+  next 3 flickr8k.baselines
+  next 1 flickr8k.naaf
+}
+guided() {
+  JOBS=4
+  next 3 flickr8k.selhn '*-hn' '*-selhn' 'rvse++'
+  next 3 flickr8k.ndgl 'CHAN*' 'HREM*'
+  next 1 flickr8k.selhn
+  next 1 flickr8k.ndgl
+}
+
+tables() {
+  local name=$1 tuning=flickr8k.tuning
+  shift
+  [ "$name" != flickr8k.tags ] || tuning=flickr8k.tuning-tags
+  reproduce "$name" "$tuning" "$@"
+}
+
 step=${1:?see the head of this file}
 shift
 case $step in
@@ -93,13 +146,8 @@ case $step in
   words) (cd "$OLDPWD" && python "$here/recipes/flickr8k/words.py" "$SHARDS" "$1" "$2" "$WORK") ;;
   tune) SEEDS=1 reproduce flickr8k.tuning flickr8k.tuning "$@" ;;
   tune-tags) SEEDS=1 reproduce flickr8k.tuning-tags flickr8k.tuning-tags "$@" ;;
-  tables)
-    name=$1
-    shift
-    tuning=flickr8k.tuning
-    [ "$name" != flickr8k.tags ] || tuning=flickr8k.tuning-tags
-    reproduce "$name" "$tuning" "$@"
-    ;;
+  tables) tables "$@" ;;
+  all) everything ;;
   prune) prune ;;
   page) counterfoil reproduce --fill "$here/docs/results/flickr8k.md" --store "$RESULTS" ;;
   *) echo "unknown step: $step" >&2; exit 2 ;;
