@@ -15,7 +15,9 @@ from counterfoil.encoders import Encoded
 from counterfoil.evaluation import score_engine
 from counterfoil.evaluation.score_engine import score_matrix
 from counterfoil.kernels import host_naaf as host
+from counterfoil.kernels import host_sides
 from counterfoil.kernels.digits import digits, multiplied_fast, multiply
+from counterfoil.kernels.host_sides import Kept
 from counterfoil.kernels.side_by_side import LANES, MOST_WORDS, groups, side_by_side
 from counterfoil.kernels.workers import in_parallel
 from counterfoil.matchers import matchers
@@ -52,7 +54,7 @@ either = pytest.mark.parametrize("large", [False, True], ids=["by PyTorch", "com
 
 def host_scores(matcher, images: Encoded, texts: Encoded, large: bool = False, kept=None):
     pair = (images.fragments, images.mask), (texts.fragments, texts.mask)
-    return host.host_naaf(*matcher.recipes(), *pair, kept=kept or host.Kept(large))
+    return host.host_naaf(*matcher.recipes(), *pair, kept=kept or Kept(large))
 
 
 @settings(max_examples=60, deadline=None)
@@ -167,7 +169,7 @@ def test_groups_at_the_same_time_score_as_one_after_the_other(monkeypatch, two_t
     matcher = matchers["naaf"](16, boundary=0.3).eval()
     images, texts = side([5] * 4, 16, 0), side([*range(2, 30)] * 3, 16, 1)
     alone = host_scores(matcher, images, texts)
-    monkeypatch.setattr(host, "PARALLEL", 0)
+    monkeypatch.setattr(host_sides, "PARALLEL", 0)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             for large in (False, True):
@@ -242,7 +244,7 @@ def test_many_pairs_are_scored_by_digits_and_few_are_not(monkeypatch) -> None:
 
 def test_what_is_kept_of_the_images_serves_other_texts() -> None:
     matcher = matchers["naaf"](16).eval()
-    images, kept = side([4, 2, 5], 16, 0), host.Kept(large=False)
+    images, kept = side([4, 2, 5], 16, 0), Kept(large=False)
     for seed in (1, 2):
         texts = side([3, 6], 16, seed)
         found = host_scores(matcher, images, texts, kept=kept)
@@ -252,7 +254,7 @@ def test_what_is_kept_of_the_images_serves_other_texts() -> None:
 def test_what_is_kept_of_the_images_does_not_serve_other_images() -> None:
     """Two threads that score by one matcher may see what the other keeps."""
     matcher, texts = matchers["naaf"](16).eval(), side([3, 6], 16, 9)
-    kept = host.Kept(large=False)
+    kept = Kept(large=False)
     for seed in (0, 1):
         images = side([4, 2, 5], 16, seed)
         found = host_scores(matcher, images, texts, kept=kept)

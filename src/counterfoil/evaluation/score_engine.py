@@ -28,7 +28,7 @@ from counterfoil.evaluation.score_plan import (
 )
 from counterfoil.evaluation.transfers import Arrival, to_host
 from counterfoil.kernels.fused_pairs import MANY
-from counterfoil.kernels.host_naaf import Kept
+from counterfoil.kernels.host_sides import Kept
 from counterfoil.matchers import Matcher
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.matchers.local import LocalMatcher
@@ -106,8 +106,8 @@ def _as_part(matcher: Matcher, large: bool, kept: Kept | None) -> Iterator[None]
     parts = [part for part in matcher.modules() if isinstance(part, LocalMatcher)]
     for part in parts:
         part.large_job = large
-    if isinstance(matcher, SimilarityMatcher):
-        matcher.kept = kept
+        if isinstance(part, SimilarityMatcher):
+            part.kept = kept
     try:
         yield
     finally:  # no trace: what a matcher holds is part of its mark

@@ -18,6 +18,9 @@ import threading
 from functools import cache
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 SOURCE = Path(__file__).with_name("host.c")
 
 FLAGS = (
@@ -26,6 +29,9 @@ FLAGS = (
 )
 NATIVE = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
 """For the CPU at hand: the first that a compiler takes."""
+
+LANES = 16
+"""Of `host.c`."""
 
 PATIENCE = 120.0
 """Seconds for a compiler that hangs."""
@@ -48,9 +54,13 @@ def _library() -> ctypes.CDLL | None:
         found = _loaded(compiler)
     except (OSError, subprocess.SubprocessError):
         return None
-    pointers, counts, numbers = 8 * (ctypes.c_void_p,), 4 * (ctypes.c_int64,), 5 * (ctypes.c_float,)
-    found.naaf_effects.argtypes = (*pointers, *counts, *numbers)
-    found.naaf_effects.restype = None
+    four, number = 4 * (ctypes.c_int64,), ctypes.c_float
+    found.naaf_effects.argtypes = (*8 * (ctypes.c_void_p,), *four, *5 * (number,))
+    asking = (*four, *4 * (number,), ctypes.c_int)
+    found.word_cosines.argtypes = (*7 * (ctypes.c_void_p,), *asking)
+    found.region_cosines.argtypes = (*8 * (ctypes.c_void_p,), *asking)
+    for function in (found.naaf_effects, found.word_cosines, found.region_cosines):
+        function.restype = None
     return found
 
 
@@ -119,3 +129,13 @@ def _cpu() -> str:
         return platform.processor()
     told = (line for line in lines if line.lower().startswith(("flags", "features", "model name")))
     return "\n".join(sorted({line.split(":", 1)[-1].strip() for line in told}))
+
+
+def pointers(*tensors: Tensor | None) -> list[int | None]:
+    """Where numbers lie, for a function of the library; these are float32 and contiguous."""
+    for one in tensors:
+        if one is not None and (one.dtype != torch.float32 or not one.is_contiguous()):
+            raise TypeError(
+                f"{one.dtype} of strides {one.stride()} for a function of {SOURCE.name}"
+            )
+    return [None if one is None else one.data_ptr() for one in tensors]

@@ -10,33 +10,28 @@ from __future__ import annotations
 
 import math
 from ctypes import CDLL
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from counterfoil.kernels.attention import EPS
-from counterfoil.kernels.compiled import library
+from counterfoil.kernels.compiled import LANES, library, pointers
 from counterfoil.kernels.fused import SHARPEST, Recipe
-from counterfoil.kernels.host_products import Products, products_of
-from counterfoil.kernels.side_by_side import Group, side_by_side
-from counterfoil.kernels.workers import in_parallel
+from counterfoil.kernels.host_sides import (
+    COMPILED_BLOCK,
+    HostRegions,
+    HostSides,
+    Kept,
+    for_host,
+)
+from counterfoil.kernels.side_by_side import Group
 
 TILE = 1 << 17
 """Similarities of a tile for each thread: a few temporaries of this size fit a core's cache."""
 
 BLOCK = 4608
 """Regions multiplied at once: enough for a matrix product to be fast."""
-
-COMPILED_BLOCK = 1152
-"""The same where similarities are then read once, best from a core's cache."""
-
-LANES = 16
-"""Words that `host.c` attends from at once."""
-
-PARALLEL = 1 << 20
-"""Similarities of a job from which on groups of captions are scored at the same time."""
 
 NOTHING = 40.0
 """Below the boundary a weight is e^−40 of what it would be at it: it vanishes in any sum with one
@@ -46,47 +41,6 @@ FEW = 1 / 4
 """Share of words with a region above the boundary, up to which these are picked out."""
 
 
-@dataclass(frozen=True)
-class HostRegions:
-    """Regions ready to be multiplied, their inner products [C, K, K], the longest's length, and
-    which are real [C, K, 1] as numbers; None: all of them. ``of`` are the fragments as given."""
-
-    of: Tensor
-    products: Products
-    gram: Tensor
-    longest: float
-    real: Tensor | None
-
-
-@dataclass
-class Kept:
-    """What one part of a large job leaves for the next part with the same images.
-
-    Where ``large``, there are enough similarities to gain by rounding them (`digits`) and by
-    compiled functions.
-    """
-
-    large: bool
-    regions: HostRegions | None = None
-
-    def regions_of(self, given: Tensor, mask: Tensor, dtype: torch.dtype) -> HostRegions:
-        """What is kept, if it is of these very fragments: another thread may score others."""
-        held = self.regions
-        if held is None or held.of is not given:
-            held = self.regions = describe(given, mask, dtype, self.large)
-        return held
-
-
-def describe(given: Tensor, mask: Tensor, dtype: torch.dtype, rounded: bool) -> HostRegions:
-    """Regions [C, K, D] with what is computed of them once for all texts."""
-    v = given.to(dtype)
-    real = None if bool(mask.all()) else mask[..., None].float()
-    v = v.contiguous() if real is None else v * real.to(v.dtype)
-    gram = torch.bmm(v, v.transpose(1, 2)).float()
-    longest = float(gram.diagonal(dim1=1, dim2=2).amax().sqrt())
-    return HostRegions(given, products_of(v, rounded), gram, longest, real)
-
-
 def host_naaf(
     recipe: Recipe,
     images: tuple[Tensor, Tensor],
@@ -94,45 +48,16 @@ def host_naaf(
     kept: Kept | None = None,
 ) -> Tensor | None:
     """Scores [I, T] of fragments and masks; None where this is not made for them."""
-    (v, real), (u, mask) = images, texts
-    if not _suits(recipe, v, u):
+    if recipe.method != "naaf" or recipe.asking != "words" or not 0 < recipe.scale <= SHARPEST:
         return None
-    wide = torch.promote_types(v.dtype, u.dtype)
-    dtype = torch.float32 if wide == torch.float16 else wide
+    if not for_host(images[0], texts[0]):
+        return None
     kept = kept or Kept(large=False)
-    regions = kept.regions_of(v, real, dtype)
-    groups = [*side_by_side(u.to(dtype), mask)]
-    if not recipe.scale * regions.longest * _longest(groups) <= SHARPEST:
+    sides = HostSides.of(images, texts, kept)
+    if not recipe.scale * sides.largest <= SHARPEST:
         return None
-    groups.sort(key=lambda group: -len(group.words))  # the last to finish is then a small one
-    cells = sum(len(group.words) for group in groups) * v.shape[0] * v.shape[1]
-
     compiled = library() if kept.large else None
-
-    def score(group: Group) -> Tensor:
-        return _GroupScores(recipe, regions, group, compiled).all()
-
-    scores = torch.zeros(len(v), len(u))
-    with torch.no_grad():
-        found = in_parallel(score, groups) if cells >= PARALLEL else map(score, groups)
-        for group, columns in zip(groups, found, strict=True):
-            scores.index_copy_(1, group.captions, columns)
-    return scores.to(wide)
-
-
-def _suits(recipe: Recipe, v: Tensor, u: Tensor) -> bool:
-    if v.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
-        return False
-    if torch.is_grad_enabled() and (v.requires_grad or u.requires_grad):
-        return False
-    if torch.float64 in (v.dtype, u.dtype) or not v.numel() or not u.numel():
-        return False
-    return recipe.method == "naaf" and recipe.asking == "words" and 0 < recipe.scale <= SHARPEST
-
-
-def _longest(groups: list[Group]) -> float:
-    """Length of the longest word; NaN where any is."""
-    return float(torch.stack([group.norms.amax() for group in groups]).amax()) if groups else 0.0
+    return sides.scores(lambda group: _GroupScores(recipe, sides.regions, group, compiled).all())
 
 
 class _GroupScores:
@@ -175,7 +100,7 @@ class _GroupScores:
         return by_word.mul_(self.group.share).sum(1)
 
     def _compiled_rooms(self) -> tuple[int]:
-        return (2 * len(self.norms) + len(self.group.captions) + LANES * self.per_image,)
+        return (2 * len(self.norms) + len(self.group.captions) + 2 * LANES * self.per_image,)
 
     def _by_library(self, library: CDLL, sims: Tensor, factors: Tensor | None, some: slice) -> None:
         """`_block` by `host.c`; similarities are overwritten."""
@@ -184,7 +109,7 @@ class _GroupScores:
         given = sims, factors, self.regions.gram[some], shown, self.norms
         written = self.best[some], self.effects[some], self.rooms
         library.naaf_effects(
-            *(None if x is None else x.data_ptr() for x in (*given, *written)),
+            *pointers(*given, *written),
             *(len(sims), self.per_image, *self.group.real.shape),
             *(0.1 if self.recipe.raised == "leaky" else 0.0, scale, EPS * scale),
             *(self.boundary, self.shortest),

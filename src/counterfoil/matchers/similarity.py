@@ -14,7 +14,8 @@ from counterfoil.kernels.attention import gram
 from counterfoil.kernels.blocks import Score, Sides, Tile
 from counterfoil.kernels.fused import Recipe, usable
 from counterfoil.kernels.fused_pairs import fused_pairs
-from counterfoil.kernels.host_naaf import Kept
+from counterfoil.kernels.host_attention import host_attention
+from counterfoil.kernels.host_sides import Kept
 from counterfoil.kernels.similarity_tiles import score_sides
 from counterfoil.matchers.local import LocalMatcher, fragments
 
@@ -52,6 +53,9 @@ class SimilarityMatcher(LocalMatcher):
         fused = fused_pairs(self.recipes(), *pair, large=self.large_job)
         if fused is not None:
             return fused
+        on_host = host_attention(self.recipes(), *pair, kept=self.kept)
+        if on_host is not None:
+            return on_host
         if self.halved(images.mask.device):
             images, texts = _no_halves(images), _no_halves(texts)
         return self.eager(images, texts)
