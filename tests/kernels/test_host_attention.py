@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from counterfoil.encoders import Encoded
 from counterfoil.evaluation import score_engine
 from counterfoil.evaluation.score_engine import score_matrix
 from counterfoil.kernels import host_attention as host
+from counterfoil.kernels import host_sides
 from counterfoil.kernels.compiled import library
+from counterfoil.kernels.host_products import PlainProducts
 from counterfoil.kernels.host_sides import Kept
 from counterfoil.matchers import matchers
-from tests.kernels.test_host_naaf import doubled, side
+from tests.kernels.test_host_naaf import doubled, host_scores, side
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no C compiler")
 
@@ -125,3 +128,28 @@ def test_what_it_is_not_made_for_is_left_to_others() -> None:
     assert compiled_scores(sharp, images, texts) is None
     pair = (images.fragments, images.mask), (texts.fragments, texts.mask)
     assert host.host_attention(matcher.recipes(), *pair, kept=None) is None
+
+
+class Factored(PlainProducts):
+    """Products that are yet to be multiplied by something, as those of digits are."""
+
+    def times(self, words, scale):
+        block = super().times(words, scale)
+
+        def unfinished(images, out):
+            block(images, out)
+            factors = 1.0 + torch.arange(out.shape[0] * out.shape[1]).view(out.shape[:2]) % 7
+            out /= factors[..., None]
+            return factors
+
+        return unfinished
+
+
+@pytest.mark.parametrize("name", ["scan-t2i", "scan-i2t", "bfan", "naaf"])
+def test_factors_of_products_are_multiplied_in_once(monkeypatch, name) -> None:
+    matcher = matchers[name](16).eval()
+    images, texts = side([5, 3, 4] * 3, 16, 0), side([3, 9, 4] * 8, 16, 1)
+    score = compiled_scores if name != "naaf" else partial(host_scores, large=True)
+    whole = score(matcher, images, texts)
+    monkeypatch.setattr(host_sides, "products_of", lambda v, rounded: Factored(v))
+    assert torch.allclose(score(matcher, images, texts), whole, atol=1e-5)
