@@ -19,11 +19,9 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C comp
 @pytest.fixture
 def kept(tmp_path, monkeypatch) -> Iterator[Path]:
     """Where libraries go; what was loaded before is forgotten."""
-    monkeypatch.setenv("COUNTERFOIL_CACHE", str(tmp_path))
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.delenv("COUNTERFOIL_COMPILE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     compiled._library.cache_clear()
-    yield tmp_path / "compiled"
+    yield tmp_path / ".cache" / "counterfoil" / "compiled"
     compiled._library.cache_clear()
 
 
@@ -60,18 +58,18 @@ def test_another_source_or_cpu_is_another_library(kept, monkeypatch, tmp_path) -
 @needs_compiler
 def test_flags_that_a_compiler_does_not_know_are_left_out(kept, monkeypatch, tmp_path) -> None:
     picky = called(tmp_path, f'case "$*" in *native*) exit 1 ;; *) exec {COMPILER} "$@" ;; esac')
-    monkeypatch.setenv("CC", picky)
+    monkeypatch.setattr(compiled, "COMPILERS", (picky,))
     assert compiled.library() is not None
 
 
 @pytest.mark.parametrize("script", ["exit 1", "echo not a library > /dev/null"])
 def test_a_compiler_that_makes_nothing_is_no_error(kept, monkeypatch, tmp_path, script) -> None:
-    monkeypatch.setenv("CC", called(tmp_path, script))
+    monkeypatch.setattr(compiled, "COMPILERS", (called(tmp_path, script),))
     assert compiled.library() is None
 
 
-def test_it_can_be_turned_off(kept, monkeypatch) -> None:
-    monkeypatch.setenv("COUNTERFOIL_COMPILE", "0")
+def test_without_a_compiler_there_is_none(kept, monkeypatch) -> None:
+    monkeypatch.setattr(compiled, "COMPILERS", ("no-such-compiler",))
     assert compiled.library() is None
     assert not kept.exists()
 
@@ -79,7 +77,7 @@ def test_it_can_be_turned_off(kept, monkeypatch) -> None:
 @needs_compiler
 def test_a_spoilt_library_is_not_trusted_forever(kept) -> None:
     assert COMPILER is not None
-    kept.mkdir(mode=0o700)
+    kept.mkdir(mode=0o700, parents=True)
     (kept / f"host-{compiled._mark(COMPILER)}.so").write_bytes(b"not a library")
     assert compiled.library() is not None
 
@@ -87,7 +85,7 @@ def test_a_spoilt_library_is_not_trusted_forever(kept) -> None:
 @needs_compiler
 @pytest.mark.skipif(os.name != "posix", reason="modes of files are POSIX")
 def test_a_folder_that_others_may_write_to_is_not_loaded_from(kept) -> None:
-    kept.mkdir(mode=0o777)
+    kept.mkdir(mode=0o777, parents=True)
     kept.chmod(0o777)
     assert compiled.library() is not None
     assert not list(kept.iterdir())
@@ -97,5 +95,5 @@ def test_a_folder_that_others_may_write_to_is_not_loaded_from(kept) -> None:
 def test_without_a_place_to_keep_it_this_process_has_it(tmp_path, kept, monkeypatch) -> None:
     file = tmp_path / "file"
     file.touch()
-    monkeypatch.setenv("COUNTERFOIL_CACHE", str(file))
+    monkeypatch.setenv("HOME", str(file))
     assert compiled.library() is not None

@@ -1,8 +1,8 @@
 """`host.c`, compiled for this machine's CPU by the compiler that it has, once.
 
-The library is kept in ``~/.cache/counterfoil/compiled``, or in ``COUNTERFOIL_CACHE``, under a name
-that says of which source, compiler and CPU it is. Without a compiler, or with
-``COUNTERFOIL_COMPILE=0``, there is none, and PyTorch does the same with more passes over memory.
+The library is kept in ``~/.cache/counterfoil/compiled`` under a name that says of which source,
+compiler and CPU it is. Without a compiler there is none, and PyTorch does the same with more passes
+over memory.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+COMPILERS = ("cc", "gcc", "clang")
 SOURCE = Path(__file__).with_name("host.c")
 
 FLAGS = (
@@ -65,10 +66,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _compiler() -> str | None:
-    if os.environ.get("COUNTERFOIL_COMPILE", "1") == "0" or os.name != "posix":
-        return None
-    names = (os.environ.get("CC", ""), "cc", "gcc", "clang")
-    return next(filter(None, map(shutil.which, filter(None, names))), None)
+    return next(filter(None, map(shutil.which, COMPILERS)), None) if os.name == "posix" else None
 
 
 def _loaded(compiler: str) -> ctypes.CDLL:
@@ -78,7 +76,7 @@ def _loaded(compiler: str) -> ctypes.CDLL:
         if not kept.exists():
             _compile(compiler, kept)
         return ctypes.CDLL(str(kept))
-    except OSError:  # nowhere to keep it: for this process alone
+    except (OSError, RuntimeError):  # nowhere to keep it: for this process alone
         with tempfile.TemporaryDirectory(prefix="counterfoil-") as folder:
             _compile(compiler, Path(folder) / name)
             return ctypes.CDLL(str(Path(folder) / name))
@@ -86,8 +84,7 @@ def _loaded(compiler: str) -> ctypes.CDLL:
 
 def _folder() -> Path:
     """Where libraries are kept: loaded code must be nobody else's to write."""
-    home = os.environ.get("COUNTERFOIL_CACHE") or Path.home() / ".cache" / "counterfoil"
-    folder = Path(home) / "compiled"
+    folder = Path.home() / ".cache" / "counterfoil" / "compiled"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     told = folder.stat()
     if told.st_uid != os.getuid() or told.st_mode & 0o022 or not os.access(folder, os.W_OK):
