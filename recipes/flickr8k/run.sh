@@ -14,8 +14,8 @@
 # Tune before tables, and models by themselves before '*-ndgl' and 'gpo-aoq', which learn from their runs: a
 # rate that changes later changes what is known, and it is trained again.
 #
-# The numbers of docs/results/flickr8k.md were made with MORE="train.precision=bf16", rates with train.epochs=3
-# besides. What was made with other settings is not known, and is trained again.
+# The numbers of docs/results/flickr8k.md were made with MORE="train.precision=bf16", rates with fewer epochs (the page
+# says how many). What was made with other settings, or by code that computed otherwise, is not known, and is trained again.
 #
 # SHARDS=. WORK=flickr8k RESULTS=docs/results DATA=lite2-36 SEEDS=3 JOBS=1 SCALE=full LIMIT=400
 # (seconds until training stops, which leaves time to measure; 0: none), MORE="train.device=cuda …" overrides of every run.
@@ -30,10 +30,15 @@ JUDGEMENTS="ExpertAnnotations.txt CrowdFlowerAnnotations.txt"
 mkdir -p "$WORK" "$RESULTS"
 cd "$WORK"  # runs name word vectors and language model by where they lie in it
 
-# Exit code 130: stopped in time, goes on with the next call.
+# Exit code 130: stopped in time, goes on with the next call. Ctrl-C and TERM reach the command, which saves and ends.
 limited() {
-  local code=0
-  timeout --signal=INT --kill-after=600 "$LIMIT" "$@" || code=$?
+  local code=0 told=0 command
+  timeout --signal=INT --kill-after=600 "$LIMIT" "$@" &
+  command=$!
+  trap 'told=1; kill -INT "$command" 2> /dev/null || true' INT TERM
+  while wait "$command" && code=0 || code=$?; kill -0 "$command" 2> /dev/null; do :; done
+  trap - INT TERM
+  [ $told = 0 ] || exit 130
   case $code in 124|130) echo "stopped after $LIMIT s; the same call goes on" ;; *) return "$code" ;; esac
 }
 
@@ -87,20 +92,38 @@ prune() {
   done
 }
 
-# Tables as four lanes at the same time, each with its own jobs: a GPU with room for about 14 runs is kept busy. One
-# seed of everything comes before three of the rows that the papers' claims are about.
+# Tables as four lanes at the same time, each with its own jobs: a GPU with room for about 14 runs is kept busy. What
+# the papers' claims are about comes first, with three seeds.
 everything() {
-  local lane end=$((SECONDS + LIMIT))
+  local lane code=0 end=$((SECONDS + LIMIT))
+  local -a lanes=()
   for lane in tags embeddings attention guided; do
-    (next() {  # a table with so many seeds, as long as there is time
-      local seeds=$1 name=$2
-      shift 2
-      [ "$LIMIT" = 0 ] || [ $((end - SECONDS)) -gt 20 ] || return 0
-      SEEDS=$seeds LIMIT=$((LIMIT == 0 ? 0 : end - SECONDS)) tables "$name" "$@" || echo "$name $*: failed" >&2
-    }
-    "$lane") > "$lane.log" 2>&1 &
+    lane "$lane" > "$lane.log" 2>&1 &
+    lanes+=($!)
   done
-  wait
+  trap 'kill "${lanes[@]}" 2> /dev/null || true; wait; exit 130' INT TERM
+  for lane in "${lanes[@]}"; do wait "$lane" || code=1; done
+  trap - INT TERM
+  [ $code = 0 ] || grep -H "failed$" ./*.log >&2 || true
+  return $code
+}
+# One lane. Told to end, it tells the table that it is at, which then saves.
+lane() {
+  local failed=0 table=
+  trap '[ -z "$table" ] || kill "$table" 2> /dev/null || true; wait; exit 130' TERM
+  "$1"
+  exit $failed
+}
+next() {  # a table with so many seeds, as long as there is time
+  local seeds=$1 name=$2 left=0
+  shift 2
+  if [ "$LIMIT" != 0 ]; then
+    left=$((end - SECONDS))
+    [ $left -gt 20 ] || return 0
+  fi
+  SEEDS=$seeds LIMIT=$left tables "$name" "$@" &
+  table=$!
+  wait "$table" || { echo "$name $*: failed" >&2; failed=1; }
 }
 tags() {
   JOBS=2

@@ -115,6 +115,26 @@ def test_halves_are_summed_in_single_precision(name, dtype) -> None:
     assert torch.allclose(found.double(), expected, atol=4e-2 if dtype == torch.bfloat16 else 4e-3)
 
 
+@pytest.mark.parametrize("name", ["scan-t2i", "scan-i2t", "bfan"])
+def test_sums_of_weights_that_would_not_fit_are_left_to_others(name) -> None:
+    matcher = matchers[name](8, lambda_softmax=40.0).eval()
+    images, texts = side([100], 8, 0), side([1, 100], 8, 1)
+    images.fragments[:] = texts.fragments[1, 0]  # type: ignore[index]
+    assert compiled_scores(matcher, images, texts) is None
+    milder = matchers[name](8, lambda_softmax=20.0).eval()
+    found = compiled_scores(milder, images, texts)
+    expected = milder.eager(doubled(images), doubled(texts))
+    assert torch.allclose(found.double(), expected, atol=2e-5)
+
+
+def test_masks_may_lie_in_any_order() -> None:
+    matcher, texts = matchers["scan-t2i"](8).eval(), side([4, 2], 8, 1)
+    images = side([3, 2, 1], 8, 0)
+    turned = replace(images, mask=images.mask.T.contiguous().T)
+    found = compiled_scores(matcher, turned, texts)
+    assert torch.equal(found, compiled_scores(matcher, images, texts))
+
+
 def test_what_it_is_not_made_for_is_left_to_others() -> None:
     images, texts = side([3, 2], 8, 0), side([4], 8, 1)
     matcher = matchers["scan-t2i"](8).eval()

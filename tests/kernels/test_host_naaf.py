@@ -127,6 +127,27 @@ def test_the_one_region_is_attended_to_however_unlike_it_is(cosine, scale, large
     assert torch.allclose(host_scores(matcher, images, texts, large), torch.tensor(2 * cosine))
 
 
+@either
+def test_fragments_need_not_be_of_length_one(large) -> None:
+    matcher = matchers["naaf"](2, boundary=-4.5, lambda_softmax=9.0).eval()
+    regions, words = torch.tensor([[[2.0, 0.0], [1.9, 0.5]]]), torch.tensor([[[-2.0, 0.1]]])
+    images, texts = (
+        Encoded(x, torch.ones(x.shape[:2], dtype=torch.bool)) for x in (regions, words)
+    )
+    found = host_scores(matcher, images, texts, large)
+    expected = matcher.scores(doubled(images), doubled(texts))
+    assert torch.allclose(found.double(), expected, atol=1e-5)
+
+
+@either
+def test_sums_of_weights_that_would_not_fit_are_left_to_others(large) -> None:
+    matcher = matchers["naaf"](2, boundary=-2.0, lambda_softmax=40.0).eval()
+    alike = torch.tensor([1.0, 0.0]).expand(1, 90, 2)
+    images = Encoded(alike, torch.ones(1, 90, dtype=torch.bool))
+    texts = Encoded(alike[:, :1], torch.ones(1, 1, dtype=torch.bool))
+    assert host_scores(matcher, images, texts, large) is None
+
+
 def test_short_fragments_at_a_sharp_scale_are_left_to_others() -> None:
     matcher = matchers["naaf"](8, lambda_softmax=150.0).eval()
     images, texts = side([4, 4], 8, 0), side([3, 5], 8, 1)

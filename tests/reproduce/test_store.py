@@ -184,6 +184,16 @@ def test_what_mixed_precision_computed_otherwise_is_another_result(of, monkeypat
     assert of(mixed) != before[1]
 
 
+def test_a_call_that_found_nothing_takes_nothing_away() -> None:
+    before = table(row("a", result(0, 1.0)), row("b", result(0, 2.0)))
+    stopped = table(
+        row("a", recipe="new", missing=1), row("b", result(0, 3.0, "new"), recipe="new")
+    )
+    rows = merged(before, stopped).rows
+    assert [one.numbers["rsum"].mean for one in rows] == [1.0, 3.0]
+    assert [one.recipe for one in rows] == ["r", "new"]
+
+
 def test_only_one_at_a_time_writes_into_a_folder(tmp_path) -> None:
     entered = threading.Event()
 

@@ -128,8 +128,11 @@ void naaf_effects(float *sims, const float *factors, const float *gram, const fl
     float *here = sims + i * regions * all_words;
     const float *shown = real ? real + i * regions : 0;
     float *top = best + i * all_words, *effect = effects + i * all_words;
+    float lowest = -INFINITY; /* but of an image with padding no lower than that */
+    for (int64_t k = 0; shown && k < regions; k++)
+      if (shown[k] == 0.0f) lowest = -2.0f * scale;
     for (int64_t m = 0; m < all_words; m++) {
-      top[m] = -2.0f * scale;
+      top[m] = lowest;
       total[m] = matched[m] = 0.0f;
     }
     for (int64_t k = 0; k < regions; k++) {
@@ -299,7 +302,7 @@ static void sentence(const float *sims, const float *kin, const float *said, con
 
 /* The same, regions asking: `cosines` [images, regions, captions] with the words they attend to. `kin` [places,
    places, captions] are inner products of a caption's words, `said` [places, captions] is 0 where a word is
-   padding, `norms` [images, regions] are of regions. `rooms` has 3 · LANES · places + places · captions. */
+   padding, `norms` [images, regions] are of regions. `rooms` has (2 · LANES + captions) · places. */
 void region_cosines(float *sims, const float *factors, const float *kin, const float *real,
                     const float *said, const float *norms, float *cosines, float *rooms, int64_t images,
                     int64_t regions, int64_t places, int64_t captions, float slope, float scale,

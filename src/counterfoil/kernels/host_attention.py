@@ -41,7 +41,7 @@ def host_attention(
     if compiled is None:
         return None
     sides = HostSides.of(images, texts, kept)
-    if not sides.largest <= LARGEST:
+    if not (sides.largest <= LARGEST and all(sides.fits(recipe.scale) for recipe in recipes)):
         return None
     return sides.scores(lambda group: _GroupScores(recipes, sides.regions, group, compiled).all())
 

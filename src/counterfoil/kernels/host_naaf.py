@@ -54,7 +54,8 @@ def host_naaf(
         return None
     kept = kept or Kept(large=False)
     sides = HostSides.of(images, texts, kept)
-    if not recipe.scale * sides.largest <= SHARPEST:
+    sharpest = recipe.scale * sides.largest
+    if not (sharpest <= SHARPEST and sides.fits(sharpest)):
         return None
     compiled = library() if kept.large else None
     return sides.scores(lambda group: _GroupScores(recipe, sides.regions, group, compiled).all())
@@ -105,7 +106,7 @@ class _GroupScores:
     def _by_library(self, library: CDLL, sims: Tensor, factors: Tensor | None, some: slice) -> None:
         """`_block` by `host.c`; similarities are overwritten."""
         scale, real = self.recipe.scale, self.regions.real
-        shown = None if real is None else real[some].contiguous()
+        shown = None if real is None else real[some]
         given = sims, factors, self.regions.gram[some], shown, self.norms
         written = self.best[some], self.effects[some], self.rooms
         library.naaf_effects(

@@ -3,8 +3,10 @@ captions in groups, which are scored at the same time."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,6 +18,9 @@ from counterfoil.kernels.workers import in_parallel
 COMPILED_BLOCK = 1152
 """Regions multiplied at once where a compiled function then reads each similarity from a core's
 cache, as far as it holds them."""
+
+ROOM = 88.0
+"""Below log of what single precision holds."""
 
 PARALLEL = 1 << 20
 """Similarities of a job from which on groups of captions are scored at the same time."""
@@ -55,7 +60,7 @@ class Kept:
 def describe(given: Tensor, mask: Tensor, dtype: torch.dtype, rounded: bool) -> HostRegions:
     """Regions [C, K, D] with what is computed of them once for all texts."""
     v = given.to(dtype)
-    real = None if bool(mask.all()) else mask[..., None].float()
+    real = None if bool(mask.all()) else mask[..., None].float().contiguous()
     v = v.contiguous() if real is None else v * real.to(v.dtype)
     gram = torch.bmm(v, v.transpose(1, 2)).float()
     longest = float(gram.diagonal(dim1=1, dim2=2).amax().sqrt())
@@ -94,13 +99,23 @@ class HostSides:
         groups.sort(key=lambda group: -len(group.words))  # the last to finish is then a small one
         return cls(regions, groups, (len(v), len(u)), wide)
 
+    @cached_property
+    def longest_word(self) -> float:
+        """Its length; NaN where one is not a number."""
+        if not self.groups:
+            return 0.0
+        return float(torch.stack([group.norms.amax() for group in self.groups]).amax())
+
     @property
     def largest(self) -> float:
         """What no similarity is larger than; NaN where a fragment is not a number."""
-        if not self.groups:
-            return 0.0
-        longest = float(torch.stack([group.norms.amax() for group in self.groups]).amax())
-        return longest * self.regions.longest
+        return self.longest_word * self.regions.longest
+
+    def fits(self, sharpest: float) -> bool:
+        """Whether sums of weights of up to e^sharpest, squared, fit single precision."""
+        most = max(self.regions.gram.shape[1], *(len(group.real) for group in self.groups), 1)
+        longest = max(self.regions.longest, self.longest_word, 1.0)
+        return 2 * (sharpest + math.log(most * longest)) < ROOM  # False of what is not a number
 
     def scores(self, of_group: Callable[[Group], Tensor]) -> Tensor:
         """All scores [I, T], from those of all images with a group [I, captions]."""

@@ -80,11 +80,14 @@ def merged(
 ) -> Reproduction:
     """What was found now and what was known, row by row and seed by seed, the new before the old.
 
+    A row of which nothing was found, in a call that was stopped say, leaves the old one as it is.
     ``order`` are the labels of all rows, for where only some of them were asked for.
     """
     known = known or {}
     before = {tuple(row.label): row for row in stored.rows} if stored is not None else {}
-    now = {tuple(row.label): _with_known(row, known.get(row.recipe, {})) for row in found.rows}
+    rows_now = [_with_known(row, known.get(row.recipe, {})) for row in found.rows]
+    labelled = {tuple(row.label): row for row in rows_now}
+    now = {label: row for label, row in labelled.items() if row.each or label not in before}
     every = {**before, **now}
     places = {tuple(label): place for place, label in enumerate(order)}
     labels = [label for label in every if not order or label in places]
