@@ -89,8 +89,11 @@ def naive_mr(anchors, o: NegativesDistribution) -> float:
             p, q = softmax([sign * x for x in own]), softmax([sign * x for x in guide])
             total += kl(p, q, o.direction)
         else:
-            wins = [[1 / (1 + math.exp(-m)) for m in side] for side in (own, guide)]
-            each = [kl([a, 1 - a], [b, 1 - b], o.direction) for a, b in zip(*wins, strict=True)]
+            # 1 / (1 + e^m) and not 1 − 1 / (1 + e^−m), of which little is left where m is large
+            odds = [
+                [[1 / (1 + math.exp(-n)) for n in (m, -m)] for m in side] for side in (own, guide)
+            ]
+            each = [kl(a, b, o.direction) for a, b in zip(*odds, strict=True)]
             total += sum(each) / len(each)
     return total / len(anchors)
 
