@@ -13,10 +13,10 @@ demo: $(VENV)/.demo      ## train on the embedded scenes, print the table, write
 	$(BIN)/counterfoil demo
 
 test: $(VENV)/.dev lint typecheck      ## lint, types and the fast tests
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
 
 test-all: $(VENV)/.dev lint typecheck  ## everything, slow tests included
-	$(BIN)/python -m pytest -n 2 -m "not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not gpu"
 
 lint: $(VENV)/.dev       ## ruff, check only
 	$(BIN)/ruff check .
