@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import statistics
-import threading
 from pathlib import Path
 
 import pytest
@@ -25,7 +22,6 @@ from counterfoil.reproduce.claims import claim_rows, difference, verdict
 from counterfoil.reproduce.cost import note_sharing, read_cost
 from counterfoil.reproduce.fill import NOTHING, fill_page
 from counterfoil.reproduce.judge import Judge
-from counterfoil.reproduce.locks import one_at_a_time
 from counterfoil.reproduce.plan import Settings, make_plan
 from counterfoil.reproduce.planned import digest_of, recipe_of
 from counterfoil.reproduce.present import body, to_markdown
@@ -192,30 +188,6 @@ def test_a_call_that_found_nothing_takes_nothing_away() -> None:
     rows = merged(before, stopped).rows
     assert [one.numbers["rsum"].mean for one in rows] == [1.0, 3.0]
     assert [one.recipe for one in rows] == ["r", "new"]
-
-
-def test_only_one_at_a_time_writes_into_a_folder(tmp_path) -> None:
-    entered = threading.Event()
-
-    def write() -> None:
-        with one_at_a_time(tmp_path):
-            entered.set()
-
-    other = threading.Thread(target=write)
-    with one_at_a_time(tmp_path):
-        other.start()
-        assert not entered.wait(0.3)
-    assert entered.wait(30)
-    other.join()
-
-
-def test_a_folder_that_cannot_be_locked_is_written_to_all_the_same(tmp_path, monkeypatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EBADF, "Bad file descriptor")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with one_at_a_time(tmp_path):
-        (tmp_path / "file").touch()
 
 
 @pytest.mark.parametrize(

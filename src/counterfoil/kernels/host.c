@@ -34,8 +34,10 @@ static inline float power(float x) {
   return p * two_to_whole;
 }
 
-/* Eq. 11 of one region, and the best similarity of each word so far. `slope` of similarities below zero
-   is 0 or 0.1. */
+/* Similarities below zero count by `slope`: 0, 0.1 or 1. */
+static inline float raised(float s, float slope) { return s > 0.0f ? s : slope * s; }
+
+/* Eq. 11 of one region, and the best similarity of each word so far. */
 static void add_region(const float *restrict sims, int64_t places, int64_t captions, float slope, float scale,
                        float least, float *restrict lengths, float *restrict best,
                        float *restrict total, float *restrict matched) {
@@ -45,9 +47,9 @@ static void add_region(const float *restrict sims, int64_t places, int64_t capti
     float *restrict top = best + j * captions;
 #pragma omp simd
     for (int64_t q = 0; q < captions; q++) {
-      float s = row[q], raised = s > 0.0f ? s : slope * s;
+      float s = row[q], r = raised(s, slope);
       top[q] = s > top[q] ? s : top[q];
-      lengths[q] += raised * raised;
+      lengths[q] += r * r;
     }
   }
 #pragma omp simd
@@ -57,8 +59,8 @@ static void add_region(const float *restrict sims, int64_t places, int64_t capti
     float *restrict sum = total + j * captions, *restrict weighted = matched + j * captions;
 #pragma omp simd
     for (int64_t q = 0; q < captions; q++) {
-      float s = row[q], raised = s > 0.0f ? s : slope * s;
-      float weight = power(raised * lengths[q]);
+      float s = row[q], r = raised(s, slope);
+      float weight = power(r * lengths[q]);
       sum[q] += weight;
       weighted[q] += weight * s;
     }
@@ -223,8 +225,8 @@ void word_cosines(float *sims, const float *factors, const float *gram, const fl
         const float *restrict row = rows + j * captions;
 #pragma omp simd
         for (int64_t q = 0; q < captions; q++) {
-          float raised = row[q] > 0.0f ? row[q] : slope * row[q];
-          lengths[q] += raised * raised;
+          float r = raised(row[q], slope);
+          lengths[q] += r * r;
         }
       }
 #pragma omp simd
@@ -234,8 +236,7 @@ void word_cosines(float *sims, const float *factors, const float *gram, const fl
         float *restrict weight = out + j * captions;
 #pragma omp simd
         for (int64_t q = 0; q < captions; q++) {
-          float raised = row[q] > 0.0f ? row[q] : slope * row[q];
-          weight[q] = power(raised * lengths[q]);
+          weight[q] = power(raised(row[q], slope) * lengths[q]);
         }
       }
     }
@@ -265,8 +266,7 @@ static void sentence(const float *sims, const float *kin, const float *said, con
     lanes s = some(sims + j * captions, count), factor = some(factors + j * captions, count);
 #pragma omp simd
     for (int64_t l = 0; l < LANES; l++) {
-      float raised = s[l] > 0.0f ? s[l] : slope * s[l];
-      weight[l] = power(raised * factor[l]);
+      weight[l] = power(raised(s[l], slope) * factor[l]);
     }
     near[j] = s;
     lanes there = some(said + j * captions, count);
@@ -319,8 +319,8 @@ void region_cosines(float *sims, const float *factors, const float *kin, const f
       if (shown && shown[k] == 0.0f) continue;
 #pragma omp simd
       for (int64_t m = 0; m < all_words; m++) {
-        float raised = row[m] > 0.0f ? row[m] : slope * row[m];
-        lengths[m] += raised * raised;
+        float r = raised(row[m], slope);
+        lengths[m] += r * r;
       }
     }
 #pragma omp simd
