@@ -69,11 +69,14 @@ features() {
 reproduce() {
   local name=$1 tuning=$2
   shift 2
+  local rates
   local -a rows=() chosen=() more=()
   for row in "$@"; do rows+=(--rows "$row"); done
   local scale=""
   [ "$SCALE" = full ] || scale="-$SCALE"
-  [ -z "$tuning" ] || [ ! -e "$RESULTS/$tuning@$DATA$scale.json" ] || chosen=(--tuned "$RESULTS/$tuning@$DATA$scale.json")
+  for rates in "$tuning@$DATA$scale" "$tuning@lite2-36$scale"; do  # of other fragments: those of the first
+    [ -e "$RESULTS/$rates.json" ] && chosen=(--tuned "$RESULTS/$rates.json") && break
+  done
   read -ra more <<< "${MORE:-}"
   limited counterfoil reproduce "$name" "${more[@]}" --data "$DATA" --seeds "$SEEDS" --jobs "$JOBS" --scale "$SCALE" \
     --store "$RESULTS" --out reproduce --cache cache "${rows[@]}" "${chosen[@]}"
@@ -92,12 +95,12 @@ prune() {
   done
 }
 
-# Tables as four lanes at the same time, each with its own jobs: a GPU with room for about 14 runs is kept busy. What
+# Tables as lanes at the same time, each with its own jobs: a GPU with room for about 16 runs is kept busy. What
 # the papers' claims are about comes first, with three seeds.
 everything() {
   local lane code=0 end=$((SECONDS + LIMIT))
   local -a lanes=()
-  for lane in tags embeddings attention guided; do
+  for lane in tags embeddings attention guided fragments; do
     lane "$lane" > "$lane.log" 2>&1 &
     lanes+=($!)
   done
@@ -107,29 +110,34 @@ everything() {
   [ $code = 0 ] || grep -H "failed$" ./*.log >&2 || true
   return $code
 }
-# One lane. Told to end, it tells the table that it is at, which then saves.
+# One lane. Told to end, it tells the step that it is at, which then saves.
 lane() {
-  local failed=0 table=
-  trap '[ -z "$table" ] || kill "$table" 2> /dev/null || true; wait; exit 130' TERM
+  local failed=0 running=
+  trap '[ -z "$running" ] || kill "$running" 2> /dev/null || true; wait; exit 130' TERM
   "$1"
   exit $failed
 }
-next() {  # a table with so many seeds, as long as there is time
-  local seeds=$1 name=$2 left=0
-  shift 2
+in_time() {  # a step of this file, as long as there is time
+  local left=0
   if [ "$LIMIT" != 0 ]; then
     left=$((end - SECONDS))
     [ $left -gt 20 ] || return 0
   fi
-  SEEDS=$seeds LIMIT=$left tables "$name" "$@" &
-  table=$!
-  wait "$table" || { echo "$name $*: failed" >&2; failed=1; }
+  LIMIT=$left "$@" &
+  running=$!
+  wait "$running" || { echo "$*: failed" >&2; failed=1; }
+}
+next() {  # a table with so many seeds
+  local SEEDS=$1
+  shift
+  in_time tables "$@"
 }
 tags() {
   JOBS=2
   next 1 flickr8k.tags UNITER TAGS TAGS-DC
   next 3 flickr8k.tags UNITER TAGS TAGS-DC
   next 1 flickr8k.tags
+  next 1 flickr8k.ndgl 'DivE*'
 }
 embeddings() {
   JOBS=4
@@ -137,6 +145,7 @@ embeddings() {
   next 3 flickr8k.ndgl 'GPO*'
   next 1 flickr8k.mining
   next 3 flickr8k.ndgl 'ESA*'
+  next 1 flickr8k.best
   next 3 flickr8k.best
 }
 attention() {
@@ -145,6 +154,7 @@ attention() {
   next 1 flickr8k.naaf 'SCAN*' 'BFAN*' 'NAAF, *' 'NAAF (two models)'
   next 1 flickr8k.words
   next 3 flickr8k.baselines
+  next 1 flickr8k.ndgl 'VSRN*'
   next 1 flickr8k.naaf
 }
 guided() {
@@ -153,6 +163,16 @@ guided() {
   next 3 flickr8k.ndgl 'CHAN*' 'HREM*'
   next 1 flickr8k.selhn
   next 1 flickr8k.ndgl
+}
+fragments() {
+  JOBS=2
+  local DATA
+  for DATA in lite2-46 lite0-36 lite20-36; do
+    in_time features $DATA
+    next 1 flickr8k.baselines '*, ours'
+  done
+  DATA=lite2-46
+  next 1 flickr8k.best 'NAAF, MiniLM' 'VSE∞, MiniLM' 'RVSE++, MiniLM'
 }
 
 tables() {

@@ -13,7 +13,7 @@ from counterfoil.encoders.images import MLPEncoder, image_encoders
 from counterfoil.encoders.joint import JointSpace
 from counterfoil.encoders.pooling import MaxPooling
 from counterfoil.encoders.slots import Form, SetPrediction
-from counterfoil.encoders.texts import RecurrentEncoder, run_rnn, text_encoders
+from counterfoil.encoders.texts import RecurrentEncoder, WordInit, run_rnn, text_encoders
 
 
 @image_encoders.register("dive")
@@ -82,10 +82,13 @@ class SetGRUEncoder(RecurrentEncoder):
         head_dim: int = 512,
         glove: str = "",
         frozen: bool = False,
+        word_init: WordInit = "uniform",
         form: Form = "paper",
     ) -> None:
         joint = JointSpace(embed_size, "none")
-        super().__init__(text, embed_size, joint, word_dim, layers, dropout, glove, frozen)
+        super().__init__(
+            text, embed_size, joint, word_dim, layers, dropout, glove, frozen, word_init
+        )
         self.set = SetPrediction(
             embed_size,
             self.embed.embedding_dim,

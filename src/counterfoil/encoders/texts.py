@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from counterfoil.registry import Registry
 
 text_encoders: Registry[type[nn.Module]] = Registry("text encoder")
 
+WordInit = Literal["uniform", "normal"]
+
 
 def run_rnn(rnn: nn.GRU, inputs: Tensor, mask: Tensor) -> Tensor:
     """States [B, W, directions·H] of a GRU over the real words; zero at padding."""
@@ -27,9 +29,15 @@ def run_rnn(rnn: nn.GRU, inputs: Tensor, mask: Tensor) -> Tensor:
 
 
 class WordEmbedding(nn.Embedding):
-    """Word vectors: uniform in ±0.1, or GloVe where a file is given; trained unless frozen."""
+    """Word vectors: random, or GloVe where a file is given; trained unless frozen.
 
-    def __init__(self, text: TextProcessor, word_dim: int, glove: str, frozen: bool) -> None:
+    Random ones are uniform in ±0.1, as the public code of these models has them, or of a standard
+    normal distribution, as PyTorch has them: states then tell captions apart from the first step.
+    """
+
+    def __init__(
+        self, text: TextProcessor, word_dim: int, glove: str, frozen: bool, init: WordInit
+    ) -> None:
         table: Tensor | None = None
         if glove:
             if not isinstance(text, WordText):
@@ -37,7 +45,8 @@ class WordEmbedding(nn.Embedding):
             table = torch.from_numpy(load_vectors(glove, text.vocabulary).table)
             word_dim = table.shape[1]
         super().__init__(len(text), word_dim)
-        nn.init.uniform_(self.weight, -0.1, 0.1)
+        if init == "uniform":
+            nn.init.uniform_(self.weight, -0.1, 0.1)
         if table is not None:
             self.weight.data.copy_(table)
         self.weight.requires_grad_(not frozen)
@@ -58,9 +67,10 @@ class RecurrentEncoder(nn.Module):
         dropout: float,
         glove: str,
         frozen: bool,
+        word_init: WordInit = "uniform",
     ) -> None:
         super().__init__()
-        self.embed = WordEmbedding(text, word_dim, glove, frozen)
+        self.embed = WordEmbedding(text, word_dim, glove, frozen, word_init)
         self.dropout = nn.Dropout(dropout)
         self.rnn = nn.GRU(
             self.embed.embedding_dim,
@@ -104,11 +114,14 @@ class GRUEncoder(RecurrentEncoder):
         absolute: bool = False,
         glove: str = "",
         frozen: bool = False,
+        word_init: WordInit = "uniform",
     ) -> None:
         joint = JointSpace(
             embed_size, "none" if pooling == "last" else pooling, normalise, absolute
         )
-        super().__init__(text, embed_size, joint, word_dim, layers, dropout, glove, frozen)
+        super().__init__(
+            text, embed_size, joint, word_dim, layers, dropout, glove, frozen, word_init
+        )
         self.last = pooling == "last"
 
     def forward(self, texts: TextBatch) -> Encoded:
@@ -140,9 +153,12 @@ class BiGRUEncoder(RecurrentEncoder):
         absolute: bool = False,
         glove: str = "",
         frozen: bool = False,
+        word_init: WordInit = "uniform",
     ) -> None:
         joint = JointSpace(embed_size, pooling, normalise, absolute)
-        super().__init__(text, embed_size, joint, word_dim, layers, dropout, glove, frozen)
+        super().__init__(
+            text, embed_size, joint, word_dim, layers, dropout, glove, frozen, word_init
+        )
 
     def forward(self, texts: TextBatch) -> Encoded:
         forward, backward = self.states(texts).chunk(2, dim=-1)
