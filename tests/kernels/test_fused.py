@@ -49,6 +49,8 @@ MATCHERS = {
     "naaf-no-intra": (NAAF, {"boundary": 0.3, "intra": "none"}),
     "naaf-positive": (NAAF, {"negative": False}),
     "naaf-reference": (NAAF, {"form": "reference"}),
+    "naaf-i2t": (NAAF, {"boundary": 0.3, "direction": "i2t"}),
+    "naaf-both-ways": (NAAF, {"boundary": 0.3, "direction": "both"}),
     "chamfer": (SetSimilarity, {}),
 }
 TRAINED = [
@@ -148,7 +150,9 @@ def test_naaf_of_halves_rounds_similarities_no_more(way, wide, tolerance, monkey
     seed=st.integers(0, 10**6),
     regions=st.integers(1, 9),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
-    name=st.sampled_from(["naaf", "scan-t2i-lse", "scan-i2t-lse", "bfan-equal", "chan-lse"]),
+    name=st.sampled_from(
+        ["naaf", "naaf-both-ways", "scan-t2i-lse", "scan-i2t-lse", "bfan-equal", "chan-lse"]
+    ),
     way=st.sampled_from(["tiles", "lanes"]),
 )
 def test_any_shape(seed, regions, lengths, name, way) -> None:

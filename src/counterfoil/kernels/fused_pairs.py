@@ -121,14 +121,23 @@ class _Job:
     def regions(self) -> Regions:
         return Regions(self.images.fragments, self.images.gaps)
 
+    @property
+    def turned(self) -> _Job:
+        """Regions as words: an image is then a caption, and a caption an image of words."""
+        return _Job(self.images, self.texts, self.large)
+
     def trained(self, recipe: Recipe) -> Tensor:
-        """With gradients. Regions ask as words do: an image is then a caption, and a caption an
-        image whose regions are words."""
+        """With gradients; there, regions always ask as words do."""
         if recipe.asking == "words":
             return _trained(recipe, self.texts, self.images)
-        return _trained(replace(recipe, asking="words"), self.images, self.texts).T
+        return self.turned.trained(replace(recipe, asking="words")).T
 
     def scored(self, recipe: Recipe) -> Tensor:
+        if recipe.method == "naaf" and recipe.asking == "regions":
+            # in tiles: the other kernels would be compiled for every length of captions
+            turned = self.turned
+            where, lengths = turned.texts.where, turned.texts.lengths
+            return turned.in_tiles(replace(recipe, asking="words"), where, lengths).T
         images, per_image, _ = self.images.fragments.shape
         where, lengths = self.texts.where, self.texts.lengths
         if not self.large and len(where) * images * per_image < MANY:

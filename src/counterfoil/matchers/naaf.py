@@ -106,27 +106,28 @@ class NAAF(SimilarityMatcher):
         return super().forward(images, texts)
 
     def recipes(self) -> tuple[Recipe, ...]:
-        if self.directions != ("t2i",):
-            return ()
+        return tuple(self.recipe(side) for side in self.directions)
+
+    def recipe(self, side: str) -> Recipe:
+        """What one direction computes now."""
         paper = self.form == "paper"
         spread: Literal["spread", "gate"] = "spread" if paper else "gate"
-        return (
-            Recipe(
-                "naaf",
-                scale=self.lambda_softmax,
-                raised="relu" if paper else "leaky",
-                boundary=self.boundary_of("t2i"),
-                negative=self.negative,
-                gate=spread if self.wants_kin and self.negative else "none",
-                gate_scale=self.lambda_intra,
-                unit_words=not paper,
-            ),
+        return Recipe(
+            "naaf",
+            "words" if side == "t2i" else "regions",
+            scale=self.lambda_softmax,
+            raised="relu" if paper else "leaky",
+            boundary=self.boundary_of(side),
+            negative=self.negative,
+            gate=spread if self.wants_kin and self.negative else "none",
+            gate_scale=self.lambda_intra,
+            unit_words=not paper,
         )
 
     def eager(self, images: Encoded, texts: Encoded) -> Tensor:
-        pair = (fragments(images), images.mask), (fragments(texts), texts.mask)
-        for recipe in self.recipes():
-            found = host_naaf(recipe, *pair, kept=self.kept)
+        if self.directions == ("t2i",):
+            pair = (fragments(images), images.mask), (fragments(texts), texts.mask)
+            found = host_naaf(self.recipe("t2i"), *pair, kept=self.kept)
             if found is not None:
                 return found
         return self.scores(images, texts)
