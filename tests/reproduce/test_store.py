@@ -105,6 +105,11 @@ def test_a_row_that_was_known_is_not_missing_because_its_runs_are_gone() -> None
     assert found.numbers["rsum"].mean == 1.0
 
 
+def test_what_is_missing_is_counted_of_what_the_row_was_asked_for() -> None:
+    ahead = row("a", result(0, 1.0), result(1, 2.0), missing=1)
+    assert "a: 1 of 3 seeds not finished." in body(table(ahead, row("b", result(0, 1.0))))
+
+
 def test_what_the_store_knows_is_not_trained_elsewhere(out, cache, tmp_path) -> None:
     first = planned(tiny(), out, seeds=1)
     found = finish(first, cache)
