@@ -191,3 +191,14 @@ def test_a_crops_cells_lie_in_the_middle() -> None:
     assert boxes is not None
     np.testing.assert_allclose(boxes.min(axis=0)[:2], [0.28125, 0.0625], atol=1e-3)
     np.testing.assert_allclose(boxes.max(axis=0)[2:], [0.71875, 0.9375], atol=1e-3)
+
+
+@needs_weights
+def test_windows_are_the_means_of_their_maps() -> None:
+    """`crops` asks for vectors alone; larger batches on a GPU change nothing but the time."""
+    tool = EfficientNetLiteFeatures(size=64)
+    pixels = np.stack([tool.views(picture(seed))[0].pixels for seed in range(3)])
+    np.testing.assert_allclose(tool.vectors(pixels), tool.forward(pixels).pooled, rtol=1e-5)
+    assert tool.at_once == 16
+    tool.to("cuda")
+    assert tool.at_once == 64

@@ -209,3 +209,12 @@ def test_glove_initialises_and_may_be_frozen(concepts, tiny_bert, tmp_path) -> N
     (tmp_path / "g.txt").unlink()
     again = from_pretrained(tmp_path / "m")
     assert torch.equal(again.text_encoder.embed.weight, table)
+
+
+@pytest.mark.parametrize(("init", "spread"), [("uniform", 0.1 / 3**0.5), ("normal", 1.0)])
+@pytest.mark.parametrize("name", ["vse-fc", "vse++", "dive"])
+def test_random_word_vectors_are_small_or_of_a_standard_distribution(
+    name, init, spread, concepts, tiny_bert
+) -> None:
+    model = make(name, concepts, tiny_bert, text={"word_init": init, "word_dim": 300})
+    assert float(model.text_encoder.embed.weight.detach().std()) == pytest.approx(spread, rel=0.1)

@@ -68,9 +68,18 @@ class Backbone(ABC):
     def fingerprint(self) -> str:
         """Name, digest of the weights, and every option that changes a number."""
 
+    def vectors(self, pixels: NDArray[np.uint8]) -> Array:
+        """One vector [B, D] for the whole of each view, where that is all that is wanted."""
+        return self.pooled_rows(self.forward(pixels))
+
     def to(self, device: str) -> None:
         """Where to run; before the first image."""
         self.device = device
+
+    @property
+    def at_once(self) -> int:
+        """Views of a batch; small networks take more on a GPU."""
+        return self.batch_size
 
     @property
     def dim(self) -> int:
@@ -97,8 +106,8 @@ class Backbone(ABC):
             groups[view.pixels.shape].append(index)
         seen: dict[int, Seen] = {}
         for members in groups.values():
-            for start in range(0, len(members), self.batch_size):
-                batch = members[start : start + self.batch_size]
+            for start in range(0, len(members), self.at_once):
+                batch = members[start : start + self.at_once]
                 made = self.forward(np.stack([flat[index].pixels for index in batch]))
                 seen.update(zip(batch, _rows(made), strict=True))
         numbers = iter(range(len(flat)))
@@ -111,14 +120,14 @@ class Backbone(ABC):
         features, boxes = [], []
         for window, made in seen:
             if self.pooled and made.pooled is not None:
-                features.append(self.pooled_row(made))
+                features.append(self.pooled_rows(made))
                 boxes.append(np.array([window], dtype=np.float32))
             features.append(made.features[0])
             boxes.append(place(made.boxes[0], window))
         return Fragments(np.concatenate(features), np.concatenate(boxes))
 
-    def pooled_row(self, made: Seen) -> Array:
-        """The vector [1, D] of a whole view."""
+    def pooled_rows(self, made: Seen) -> Array:
+        """The vectors [B, D] of whole views."""
         if made.pooled is None:
             raise ConfigError(f"{self.name}: this network has no vector for a whole picture")
         if made.pooled.shape[-1] != made.features.shape[-1]:

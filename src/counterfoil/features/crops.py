@@ -11,7 +11,7 @@ from PIL import Image
 
 from counterfoil.data.fragments import Fragments
 from counterfoil.errors import ConfigError
-from counterfoil.features.backbone import Backbone, Seen
+from counterfoil.features.backbone import Backbone, Seen, whole
 from counterfoil.features.extractors import extractors
 from counterfoil.features.views import Box, View, crop_boxes
 
@@ -50,6 +50,10 @@ class Crops(Backbone):
     def to(self, device: str) -> None:
         self.base.to(device)
 
+    @property
+    def at_once(self) -> int:
+        return self.base.at_once
+
     def views(self, image: Image.Image) -> list[View]:
         return [self._view(image, window) for window in self.windows]
 
@@ -61,8 +65,8 @@ class Crops(Backbone):
         return View(self.base.views(image.crop((left, upper, right, lower)))[0].pixels, window)
 
     def forward(self, pixels: NDArray[np.uint8]) -> Seen:
-        return self.base.forward(pixels)
+        return whole(self.base.vectors(pixels))
 
     def gather(self, seen: list[tuple[Box, Seen]]) -> Fragments:
-        features = np.concatenate([self.base.pooled_row(made) for _, made in seen])
+        features = np.concatenate([made.features[0] for _, made in seen])
         return Fragments(features, np.array([window for window, _ in seen], dtype=np.float32))

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from counterfoil.errors import CheckpointError, ConfigError, CounterfoilError, MissingExtraError
-from counterfoil.features.backbone import Backbone, Seen, to_array, to_network
+from counterfoil.features.backbone import Array, Backbone, Seen, to_array, to_network
 from counterfoil.features.extractors import extractors
 from counterfoil.features.views import View, centre_crop, fit_within, grid_boxes, squash
 
 if TYPE_CHECKING:
+    import torch
+
     from counterfoil.features.efficientnet import EfficientNetLite
 
 _SIDES = {0: 224, 1: 240, 2: 260}
@@ -25,6 +27,7 @@ _MEAN, _STD = (127.0,) * 3, (128.0,) * 3
 # How much of the picture ImageNet's evaluation keeps, along its shorter side.
 _KEPT = 0.875
 _LEAST, _MOST, _MOST_CELLS = 32, 2048, 32
+_ON_A_GPU = 64
 
 
 class MissingWeightsError(MissingExtraError):
@@ -90,6 +93,10 @@ class EfficientNetLiteFeatures(Backbone):
             said += f" size={self.side}"
         return f"{said} grid={self.grid}" if self.grid else said
 
+    @property
+    def at_once(self) -> int:
+        return self.batch_size if self.device == "cpu" else max(self.batch_size, _ON_A_GPU)
+
     def views(self, image: Image.Image) -> list[View]:
         size = (self.side, self.side)
         if self.fit == "crop":
@@ -103,8 +110,7 @@ class EfficientNetLiteFeatures(Backbone):
         import torch
 
         with torch.inference_mode():
-            batch = to_network(pixels, self.device, _MEAN, _STD)
-            maps = self._network.to(self.device)(batch)
+            maps = self._maps(pixels)
             pooled = to_array(maps.mean(dim=(2, 3)))
             if self.grid:
                 maps = torch.nn.functional.adaptive_avg_pool2d(maps, self.grid)
@@ -112,6 +118,17 @@ class EfficientNetLiteFeatures(Backbone):
         rows, columns = maps.shape[-2:]
         boxes = np.broadcast_to(grid_boxes(rows, columns), (len(pixels), rows * columns, 4))
         return Seen(features, boxes, pooled)
+
+    def vectors(self, pixels: NDArray[np.uint8]) -> Array:
+        import torch
+
+        with torch.inference_mode():  # maps stay where they are
+            return to_array(self._maps(pixels).mean(dim=(2, 3)))
+
+    def _maps(self, pixels: NDArray[np.uint8]) -> torch.Tensor:
+        batch = to_network(pixels, self.device, _MEAN, _STD)
+        maps: torch.Tensor = self._network.to(self.device)(batch)
+        return maps
 
     @cached_property
     def _network(self) -> EfficientNetLite:
