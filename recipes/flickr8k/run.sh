@@ -7,7 +7,7 @@
 #   run.sh tune [ROW ...]                            learning rates on dev, three each, one seed
 #   run.sh tune-tags [ROW ...]                       the same for UNITER and TAGS
 #   run.sh tables NAME [ROW ...]                     train and measure a table, or some rows of it
-#   run.sh all                                       tables of all methods, several at a time, in the order of what is missed most
+#   run.sh all                                       tables of all methods and other fragments (SHARDS, as above), several at a time
 #   run.sh prune                                     delete what finished runs only need to be resumed
 #   run.sh page                                      docs/results/flickr8k.md from RESULTS
 #
@@ -62,7 +62,9 @@ features() {
   done
   for name in "${@:-lite2-36}"; do
     [ -e "$name/features.json" ] || continue
-    for file in $JUDGEMENTS; do [ ! -e "$SHARDS/$file" ] || cp -n "$SHARDS/$file" "$name/"; done
+    for file in $JUDGEMENTS; do
+      [ ! -e "$SHARDS/$file" ] || [ -e "$name/$file" ] || cp "$SHARDS/$file" "$name/"
+    done
   done
 }
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counterfoil.errors import CheckpointError, ConfigError, MissingExtraError
-from counterfoil.features import EfficientNetLiteFeatures, extractors
+from counterfoil.features import Crops, EfficientNetLiteFeatures, extractors
 from counterfoil.features.build import default_backbone
 from counterfoil.features.efficientnet_lite import has_weights, weights_digest
 from tests.features.tiny_networks import picture
@@ -195,10 +195,20 @@ def test_a_crops_cells_lie_in_the_middle() -> None:
 
 @needs_weights
 def test_windows_are_the_means_of_their_maps() -> None:
-    """`crops` asks for vectors alone; larger batches on a GPU change nothing but the time."""
-    tool = EfficientNetLiteFeatures(size=64)
-    pixels = np.stack([tool.views(picture(seed))[0].pixels for seed in range(3)])
-    np.testing.assert_allclose(tool.vectors(pixels), tool.forward(pixels).pooled, rtol=1e-5)
-    assert tool.at_once == 16
-    tool.to("cuda")
-    assert tool.at_once == 64
+    crops = Crops(base_options={"size": 64}, scales=(1.0,))
+    image = picture(3, 90, 70)
+    expected = EfficientNetLiteFeatures(size=64).extract(image).features.mean(axis=0)
+    np.testing.assert_allclose(crops.extract(image).features[0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "on_cpu", "on_gpu"),
+    [({}, 16, 64), ({"size": 520}, 16, 16), ({"size": 2048}, 16, 16), ({"batch_size": 4}, 4, 4)],
+)
+def test_a_gpu_sees_more_at_once_where_nobody_said_how_many(options, on_cpu, on_gpu) -> None:
+    for tool in (EfficientNetLiteFeatures(**options), Crops(base_options=options)):
+        assert tool.at_once == on_cpu
+        tool.to("cpu:0")
+        assert tool.at_once == on_cpu
+        tool.to("cuda")
+        assert tool.at_once == on_gpu

@@ -49,6 +49,7 @@ MATCHERS = {
     "naaf-no-intra": (NAAF, {"boundary": 0.3, "intra": "none"}),
     "naaf-positive": (NAAF, {"negative": False}),
     "naaf-reference": (NAAF, {"form": "reference"}),
+    "naaf-reference-both": (NAAF, {"form": "reference", "direction": "both"}),
     "naaf-i2t": (NAAF, {"boundary": 0.3, "direction": "i2t"}),
     "naaf-both-ways": (NAAF, {"boundary": 0.3, "direction": "both"}),
     "chamfer": (SetSimilarity, {}),
@@ -57,7 +58,7 @@ TRAINED = [
     name
     for name in MATCHERS
     if name.startswith(("scan", "bfan", "chan", "naaf"))
-    and name not in ("chan-softmax", "naaf-reference")
+    and name not in ("chan-softmax", "naaf-reference", "naaf-reference-both")
 ]
 
 
@@ -123,7 +124,10 @@ def test_kernels_score_as_the_eager_form(name, way, monkeypatch) -> None:
 
 @pytest.mark.parametrize("way", ["tiles", "lanes"])
 @pytest.mark.parametrize(("wide", "tolerance"), [(True, 5e-5), (False, 5e-2)])
-def test_naaf_of_halves_rounds_similarities_no_more(way, wide, tolerance, monkeypatch) -> None:
+@pytest.mark.parametrize("direction", ["t2i", "i2t"])
+def test_naaf_of_halves_rounds_similarities_no_more(
+    way, wide, tolerance, direction, monkeypatch
+) -> None:
     """In short captions with words that match, what is rounded once more is far off."""
     monkeypatch.setattr(fused_pairs, "MANY", 0 if way == "lanes" else 1 << 60)
     monkeypatch.setattr(fused_pairs, "usable", lambda device, dtype: True)
@@ -136,7 +140,7 @@ def test_naaf_of_halves_rounds_similarities_no_more(way, wide, tolerance, monkey
     noise = F.normalize(torch.randn(16, 4, 256, generator=made), dim=-1)
     u = F.normalize(0.6 * matched + 0.8 * noise, dim=-1)
     real, mask = torch.ones(2, 12, dtype=torch.bool), torch.ones(16, 4, dtype=torch.bool)
-    matcher = NAAF(256, boundary=0.2).eval()
+    matcher = NAAF(256, boundary=0.2, direction=direction).eval()
     with torch.no_grad():
         found = fused_pairs.fused_pairs(matcher.recipes(), (v.half(), real), (u.half(), mask))
         sides = Encoded(v.half().double(), real), Encoded(u.half().double(), mask)
@@ -165,7 +169,9 @@ def test_any_shape(seed, regions, lengths, name, way) -> None:
     torch.testing.assert_close(found.double(), expected, atol=5e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["scan-t2i-lse", "scan-i2t-lse", "chan-lse", "chamfer"])
+@pytest.mark.parametrize(
+    "name", ["scan-t2i-lse", "scan-i2t-lse", "chan-lse", "chamfer", "naaf-both-ways"]
+)
 def test_several_tiles_turns_of_a_program_and_parts_of_the_images(name, monkeypatch) -> None:
     monkeypatch.setattr(fused, "images_per_program", lambda tiles, images: 2)
     images, texts = sides(5, images=4, lengths=(9, 8, 9))  # a tile each
@@ -231,6 +237,16 @@ def test_captions_that_no_kernel_holds_are_left_to_pytorch(lengths) -> None:
     pair = (images.fragments.float(), images.mask), (texts.fragments.float(), texts.mask)
     assert fused_pairs.fused_pairs(made("naaf").eval().recipes(), *pair) is None
     assert made("naaf").eval()(single(images), single(texts)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["naaf-i2t", "naaf-both-ways"])
+def test_more_regions_than_a_tile_has_words_cannot_ask_as_words_do(name) -> None:
+    images, texts = sides(1, regions=20)
+    pair = (images.fragments.float(), images.mask), (texts.fragments.float(), texts.mask)
+    with torch.no_grad():
+        assert fused_pairs.fused_pairs(made(name).eval().recipes(), *pair) is None
+        assert fused_pairs.fused_pairs(made("naaf").eval().recipes(), *pair) is not None
+        assert made(name).eval()(single(images), single(texts)).isfinite().all()
 
 
 def test_an_image_without_regions_is_left_to_pytorch() -> None:

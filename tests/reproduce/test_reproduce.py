@@ -56,8 +56,8 @@ def test_mean_and_deviation_are_those_of_a_sample(values) -> None:
         assert found.std is None
 
 
-def test_a_table_that_was_interrupted_goes_on_and_then_trains_nothing(out, cache) -> None:
-    plan = planned(tiny(), out, seeds=2)
+def test_a_table_that_was_interrupted_goes_on_and_then_trains_nothing(tmp_path, cache) -> None:
+    plan = planned(tiny(), tmp_path, seeds=2)
     first, second, *_ = plan.in_order()
     stopped = train(plan, cache, should_stop=lambda: is_finished(first.folder))
     assert stopped.interrupted
@@ -74,8 +74,8 @@ def test_a_table_that_was_interrupted_goes_on_and_then_trains_nothing(out, cache
     assert train(plan, cache).trained == 3
     assert train(plan, cache).trained == 0
     kept = (second.folder / "metrics.jsonl").read_bytes()
-    whole = planned(tiny(), out / "whole").runs["hard"][0]
-    train(planned(tiny(rows=[TINY["rows"][1]]), out / "whole"), cache)
+    whole = planned(tiny(), tmp_path / "whole").runs["hard"][0]
+    train(planned(tiny(rows=[TINY["rows"][1]]), tmp_path / "whole"), cache)
     assert (whole.folder / "metrics.jsonl").read_bytes() == kept
 
     found = shown(plan, cache)

@@ -27,7 +27,7 @@ _MEAN, _STD = (127.0,) * 3, (128.0,) * 3
 # How much of the picture ImageNet's evaluation keeps, along its shorter side.
 _KEPT = 0.875
 _LEAST, _MOST, _MOST_CELLS = 32, 2048, 32
-_ON_A_GPU = 64
+_BATCH, _GPU_BATCH = 16, 64
 
 
 class MissingWeightsError(MissingExtraError):
@@ -57,15 +57,17 @@ class EfficientNetLiteFeatures(Backbone):
         fit: Literal["squash", "crop", "keep"] = "squash",
         size: int = 0,
         grid: int = 0,
-        batch_size: int = 16,
+        batch_size: int | None = None,
     ) -> None:
         """Variants 0, 1 and 2 see 224, 240 and 260 pixels a side: 7², 8² and 9² cells.
 
         ``fit="crop"`` keeps proportions and cuts off what is outside the middle; ``fit="keep"``
         keeps them and all of the picture. ``size`` shows it larger or smaller than the variant's.
-        ``grid=6`` averages the map into 6 × 6 cells, whatever its size.
+        ``grid=6`` averages the map into 6 × 6 cells, whatever its size. ``batch_size`` is 16 where
+        nothing is said, and up to 64 on a GPU, fewer the larger the pictures.
         """
-        super().__init__(pooled=pooled, batch_size=batch_size)
+        super().__init__(pooled=pooled, batch_size=_BATCH if batch_size is None else batch_size)
+        self.batch_is_given = batch_size is not None
         if fit == "keep" and not grid:
             raise ConfigError(
                 "efficientnet-lite: with fit=keep the map has the picture's proportions, so the "
@@ -95,7 +97,9 @@ class EfficientNetLiteFeatures(Backbone):
 
     @property
     def at_once(self) -> int:
-        return self.batch_size if self.device == "cpu" else max(self.batch_size, _ON_A_GPU)
+        if self.batch_is_given or self.device.startswith("cpu"):
+            return self.batch_size
+        return max(_BATCH, min(_GPU_BATCH, _GPU_BATCH * _SIDES[2] ** 2 // self.side**2))
 
     def views(self, image: Image.Image) -> list[View]:
         size = (self.side, self.side)

@@ -205,7 +205,7 @@ def fused_scores(recipe: Recipe, words: Words, regions: Regions) -> Tensor:
     packing = words.packing
     images, per_image, _ = regions.fragments.shape
     slots = packing.tiles * packing.slots
-    out = words.fragments.new_zeros(images, slots + 1, dtype=torch.float32)
+    scores = words.fragments.new_zeros(images, len(packing.places), dtype=torch.float32)
     flat = regions.fragments.flatten(0, 1)
     width = len(words.fragments)
     exact = recipe.method == "naaf" and flat.element_size() < 4 and widens(flat.device)
@@ -213,12 +213,15 @@ def fused_scores(recipe: Recipe, words: Words, regions: Regions) -> Tensor:
     rows = max(1, min(images, BUFFER // (kept.itemsize * max(1, per_image * width))))
     if packing.tiles and images:
         buffer = flat.new_empty(rows * per_image, width, dtype=kept)
+        out = scores.new_zeros(rows, slots + 1)  # the last one is of captions without words
         for top in range(0, images, rows):
             some = slice(top, min(top + rows, images))
             part = flat[some.start * per_image : some.stop * per_image]
             sims = product(part, words.fragments, buffer[: len(part)])
-            launch(recipe, sims, words, regions, some, out)
-    return in_order(out, packing, recipe)
+            found = out[: some.stop - some.start]
+            launch(recipe, sims, words, regions, some, found)
+            scores[some] = in_order(found, packing, recipe)
+    return scores
 
 
 def in_order(out: Tensor, packing: Packing, recipe: Recipe) -> Tensor:
@@ -230,7 +233,7 @@ def in_order(out: Tensor, packing: Packing, recipe: Recipe) -> Tensor:
 def launch(
     recipe: Recipe, sims: Tensor, words: Words, regions: Regions, some: slice, out: Tensor
 ) -> None:
-    """Run a kernel over the similarities of some images with all words."""
+    """Run a kernel over the similarities of some images with all words, into their rows."""
     from counterfoil.kernels import triton_scores as kernels
 
     packing = words.packing
@@ -241,7 +244,7 @@ def launch(
         "answers": mask,
         "segments": packing.segments,
         "counts": packing.counts,
-        "out": out[some],
+        "out": out,
         "images": images,
         "regions": per_image,
         "width": sims.stride(0),

@@ -63,6 +63,11 @@ def fused_pairs(
     shown, said = Side(v.to(dtype), real, on_host(real)), Side(u.to(dtype), mask, on_host(mask))
     if not 0 < min(said.lengths) <= max(said.lengths) <= WORDS or not min(shown.lengths):
         return None
+    turned = any(
+        recipe.asking == "regions" and (gradient or as_words(recipe)) for recipe in recipes
+    )
+    if turned and max(shown.lengths) > WORDS:
+        return None
     if any(recipe.method == "chamfer" for recipe in recipes) and _longest(v) * _longest(u) > UNIT:
         return None
     from triton.runtime.errors import OutOfResources
@@ -75,6 +80,11 @@ def fused_pairs(
         except OutOfResources:  # a smaller GPU than the kernels are made for
             return None
     return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+
+
+def as_words(recipe: Recipe) -> bool:
+    """Whether regions ask by the kernel in which words do; with gradients they always do."""
+    return recipe.method == "naaf"
 
 
 def _longest(fragments: Tensor) -> float:
@@ -121,23 +131,22 @@ class _Job:
     def regions(self) -> Regions:
         return Regions(self.images.fragments, self.images.gaps)
 
-    @property
-    def turned(self) -> _Job:
+    def turned(self, recipe: Recipe) -> tuple[_Job, Recipe]:
         """Regions as words: an image is then a caption, and a caption an image of words."""
-        return _Job(self.images, self.texts, self.large)
+        return _Job(self.images, self.texts, self.large), replace(recipe, asking="words")
 
     def trained(self, recipe: Recipe) -> Tensor:
-        """With gradients; there, regions always ask as words do."""
+        """With gradients."""
         if recipe.asking == "words":
             return _trained(recipe, self.texts, self.images)
-        return self.turned.trained(replace(recipe, asking="words")).T
+        job, recipe = self.turned(recipe)
+        return job.trained(recipe).T
 
     def scored(self, recipe: Recipe) -> Tensor:
-        if recipe.method == "naaf" and recipe.asking == "regions":
+        if recipe.asking == "regions" and as_words(recipe):
             # in tiles: the other kernels would be compiled for every length of captions
-            turned = self.turned
-            where, lengths = turned.texts.where, turned.texts.lengths
-            return turned.in_tiles(replace(recipe, asking="words"), where, lengths).T
+            job, recipe = self.turned(recipe)
+            return job.in_tiles(recipe, job.texts.where, job.texts.lengths).T
         images, per_image, _ = self.images.fragments.shape
         where, lengths = self.texts.where, self.texts.lengths
         if not self.large and len(where) * images * per_image < MANY:

@@ -157,7 +157,8 @@ def _notes(found: Reproduction) -> list[str]:
         if row.note:
             notes.append(f"{row.name}: {row.note}")
         if row.missing and row.numbers:  # else the table says it
-            asked = max(found.seeds, len(row.each) + row.missing)  # a row may be ahead of others
+            done = max(measure.seeds for measure in row.numbers.values())
+            asked = done + row.missing  # rows may be ahead of each other
             notes.append(f"{row.name}: {row.missing} of {asked} seeds not finished.")
         notes += [f"{row.name}: failed: {error}" for error in dict.fromkeys(row.errors)]
     return [_safe(note) for note in notes]
