@@ -442,6 +442,12 @@ def test_the_cost_of_a_run_is_read_from_its_logs(out, cache) -> None:
     assert alone.best_epoch in (1, 2)
     note_sharing(run.folder, 4)
     assert read_cost(run.folder).device_seconds == pytest.approx(alone.seconds / 4)
+    assert read_cost(run.folder).gpu_seconds is None  # a CPU's time is not a GPU's
+    timing = run.folder / "timing.jsonl"
+    kept = timing.read_text()
+    timing.write_text(kept.replace('"device": "cpu"', '"device": "cuda"') + '{"step": 9, "sec')
+    assert read_cost(run.folder).gpu_seconds == pytest.approx(alone.seconds / 4)
+    timing.write_text(kept)
     note_sharing(run.folder, 1)
     assert read_cost(Path("nowhere")).seconds is None
 

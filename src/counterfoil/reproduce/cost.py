@@ -15,12 +15,14 @@ from counterfoil.training.metrics import read_metrics
 class Cost:
     """Seconds from the first batch to the last evaluation, and the epoch that dev chose.
 
-    ``device_seconds`` are these divided by the number of runs that shared the device. None where
-    the run did not log it. ``dev`` has every metric of the best epoch.
+    ``device_seconds`` are these divided by the number of runs that shared the device, and
+    ``gpu_seconds`` the same where that was a GPU. None where the run did not log it. ``dev`` has
+    every metric of the best epoch.
     """
 
     seconds: float | None
     device_seconds: float | None
+    gpu_seconds: float | None
     updates: float | None
     best_epoch: float | None
     dev_rsum: float | None
@@ -34,10 +36,13 @@ def read_cost(folder: Path, split: str = "dev") -> Cost:
     # the first of equals is the one that was kept
     best: dict[str, Any] = max(judged, key=lambda record: record[split]["rsum"], default={})
     dev = dict(best.get(split, {}))
-    seconds = _last_seconds(folder / "timing.jsonl")
+    timed = _last_timed(folder / "timing.jsonl")
+    seconds = None if timed is None else float(timed["seconds"])
+    shared = None if seconds is None else seconds / _shared_by(folder)
     return Cost(
         seconds=seconds,
-        device_seconds=None if seconds is None else seconds / _shared_by(folder),
+        device_seconds=shared,
+        gpu_seconds=shared if timed is not None and timed.get("device") == "cuda" else None,
         updates=epochs[-1]["step"] if epochs else None,
         best_epoch=best.get("epoch"),
         dev_rsum=dev.get("rsum"),
@@ -45,13 +50,14 @@ def read_cost(folder: Path, split: str = "dev") -> Cost:
     )
 
 
-def _last_seconds(path: Path) -> float | None:
+def _last_timed(path: Path) -> dict[str, Any] | None:
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     for line in reversed(lines):
         try:
-            return float(json.loads(line)["seconds"])
-        except (ValueError, KeyError):  # cut short by a kill
+            timed: dict[str, Any] = json.loads(line)
+        except ValueError:  # cut short by a kill
             continue
+        return timed
     return None
 
 

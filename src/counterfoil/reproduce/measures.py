@@ -32,7 +32,7 @@ FOIL_NUMBERS = (
 )
 WORD_NUMBERS = ("word_auc", "word_ap", "caption_auc", "caption_ap", "pair_accuracy")
 TAU = "tau"
-COST_NUMBERS = ("seconds", "device_seconds", "updates", "best_epoch", "dev_rsum")
+COST_NUMBERS = ("seconds", "device_seconds", "gpu_seconds", "updates", "best_epoch", "dev_rsum")
 
 
 class MeasureColumn(Section):

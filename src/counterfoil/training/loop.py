@@ -151,7 +151,8 @@ class Trainer:
             run = DistributedDataParallel(run, broadcast_buffers=False, find_unused_parameters=True)
         interrupted = False
         try:
-            with RunLogs(self.folder, self.position, self.config.train.tensorboard) as logs:
+            board, kind = self.config.train.tensorboard, self.device.type
+            with RunLogs(self.folder, self.position, board, kind) as logs:
                 while not self.position.finished and not interrupted:
                     interrupted = self._epoch(run, logs)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from counterfoil.training.tensorboard import TensorBoard
 class RunLogs:
     """`metrics.jsonl`, which repeats bit by bit, and `timing.jsonl`, which cannot."""
 
-    def __init__(self, folder: Path, position: Position, tensorboard: bool) -> None:
+    def __init__(self, folder: Path, position: Position, tensorboard: bool, device: str) -> None:
         self.active = rank() == 0
+        self.device = device
         if not self.active:
             return
         self.metrics = MetricsLog(folder / "metrics.jsonl", position.metrics_bytes)
@@ -35,7 +37,8 @@ class RunLogs:
     def write(self, record: dict[str, Any], seconds: float) -> None:
         if self.active:
             self.metrics.write(record)
-            self.timing.write(f'{{"step": {record["step"]}, "seconds": {seconds:.3f}}}\n')
+            timed = {"step": record["step"], "seconds": round(seconds, 3), "device": self.device}
+            self.timing.write(f"{json.dumps(timed)}\n")
             self.timing.flush()
             if self.board:
                 self.board.write(record)
