@@ -2,12 +2,12 @@
 # Flickr8k from photos to tables, step by step. Every step can be stopped and called again; what is done
 # is not done twice. Data and runs lie in WORK, the numbers in RESULTS, nothing in the repository.
 #
-#   run.sh features [lite2-36 lite2-46 lite20-36 lite0-36]  fragments of the photos (SHARDS: the four .tar files)
+#   run.sh features [lite2-36 lite2-46 lite20-46 lite0-36]  fragments of the photos (SHARDS: the four .tar files)
 #   run.sh words GLOVE_PACKAGE MINILM_FOLDER         word vectors and language model (words.py says which)
 #   run.sh tune [ROW ...]                            learning rates on dev, three each, one seed
 #   run.sh tune-tags [ROW ...]                       the same for UNITER and TAGS
 #   run.sh tables NAME [ROW ...]                     train and measure a table, or some rows of it
-#   run.sh all                                       tables of all methods and other fragments (SHARDS, as above), several at a time
+#   run.sh all                                       all features and tables, LANES of these at a time
 #   run.sh prune                                     delete what finished runs only need to be resumed
 #   run.sh page                                      docs/results/flickr8k.md from RESULTS
 #
@@ -17,15 +17,16 @@
 # The numbers of docs/results/flickr8k.md were made with MORE="train.precision=bf16", rates with fewer epochs (the page
 # says how many). What was made with other settings, or by code that computed otherwise, is not known, and is trained again.
 #
-# SHARDS=. WORK=flickr8k RESULTS=docs/results DATA=lite2-36 SEEDS=3 JOBS=1 SCALE=full LIMIT=400
+# SHARDS=. WORK=flickr8k RESULTS=docs/results DATA=lite2-36 SEEDS=3 JOBS=1 LANES=1 SCALE=full LIMIT=400
 # (seconds until training stops, which leaves time to measure; 0: none), MORE="train.device=cuda …" overrides of every run.
+# A GPU of 140 GB, with 16 cores beside it, is kept busy by LANES=6 JOBS=4.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")/../.." && pwd)
 SHARDS=$(realpath "${SHARDS:-.}")
 RESULTS=$(realpath -m "${RESULTS:-$here/docs/results}")
 WORK=$(realpath -m "${WORK:-flickr8k}")
-DATA=${DATA:-lite2-36} SEEDS=${SEEDS:-3} JOBS=${JOBS:-1} SCALE=${SCALE:-full} LIMIT=${LIMIT:-400}
+DATA=${DATA:-lite2-36} SEEDS=${SEEDS:-3} JOBS=${JOBS:-1} LANES=${LANES:-1} SCALE=${SCALE:-full} LIMIT=${LIMIT:-400}
 JUDGEMENTS="ExpertAnnotations.txt CrowdFlowerAnnotations.txt"
 mkdir -p "$WORK" "$RESULTS"
 cd "$WORK"  # runs name word vectors and language model by where they lie in it
@@ -42,6 +43,22 @@ limited() {
   case $code in 124|130) echo "stopped after $LIMIT s; the same call goes on" ;; *) return "$code" ;; esac
 }
 
+# Cells and windows as in lite2-46, of each variant that is named: a list of parts.
+both() {
+  python - "$@" <<'END'
+import json, sys
+def named(name, **options):
+    return f"{name} {json.dumps(options)}"
+print(json.dumps([
+    named("joined", parts=[
+        named("efficientnet-lite", variant=int(variant), fit="keep", size=320, grid=6),
+        named("crops", base_options={"variant": int(variant)}, scales=[1.0, 0.5]),
+    ])
+    for variant in sys.argv[1:]
+]))
+END
+}
+
 features() {
   local name
   for name in "${@:-lite2-36}"; do
@@ -52,8 +69,8 @@ features() {
       lite2-36) how=(-b efficientnet-lite --option variant=2 --option grid=6) ;;
       # Proportions kept, larger, and windows of two scales besides: 36 cells and 10 windows.
       lite2-46) how=(-b joined --option 'parts=["efficientnet-lite {\"variant\": 2, \"fit\": \"keep\", \"size\": 320, \"grid\": 6}", "crops {\"base_options\": {\"variant\": 2}, \"scales\": [1.0, 0.5]}"]') ;;
-      # Two backbones, their vectors end to end: 36 cells of 2560 numbers.
-      lite20-36) how=(-b joined --option along=channels --option 'parts=["efficientnet-lite {\"variant\": 2, \"grid\": 6}", "efficientnet-lite {\"variant\": 0, \"grid\": 6}"]') ;;
+      # The same of two backbones, their vectors end to end: 46 fragments of 2560 numbers.
+      lite20-46) how=(-b joined --option along=channels --option "parts=$(both 2 0)") ;;
       # A weaker backbone by itself.
       lite0-36) how=(-b efficientnet-lite --option variant=0 --option grid=6) ;;
       *) echo "unknown features: $name" >&2; return 2 ;;
@@ -97,27 +114,72 @@ prune() {
   done
 }
 
-# Tables as lanes at the same time, each with its own jobs: a GPU with room for about 16 runs is kept busy. What
-# the papers' claims are about comes first, with three seeds.
+# All that the page shows, by how much it matters: seeds, fragments, table, and rows of it between bars.
+wanted() {
+  cat <<'END'
+3 lite2-36 flickr8k.tags|UNITER|TAGS|TAGS-DC
+1 lite2-36 flickr8k.tags|TAGS, words
+3 lite2-36 flickr8k.ndgl|CHAN*|HREM*
+3 lite2-36 flickr8k.ndgl|ESA*
+1 lite20-46 flickr8k.best
+3 lite2-36 flickr8k.ndgl|GPO*
+1 lite2-36 flickr8k.ndgl|VSRN*|DivE*
+3 lite2-36 flickr8k.selhn|*-hn|*-selhn|rvse++
+3 lite2-36 flickr8k.naaf|scan-t2i|naaf|naaf-positive
+3 lite2-36 flickr8k.baselines
+1 lite2-36 flickr8k.words
+1 lite20-46 flickr8k.baselines|*, ours
+1 lite2-36 flickr8k.mining
+1 lite2-36 flickr8k.selhn
+1 lite2-36 flickr8k.naaf|SCAN*|BFAN*|NAAF*
+1 lite2-36 flickr8k.best
+3 lite20-46 flickr8k.best
+1 lite2-46 flickr8k.baselines|*, ours
+1 lite0-36 flickr8k.baselines|*, ours
+3 lite2-36 flickr8k.mining
+3 lite2-36 flickr8k.words
+3 lite2-36 flickr8k.selhn
+3 lite2-36 flickr8k.ndgl
+3 lite2-36 flickr8k.naaf|SCAN*|BFAN*|NAAF*
+3 lite2-36 flickr8k.best
+1 lite2-36 flickr8k.naaf
+END
+}
+
+# LANES tables at the same time, JOBS runs of each: a lane that is done takes the next one.
 everything() {
   local lane code=0 end=$((SECONDS + LIMIT))
   local -a lanes=()
-  for lane in tags embeddings attention guided fragments; do
-    lane "$lane" > "$lane.log" 2>&1 &
+  features lite2-36 lite20-46 lite2-46 lite0-36
+  wanted > wanted.txt
+  for ((lane = 1; lane <= LANES; lane++)); do
+    lane > "lane-$lane.log" 2>&1 &
     lanes+=($!)
   done
   trap 'kill "${lanes[@]}" 2> /dev/null || true; wait; exit 130' INT TERM
   for lane in "${lanes[@]}"; do wait "$lane" || code=1; done
   trap - INT TERM
-  [ $code = 0 ] || grep -H "failed$" ./*.log >&2 || true
+  [ $code = 0 ] || grep -H "failed$" ./lane-*.log >&2 || true
   return $code
 }
-# One lane. Told to end, it tells the step that it is at, which then saves.
+# Told to end, a lane tells the step that it is at, which then saves.
 lane() {
-  local failed=0 running=
+  local failed=0 running= line SEEDS DATA table
+  local -a rows
   trap '[ -z "$running" ] || kill "$running" 2> /dev/null || true; wait; exit 130' TERM
-  "$1"
+  while line=$(taken) && [ -n "$line" ]; do
+    echo "== $line"
+    read -r SEEDS DATA table <<< "$line"
+    IFS='|' read -ra rows <<< "$table"
+    in_time tables "${rows[@]}"
+  done
   exit $failed
+}
+taken() {  # the first line of what is wanted, which goes from the list
+  exec 9> wanted.lock
+  flock 9
+  sed -n 1p wanted.txt
+  sed -i 1d wanted.txt
 }
 in_time() {  # a step of this file, as long as there is time
   local left=0
@@ -128,53 +190,6 @@ in_time() {  # a step of this file, as long as there is time
   LIMIT=$left "$@" &
   running=$!
   wait "$running" || { echo "$*: failed" >&2; failed=1; }
-}
-next() {  # a table with so many seeds
-  local SEEDS=$1
-  shift
-  in_time tables "$@"
-}
-tags() {
-  JOBS=2
-  next 1 flickr8k.tags UNITER TAGS TAGS-DC
-  next 3 flickr8k.tags UNITER TAGS TAGS-DC
-  next 1 flickr8k.tags
-  next 1 flickr8k.ndgl 'DivE*'
-}
-embeddings() {
-  JOBS=4
-  next 1 flickr8k.baselines
-  next 3 flickr8k.ndgl 'GPO*'
-  next 1 flickr8k.mining
-  next 3 flickr8k.ndgl 'ESA*'
-  next 1 flickr8k.best
-  next 3 flickr8k.best
-}
-attention() {
-  JOBS=4
-  next 3 flickr8k.naaf scan-t2i naaf naaf-positive
-  next 1 flickr8k.naaf 'SCAN*' 'BFAN*' 'NAAF, *' 'NAAF (two models)'
-  next 1 flickr8k.words
-  next 3 flickr8k.baselines
-  next 1 flickr8k.ndgl 'VSRN*'
-  next 1 flickr8k.naaf
-}
-guided() {
-  JOBS=4
-  next 3 flickr8k.selhn '*-hn' '*-selhn' 'rvse++'
-  next 3 flickr8k.ndgl 'CHAN*' 'HREM*'
-  next 1 flickr8k.selhn
-  next 1 flickr8k.ndgl
-}
-fragments() {
-  JOBS=2
-  local DATA
-  for DATA in lite2-46 lite0-36 lite20-36; do
-    in_time features $DATA
-    next 1 flickr8k.baselines '*, ours'
-  done
-  DATA=lite2-46
-  next 1 flickr8k.best 'NAAF, MiniLM' 'VSE∞, MiniLM' 'RVSE++, MiniLM'
 }
 
 tables() {

@@ -74,6 +74,8 @@ def test_an_ensemble_of_one_model_with_itself_is_that_model(run, cache) -> None:
         for runs in ([run], [run, run])
     )
     assert one["rsum"] == pytest.approx(two["rsum"])
+    alike = ["evaluate", run, run, "--standardise", "--json", "--bootstrap", 0, "--cache", cache]
+    assert json.loads(invoke(*alike))["rsum"] == pytest.approx(one["rsum"])
 
 
 def test_evaluation_prints_markdown_and_writes_json(run, cache, tmp_path) -> None:
@@ -215,6 +217,8 @@ def command(*args: str) -> subprocess.CompletedProcess[str]:
         (["train", "nowhere.yaml"], 2, "no such recipe"),
         (["data", "inspect", "nowhere"], 3, "no such file or folder"),
         (["evaluate", "nowhere"], 4, "nowhere"),
+        (["evaluate", "one", "--standardise"], 2, "name two or more"),
+        (["evaluate", "one", "two", "--words", "--standardise"], 2, "leave out --each, --words"),
     ],
 )
 def test_errors_are_one_message_and_their_own_exit_code(args, code, message) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -136,6 +138,22 @@ def test_joined_parts_fill_a_data_set(parts, tmp_path) -> None:
     assert fragments is not None
     assert fragments.read(3).features.shape == (32, 16)
     assert fragments.made_by == "joined"
+
+
+def test_a_part_may_be_joined_itself(parts) -> None:
+    inner = "joined " + json.dumps({"parts": parts})
+    image = picture(7, 50, 70)
+    alone = Joined(parts=parts).extract(image)
+    along = Joined(parts=[inner, inner], along="channels")
+    np.testing.assert_array_equal(
+        along.extract(image).features, np.concatenate([alone.features] * 2, axis=1)
+    )
+    assert (along.max_fragments, along.dim) == (32, 32)
+    after = Joined(parts=[parts[0], inner]).extract(image)
+    np.testing.assert_array_equal(after.features[16:], alone.features)
+    np.testing.assert_array_equal(after.features[:16], alone.features[:16])
+    assert after.boxes is not None
+    assert along.fingerprint() != Joined(parts=[parts[0], inner]).fingerprint()
 
 
 def test_parts_that_do_not_fit_are_named(parts) -> None:

@@ -214,14 +214,18 @@ def test_ensembles_are_scored_by_the_processes(made, cache, tmp_path) -> None:
         {"label": ["one"], "run": "plain"},
         {"label": ["two"], "ensemble": ["plain", "plain@+1"]},
         {"label": ["other"], "ensemble": ["plain@+1", "plain"]},
+        {"label": ["alike"], "ensemble": ["plain", "plain@+1"], "standardise": True},
     ]
     both = planned(table(rows=rows, measures=[]), plan.out)
     finish(both, cache)
     judge = Judge(tmp_path, cache, Silent())
-    assert measure_together(both, judge, 2, Silent(), columns=False) == 2
+    assert measure_together(both, judge, 2, Silent(), columns=False) == 3
     members = tuple(both.runs[name][0] for name in ("plain", "plain@+1"))
     assert judge.place(members).is_file()
-    assert judge.report(members) == Judge(tmp_path / "x", cache, Silent()).report(members)
+    assert judge.place(members, standardise=True).is_file()
+    anew = Judge(tmp_path / "x", cache, Silent())
+    assert judge.report(members) == anew.report(members)
+    assert judge.report(members, standardise=True) == anew.report(members, standardise=True)
     assert measure_together(both, judge, 2, Silent()) == 0
 
 

@@ -135,6 +135,7 @@ def test_an_ensemble_row_averages_the_scores_of_its_members(out, cache) -> None:
         {"label": ["both"], "ensemble": ["all", "hard"]},
         {"label": ["one"], "ensemble": ["all", "all"]},
         {"label": ["all"], "run": "all"},
+        {"label": ["alike"], "ensemble": ["all", "hard"], "standardise": True},
         {"label": ["paper"], "published_only": True, "published": TINY["rows"][0]["published"]},
     ]
     plan = planned(tiny(rows=rows), out)
@@ -143,7 +144,10 @@ def test_an_ensemble_row_averages_the_scores_of_its_members(out, cache) -> None:
     split = read_data(plan.runs["all"][0].config, cache, Silent()).test
     assert found.rows[0].numbers["rsum"].mean == evaluate(members, split, bootstrap=0).rsum
     assert found.rows[1].numbers == found.rows[2].numbers
-    assert not found.rows[3].numbers
+    alike = evaluate(members, split, bootstrap=0, standardise=True)
+    assert found.rows[3].numbers["rsum"].mean == alike.rsum
+    assert found.rows[3].recipe != found.rows[0].recipe
+    assert not found.rows[4].numbers
     assert "| paper | (1.0) | (2.0) | (3.0) | (4.0) | (5.0) | (6.0) | (21.0) |" in to_markdown(
         found
     )

@@ -29,6 +29,7 @@ ROW = {"label": ["a"], "run": "all"}
         ({"rows": []}, "rows: List should have at least 1"),
         ({"rows": [{"label": ["a"]}]}, "exactly one of run, ensemble and published_only"),
         ({"rows": [{"label": ["a"], "published_only": True}]}, "nothing is published"),
+        ({"rows": [ROW | {"standardise": True}]}, "standardise is for ensembles"),
         ({"rows": [{"label": ["a"], "run": "hrad"}]}, "unknown run 'hrad'; did you mean 'hard'"),
         ({"rows": [{"label": ["a", "b"], "run": "all"}]}, "2 labels for 1 columns"),
         ({"rows": [ROW, ROW]}, "two rows are called 'a'"),

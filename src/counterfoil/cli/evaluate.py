@@ -47,6 +47,13 @@ def evaluate(
     ] = 0,
     bootstrap: Annotated[int, typer.Option(help="Resamples for 95 % intervals; 0: none.")] = 1000,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    standardise: Annotated[
+        bool,
+        typer.Option(
+            "--standardise",
+            help="Ensembles of unlike models: divide scores by their deviation before averaging.",
+        ),
+    ] = False,
     cxc: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--cxc", help="Crisscrossed Captions file: adds mAP@R and R-precision."),
@@ -97,12 +104,19 @@ def evaluate(
     from counterfoil.training.load import evaluation_split
 
     bars = progress(quiet=as_json or markdown)
-    settings = _Settings(split, folds, bootstrap, words, foils, max_captions, device, bars)
+    settings = _Settings(
+        split, folds, bootstrap, words, foils, max_captions, device, standardise, bars
+    )
 
     def read(run: Path) -> Split:
         pairs = evaluation_split(run, data, format, parse_options(option or []), cache, bars)
         return pairs[split]
 
+    if standardise and (each or words or shortlist is not None or len(runs) < 2):
+        raise ConfigError(
+            "--standardise is about the scores of several runs that are averaged over all pairs: "
+            "name two or more, and leave out --each, --words and --shortlist"
+        )
     if shortlist is not None and (each or cxc is not None):
         raise ConfigError(
             "--shortlist judges one model or ensemble by its own pairs: leave out --each and --cxc"
@@ -128,6 +142,7 @@ class _Settings:
     foils: int
     max_captions: int | None
     device: str
+    standardise: bool
     bars: Progress
 
     def make_foils(self, split: Split) -> Foils | None:
@@ -224,6 +239,7 @@ def _by_all_pairs(
         folds=settings.folds,
         bootstrap=settings.bootstrap,
         positives=positives,
+        standardise=settings.standardise,
     )
     return Found(report, None, scores[0].skipped)
 

@@ -20,12 +20,20 @@ CHUNK_CELLS = 2_000_000
 
 
 def average(
-    score_matrices: Sequence[ScoreMatrix], weights: Sequence[float] | None = None
+    score_matrices: Sequence[ScoreMatrix],
+    weights: Sequence[float] | None = None,
+    *,
+    standardise: bool = False,
 ) -> Floats:
     """The (weighted) mean of score matrices of one shape, in the widest of their types.
 
+    ``standardise`` first divides each by the deviation of its own scores, so that a model whose
+    scores are spread wider does not have the larger say.
+
     >>> average([np.zeros((1, 2)), np.ones((1, 2))], weights=[3, 1]).tolist()
     [[0.25, 0.25]]
+    >>> average([np.array([[0, 1]]), np.array([[20, 0]])], standardise=True).tolist()
+    [[1.0, 1.0]]
     """
     if not score_matrices:
         raise DataError("average: no score matrices given")
@@ -36,6 +44,9 @@ def average(
                 f"average: matrix {position} has shape {tuple(scores.shape)}, matrix 0 has {shape}"
             )
     shares = _shares(weights, len(score_matrices))
+    if standardise:
+        widths = [_deviation(scores, shape) for scores in score_matrices]
+        shares = [share / width for share, width in zip(shares, widths, strict=True)]
     dtype = np.result_type(*(as_floats(scores[:0]).dtype for scores in score_matrices))
     mean = np.empty(shape, dtype=dtype)
     for first, last in row_chunks(0, shape[0], shape[1], CHUNK_CELLS):
@@ -44,6 +55,16 @@ def average(
             total += share * read_rows(scores, first, last)
         mean[first:last] = total
     return mean
+
+
+def _deviation(scores: ScoreMatrix, shape: tuple[int, int]) -> float:
+    """The standard deviation of all scores; 1 where all are alike, which says nothing anyway."""
+    chunks = [(first, last) for first, last in row_chunks(0, shape[0], shape[1], CHUNK_CELLS)]
+    cells = shape[0] * shape[1]
+    mean = sum(float(read_rows(scores, *rows).sum(dtype=np.float64)) for rows in chunks) / cells
+    squares = (read_rows(scores, *rows).astype(np.float64) - mean for rows in chunks)
+    width = float(np.sqrt(sum(float(np.square(part).sum()) for part in squares) / cells))
+    return width if width > 0 and np.isfinite(width) else 1.0
 
 
 def _shares(weights: Sequence[float] | None, count: int) -> list[float]:

@@ -23,17 +23,26 @@ def evaluate(
     batch_size: int = 256,
     bootstrap: int = 1000,
     positives: ExtendedPositives | None = None,
+    standardise: bool = False,
     progress: Progress | None = None,
 ) -> RetrievalReport:
     """Retrieval both ways; several models are an ensemble that averages their scores.
 
     ``folds=5`` is COCO's 1K protocol on the 5K test images, ``folds=0`` the whole split.
+    ``standardise`` divides each model's scores by their deviation before they are averaged.
     """
     models = [model] if isinstance(model, Model) else list(model)
     if not models:
         raise ConfigError("nothing to evaluate: no model given")
     found = [score_split(one, split, batch_size, progress) for one in models]
-    return report_scores(found, split.name, folds=folds, bootstrap=bootstrap, positives=positives)
+    return report_scores(
+        found,
+        split.name,
+        folds=folds,
+        bootstrap=bootstrap,
+        positives=positives,
+        standardise=standardise,
+    )
 
 
 def report_scores(
@@ -43,9 +52,11 @@ def report_scores(
     folds: int = 0,
     bootstrap: int = 1000,
     positives: ExtendedPositives | None = None,
+    standardise: bool = False,
 ) -> RetrievalReport:
     """The report of one score matrix, or of the average of several over the same pairs."""
-    scores = found[0].scores if len(found) == 1 else average([one.scores for one in found])
+    matrices = [one.scores for one in found]
+    scores = matrices[0] if len(found) == 1 else average(matrices, standardise=standardise)
     return retrieval(
         scores,
         found[0].image_of,

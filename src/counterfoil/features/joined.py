@@ -20,9 +20,10 @@ from counterfoil.features.views import View
 
 @dataclass(frozen=True)
 class _PartView(View):
-    """A view, and which of the parts is to see it."""
+    """A view, and which of the parts is to see it, as that part made it."""
 
     part: int = 0
+    own: View | None = None
 
 
 @extractors.register("joined")
@@ -42,8 +43,8 @@ class Joined(Backbone):
 
         ``along="fragments"`` puts the fragments of all parts after each other, which must be
         equally wide; ``along="channels"`` puts their vectors end to end, cell by cell, where the
-        parts have the same cells. ``unit`` first makes each part's vectors of length one, so that
-        no part outweighs another.
+        parts have the same cells. A part may be joined itself. ``unit`` first makes each part's
+        vectors of length one, so that no part outweighs another.
         """
         if len(parts) < 2:
             raise ConfigError(f"joined: expected at least two parts, got {list(parts)}")
@@ -76,7 +77,7 @@ class Joined(Backbone):
 
     def views(self, image: Image.Image) -> list[View]:
         return [
-            _PartView(view.pixels, view.box, number)
+            _PartView(view.pixels, view.box, number, view)
             for number, part in enumerate(self.parts)
             for view in part.views(image)
         ]
@@ -104,13 +105,14 @@ class Joined(Backbone):
 
 def _backbone(text: str) -> Backbone:
     inner = extractors.create(text, {}, where="features.parts")
-    if not isinstance(inner, Backbone) or isinstance(inner, Joined):
+    if not isinstance(inner, Backbone):
         raise ConfigError(f"joined: '{text}' is not a network whose fragments can be joined")
     return inner
 
 
 def _of_part(views: Sequence[View], number: int) -> list[View]:
-    return [view for view in views if isinstance(view, _PartView) and view.part == number]
+    mine = (view for view in views if isinstance(view, _PartView) and view.part == number)
+    return [view.own for view in mine if view.own is not None]
 
 
 def _unit(features: Array) -> Array:

@@ -112,7 +112,7 @@ class _Collector:
                 missing += 1
             else:
                 try:
-                    report = self._dev(members) if on_dev else self._test(members)
+                    report = self._dev(members) if on_dev else self._test(members, shown)
                 except Exception as error:  # one damaged folder must not hide the other rows
                     errors.append(f"{members[0].title}: {describe(error)}")
                     continue
@@ -121,8 +121,8 @@ class _Collector:
         update = {"errors": errors, "missing": missing}
         return shown.found.with_each(each).model_copy(update=update)
 
-    def _test(self, members: Sequence[PlannedRun]) -> dict[str, float]:
-        return flat_metrics(self.judge.report(members, self.folds))
+    def _test(self, members: Sequence[PlannedRun], shown: ShownRow) -> dict[str, float]:
+        return flat_metrics(self.judge.report(members, self.folds, shown.standardise))
 
     def _dev(self, members: Sequence[PlannedRun]) -> dict[str, float]:
         return read_cost(members[0].folder, members[0].config.evaluation.split).dev

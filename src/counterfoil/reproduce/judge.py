@@ -31,11 +31,13 @@ class Judge:
         self.folder, self.cache, self.progress = folder, cache, progress
         self._pairs: dict[str, Pairs] = {}
 
-    def report(self, runs: Sequence[PlannedRun], folds: int | None = None) -> RetrievalReport:
+    def report(
+        self, runs: Sequence[PlannedRun], folds: int | None = None, standardise: bool = False
+    ) -> RetrievalReport:
         """One run, or several as an ensemble; ``folds`` where not as their config says."""
         settings = runs[0].config.evaluation
         folds = settings.folds if folds is None else folds
-        kept = self.place(runs, folds)
+        kept = self.place(runs, folds, standardise)
         if kept.is_file():
             return _read(kept)
         split = self.split_of(runs[0])
@@ -43,17 +45,26 @@ class Judge:
         if len({(model.fragments_from, str(model.fragments_options)) for model in models}) > 1:
             raise ConfigError("the members of this ensemble read different features")
         found = [score_split(model, split, settings.batch_size, self.progress) for model in models]
-        report = report_scores(found, split.name, folds=folds, bootstrap=settings.bootstrap)
+        report = report_scores(
+            found,
+            split.name,
+            folds=folds,
+            bootstrap=settings.bootstrap,
+            standardise=standardise,
+        )
         write_atomically(kept, report.to_json())
         return report
 
-    def place(self, runs: Sequence[PlannedRun], folds: int | None = None) -> Path:
+    def place(
+        self, runs: Sequence[PlannedRun], folds: int | None = None, standardise: bool = False
+    ) -> Path:
         """Where a report is kept, once there is one."""
         settings = runs[0].config.evaluation
         folds = settings.folds if folds is None else folds
         if len(runs) == 1 and folds == settings.folds:
             return runs[0].folder / "results.json"
-        key = "-".join([*(run.digest for run in runs), f"folds{folds}"])
+        how = ["standardised"] if standardise else []
+        key = "-".join([*(run.digest for run in runs), f"folds{folds}", *how])
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
 
     def speed(self, runs: Sequence[PlannedRun], repeats: int) -> Speed:

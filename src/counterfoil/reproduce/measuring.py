@@ -38,6 +38,7 @@ class Task:
 
     columns: tuple[Asked, ...] = ()
     ensemble: tuple[PlannedRun, ...] = ()
+    standardise: bool = False
 
 
 def tasks(plan: Plan, judge: FoilJudge, columns: bool = True) -> list[Task]:
@@ -51,9 +52,10 @@ def tasks(plan: Plan, judge: FoilJudge, columns: bool = True) -> list[Task]:
             key = writers or asked[1].digest
             task = found.get(key, Task())
             found[key] = replace(task, columns=(*task.columns, asked))
-    for members in _ensembles(plan):
-        if not judge.judge.place(members, plan.folds).is_file():
-            found["+".join(run.digest for run in members)] = Task(ensemble=members)
+    for members, standardise in _ensembles(plan):
+        kept = judge.judge.place(members, plan.folds, standardise)
+        if not kept.is_file():
+            found[kept.name] = Task(ensemble=members, standardise=standardise)
     return list(found.values())
 
 
@@ -72,13 +74,14 @@ def _columns(plan: Plan) -> Iterator[tuple[Asked, str]]:
                     yield (column, members[0], writer), by.digest if by else ""
 
 
-def _ensembles(plan: Plan) -> Iterator[tuple[PlannedRun, ...]]:
+def _ensembles(plan: Plan) -> Iterator[tuple[tuple[PlannedRun, ...], bool]]:
+    """Ensembles whose members are all there, and whether their scores are standardised."""
     if not isinstance(plan.artefact, Table):
         return
     for row in shown_rows(plan):
         for members in row.runs:
             if len(members) > 1 and all(run.state == "finished" for run in members):
-                yield members
+                yield members, row.standardise
 
 
 def measure_together(
@@ -151,7 +154,8 @@ def _measure(task: Task) -> None:
     for asked in task.columns:
         _tried(lambda asked=asked: process.judge.number(*asked))  # type: ignore[misc]
     if task.ensemble:
-        _tried(lambda: process.judge.judge.report(task.ensemble, process.folds))
+        judge = process.judge.judge
+        _tried(lambda: judge.report(task.ensemble, process.folds, task.standardise))
 
 
 def _tried(measure: Callable[[], object]) -> None:

@@ -21,6 +21,7 @@ class ShownRow:
     found: Found
     seeds: tuple[int, ...]
     runs: tuple[tuple[PlannedRun, ...], ...]
+    standardise: bool = False
 
 
 def shown_rows(plan: Plan) -> list[ShownRow]:
@@ -39,7 +40,8 @@ def _of_row(plan: Plan, row: Row) -> ShownRow:
         note=row.note,
         quoted=row.published_only,
     )
-    return _shown(found, row.members, [plan.runs[name] for name in row.members])
+    runs = [plan.runs[name] for name in row.members]
+    return _shown(found, row.members, runs, row.standardise)
 
 
 def _of_point(plan: Plan, point: Point) -> ShownRow:
@@ -51,14 +53,18 @@ def _of_point(plan: Plan, point: Point) -> ShownRow:
 
 
 def _shown(
-    found: Found, names: Sequence[str], by_member: Sequence[Sequence[PlannedRun]]
+    found: Found,
+    names: Sequence[str],
+    by_member: Sequence[Sequence[PlannedRun]],
+    standardise: bool = False,
 ) -> ShownRow:
     runs = tuple(zip(*by_member, strict=True))
     seeds = tuple(_seed(names[0], members[0], index) for index, members in enumerate(runs))
     # as seen from OUT, so that results read the same wherever they were made
     folders = [f"runs/{run.folder.name}" for members in runs for run in members]
-    recipe = _recipe(names, runs[0]) if runs else ""
-    return ShownRow(found.model_copy(update={"recipe": recipe, "runs": folders}), seeds, runs)
+    recipe = _recipe(names, runs[0], standardise) if runs else ""
+    told = found.model_copy(update={"recipe": recipe, "runs": folders})
+    return ShownRow(told, seeds, runs, standardise)
 
 
 def _seed(name: str, run: PlannedRun, index: int) -> int:
@@ -67,9 +73,10 @@ def _seed(name: str, run: PlannedRun, index: int) -> int:
     return run.config.seed - meant.seed if meant.relative else index
 
 
-def _recipe(names: Sequence[str], members: Sequence[PlannedRun]) -> str:
-    """What a row is made of: which seeds of which settings."""
+def _recipe(names: Sequence[str], members: Sequence[PlannedRun], standardise: bool) -> str:
+    """What a row is made of: which seeds of which settings, and how they are averaged."""
     told = [
         f"{name.partition('@')[2]}:{run.recipe}" for name, run in zip(names, members, strict=True)
     ]
+    told += ["standardised"] if standardise else []
     return hashlib.sha256(" ".join(told).encode()).hexdigest()[:12]

@@ -29,6 +29,9 @@ class Row(Section):
     label: list[str] = Field(min_length=1)
     run: str | None = None
     ensemble: list[str] = Field(default_factory=list)
+    standardise: bool = Field(
+        False, description="divide each member's scores by their deviation before they are averaged"
+    )
     published_only: bool = False
     published: dict[str, list[float | None]] = Field(default_factory=dict)
     published_measures: dict[str, list[float | None]] = Field(
@@ -52,6 +55,8 @@ class Row(Section):
             raise ValueError(
                 f"row '{self.name}': needs exactly one of run, ensemble and published_only"
             )
+        if self.standardise and not self.ensemble:
+            raise ValueError(f"row '{self.name}': standardise is for ensembles")
         if self.published_only and not (self.published or self.published_measures):
             raise ValueError(f"row '{self.name}': published_only, but nothing is published")
         for data, numbers in self.published.items():
