@@ -7,7 +7,7 @@
 #   run.sh tune [ROW ...]                            learning rates on dev, three each, one seed
 #   run.sh tune-tags [ROW ...]                       the same for UNITER and TAGS
 #   run.sh tables NAME [ROW ...]                     train and measure a table, or some rows of it
-#   run.sh all                                       all features and tables, LANES of these at a time
+#   run.sh all [FILE]                                all features and tables (or those of a list), LANES of these at a time
 #   run.sh prune                                     delete what finished runs only need to be resumed
 #   run.sh page                                      docs/results/flickr8k.md from RESULTS
 #
@@ -149,9 +149,10 @@ END
 # LANES tables at the same time, JOBS runs of each: a lane that is done takes the next one.
 everything() {
   local lane code=0 end=$((SECONDS + LIMIT))
-  local -a lanes=()
-  features lite2-36 lite20-46 lite2-46 lite0-36
-  wanted > wanted.txt
+  local -a lanes=() fragments
+  if [ $# = 0 ]; then wanted; else cat "$1"; fi > wanted.txt
+  read -ra fragments <<< "$(cut -d' ' -f2 wanted.txt | awk '!seen[$0]++' | xargs)"
+  features "${fragments[@]}"
   for ((lane = 1; lane <= LANES; lane++)); do
     lane > "lane-$lane.log" 2>&1 &
     lanes+=($!)
@@ -207,7 +208,7 @@ case $step in
   tune) SEEDS=1 reproduce flickr8k.tuning flickr8k.tuning "$@" ;;
   tune-tags) SEEDS=1 reproduce flickr8k.tuning-tags flickr8k.tuning-tags "$@" ;;
   tables) tables "$@" ;;
-  all) everything ;;
+  all) everything "$@" ;;
   prune) prune ;;
   page) counterfoil reproduce --fill "$here/docs/results/flickr8k.md" --store "$RESULTS" ;;
   *) echo "unknown step: $step" >&2; exit 2 ;;
