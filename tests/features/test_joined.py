@@ -75,6 +75,21 @@ def test_kept_proportions_are_those_of_the_picture(width: int, height: int) -> N
     assert max(rows, columns) <= 128
 
 
+@pytest.mark.parametrize(("fit", "planned"), [("squash", True), ("keep", False)])
+def test_cudnn_plans_nothing_for_sizes_that_hardly_come_again(fit, planned, monkeypatch) -> None:
+    seen: list[bool] = []
+
+    def network(batch):
+        seen.append(torch.backends.cudnn.enabled)
+        return torch.zeros(len(batch), 1280, 2, 2)
+
+    network.to = lambda device: network
+    monkeypatch.setattr(EfficientNetLiteFeatures, "_network", network)
+    EfficientNetLiteFeatures(fit=fit, size=64, grid=2).extract(picture(9, 40, 30))
+    assert seen == [planned]
+    assert torch.backends.cudnn.enabled
+
+
 def test_pictures_of_any_proportions_have_the_same_number_of_cells(untrained) -> None:
     tool = EfficientNetLiteFeatures(fit="keep", size=64, grid=2)
     for size in ((64, 64), (128, 64), (40, 100)):

@@ -130,8 +130,14 @@ class EfficientNetLiteFeatures(Backbone):
             return to_array(self._maps(pixels).mean(dim=(2, 3)))
 
     def _maps(self, pixels: NDArray[np.uint8]) -> torch.Tensor:
+        import torch
+
         batch = to_network(pixels, self.device, _MEAN, _STD)
-        maps: torch.Tensor = self._network.to(self.device)(batch)
+        # Pictures that keep their proportions come in hundreds of sizes, in batches of any number.
+        # cuDNN makes a plan for every convolution of every such shape, a second's work each time.
+        planned = self.fit != "keep" and torch.backends.cudnn.enabled
+        with torch.backends.cudnn.flags(enabled=planned):
+            maps: torch.Tensor = self._network.to(self.device)(batch)
         return maps
 
     @cached_property
