@@ -7,8 +7,11 @@ import sys
 from multiprocessing.connection import Connection
 
 import pytest
+import torch
 
-from counterfoil.reproduce import workers
+from counterfoil.progress import Silent
+from counterfoil.reproduce import runner, workers
+from tests.reproduce.conftest import planned, tiny
 
 
 def look(sender: Connection) -> None:
@@ -40,3 +43,34 @@ def test_a_process_begins_with_everything_imported_and_is_no_copy_of_this_one() 
 def test_where_copies_cannot_use_a_gpu_processes_begin_from_nothing(monkeypatch, odd) -> None:
     monkeypatch.setattr(workers, "_tell", odd)
     assert workers.own_processes.__wrapped__().get_start_method() == "spawn"
+
+
+def crowded(job, cache, progress, should_stop) -> bool:
+    """At first there is no room on the GPU; for the second run there never is."""
+    tried = job.folder.with_suffix(".tried")
+    first = not tried.exists()
+    tried.parent.mkdir(parents=True, exist_ok=True)
+    tried.touch()
+    if first or job.name == "hard":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 26.00 MiB")
+    return True
+
+
+def test_a_run_that_others_left_no_memory_for_is_tried_again_with_fewer(
+    monkeypatch, tmp_path, cache
+) -> None:
+    monkeypatch.setattr(runner, "do_one", crowded)
+    lines: list[str] = []
+
+    class Lines(Silent):
+        def say(self, text: str) -> None:
+            lines.append(text)
+
+    plan = planned(tiny(), tmp_path)
+    outcome = runner.carry_out(plan, cache, Lines(), jobs=3)
+    assert outcome.trained == 1
+    [failed] = outcome.errors
+    assert failed == plan.runs["hard"][0].digest
+    again = [line for line in lines if "tried again later" in line]
+    assert len(again) == 2
+    assert again[-1].endswith("with 1 at a time")

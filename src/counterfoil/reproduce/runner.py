@@ -141,15 +141,27 @@ def _together(
                     progress.say(f"starting {run.title} ({len(waiting)} to go)")
                     workers.start(run)
             for ended in workers.news(progress):
-                if ended.error is not None:
+                if ended.error is not None and _crowded(ended.error) and workers.jobs > 1:
+                    workers.jobs -= 1
+                    waiting.append(ended.run)
+                    progress.say(
+                        f"{ended.run.title}: out of memory beside others; tried again later, with "
+                        f"{workers.jobs} at a time"
+                    )
+                elif ended.error is not None:
                     outcome.errors[ended.run.digest] = ended.error
                     progress.say(f"failed: {ended.run.title}: {ended.error}")
                 elif ended.finished:
-                    outcome.count(ended.run, jobs)
+                    outcome.count(ended.run, workers.jobs)
             if stop and not workers.busy:
                 return
     finally:
         workers.close()
+
+
+def _crowded(error: str) -> bool:
+    """Whether a run ended for want of a GPU's memory, which there is more of with fewer runs."""
+    return "OutOfMemoryError" in error or "CUDA error: out of memory" in error
 
 
 def _still_needed(run: Job, waiting: list[Job], workers: Workers) -> bool:
