@@ -305,7 +305,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 row |= errors(matcher, images, texts, scores[0], options.check)
                 half = multiplied(matcher, images, texts)[0].fragments
                 row["precision"] = str(half.dtype).removeprefix("torch.")  # type: ignore[union-attr]
-            if number < options.loop_rounds:
+            if number < options.loop_rounds and options.loop_captions > 0:
                 keep_best(row, caption_loop(name, images, texts, options, scores[0]), min)
     work = 2 * int(texts.mask.sum()) * images.mask.numel() * options.dim
     pairs = len(images) * len(texts)
@@ -367,7 +367,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--loop-rounds", type=int, default=1, help="rounds that do the loop, too")
-    parser.add_argument("--loop-captions", type=int, default=256)
+    parser.add_argument("--loop-captions", type=int, default=256, help="0: no loop")
     parser.add_argument(
         "--check", nargs=2, type=int, default=[64, 500], help="images and captions to check"
     )
