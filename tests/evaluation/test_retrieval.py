@@ -218,8 +218,10 @@ def test_standardised_scores_have_the_same_say_however_wide_they_are(monkeypatch
         found = average([one, width * two + offset], weights=[1, 3], standardise=True)
         moved = found - found.mean() + expected.mean()
         np.testing.assert_allclose(moved, expected, atol=1e-9)
-    flat = average([one, np.full((7, 11), 0.5)], standardise=True)
-    np.testing.assert_allclose(flat, one / one.std() / 2 + 0.25, atol=1e-12)
+    for same in (0.5, 0.1, 0.0):
+        flat = average([one, np.full((7, 11), same)], standardise=True)
+        np.testing.assert_allclose(flat, one / one.std() / 2 + same / 2, atol=1e-12)
+    assert average([one[:0], one[:0]], standardise=True).shape == (0, 11)
 
 
 @pytest.mark.parametrize(

@@ -180,3 +180,14 @@ def test_parts_that_do_not_fit_are_named(parts) -> None:
     with pytest.raises(ConfigError, match="as many fragments, got 16, 17"):
         _ = Joined(parts=[parts[0], parts[0].replace("false", "true")], along="channels").dim
     assert Joined(parts=["efficientnet-lite", crops]).along == "fragments"
+
+
+def test_vectors_of_other_places_are_not_put_end_to_end(parts, untrained) -> None:
+    grid = 'efficientnet-lite {"size": 64, "grid": 1}'
+    windows = 'crops {"base_options": {"size": 64}, "scales": [0.5]}'
+    count = extractors.create(windows, {}).max_fragments
+    cells = [grid] * count
+    orders = [json.dumps({"parts": order}) for order in ([*cells, windows], [windows, *cells])]
+    wrong = Joined(parts=[f"joined {order}" for order in orders], along="channels")
+    with pytest.raises(ConfigError, match="in the same places"):
+        wrong.extract(picture(10, 60, 40))

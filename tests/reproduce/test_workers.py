@@ -56,8 +56,9 @@ def crowded(job, cache, progress, should_stop) -> bool:
     return True
 
 
+@pytest.mark.parametrize("jobs", [2, 3])
 def test_a_run_that_others_left_no_memory_for_is_tried_again_with_fewer(
-    monkeypatch, tmp_path, cache
+    jobs, monkeypatch, tmp_path, cache
 ) -> None:
     monkeypatch.setattr(runner, "do_one", crowded)
     lines: list[str] = []
@@ -67,10 +68,26 @@ def test_a_run_that_others_left_no_memory_for_is_tried_again_with_fewer(
             lines.append(text)
 
     plan = planned(tiny(), tmp_path)
-    outcome = runner.carry_out(plan, cache, Lines(), jobs=3)
+    outcome = runner.carry_out(plan, cache, Lines(), jobs=jobs)
     assert outcome.trained == 1
     [failed] = outcome.errors
     assert failed == plan.runs["hard"][0].digest
     again = [line for line in lines if "tried again later" in line]
-    assert len(again) == 2
+    assert len(again) == 1 + runner.RETRIES
     assert again[-1].endswith("with 1 at a time")
+
+
+@pytest.mark.parametrize(
+    ("error", "crowded"),
+    [
+        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 26.00 MiB", True),
+        ("AcceleratorError: CUDA error: out of memory", True),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling …", True),
+        ("RuntimeError: Triton Error [CUDA]: out of memory", True),
+        ("its process ended with code -9 (out of memory?)", False),
+        ("ValueError: no", False),
+        (None, False),
+    ],
+)
+def test_what_is_want_of_a_gpus_memory(error, crowded) -> None:
+    assert runner._crowded(error) == crowded

@@ -58,13 +58,18 @@ def average(
 
 
 def _deviation(scores: ScoreMatrix, shape: tuple[int, int]) -> float:
-    """The standard deviation of all scores; 1 where all are alike, which says nothing anyway."""
+    """The standard deviation of all scores; 1 where all are alike, which says nothing anyway.
+
+    Alike but for rounding, whose deviation is a few parts of 10¹⁶ of the scores, is alike.
+    """
     chunks = [(first, last) for first, last in row_chunks(0, shape[0], shape[1], CHUNK_CELLS)]
     cells = shape[0] * shape[1]
+    if not cells:
+        return 1.0
     mean = sum(float(read_rows(scores, *rows).sum(dtype=np.float64)) for rows in chunks) / cells
     squares = (read_rows(scores, *rows).astype(np.float64) - mean for rows in chunks)
     width = float(np.sqrt(sum(float(np.square(part).sum()) for part in squares) / cells))
-    return width if width > 0 and np.isfinite(width) else 1.0
+    return width if np.isfinite(width) and width > 1e-12 * abs(mean) else 1.0
 
 
 def _shares(weights: Sequence[float] | None, count: int) -> list[float]:

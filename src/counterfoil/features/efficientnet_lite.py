@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -130,13 +131,10 @@ class EfficientNetLiteFeatures(Backbone):
             return to_array(self._maps(pixels).mean(dim=(2, 3)))
 
     def _maps(self, pixels: NDArray[np.uint8]) -> torch.Tensor:
-        import torch
-
         batch = to_network(pixels, self.device, _MEAN, _STD)
         # Pictures that keep their proportions come in hundreds of sizes, in batches of any number.
         # cuDNN makes a plan for every convolution of every such shape, a second's work each time.
-        planned = self.fit != "keep" and torch.backends.cudnn.enabled
-        with torch.backends.cudnn.flags(enabled=planned):
+        with _without_cudnn() if self.fit == "keep" else nullcontext():
             maps: torch.Tensor = self._network.to(self.device)(batch)
         return maps
 
@@ -150,6 +148,18 @@ class EfficientNetLiteFeatures(Backbone):
         weights = torch.load(weights_path(self.variant), map_location="cpu", weights_only=True)
         network.load_published(weights)
         return network
+
+
+def _without_cudnn() -> AbstractContextManager[None]:
+    """PyTorch's own convolutions; what else was set for cuDNN stays as it is."""
+    from torch.backends import cudnn
+
+    return cudnn.flags(
+        enabled=False,
+        benchmark=cudnn.benchmark,
+        deterministic=cudnn.deterministic,
+        allow_tf32=cudnn.allow_tf32,
+    )
 
 
 def weights_path(variant: int) -> Path:

@@ -98,6 +98,7 @@ class Joined(Backbone):
     def _join(self, found: Sequence[Fragments]) -> Fragments:
         features = [_unit(one.features) if self.unit else one.features for one in found]
         if self.along == "channels":
+            _check_places(found)
             return Fragments(np.concatenate(features, axis=1), found[0].boxes)
         boxes = [one.boxes for one in found if one.boxes is not None]
         return Fragments(np.concatenate(features), np.concatenate(boxes))
@@ -108,6 +109,16 @@ def _backbone(text: str) -> Backbone:
     if not isinstance(inner, Backbone):
         raise ConfigError(f"joined: '{text}' is not a network whose fragments can be joined")
     return inner
+
+
+def _check_places(found: Sequence[Fragments]) -> None:
+    """Vectors end to end are of one place: parts whose fragments lie elsewhere are refused."""
+    boxes = [one.boxes for one in found if one.boxes is not None]
+    if any(not np.allclose(boxes[0], other, atol=1e-3) for other in boxes[1:]):
+        raise ConfigError(
+            "joined: along channels, the parts' fragments must lie in the same places of the "
+            "picture, in the same order; choose other parts, or along=fragments"
+        )
 
 
 def _of_part(views: Sequence[View], number: int) -> list[View]:

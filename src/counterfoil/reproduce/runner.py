@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,9 @@ from counterfoil.reproduce.plan import Plan
 from counterfoil.reproduce.planned import Job, PlannedGuide
 from counterfoil.reproduce.workers import Workers
 from counterfoil.training.run import execute, read_data
+
+RETRIES = 2
+"""How often a run is tried again that others left no memory of a GPU for."""
 
 
 @dataclass
@@ -124,6 +128,7 @@ def _together(
 ) -> None:
     """Up to ``jobs`` of them at a time, each in a process of its own."""
     waiting = _with_data(missing, cache, progress, outcome)
+    tries, at_once = Counter[str](), dict[str, int]()
     on_training()
     workers = Workers(cache, jobs, do_one, describe)
     try:
@@ -140,9 +145,11 @@ def _together(
                     waiting.remove(run)
                     progress.say(f"starting {run.title} ({len(waiting)} to go)")
                     workers.start(run)
+                    at_once[run.digest] = workers.jobs
             for ended in workers.news(progress):
-                if ended.error is not None and _crowded(ended.error) and workers.jobs > 1:
-                    workers.jobs -= 1
+                if _crowded(ended.error) and tries[ended.run.digest] < RETRIES and not stop:
+                    tries[ended.run.digest] += 1
+                    workers.jobs = max(1, workers.jobs - 1)
                     waiting.append(ended.run)
                     progress.say(
                         f"{ended.run.title}: out of memory beside others; tried again later, with "
@@ -152,16 +159,19 @@ def _together(
                     outcome.errors[ended.run.digest] = ended.error
                     progress.say(f"failed: {ended.run.title}: {ended.error}")
                 elif ended.finished:
-                    outcome.count(ended.run, workers.jobs)
+                    outcome.count(ended.run, at_once[ended.run.digest])
             if stop and not workers.busy:
                 return
     finally:
         workers.close()
 
 
-def _crowded(error: str) -> bool:
+def _crowded(error: str | None) -> bool:
     """Whether a run ended for want of a GPU's memory, which there is more of with fewer runs."""
-    return "OutOfMemoryError" in error or "CUDA error: out of memory" in error
+    told = (error or "").lower()
+    return any(sign in told for sign in ("outofmemoryerror", "out of memory.", "alloc_failed")) or (
+        "cuda" in told and "out of memory" in told
+    )
 
 
 def _still_needed(run: Job, waiting: list[Job], workers: Workers) -> bool:
