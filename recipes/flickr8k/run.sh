@@ -19,7 +19,7 @@
 #
 # SHARDS=. WORK=flickr8k RESULTS=docs/results DATA=lite2-36 SEEDS=3 JOBS=1 LANES=1 SCALE=full LIMIT=400
 # (seconds until training stops, which leaves time to measure; 0: none), MORE="train.device=cuda …" overrides of every run.
-# A GPU of 140 GB, with 16 cores beside it, is kept busy by LANES=6 JOBS=4.
+# A GPU of 140 GB, with 16 cores beside it, is kept busy by LANES=4 JOBS=4 (with more its memory may not do).
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")/../.." && pwd)
