@@ -62,7 +62,7 @@ def _deviation(scores: ScoreMatrix, shape: tuple[int, int]) -> float:
 
     Alike but for rounding, whose deviation is a few parts of 10¹⁶ of the scores, is alike.
     """
-    chunks = [(first, last) for first, last in row_chunks(0, shape[0], shape[1], CHUNK_CELLS)]
+    chunks = list(row_chunks(0, shape[0], shape[1], CHUNK_CELLS))
     cells = shape[0] * shape[1]
     if not cells:
         return 1.0

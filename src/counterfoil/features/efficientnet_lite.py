@@ -133,7 +133,7 @@ class EfficientNetLiteFeatures(Backbone):
     def _maps(self, pixels: NDArray[np.uint8]) -> torch.Tensor:
         batch = to_network(pixels, self.device, _MEAN, _STD)
         # Pictures that keep their proportions come in hundreds of sizes, in batches of any number.
-        # cuDNN makes a plan for every convolution of every such shape, a second's work each time.
+        # cuDNN would make a plan for every convolution of every such shape.
         with _without_cudnn() if self.fit == "keep" else nullcontext():
             maps: torch.Tensor = self._network.to(self.device)(batch)
         return maps

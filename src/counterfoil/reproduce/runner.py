@@ -169,9 +169,7 @@ def _together(
 def _crowded(error: str | None) -> bool:
     """Whether a run ended for want of a GPU's memory, which there is more of with fewer runs."""
     told = (error or "").lower()
-    return any(sign in told for sign in ("outofmemoryerror", "out of memory.", "alloc_failed")) or (
-        "cuda" in told and "out of memory" in told
-    )
+    return "alloc_failed" in told or ("cuda" in told and "out of memory" in told)
 
 
 def _still_needed(run: Job, waiting: list[Job], workers: Workers) -> bool:
