@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from safetensors import safe_open
 
 from counterfoil.data.arrays import ArrayFile
@@ -20,6 +21,9 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
 
 torch.set_num_threads(1)  # tiny tensors: threads only wait for each other
+
+settings.register_profile("untimed", deadline=None)  # machines are busy: no test is about time
+settings.load_profile("untimed")
 
 ORACLE = Path(__file__).parent / "oracle"
 CONCEPTS = [

@@ -88,12 +88,24 @@ def test_states_and_gradients_are_those_of_packed_words(layers, both_ways, half)
             expected = run_gru(rnn, inputs, sizes)
             theirs = gradients(rnn, inputs, expected.float())
             with replaying():
-                assert replayed(rnn, inputs, sizes) is not None
                 found = run_gru(rnn, inputs, sizes)
+            assert type(found.grad_fn).__name__ == "_ReplayBackward"
             assert found.dtype == expected.dtype
             mine = gradients(rnn, inputs, found.float())
             same([found, *mine], [expected, *theirs], 1e-4 if half is None else 5e-2)
     assert len(_of_network[rnn].by_shape) == 2
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("recorded", [True, False])
+def test_gradients_beyond_what_float16_can_say_stay_finite_in_bfloat16(recorded) -> None:
+    rnn = network()
+    inputs, sizes = sentences([3, 9, 8])
+    expected = gradients(rnn, inputs, run_gru(rnn, inputs, sizes))
+    with torch.autocast("cuda", torch.bfloat16), replaying(recorded):
+        found = gradients(rnn, inputs, 1e7 * run_gru(rnn, inputs, sizes).float())
+    same([one / 1e7 for one in found], expected, 1e-3)
 
 
 @needs_gpu

@@ -19,7 +19,15 @@ def run_gru(rnn: nn.GRU, inputs: Tensor, lengths: Indices) -> Tensor:
     A length of 0 counts as 1. Lengths are the host's, which has to know them. PyTorch's own packing
     copies step by step, both ways, which on a GPU is some hundred launches a batch; here rows are
     picked and put back by one index. In training on a GPU the whole of it is `replayed`.
+
+    Where a GPU computes in bfloat16, this is in single precision: cuDNN has no recurrent networks
+    in bfloat16, and PyTorch's autocast takes float16 for them, in which a gradient of more than
+    65,504 is infinite. Losses that are summed over pairs come to such gradients.
     """
+    mixed = inputs.is_cuda and torch.is_autocast_enabled("cuda")
+    if mixed and torch.get_autocast_dtype("cuda") == torch.bfloat16:
+        with torch.autocast("cuda", enabled=False):
+            return run_gru(rnn, inputs.float(), lengths)
     lengths = np.maximum(lengths, 1)
     found = replayed(rnn, inputs, lengths)
     if found is not None:

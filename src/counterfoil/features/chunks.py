@@ -23,7 +23,7 @@ from counterfoil.features.views import View
 from counterfoil.parallel import ordered_map
 
 _LARGEST = float(np.finfo(np.float16).max)
-_MOST_THREADS = 8
+_MOST_THREADS = 16
 
 Refs = list[ImageRef]
 _Task = tuple[str, str, Refs]
