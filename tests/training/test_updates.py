@@ -77,6 +77,22 @@ def test_a_gradient_without_end_is_refused_before_the_update(norm) -> None:
         assert torch.equal(value, before[key])
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (float("nan"), r"in 1 of 2 parameters, first bias\)"),
+        (float("inf"), r"in 1 of 2 parameters, first bias\)"),
+        (3e38, r"too large to add up\)"),
+    ],
+)
+def test_what_is_refused_is_named(value, said) -> None:
+    found = updates(None, "float32")
+    found.backward(found.module(torch.ones(4, 3)).square().sum())
+    found.module.bias.grad.fill_(value)
+    with pytest.raises(TrainingError, match=said):
+        found.step(float(found.gradient_norm()), 0)
+
+
 def test_numbers_are_read_at_once_and_none_loses_digits() -> None:
     fine, coarse = torch.tensor(0.1, dtype=torch.float64), torch.tensor(0.5, dtype=torch.bfloat16)
     assert as_numbers(fine.requires_grad_(), coarse) == [0.1, 0.5]

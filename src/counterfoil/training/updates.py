@@ -43,8 +43,8 @@ class Updates:
         """Move the parameters by a gradient of this norm, clipped, and the learning rate."""
         if not math.isfinite(norm) and not self.scaler.is_enabled():
             raise TrainingError(
-                f"step {number}: the gradient is not a finite number, the update was not made; "
-                "lower train.optimiser.lr or use train.precision=float32"
+                f"step {number}: the gradient is not a finite number ({self._broken()}), the "
+                "update was not made; lower train.optimiser.lr or use train.precision=float32"
             )
         share = self.clip / (norm + 1e-6) if self.clip else 1.0
         if share < 1.0:
@@ -55,6 +55,15 @@ class Updates:
         self.optimiser.zero_grad(set_to_none=True)
         if self.scaler.get_scale() >= scale:  # else fp16 overflowed and the update was left out
             self.schedule.step()
+
+    def _broken(self) -> str:
+        """Where it is not: the first of the parameters, and how many there are."""
+        trained = [(n, p.grad) for n, p in self.module.named_parameters() if p.grad is not None]
+        broken = [name for name, gradient in trained if not gradient.isfinite().all()]
+        if not broken:  # each is finite, and their squares add up to more than there is
+            return "too large to add up"
+        first = broken[0].removeprefix("model.")
+        return f"in {len(broken)} of {len(trained)} parameters, first {first}"
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.module.parameters() if p.grad is not None]
