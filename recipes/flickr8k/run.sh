@@ -116,7 +116,7 @@ prune() {
   done
 }
 
-# All that the page shows, by how much it matters: seeds, fragments, table, and rows of it between bars.
+# All that the page shows and lacks, by how much it matters: seeds, fragments, table, and rows of it between bars.
 wanted() {
   cat <<'END'
 3 lite2-36 flickr8k.tags|UNITER*|TAGS|TAGS-DC

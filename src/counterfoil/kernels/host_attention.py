@@ -11,14 +11,11 @@ from ctypes import CDLL
 import torch
 from torch import Tensor
 
-from counterfoil.kernels.attention import EPS
+from counterfoil.kernels.attention import EPS, TIE
 from counterfoil.kernels.compiled import LANES, library, pointers
 from counterfoil.kernels.fused import SHARPEST, Recipe
 from counterfoil.kernels.host_sides import COMPILED_BLOCK, HostRegions, HostSides, Kept, for_host
 from counterfoil.kernels.side_by_side import Group
-
-TIE = 1e-5
-"""As far below the average an answer may be that BFAN still attends to."""
 
 LARGEST = 1e6
 """Of similarities: the squares of larger ones may leave single precision when they are summed."""

@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from counterfoil.kernels.triton_scores import (
-    EXACT,
     _by_caption,
     _focus,
     _pool,
@@ -39,8 +38,7 @@ def _through_norm(E, s, d_logits, scale, RAISE: tl.constexpr, PRECISION: tl.cons
     inverse = scale / (length + EPS)
     along = _by_caption(E, d_logits * x, PRECISION)
     back = tl.where(length > 0, inverse * along / ((length + EPS) * tl.maximum(length, EPS)), 0.0)
-    onward, aside = _to_words(E, inverse, "tf32x3"), _to_words(E, back, "tf32x3")
-    return (d_logits * onward - x * aside) * _slope(s, RAISE)
+    return (d_logits * _to_words(E, inverse) - x * _to_words(E, back)) * _slope(s, RAISE)
 
 
 @triton.jit
@@ -76,6 +74,7 @@ def words_backward(
     NEGATIVE: tl.constexpr, UNIT: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
     BW: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
+    NORMS: tl.constexpr = "tf32x3" if METHOD == "bfan" else PRECISION  # as in `asked_by_words`
     image = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     start = image * regions
@@ -116,12 +115,10 @@ def words_backward(
                 best = tl.max(reach, 1)
                 e = tl.where(reach > boundary, tl.exp((reach - best[:, None]) * scale), 0.0)
             else:
+                e = _softmax_weights(E, s, real, scale, RAISE, NORMS)
                 if METHOD == "bfan":  # which weights are left is a choice without gradient
-                    e = _softmax_weights(E, s, real, scale, RAISE, EXACT, EXACT)
                     some_real = tl.sum(real.to(tl.float32), 0)
                     e = _focus(e, tl.full([BW], 0.0, tl.float32) + some_real, PROB)
-                else:
-                    e = _softmax_weights(E, s, real, scale, RAISE, PRECISION, "tf32x3")
             found = tl.dot(e, G, input_precision=PRECISION)
             along = tl.sum(e * s, 1)
             squared = tl.sum(found * e, 1)
@@ -137,7 +134,7 @@ def words_backward(
             ds = d_along[:, None] * e
             if METHOD == "naaf":
                 ds += de * e * scale
-                p = _softmax_weights(E, s, real, scale, RAISE, PRECISION, "tf32x3")
+                p = _softmax_weights(E, s, real, scale, RAISE, PRECISION)
                 p = p / tl.maximum(tl.sum(p, 1), 1e-30)[:, None]
                 seen = tl.sum(p * s, 1)
                 d_logits = d[:, None] * p * (s - seen[:, None])

@@ -16,8 +16,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from counterfoil.kernels import attention
+
 EPS = tl.constexpr(1e-8)
-TIE = tl.constexpr(1e-5)
+TIE = tl.constexpr(attention.TIE)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 

@@ -15,11 +15,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from counterfoil.kernels import attention
+
 EPS = tl.constexpr(1e-8)
-TIE = tl.constexpr(1e-5)
-EXACT = tl.constexpr("ieee")
-"""How BFAN's weights are found: rounded to TF32, a caption's one word would not attend alike to all
-regions that it agrees with, and rounding would choose among equals."""
+TIE = tl.constexpr(attention.TIE)
 
 
 @triton.jit
@@ -40,9 +39,9 @@ def _by_caption(E, x, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _to_words(E, x, PRECISION: tl.constexpr):
+def _to_words(E, x):
     """What a caption has, for each of its words: [BC, BR] to [BW, BR]."""
-    return tl.dot(E, x, input_precision=PRECISION)
+    return tl.dot(E, x, input_precision="tf32x3")
 
 
 @triton.jit
@@ -62,14 +61,12 @@ def _raise(s, RAISE: tl.constexpr):
 
 
 @triton.jit
-def _softmax_weights(
-    E, s, real, scale, RAISE: tl.constexpr, PRECISION: tl.constexpr, BACK: tl.constexpr
-):
+def _softmax_weights(E, s, real, scale, RAISE: tl.constexpr, PRECISION: tl.constexpr):
     """exp(scale · x / ‖x‖ over a caption's words), 0 where no region is real; at most e^scale."""
     x = _raise(s, RAISE)
     squares = _by_caption(E, x * x, PRECISION)
     inverse = scale / (tl.sqrt(squares) + EPS)
-    logits = x * _to_words(E, inverse, BACK)
+    logits = x * _to_words(E, inverse)
     top = tl.max(tl.where(real[None, :], logits, -1e30), 1)
     return tl.where(real[None, :], tl.exp(logits - top[:, None]), 0.0)
 
@@ -123,6 +120,8 @@ def asked_by_words(
     BW: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
     """Words ask, regions answer: SCAN t2i, BFAN t2i, CHAN, NAAF. Scores [images, slots]."""
+    # in TF32 a caption's one word would not attend alike to the regions that it agrees with
+    NORMS: tl.constexpr = "tf32x3" if METHOD == "bfan" else PRECISION
     tile = tl.program_id(0)
     first = tl.program_id(1) * PER
     w = tile * BW + tl.arange(0, BW)
@@ -172,7 +171,7 @@ def asked_by_words(
                 words = _cosine(e, s, G, tl.full([BW], 1.0, tl.float32), PRECISION)
             else:
                 words = _cosine(e, s, G, lengths, PRECISION)
-            p = _softmax_weights(E, s, real, scale, RAISE, PRECISION, "tf32x3")
+            p = _softmax_weights(E, s, real, scale, RAISE, PRECISION)
             words += tl.sum(p * s, 1) / tl.maximum(tl.sum(p, 1), 1e-30)
             if NEGATIVE:
                 if GATE == "none":
@@ -186,12 +185,10 @@ def asked_by_words(
                         words += tl.where(near < 0, close, 0.0)
             score = _total(E, words) / tl.maximum(number, 1.0)
         else:
+            e = _softmax_weights(E, s, real, scale, RAISE, NORMS)
             if METHOD == "bfan":
-                e = _softmax_weights(E, s, real, scale, RAISE, EXACT, EXACT)
                 some = tl.sum(real.to(tl.float32), 0)
                 e = _focus(e, tl.full([BW], 0.0, tl.float32) + some, PROB)
-            else:
-                e = _softmax_weights(E, s, real, scale, RAISE, PRECISION, "tf32x3")
             score = _pool(E, _cosine(e, s, G, lengths, PRECISION), number, sharpness, HOW)
         tl.store(
             out + image * slots_total + tile * BC + c,
@@ -257,8 +254,7 @@ def asked_by_regions(
                 else:
                     mass = tl.zeros([BC, BR], tl.float32) + number[:, None]
                     average = _by_caption(E, e, "tf32x3")
-                most = _to_words(E, mass, "tf32x3")
-                kept = e * most > _to_words(E, average, "tf32x3") * (1 - TIE)
+                kept = e * _to_words(E, mass) > _to_words(E, average) * (1 - TIE)
                 e = tl.where(kept, e, 0.0)
             along = _by_caption(E, e * s, PRECISION)
             squared = _by_caption(E, tl.dot(K, e, input_precision=PRECISION) * e, PRECISION)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.kernels.attention import answer_softmax, packed_cosine
+from counterfoil.kernels.attention import TIE, answer_softmax, packed_cosine
 from counterfoil.kernels.blocks import Tile
 from counterfoil.kernels.fused import Recipe
 from counterfoil.matchers.base import matchers
@@ -18,13 +18,6 @@ from counterfoil.matchers.scan import normalise_raw
 from counterfoil.matchers.similarity import SimilarityMatcher, one_pair
 
 Focal = Literal["equal", "prob"]
-
-TIE = 1e-5
-"""Fragments this close to the average are kept: rounding must not choose among equals.
-
-A caption of one word attends alike to all regions it agrees with, and a lone fragment is its own
-average; the public code, which drops ties, divides zero by zero there.
-"""
 
 
 def focus(weights: Tensor, mask: Tensor | None, focal: Focal) -> Tensor:
