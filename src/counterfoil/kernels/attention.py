@@ -16,12 +16,12 @@ from torch.nn import functional as F
 
 EPS = 1e-8
 
-TIE = 5e-5
+TIE = 1e-5
 """As far below the average a fragment may be, in parts of it, that BFAN still attends to.
 
 Rounding must not choose among equals: a caption of one word attends alike to all regions it agrees
 with, and a lone fragment is its own average; the public code, which drops ties, divides zero by
-zero there. Kernels on a GPU round weights by up to 2e-5.
+zero there.
 """
 
 
