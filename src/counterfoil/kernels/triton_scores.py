@@ -19,7 +19,8 @@ from counterfoil.kernels import attention
 
 EPS = tl.constexpr(1e-8)
 TIE = tl.constexpr(5 * attention.TIE)
-"""Three products in TF32 and a GPU's own quotients and roots round weights by up to 2e-5."""
+"""By what is known of them, three products in TF32 and a GPU's quotients and roots round weights by
+up to 2e-5."""
 
 
 @triton.jit
