@@ -75,3 +75,18 @@ def test_gradients_are_those_of_the_eager_form(name, monkeypatch) -> None:
     for mine, theirs in zip(found, expected, strict=True):
         scale = float(theirs.abs().max())
         torch.testing.assert_close(mine.double().cpu(), theirs, atol=GRADIENTS * scale, rtol=0)
+
+
+@pytest.mark.parametrize("way", ["tiles", "lanes"])
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", ["bfan-equal", "bfan-prob"])
+def test_rounding_does_not_choose_among_the_regions_of_a_word(name, seed, way, monkeypatch) -> None:
+    """A caption of one word attends alike to all regions that it agrees with, however little."""
+    monkeypatch.setattr(fused_pairs, "MANY", 0 if way == "lanes" else 1 << 60)
+    images, texts = sides(seed, images=7, regions=36, lengths=(1,) * 40)
+    matcher = made(name).eval()
+    with torch.no_grad():
+        expected = matcher.double().eager(images, texts)
+        monkeypatch.setattr(type(matcher), "eager", _refused)
+        found = matcher.float().cuda()(_there(images), _there(texts))
+    torch.testing.assert_close(found.double().cpu(), expected, atol=SCORES, rtol=0)

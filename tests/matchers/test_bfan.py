@@ -71,3 +71,18 @@ def test_a_word_faced_with_one_region_takes_it() -> None:
     word = torch.nn.functional.normalize(torch.randn(1, 1, 8), dim=-1)
     one = torch.ones(1, 1, dtype=torch.bool)
     assert matchers["bfan"](8)(Encoded(word, one), Encoded(word, one)).item() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("focal", ["equal", "prob"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_caption_of_one_word_attends_alike_to_all_regions_it_agrees_with(focal, dtype) -> None:
+    """However little it agrees: what is normalised over one word is 1."""
+    word = torch.zeros(1, 1, 8, dtype=dtype)
+    word[..., 0] = 1.0
+    regions = torch.eye(8, dtype=dtype)[[1, 2, 3, 4, 5]]
+    regions[:, 0] = torch.tensor([0.9, 0.02, 0.005, 1e-4, -0.5], dtype=dtype)
+    regions = torch.nn.functional.normalize(regions, dim=-1)[None]
+    masks = torch.ones(1, 5, dtype=torch.bool), torch.ones(1, 1, dtype=torch.bool)
+    matcher = matchers["bfan"](8, focal=focal, direction="t2i")
+    weights = matcher.word_parts(Encoded(regions, masks[0]), Encoded(word, masks[1])).weights
+    assert weights[0].tolist() == pytest.approx([0.25, 0.25, 0.25, 0.25, 0.0], abs=1e-5)

@@ -178,6 +178,12 @@ static void times_factors(float *restrict sims, const float *factors, int64_t ro
     for (int64_t m = 0; m < width; m++) sims[r * width + m] *= factors[r];
 }
 
+/* What similarities are divided by. BFAN's ties (kind 1 and 2) are only ties without `least` added. */
+static inline float divisor(float squares, float least, int kind) {
+  float length = sqrtf(squares);
+  return kind ? (length > least ? length : least) : length + least;
+}
+
 /* BFAN's focus: what gets less than the others, which count alike (kind 1) or by the root of what they get
    (kind 2), gets nothing. A `tie` of the average is let through. Kind 0: no focus. */
 static void focus(lanes *weights, int64_t answers, const float *real, int kind, float tie) {
@@ -230,7 +236,7 @@ void word_cosines(float *sims, const float *factors, const float *gram, const fl
         }
       }
 #pragma omp simd
-      for (int64_t q = 0; q < captions; q++) lengths[q] = scale / (sqrtf(lengths[q]) + least);
+      for (int64_t q = 0; q < captions; q++) lengths[q] = scale / divisor(lengths[q], least, kind);
       for (int64_t j = 0; j < places; j++) {
         const float *restrict row = rows + j * captions;
         float *restrict weight = out + j * captions;
@@ -324,7 +330,7 @@ void region_cosines(float *sims, const float *factors, const float *kin, const f
       }
     }
 #pragma omp simd
-    for (int64_t m = 0; m < all_words; m++) lengths[m] = scale / (sqrtf(lengths[m]) + least);
+    for (int64_t m = 0; m < all_words; m++) lengths[m] = scale / divisor(lengths[m], least, kind);
     for (int64_t k = 0; k < regions; k++) {
       float *out = cosines + (i * regions + k) * captions;
       if (shown && shown[k] == 0.0f) {

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from counterfoil.kernels.triton_scores import (
     _by_caption,
+    _divisor,
     _focus,
     _pool,
     _raise,
@@ -31,14 +32,19 @@ def _slope(s, RAISE: tl.constexpr):
 
 
 @triton.jit
-def _through_norm(E, s, d_logits, scale, RAISE: tl.constexpr, PRECISION: tl.constexpr):
+def _through_norm(
+    E, s, d_logits, scale, METHOD: tl.constexpr, RAISE: tl.constexpr, PRECISION: tl.constexpr
+):
     """Gradient of s from that of scale · x / ‖x‖, x what is raised of a caption's words."""
     x = _raise(s, RAISE)
     length = tl.sqrt(_by_caption(E, x * x, PRECISION))
-    inverse = scale / (length + EPS)
+    divisor = _divisor(length, METHOD)
+    inverse = scale / divisor
     along = _by_caption(E, d_logits * x, PRECISION)
-    back = tl.where(length > 0, inverse * along / ((length + EPS) * tl.maximum(length, EPS)), 0.0)
-    return (d_logits * _to_words(E, inverse) - x * _to_words(E, back)) * _slope(s, RAISE)
+    moves = length > (EPS if METHOD == "bfan" else 0.0)  # a divisor that is the epsilon is constant
+    back = tl.where(moves, inverse * along / (divisor * tl.maximum(length, EPS)), 0.0)
+    inverse, back = _to_words(E, inverse, "tf32x3"), _to_words(E, back, "tf32x3")
+    return (d_logits * inverse - x * back) * _slope(s, RAISE)
 
 
 @triton.jit
@@ -74,7 +80,6 @@ def words_backward(
     NEGATIVE: tl.constexpr, UNIT: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
     BW: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
-    NORMS: tl.constexpr = "tf32x3" if METHOD == "bfan" else PRECISION  # as in `asked_by_words`
     image = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     start = image * regions
@@ -115,7 +120,7 @@ def words_backward(
                 best = tl.max(reach, 1)
                 e = tl.where(reach > boundary, tl.exp((reach - best[:, None]) * scale), 0.0)
             else:
-                e = _softmax_weights(E, s, real, scale, RAISE, NORMS)
+                e = _softmax_weights(E, s, real, scale, METHOD, RAISE, PRECISION)
                 if METHOD == "bfan":  # which weights are left is a choice without gradient
                     some_real = tl.sum(real.to(tl.float32), 0)
                     e = _focus(e, tl.full([BW], 0.0, tl.float32) + some_real, PROB)
@@ -134,16 +139,18 @@ def words_backward(
             ds = d_along[:, None] * e
             if METHOD == "naaf":
                 ds += de * e * scale
-                p = _softmax_weights(E, s, real, scale, RAISE, PRECISION)
+                p = _softmax_weights(E, s, real, scale, METHOD, RAISE, PRECISION)
                 p = p / tl.maximum(tl.sum(p, 1), 1e-30)[:, None]
                 seen = tl.sum(p * s, 1)
                 d_logits = d[:, None] * p * (s - seen[:, None])
-                ds += d[:, None] * p + _through_norm(E, s, d_logits, scale, RAISE, PRECISION)
+                ds += d[:, None] * p + _through_norm(
+                    E, s, d_logits, scale, METHOD, RAISE, PRECISION
+                )
                 if NEGATIVE:
                     d_best = tl.where(best <= boundary, d, 0.0)
                     ds += _to_best(s, real, best, d_best)
             else:
-                ds += _through_norm(E, s, de * e, scale, RAISE, PRECISION)
+                ds += _through_norm(E, s, de * e, scale, METHOD, RAISE, PRECISION)
             dG += tl.dot(tl.trans(e * d_squared[:, None]), e, input_precision=PRECISION)
             if not UNIT:  # by the norm: ‖u‖ is u · u / ‖u‖
                 d_own = tl.where(own > 0, d_length * root / own, 0.0)

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from counterfoil.kernels import attention
+from counterfoil.kernels.triton_scores import _divisor
 
 EPS = tl.constexpr(1e-8)
 TIE = tl.constexpr(attention.TIE)
@@ -271,7 +272,7 @@ def words_ask(
             if METHOD == "chamfer":
                 inverse = inverse + (squares[r],)
             else:
-                inverse = inverse + (scale * LOG2E / (tl.sqrt(squares[r]) + EPS),)
+                inverse = inverse + (scale * LOG2E / _divisor(tl.sqrt(squares[r]), METHOD),)
 
     BY_GRAM: tl.constexpr = METHOD == "scan" or METHOD == "bfan" or METHOD == "naaf"
     VALUES: tl.constexpr = R + 4 if METHOD == "naaf" else R + 2
@@ -393,7 +394,7 @@ def regions_ask(
         squares = fresh
     inverse = ()
     for j in tl.static_range(N):
-        inverse = inverse + (scale * LOG2E / (tl.sqrt(squares[j]) + EPS),)
+        inverse = inverse + (scale * LOG2E / _divisor(tl.sqrt(squares[j]), METHOD),)
 
     total = nothing
     mass = nothing

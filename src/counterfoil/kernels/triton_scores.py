@@ -18,9 +18,7 @@ import triton.language as tl
 from counterfoil.kernels import attention
 
 EPS = tl.constexpr(1e-8)
-TIE = tl.constexpr(5 * attention.TIE)
-"""By what is known of them, three products in TF32 and a GPU's quotients and roots round weights by
-up to 2e-5."""
+TIE = tl.constexpr(attention.TIE)
 
 
 @triton.jit
@@ -41,9 +39,9 @@ def _by_caption(E, x, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _to_words(E, x):
+def _to_words(E, x, PRECISION: tl.constexpr):
     """What a caption has, for each of its words: [BC, BR] to [BW, BR]."""
-    return tl.dot(E, x, input_precision="tf32x3")
+    return tl.dot(E, x, input_precision=PRECISION)
 
 
 @triton.jit
@@ -63,12 +61,25 @@ def _raise(s, RAISE: tl.constexpr):
 
 
 @triton.jit
-def _softmax_weights(E, s, real, scale, RAISE: tl.constexpr, PRECISION: tl.constexpr):
+def _divisor(length, METHOD: tl.constexpr):
+    """What similarities are divided by: BFAN's ties are only ties without an epsilon added."""
+    if METHOD == "bfan":
+        return tl.maximum(length, EPS)
+    return length + EPS
+
+
+@triton.jit
+def _softmax_weights(
+    E, s, real, scale, METHOD: tl.constexpr, RAISE: tl.constexpr, PRECISION: tl.constexpr
+):
     """exp(scale · x / ‖x‖ over a caption's words), 0 where no region is real; at most e^scale."""
+    # BFAN compares weights: products by TF32 would round equal ones apart by more than a tie
+    SUMS: tl.constexpr = "ieee" if METHOD == "bfan" else PRECISION
+    BACK: tl.constexpr = "ieee" if METHOD == "bfan" else "tf32x3"
     x = _raise(s, RAISE)
-    squares = _by_caption(E, x * x, PRECISION)
-    inverse = scale / (tl.sqrt(squares) + EPS)
-    logits = x * _to_words(E, inverse)
+    squares = _by_caption(E, x * x, SUMS)
+    inverse = scale / _divisor(tl.sqrt(squares), METHOD)
+    logits = x * _to_words(E, inverse, BACK)
     top = tl.max(tl.where(real[None, :], logits, -1e30), 1)
     return tl.where(real[None, :], tl.exp(logits - top[:, None]), 0.0)
 
@@ -122,8 +133,6 @@ def asked_by_words(
     BW: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
     """Words ask, regions answer: SCAN t2i, BFAN t2i, CHAN, NAAF. Scores [images, slots]."""
-    # in TF32 a caption's one word would not attend alike to the regions that it agrees with
-    NORMS: tl.constexpr = "tf32x3" if METHOD == "bfan" else PRECISION
     tile = tl.program_id(0)
     first = tl.program_id(1) * PER
     w = tile * BW + tl.arange(0, BW)
@@ -173,7 +182,7 @@ def asked_by_words(
                 words = _cosine(e, s, G, tl.full([BW], 1.0, tl.float32), PRECISION)
             else:
                 words = _cosine(e, s, G, lengths, PRECISION)
-            p = _softmax_weights(E, s, real, scale, RAISE, PRECISION)
+            p = _softmax_weights(E, s, real, scale, METHOD, RAISE, PRECISION)
             words += tl.sum(p * s, 1) / tl.maximum(tl.sum(p, 1), 1e-30)
             if NEGATIVE:
                 if GATE == "none":
@@ -187,7 +196,7 @@ def asked_by_words(
                         words += tl.where(near < 0, close, 0.0)
             score = _total(E, words) / tl.maximum(number, 1.0)
         else:
-            e = _softmax_weights(E, s, real, scale, RAISE, NORMS)
+            e = _softmax_weights(E, s, real, scale, METHOD, RAISE, PRECISION)
             if METHOD == "bfan":
                 some = tl.sum(real.to(tl.float32), 0)
                 e = _focus(e, tl.full([BW], 0.0, tl.float32) + some, PROB)
@@ -246,7 +255,7 @@ def asked_by_regions(
             score = (words + back) / 2
         else:
             x = tl.where(real[None, :], _raise(s, RAISE), 0.0)
-            length = tl.sqrt(tl.sum(x * x, 1)) + EPS
+            length = _divisor(tl.sqrt(tl.sum(x * x, 1)), METHOD)
             e = tl.where(there[:, None], tl.exp(x * (scale / length)[:, None]), 0.0)
             if METHOD == "bfan":
                 if PROB:
@@ -256,7 +265,8 @@ def asked_by_regions(
                 else:
                     mass = tl.zeros([BC, BR], tl.float32) + number[:, None]
                     average = _by_caption(E, e, "tf32x3")
-                kept = e * _to_words(E, mass) > _to_words(E, average) * (1 - TIE)
+                average = _to_words(E, average, "tf32x3")
+                kept = e * _to_words(E, mass, "tf32x3") > average * (1 - TIE)
                 e = tl.where(kept, e, 0.0)
             along = _by_caption(E, e * s, PRECISION)
             squared = _by_caption(E, tl.dot(K, e, input_precision=PRECISION) * e, PRECISION)

@@ -7,14 +7,14 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.kernels.attention import TIE, answer_softmax, packed_cosine
+from counterfoil.kernels.attention import EPS, TIE, answer_softmax, leaky, packed_cosine
 from counterfoil.kernels.blocks import Tile
 from counterfoil.kernels.fused import Recipe
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.local import WordParts
-from counterfoil.matchers.scan import normalise_raw
 from counterfoil.matchers.similarity import SimilarityMatcher, one_pair
 
 Focal = Literal["equal", "prob"]
@@ -77,9 +77,11 @@ class BFAN(SimilarityMatcher):
     def relevance(self, tile: Tile) -> tuple[Tensor, Tensor]:
         """Cosine [Q, N, C] of each fragment with what it attends to, and the weights [Q, N, C, K].
 
-        The paper divides the weights that are left by their sum; the cosine does not notice.
+        The paper divides the weights that are left by their sum; the cosine does not notice. An
+        epsilon added to the norms, as in SCAN, would set weights apart that are equal, and `focus`
+        would drop the lower ones.
         """
-        attention = normalise_raw(tile.sims_QNCK, None, 1, "clipped_l2norm")
+        attention = F.normalize(leaky(tile.sims_QNCK), dim=1, eps=EPS)
         weights = answer_softmax(self.lambda_softmax * attention, tile.answers_CK)
         weights = focus(weights, tile.answers_CK, self.focal)
         return packed_cosine(tile.sims_QNCK, weights, tile.gram_CKK, tile.norms_QN), weights
