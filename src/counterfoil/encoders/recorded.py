@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from counterfoil.encoders.half_range import HalfRange
 from counterfoil.encoders.padded import run_padded
 
 WIDTHS = 8
@@ -58,8 +59,13 @@ def replay_width(width: int) -> int:
     return -(-width // WIDTHS) * WIDTHS
 
 
-def replayed(rnn: nn.GRU, inputs: Tensor, lengths: NDArray[np.int64]) -> Tensor | None:
-    """States [B, W, directions·H] for lengths above 0; None where it is not for a recording."""
+def replayed(
+    rnn: nn.GRU, inputs: Tensor, lengths: NDArray[np.int64], half: bool = False
+) -> Tensor | None:
+    """States [B, W, directions·H] for lengths above 0; None where it is not for a recording.
+
+    ``half``: computed in float16, which cuDNN does faster, with gradients scaled into its range.
+    """
     if not (_replaying.get() and inputs.is_cuda and torch.is_grad_enabled() and rnn.training):
         return None
     if not rnn.batch_first or (rnn.dropout and rnn.num_layers > 1) or rnn.proj_size:
@@ -67,7 +73,7 @@ def replayed(rnn: nn.GRU, inputs: Tensor, lengths: NDArray[np.int64]) -> Tensor 
     trained = [weight for weight in rnn.parameters() if weight.requires_grad]
     if not trained:
         return None
-    recording = _recordings(rnn).of(rnn, inputs)
+    recording = _recordings(rnn).of(rnn, inputs, half)
     if recording is None or not recording.free:
         return None
     states: Tensor = _Replay.apply(recording, lengths, inputs, *trained)
@@ -88,20 +94,20 @@ class Recordings:
         self.pointers: tuple[int, ...] = ()
         self.by_shape: dict[tuple[Any, ...], Recording | None] = {}
 
-    def of(self, rnn: nn.GRU, inputs: Tensor) -> Recording | None:
+    def of(self, rnn: nn.GRU, inputs: Tensor, half: bool) -> Recording | None:
         """The recording for such inputs, made at first sight: a run resumed does as it did."""
         pointers = tuple(weight.data_ptr() for weight in rnn.parameters())
         if pointers != self.pointers:  # weights lie elsewhere: what was recorded reads the old ones
             self.pointers, self.by_shape = pointers, {}
-        half = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        cast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         frozen = tuple(weight.requires_grad for weight in rnn.parameters())
         shape = (len(inputs), replay_width(inputs.shape[1]), inputs.shape[2])
-        key = (shape, inputs.dtype, inputs.device, inputs.requires_grad, half, frozen)
+        key = (shape, inputs.dtype, inputs.device, inputs.requires_grad, cast, half, frozen)
         if key not in self.by_shape:
             if len(self.by_shape) >= MOST:
                 return None
             try:
-                self.by_shape[key] = Recording(rnn, shape, inputs)
+                self.by_shape[key] = Recording(rnn, shape, inputs, half)
             except RuntimeError as error:  # too little memory, say
                 warnings.warn(f"not recorded as a CUDA graph: {error}", stacklevel=2)
                 self.by_shape[key] = None
@@ -118,13 +124,13 @@ def _recordings(rnn: nn.GRU) -> Recordings:
 class Recording:
     """A network over inputs of one shape: its forward and its backward pass, each a graph."""
 
-    def __init__(self, rnn: nn.GRU, shape: tuple[int, ...], like: Tensor) -> None:
+    def __init__(self, rnn: nn.GRU, shape: tuple[int, ...], like: Tensor, half: bool) -> None:
         # other tensors over the same weights: those of the model belong to other graphs and streams
         self.weights = [
             [weight.detach().requires_grad_(weight.requires_grad) for weight in way]
             for way in rnn.all_weights
         ]
-        self.both_ways = rnn.bidirectional
+        self.both_ways, self.half = rnn.bidirectional, half
         self.inputs = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.inputs.requires_grad_(like.requires_grad)
         self.lengths = torch.ones(shape[0], dtype=torch.long, device=like.device)
@@ -152,10 +158,15 @@ class Recording:
         torch.cuda.synchronize(device)
 
     def _run(self) -> Tensor:
+        if self.half:
+            stretch = HalfRange()
+            weights = [[stretch.enter(weight) for weight in way] for way in self.weights]
+            inputs = stretch.enter(self.inputs)
+            return stretch.leave(run_padded(weights, self.both_ways, inputs, self.lengths))
         # without a cache of weights that were cast for an earlier pass: they have to be cast anew
-        half = torch.is_autocast_enabled("cuda")
+        mixed = torch.is_autocast_enabled("cuda")
         with torch.autocast(
-            "cuda", torch.get_autocast_dtype("cuda"), enabled=half, cache_enabled=False
+            "cuda", torch.get_autocast_dtype("cuda"), enabled=mixed, cache_enabled=False
         ):
             return run_padded(self.weights, self.both_ways, self.inputs, self.lengths)
 

@@ -20,16 +20,21 @@ def run_gru(rnn: nn.GRU, inputs: Tensor, lengths: Indices) -> Tensor:
     copies step by step, both ways, which on a GPU is some hundred launches a batch; here rows are
     picked and put back by one index. In training on a GPU the whole of it is `replayed`.
 
-    Where a GPU computes in bfloat16, this is in single precision: cuDNN has no recurrent networks
+    With autocast to bfloat16 on a GPU, this is in single precision: cuDNN has no recurrent networks
     in bfloat16, and PyTorch's autocast takes float16 for them, in which a gradient of more than
-    65,504 is infinite. Losses that are summed over pairs come to such gradients.
+    65,504 is infinite. Losses that are summed over pairs come to such gradients. What is replayed
+    is in float16 all the same, with gradients that are scaled into its range (`HalfRange`).
     """
     mixed = inputs.is_cuda and torch.is_autocast_enabled("cuda")
     if mixed and torch.get_autocast_dtype("cuda") == torch.bfloat16:
         with torch.autocast("cuda", enabled=False):
-            return run_gru(rnn, inputs.float(), lengths)
+            return _run_gru(rnn, inputs.float(), lengths, half=True)
+    return _run_gru(rnn, inputs, lengths, half=False)
+
+
+def _run_gru(rnn: nn.GRU, inputs: Tensor, lengths: Indices, half: bool) -> Tensor:
     lengths = np.maximum(lengths, 1)
-    found = replayed(rnn, inputs, lengths)
+    found = replayed(rnn, inputs, lengths, half)
     if found is not None:
         return found
     rows, counts = _packed_rows(lengths, inputs.shape[1])
