@@ -17,6 +17,7 @@ from counterfoil.matchers.boundary import (
     MismatchBoundary,
     cautious_alpha,
     optimal_boundary,
+    weighted_error,
 )
 from counterfoil.matchers.similarity import one_pair
 from counterfoil.objectives import Context, create_objective
@@ -91,52 +92,94 @@ def test_the_reference_state_machine_ends_in_the_stored_state(name, option) -> N
         assert_close(matcher.reference.state, fixture[f"out.{option}.second_call.state_after"])
 
 
-def error(t: float, mean_pos, std_pos, mean_neg, std_neg, alpha: float) -> float:
-    """Eq. 3, which the boundary minimises."""
-    above = 0.5 * math.erfc((t - mean_neg) / (std_neg * math.sqrt(2)))
-    below = 0.5 * math.erfc((mean_pos - t) / (std_pos * math.sqrt(2)))
-    return alpha * above + below
+@settings(max_examples=200, deadline=None)
+@given(
+    mean_neg=st.floats(-0.2, 0.6),
+    gap=st.floats(1e-3, 0.6),
+    std_pos=st.floats(0.002, 0.5),
+    std_neg=st.floats(0.002, 0.5),
+    alpha=st.floats(0.05, 20.0),
+    alike=st.booleans(),
+)
+def test_no_boundary_of_a_dense_grid_has_a_lower_weighted_error(
+    mean_neg, gap, std_pos, std_neg, alpha, alike
+) -> None:
+    std_neg = std_pos * (1 + 1e-9) if alike else std_neg
+    numbers = (mean_neg + gap, std_pos, mean_neg, std_neg, alpha)
+    grid = torch.linspace(0, 1, 4001, dtype=torch.float64)
+    above = torch.special.erfc((grid - mean_neg) / (std_neg * math.sqrt(2))) / 2
+    below = torch.special.erfc((numbers[0] - grid) / (std_pos * math.sqrt(2))) / 2
+    t = optimal_boundary(*numbers)
+    assert 0.0 <= t <= 1.0
+    assert weighted_error(t, *numbers) <= float((alpha * above + below).min()) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("numbers", "end"),
+    [
+        ((0.40, 0.30, 0.39, 0.05, 1e-9), 0.0),  # the densities never cross
+        ((0.38, 0.18, 0.34, 0.06, 0.35), 0.0),  # eq. 4 has a root inside, and the end is lower
+        ((0.60, 0.05, 0.59, 0.30, 1e6), 1.0),
+        ((0.45, 0.08, 0.39, 0.12, 1.85), 1.0),
+    ],
+)
+def test_an_end_is_the_boundary_where_no_stationary_point_is_lower(numbers, end) -> None:
+    assert optimal_boundary(*numbers) == end
+
+
+@pytest.mark.parametrize(
+    "numbers", [(0.40, 0.12, 0.22, 0.06), (0.45, 0.15, 0.25, 0.07), (0.3, 0.02, 0.1, 0.2)]
+)
+def test_from_adjust_epoch_on_the_boundary_is_not_the_mirror_root(numbers) -> None:
+    learned = MismatchBoundary(alpha=2.0, adjust_epoch=3, momentum=0.1, min_samples=2)
+    for epoch, expected in ((2, optimal_boundary(*numbers, 2.0)), (3, numbers[0] - 3 * numbers[1])):
+        learned.observe(*samples(*numbers), epoch)
+        assert learned.value == pytest.approx(max(0.0, expected), abs=1e-6)
+
+
+def samples(mean_pos, std_pos, mean_neg, std_neg) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two of each kind, with these means and deviations (of n - 1)."""
+    apart = torch.tensor([-1.0, 1.0], dtype=torch.float64) / math.sqrt(2)
+    return mean_pos + std_pos * apart, mean_neg + std_neg * apart
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    mean_neg=st.floats(0.05, 0.4),
-    gap=st.floats(0.05, 0.4),
-    std_pos=st.floats(0.02, 0.2),
-    std_neg=st.floats(0.02, 0.2),
-    alpha=st.floats(0.5, 4.0),
+    mean_pos=st.floats(-0.2, 1.0),
+    std_pos=st.floats(0.0, 0.4),
+    mean_neg=st.floats(-0.3, 0.9),
+    std_neg=st.floats(0.0, 0.4),
 )
-def test_the_boundary_minimises_the_weighted_error(mean_neg, gap, std_pos, std_neg, alpha) -> None:
-    numbers = (mean_neg + gap, std_pos, mean_neg, std_neg)
-    t = optimal_boundary(*numbers, alpha)
-    if t is None or not 0.0 < t < 1.0:
-        return
-    here = error(t, *numbers, alpha)
-    assert here <= error(t - 1e-3, *numbers, alpha) + 1e-9
-    assert here <= error(t + 1e-3, *numbers, alpha) + 1e-9
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    mean_pos=st.floats(0.5, 0.8),
-    std_pos=st.floats(0.02, 0.12),
-    mean_neg=st.floats(0.0, 0.12),
-    std_neg=st.floats(0.02, 0.12),
-)
-def test_alpha_star_puts_the_boundary_three_deviations_below_the_matched_mean(
+def test_the_adjusted_boundary_is_three_deviations_below_the_matched_mean(
     mean_pos, std_pos, mean_neg, std_neg
 ) -> None:
     numbers = (mean_pos, std_pos, mean_neg, std_neg)
-    target = mean_pos - 3 * std_pos
-    if target <= mean_neg + 0.01 or abs(std_pos - std_neg) < 1e-3:
-        return
-    assert optimal_boundary(*numbers, cautious_alpha(*numbers)) == pytest.approx(target, abs=1e-6)
+    learned = MismatchBoundary(alpha=2.0, adjust_epoch=0, momentum=0.1, min_samples=2)
+    learned.observe(*samples(*numbers), 0)
+    assert learned.value == pytest.approx(min(1.0, max(0.0, mean_pos - 3 * std_pos)), abs=1e-6)
+
+
+@pytest.mark.parametrize("numbers", [(0.40, 0.12, 0.22, 0.06), (0.7, 0.1, 0.1, 0.12)])
+def test_alpha_star_makes_the_weighted_densities_equal_at_the_adjusted_boundary(numbers) -> None:
+    mean_pos, std_pos, mean_neg, std_neg = numbers
+    t = mean_pos - 3 * std_pos
+    matched = torch.distributions.Normal(mean_pos, std_pos).log_prob(torch.tensor(t)).exp()
+    mismatched = torch.distributions.Normal(mean_neg, std_neg).log_prob(torch.tensor(t)).exp()
+    assert float(matched / mismatched) == pytest.approx(cautious_alpha(*numbers), rel=1e-4)
+
+
+def test_matched_similarities_that_are_not_the_higher_ones_leave_the_boundary_alone() -> None:
+    assert optimal_boundary(0.2, 0.1, 0.6, 0.1, 1.0) is None
+    learned = MismatchBoundary(alpha=2.0, adjust_epoch=9, momentum=1.0, min_samples=2)
+    learned.observe(*samples(0.6, 0.1, 0.2, 0.1), 0)
+    before = learned.value
+    learned.observe(*samples(0.2, 0.1, 0.6, 0.1), 0)
+    assert learned.value == before > 0
+    assert float(learned.mean_pos) == pytest.approx(0.2)
 
 
 def test_degenerate_distributions_have_defined_answers() -> None:
     assert optimal_boundary(0.6, 0.1, 0.2, 0.1, 1.0) == pytest.approx(0.4)
-    assert optimal_boundary(0.2, 0.1, 0.6, 0.1, 1.0) is None  # matched is not the higher one
-    assert optimal_boundary(0.4, 0.3, 0.39, 0.05, 1e-9) is None  # the densities never cross
     assert optimal_boundary(0.5, 0.0, 0.1, 0.0, 2.0) == pytest.approx(0.3, abs=1e-3)
     assert math.isfinite(cautious_alpha(1.0, 1e-9, -1.0, 1e-9))
 

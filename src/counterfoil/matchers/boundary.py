@@ -1,7 +1,7 @@
 """NAAF's boundary between matched and mismatched similarities (section 3.1.1, eq. 1–5).
 
 Both distributions of similarities are taken as normal. The boundary t minimises
-α·P(mismatched > t) + P(matched < t); it is a root of a quadratic in t.
+α·P(mismatched > t) + P(matched < t) at first, and is μ₊ − 3σ₊ later in training.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ ESTIMATES = ("mean_pos", "std_pos", "mean_neg", "std_neg")
 def optimal_boundary(
     mean_pos: float, std_pos: float, mean_neg: float, std_neg: float, alpha: float
 ) -> float | None:
-    """Eq. 4 with the α inside the logarithm; None where it has no answer.
+    """Where eq. 3, α·P(mismatched > t) + P(matched < t), is lowest on [0, 1].
 
-    At the root taken, the derivative of eq. 3 crosses zero upwards, for either sign of β1. Defined
-    besides: equal deviations make the equation linear; where matched similarities are not the
-    higher ones, or the two weighted densities never cross, there is no boundary to speak of.
+    That is the lowest of the stationary points (eq. 4) and of both ends: a root of eq. 4 may be a
+    maximum, lie outside, or be no better than an end. Similarities are cosines, hence t ≤ 1; if
+    the two weighted densities never cross, an end is lowest. None if matched similarities are not
+    the higher ones: eq. 3 then separates nothing, and a caller keeps the boundary it has.
 
     >>> round(optimal_boundary(0.6, 0.1, 0.2, 0.1, alpha=1.0), 4)
     0.4
@@ -35,23 +36,53 @@ def optimal_boundary(
     if mean_pos <= mean_neg:
         return None
     std_pos, std_neg = max(std_pos, SMALLEST_STD), max(std_neg, SMALLEST_STD)
+    numbers = (mean_pos, std_pos, mean_neg, std_neg, alpha)
+    inside = [t for t in _stationary_points(*numbers) if 0.0 < t < 1.0]
+    return min([*inside, 0.0, 1.0], key=lambda t: weighted_error(t, *numbers))
+
+
+def weighted_error(
+    t: float, mean_pos: float, std_pos: float, mean_neg: float, std_neg: float, alpha: float
+) -> float:
+    """Eq. 3 at a boundary t."""
+    mismatched_above = 0.5 * math.erfc((t - mean_neg) / (std_neg * math.sqrt(2)))
+    matched_below = 0.5 * math.erfc((mean_pos - t) / (std_pos * math.sqrt(2)))
+    return alpha * mismatched_above + matched_below
+
+
+def _stationary_points(
+    mean_pos: float, std_pos: float, mean_neg: float, std_neg: float, alpha: float
+) -> list[float]:
+    """Both roots of eq. 4, with the α inside the logarithm; fewer if there are fewer."""
     b1 = std_pos**2 - std_neg**2
     b2 = 2 * (mean_pos * std_neg**2 - mean_neg * std_pos**2)
     b3 = (std_pos * mean_neg) ** 2 - (std_neg * mean_pos) ** 2
     b3 += 2 * (std_pos * std_neg) ** 2 * math.log(std_neg / (alpha * std_pos))
-    if abs(b1) < 1e-6 * (std_pos**2 + std_neg**2):
-        return min(1.0, max(0.0, -b3 / b2))
-    inside = b2**2 - 4 * b1 * b3
-    if inside < 0:
-        return None
-    return min(1.0, max(0.0, (-b2 + math.sqrt(inside)) / (2 * b1)))
+    discriminant = b2**2 - 4 * b1 * b3
+    if discriminant < 0:
+        return []
+    # the sum that does not cancel: deviations that are nearly equal leave a b1 of nearly zero
+    q = -(b2 + math.copysign(math.sqrt(discriminant), b2)) / 2
+    return [above / below for above, below in ((b3, q), (q, b1)) if below]
+
+
+def cautious_boundary(mean_pos: float, std_pos: float) -> float:
+    """The boundary that α* of eq. 5 is there for: μ₊ − 3σ₊, within [0, 1].
+
+    Few matched words then fall below it. It is taken directly and not by way of α*: where
+    σ₊(μ₊ − μ₋) < 3(σ₊² − σ₋²), it is the root of eq. 4 (with `cautious_alpha`) at which eq. 3 has a
+    maximum.
+
+    >>> round(cautious_boundary(0.4, 0.12), 4)
+    0.04
+    """
+    return min(1.0, max(0.0, mean_pos - 3 * std_pos))
 
 
 def cautious_alpha(mean_pos: float, std_pos: float, mean_neg: float, std_neg: float) -> float:
-    """α* of eq. 5 in closed form: with it, eq. 4 lands on μ₊ − 3σ₊.
+    """α* of eq. 5 in closed form: the penalty with which μ₊ − 3σ₊ is a root of eq. 4.
 
-    Few matched words then fall below the boundary. The exponent is capped, as distributions far
-    apart would overflow it.
+    The exponent is capped, as distributions far apart would overflow it.
     """
     std_pos, std_neg = max(std_pos, SMALLEST_STD), max(std_neg, SMALLEST_STD)
     exponent = (mean_pos - 3 * std_pos - mean_neg) ** 2 / (2 * std_neg**2) - 4.5
@@ -116,7 +147,8 @@ class MismatchBoundary(nn.Module):
     Everything it learns is a buffer: saved, resumed and moved with the model. Samples are collected
     until there are ``min_samples`` of each kind, then the estimates move towards theirs by
     ``momentum`` (the first ones are taken as they are), over all processes alike. From
-    ``adjust_epoch`` on, α gives way to α*.
+    ``adjust_epoch`` on, α gives way to α*: the boundary is μ₊ − 3σ₊. Before that, estimates that
+    do not have the matched similarities as the higher ones leave the boundary as it is.
 
     Those of a GPU count from the moment somebody asks for what they imply (`settle`): until then
     it has sent them, and nobody has to wait for it in the middle of a step.
@@ -176,9 +208,9 @@ class MismatchBoundary(nn.Module):
         after = [old + step * (new - old) if updates else new
                  for old, new in zip(before, now, strict=True)]  # fmt: skip
         pos, neg = (after[0], after[1]), (after[2], after[3])
-        alpha = cautious_alpha(*pos, *neg) if coming.epoch >= self.adjust_epoch else self.alpha
-        found = optimal_boundary(*pos, *neg, alpha)
-        self._write([*after, boundary if found is None else found], updates + 1)
+        adjusted = coming.epoch >= self.adjust_epoch
+        new = cautious_boundary(*pos) if adjusted else optimal_boundary(*pos, *neg, self.alpha)
+        self._write([*after, boundary if new is None else new], updates + 1)
 
     def _numbers(self) -> list[float]:
         """Estimates, boundary and number of updates."""
