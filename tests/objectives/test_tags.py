@@ -17,8 +17,7 @@ from counterfoil.data.batches import Augmentation, CaptionItems, Collate, PairBa
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.vocabulary import SPECIALS
 from counterfoil.errors import ConfigError, TrainingError
-from counterfoil.foils.masking import expected_share, token_units
-from counterfoil.models import Model, create_model, save_pretrained
+from counterfoil.models import Model, create_model
 from counterfoil.models.foil_maker import FoilMaker
 from counterfoil.objectives import Context, Objective
 from counterfoil.objectives.generation import GeneratorOptions
@@ -407,101 +406,6 @@ def test_a_frozen_generator_writes_and_is_not_trained(concepts, tmp_path) -> Non
     second.run()
     assert asked.times == len(steps(tmp_path / "second"))
     assert all(value.equal(frozen.state_dict()[name]) for name, value in before.items())
-
-
-@pytest.mark.parametrize("kind", [Tags, TagsDc])
-def test_a_static_generator_leaves_the_matcher_without_a_masked_word_loss(
-    split, kind, tmp_path
-) -> None:
-    save_pretrained(small(split), tmp_path / "generator")
-    loss, seen = {}, {}
-    for mlm in (0.0, 5.0):  # its weight makes no difference
-        model = small(split)
-        objective = kind(**SMALL, mlm=mlm, rank=1.0, generator=str(tmp_path / "generator"))
-        prepare(objective, split, model)
-        torch.manual_seed(2)
-        loss[mlm], seen[mlm] = step(objective, model, batch_of(split, model, [0, 3, 5]))
-    assert loss[0.0].item() == loss[5.0].item()
-    assert "tags/mlm" not in seen[5.0]
-    loss[5.0].backward()
-    assert all(p.grad is None for p in model.matcher.heads["mlm"].parameters())
-    assert model.matcher.pooler.weight.grad.abs().sum() > 0
-
-
-def test_a_matcher_with_a_static_generator_needs_no_head_that_fills_masks(split, tmp_path) -> None:
-    save_pretrained(small(split), tmp_path / "generator")
-    model = small(split, [])
-    objective = Tags(**SMALL, rank=1.0, generator=str(tmp_path / "generator"))
-    prepare(objective, split, model)
-    loss, diagnostics = step(objective, model, batch_of(split, model, [0, 3, 5]))
-    assert float(diagnostics["tags/kept"]) > 0
-    assert loss.item() == pytest.approx(float(diagnostics["tags/rank"]))
-    with pytest.raises(ConfigError, match="nothing to learn"):
-        Tags(rank=0.0, generator=str(tmp_path / "generator"))
-
-
-def test_without_a_rank_loss_masks_are_filled_and_no_foils_are_written(split) -> None:
-    model = small(split)
-    whole, control = Tags(**SMALL, mlm=0.5, rank=1.0), Tags(**SMALL, mlm=0.5, rank=0.0)
-    found = {}
-    for objective in (whole, control):
-        prepare(objective, split, model)
-        found[objective] = step(objective, model, batch_of(split, model, [0, 3, 5]))
-    filled = found[whole][1]["tags/mlm"]  # the same masks, so the same loss
-    assert found[control][0].item() == pytest.approx(0.5 * float(filled), rel=1e-5)
-    assert set(found[control][1]) & set(found[whole][1]) >= {"tags/mlm"}
-    assert "tags/kept" not in found[control][1]
-
-
-@pytest.mark.parametrize("over", ["masked", "sentence"])
-def test_word_correction_learns_from_masked_words_or_as_equation_8_from_all(split, over) -> None:
-    model, captions = small(split), [0, 3, 5]
-    objective = TagsDc(
-        **SMALL, mlm=0.0, rank=0.0, discrimination=0.0, correction=2.0, correct_over=over
-    )
-    written = remembered(objective, split, model)
-    loss, diagnostics = step(objective, model, batch_of(split, model, captions))
-    made, table, head = written.last, model.text_encoder.embed.weight, model.matcher.heads
-    losses, right = [], []
-    for row, caption in enumerate(captions):
-        length = int(made.captions.mask[row].sum())
-        true = made.captions.ids[row][:length]
-        real = made.real[row]
-        for foil, labels in zip(made.foils[row][real], made.foil_labels[row][real], strict=True):
-            states = logits_one_by_one(model, split, caption // 2, foil[:length])
-            for place, state in enumerate(states):
-                logits = head["correction"](state, table)
-                if labels[place] != -1:
-                    right.append(float(logits.argmax() == true[place]))
-                if over == "sentence" or labels[place] != -1:
-                    losses.append(F.cross_entropy(logits, true[place]).item())
-    assert loss.item() == pytest.approx(2.0 * np.mean(losses), rel=1e-4)
-    assert float(diagnostics["tags/woc"]) == pytest.approx(np.mean(right))
-
-
-def test_masks_may_take_their_share_of_the_whole_sentence(split) -> None:
-    model = small(split)
-    shares = {}
-    for share in ("units", "sentence"):
-        objective = Tags(masks=200, samples=1, kept=1, rank=0.0, mask_share=share)
-        prepare(objective, split, model)
-        live = LiveBatch(
-            model,
-            batch := batch_of(split, model, list(range(0, 40, 2))),
-            score_batch(model, batch, scored=False),
-            None,
-        )
-        made = objective._generator.mask(live, 0)
-        special = torch.tensor([model.text.vocabulary.index[word] for word in SPECIALS])
-        words = made.captions.mask & ~torch.isin(made.captions.ids, special)
-        masked = (made.masked_labels != -1).float().mean(1)
-        shares[share] = (masked.sum(1) / words.sum(1)).tolist()
-    masker = objective._generator.masker
-    for row, caption in enumerate(range(0, 40, 2)):
-        text = split.texts[caption]
-        units, count = masker.units(text), len(token_units(masker._words(text)))
-        least = expected_share(units, count, 0.0)
-        assert shares["sentence"][row] == pytest.approx(max(0.15, least), abs=0.05), text
 
 
 def test_a_step_in_half_precision_is_finite_and_reaches_the_heads(split) -> None:

@@ -106,3 +106,13 @@ def test_no_recipe_sets_a_rate_factor_for_a_model_without_pretrained_parts() -> 
                 if part != "matcher"
             ]
             assert any(loads) or spec.matcher.get("pretrained"), path
+
+
+def test_the_language_model_of_the_papers_perplexity_is_named() -> None:
+    root = RECIPES.parent
+    table = root / "src/counterfoil/reproduce/tables/tags.table3.yaml"
+    for path in (root / "docs/reproduce.md", table):
+        text = " ".join(path.read_text(encoding="utf-8").split())
+        assert "GPT-2" in text
+        assert "not named" not in text
+        assert "does not name its language model" not in text
