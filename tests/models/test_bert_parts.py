@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, BertModel
 
 from counterfoil.config import OptimiserConfig, build_config
@@ -111,6 +112,18 @@ def test_a_word_head_that_cannot_be_used_is_named(concepts, tmp_path) -> None:
         assert "cls.predictions.*" in note
         assert not any(".heads." in name for name in model.pretrained)
     assert loading_notes(make(concepts, plain, extras=["itm"])) == []
+
+
+def test_a_word_head_of_another_shape_is_named_and_not_used(concepts, tmp_path) -> None:
+    folder, _ = save(tmp_path / "bert", BertForPreTraining)
+    state = load_file(folder / "model.safetensors")
+    state["cls.predictions.transform.dense.weight"] = torch.zeros(8, 16)
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    model = make(concepts, folder)
+    (note,) = loading_notes(model)
+    assert "of another shape: cls.predictions.transform.dense.weight)" in note
+    assert not any(".heads." in name for name in model.pretrained)
+    assert model.matcher.heads["mlm"].dense.weight.abs().sum() > 0
 
 
 def test_a_bert_that_lacks_layers_is_refused_and_not_filled_up_at_random(

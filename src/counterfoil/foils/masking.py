@@ -93,8 +93,8 @@ def expected_share(units: Sequence[Places], words: int, rate: float = RATE) -> f
 
     A token is chosen with any unit it is in, or with the unit that is drawn if none was chosen.
 
-    >>> expected_share([(0,), (1,)], 4)
-    0.288...
+    >>> round(expected_share([(0,), (1,)], 4), 3)  # (2 · 0.15 + 0.85²) / 4
+    0.256
     """
     chances = unit_chances(units, rate).clip(0, 1)
     none = float(np.prod(1 - chances))

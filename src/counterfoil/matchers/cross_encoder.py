@@ -109,8 +109,8 @@ class CrossEncoder(LocalMatcher):
         if head is None:
             lacking = [key for key in bert.missing if key.startswith(HEAD)]
             self.loading_notes.append(
-                f"'{bert.name}' has no whole masked-word head (lacking {', '.join(lacking)}): "
-                f"{' and '.join(heads)} start from random numbers"
+                f"'{bert.name}' has no whole masked-word head (missing, or of another shape: "
+                f"{', '.join(lacking)}): {' and '.join(heads)} start from random numbers"
             )
             return
         if table is None or not head.table[:count].equal(table.detach().cpu()):
