@@ -105,7 +105,9 @@ class OptimiserConfig(Section):
     )
     momentum: float = Field(0.9, ge=0, description="of sgd")
     betas: list[float] = Field([0.9, 0.999], min_length=2, max_length=2)
-    language_model_factor: float = Field(0.1, ge=0, description="rate of BERT or CLIP, times lr")
+    language_model_factor: float = Field(
+        0.1, ge=0, description="rate of what BERT's or CLIP's weights were loaded into, times lr"
+    )
     clip: float = Field(2.0, ge=0, description="largest gradient norm; 0: no clipping")
 
 
@@ -185,7 +187,14 @@ class RunConfig(Section):
         return tree
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
+        """The whole config, but for a factor that nobody set: to set one has a meaning of its own.
+
+        A factor that is set and finds no pretrained parameter is refused.
+        """
+        tree = self.model_dump()
+        if "language_model_factor" not in self.train.optimiser.model_fields_set:
+            del tree["train"]["optimiser"]["language_model_factor"]
+        return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
 def build_config(tree: Mapping[str, Any], where: str = "config") -> RunConfig:

@@ -16,8 +16,10 @@ from counterfoil.errors import ConfigError
 from counterfoil.foils.graph import SceneGraph, Unit
 from counterfoil.foils.masking import (
     MaskTokens,
+    expected_share,
     graph_units,
     mask_versions,
+    sentence_rate,
     token_units,
     unit_chances,
 )
@@ -111,6 +113,41 @@ def test_fifteen_in_a_hundred_tokens_are_chosen_and_eight_in_ten_of_them_masked(
     assert len(others) / len(written) == pytest.approx(0.1, abs=0.01)
     assert set(others) <= set(TOKENS.ordinary)
     assert len(set(others)) > 900
+
+
+# Units over sentences of so many words: few, many, overlapping, of several words, one that is all.
+SENTENCES = [
+    ([(1,), (2,)], 12),
+    ([(place,) for place in range(0, 20, 2)], 20),
+    ([(0, 1), (1, 2), (2,), (5, 6, 7)], 14),
+    ([(0, 1, 2, 3)], 30),
+    ([(3,), (3, 4), (3, 4, 5), (8,)], 16),
+]
+
+
+@pytest.mark.parametrize(("units", "words"), SENTENCES)
+@pytest.mark.parametrize("rate", [0.0, 0.15, 0.6])
+def test_the_expected_share_is_what_drawing_finds(units, words, rate) -> None:
+    masked = mask_versions(np.arange(words), units, 40_000, TOKENS, np.random.default_rng(3), rate)
+    share = (masked.labels != -1).mean()
+    assert share == pytest.approx(expected_share(units, words, rate), abs=0.004)
+
+
+@pytest.mark.parametrize(("units", "words"), SENTENCES)
+def test_a_graphs_masks_reach_fifteen_percent_of_the_sentence_where_units_allow_it(
+    units, words
+) -> None:
+    rate = sentence_rate(units, words)
+    least, most = expected_share(units, words, 0.0), len({p for u in units for p in u}) / words
+    share = expected_share(units, words, rate)
+    assert share == pytest.approx(min(max(0.15, least), most), abs=1e-6)
+
+
+def test_fifteen_percent_of_graph_words_are_fewer_of_the_sentence() -> None:
+    """Why masking as the public code does it stays below the paper's 15 % of all tokens."""
+    units = [(place,) for place in range(0, 20, 2)]  # every second word is in a unit
+    drawn_anyway = 0.85 ** len(units) / 20  # one unit is masked even if none was chosen
+    assert expected_share(units, 20) == pytest.approx(0.15 / 2 + drawn_anyway)
 
 
 def test_words_and_their_tokens_are_masked_together(word_pieces) -> None:

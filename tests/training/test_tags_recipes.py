@@ -8,6 +8,9 @@ import pytest
 
 from counterfoil.config import load_config
 from counterfoil.models import resolve
+from counterfoil.models.spec import PARTS
+from counterfoil.reproduce.catalogue import load_artefact
+from counterfoil.reproduce.plan import Settings, make_plan
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 # learning rate, temperature, weights of ranking and filling, candidates kept, anchors
@@ -37,6 +40,7 @@ def test_numbers_are_those_of_the_public_code(objective, name) -> None:
     assert (term["anchors"], hard["anchors"]) == (anchors, anchors)
     assert config.train.optimiser.no_decay == "norms-and-biases"
     assert config.train.optimiser.betas == [0.9, 0.98]
+    assert config.train.optimiser.language_model_factor == 1.0  # one rate, BERT's weights as well
     assert config.train.schedule.name == "linear"
 
 
@@ -66,3 +70,49 @@ def test_on_the_scenes_baseline_and_foils_start_alike_and_take_as_many_updates()
 def test_the_papers_own_weights_are_a_recipe_too() -> None:
     term = load_config(RECIPES / "tags-paper-base-f30k.yaml").objective["tags"]
     assert (term["mlm"], term["rank"]) == (0.1, 0.001)
+
+
+@pytest.mark.parametrize(
+    ("data", "published"), [("scenes", None), ("f30k", "f30k"), ("coco", "coco-5k")]
+)
+def test_the_static_rows_of_the_tables_share_nothing_with_their_generator(data, published) -> None:
+    plan = make_plan(load_artefact("tags.table2"), Settings(data, published, seeds=1), Path("out"))
+    runs = {run.name: run for run in plan.in_order()}
+    generator = runs.get("uniter-mlm") or runs["uniter-pretrain"]  # on the scenes, one run
+    static, dynamic = runs["tags-static"].config, runs["tags"].config
+    term = dict(static.objective["tags"])
+    assert term.pop("generator") == str(generator.folder)
+    assert term.pop("mlm") == 0.0  # the matcher fills no masks, so it has no head for it
+    assert "mlm" not in static.model.matcher["extras"]
+    assert "mlm" in generator.config.model.matcher["extras"]
+    theirs = dict(dynamic.objective["tags"])
+    assert theirs.pop("mlm") > 0
+    assert term == theirs
+    assert static.train == dynamic.train
+    assert "hard-candidates" not in static.objective or (
+        static.objective["hard-candidates"] == dynamic.objective["hard-candidates"]
+    )
+
+
+def test_no_recipe_sets_a_rate_factor_for_a_model_without_pretrained_parts() -> None:
+    for path in RECIPES.rglob("*.yaml"):
+        config = load_config(path)
+        optimiser = config.train.optimiser
+        if "language_model_factor" in optimiser.model_fields_set:
+            spec = resolve(config.model)
+            loads = [
+                "pretrained" in registry.options(getattr(spec, part)["name"])
+                for part, registry in PARTS.items()
+                if part != "matcher"
+            ]
+            assert any(loads) or spec.matcher.get("pretrained"), path
+
+
+def test_the_language_model_of_the_papers_perplexity_is_named() -> None:
+    root = RECIPES.parent
+    table = root / "src/counterfoil/reproduce/tables/tags.table3.yaml"
+    for path in (root / "docs/reproduce.md", table):
+        text = " ".join(path.read_text(encoding="utf-8").split())
+        assert "GPT-2" in text
+        assert "not named" not in text
+        assert "does not name its language model" not in text

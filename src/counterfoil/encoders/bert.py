@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +15,51 @@ from counterfoil.data.texts import HuggingFaceText, TextProcessor
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.joint import JointSpace, xavier_linear
 from counterfoil.encoders.pooling import Pooling
+from counterfoil.encoders.provenance import loaded_ids, names_of
 from counterfoil.encoders.texts import text_encoders
 from counterfoil.errors import CheckpointError, MissingExtraError
 
 
+def load_language_config(name: str) -> Any:
+    """The architecture of a language model of `transformers`."""
+    try:
+        from transformers import AutoConfig
+    except ImportError:
+        raise MissingExtraError("transformers", "hf", "the text encoder 'bert'") from None
+    with language_model_refusals(name):
+        return AutoConfig.from_pretrained(name)
+
+
+@contextmanager
+def language_model_refusals(name: str) -> Iterator[None]:
+    """What `transformers` raises when it cannot load a language model, as one error of ours."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(f"no language model could be loaded from '{name}': {error}") from None
+
+
 class LanguageModel(nn.Module):
-    """A `transformers` encoder; its parameters learn at the reduced rate."""
+    """A `transformers` encoder; the parameters that it ``loaded`` learn at the reduced rate."""
 
-    pretrained = True
-
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, loaded: Collection[int] = ()) -> None:
         super().__init__()
         self.model = model
+        self.pretrained = names_of(self, loaded)
 
     @classmethod
     def load(cls, name: str, weights: bool) -> LanguageModel:
         """From a local folder or, where there is a network, a hub; ``weights=False``: random."""
-        try:
-            from transformers import AutoConfig, AutoModel
-        except ImportError:
-            raise MissingExtraError("transformers", "hf", "the text encoder 'bert'") from None
-        try:
-            if weights:
-                return cls(AutoModel.from_pretrained(name, dtype=torch.float32))
-            return cls(AutoModel.from_config(AutoConfig.from_pretrained(name)))
-        except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(
-                f"no language model could be loaded from '{name}': {error}"
-            ) from None
+        config = load_language_config(name)
+        from transformers import AutoModel
+
+        with language_model_refusals(name):
+            if not weights:
+                return cls(AutoModel.from_config(config))
+            model, report = AutoModel.from_pretrained(
+                name, dtype=torch.float32, output_loading_info=True
+            )
+        return cls(model, loaded_ids(model, report))
 
     @property
     def hidden_size(self) -> int:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from counterfoil.encoders.bert import LanguageModel
+from counterfoil.encoders.bert import language_model_refusals, load_language_config
+from counterfoil.encoders.provenance import loaded_ids, not_loaded
 from counterfoil.encoders.transformer import Transformer
 from counterfoil.errors import CheckpointError, ConfigError
+from counterfoil.features.pretrained import silent_loading
 
 LAYER_NAMES = {
     "attention.self.qkv.": "qkv.",
@@ -50,9 +52,36 @@ def layer_name(key: str) -> str | None:
     return None
 
 
+WORD_HEAD = {
+    "transform.dense.weight": "dense.weight",
+    "transform.dense.bias": "dense.bias",
+    "transform.LayerNorm.weight": "norm.weight",
+    "transform.LayerNorm.bias": "norm.bias",
+}
+"""BERT's masked-word head without its output layer: names there and in our `WordHead`."""
+
+HEAD = "cls.predictions."
+
+
+@dataclass(frozen=True)
+class BertWordHead:
+    """BERT's masked-word head: weights by our names, and the word vectors that it writes with.
+
+    ``table`` [V, D] is its output layer, the word vectors of BERT itself unless they were untied.
+    """
+
+    state: Mapping[str, Tensor]
+    table: Tensor
+
+
 @dataclass(frozen=True)
 class Bert:
-    """A BERT of `transformers`: its sizes and, with attention joined, its weights."""
+    """A BERT of `transformers`: its sizes and, with attention joined, its weights.
+
+    ``state`` has only what the checkpoint has: `transformers` makes up the rest, such as the pooler
+    of a `BertForMaskedLM`. ``word_head`` is None if the checkpoint has none that is whole;
+    ``missing`` are the weights it lacks, or has in another shape.
+    """
 
     name: str
     width: int
@@ -61,12 +90,17 @@ class Bert:
     ffn: int
     positions: int
     state: Mapping[str, Tensor]
+    word_head: BertWordHead | None = None
+    missing: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, name: str, width: int) -> Bert:
-        """From a local folder or, where there is a network, a hub; its width must be ours."""
-        model = LanguageModel.load(name, weights=True).model
-        config = model.config
+        """From a local folder or, where there is a network, a hub; its width must be ours.
+
+        Any of BERT's classes will do (`BertModel`, `BertForMaskedLM`, `BertForPreTraining`), as
+        will files that call the parameters of norms gamma and beta.
+        """
+        config = load_language_config(name)
         if config.model_type != "bert" or config.hidden_act != "gelu":
             raise CheckpointError(
                 f"'{name}': expected a BERT with exact GELU, found a model of type "
@@ -77,6 +111,14 @@ class Bert:
                 f"'{name}' is {config.hidden_size} numbers wide, model.embed_size is {width}: "
                 f"set model.embed_size={config.hidden_size}, or choose another BERT"
             )
+        state, missing = _checkpoint(name)
+        body = {k.removeprefix("bert."): v for k, v in state.items() if k.startswith("bert.")}
+        lacking = [key for key in missing if key.startswith(("bert.embeddings.", "bert.encoder."))]
+        if lacking:
+            raise CheckpointError(
+                f"'{name}': {len(lacking)} weights of BERT are missing or have another shape, "
+                f"{lacking[0]} for one: give the folder of a whole BERT"
+            )
         return cls(
             name,
             int(config.hidden_size),
@@ -84,7 +126,9 @@ class Bert:
             int(config.num_attention_heads),
             int(config.intermediate_size),
             int(config.max_position_embeddings),
-            join_attention(model.state_dict()),
+            join_attention(body),
+            _word_head(state),
+            missing,
         )
 
     def fill(self, transformer: Transformer) -> None:
@@ -101,3 +145,33 @@ class Bert:
         transformer.load_state_dict(
             {key: value for key, value in renamed.items() if key is not None and key in wanted}
         )
+
+
+def _checkpoint(name: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The weights that a BERT checkpoint has, and the names of those it lacks.
+
+    `BertForPreTraining` has all parts that we read, the pooler and the masked-word head.
+    """
+    from transformers import BertForPreTraining
+
+    # what is missing gets random numbers, which must not move ours
+    with language_model_refusals(name), silent_loading(), torch.random.fork_rng(devices=[]):
+        model, report = BertForPreTraining.from_pretrained(
+            name, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    missing = not_loaded(report)
+    parameters = loaded_ids(model, report)
+    named = model.named_parameters(remove_duplicate=False)
+    state = {key: value.detach() for key, value in named if id(value) in parameters}
+    return state, tuple(sorted(missing - state.keys()))
+
+
+def _word_head(state: Mapping[str, Tensor]) -> BertWordHead | None:
+    """The masked-word head of a checkpoint, if all of it is there."""
+    table = state.get(f"{HEAD}decoder.weight")
+    bias = state.get(f"{HEAD}decoder.bias", state.get(f"{HEAD}bias"))
+    found = {ours: state.get(HEAD + theirs) for theirs, ours in WORD_HEAD.items()}
+    weights = {key: value for key, value in {**found, "bias": bias}.items() if value is not None}
+    if table is None or len(weights) < len(found) + 1:
+        return None
+    return BertWordHead(weights, table)

@@ -16,6 +16,7 @@ from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.images import ImageEncoder, image_encoders
 from counterfoil.encoders.joint import JointSpace, xavier_linear
 from counterfoil.encoders.pooling import Pooling, create_pooling
+from counterfoil.encoders.provenance import names_of
 from counterfoil.encoders.texts import text_encoders
 from counterfoil.encoders.towers import TextTower, Tower, VisionTower, load_dual, pretrained_scale
 from counterfoil.errors import ConfigError, DataError
@@ -89,9 +90,10 @@ class DualImageEncoder(ImageEncoder):
         checkpointing: bool = False,
     ) -> None:
         super().__init__(input_dim, embed_size, "none", normalise=True, absolute=False)
-        whole = load_dual(pretrained, "vision", weights, checkpointing)
+        whole, loaded = load_dual(pretrained, "vision", weights, checkpointing)
         self.pretrained_scale = pretrained_scale(whole) if weights else None
         self.tower = VisionTower(whole, freeze, layer_decay)
+        self.tower.pretrained = names_of(self.tower, loaded)
         patch = self.tower.patch
         if input_dim != 3 * patch**2:
             raise DataError(
@@ -150,8 +152,9 @@ class DualTextEncoder(nn.Module):
         checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        whole = load_dual(pretrained, "text", weights, checkpointing)
+        whole, loaded = load_dual(pretrained, "text", weights, checkpointing)
         self.tower = TextTower(whole, freeze, layer_decay, text.pad)
+        self.tower.pretrained = names_of(self.tower, loaded)
         if isinstance(text, HuggingFaceText):
             text.max_length = min(text.max_length, self.tower.positions)
         self.joint = JointTokens(self.tower, embed_size, pooling, projection, "text")

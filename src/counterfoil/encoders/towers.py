@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from counterfoil.encoders.provenance import loaded_ids
 from counterfoil.errors import ConfigError
 from counterfoil.features.dual_settings import dual_config, dual_refusals
 from counterfoil.features.pretrained import no_bars
@@ -25,13 +26,13 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 class Tower(nn.Module, ABC):
-    """One half of a dual encoder; its parameters learn at the reduced rate.
+    """One half of a dual encoder; the parameters that it loaded learn at the reduced rate.
 
     ``freeze`` layers from the bottom, with the embedding below them, do not learn (-1: nothing
     does). Going down, each layer learns ``layer_decay`` times as fast as the one above it.
     """
 
-    pretrained = True
+    pretrained: frozenset[str] = frozenset()
 
     def __init__(self, whole: Any, half: Half, freeze: int, layer_decay: float) -> None:
         super().__init__()
@@ -127,17 +128,22 @@ class TextTower(Tower):
         return made.last_hidden_state[:, :length], made.last_hidden_state[:, -1]
 
 
-def load_dual(name: str, half: Half, weights: bool, checkpointing: bool) -> Any:
-    """A dual encoder of which one half is wanted; ``weights=False``: random, the other half tiny.
+def load_dual(name: str, half: Half, weights: bool, checkpointing: bool) -> tuple[Any, set[int]]:
+    """A dual encoder of which one half is wanted, and the identities of the parameters it loaded.
 
-    ``checkpointing`` keeps few activations and computes the others again in the backward pass.
+    ``weights=False``: random, the other half tiny. ``checkpointing`` keeps few activations and
+    computes the others again in the backward pass.
     """
+    loaded: set[int] = set()
     config = dual_config(name)
     from transformers import AutoModel
 
     with dual_refusals(name), no_bars():
         if weights:
-            whole = AutoModel.from_pretrained(name, dtype=torch.float32)
+            whole, report = AutoModel.from_pretrained(
+                name, dtype=torch.float32, output_loading_info=True
+            )
+            loaded = loaded_ids(whole, report)
         else:
             small = copy.deepcopy(config)
             other = small.text_config if half == "vision" else small.vision_config
@@ -146,7 +152,7 @@ def load_dual(name: str, half: Half, weights: bool, checkpointing: bool) -> Any:
             whole.config = config
     if checkpointing:
         whole.gradient_checkpointing_enable({"use_reentrant": False})
-    return whole
+    return whole, loaded
 
 
 def pretrained_scale(whole: Any) -> tuple[float, float]:

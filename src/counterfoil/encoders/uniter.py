@@ -112,7 +112,10 @@ class BertTokenEmbedder(TokenEmbedder):
     """UNITER's embeddings as a BERT of `transformers` has them, with its tokenizer.
 
     The layers above them are ``model.matcher.pretrained``; ``weights=False`` starts from nothing.
+    What was loaded learns at ``train.optimiser.language_model_factor`` times the rate.
     """
+
+    pretrained: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -152,3 +155,4 @@ class BertTokenEmbedder(TokenEmbedder):
                 "norm.bias": bert.state["embeddings.LayerNorm.bias"],
             }
         )
+        self.pretrained = frozenset(name for name, _ in self.named_parameters())

@@ -109,3 +109,17 @@ def no_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def silent_loading() -> Iterator[None]:
+    """Keep the library from reporting weights that a caller looks after itself."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with no_bars():
+            yield
+    finally:
+        logging.set_verbosity(level)

@@ -55,14 +55,18 @@ def mask_captions(
     versions: int,
     tokens: MaskTokens,
     rng: np.random.Generator,
-    rate: float = RATE,
+    rates: Sequence[float] | None = None,
 ) -> MaskedCaptions:
-    """Masked versions of captions [B, W] by the units of each; one without any stays as it is."""
+    """Masked versions of captions [B, W] by the units of each; one without any stays as it is.
+
+    ``rates`` are those of each caption; the usual one if there are none.
+    """
     true = captions.cpu().numpy()
     ids = np.repeat(true[:, None], versions, axis=1)
     labels = np.full_like(ids, UNMASKED)
     for row, places in enumerate(units):
         if places:
+            rate = RATE if rates is None else rates[row]
             masked = mask_versions(true[row], places, versions, tokens, rng, rate)
             ids[row], labels[row] = masked.ids, masked.labels
     device = captions.device

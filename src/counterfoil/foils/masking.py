@@ -88,6 +88,44 @@ def unit_chances(units: Sequence[Places], rate: float = RATE) -> NDArray[np.floa
     return np.array([np.mean([rate / frequency[place] for place in unit]) for unit in units])
 
 
+def expected_share(units: Sequence[Places], words: int, rate: float = RATE) -> float:
+    """The share of ``words`` tokens that `mask_versions` chooses on average, in closed form.
+
+    A token is chosen with any unit it is in, or with the unit that is drawn if none was chosen.
+
+    >>> round(expected_share([(0,), (1,)], 4), 3)  # (2 · 0.15 + 0.85²) / 4
+    0.256
+    """
+    chances = unit_chances(units, rate).clip(0, 1)
+    none = float(np.prod(1 - chances))
+    spared: dict[int, float] = {}
+    for unit, chance in zip(units, chances, strict=True):
+        for place in unit:
+            spared[place] = spared.get(place, 1.0) * (1 - chance)
+    drawn = none * np.mean([len(unit) for unit in units])
+    return float(sum(1 - chance for chance in spared.values()) + drawn) / words
+
+
+def sentence_rate(units: Sequence[Places], words: int, share: float = RATE) -> float:
+    """The rate with which ``share`` of all ``words`` of a sentence are chosen on average.
+
+    Few units cover a sentence, so it is above the share. The least and the most that units allow
+    are taken where the share cannot be reached: one unit at least, and no more than all of them.
+    """
+    low, high = 0.0, float(max(Counter(place for unit in units for place in unit).values()))
+    if expected_share(units, words, low) >= share:
+        return low
+    if expected_share(units, words, high) <= share:
+        return high
+    for _ in range(30):
+        middle = (low + high) / 2
+        if expected_share(units, words, middle) < share:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
 def mask_versions(
     ids: Sequence[int],
     units: Sequence[Places],

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from counterfoil.encoders.bert_weights import Bert
+from counterfoil.encoders.bert_weights import HEAD, Bert
 from counterfoil.encoders.encoded import HALVES, Encoded
 from counterfoil.encoders.transformer import Transformer, in_precision, initialise
 from counterfoil.kernels.tiles import plan_tiles
@@ -47,11 +47,13 @@ class CrossEncoder(LocalMatcher):
 
     The score is a logit or, so that a margin of 0.2 means something, its sigmoid. ``heads=0`` takes
     one for every 64 numbers, ``ffn=0`` four times ``model.embed_size``. ``pretrained`` is a BERT of
-    `transformers` whose layers it starts from; without one, ``alike`` has the first layer begin
-    with attention to what is alike, for embeddings that are aligned (the objective `alignment`).
-    ``checkpointing`` trades time for memory.
+    `transformers` whose layers, pooler and masked-word head it starts from; without one, ``alike``
+    has the first layer begin with attention to what is alike, for embeddings that are aligned (the
+    objective `alignment`). ``checkpointing`` trades time for memory.
     ``extras`` are heads besides the score's, ``vocabulary`` how many words they write with.
     """
+
+    pretrained: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -75,12 +77,52 @@ class CrossEncoder(LocalMatcher):
         initialise(self)
         if alike:
             self.transformer.attend_alike()
-        if pretrained:
-            bert = Bert.load(pretrained, embed_size)
-            bert.fill(self.transformer)
-            kinds = ("weight", "bias")
-            self.pooler.load_state_dict({k: bert.state[f"pooler.dense.{k}"] for k in kinds})
         self.heads = CrossHeads(embed_size, extras or (), vocabulary)
+        self.loading_notes: list[str] = []
+        self._bert = Bert.load(pretrained, embed_size) if pretrained else None
+        if self._bert is not None:
+            self._fill(self._bert)
+
+    def _fill(self, bert: Bert) -> None:
+        bert.fill(self.transformer)
+        loaded = [f"transformer.{name}" for name, _ in self.transformer.named_parameters()]
+        prefix = "pooler.dense."
+        pooler = {k.removeprefix(prefix): v for k, v in bert.state.items() if k.startswith(prefix)}
+        if pooler.keys() == dict(self.pooler.named_parameters()).keys():
+            self.pooler.load_state_dict(pooler)
+            loaded += [f"pooler.{kind}" for kind in pooler]
+        else:
+            self.loading_notes.append(f"'{bert.name}' has no pooler: it starts from random numbers")
+        self.pretrained = frozenset(loaded)
+
+    def fill_word_heads(self, table: Tensor | None) -> None:
+        """Start the heads that write words from BERT's masked-word head, if ``table`` fits it.
+
+        ``table`` [V, D] are the word vectors of the text encoder. BERT's head writes with its own:
+        with any other table its weights would mean nothing. The correction begins as ``mlm``.
+        """
+        bert, self._bert = self._bert, None  # to be read once, and not to be kept in memory
+        heads = [name for name in ("mlm", "correction") if name in self.heads]
+        if bert is None or not heads:
+            return
+        head, count = bert.word_head, 0 if table is None else len(table)
+        if head is None:
+            lacking = [key for key in bert.missing if key.startswith(HEAD)]
+            self.loading_notes.append(
+                f"'{bert.name}' has no whole masked-word head (missing, or of another shape: "
+                f"{', '.join(lacking)}): {' and '.join(heads)} start from random numbers"
+            )
+            return
+        if table is None or not head.table[:count].equal(table.detach().cpu()):
+            self.loading_notes.append(
+                f"the masked-word head of '{bert.name}' ({HEAD}*) is not used: it writes with word "
+                "vectors of its own, which are not those of the text encoder (model.text)"
+            )
+            return
+        state = {**head.state, "bias": head.state["bias"][:count]}
+        for name in heads:
+            self.heads[name].load_state_dict(state)
+            self.pretrained |= {f"heads.{name}.{key}" for key in state}
 
     @property
     def portable_options(self) -> dict[str, Any]:

@@ -26,12 +26,25 @@ from counterfoil.foils.generate import (
     own_tokens,
     refill,
 )
-from counterfoil.foils.masking import MaskTokens, Places, graph_units, token_units
+from counterfoil.foils.masking import (
+    RATE,
+    MaskTokens,
+    Places,
+    graph_units,
+    sentence_rate,
+    token_units,
+)
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models.model import Model
 from counterfoil.models.word_spans import caption_words, words_of_tokens
 from counterfoil.objectives.extras import pair_images
-from counterfoil.objectives.generation import Generated, GeneratorOptions, MaskedBatch, MaskUnit
+from counterfoil.objectives.generation import (
+    Generated,
+    GeneratorOptions,
+    MaskedBatch,
+    MaskShare,
+    MaskUnit,
+)
 from counterfoil.objectives.services import Live
 
 BLOCK = 4096
@@ -41,23 +54,35 @@ BLOCK = 4096
 class Masker:
     """Draws masks over captions, by units of their scene graphs or token by token."""
 
-    def __init__(self, text: TextProcessor, unit: MaskUnit, extractor: str) -> None:
-        self.text, self.tokens = text, MaskTokens.of(text)
+    def __init__(
+        self, text: TextProcessor, unit: MaskUnit, extractor: str, share: MaskShare = "units"
+    ) -> None:
+        self.text, self.tokens, self.share = text, MaskTokens.of(text), share
         self.extractor = create_extractor(extractor) if unit == "graph" else None
 
     def units(self, caption: str) -> list[Places]:
         """Token places that are masked together."""
-        word_of = words_of_tokens(self.text, caption, caption_words(caption))
+        word_of = self._words(caption)
         if self.extractor is None:
             return token_units(word_of)
         return graph_units(self.extractor.extract(caption), word_of)
+
+    def rate(self, caption: str, units: Sequence[Places]) -> float:
+        """How likely a word of a unit is chosen, for the wanted share of the words."""
+        if self.share == "units" or not units:
+            return RATE
+        return sentence_rate(units, len(token_units(self._words(caption))))
+
+    def _words(self, caption: str) -> Sequence[int | None]:
+        return words_of_tokens(self.text, caption, caption_words(caption))
 
     def mask(
         self, captions: Sequence[str], ids: Tensor, versions: int, rng: np.random.Generator
     ) -> MaskedCaptions:
         """Versions of captions whose ids, undisturbed, are [B, W]."""
         units = [self.units(caption) for caption in captions]
-        return mask_captions(ids, units, versions, self.tokens, rng)
+        rates = [self.rate(text, places) for text, places in zip(captions, units, strict=True)]
+        return mask_captions(ids, units, versions, self.tokens, rng, rates)
 
 
 class CrossReader:
@@ -114,10 +139,11 @@ class FoilMaker:
             generator.eval().requires_grad_(False)
         self.split, self.model, self.options, self.seed = split, model, options, seed
         self.generator = generator
-        self.masker = Masker(model.text, options.unit, options.extractor)
+        self.masker = Masker(model.text, options.unit, options.extractor, options.share)
         # in every epoch the same captions come again, and to cut them takes longer than a step
         self.ids_of = Once(self._ids_of)
         self.units_of = Once(self._units_of)
+        self.rate_of = Once(self._rate_of)
         self.tokens_of = Once(self._tokens_of)
 
     def _ids_of(self, caption: int) -> list[int]:
@@ -125,6 +151,9 @@ class FoilMaker:
 
     def _units_of(self, caption: int) -> list[Places]:
         return self.masker.units(self.split.texts[caption])
+
+    def _rate_of(self, caption: int) -> float:
+        return self.masker.rate(self.split.texts[caption], self.units_of(caption))
 
     def _tokens_of(self, image: int) -> list[int]:
         """All that occur in an image's captions."""
@@ -153,7 +182,8 @@ class FoilMaker:
         ids = pad_texts([*map(self.ids_of, indices)], self.masker.text.pad)
         captions = ids.to(batch.caption_ids.device)
         units = [*map(self.units_of, indices)]
-        masked = mask_captions(ids.ids, units, self.options.masks, self.masker.tokens, rng)
+        rates = None if self.options.share == "units" else [*map(self.rate_of, indices)]
+        masked = mask_captions(ids.ids, units, self.options.masks, self.masker.tokens, rng, rates)
         return captions, masked.to(captions.ids.device)
 
     def _foils(

@@ -19,9 +19,11 @@ from counterfoil.data.vocabulary import Vocabulary
 from counterfoil.encoders import Encoded, image_encoders, text_encoders
 from counterfoil.encoders.copies import CopiedEncoder
 from counterfoil.encoders.encoded import Needs
+from counterfoil.encoders.provenance import pretrained_names
 from counterfoil.errors import DataError
 from counterfoil.matchers import Matcher, matchers
 from counterfoil.matchers.copies import CopiedMatcher
+from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models.asking import asked
 from counterfoil.models.dual import with_one_checkpoint
 from counterfoil.models.spec import ModelSpec, resolve
@@ -35,7 +37,8 @@ class Model(nn.Module):
     """A composition by its spec; ``input_dim`` is the width of the image fragments it reads.
 
     ``fragments_from`` names the extractor those fragments came from, where they were not
-    precomputed, so that a saved model can read a new image.
+    precomputed, so that a saved model can read a new image. ``pretrained`` are the names of the
+    parameters that began as those of a language or vision model; a saved model remembers them.
     """
 
     def __init__(
@@ -58,6 +61,10 @@ class Model(nn.Module):
             )
             for _ in range(spec.copies)
         ]
+        for _, words, matcher in members:
+            if isinstance(matcher, CrossEncoder):
+                table = getattr(words, "word_table", None)
+                matcher.fill_word_heads(table.weight if table is not None else None)
         self.image_encoder, self.text_encoder = members[0][0], members[0][1]
         self.matcher: Matcher = members[0][2]
         if spec.copies > 1:
@@ -67,6 +74,7 @@ class Model(nn.Module):
             self.matcher = CopiedMatcher(compared)
         if self.matcher.needs_graph:
             self.text = with_parser(text, create_parser(self.matcher.parser))
+        self.pretrained = pretrained_names(self)
 
     @property
     def device(self) -> torch.device:

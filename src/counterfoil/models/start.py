@@ -54,25 +54,37 @@ def start_from(model: Model, folder: str | Path) -> Started:
     _check_parts(model, other, folder)
     started = Started(str(folder))
     if isinstance(model.matcher, CrossEncoder) and isinstance(other.matcher, CrossEncoder):
-        new, left = _with_heads(other.matcher.heads, model.matcher.heads, len(other.text))
+        new, left = _with_heads(other, model)
         started = Started(str(folder), new, left)
     weights = other.state_dict()
     _check_weights(model.state_dict(), weights, folder)
     model.load_state_dict(weights)
+    # what began as a language model there, or was given as one here, keeps its learning rate
+    model.pretrained |= other.pretrained & weights.keys()
     return started
 
 
-def _with_heads(
-    trained: CrossHeads, wanted: CrossHeads, vocabulary: int
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Give trained heads those that are wanted, no more and no less; which are new, which go."""
+def _with_heads(trained: Model, wanted: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Give a trained model the heads that are wanted; which are new, which are left out.
+
+    A new head that the wanted model has from a language model stays as it is.
+    """
+    heads, wishes = _heads(trained), _heads(wanted)
     names = get_args(Head)
-    new = tuple(name for name in names if name in wanted and name not in trained)
-    left = tuple(name for name in names if name in trained and name not in wanted)
-    trained.add(new, vocabulary)
+    new = tuple(name for name in names if name in wishes and name not in heads)
+    left = tuple(name for name in names if name in heads and name not in wishes)
+    for name in new:
+        heads.add([name], len(trained.text))
+        if f"matcher.heads.{name}.bias" in wanted.pretrained:
+            heads[name].load_state_dict(wishes[name].state_dict())
     for name in left:
-        del trained[name]
+        del heads[name]
     return new, left
+
+
+def _heads(model: Model) -> CrossHeads:
+    assert isinstance(model.matcher, CrossEncoder)  # noqa: S101 - the caller has looked
+    return model.matcher.heads
 
 
 def same_ids(one: TextProcessor, other: TextProcessor) -> bool:

@@ -46,6 +46,7 @@ def write_model(model: Model, folder: Path) -> None:
         "text_processor": model.text.kind,
         "fragments_from": model.fragments_from,
         "fragments_options": model.fragments_options,
+        "pretrained": sorted(model.pretrained),
     }
     (folder / CONFIG).write_text(json.dumps(layout, indent=2), encoding="utf-8")
     model.text.save(folder)
@@ -86,6 +87,7 @@ def from_pretrained(folder: str | Path) -> Model:
     except (ValidationError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder / CONFIG}: {error}") from None
     load_weights(model, folder)
+    model.pretrained = frozenset(layout.get("pretrained", ()))
     return model.eval()
 
 

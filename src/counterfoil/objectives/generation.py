@@ -13,6 +13,7 @@ from counterfoil.errors import ConfigError
 from counterfoil.objectives.services import Live
 
 MaskUnit = Literal["graph", "word"]
+MaskShare = Literal["units", "sentence"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class GeneratorOptions:
 
     ``run`` is the folder of the frozen model that fills the masks (static), or empty for the model
     that is being trained (dynamic). Only the first ``anchors`` captions of a batch get foils, all
-    of them where it is 0.
+    of them where it is 0. ``share`` is what 15 % are masked of: the words in units (public code),
+    or all words of the sentence (the paper).
     """
 
     masks: int
@@ -32,6 +34,7 @@ class GeneratorOptions:
     extractor: str
     run: str = ""
     anchors: int = 0
+    share: MaskShare = "units"
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < math.inf:

@@ -7,7 +7,7 @@ from torch import Tensor
 from counterfoil.errors import TrainingError
 from counterfoil.objectives.base import Context, LossReport, Objective, objectives
 from counterfoil.objectives.extras import pair_images
-from counterfoil.objectives.generation import Generator, GeneratorOptions, MaskUnit
+from counterfoil.objectives.generation import Generator, GeneratorOptions, MaskShare, MaskUnit
 from counterfoil.objectives.services import Preparation
 from counterfoil.objectives.tags import fill_losses, global_mean
 
@@ -23,10 +23,15 @@ class MaskedWords(Objective):
     needs_scores = False
 
     def __init__(
-        self, *, masks: int = 1, unit: MaskUnit = "graph", extractor: str = "rules"
+        self,
+        *,
+        masks: int = 1,
+        unit: MaskUnit = "graph",
+        extractor: str = "rules",
+        mask_share: MaskShare = "units",
     ) -> None:
         super().__init__()
-        self.options = GeneratorOptions(masks, 1, 1, 1.0, unit, extractor)
+        self.options = GeneratorOptions(masks, 1, 1, 1.0, unit, extractor, share=mask_share)
         self._generator: Generator | None = None
 
     def prepare(self, training: Preparation) -> None:

@@ -7,6 +7,7 @@ is set against generated ones; here the positive is the true caption's own score
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from counterfoil.collectives import sum_over_processes
 from counterfoil.data.batches import TextBatch
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.errors import TrainingError
+from counterfoil.errors import ConfigError, TrainingError
 from counterfoil.matchers.cross_encoder import CrossEncoder, CrossStates
 from counterfoil.objectives.base import Context, LossReport, Objective, objectives
 from counterfoil.objectives.extras import pair_images
@@ -23,6 +24,7 @@ from counterfoil.objectives.generation import (
     Generator,
     GeneratorOptions,
     MaskedBatch,
+    MaskShare,
     MaskUnit,
 )
 from counterfoil.objectives.services import Live, Preparation
@@ -58,9 +60,12 @@ class Tags(Objective):
     Beside another objective: {hard-candidates: 1, tags: 1}. Each caption gets ``masks`` versions,
     masked by ``unit`` (of the scene graph that ``extractor`` finds, or token by token), each filled
     ``samples`` times at ``temperature``; of what is no false negative, the ``kept`` best-scoring
-    are negatives. ``mlm`` and ``rank`` weigh the two losses. ``generator`` is a run whose frozen
-    model fills the masks; without one, the model in training does. Where batches are large for the
-    sake of their candidates, ``anchors`` says how many pairs of each process's batch get foils.
+    are negatives. ``mlm`` and ``rank`` weigh the two losses; without ``rank`` nothing is written.
+    ``mask_share`` says what 15 % are masked of: of the words in units, or of the whole sentence.
+    ``generator`` is a run whose frozen model fills the masks (static): this model then shares no
+    parameter with it, and learns no masked words, whatever ``mlm`` is. Without one, the model in
+    training fills them (dynamic). Where batches are large for the sake of their candidates,
+    ``anchors`` says how many pairs of each process's batch get foils.
     """
 
     needs_batch = True
@@ -82,29 +87,42 @@ class Tags(Objective):
         rank: float = 5e-4,
         generator: str = "",
         anchors: int = 0,
+        mask_share: MaskShare = "units",
     ) -> None:
         super().__init__()
+        if generator and not rank and not self.reads_words:
+            raise ConfigError(
+                "objective.tags: with a generator and rank=0 there is nothing to learn; set rank "
+                "above 0, or leave the generator out"
+            )
         self.options = GeneratorOptions(
-            masks, samples, kept, temperature, unit, extractor, generator, anchors
+            masks, samples, kept, temperature, unit, extractor, generator, anchors, mask_share
         )
         self.margin, self.mlm, self.rank = margin, mlm, rank
         self._generator: Generator | None = None
 
     def prepare(self, training: Preparation) -> None:
-        self._generator = training.generator(self.options, self.heads)
+        heads = [head for head in self.heads if self._fills or head != "mlm"]
+        self._generator = training.generator(self.options, heads)
+
+    @property
+    def _fills(self) -> bool:
+        """Whether the model in training fills the masks, and so learns to: dynamic (§2.3)."""
+        return not self.options.run
 
     def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         live = context.live
         if live is None or self._generator is None:
             raise TrainingError("objective.tags works on the batches of a training run only")
+        if not self.rank and not self.reads_words:  # what would be written, nothing would read
+            return self._fill_term(live, self._generator.mask(live, context.step))
         generated = self._generator(live, context.step)
-        images = live.images[pair_images(live.batch)[: len(generated.masked)]]
-        fills = fill_losses(live, images, generated)
-        read = read_foils(live, images, generated, with_states=self.reads_words)
+        filled = self._fill_term(live, generated)
+        read = read_foils(live, _images(live, generated), generated, self.reads_words)
         gaps = read.true[read.owners] - read.scores
-        masks, rank = global_mean(fills), global_mean((self.margin - gaps).clamp(min=0))
+        rank = global_mean((self.margin - gaps).clamp(min=0))
         words = self.word_terms(live, generated, read)
-        loss = self.mlm * masks + self.rank * rank + words.loss
+        loss = filled.loss + self.rank * rank + words.loss
         if not context.logging:
             return LossReport(loss)
         with torch.no_grad():
@@ -113,10 +131,16 @@ class Tags(Objective):
                 "tags/difficulty": global_mean((gaps < 0).float()),
                 "tags/gap": global_mean(gaps),
                 "tags/kept": global_mean(generated.real.sum(1).float()),
-                "tags/mlm": masks.detach(),
                 "tags/rank": rank.detach(),
             }
-        return LossReport(loss, diagnostics | words.diagnostics)
+        return LossReport(loss, filled.diagnostics | diagnostics | words.diagnostics)
+
+    def _fill_term(self, live: Live, masked: MaskedBatch) -> LossReport:
+        """Filling masks (Eq. 1); nothing if another, frozen model fills them."""
+        if not self._fills:
+            return LossReport(0 * live.images.mask.sum().float())
+        loss = global_mean(fill_losses(live, _images(live, masked), masked))
+        return LossReport(self.mlm * loss, {"tags/mlm": loss.detach()})
 
     def word_terms(self, live: Live, generated: Generated, read: Read) -> LossReport:
         """What is learned of the single words of the foils: nothing."""
@@ -128,7 +152,9 @@ class TagsDc(Tags):
     """TAGS-DC: TAGS, and say which words of its foils are wrong, and what they should be.
 
     ``discrimination`` and ``correction`` weigh these losses, ``replaced`` and ``original`` the two
-    kinds of words in the former. The model needs a head for each.
+    kinds of words in the former. ``correct_over`` says which tokens of a foil the correction learns
+    from: those that were masked, as in the public code, or the whole sentence, as in Eq. 8. The
+    model needs a head for each.
     """
 
     heads = ("mlm", "discrimination", "correction")
@@ -152,6 +178,8 @@ class TagsDc(Tags):
         correction: float = 5e-4,
         replaced: float = CLASS_WEIGHTS[0],
         original: float = CLASS_WEIGHTS[1],
+        correct_over: Literal["masked", "sentence"] = "masked",
+        mask_share: MaskShare = "units",
     ) -> None:
         super().__init__(
             masks=masks,
@@ -165,7 +193,9 @@ class TagsDc(Tags):
             rank=rank,
             generator=generator,
             anchors=anchors,
+            mask_share=mask_share,
         )
+        self.correct_over = correct_over
         self.discrimination, self.correction = discrimination, correction
         self.class_weights = (replaced, original)
 
@@ -174,24 +204,31 @@ class TagsDc(Tags):
         if states is None:
             raise TrainingError("objective.tags-dc: the foils were scored without their words")
         true_ids = generated.captions.ids[read.owners]
-        heads, asked = cross_encoder(live).heads, read.labels != UNLABELLED
+        heads, masked = cross_encoder(live).heads, read.labels != UNLABELLED
+        asked = masked if self.correct_over == "masked" else foils.mask
         with live.autocast():
             verdicts = heads["discrimination"](states.words).float()
             fixes = heads["correction"](states.words[asked], word_table(live)).float()
         told = discrimination_losses(verdicts, foils.ids, true_ids, foils.mask, self.class_weights)
-        fixed = word_losses(fixes, read.labels[asked])
+        fixed = word_losses(fixes, true_ids[asked])
         discrimination, correction = global_mean(told), global_mean(fixed)
         loss = self.discrimination * discrimination + self.correction * correction
         original = (foils.ids == true_ids)[foils.mask]
         right = (verdicts.argmax(-1)[foils.mask] == 1) == original
+        restored = (fixes.argmax(-1) == true_ids[asked])[masked[asked]]
         found = {
             "tags/discrimination": discrimination.detach(),
             "tags/correction": correction.detach(),
             "tags/wod": global_mean(right.float()),
             "tags/wod_replaced": global_mean(right[~original].float()),
-            "tags/woc": global_mean((fixes.argmax(-1) == read.labels[asked]).float()),
+            "tags/woc": global_mean(restored.float()),
         }
         return LossReport(loss, found)
+
+
+def _images(live: Live, masked: MaskedBatch) -> Encoded:
+    """The images [B] of the captions that were masked."""
+    return live.images[pair_images(live.batch)[: len(masked.masked)]]
 
 
 def fill_losses(live: Live, images: Encoded, generated: MaskedBatch) -> Tensor:

@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from counterfoil.config import OptimiserConfig, ScheduleConfig
+from counterfoil.encoders.provenance import pretrained_ids
+from counterfoil.encoders.towers import Tower
 from counterfoil.errors import ConfigError
 
 NORMS = (
@@ -24,20 +26,19 @@ NORMS = (
 
 
 def create_optimiser(modules: nn.Module, config: OptimiserConfig) -> Optimizer:
-    """Groups: what is pretrained at its reduced rate, everything else at the full one.
+    """Groups: what was loaded from pretrained weights at its reduced rate, the rest at the full.
 
     Single numbers, such as a learned temperature, do not decay; nor do biases and the parameters of
     normalisations where ``no_decay`` says so.
     """
-    slow = _rate_factors(modules)
     trained = [p for p in modules.parameters() if p.requires_grad]
     if not trained:
         raise ConfigError("nothing to train: every parameter of the model is frozen")
+    slow = _rate_factors(modules, config)
     kept = norms_and_biases(modules) if config.no_decay else set()
     kept |= {id(p) for p in trained if id(p) not in slow and not p.ndim}
     rates = {None: config.lr} | {
-        factor: config.lr * config.language_model_factor * factor
-        for factor in sorted(set(slow.values()), reverse=True)
+        factor: config.lr * factor for factor in sorted(set(slow.values()), reverse=True)
     }
     groups = [
         {
@@ -72,14 +73,28 @@ def norms_and_biases(modules: nn.Module) -> set[int]:
     }
 
 
-def _rate_factors(modules: nn.Module) -> dict[int, float]:
-    """Of each pretrained parameter, by its id: 1, or what its tower says of its depth."""
-    factors: dict[int, float] = {}
+def _rate_factors(modules: nn.Module, config: OptimiserConfig) -> dict[int, float]:
+    """What the rate of a parameter is multiplied by, by its id: if it is pretrained, by its depth.
+
+    Parameters that learn at the full rate are left out.
+    """
+    pretrained = pretrained_ids(modules)
+    factor, stated = (
+        config.language_model_factor,
+        "language_model_factor" in config.model_fields_set,
+    )
+    if stated and factor != 1.0 and not pretrained:
+        raise ConfigError(
+            f"train.optimiser.language_model_factor={factor:g}: no parameter of this model was "
+            "loaded from pretrained weights, so there is nothing to slow down: remove it, or give "
+            "the model a pretrained part (model.text.pretrained, model.matcher.pretrained)"
+        )
+    factors = dict.fromkeys(pretrained, factor)
     for part in modules.modules():
-        if getattr(part, "pretrained", False):
-            of_depth = getattr(part, "rate_factor", None)
-            for name, parameter in part.named_parameters():
-                factors[id(parameter)] = of_depth(name) if of_depth is not None else 1.0
+        if not isinstance(part, Tower):
+            continue
+        for name, parameter in part.named_parameters():
+            factors[id(parameter)] = factors.get(id(parameter), 1.0) * part.rate_factor(name)
     return factors
 
 

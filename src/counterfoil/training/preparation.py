@@ -69,6 +69,10 @@ class RunPreparation:
                 f"{options.run}: the generator writes words by another vocabulary than this run; "
                 "train it on the same data, or set data.vocabulary in both"
             )
+        if other is not None:
+            self.progress.say(
+                f"{options.run}, frozen, fills the masks: this run learns no masked words from it"
+            )
         return FoilMaker(self.train, self._model, options, self.seed, other)
 
     def _other(self, run: str) -> Model:

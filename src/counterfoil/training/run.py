@@ -20,6 +20,7 @@ from counterfoil.data.load import is_named, load_pairs
 from counterfoil.data.noise import shuffled_captions, with_noise_index
 from counterfoil.data.pairs import Pairs
 from counterfoil.data.problems import Severity, count_kinds
+from counterfoil.encoders.provenance import loading_notes
 from counterfoil.errors import CheckpointError, ConfigError, DataError
 from counterfoil.evaluation.evaluate import report_scores
 from counterfoil.evaluation.gallery import Gallery, example_searches
@@ -214,6 +215,8 @@ def _new_model(config: RunConfig, pairs: Pairs, progress: Progress) -> Model:
     model = create_model(config.model, pairs.train, config.data)
     model.fragments_from = pairs.train.fragments.made_by if pairs.train.fragments else None
     model.fragments_options = dict(config.data.features.options)
+    for note in loading_notes(model):
+        progress.say(f"warning: {note}")
     if config.model.start:
         progress.say(start_from(model, config.model.start).told())
     return model
@@ -285,7 +288,7 @@ def located(config: RunConfig) -> RunConfig:
         change["noise_index"] = str(Path(data.noise_index).resolve())
     start = config.model.start
     placed: dict[str, Any] = {"start": str(Path(start).resolve())} if start else {}
-    for part in ("image", "text"):
+    for part in ("image", "text", "matcher"):
         placed[part] = _located_pretrained(getattr(config.model, part))
     return config.model_copy(
         update={
@@ -297,7 +300,7 @@ def located(config: RunConfig) -> RunConfig:
 
 
 def _located_pretrained(part: dict[str, Any]) -> dict[str, Any]:
-    """An encoder's options, with the folder of its pretrained weights as an absolute path."""
+    """A part's options, with the folder of its pretrained weights as an absolute path."""
     name = part.get("pretrained")
     here = isinstance(name, str) and bool(name) and Path(name).is_dir()
     return {**part, "pretrained": str(Path(str(name)).resolve())} if here else part
