@@ -68,7 +68,9 @@ def score_with_mining(matcher: NAAF, images: Encoded, texts: Encoded) -> Tensor:
     """Scores of a batch of pairs in training, the boundary moving from caption to caption."""
     if len(images) != len(texts) or world_size() > 1:
         raise ConfigError(
-            "matcher.form=reference trains on a batch of pairs in one process; use form=paper"
+            f"model.matcher.form=reference trains on batches of pairs in one process, got "
+            f"{len(images)} images with {len(texts)} texts in {world_size()} processes: use "
+            "form=paper, or data.captions=all in one process"
         )
     learned = matcher.reference
     matched: list[Tensor] = []

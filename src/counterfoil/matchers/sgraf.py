@@ -21,6 +21,7 @@ from counterfoil.errors import DataError
 from counterfoil.kernels.attention import EPS, l2_over, leaky, masked_softmax, similarities
 from counterfoil.matchers.base import Matcher, matchers, pooled
 from counterfoil.matchers.local import LocalMatcher, fragments
+from counterfoil.registry import refuse_unused
 
 Form = Literal["paper", "reference"]
 
@@ -107,7 +108,9 @@ class AlignmentMatcher(LocalMatcher):
     ) -> None:
         super().__init__(embed_size)
         self.sim_dim, self.lambda_softmax = sim_dim, lambda_softmax
-        slots = slots if form == "reference" else 0
+        if form == "paper":
+            refuse_unused(type(self), "model.matcher", "form=paper", slots=slots)
+            slots = 0
         self.image_vector = GlobalVector(embed_size, dropout, norm=True, slots=slots)
         self.text_vector = GlobalVector(embed_size, dropout)
         self.local_similarity = xavier_linear(embed_size, sim_dim)

@@ -146,6 +146,8 @@ class Trainer:
             self._restore()
         elif rank() == 0:
             write_config(self.folder, self.config)
+        for note in self.model.matcher.notes(self.config.train.epochs):
+            self.progress.say(f"note: {note}")
         run: nn.Module = self.step_module
         if world_size() > 1:
             run = DistributedDataParallel(run, broadcast_buffers=False, find_unused_parameters=True)
