@@ -59,6 +59,9 @@ class MinedNegative(Objective):
             return (self.margin + negative - positive).clamp(min=0)
         return F.softplus((negative - positive) / self.temperature)
 
+    def hinge_margin(self, epoch: int) -> float | None:
+        return self.margin if self.form == "paper" else None
+
     def loss(self, *directions: Anchors) -> Tensor:
         costs, valid = map(torch.cat, zip(*map(self._one_direction, directions), strict=True))
         if self.reduction == "sum":
