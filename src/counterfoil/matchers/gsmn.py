@@ -19,6 +19,7 @@ from counterfoil.errors import ConfigError, DataError
 from counterfoil.kernels.attention import EPS, l2_over, leaky, masked_softmax
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.local import LocalMatcher, fragments
+from counterfoil.matchers.precision import single, single_precision
 from counterfoil.registry import refuse_unused
 
 Form = Literal["paper", "reference"]
@@ -77,7 +78,9 @@ class StructureMatching(nn.Module):
             convolved = convolved + biases
         if self.form == "paper":
             convolved = convolved.tanh()
-        scores = self.score(self.hidden(convolved.flatten(-2)).tanh()).squeeze(-1)
+        hidden = self.hidden(convolved.flatten(-2)).tanh()
+        with single_precision(hidden.device):
+            scores = self.score(single(hidden)).squeeze(-1)
         return scores.masked_fill(~nodes, 0.0).sum(-1) / nodes.sum(-1).clamp(min=1)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from counterfoil.collectives import world_size
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.errors import ConfigError
+from counterfoil.matchers.precision import single_fragments, single_precision
 
 if TYPE_CHECKING:
     from counterfoil.matchers.naaf import NAAF
@@ -77,6 +78,9 @@ def score_with_mining(matcher: NAAF, images: Encoded, texts: Encoded) -> Tensor:
     mismatched: list[Tensor] = []
     sampled = 0
     columns: list[Tensor] = []
+    if torch.is_autocast_enabled(images.mask.device.type):
+        with single_precision(images.mask.device):
+            return score_with_mining(matcher, single_fragments(images), single_fragments(texts))
     for i in range(len(texts)):
         text = texts[i : i + 1]
         column = matcher.scores(images, text)[:, 0]
