@@ -95,3 +95,18 @@ class Registry(Generic[T]):
         """Build an entry; ``args`` are what the caller supplies, ``options`` what the user set."""
         self.check(name, options, where=where)
         return self[name](*args, **options)
+
+
+def refuse_unused(part: type, key: str, mode: str, **given: Any) -> None:
+    """Raise on options that have no effect in a ``mode`` of a part, unless they are the defaults.
+
+    Silence would have a reader of the config believe that they were in force.
+    """
+    parameters = inspect.signature(part).parameters
+    for name, value in given.items():
+        default = parameters[name].default
+        if value != default:
+            raise ConfigError(
+                f"{key}.{name}={value} has no effect with {mode}: leave it out (its default is "
+                f"{default}), or choose another {mode.partition('=')[0]}"
+            )

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counterfoil.encoders import Encoded, l2_normalise
+from counterfoil.errors import ConfigError
 from counterfoil.matchers import Observation, matchers
 from counterfoil.matchers.boundary import (
     Known,
@@ -19,6 +20,9 @@ from counterfoil.matchers.boundary import (
     optimal_boundary,
     weighted_error,
 )
+from counterfoil.matchers.copies import CopiedMatcher
+from counterfoil.matchers.mismatches import Mismatches
+from counterfoil.matchers.paired import paired_scores
 from counterfoil.matchers.similarity import one_pair
 from counterfoil.objectives import Context, create_objective
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
@@ -349,3 +353,100 @@ def test_all_words_below_the_boundary_leave_relevance_and_the_penalty() -> None:
     assert (found.negative < 0).all()
     assert (found.relevance != 0).any()
     assert matcher(images, texts).isfinite().all()
+
+
+def grouped(images: int = 6, seed: int = 0) -> tuple[Encoded, Encoded, torch.Tensor]:
+    """Images with one to three captions each, and which texts are theirs."""
+    regions, words = batch(pairs=images, seed=seed)
+    owners = torch.arange(images).repeat_interleave(torch.arange(images) % 3 + 1)
+    return regions, words[owners], torch.arange(images)[:, None] == owners[None, :]
+
+
+@pytest.mark.parametrize("side", ["t2i", "i2t"])
+@pytest.mark.parametrize("before", [0, 4, 9])
+def test_images_with_several_captions_are_mined_as_a_loop_over_right_captions_does(
+    side, before
+) -> None:
+    matcher = matchers["naaf"](16, direction=side, min_samples=10**6)
+    images, texts, positives = grouped()
+    images.mask[2, 3:] = False
+    count = len(texts)
+    noise = torch.randn(6, count, generator=torch.Generator().manual_seed(1))
+    scores = noise + 1.5 * positives
+    matcher.batches += before
+    owner, shift = positives.int().argmax(0).tolist(), 1 + before % (count - 1)
+    found: tuple[list[float], list[float]] = ([], [])
+    right = [
+        all(scores[owner[t], t] > scores[i, t] for i in range(6) if i != owner[t])
+        for t in range(count)
+    ]
+    assert 0 < sum(right) < count
+    for caption in range(count):
+        other = (caption - shift) % count
+        for kind, text in enumerate((caption, other)):
+            if right[text] and (kind == 0 or owner[text] != owner[caption]):
+                u = texts.fragments[text][texts.mask[text]]
+                sims = u @ images.fragments[owner[caption]][images.mask[owner[caption]]].T
+                found[kind].extend((sims if side == "t2i" else sims.T).amax(1).tolist())
+    shares = [(0, 4), (4, 6)]  # of two processes, which together see what one sees
+    whole = Mismatches.of(Observation(images, texts, scores, positives, 0, 0), shift).maxima(side)
+    parts = [
+        Mismatches.of(Observation(images[a:b], texts, scores, positives, a, 0), shift).maxima(side)
+        for a, b in shares
+    ]
+    matcher.observe(Observation(images, texts, scores, positives, 0, 0))
+    for sums in (whole, sum(parts), matcher.boundaries[side].pending):
+        for kind, samples in enumerate(found):
+            expected = [len(samples), sum(samples), sum(x * x for x in samples)]
+            assert sums[kind].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def side_by_side(encoded: Encoded) -> Encoded:
+    """As two copies of an encoder give it."""
+    return Encoded(torch.cat([encoded.fragments, encoded.fragments], -1), encoded.mask)
+
+
+def test_extra_pairs_scored_in_training_leave_the_thresholds_of_the_public_code_alone() -> None:
+    """Foils or mined candidates: a handful of pairs, far fewer words than are sampled for one."""
+    matcher = reference(min_samples=20).train()
+    images, texts = batch()
+    matcher(images, texts)
+    left = matcher.reference.state.clone()
+    assert left[0] > 0
+    scores = paired_scores(matcher, images[:3], texts[3:6])
+    assert torch.equal(matcher.reference.state, left)
+    twins = CopiedMatcher([matcher, matcher])
+    paired_scores(twins, *(side_by_side(side) for side in (images[:3], texts[3:6])))
+    assert torch.equal(matcher.reference.state, left)
+    matcher.mining = False  # the boundary as it is
+    assert_close(scores, matcher(images[:3], texts[3:6]).diagonal())
+
+
+@pytest.mark.parametrize(
+    "option", [{"lambda_intra": 7.0}, {"adjust_epoch": 3}, {"momentum": 0.5}, {"boundary": 0.2}]
+)
+def test_an_option_that_the_reference_form_does_not_read_is_refused(option) -> None:
+    [name] = option
+    with pytest.raises(ConfigError, match=f"model.matcher.{name}=.*no effect with form=reference"):
+        reference(**option)
+    matchers["naaf"](16, **option)
+
+
+def test_diagnostics_show_both_directions() -> None:
+    matcher = matchers["naaf"](16, direction="both", min_samples=20)
+    images, texts = batch()
+    matcher.observe(Observation(images, texts, matcher(images, texts), torch.eye(12).bool(), 0, 0))
+    shown = matcher.diagnostics()
+    for side in ("t2i", "i2t"):
+        assert shown[f"mismatch/{side}/boundary"] == matcher.boundary_of(side)
+        assert shown[f"mismatch/{side}/mean_pos"] == float(matcher.boundaries[side].mean_pos)
+    assert shown["mismatch/t2i/mean_pos"] != shown["mismatch/i2t/mean_pos"]
+
+
+def test_an_adjust_epoch_that_is_never_reached_is_noted() -> None:
+    [note] = matchers["naaf"](16, adjust_epoch=10).notes(epochs=10)
+    assert "adjust_epoch=10" in note
+    assert "10 epochs" in note
+    assert matchers["naaf"](16, adjust_epoch=9).notes(epochs=10) == []
+    assert matchers["naaf"](16, adjust_epoch=10, mining=False).notes(epochs=10) == []
+    assert reference().notes(epochs=1) == []

@@ -18,6 +18,7 @@ from counterfoil.objectives.diagnostics import (
     QUANTILES,
     margin_histogram,
     score_diagnostics,
+    separation,
     tangential_gradients,
 )
 
@@ -242,3 +243,24 @@ def test_half_precision_embeddings_off_unit_length_keep_small_gradients_small() 
     found = tangential_gradients(one.bfloat16(), one.bfloat16(), torch.eye(6).bool())
     assert float(found["tangent/positive"]) < 1e-5
     assert score_diagnostics(both_directions((one @ one.T).bfloat16(), torch.eye(6).bool()))
+
+
+def test_separation_is_the_share_of_negatives_below_their_positive() -> None:
+    scores = torch.randn(5, 5, generator=torch.Generator().manual_seed(3))
+    scores[0, 1] = scores[0, 0]  # a tie counts one half
+    positives = same([0, 1, 2, 3, 3])
+    shares = []
+    for matrix, own in ((scores, positives), (scores.T, positives.T)):
+        for k in range(5):
+            for j in range(5):
+                if not own[k, j]:
+                    shares.append(
+                        float(matrix[k, k] > matrix[k, j]) or (matrix[k, k] == matrix[k, j]) / 2
+                    )
+    directions = both_directions(scores, positives)
+    expected = float(torch.tensor([float(x) for x in shares]).mean())
+    assert float(separation(directions)["separation"]) == pytest.approx(expected)
+    assert float(separation(both_directions(1e-6 * scores, positives))["separation"]) == (
+        pytest.approx(expected)
+    )
+    assert separation(both_directions(scores, torch.ones(5, 5).bool())) == {}

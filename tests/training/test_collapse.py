@@ -34,13 +34,19 @@ def pairs(tmp_path_factory) -> Pairs:
     return Pairs("many", {n: make_split(folder, n, k, s) for s, (n, k) in enumerate(sizes.items())})
 
 
-def trainer(pairs, folder, objective: str, **kwargs) -> tuple[Trainer, Heard]:
+COLLAPSES, LEARNS = 0.1, 0.01
+"""Learning rates at which this model runs into one point, and at which it is slow to leave."""
+
+
+def trainer(
+    pairs, folder, objective: str, lr: float = COLLAPSES, **kwargs
+) -> tuple[Trainer, Heard]:
     config = build_config(
         {
             "model": {"name": "vse-mlp", "embed_size": 64, "text": {"word_dim": 32}},
             "data": {"min_count": 1},
             "objective": {objective: {"reduction": "mean"}},
-            "train": {"epochs": 14, "batch_size": 64, "log_every": 5, "optimiser": {"lr": 1e-2}},
+            "train": {"epochs": 14, "batch_size": 64, "log_every": 5, "optimiser": {"lr": lr}},
         }
     )
     torch.manual_seed(0)
@@ -49,8 +55,8 @@ def trainer(pairs, folder, objective: str, **kwargs) -> tuple[Trainer, Heard]:
     return Trainer(model, pairs, config, folder, heard, **kwargs), heard
 
 
-def run(pairs, folder, objective: str) -> list[str]:
-    training, heard = trainer(pairs, folder, objective)
+def run(pairs, folder, objective: str, lr: float = COLLAPSES) -> list[str]:
+    training, heard = trainer(pairs, folder, objective, lr)
     training.run()
     return [text for text in heard.said if "collapsed" in text]
 
@@ -64,14 +70,28 @@ def test_hardest_negatives_collapse_a_deep_encoder_and_selhn_does_not(pairs, tmp
     assert [r for r in records if r["kind"] == "warning"]
     steps = [r for r in records if r["kind"] == "step"]
     assert min(r["gap/abs"] for r in steps) < 0.01
+    assert max(r["separation"] for r in steps) < 0.8
     assert min(r["tangent/anchor"] for r in steps) < 0.5 * steps[0]["tangent/anchor"]
     assert run(pairs, tmp_path / "selhn", "selhn") == []
+
+
+def test_a_run_that_learns_to_rank_below_the_margin_is_not_called_collapsed(
+    pairs, tmp_path
+) -> None:
+    """Its loss is that of equal scores for sixty updates, and nearly all negatives are in order."""
+    assert run(pairs, tmp_path, "hardest", LEARNS) == []
+    records = [json.loads(x) for x in (tmp_path / "metrics.jsonl").open()]
+    epochs = [r["dev"]["rsum"] for r in records if r["kind"] == "epoch"]
+    steps = [r for r in records if r["kind"] == "step"]
+    assert epochs[-1] > 500
+    assert sum(r["gap/abs"] < 0.02 and 0.18 < r["loss"] < 0.22 for r in steps) >= 10
+    assert steps[-1]["separation"] > 0.95
 
 
 def test_a_run_resumed_within_the_plateau_warns_at_the_same_step(pairs, tmp_path) -> None:
     run(pairs, tmp_path / "whole", "hardest")
     asked = iter(range(1000))
-    cut, _ = trainer(pairs, tmp_path / "cut", "hardest", should_stop=lambda: next(asked) + 1 >= 70)
+    cut, _ = trainer(pairs, tmp_path / "cut", "hardest", should_stop=lambda: next(asked) + 1 >= 40)
     assert cut.run().interrupted
     assert cut.watch.state_dict()["streak"] > 0
     resumed, _ = trainer(pairs, tmp_path / "cut", "hardest")

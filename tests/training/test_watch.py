@@ -97,6 +97,36 @@ def test_the_remedy_fits_the_objective(manner, offered, kept_back) -> None:
     assert not any(part in text for part in kept_back)
 
 
+@pytest.mark.parametrize(
+    ("separation", "gap", "warns"),
+    [(0.5, 0.01, True), (0.7, 0.01, True), (0.93, 0.01, False), (0.93, 0.001, True)],
+)
+def test_scores_that_rank_pairs_are_no_collapse_unless_they_are_all_but_equal(
+    separation, gap, warns
+) -> None:
+    """NAAF's first epochs: a loss near that of equal scores and small gaps, dev RSUM rising."""
+    watch = CollapseWatch(patience=5)
+    said = [watch.update(step, 51.0, UNINFORMED, gap, "hardest", separation) for step in range(9)]
+    assert any(said) == warns
+
+
+@pytest.mark.parametrize(
+    ("objective", "offered", "kept_back"),
+    [
+        ({"hardest": {}}, ["objective=selhn", "warmup_epochs=1"], []),
+        ({"hardest": 1.0, "vse-c": {}}, ["objective=selhn", "warmup_epochs=1"], []),
+        ({"hardest": {"warmup_epochs": 1}}, ["objective=selhn", "optimiser.lr"], ["warmup"]),
+        ({"sel": {}}, ["objective=selhn"], ["warmup"]),
+        ({"hardest": {"warmup_epochs": 2}, "selhn": {}}, ["optimiser.lr"], ["=selhn", "warmup"]),
+    ],
+)
+def test_nothing_is_recommended_that_the_run_already_has(objective, offered, kept_back) -> None:
+    watch = CollapseWatch(patience=1, objective=objective)
+    [text] = feed(watch, [COLLAPSED]).values()
+    assert all(part in text for part in offered)
+    assert not any(part in text for part in kept_back)
+
+
 kinds = st.sampled_from([COLLAPSED, LEARNING, (51.3, UNINFORMED, None), (51.3, None, None)])
 
 

@@ -81,12 +81,15 @@ def train(
         clear_run(folder)
     signals = StopSignals()
     with processes(dict(os.environ)) as first:
+        shown = progress(quiet=as_json or not first)
+        for note in _objective_notes(recipe, config, resume):
+            shown.say(f"note: {note}")
         finished = execute(
             config,
             folder,
             cache,
             resume=resume,
-            progress=progress(quiet=as_json or not first),
+            progress=shown,
             should_stop=lambda: signals.asked,
             on_training=signals.listen,
         )
@@ -121,6 +124,15 @@ def _plan(
         return located(load_config(recipe, overrides)), folder  # nothing was written yet
     asked = located(load_config(recipe or saved, overrides)) if saved.is_file() else None
     return resumed_config(folder, asked), folder
+
+
+def _objective_notes(recipe: str | None, config: RunConfig, resume: bool) -> list[str]:
+    """What changed with an objective on the command line that replaces the recipe's."""
+    if resume or recipe is None or not Path(recipe).is_file():
+        return []
+    from counterfoil.training.objective_notes import objective_notes
+
+    return objective_notes(load_config(recipe), config)
 
 
 def _slug(recipe: str | None, overrides: list[str]) -> str:

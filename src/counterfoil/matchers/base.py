@@ -60,6 +60,10 @@ class Matcher(nn.Module):
         """What was learned that way, for the log of the run."""
         return {}
 
+    def notes(self, epochs: int) -> list[str]:
+        """What a run of ``epochs`` should be told before it starts; nothing, as a rule."""
+        return []
+
 
 def pooled(encoded: Encoded, side: str) -> Tensor:
     if encoded.pooled is None:

@@ -16,6 +16,7 @@ from counterfoil.matchers.base import matchers
 from counterfoil.matchers.local import WordParts
 from counterfoil.matchers.scan import aggregate
 from counterfoil.matchers.similarity import SimilarityMatcher, one_pair
+from counterfoil.registry import refuse_unused
 
 Coding = Literal["vha", "tha", "vsa"]
 Pooling = Literal["lse", "mean", "max", "sum", "softmax"]
@@ -46,6 +47,10 @@ class CHAN(SimilarityMatcher):
         super().__init__(embed_size)
         self.coding, self.pooling = coding, pooling
         self.beta, self.alpha, self.form = beta, alpha, form
+        if coding != "vsa":
+            refuse_unused(CHAN, "model.matcher", f"coding={coding}", alpha=alpha)
+        if pooling not in ("lse", "softmax"):
+            refuse_unused(CHAN, "model.matcher", f"pooling={pooling}", beta=beta)
 
     def recipes(self) -> tuple[Recipe, ...]:
         if self.coding != "vha":

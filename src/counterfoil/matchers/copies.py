@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from counterfoil.encoders.copies import members_of
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.base import Matcher, Observation
+from counterfoil.matchers.paired import paired_scores
 
 
 class CopiedMatcher(Matcher):
@@ -32,6 +33,15 @@ class CopiedMatcher(Matcher):
         pairs = zip(members_of(images, count), members_of(texts, count), strict=True)
         return tuple(member(*pair) for member, pair in zip(self.members, pairs, strict=True))
 
+    def paired(self, images: Encoded, texts: Encoded) -> Tensor:
+        count = len(self.members)
+        sides = zip(self.members, members_of(images, count), members_of(texts, count), strict=True)
+        scores = []
+        for member, of_images, of_texts in sides:
+            assert isinstance(member, Matcher)  # noqa: S101 - nn.ModuleList forgets the type
+            scores.append(paired_scores(member, of_images, of_texts))
+        return torch.stack(scores).mean(0)
+
     def observe(self, seen: Observation) -> None:
         count = len(self.members)
         images, texts = members_of(seen.images, count), members_of(seen.texts, count)
@@ -40,6 +50,13 @@ class CopiedMatcher(Matcher):
             member.observe(replace(seen, images=images[k], texts=texts[k]))
 
     def diagnostics(self) -> dict[str, float]:
+        return self._first.diagnostics()
+
+    def notes(self, epochs: int) -> list[str]:
+        return self._first.notes(epochs)
+
+    @property
+    def _first(self) -> Matcher:
         first = self.members[0]
         assert isinstance(first, Matcher)  # noqa: S101
-        return first.diagnostics()
+        return first

@@ -5,31 +5,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from counterfoil.encoders.encoded import HALVES, Encoded
+from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.base import Matcher, matchers, pooled
+from counterfoil.matchers.precision import single, single_precision
 
 
 @matchers.register("cosine")
 class Cosine(Matcher):
     """Inner product of the pooled vectors, which the encoders bring to unit length.
 
-    In mixed precision it is taken in single precision: bfloat16 has two cosines near 1 differ by
-    0.004 or not at all, and a model whose vectors are all alike could not learn to tell them apart.
+    In mixed precision it is taken in single precision (`matchers.precision`).
     """
 
     needs = "pooled"
 
     def forward(self, images: Encoded, texts: Encoded) -> Tensor:
         of_images, of_texts = pooled(images, "image"), pooled(texts, "text")
-        device = of_images.device.type
-        if torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
-                return _single(of_images) @ _single(of_texts).T
-        return of_images @ of_texts.T
-
-
-def _single(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in HALVES else x
+        if not torch.is_autocast_enabled(of_images.device.type):
+            return of_images @ of_texts.T
+        with single_precision(of_images.device):
+            return single(of_images) @ single(of_texts).T
 
 
 @matchers.register("order")
@@ -41,6 +36,8 @@ class Order(Matcher):
 
     def forward(self, images: Encoded, texts: Encoded) -> Tensor:
         of_images, of_texts = pooled(images, "image"), pooled(texts, "text")
+        if torch.is_autocast_enabled(of_images.device.type):
+            of_images, of_texts = single(of_images), single(of_texts)
         parts = [
             -torch.linalg.vector_norm((of_texts[None] - block[:, None]).clamp(min=0), dim=-1)
             for block in of_images.split(self.rows)

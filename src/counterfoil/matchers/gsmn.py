@@ -19,6 +19,8 @@ from counterfoil.errors import ConfigError, DataError
 from counterfoil.kernels.attention import EPS, l2_over, leaky, masked_softmax
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.local import LocalMatcher, fragments
+from counterfoil.matchers.precision import single, single_precision
+from counterfoil.registry import refuse_unused
 
 Form = Literal["paper", "reference"]
 Graph = Literal["dense", "sparse"]
@@ -76,7 +78,9 @@ class StructureMatching(nn.Module):
             convolved = convolved + biases
         if self.form == "paper":
             convolved = convolved.tanh()
-        scores = self.score(self.hidden(convolved.flatten(-2)).tanh()).squeeze(-1)
+        hidden = self.hidden(convolved.flatten(-2)).tanh()
+        with single_precision(hidden.device):
+            scores = self.score(single(hidden)).squeeze(-1)
         return scores.masked_fill(~nodes, 0.0).sum(-1) / nodes.sum(-1).clamp(min=1)
 
 
@@ -167,6 +171,9 @@ class GraphStructuredMatching(LocalMatcher):
     ) -> None:
         super().__init__(embed_size)
         self.graph, self.parser, self.form = graph, parser, form
+        if form == "reference" or graph == "dense":
+            mode = "form=reference" if form == "reference" else "graph=dense"
+            refuse_unused(GraphStructuredMatching, "model.matcher", mode, parser=parser)
         self.lambda_softmax, self.blocks, self.hidden = lambda_softmax, blocks, hidden
         self.floats_per_cell = 7 + 3 * blocks
         self.visual = VisualGraph(blocks, kernels, hidden, form) if parts != "textual" else None

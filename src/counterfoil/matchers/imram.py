@@ -13,6 +13,7 @@ from counterfoil.errors import ConfigError
 from counterfoil.kernels.attention import attended_cosine, gram, masked_softmax, similarities
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.local import LocalMatcher, fragments
+from counterfoil.matchers.precision import single, single_precision
 from counterfoil.matchers.scan import aggregate, normalise_raw
 
 
@@ -64,7 +65,10 @@ class RecurrentAttention(nn.Module):
         for step in range(self.steps):
             attention = normalise_raw(sims, asked, 2, "clipped_l2norm")
             weights = masked_softmax(self.lambda_softmax * attention, answers)
-            relevance = attended_cosine(original, weights, gram_CKK, norms)  # [C, Q, N]
+            with single_precision(u.device):
+                relevance = attended_cosine(  # [C, Q, N]
+                    single(original), single(weights), single(gram_CKK), single(norms)
+                )
             mask = asking.mask[None].expand_as(relevance)
             scores.append(aggregate(relevance, mask, "mean", lambda_lse=1.0))
             if self.memory is not None and step + 1 < self.steps:

@@ -6,21 +6,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from counterfoil.data.on_host import surely_whole
 from counterfoil.encoders.encoded import Encoded
+from counterfoil.errors import ConfigError
 from counterfoil.kernels.attention import answer_softmax, l2_over, leaky, packed_cosine
 from counterfoil.kernels.blocks import Tile
 from counterfoil.kernels.fused import Recipe
 from counterfoil.kernels.host_naaf import host_naaf
 from counterfoil.matchers.base import Observation, matchers
-from counterfoil.matchers.boundary import Known, MismatchBoundary, moments
+from counterfoil.matchers.boundary import Known, MismatchBoundary
 from counterfoil.matchers.local import WordParts, fragments
+from counterfoil.matchers.mismatches import Mismatches
 from counterfoil.matchers.naaf_reference import ReferenceBoundary, score_with_mining
+from counterfoil.matchers.paired import block_diagonals
 from counterfoil.matchers.similarity import SimilarityMatcher, one_pair
+from counterfoil.registry import refuse_unused
 
 Intra = Literal["none", "inference", "always"]
 
@@ -50,7 +52,8 @@ class NAAF(SimilarityMatcher):
 
     ``form="reference"`` reproduces the public code: its boundary (recomputed caption by caption
     within a batch, with the least similar image as the wrong one), LeakyReLU in the relevance
-    term, propagation only as a gate, λ = 5 in it, and μ₊ − 3σ₊ as boundary at inference.
+    term, propagation only as a gate, λ = 5 in it, and μ₊ − 3σ₊ as boundary at inference. Options
+    that it does not read are refused.
     """
 
     batches: Tensor
@@ -76,8 +79,19 @@ class NAAF(SimilarityMatcher):
         self.lambda_softmax, self.lambda_intra = lambda_softmax, lambda_intra
         self.intra, self.negative, self.mining = intra, negative, mining
         self.directions = ("t2i", "i2t") if direction == "both" else (direction,)
-        self.form = form
+        self.form, self.alpha, self.adjust_epoch = form, alpha, adjust_epoch
+        if alpha <= 0:
+            raise ConfigError(f"model.matcher.alpha: above 0, got {alpha:g}")
         if form == "reference":
+            refuse_unused(
+                NAAF,
+                "model.matcher",
+                "form=reference",
+                boundary=boundary,
+                adjust_epoch=adjust_epoch,
+                momentum=momentum,
+                lambda_intra=lambda_intra,
+            )
             self.reference = ReferenceBoundary(alpha, min_samples)
             self.lambda_intra = 5.0
         else:
@@ -96,14 +110,29 @@ class NAAF(SimilarityMatcher):
         """The boundary t now in force in one direction."""
         if self.form == "reference":
             return self.reference.thres if self.training else self.reference.thres_safe
+        return self.learned(side).value
+
+    def learned(self, side: str) -> MismatchBoundary:
+        """The estimates of one direction (of the paper's form)."""
         learned = self.boundaries[side]
-        assert isinstance(learned, MismatchBoundary)  # noqa: S101
-        return learned.value
+        assert isinstance(learned, MismatchBoundary)  # noqa: S101 - nn.ModuleDict forgets the type
+        return learned
+
+    @property
+    def mines_while_scoring(self) -> bool:
+        """Whether a batch that is scored now moves the boundary, as in the public code."""
+        return self.form == "reference" and self.training and self.mining
 
     def forward(self, images: Encoded, texts: Encoded) -> Tensor:
-        if self.form == "reference" and self.training and self.mining:
+        if self.mines_while_scoring:
             return score_with_mining(self, images, texts)
         return super().forward(images, texts)
+
+    def paired(self, images: Encoded, texts: Encoded) -> Tensor | None:
+        """Pairs besides the batch, such as foils: with the boundary it left, which they keep."""
+        if not self.mines_while_scoring:
+            return None
+        return block_diagonals(super().forward, images, texts)
 
     def recipes(self) -> tuple[Recipe, ...]:
         return tuple(self.recipe(side) for side in self.directions)
@@ -180,44 +209,36 @@ class NAAF(SimilarityMatcher):
     def observe(self, seen: Observation) -> None:
         """Discriminative mismatch mining (section 3.1.3): learn t from correctly ranked captions.
 
-        For each caption whose own image scores highest of the batch, every word gives its highest
-        similarity with that image as matched, and with one other image as mismatched. Which other
-        one changes from batch to batch, and does not depend on the number of processes: the one a
-        few places further on in the global batch.
+        Which wrong image a caption is compared with changes from batch to batch.
         """
         if self.form == "reference" or not self.mining:
             return
-        scores, positives = seen.scores, seen.positives
-        pairs, count = len(seen.images), len(scores)
-        right = scores.diagonal() > scores.masked_fill(positives, -torch.inf).amax(0)  # [T]
-        own = np.arange(seen.first_row, seen.first_row + pairs)
         batches = int(self._known.read(self.batches)[0])
-        shift = 1 + batches % max(1, count - 1)
-        other = (own - shift) % count  # the captions for which these images are the wrong ones
         self.batches += 1
         self._known.remember([batches + 1], self.batches)
-        # captions of each image, own and other, and where the latter's pair is in the matrix
-        places = np.concatenate([np.stack([own, other], 1).ravel(), own * scores.shape[1] + other])
-        captions, at = (
-            torch.from_numpy(places).to(scores.device, non_blocking=True).split([2 * pairs, pairs])
-        )
-        good = right[seen.first_row : seen.first_row + pairs]
-        bad = (right > positives).flatten().index_select(0, at)  # right and not a positive
-        # every pair is compared, also those that do not count: which ones do, the host of a GPU
-        # would have to wait for
-        compared = _Compared.of(seen.images, seen.texts, captions, torch.stack([good, bad], 1))
+        found = Mismatches.of(seen, shift=1 + batches % max(1, len(seen.texts) - 1))
         for side in self.directions:
-            learned = self.boundaries[side]
-            assert isinstance(learned, MismatchBoundary)  # noqa: S101
-            learned.take(compared.maxima(side), seen.epoch)
+            self.learned(side).take(found.maxima(side), seen.epoch)
 
     def diagnostics(self) -> dict[str, float]:
+        """``mismatch/boundary`` and so on; with two directions ``mismatch/t2i/boundary`` …"""
         if self.form == "reference":
             return self.reference.diagnostics()
-        side = self.directions[0]
-        learned = self.boundaries[side]
-        assert isinstance(learned, MismatchBoundary)  # noqa: S101
-        return learned.diagnostics()
+        if len(self.directions) == 1:
+            return self.learned(self.directions[0]).diagnostics()
+        return {
+            key.replace("mismatch/", f"mismatch/{side}/"): value
+            for side in self.directions
+            for key, value in self.learned(side).diagnostics().items()
+        }
+
+    def notes(self, epochs: int) -> list[str]:
+        if self.form == "reference" or not self.mining or self.adjust_epoch < epochs:
+            return []
+        return [
+            f"model.matcher.adjust_epoch={self.adjust_epoch} is beyond the last of {epochs} epochs "
+            f"(counted from 0): the boundary stays that of alpha={self.alpha:g}"
+        ]
 
     def word_parts(self, image: Encoded, text: Encoded) -> WordParts | None:
         if self.directions != ("t2i",):
@@ -237,38 +258,3 @@ class NAAF(SimilarityMatcher):
 def _above(sims: Tensor, t: float) -> Tensor:
     """1 where a similarity is above t, else 0; as numbers, which multiply faster than booleans."""
     return torch.gt(sims, t, out=torch.empty_like(sims))
-
-
-@dataclass(frozen=True)
-class _Compared:
-    """Similarities [P, 2, W, R] of image k with its own caption and another one, for mining.
-
-    ``words`` [P, 2, W] and ``regions`` [P, R] say which are real, ``whole`` of which of these the
-    host knows that all are; ``counted`` [P, 2] says which of the pairs count.
-    """
-
-    sims: Tensor
-    words: Tensor
-    regions: Tensor
-    whole: tuple[bool, bool]
-    counted: Tensor
-
-    @classmethod
-    def of(cls, images: Encoded, texts: Encoded, captions: Tensor, counted: Tensor) -> _Compared:
-        v, u = fragments(images), fragments(texts).index_select(0, captions)
-        wide = torch.promote_types(u.dtype, v.dtype)  # mixed precision may mix the two sides'
-        sims = u.view(len(v), -1, u.shape[-1]).to(wide) @ v.to(wide).mT
-        words = texts.mask.index_select(0, captions).view(len(v), 2, -1)
-        whole = surely_whole(texts.mask), surely_whole(images.mask)
-        return cls(sims.unflatten(1, (2, -1)), words, images.mask, whole, counted)
-
-    def maxima(self, side: str) -> Tensor:
-        """Moments [2, 3] of the highest similarities of the asking side's real fragments."""
-        words, regions = self.words, self.regions[:, None]
-        asking, answers, axis = (words, regions[:, :, None], -1)
-        if side == "i2t":
-            asking, answers, axis = (regions, words[..., None], -2)
-        sims = self.sims
-        if not self.whole[side == "t2i"]:
-            sims = sims.masked_fill(~answers, -2.0)
-        return moments(sims.amax(axis), asking & self.counted[..., None], dim=(0, 2))

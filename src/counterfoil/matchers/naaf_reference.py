@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from counterfoil.collectives import world_size
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.errors import ConfigError
+from counterfoil.matchers.precision import single_fragments, single_precision
 
 if TYPE_CHECKING:
     from counterfoil.matchers.naaf import NAAF
@@ -68,13 +69,18 @@ def score_with_mining(matcher: NAAF, images: Encoded, texts: Encoded) -> Tensor:
     """Scores of a batch of pairs in training, the boundary moving from caption to caption."""
     if len(images) != len(texts) or world_size() > 1:
         raise ConfigError(
-            "matcher.form=reference trains on a batch of pairs in one process; use form=paper"
+            f"model.matcher.form=reference trains on batches of pairs in one process, got "
+            f"{len(images)} images with {len(texts)} texts in {world_size()} processes: use "
+            "form=paper, or data.captions=all in one process"
         )
     learned = matcher.reference
     matched: list[Tensor] = []
     mismatched: list[Tensor] = []
     sampled = 0
     columns: list[Tensor] = []
+    if torch.is_autocast_enabled(images.mask.device.type):
+        with single_precision(images.mask.device):
+            return score_with_mining(matcher, single_fragments(images), single_fragments(texts))
     for i in range(len(texts)):
         text = texts[i : i + 1]
         column = matcher.scores(images, text)[:, 0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,14 @@ def paired_scores(matcher: Matcher, images: Encoded, texts: Encoded) -> Tensor:
     own = matcher.paired(images, texts)
     if own is not None:
         return own
-    block = max(1, len(images)) if matcher.needs == "pooled" else PAIRED_BLOCK
-    places = torch.arange(len(images), device=images.mask.device).split(block)
-    return torch.cat([matcher(images[at], texts[at]).diagonal() for at in places])
+    if matcher.needs == "pooled":
+        return matcher(images, texts).diagonal()
+    return block_diagonals(matcher, images, texts)
+
+
+def block_diagonals(
+    score: Callable[[Encoded, Encoded], Tensor], images: Encoded, texts: Encoded
+) -> Tensor:
+    """Scores [n] of image ``k`` with text ``k``, as diagonals of small blocks of all pairs."""
+    places = torch.arange(len(images), device=images.mask.device).split(PAIRED_BLOCK)
+    return torch.cat([score(images[at], texts[at]).diagonal() for at in places])

@@ -20,6 +20,7 @@ from counterfoil.kernels.fused import Recipe
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.local import WordParts
 from counterfoil.matchers.similarity import SimilarityMatcher, one_pair
+from counterfoil.registry import refuse_unused
 
 Aggregation = Literal["lse", "mean", "max", "sum"]
 RawNorm = Literal[
@@ -78,6 +79,9 @@ class CrossAttention(SimilarityMatcher):
         super().__init__(embed_size)
         self.lambda_softmax, self.lambda_lse = lambda_softmax, lambda_lse
         self.aggregation, self.raw_norm = aggregation, raw_norm
+        if aggregation != "lse":
+            mode = f"aggregation={aggregation}"
+            refuse_unused(type(self), "model.matcher", mode, lambda_lse=lambda_lse)
 
     asking: Literal["words", "regions"] = "words"
 

@@ -21,6 +21,8 @@ from counterfoil.errors import DataError
 from counterfoil.kernels.attention import EPS, l2_over, leaky, masked_softmax, similarities
 from counterfoil.matchers.base import Matcher, matchers, pooled
 from counterfoil.matchers.local import LocalMatcher, fragments
+from counterfoil.matchers.precision import single, single_precision
+from counterfoil.registry import refuse_unused
 
 Form = Literal["paper", "reference"]
 
@@ -107,7 +109,9 @@ class AlignmentMatcher(LocalMatcher):
     ) -> None:
         super().__init__(embed_size)
         self.sim_dim, self.lambda_softmax = sim_dim, lambda_softmax
-        slots = slots if form == "reference" else 0
+        if form == "paper":
+            refuse_unused(type(self), "model.matcher", "form=paper", slots=slots)
+            slots = 0
         self.image_vector = GlobalVector(embed_size, dropout, norm=True, slots=slots)
         self.text_vector = GlobalVector(embed_size, dropout)
         self.local_similarity = xavier_linear(embed_size, sim_dim)
@@ -131,7 +135,9 @@ class AlignmentMatcher(LocalMatcher):
     def tile(self, images: Encoded, texts: Encoded) -> Tensor:
         nodes = self._alignments(images, texts)
         mask = torch.cat([texts.mask.new_ones(len(texts), 1), texts.mask], dim=1)  # [T, 1 + W]
-        return torch.sigmoid(self.score(self.infer(nodes, mask)).squeeze(-1))
+        inferred = self.infer(nodes, mask)
+        with single_precision(inferred.device):
+            return torch.sigmoid(self.score(single(inferred)).squeeze(-1))
 
     def _alignments(self, images: Encoded, texts: Encoded) -> Tensor:
         """s(x, y; W) = W|x − y|² / ‖W|x − y|²‖ of each word and of the whole pair."""

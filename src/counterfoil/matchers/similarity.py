@@ -18,6 +18,7 @@ from counterfoil.kernels.host_attention import host_attention
 from counterfoil.kernels.host_sides import Kept
 from counterfoil.kernels.similarity_tiles import score_sides
 from counterfoil.matchers.local import LocalMatcher, fragments
+from counterfoil.matchers.precision import single_fragments, single_precision
 
 KEPT_CELLS = 1 << 26
 """Similarities kept for the backward pass; a larger grid is recomputed block by block."""
@@ -53,6 +54,14 @@ class SimilarityMatcher(LocalMatcher):
         fused = fused_pairs(self.recipes(), *pair, large=self.large_job)
         if fused is not None:
             return fused
+        if not torch.is_autocast_enabled(images.mask.device.type):
+            return self._unfused(images, texts)
+        with single_precision(images.mask.device):
+            return self._unfused(single_fragments(images), single_fragments(texts))
+
+    def _unfused(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Scores without a fused kernel: by compiled functions of the host, or by PyTorch."""
+        pair = (fragments(images), images.mask), (fragments(texts), texts.mask)
         on_host = host_attention(self.recipes(), *pair, kept=self.kept)
         if on_host is not None:
             return on_host

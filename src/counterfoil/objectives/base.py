@@ -92,6 +92,10 @@ class Objective(nn.Module):
         """
         return None
 
+    def hinge_margin(self, epoch: int) -> float | None:
+        """The margin up to which a negative costs something; None for other losses than a hinge."""
+        return None
+
     def manner(self, epoch: int) -> Manner:
         """Which negatives count while scores are equal, and so whether a gradient leads out."""
         return "every"

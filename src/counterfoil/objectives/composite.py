@@ -96,6 +96,11 @@ class Composite(Objective):
         manners = {term.manner(epoch) for _, term in self.active(epoch)}
         return next((m for m in LEADING if m in manners), "hardest")
 
+    def hinge_margin(self, epoch: int) -> float | None:
+        """The largest of the active terms, up to which any of them costs something."""
+        margins = [term.hinge_margin(epoch) for _, term in self.active(epoch)]
+        return max((margin for margin in margins if margin is not None), default=None)
+
     def idle_epochs(self, epochs: int) -> list[int]:
         """Epochs of a run in which no term is active."""
         return [epoch for epoch in range(epochs) if not any(True for _ in self.active(epoch))]

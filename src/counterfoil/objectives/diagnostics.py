@@ -40,6 +40,22 @@ def score_diagnostics(directions: tuple[Anchors, Anchors]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
+def separation(directions: tuple[Anchors, Anchors]) -> dict[str, Tensor]:
+    """Share of all negatives that score below the positive of their anchor, ties as one half.
+
+    One half where scores say nothing, one where every positive is on top, whatever the scale of the
+    scores. Nothing where no anchor has a negative.
+    """
+    count = sum(int(anchors.negative.sum()) for anchors in directions)
+    if count == 0:
+        return {}
+    above = [
+        ((_full(a.positive)[:, None] - a.candidates).sign() * a.negative).sum() for a in directions
+    ]
+    return {"separation": ((above[0] + above[1]) / count + 1) / 2}
+
+
+@torch.no_grad()
 def margin_histogram(
     directions: tuple[Anchors, Anchors], bins: int = 40, low: float = -1.0, high: float = 1.0
 ) -> Tensor:

@@ -65,6 +65,9 @@ class SemanticMargin(Objective):
 
         self.vectors = caption_space(training.train.texts, self.dim).vectors.to(self.vectors.device)
 
+    def hinge_margin(self, epoch: int) -> float | None:
+        return self.margin
+
     def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         margins = self.margin + self.scale * self._closeness(scores, context)
         directions = self._directions(scores, positives, margins, context)

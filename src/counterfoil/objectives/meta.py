@@ -225,6 +225,9 @@ class MetaSelfPaced(Objective):
             return None
         return self.margin if self.reduction == "mean" else 2 * anchors * self.margin
 
+    def hinge_margin(self, epoch: int) -> float | None:
+        return self.margin
+
     def manner(self, epoch: int) -> Manner:
         return "hardest"
 

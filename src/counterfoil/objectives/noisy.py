@@ -87,6 +87,9 @@ class NoisyCorrespondence(Objective):
             probability = clean_probability(values[met].cpu().numpy())
             self.clean[member, met] = torch.from_numpy(probability).to(self.clean)
 
+    def hinge_margin(self, epoch: int) -> float | None:
+        return self.margin
+
     def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         if len(context.members) != self.copies or context.caption_ids is None:
             raise TrainingError("ncr trains two copies of a model in a run: set model.copies=2")

@@ -158,6 +158,9 @@ class AdaptiveOfflineQuintuplet(Objective):
     def companions(self) -> Companions | None:
         return self.quintuplets
 
+    def hinge_margin(self, epoch: int) -> float | None:
+        return self.margin
+
     def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         by_image, by_text = both_directions(scores, positives, context)
         offline, crossed = self._offline(context)

@@ -17,6 +17,7 @@ from counterfoil.objectives.diversity import encoded_members
 from counterfoil.objectives.instance_graph import Form, InstanceGraph, Side
 from counterfoil.objectives.services import Preparation
 from counterfoil.objectives.triplet import HardestNegative
+from counterfoil.registry import refuse_unused
 
 
 @objectives.register("hrem-graph")
@@ -53,6 +54,9 @@ class InstanceRelations(Objective):
         form: Form = "paper",
     ) -> None:
         super().__init__()
+        if loss == "vse":
+            kind, key = InstanceRelations, "objective.hrem-graph"
+            refuse_unused(kind, key, "loss=vse", nonzero_cut_off=nonzero_cut_off)
         self.warmup, self.reg_weight = warmup, reg_weight
         self.build = partial(
             InstanceGraph,

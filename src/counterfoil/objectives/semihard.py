@@ -17,6 +17,7 @@ from counterfoil.objectives.base import (
     both_directions,
     objectives,
 )
+from counterfoil.registry import refuse_unused
 
 Form = Literal["paper", "reference"]
 
@@ -29,8 +30,10 @@ class MinedNegative(Objective):
     -log softmax([positive, negative] / temperature), averaged over the anchors that have a
     negative. Their code mines among images of the same and of other classes; here a pair is a
     class. ``reduction`` overrides the form's own; a ``"mean"`` in the paper's form averages over
-    all anchors, as that of `hardest` does.
+    all anchors, as that of `hardest` does. An option that a form does not read is refused.
     """
+
+    name: str
 
     def __init__(
         self,
@@ -41,6 +44,8 @@ class MinedNegative(Objective):
         reduction: Reduction | None = None,
     ) -> None:
         super().__init__()
+        unused = {"temperature": temperature} if form == "paper" else {"margin": margin}
+        refuse_unused(type(self), f"objective.{self.name}", f"form={form}", **unused)
         self.margin, self.form, self.temperature = margin, form, temperature
         self.reduction = reduction or ("sum" if form == "paper" else "mean")
 
@@ -53,6 +58,9 @@ class MinedNegative(Objective):
         if self.form == "paper":
             return (self.margin + negative - positive).clamp(min=0)
         return F.softplus((negative - positive) / self.temperature)
+
+    def hinge_margin(self, epoch: int) -> float | None:
+        return self.margin if self.form == "paper" else None
 
     def loss(self, *directions: Anchors) -> Tensor:
         costs, valid = map(torch.cat, zip(*map(self._one_direction, directions), strict=True))
@@ -80,6 +88,8 @@ class SemiHardNegative(MinedNegative):
     Equal scores cost nothing: the loss of a collapsed model is that of a perfect one.
     """
 
+    name = "shn"
+
     def allowed(self, anchors: Anchors) -> Tensor:
         return anchors.negative & (anchors.candidates < anchors.positive[:, None])
 
@@ -92,6 +102,8 @@ class SelectivelyContrastive(MinedNegative):
     ``hard_similarity`` as hard, wherever the positive is.
     """
 
+    name = "sct"
+
     def __init__(
         self,
         *,
@@ -103,6 +115,9 @@ class SelectivelyContrastive(MinedNegative):
         reduction: Reduction | None = None,
     ) -> None:
         super().__init__(margin=margin, form=form, temperature=temperature, reduction=reduction)
+        if form == "paper":
+            kind = SelectivelyContrastive
+            refuse_unused(kind, "objective.sct", "form=paper", hard_similarity=hard_similarity)
         self.lam, self.hard_similarity = lam, hard_similarity
 
     def allowed(self, anchors: Anchors) -> Tensor:

@@ -62,6 +62,9 @@ class HingeObjective(Objective):
         """The margin for each anchor: right for one negative each, or a mean over them."""
         return self.margin if self.reduction == "mean" else 2 * anchors * self.margin
 
+    def hinge_margin(self, epoch: int) -> float | None:
+        return self.margin
+
     def _one_direction(self, anchors: Anchors, context: Context) -> Tensor:
         weights = self.weights(anchors, context)
         per_anchor = (hinge(anchors, self.margin) * weights).sum(1)

@@ -49,6 +49,7 @@ PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 Norms = dict[str, Tensor]
+Numbers = dict[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class Trainer:
             Trials(model, held_out, config, self.device) if tries(self.objective) else None
         )
         self.survey = TrainingSurvey(model, train, config, self.device, self.progress)
-        self.watch = CollapseWatch()
+        self.watch = CollapseWatch(objective=config.objective)
         self.crowd = (config.train.batch_size, float(config.train.batch_size - 1))
         self.introduced = False
         self.checkpoints = Checkpoints(folder)
@@ -146,6 +147,8 @@ class Trainer:
             self._restore()
         elif rank() == 0:
             write_config(self.folder, self.config)
+        for note in self.model.matcher.notes(self.config.train.epochs):
+            self.progress.say(f"note: {note}")
         run: nn.Module = self.step_module
         if world_size() > 1:
             run = DistributedDataParallel(run, broadcast_buffers=False, find_unused_parameters=True)
@@ -243,7 +246,7 @@ class Trainer:
                     **self.model.matcher.diagnostics(),
                 }
                 logs.write(record, self._seconds())
-            self._look_out(value, numbers.get("gap/abs"), batch, logs)
+            self._look_out(value, numbers, batch, logs)
 
     def _introduce(self, batch: PairBatch) -> None:
         """Say once how many negatives an anchor sees, what is in memory for it, who scores it."""
@@ -263,14 +266,15 @@ class Trainer:
         if line:
             self.progress.say(line)
 
-    def _look_out(self, loss: float, gap: float | None, batch: PairBatch, logs: RunLogs) -> None:
+    def _look_out(self, loss: float, numbers: Numbers, batch: PairBatch, logs: RunLogs) -> None:
         """Say so where the run has collapsed, and where it has recovered."""
-        place = self.position
+        place, gap = self.position, numbers.get("gap/abs")
         if gap is not None:  # measured now; batches hardly differ in how many negatives they have
             self.crowd = anchors_and_negatives(batch)
         expected = self.objective.uninformed(*self.crowd, place.epoch)
         manner = self.objective.manner(place.epoch)
-        text = self.watch.update(place.step, loss, expected, gap, manner)
+        separated = numbers.get("separation")
+        text = self.watch.update(place.step, loss, expected, gap, manner, separated)
         if text is not None:
             self.progress.say(f"warning: {text}")
             logs.write({"kind": "warning", "step": place.step, "text": text}, self._seconds())

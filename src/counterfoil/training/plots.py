@@ -44,12 +44,7 @@ def plots_of(records: Sequence[Record], split: str) -> dict[str, Plot]:
             "density",
             margin_lines(epochs),
         ),
-        "boundary": Plot(
-            "Matched and mismatched similarities, and the boundary (NAAF)",
-            "step",
-            "similarity",
-            mismatch_curves(steps),
-        ),
+        **_boundaries(steps),
     }
     drawn = {name: plot._replace(series=_known(plot.series)) for name, plot in plots.items()}
     return {name: plot for name, plot in drawn.items() if plot.series}
@@ -141,17 +136,33 @@ def density(low: float, high: float, counts: Sequence[float]) -> Points:
     return [(low + (i + 0.5) * width, count / area) for i, count in enumerate(counts)]
 
 
-def mismatch_curves(steps: Sequence[Record]) -> Series:
-    """NAAF's two distributions over training, each as mean and mean ± deviation, and t."""
+def _boundaries(steps: Sequence[Record]) -> dict[str, Plot]:
+    """NAAF's boundary in the direction of the run, or in each of two."""
+    title = "Matched and mismatched similarities, and the boundary (NAAF"
+    sides = {"": ")", "t2i": ", words ask)", "i2t": ", regions ask)"}
+    return {
+        f"boundary-{side}" if side else "boundary": Plot(
+            title + ending, "step", "similarity", mismatch_curves(steps, side)
+        )
+        for side, ending in sides.items()
+    }
+
+
+def mismatch_curves(steps: Sequence[Record], side: str = "") -> Series:
+    """NAAF's two distributions over training, each as mean and mean ± deviation, and t.
+
+    ``side`` names one direction of a run that has both.
+    """
+    prefix = f"mismatch/{side}/" if side else "mismatch/"
     series: Series = {}
     for name, label in (("pos", "matched"), ("neg", "mismatched")):
         for sign, suffix in ((0, ""), (-1, " − σ"), (1, " + σ")):
             series[label + suffix] = [
-                (r["step"], r[f"mismatch/mean_{name}"] + sign * r[f"mismatch/std_{name}"])
+                (r["step"], r[f"{prefix}mean_{name}"] + sign * r[f"{prefix}std_{name}"])
                 for r in steps
-                if r.get(f"mismatch/std_{name}")
+                if r.get(f"{prefix}std_{name}")
             ]
-    series["boundary t"] = _over(steps, {"mismatch/boundary": "t"})["t"]
+    series["boundary t"] = _over(steps, {f"{prefix}boundary": "t"})["t"]
     return series if series["boundary t"] else {}
 
 

@@ -23,6 +23,7 @@ from counterfoil.objectives import Context, LossReport, Objective, both_directio
 from counterfoil.objectives.diagnostics import (
     margin_histogram,
     score_diagnostics,
+    separation,
     tangential_gradients,
 )
 from counterfoil.training.gradient_cache import GradientCache
@@ -195,10 +196,17 @@ class TrainingStep(nn.Module):
     def _diagnose(self, scored: Scored, positives: Tensor, context: Context) -> dict[str, Tensor]:
         """What any run logs of a batch, whatever its objective."""
         directions = both_directions(scored.scores, positives, context)
-        found = score_diagnostics(directions)
+        found = {**score_diagnostics(directions), **separation(directions)}
         found[HISTOGRAM] = margin_histogram(directions, low=MARGIN_RANGE[0], high=MARGIN_RANGE[1])
         if self.model.spec.matcher["name"] == "cosine" and self.model.spec.copies == 1:
             images, texts = scored.images.pooled, scored.all_texts.pooled
             if images is not None and texts is not None:
-                found |= tangential_gradients(gather_rows(images), texts, positives, context)
+                margin = self.objective.hinge_margin(context.epoch)
+                found |= tangential_gradients(
+                    gather_rows(images),
+                    texts,
+                    positives,
+                    context,
+                    **({} if margin is None else {"margin": margin}),
+                )
         return found

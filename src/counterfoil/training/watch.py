@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from counterfoil.objectives.base import Manner
 
@@ -14,20 +16,39 @@ CAUSE = {
     "every": "Every embedding has come to lie at one point, where the gradient vanishes.",
 }
 
-REMEDIES = {
-    "hardest": (
-        "use objective=selhn; or let the first epoch count every negative with "
-        "objective.hardest.warmup_epochs=1; or lower train.optimiser.lr"
-    ),
-    "selective": (
-        "lower train.optimiser.lr; or raise objective.selhn.epsilon, so that more anchors count "
-        "every negative; or give it more negatives with a larger train.batch_size"
-    ),
-    "every": (
-        "lower train.optimiser.lr; or look whether images and captions really differ with: "
-        "counterfoil data inspect"
-    ),
-}
+SLOWER = "lower train.optimiser.lr"
+
+
+def remedies(manner: Manner, objective: Mapping[str, Any]) -> str:
+    """What may help a collapsed run, less what its objective (as configured) already has."""
+    offered = [SLOWER]
+    if manner == "hardest":
+        if _lacks_warmup(objective):
+            offered.insert(
+                0,
+                "let the first epoch count every negative with objective.hardest.warmup_epochs=1",
+            )
+        if "selhn" not in objective:
+            offered.insert(0, "use objective=selhn")
+    elif manner == "selective":
+        if "selhn" in objective:
+            offered.append(
+                "raise objective.selhn.epsilon, so that more anchors count every negative"
+            )
+        offered.append("give it more negatives with a larger train.batch_size")
+    else:
+        offered.append(
+            "look whether images and captions really differ with: counterfoil data inspect"
+        )
+    return "; or ".join(offered)
+
+
+def _lacks_warmup(objective: Mapping[str, Any]) -> bool:
+    """Whether the objective has the term that knows warm-up epochs, and none are set."""
+    options = objective.get("hardest", 0)
+    return "hardest" in objective and not (
+        isinstance(options, Mapping) and options.get("warmup_epochs")
+    )
 
 
 @dataclass
@@ -38,21 +59,27 @@ class _State:
     streak: int = 0  # judged updates in a row that contradict it
     since: int = 0  # the step at which that streak began
     gap: float | None = None  # the last mean |Δs| that was given
+    separation: float | None = None  # the last share of negatives below their positive
 
 
 class CollapseWatch:
     """Warns once when training has collapsed, and once when it has recovered.
 
     An update counts as collapsed when the loss is within ``loss_tolerance`` (relative) of the
-    uninformed value, the one it has when all scores are equal, and the mean |Δs| is below
-    ``gap_limit``. It takes ``patience`` such updates in a row to warn and as many others in a row
-    to call it over, so neither a noisy batch nor a short plateau after the start is reported.
+    uninformed value, the one it has when all scores are equal, the mean |Δs| is below
+    ``gap_limit``, and pairs are not told apart: fewer than ``separated`` of the negatives score
+    below the positive of their anchor (half of them do by chance), or |Δs| is below a tenth of the
+    limit. It takes ``patience`` such updates in a row to warn and as many others in a row to call
+    it over, so neither a noisy batch nor a short plateau after the start is reported.
     Where every negative counts (`triplet`) or does near ties (`selhn`), the gradient leads out of
     such a plateau by itself, usually within 200 updates: there a warning takes ``slower`` times the
     patience.
 
-    Why both: a run that learns crosses the uninformed loss when as many anchors win as lose, but
-    then |Δs| is near 0.1; and |Δs| alone depends on how the matcher scales its scores. In a
+    Why loss and gap: a run that learns crosses the uninformed loss when as many anchors win as
+    lose. Why the share of negatives: both are measured against the margin, and a matcher whose
+    scores grow slowly (NAAF) stays below it for an epoch while it ranks ever better. That share
+    knows no scale: it was 0.6 to 0.7 in collapsed runs and passed 0.9 in those. Why the tenth: a
+    run that had learned something may shrink to a point with its ranking half intact. In a
     collapsed run of a hinge on the hardest negative nearly every Δs is negative, so the loss is
     (1 + |Δs| / margin) times the uninformed one: with a margin of 0.2 the default of 10 % asks for
     the same |Δs| < 0.02 as the limit does (collapsed runs go from 0.015 down to 0.0003 and below).
@@ -65,26 +92,38 @@ class CollapseWatch:
         slower: int = 5,
         loss_tolerance: float = 0.1,
         gap_limit: float = 0.02,
+        separated: float = 0.8,
+        objective: Mapping[str, Any] | None = None,
     ) -> None:
         self.patience, self.slower = patience, slower
         self.loss_tolerance, self.gap_limit = loss_tolerance, gap_limit
+        self.separated = separated
+        self.objective = objective
         self._state = _State()
 
     def update(
-        self, step: int, loss: float, uninformed: float | None, gap: float | None, manner: Manner
+        self,
+        step: int,
+        loss: float,
+        uninformed: float | None,
+        gap: float | None,
+        manner: Manner,
+        separation: float | None = None,
     ) -> str | None:
         """Take in one update; a text where there is something to say.
 
-        ``gap`` is the mean |Δs|; where it was not measured in this update, the last one holds. An
-        update without an uninformed loss, or before the first gap, cannot be judged and counts for
+        ``gap`` is the mean |Δs| and ``separation`` the share of negatives below their positive;
+        where one was not measured in this update, the last one holds. A run of which the share was
+        never measured is judged by loss and gap. An update without an uninformed loss, or before
+        the first gap, cannot be judged and counts for
         neither side. ``manner`` says which negatives the objective counts while scores are equal.
         """
         state = self._state
         state.gap = state.gap if gap is None else gap
+        state.separation = state.separation if separation is None else separation
         if uninformed is None or state.gap is None:
             return None
-        near = abs(loss - uninformed) <= self.loss_tolerance * abs(uninformed)
-        if (near and state.gap < self.gap_limit) == state.collapsed:
+        if self._signs(loss, uninformed, state.gap) == state.collapsed:
             state.streak = 0
             return None
         if state.streak == 0:
@@ -98,13 +137,21 @@ class CollapseWatch:
             return self._warning(loss, uninformed, state.gap, manner)
         return f"recovered at step {state.since}: the scores tell pairs apart again"
 
+    def _signs(self, loss: float, uninformed: float, gap: float) -> bool:
+        """Whether an update looks collapsed."""
+        near = abs(loss - uninformed) <= self.loss_tolerance * abs(uninformed)
+        separation = self._state.separation
+        mixed = separation is None or separation < self.separated
+        return near and gap < (self.gap_limit if mixed else self.gap_limit / 10)
+
     def _warning(self, loss: float, uninformed: float, gap: float, manner: Manner) -> str:
+        objective = self.objective or {"selhn" if manner == "selective" else "hardest": {}}
         cause = CAUSE["every" if manner == "every" else "hardest"]
         return (
             f"training has collapsed: since step {self._state.since} the loss ({loss:.4g}) is that "
             f"of a model that gives every pair the same score ({uninformed:.4g}), and positives "
             f"differ from their hardest negatives by {gap:.2g} on average. {cause} "
-            f"What helps: {REMEDIES[manner]}."
+            f"What may help: {remedies(manner, objective)}."
         )
 
     def state_dict(self) -> dict[str, bool | int | float | None]:

@@ -1,0 +1,108 @@
+"""Word-region similarities of right and wrong pairs of a batch, for NAAF's mismatch mining.
+
+Section 3.1.3: for each caption whose own image scores highest of the batch, every word gives its
+highest similarity with that image as matched, and with one other image as mismatched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from counterfoil.data.on_host import surely_whole
+from counterfoil.encoders.encoded import Encoded
+from counterfoil.matchers.base import Observation
+from counterfoil.matchers.boundary import moments
+from counterfoil.matchers.local import fragments
+
+
+@dataclass(frozen=True)
+class Mismatches:
+    """Similarities [P, 2, W, R] of an image with its own caption and with another one.
+
+    ``words`` [P, 2, W] and ``regions`` [P, R] say which are real, ``whole`` of which of these the
+    host knows that all are; ``counted`` [P, 2] says which of the pairs count.
+    """
+
+    sims: Tensor
+    words: Tensor
+    regions: Tensor
+    whole: tuple[bool, bool]
+    counted: Tensor
+
+    @classmethod
+    def of(cls, seen: Observation, shift: int) -> Mismatches:
+        """Each caption with its own image; that image also with the caption ``shift`` places back.
+
+        So which image is the wrong one of a caption does not depend on the number of processes.
+        Every pair is compared, also those that do not count: to know which do, the host of a GPU
+        would have to wait.
+        """
+        images, captions, counted = (
+            _pairs(seen, shift) if len(seen.scores) == len(seen.texts) else _groups(seen, shift)
+        )
+        texts = seen.texts
+        v, u = fragments(images), fragments(texts).index_select(0, captions)
+        wide = torch.promote_types(u.dtype, v.dtype)  # mixed precision may mix the two sides'
+        sims = u.view(len(v), -1, u.shape[-1]).to(wide) @ v.to(wide).mT
+        words = texts.mask.index_select(0, captions).view(len(v), 2, -1)
+        whole = surely_whole(texts.mask), surely_whole(images.mask)
+        return cls(sims.unflatten(1, (2, -1)), words, images.mask, whole, counted)
+
+    def maxima(self, side: str) -> Tensor:
+        """Moments [2, 3] of the highest similarities of the asking side's real fragments."""
+        words, regions = self.words, self.regions[:, None]
+        asking, answers, axis = (words, regions[:, :, None], -1)
+        if side == "i2t":
+            asking, answers, axis = (regions, words[..., None], -2)
+        sims = self.sims
+        if not self.whole[side == "t2i"]:
+            sims = sims.masked_fill(~answers, -2.0)
+        return moments(sims.amax(axis), asking & self.counted[..., None], dim=(0, 2))
+
+
+Chosen = tuple[Encoded, Tensor, Tensor]
+"""Images [P], their own and another caption [2 P] by index, and which pairs [P, 2] count."""
+
+
+def _pairs(seen: Observation, shift: int) -> Chosen:
+    """Of a batch of pairs: caption k belongs to row k, and a process has its images' captions."""
+    scores, positives = seen.scores, seen.positives
+    pairs, count = len(seen.images), len(scores)
+    right = scores.diagonal() > _highest_wrong(seen)  # [T]
+    own = np.arange(seen.first_row, seen.first_row + pairs)
+    other = (own - shift) % count
+    # captions of each image, own and other, and where the latter's pair is in the matrix
+    places = np.concatenate([np.stack([own, other], 1).ravel(), own * count + other])
+    captions, at = (
+        torch.from_numpy(places).to(scores.device, non_blocking=True).split([2 * pairs, pairs])
+    )
+    good = right[seen.first_row : seen.first_row + pairs]
+    bad = (right > positives).flatten().index_select(0, at)  # right and not a positive
+    return seen.images, captions, torch.stack([good, bad], 1)
+
+
+def _groups(seen: Observation, shift: int) -> Chosen:
+    """Of images with several captions each: a caption's own row is that of its first positive.
+
+    Captions of images that other processes have count there.
+    """
+    scores, positives = seen.scores, seen.positives
+    own = torch.arange(scores.shape[1], device=scores.device)
+    other = (own - shift) % len(own)
+    rows = positives.to(torch.int8).argmax(0)
+    right = scores.gather(0, rows[None])[0] > _highest_wrong(seen)
+    here = rows - seen.first_row
+    counts = (here >= 0) & (here < len(seen.images)) & positives.any(0)
+    bad = (right > positives)[rows, other]
+    images = seen.images[here.clamp(0, len(seen.images) - 1)]
+    counted = torch.stack([right, bad], 1) & counts[:, None]
+    return images, torch.stack([own, other], 1).flatten(), counted
+
+
+def _highest_wrong(seen: Observation) -> Tensor:
+    """Of each caption, the highest score with an image that is not its own."""
+    return seen.scores.masked_fill(seen.positives, -torch.inf).amax(0)

@@ -1,0 +1,58 @@
+"""Runs of NAAF: captions in groups, what the run says at its start, what it plots."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from counterfoil.config import build_config
+from counterfoil.models import create_model
+from counterfoil.training.loop import Trainer
+from counterfoil.training.plots import plots_of
+from tests.training.test_collapse import Heard
+
+
+def run(pairs, folder, matcher=None, data=None):
+    config = build_config(
+        {
+            "model": {
+                "name": "naaf",
+                "embed_size": 16,
+                "text": {"word_dim": 8},
+                "matcher": {"min_samples": 5, **(matcher or {})},
+            },
+            "data": {"min_count": 1, **(data or {})},
+            "train": {"epochs": 1, "batch_size": 32, "log_every": 1},
+        }
+    )
+    torch.manual_seed(0)
+    heard = Heard()
+    model = create_model(config.model, pairs.train, config.data)
+    Trainer(model, pairs, config, folder, heard).run()
+    return model, heard.said
+
+
+@pytest.mark.parametrize("direction", ["t2i", "both"])
+def test_naaf_trains_on_images_with_all_their_captions(concepts, tmp_path, direction) -> None:
+    model, _ = run(concepts, tmp_path, {"direction": direction}, {"captions": "grouped"})
+    for side in model.matcher.directions:
+        assert int(model.matcher.boundaries[side].updates) > 0
+
+
+def test_a_run_notes_at_its_start_that_alpha_is_never_adjusted(concepts, tmp_path) -> None:
+    _, said = run(concepts, tmp_path / "never", {"adjust_epoch": 1})
+    assert [text for text in said if "adjust_epoch=1" in text] == said[:1]
+    _, said = run(concepts, tmp_path / "last", {"adjust_epoch": 0})
+    assert not [text for text in said if "adjust_epoch" in text]
+
+
+def test_both_boundaries_of_a_run_in_both_directions_are_logged_and_plotted(
+    concepts, tmp_path
+) -> None:
+    run(concepts, tmp_path, {"direction": "both"})
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    plots = plots_of(records, "dev")
+    assert {"boundary-t2i", "boundary-i2t"} <= set(plots)
+    assert "boundary" not in plots
