@@ -79,6 +79,7 @@ def doubled(kind: str, times: int) -> bytes:
     return b"]q\x000" + b"0".join(step[kind] + b"q\x00" for _ in range(times))
 
 
+TRILLION = b"\x8a\x06\x00\x10\xa5\xd4\xe8\x00"
 BOMBS = {
     "shared lists": doubled("list", 60) + b".",
     "shared tuples": doubled("tuple", 60) + b".",
@@ -101,9 +102,9 @@ BOMBS = {
     "a frame of nine exabytes": b"\x95\xff\xff\xff\xff\xff\xff\xff\x7f]h\x07.",
     "an integer of many bytes": b"\x8b\x40\x42\x0f\x00" + b"\x7f" * 1_000_000 + b".",
     "an integer of many digits": b"L" + b"9" * 1_000_000 + b"L\n.",
-    "a byte array of a trillion bytes": b"cbuiltins\nbytearray\n\x8a\x06\x00\x10\xa5\xd4\xe8\x00\x85R.",
-    "bytes of a trillion bytes": b"c__builtin__\nbytes\n\x8a\x06\x00\x10\xa5\xd4\xe8\x00\x85R.",
-    "a range": b"cbuiltins\nrange\n\x8a\x06\x00\x10\xa5\xd4\xe8\x00\x85R.",
+    "a byte array of a trillion bytes": b"cbuiltins\nbytearray\n" + TRILLION + b"\x85R.",
+    "bytes of a trillion bytes": b"c__builtin__\nbytes\n" + TRILLION + b"\x85R.",
+    "a range": b"cbuiltins\nrange\n" + TRILLION + b"\x85R.",
     "the same bytes encoded many times": b"(c_codecs\nencode\nq\x00X\x00\x00\x01\x00"
     + b"a" * (1 << 16)
     + b"q\x01X\x06\x00\x00\x00latin1\x86q\x02"
@@ -115,7 +116,8 @@ BOMBS = {
     + b"h\x00h\x03R" * 20_000
     + b"l.",
     "more instructions than any file needs": b"N0" * 1_500_000 + b"N.",
-    "an encoding that imports a module": b"c_codecs\nencode\nX\x01\x00\x00\x00aX\x04\x00\x00\x00idna\x86R.",
+    "an encoding that imports a module": b"c_codecs\nencode\n"
+    + b"X\x01\x00\x00\x00aX\x04\x00\x00\x00idna\x86R.",
     "a reduction of a number": b"K\x01)R.",
     "a state for a list": b"]}b.",
     "an extension": b"\x82\x01.",

@@ -19,9 +19,8 @@ SUMS = "SHA256SUMS"
 def write_sums(folder: Path, names: Iterable[str] | None = None, sums: str = SUMS) -> None:
     """Write the sums of some files of a folder, or of all that are in it."""
     if names is None:
-        names = (
-            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
-        )
+        files = (path for path in folder.rglob("*") if path.is_file() and path != folder / sums)
+        names = [path.relative_to(folder).as_posix() for path in files]
     lines = [f"{digest_of(folder / name)}  {name}\n" for name in sorted(names)]
     (folder / sums).write_text("".join(lines), encoding="utf-8")
 
