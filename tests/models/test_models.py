@@ -11,6 +11,7 @@ from counterfoil.config import build_config
 from counterfoil.data.batches import Augmentation, CaptionItems, Collate
 from counterfoil.errors import CheckpointError, ConfigError, DataError
 from counterfoil.models import create_model, from_pretrained, models, save_pretrained
+from counterfoil.models.checksums import write_sums
 from counterfoil.models.dual import reads_pixels
 from counterfoil.objectives import create_objective, objectives
 from counterfoil.training.step import TrainingStep
@@ -154,6 +155,7 @@ def damage(folder, how: str) -> None:
         torch.save({"a": 1}, folder / "model.safetensors")
     elif how == "other sizes":
         config.write_text(json.dumps({**layout, "input_dim": 99}))
+        write_sums(folder)
     elif how == "a later format":
         config.write_text(json.dumps({**layout, "format": 99}))
     elif how == "no vocabulary":
@@ -170,7 +172,7 @@ def damage(folder, how: str) -> None:
         ("a pickle", "not a readable safetensors"),
         ("other sizes", "do not fit"),
         ("a later format", "format 99"),
-        ("no vocabulary", "no such vocabulary"),
+        ("no vocabulary", r"vocabulary\.json: no such file"),
     ],
 )
 def test_a_damaged_folder_is_named(concepts, tiny_bert, tmp_path, how, message) -> None:

@@ -169,7 +169,7 @@ def test_resuming_where_there_is_nothing_is_a_clear_error(concepts, tmp_path) ->
 def test_a_damaged_training_state_is_named(concepts, tmp_path) -> None:
     trainer(concepts, tmp_path, config(epochs=1)).run()
     (tmp_path / "last" / "training_state.pt").write_bytes(b"not a checkpoint")
-    with pytest.raises(CheckpointError, match=r"training_state\.pt: damaged"):
+    with pytest.raises(CheckpointError, match=r"training_state\.pt: damaged or changed"):
         trainer(concepts, tmp_path).run(resume=True)
 
 

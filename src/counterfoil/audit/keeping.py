@@ -14,13 +14,17 @@ import numpy as np
 import torch
 
 from counterfoil.data.pairs import Split
-from counterfoil.errors import DataError
+from counterfoil.errors import CheckpointError, DataError
 from counterfoil.files import write_atomically
+from counterfoil.models.importers.pickles import read_checkpoint
 from counterfoil.models.model import Model
 from counterfoil.search.identity import model_digest
 
 FORMAT = 1
 """To be raised with every change of what is kept, or of how a split is cut into blocks."""
+
+OPERATIONS = 20_000_000
+"""Pickle instructions of a file: it may list every image and caption."""
 
 EVERY = 30.0
 """Seconds between two savings."""
@@ -43,8 +47,8 @@ class Keeper:
     def load(self) -> dict[str, Any] | None:
         """What was kept, or None where there is nothing, or of something else, or damaged."""
         try:
-            held = torch.load(self.path, map_location="cpu", weights_only=True)
-        except Exception:  # a damaged file fails in any way
+            held = read_checkpoint(self.path, OPERATIONS)
+        except CheckpointError:
             return None
         if not isinstance(held, dict) or held.pop("mark", None) != self.mark:
             return None

@@ -49,7 +49,8 @@ def import_(
     tokenizer of bert-base-cased, as a folder or its vocab.txt.)
 
     A pickle can run code. Nothing in these files is run: tensors, numbers, strings and options are
-    read, anything else is refused by name. Exit code 4 means that the file was refused.
+    read, anything else is refused by name. So are files that would take endless time or memory, and
+    weights that are not finite. Exit code 4 means that the file was refused.
     """
     from counterfoil.models import save_pretrained
     from counterfoil.models.importers import import_checkpoint

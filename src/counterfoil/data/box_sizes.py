@@ -1,30 +1,34 @@
 """The image sizes that go with boxes in pixels (`{split}_ims_size.npy`).
 
 Our own files are plain numbers [images, 2]. GSMN's are pickled arrays of records with ``image_w``
-and ``image_h``: those are read by an unpickler that can build numbers, arrays and inert records
-and nothing else, so a hostile file is an error and never runs.
+and ``image_h``: those are read as data (see `data.pickles`), so a hostile file is an error and
+never runs.
 """
 
 from __future__ import annotations
 
-import pickle
+import os
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from counterfoil.data.arrays import ArrayError
+from counterfoil.data.pickle_globals import NUMPY_WITH_OBJECTS, PYTHON, ObjectArray
+from counterfoil.data.pickle_values import (
+    Global,
+    PickleDamagedError,
+    PickleRefusedError,
+    StandIn,
+    resolve,
+)
+from counterfoil.data.pickles import OPERATIONS, PickleReader
 
-_SAFE_NUMPY = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy.core.multiarray", "scalar"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "scalar"),
-}
+OPERATIONS_PER_RECORD = 60
+"""A record of a class with two NumPy numbers takes about 40."""
 
 
 def read_box_sizes(path: Path) -> NDArray[np.float32]:
@@ -33,17 +37,21 @@ def read_box_sizes(path: Path) -> NDArray[np.float32]:
         with path.open("rb") as file:
             version = npy.read_magic(file)
             read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            _, _, dtype = read(file)
+            shape, _, dtype = read(file)
             if dtype.hasobject:
-                sizes = _from_records(path, _Unpickler(file, encoding="latin1").load())
+                sizes = _from_records(path, _read_records(file, prod(shape)))
             else:
                 file.seek(0)
                 sizes = npy.read_array(file, allow_pickle=False)
-    except pickle.UnpicklingError as error:
-        raise ArrayError(f"{path}: refused: {error}", "unsafe-pickle") from None
+    except PickleRefusedError as error:
+        raise ArrayError(
+            f"{path}: refused: {error}; expected records with image_w and image_h "
+            "(nothing was run)",
+            "unsafe-pickle",
+        ) from None
     except ArrayError:
         raise
-    except Exception as error:  # a damaged pickle may raise anything
+    except Exception as error:  # a damaged file may fail anywhere
         raise ArrayError(f"{path}: not a readable array of image sizes ({error})") from None
     if sizes.ndim != 2 or sizes.shape[1] != 2 or sizes.dtype.kind not in "fiu":
         raise ArrayError(
@@ -56,54 +64,51 @@ def read_box_sizes(path: Path) -> NDArray[np.float32]:
     return sizes.astype(np.float32)
 
 
-class _Record:
-    """Stands in for whatever class was pickled; takes no arguments, so no call has an effect."""
+class _Record(StandIn):
+    """Stands in for whatever class was pickled."""
 
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, dict):
-            self.__dict__.update({str(key): value for key, value in state.items()})
-
-
-def _reconstructor(cls: Any, base: Any, state: Any) -> Any:
-    if not (isinstance(cls, type) and issubclass(cls, _Record)) or state is not None:
-        raise pickle.UnpicklingError("it builds something other than plain records")
-    return _Record()
+    def finish(self, content: Any) -> Any:
+        """Its attributes; those of ``__slots__`` are pickled beside the others."""
+        parts = content if isinstance(content, tuple) else (content,)
+        return {
+            key: value for part in parts if isinstance(part, dict) for key, value in part.items()
+        }
 
 
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _SAFE_NUMPY:
-            return super().find_class(module, name)
-        if (module, name) == ("_codecs", "encode"):
-            return super().find_class(module, name)
-        if (module, name) in {("copy_reg", "_reconstructor"), ("copyreg", "_reconstructor")}:
-            return _reconstructor
-        if module in {"builtins", "__builtin__"} and name != "object":
-            raise pickle.UnpicklingError(f"it wants to call {module}.{name}")
-        return _inert(module, name)
+def _find(name: str) -> Global | None:
+    known = PYTHON.get(name) or NUMPY_WITH_OBJECTS.get(name)
+    if known is not None or name.startswith("builtins."):
+        return known
+
+    def make(*arguments: Any) -> _Record:
+        if arguments:
+            raise PickleRefusedError(f"it wants to call '{name}' with arguments")
+        return _Record()
+
+    return Global(name, make)
 
 
-def _inert(module: str, name: str) -> Any:
-    """A class that can only be made without arguments, which is how plain records are pickled."""
-    if name == "object":
-        return object
-
-    class Inert(_Record):
-        def __new__(cls, *args: Any) -> Any:
-            if args:
-                raise pickle.UnpicklingError(f"it wants to call {module}.{name} with arguments")
-            return _Record()
-
-    return Inert
+def _read_records(file: BinaryIO, count: int) -> ObjectArray:
+    end = os.fstat(file.fileno()).st_size
+    operations = min(OPERATIONS + OPERATIONS_PER_RECORD * max(0, count), 10 * OPERATIONS)
+    raw = PickleReader(file, end, _find, operations=operations).load()
+    records = resolve(raw, frozenset(), 4 * operations)
+    if not isinstance(records, ObjectArray):
+        raise PickleDamagedError("its header says objects, but it holds none")
+    return records
 
 
-def _from_records(path: Path, records: Any) -> NDArray[Any]:
-    def field(record: Any, key: str) -> float:
-        value = record.get(key) if isinstance(record, dict) else getattr(record, key, None)
-        if value is None:
-            raise ArrayError(f"{path}: a record has no '{key}' (expected image_w and image_h)")
-        return float(value)
+def _from_records(path: Path, records: ObjectArray) -> NDArray[np.float64]:
+    def side(record: Any, key: str) -> float:
+        value = record.get(key) if isinstance(record, dict) else None
+        if isinstance(value, np.ndarray) and value.size == 1:
+            value = value.item()
+        try:
+            return float(value if isinstance(value, (int, float, str)) else "")
+        except ValueError:
+            raise ArrayError(
+                f"{path}: a record has no number '{key}' (expected image_w and image_h)"
+            ) from None
 
-    # A list of equal dictionaries is saved as an array; a single one as an array without axes.
-    flat = np.asarray(records, dtype=object).reshape(-1)
-    return np.array([[field(r, "image_w"), field(r, "image_h")] for r in flat]).reshape(-1, 2)
+    rows = [[side(record, "image_w"), side(record, "image_h")] for record in records]
+    return np.array(rows, dtype=np.float64).reshape(-1, 2)

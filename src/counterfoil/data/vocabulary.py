@@ -12,6 +12,8 @@ from counterfoil.errors import DataError
 
 PAD, START, END, UNK, MASK = "<pad>", "<start>", "<end>", "<unk>", "<mask>"
 SPECIALS = (PAD, START, END, UNK, MASK)
+LARGEST = 1 << 26
+"""Bytes of a vocabulary file; one of 400,000 words has a quarter of that."""
 
 
 class Vocabulary:
@@ -76,10 +78,19 @@ class Vocabulary:
         """Read SCAN's JSON (word2idx, idx2word, idx) or NAAF's (word2idx, char_level, max_len)."""
         path = Path(path)
         try:
+            size = path.stat().st_size
+            if size > LARGEST:
+                raise DataError(
+                    f"{path}: {size:,} bytes; expected a vocabulary of at most {LARGEST:,}"
+                )
             layout = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise DataError(f"{path}: no such vocabulary file") from None
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        except RecursionError:
+            raise DataError(f"{path}: not a JSON vocabulary (it is nested too deeply)") from None
+        except ValueError as error:  # not UTF-8, not JSON, or a number of thousands of digits
             raise DataError(f"{path}: not a JSON vocabulary ({error})") from None
         index = layout.get("word2idx") if isinstance(layout, dict) else None
         if not isinstance(index, dict) or not all(type(n) is int for n in index.values()):

@@ -1,4 +1,7 @@
-"""Models on disk: a folder with weights (safetensors), config and vocabulary, self-contained."""
+"""Models on disk: a folder with weights (safetensors), config and vocabulary, self-contained.
+
+`SHA256SUMS` in it lists the sums of all these files, which are compared when the model is read.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -18,6 +22,7 @@ from counterfoil.encoders.dual import DualImageEncoder, DualTextEncoder
 from counterfoil.errors import CheckpointError
 from counterfoil.files import atomic_folder
 from counterfoil.matchers.copies import CopiedMatcher
+from counterfoil.models.checksums import check_sum, check_sums, write_sums
 from counterfoil.models.model import Model
 from counterfoil.models.spec import ModelSpec
 
@@ -33,6 +38,13 @@ def save_pretrained(model: Model, folder: str | Path) -> None:
 
 
 def write_model(model: Model, folder: Path) -> None:
+    """Write a model's files into a new folder, their checksums last."""
+    write_files(model, folder)
+    write_sums(folder)
+
+
+def write_files(model: Model, folder: Path) -> None:
+    """Write a model's files without their checksums."""
     spec = model.spec.model_dump()
     image_encoder = first_member(model.image_encoder)
     text_encoder = first_member(model.text_encoder)
@@ -72,6 +84,7 @@ def from_pretrained(folder: str | Path) -> Model:
     """Read a model that `save_pretrained` wrote; nothing but that folder is needed."""
     folder = Path(folder)
     layout = _read_config(folder)
+    check_sums(folder, without={WEIGHTS})  # those are compared when they are loaded
     spec = dict(layout["spec"])
     for part, place in (("text", LANGUAGE_MODEL), ("image", VISION_MODEL)):
         if (folder / place).is_dir():
@@ -102,6 +115,7 @@ def model_folder(folder: Path) -> Path:
 
 
 def load_weights(model: Model, folder: Path) -> None:
+    """Give a model the weights of a folder: those that were saved, all of them finite."""
     path = folder / WEIGHTS
     try:
         weights = load_file(path)
@@ -109,10 +123,17 @@ def load_weights(model: Model, folder: Path) -> None:
         raise CheckpointError(f"{path}: no such file; the saved model is not whole") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from None
+    check_sum(folder, WEIGHTS)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(f"{path}: the weights do not fit the config: {error}") from None
+    for name, value in model.state_dict().items():  # in the model's precision, not the file's
+        if not torch.isfinite(value).all():
+            raise CheckpointError(
+                f"{path}: the weight '{name}' holds numbers that are not finite; scores of this "
+                "model would mean nothing: use an earlier checkpoint, or train again"
+            )
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 
 from counterfoil.errors import CheckpointError
+from counterfoil.models.checksums import SUMS
 from counterfoil.models.model import Model
-from counterfoil.models.store import CONFIG, LANGUAGE_MODEL, VISION_MODEL, write_model
+from counterfoil.models.store import CONFIG, LANGUAGE_MODEL, VISION_MODEL, write_files
 
 
 def folder_digest(folder: Path) -> str:
@@ -17,7 +18,8 @@ def folder_digest(folder: Path) -> str:
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder}: the model of the index is missing; build it again")
     digest = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+    # the sums follow from the files, and from paths in the config that do not count here
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / SUMS):
         digest.update(f"{path.relative_to(folder).as_posix()}\n".encode())
         if path == folder / CONFIG:
             digest.update(_portable(path))
@@ -31,7 +33,7 @@ def folder_digest(folder: Path) -> str:
 def model_digest(model: Model) -> str:
     """The digest that a model would have once saved."""
     with tempfile.TemporaryDirectory() as folder:
-        write_model(model, Path(folder))
+        write_files(model, Path(folder))
         return folder_digest(Path(folder))
 
 

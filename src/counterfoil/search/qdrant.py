@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from counterfoil.errors import DataError, MissingExtraError
 from counterfoil.files import write_atomically
 from counterfoil.search.backends import backends
+from counterfoil.search.qdrant_points import check_points
 from counterfoil.search.scan import Best
 from counterfoil.search.table import Ids
 from counterfoil.search.vectors import Floats, Vectors, checked, checked_ids
@@ -200,6 +201,8 @@ def _batches(ids: Ids) -> Iterator[Ids]:
 
 def _connect(folder: Path, url: str, api_key: str) -> Any:
     client = _qdrant().QdrantClient
+    if not url:
+        check_points(folder / FOLDER)
     try:
         if url:
             return client(url=url, api_key=api_key or None)

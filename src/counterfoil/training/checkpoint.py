@@ -1,13 +1,13 @@
 """Checkpoints: whole folders behind two links, `last` and `best`, each swapped in one step.
 
 A kill at any moment leaves every link on a folder that is complete. The state that a run needs to
-go on (optimiser, schedule, scaler, random numbers, place in the epoch) lies beside the model.
+go on (optimiser, schedule, scaler, random numbers, place in the epoch) lies beside the model, with
+a checksum of its own.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,10 +18,14 @@ import torch
 from counterfoil.collectives import rank
 from counterfoil.errors import CheckpointError, TrainingError
 from counterfoil.files import atomic_folder
+from counterfoil.models.checksums import check_sum, write_sums
+from counterfoil.models.importers.pickles import read_checkpoint
 from counterfoil.models.model import Model
 from counterfoil.models.store import write_model
 
-STATE = "training_state.pt"
+STATE, STATE_SUM = "training_state.pt", "training_state.sha256"
+OPERATIONS = 20_000_000
+"""Pickle instructions of a training state: lists of every caption, more than once."""
 
 
 @dataclass
@@ -44,6 +48,15 @@ class Position:
     seconds: float = 0.0
 
 
+def _is_position(found: dict[Any, Any]) -> bool:
+    """Whether all fields of a `Position` are there, each of its type."""
+    expected = asdict(Position())
+    return found.keys() == expected.keys() and all(
+        type(found[name]) is type(value) or (type(value) is float and type(found[name]) is int)
+        for name, value in expected.items()
+    )
+
+
 @dataclass
 class Checkpoints:
     """The checkpoints of one run folder."""
@@ -62,6 +75,7 @@ class Checkpoints:
             with atomic_folder(self.run / "checkpoints" / name) as folder:
                 write_model(model, folder)
                 torch.save({**state, "position": asdict(position)}, folder / STATE)
+                write_sums(folder, [STATE], STATE_SUM)
             self._point("last", name)
             if best:
                 self._point("best", name)
@@ -79,11 +93,12 @@ class Checkpoints:
             raise CheckpointError(
                 f"{self.run}: no checkpoint to resume from; start it with: counterfoil train"
             )
-        try:
-            state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
-            position = Position(**state.pop("position"))
-        except (OSError, RuntimeError, pickle.UnpicklingError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{folder / STATE}: damaged ({error})") from None
+        check_sum(folder, STATE, STATE_SUM)
+        state = read_checkpoint(folder / STATE, OPERATIONS)
+        found = state.pop("position", None) if isinstance(state, dict) else None
+        if not isinstance(found, dict) or not _is_position(found):
+            raise CheckpointError(f"{folder / STATE}: damaged (it does not say where the run is)")
+        position = Position(**found)
         if (
             rank() == 0
             and position.best_folder

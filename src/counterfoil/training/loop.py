@@ -21,7 +21,7 @@ from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.pixels import Glance
 from counterfoil.data.sampling import BatchPlan, RankBatches
 from counterfoil.encoders.recorded import replaying
-from counterfoil.errors import ConfigError, TrainingError
+from counterfoil.errors import CheckpointError, ConfigError, TrainingError
 from counterfoil.evaluation.evaluate import evaluate, flat_metrics
 from counterfoil.evaluation.scoring_path import fallback
 from counterfoil.files import write_atomically
@@ -29,7 +29,7 @@ from counterfoil.models.model import Model
 from counterfoil.models.store import load_weights
 from counterfoil.objectives import create_objective
 from counterfoil.progress import Progress, Silent
-from counterfoil.training.checkpoint import Checkpoints, Position
+from counterfoil.training.checkpoint import STATE, Checkpoints, Position
 from counterfoil.training.gradient_cache import GradientCache
 from counterfoil.training.metrics import finite
 from counterfoil.training.preparation import RunPreparation, set_aside
@@ -382,10 +382,18 @@ class Trainer:
     def _restore(self) -> None:
         folder, state, self.position = self.checkpoints.load()
         load_weights(self.model, folder)
+        try:
+            self._take_over(state)
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{folder / STATE}: not the state of this run ({error!r:.200}); was the config or "
+                "the version of Counterfoil changed?"
+            ) from error
+
+    def _take_over(self, state: dict[str, Any]) -> None:
         self.updates.load_state_dict(state)
         self.step_module.objective.load_state_dict(state["objective"])
-        if "watch" in state:  # not in checkpoints of before there was one
-            self.watch.load_state_dict(state["watch"])
+        self.watch.load_state_dict(state["watch"])
         if rank() < len(state["random"]):
             torch.set_rng_state(state["random"][rank()].clone())  # it ignores the offset of a view
             if state["cuda_random"] is not None and self.device.type == "cuda":

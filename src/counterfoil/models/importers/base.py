@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,9 @@ importers: Registry[type[Importer]] = Registry("importer")
 
 V = TypeVar("V")
 
+LAYERS = 100
+"""More layers than any of these models has."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -36,13 +41,19 @@ class Settings:
     def number(self, name: str) -> float:
         found = self._get(name)
         if isinstance(found, bool) or not isinstance(found, (int, float)):
-            raise CheckpointError(f"{self.source}: opt.{name}: expected a number, got {found!r}")
+            raise CheckpointError(
+                f"{self.source}: opt.{name}: expected a number, got {reprlib.repr(found)}"
+            )
+        if not math.isfinite(found):
+            raise CheckpointError(f"{self.source}: opt.{name} is {found}, expected a finite number")
         return float(found)
 
     def flag(self, name: str, absent: bool) -> bool:
         found = self.values.get(name, absent)
         if not isinstance(found, bool):
-            raise CheckpointError(f"{self.source}: opt.{name}: expected a switch, got {found!r}")
+            raise CheckpointError(
+                f"{self.source}: opt.{name}: expected a switch, got {reprlib.repr(found)}"
+            )
         return found
 
     def choice(self, name: str, known: Mapping[str, V], absent: str | None = None) -> V:
@@ -50,7 +61,7 @@ class Settings:
         found = self._get(name) if absent is None else self.values.get(name, absent)
         if not isinstance(found, str) or found not in known:
             raise CheckpointError(
-                f"{self.source}: opt.{name}={found!r} is not supported "
+                f"{self.source}: opt.{name}={reprlib.repr(found)} is not supported "
                 f"(supported: {', '.join(known)})"
             )
         return known[found]
@@ -80,7 +91,7 @@ class Checkpoint:
     def read(cls, path: str | Path) -> Checkpoint:
         path = Path(path)
         content = read_checkpoint(path)
-        if content and _is_state(content):
+        if _is_state(content) and content:
             return cls(path, [_without_wrapper(content)], Settings({}, str(path)), None, None)
         if not isinstance(content, dict) or not {"model", "opt"} <= set(content):
             found = _listed(content) if isinstance(content, dict) else type(content).__name__
@@ -159,7 +170,8 @@ class Importer:
     @property
     def embedding(self) -> Tensor:
         for key, table in self.text.items():
-            if self._rename(1, key) == "text_encoder.embed.weight" and table.dim() == 2:
+            named = self._rename(1, key) == "text_encoder.embed.weight"
+            if named and table.dim() == 2 and table.numel():
                 return table
         raise CheckpointError(f"{self.checkpoint.path}: no word embedding in the {self.parts[1]}")
 
@@ -176,13 +188,22 @@ class Importer:
             )
         return int(found.shape[axis])
 
+    def layers(self, count: int) -> int:
+        """A number of layers that was counted by the names of weights."""
+        if count > LAYERS:
+            raise CheckpointError(
+                f"{self.checkpoint.path}: weights of {count:,} layers; {self.title} has fewer than "
+                f"{LAYERS}"
+            )
+        return max(1, count)
+
     def text_options(self) -> dict[str, Any]:
         """The recurrent text encoder all these projects share, by what its weights say."""
         depths = [key.partition("rnn.weight_hh_l")[2] for key in self.text]
         return {
             "name": "bigru" if any(depth.endswith("_reverse") for depth in depths) else "gru",
             "word_dim": int(self.embedding.shape[1]),
-            "layers": max(1, sum(depth.isdigit() for depth in depths)),
+            "layers": self.layers(sum(depth.isdigit() for depth in depths)),
             "normalise": not self.options.flag("no_txtnorm", False),
         }
 
@@ -220,7 +241,8 @@ class Importer:
         return found
 
     def _fit(self, name: str, found: Tensor, wanted: Tensor) -> Tensor:
-        if name == "text_encoder.embed.weight" and len(found) + 1 == len(wanted):
+        wider = found.dim() == 2 and len(found) + 1 == len(wanted)
+        if name == "text_encoder.embed.weight" and wider:
             found = torch.cat([found, torch.zeros_like(found[:1])])
         if found.shape != wanted.shape and found.numel() == wanted.numel() == 1:
             found = found.reshape(wanted.shape)  # a lone number had a shape of its own once
@@ -228,6 +250,10 @@ class Importer:
             raise CheckpointError(
                 f"{self.checkpoint.path}: {self._theirs(name)} has the shape {tuple(found.shape)}, "
                 f"its options imply {tuple(wanted.shape)}"
+            )
+        if not torch.isfinite(found).all():
+            raise CheckpointError(
+                f"{self.checkpoint.path}: {self._theirs(name)} holds numbers that are not finite"
             )
         return found.to(wanted.dtype)
 
@@ -258,10 +284,10 @@ def _without_wrapper(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _number(value: Any, kind: type[V]) -> V | None:
     usable = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return kind(value) if usable else None  # type: ignore[call-arg]
+    return kind(value) if usable and math.isfinite(value) else None  # type: ignore[call-arg]
 
 
 def _listed(names: Iterable[Any], most: int = 12) -> str:
-    names = [str(name) for name in names]
+    names = [name[:100] if isinstance(name, str) else reprlib.repr(name) for name in names]
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(names[:most]) or "none") + more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,11 +52,12 @@ class ChanImporter(ScanFamily):
     appends_mask = True
 
     def matcher(self) -> tuple[str, dict[str, Any]]:
-        if self.options.values.get("text_enc_type", "bigru") != "bigru":
+        encoder = self.options.values.get("text_enc_type", "bigru")
+        if not isinstance(encoder, str) or encoder != "bigru":
             raise CheckpointError(
-                f"{self.checkpoint.path}: opt.text_enc_type="
-                f"{self.options.values['text_enc_type']!r} is not supported (supported: bigru); "
-                "the tokenizer of a BERT text encoder is not in the checkpoint"
+                f"{self.checkpoint.path}: opt.text_enc_type={reprlib.repr(encoder)} is not "
+                "supported (supported: bigru); the tokenizer of a BERT text encoder is not in the "
+                "checkpoint"
             )
         matcher: dict[str, Any] = {
             "name": "chan",

@@ -10,7 +10,7 @@ import torch
 
 from counterfoil.data.texts import TextProcessor, WordText
 from counterfoil.data.vocabulary import Vocabulary
-from counterfoil.errors import CheckpointError
+from counterfoil.errors import CheckpointError, CounterfoilError
 from counterfoil.models.importers.base import Checkpoint, Importer, importers
 from counterfoil.models.importers.tokenizers import read_tokenizer
 from counterfoil.models.importers.vocabularies import fit_to, placeholder, read_entries
@@ -68,7 +68,18 @@ def import_checkpoint(
     kind = importers[family]
     checkpoint = Checkpoint.read(path)
     _check_family(kind, checkpoint)
-    importer = kind(checkpoint)
+    try:
+        return _convert(kind(checkpoint), family, vocabulary)
+    except CounterfoilError:
+        raise
+    except Exception as error:  # weights and options of a forged file may fit nowhere
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"{path}: its weights and options are not those of {kind.title} ({reason[:200]})"
+        ) from error
+
+
+def _convert(importer: Importer, family: str, vocabulary: str | Path | None) -> Imported:
     spec = importer.spec()
     text, source = _text(importer, vocabulary)
     with torch.device("meta"):  # sizes that do not fit are found before memory is taken for them
@@ -76,6 +87,7 @@ def import_checkpoint(
     weights = importer.weights(outline)
     model = Model(spec, importer.input_dim, text)
     model.load_state_dict(weights)
+    checkpoint = importer.checkpoint
     return Imported(model.eval(), family, checkpoint.epoch, checkpoint.best_rsum, source)
 
 

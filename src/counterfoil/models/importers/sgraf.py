@@ -37,7 +37,7 @@ class SgrafImporter(ScanFamily):
         if name == "sgr":
             keys = self.checkpoint.states[SIMILARITY]
             steps = {key.split(".")[1] for key in keys if key.startswith("SGR_module.")}
-            matcher["steps"] = max(1, len(steps))
+            matcher["steps"] = self.layers(len(steps))
         return name, matcher
 
     def text_options(self) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class UniterImporter(Importer):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         state = _untied(checkpoint)
-        if TYPES in state and len(state[TYPES]) == 2:
+        if TYPES in state and state[TYPES].dim() == 2 and len(state[TYPES]) == 2:
             types = state.pop(TYPES)
             state |= {f"{TYPES}[{row}]": types[row] for row in range(2)}
         if "rank_output.weight" not in state and "itm_output.weight" in state:
@@ -77,7 +77,7 @@ class UniterImporter(Importer):
         state = self.checkpoint.states[0]
         width = self.size(0, WORDS, 1)
         numbers = {key.split(".")[3] for key in state if key.startswith(f"uniter.{LAYERS}")}
-        layers = max(1, len(numbers))
+        layers = self.layers(len(numbers))
         extras = [name for key, name in EXTRAS.items() if any(k.startswith(key) for k in state)]
         return ModelSpec(
             name=SIZES.get((layers, width), "custom"),

@@ -6,18 +6,31 @@ NAAF) or a pickled object of a class `Vocabulary` (vsepp, VSRN, DivE).
 
 from __future__ import annotations
 
-import io
 import json
-import pickle  # what comes out of it is limited to one class name, see _VocabularyUnpickler
-import pickletools
+import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO
 
+from counterfoil.data.pickle_globals import PYTHON
+from counterfoil.data.pickle_values import (
+    ForbiddenNameError,
+    Global,
+    PickleDamagedError,
+    PickleEncodingError,
+    PickleError,
+    PickleRefusedError,
+    StandIn,
+    resolve,
+)
+from counterfoil.data.pickles import PickleReader
 from counterfoil.data.vocabulary import END, MASK, PAD, START, UNK, Vocabulary
 from counterfoil.errors import CheckpointError, DataError
 
 SPECIALS = (PAD, START, END, UNK)
+OPERATIONS = 2_000_000
+"""Instructions of a pickled vocabulary: enough for 300,000 words in both directions."""
 
 
 def read_entries(path: str | Path) -> list[str]:
@@ -36,7 +49,8 @@ def entries_of(index: Mapping[Any, Any], source: str) -> list[str]:
     for word, number in index.items():
         if not isinstance(word, str) or type(number) is not int:
             raise DataError(
-                f"{source}: expected word → number, found {word!r:.40} → {number!r:.40}"
+                f"{source}: expected word → number, found {reprlib.repr(word)} → "
+                f"{reprlib.repr(number)}"
             )
         words[number] = word
     if sorted(words) != list(range(len(index))):
@@ -73,70 +87,53 @@ def fit_to(entries: Sequence[str], rows: int, appends_mask: bool, source: str) -
     return Vocabulary(entries, source=source)
 
 
-class _Held:
+class _Held(StandIn):
     """What a pickled Vocabulary becomes: its attributes, nothing else."""
 
-    def __init__(self) -> None:
-        self.found: dict[str, Any] = {}
-
-    def __setstate__(self, state: Any) -> None:
-        self.found = state if isinstance(state, dict) else {}
+    def finish(self, content: Any) -> Any:
+        return content
 
 
-def _reconstruct(cls: Any, *_: Any) -> _Held:
-    """`copyreg._reconstructor` for the one class there is (pickle protocols 0 and 1)."""
-    if cls is not _Held:
-        raise pickle.UnpicklingError("an object of another class")
+def _make(*arguments: Any) -> _Held:
+    if arguments:
+        raise PickleRefusedError("it wants to call 'Vocabulary' with arguments")
     return _Held()
 
 
-class _VocabularyUnpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, source: str, encoding: str) -> None:
-        super().__init__(io.BytesIO(data), encoding=encoding)
-        self.source = source
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name == "Vocabulary":  # under __main__, vocab, lib.vocab …
-            return _Held
-        if f"{module}.{name}" in ("copyreg._reconstructor", "copy_reg._reconstructor"):
-            return _reconstruct
-        if f"{module}.{name}" in ("builtins.object", "__builtin__.object"):
-            return None  # the base class that _reconstruct is told of, and ignores
-        raise CheckpointError(
-            f"{self.source}: holds '{module}.{name}'; only an object of a class 'Vocabulary' is "
-            "accepted, as anything else could run code (nothing was run)"
-        )
-
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise CheckpointError(f"{self.source}: not a pickled Vocabulary")
+def _find(name: str) -> Global | None:
+    if name.endswith(".Vocabulary"):  # under __main__, vocab, lib.vocab …
+        return Global(name, _make)
+    return PYTHON.get(name)
 
 
 def _read_pickle(path: Path) -> Mapping[Any, Any]:
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            try:
+                layout = _load(file, "utf-8")
+            except PickleEncodingError:  # Python 2 strings in another encoding
+                file.seek(0)
+                layout = _load(file, "latin1")
     except FileNotFoundError:
         raise DataError(f"{path}: no such vocabulary file") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    found = _load(data, path)
-    layout = found.found if isinstance(found, _Held) else found
+    except ForbiddenNameError as error:
+        raise CheckpointError(
+            f"{path}: holds '{error.name}'; only an object of a class 'Vocabulary' is accepted, as "
+            "anything else could run code (nothing was run)"
+        ) from None
+    except PickleDamagedError as error:
+        raise DataError(f"{path}: not a readable pickle ({error})") from None
+    except PickleError as error:
+        raise CheckpointError(f"{path}: refused: {error} (nothing was run)") from None
     index = layout.get("word2idx") if isinstance(layout, dict) else None
     if not isinstance(index, dict):
         raise DataError(f"{path}: not a pickled Vocabulary (no word2idx in it)")
     return index
 
 
-def _load(data: bytes, path: Path) -> Any:
-    try:
-        for code, argument, _ in pickletools.genops(data):
-            # the unpickler makes room for as many memo entries as the largest number says
-            if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > len(data):
-                raise ValueError("a memo number beyond the file")
-        try:
-            return _VocabularyUnpickler(data, str(path), "utf-8").load()
-        except UnicodeDecodeError:  # Python 2 strings in another encoding
-            return _VocabularyUnpickler(data, str(path), "latin1").load()
-    except CheckpointError:
-        raise
-    except Exception as error:  # a damaged pickle may fail anywhere
-        raise DataError(f"{path}: not a readable pickle ({error})") from None
+def _load(file: BinaryIO, encoding: str) -> Any:
+    end = os.fstat(file.fileno()).st_size
+    raw = PickleReader(file, end, _find, encoding=encoding, operations=OPERATIONS).load()
+    return resolve(raw, frozenset(), 4 * OPERATIONS)

@@ -1,0 +1,452 @@
+"""Pickles read as data: an interpreter of the format that can call nothing.
+
+A pickle is a program. `pickle.Unpickler` looks its names up and calls what it finds; this reader
+builds numbers, strings and containers itself and knows only the names that its caller lists, each
+with an inert `Global`. Every instruction costs time and memory in proportion to its own bytes, and
+what could multiply them (calls with shared arguments, forged lengths, memo numbers) is limited.
+All protocols from 0 to 5 are read, as Python 2 and 3 write them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import pickletools
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from struct import calcsize, unpack
+from typing import Any, BinaryIO
+
+from counterfoil.data.pickle_values import (
+    ForbiddenNameError,
+    Global,
+    PickleDamagedError,
+    PickleEncodingError,
+    PickleError,
+    PickleRefusedError,
+    StandIn,
+    checked_key,
+)
+
+OPERATIONS = 1_000_000
+"""Instructions of one pickle; a vocabulary of 100,000 words takes 300,000."""
+
+NUMBER_BYTES = 16
+"""Integers beyond 128 bits are refused: no file needs them and much arithmetic fails on them."""
+
+LINE = 1 << 24
+NAME = 500
+READ_AT_ONCE = 1 << 16
+
+Find = Callable[[str], Global | None]
+"""From ``module.name``, by its name in Python 3, to what a pickle gets for it; None: refused."""
+
+PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+NUMPY_1 = "numpy.core."
+
+
+def known_name(module: str, name: str) -> str:
+    """``module.name`` as Python 3 and NumPy 2 say it.
+
+    >>> known_name("__builtin__", "set"), known_name("numpy.core.multiarray", "scalar")
+    ('builtins.set', 'numpy._core.multiarray.scalar')
+    """
+    module = PYTHON_2.get(module, module)
+    if module.startswith(NUMPY_1):
+        module = f"numpy._core.{module.removeprefix(NUMPY_1)}"
+    return f"{module}.{name}"
+
+
+class PickleReader:
+    """Reads one pickle from where ``file`` stands; ``end`` is where its bytes end at the latest.
+
+    ``persistent`` gives the value for a persistent id; without it such ids are refused.
+    ``encoding`` is that of Python 2 strings.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        end: int,
+        find: Find,
+        *,
+        persistent: Callable[[Any], Any] | None = None,
+        encoding: str = "latin1",
+        operations: int = OPERATIONS,
+    ) -> None:
+        self.file, self.end, self.find = file, end, find
+        self.persistent, self.encoding, self.operations = persistent, encoding, operations
+        self.stack: list[Any] = []
+        self.marks: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+        self.spent = 0
+        self.bytes_left = 4 * max(0, end - file.tell()) + (1 << 20)
+
+    def load(self) -> Any:
+        """The value, with stand-ins in it: `resolve` it next."""
+        read, handler_of, most = self.file.read, HANDLERS.get, self.operations
+        try:
+            while (code := read(1)) != b".":
+                self.spent += 1
+                handler = handler_of(code)
+                if handler is None or self.spent > most:
+                    self.spend(0)
+                    raise _unknown(code)
+                handler(self)
+            return self.stack.pop()
+        except PickleError:
+            raise
+        except Exception as error:  # a damaged stream may fail anywhere
+            reason = str(error) or type(error).__name__
+            raise PickleDamagedError(f"damaged or cut short ({reason[:200]})") from None
+
+    def spend(self, operations: int) -> None:
+        self.spent += operations
+        if self.spent > self.operations:
+            raise PickleRefusedError(
+                f"it takes more than {self.operations:,} instructions; no file of this kind does"
+            )
+
+    def read(self, count: int) -> bytes:
+        if count > READ_AT_ONCE and count > self.end - self.file.tell():
+            raise PickleDamagedError(f"damaged or cut short ({count:,} bytes are announced)")
+        data = self.file.read(count) if count > 0 else b""
+        if len(data) != count:
+            raise PickleDamagedError("damaged or cut short (it ends within a value)")
+        return data
+
+    def number(self, form: str) -> Any:
+        return unpack(form, self.read(calcsize(form)))[0]
+
+    def line(self, most: int) -> bytes:
+        found = self.file.readline(most + 1)
+        if not found.endswith(b"\n"):
+            raise PickleDamagedError("damaged or cut short (a line without an end)")
+        return found[:-1]
+
+    def items(self) -> list[Any]:
+        """What was pushed since the last mark."""
+        found, self.stack = self.stack, self.marks.pop()
+        return found
+
+    def named(self, module: str, name: str) -> Global:
+        known = known_name(module, name)[: 2 * NAME]
+        found = self.find(known)
+        if found is None:
+            raise ForbiddenNameError(known)
+        return found
+
+    def call(self, target: Any, arguments: Any) -> Any:
+        if type(target) is not Global or target.call is None or type(arguments) is not tuple:
+            what = target.name if type(target) is Global else type(target).__name__
+            raise PickleRefusedError(f"it wants to call '{what}'")
+        self.charge(arguments)
+        return target.call(*arguments)
+
+    def build(self, target: Any, state: Any) -> None:
+        if type(target) is OrderedDict:
+            return  # attributes of a dictionary, such as `_metadata` of a state dict
+        if not isinstance(target, StandIn):
+            raise PickleRefusedError(f"it wants to change a {type(target).__name__}")
+        self.charge(state if type(state) is tuple else (state,))
+        target.set_state(state)
+
+    def charge(self, arguments: tuple[Any, ...]) -> None:
+        """Count what a stand-in may copy: the same large argument can be passed many times."""
+        self.spend(len(arguments))
+        for argument in arguments:
+            if type(argument) in (str, bytes, bytearray):
+                self.bytes_left -= len(argument)
+            elif type(argument) in (list, tuple, dict, set, OrderedDict):
+                self.spend(len(argument))
+        if self.bytes_left < 0:
+            raise PickleRefusedError("it copies the same bytes many times over")
+
+
+Handler = Callable[[PickleReader], None]
+
+
+def _unknown(code: bytes) -> PickleError:
+    known = {operation.code: operation.name for operation in pickletools.opcodes}
+    name = known.get(code.decode("latin1"))
+    if not code:
+        return PickleDamagedError("damaged or cut short (it has no end)")
+    if name is None:
+        return PickleDamagedError(f"damaged or not a pickle (it holds the instruction {code!r})")
+    return PickleRefusedError(
+        f"it uses the pickle instruction {name}, which plain data never needs"
+    )
+
+
+def _skip(count: int) -> Handler:
+    def skip(reader: PickleReader) -> None:
+        reader.read(count)
+
+    return skip
+
+
+def _constant(make: Callable[[], Any]) -> Handler:
+    return lambda reader: reader.stack.append(make())
+
+
+def _fixed(form: str) -> Handler:
+    return lambda reader: reader.stack.append(reader.number(form))
+
+
+def _counted(form: str, decode: Callable[[PickleReader, bytes], Any]) -> Handler:
+    """A value that says first how many bytes it has."""
+    return lambda reader: reader.stack.append(decode(reader, reader.read(reader.number(form))))
+
+
+def _from_line(decode: Callable[[PickleReader, bytes], Any], most: int = LINE) -> Handler:
+    return lambda reader: reader.stack.append(decode(reader, reader.line(most)))
+
+
+def _text(_: PickleReader, data: bytes) -> str:
+    return str(data, "utf-8", "surrogatepass")
+
+
+def _python_2_string(reader: PickleReader, data: bytes) -> str:
+    try:
+        return data.decode(reader.encoding)
+    except UnicodeDecodeError:
+        raise PickleEncodingError(f"a string is not in {reader.encoding}") from None
+
+
+def _quoted_string(reader: PickleReader, line: bytes) -> str:
+    if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
+        raise PickleDamagedError("damaged (a string without quotes)")
+    data: bytes = codecs.escape_decode(line[1:-1])[0]
+    return _python_2_string(reader, data)
+
+
+def _integer(_: PickleReader, data: bytes) -> int:
+    if len(data) > NUMBER_BYTES:
+        raise PickleRefusedError(f"it holds an integer of {len(data):,} bytes")
+    return int.from_bytes(data, "little", signed=True)
+
+
+def _integer_line(_: PickleReader, line: bytes) -> int:
+    if line in (b"00", b"01"):  # how protocols 0 and 1 write False and True
+        return line == b"01"
+    number = int(line.rstrip(b"L"))
+    if number.bit_length() >= 8 * NUMBER_BYTES:
+        raise PickleRefusedError(f"it holds an integer of {number.bit_length()} bits")
+    return number
+
+
+def _memory(_: PickleReader, data: bytes) -> bytearray:
+    return bytearray(data)
+
+
+def _float_line(_: PickleReader, line: bytes) -> float:
+    return float(line)
+
+
+def _unicode_line(_: PickleReader, line: bytes) -> str:
+    return str(line, "raw-unicode-escape")
+
+
+def _bytes(_: PickleReader, data: bytes) -> bytes:
+    return data
+
+
+def _get(index: Callable[[PickleReader], int]) -> Handler:
+    return lambda reader: reader.stack.append(reader.memo[index(reader)])
+
+
+def _put(index: Callable[[PickleReader], int]) -> Handler:
+    def put(reader: PickleReader) -> None:
+        reader.memo[index(reader)] = reader.stack[-1]
+
+    return put
+
+
+def _line_number(reader: PickleReader) -> int:
+    return int(reader.line(20))
+
+
+def _mark(reader: PickleReader) -> None:
+    reader.marks.append(reader.stack)
+    reader.stack = []
+
+
+def _pop(reader: PickleReader) -> None:
+    if reader.stack:
+        reader.stack.pop()
+    else:
+        reader.items()
+
+
+def _pop_mark(reader: PickleReader) -> None:
+    reader.items()
+
+
+def _tuple_of(count: int) -> Handler:
+    def take(reader: PickleReader) -> None:
+        if len(reader.stack) < count:
+            raise PickleDamagedError("damaged (a tuple of nothing)")
+        reader.stack[-count:] = [tuple(reader.stack[-count:])]
+
+    return take
+
+
+def _tuple(reader: PickleReader) -> None:
+    items = reader.items()
+    reader.stack.append(tuple(items))
+
+
+def _list(reader: PickleReader) -> None:
+    items = reader.items()
+    reader.stack.append(items)
+
+
+def _dict(reader: PickleReader) -> None:
+    items = reader.items()
+    reader.stack.append({})
+    _set_all(reader, items)
+
+
+def _extend(reader: PickleReader, items: list[Any]) -> None:
+    target = reader.stack[-1]
+    if type(target) is not list:
+        raise PickleRefusedError(f"it appends to a {type(target).__name__}")
+    target.extend(items)
+
+
+def _set_all(reader: PickleReader, items: list[Any]) -> None:
+    target = reader.stack[-1]
+    if type(target) not in (dict, OrderedDict) or len(items) % 2:
+        raise PickleRefusedError(f"it sets items of a {type(target).__name__}")
+    for place in range(0, len(items), 2):
+        target[checked_key(items[place])] = items[place + 1]
+
+
+def _append(reader: PickleReader) -> None:
+    item = reader.stack.pop()
+    _extend(reader, [item])
+
+
+def _set_item(reader: PickleReader) -> None:
+    value, key = reader.stack.pop(), reader.stack.pop()
+    _set_all(reader, [key, value])
+
+
+def _add_items(reader: PickleReader) -> None:
+    items = reader.items()
+    target = reader.stack[-1]
+    if type(target) is not set:
+        raise PickleRefusedError(f"it adds to a {type(target).__name__}")
+    target.update(checked_key(item) for item in items)
+
+
+def _global(reader: PickleReader) -> None:
+    module, name = (reader.line(NAME).decode() for _ in range(2))
+    reader.stack.append(reader.named(module, name))
+
+
+def _stack_global(reader: PickleReader) -> None:
+    name, module = reader.stack.pop(), reader.stack.pop()
+    if type(name) is not str or type(module) is not str:
+        raise PickleDamagedError("damaged (a name that is not a string)")
+    reader.stack.append(reader.named(module, name))
+
+
+def _reduce(reader: PickleReader) -> None:
+    arguments, target = reader.stack.pop(), reader.stack.pop()
+    reader.stack.append(reader.call(target, arguments))
+
+
+def _new_with_keywords(reader: PickleReader) -> None:
+    keywords = reader.stack.pop()
+    if type(keywords) is not dict or keywords:
+        raise PickleRefusedError("it passes named arguments to a class")
+    _reduce(reader)
+
+
+def _object(reader: PickleReader) -> None:
+    """An instance of an old-style class of Python 2, its class on the stack."""
+    target, *arguments = reader.items()
+    reader.stack.append(reader.call(target, tuple(arguments)))
+
+
+def _instance(reader: PickleReader) -> None:
+    """The same, its class named in the instruction."""
+    module, name = (reader.line(NAME).decode() for _ in range(2))
+    arguments = tuple(reader.items())
+    reader.stack.append(reader.call(reader.named(module, name), arguments))
+
+
+def _build(reader: PickleReader) -> None:
+    state = reader.stack.pop()
+    reader.build(reader.stack[-1], state)
+
+
+def _persistent(reader: PickleReader) -> None:
+    if reader.persistent is None:
+        raise PickleRefusedError("it refers to objects outside the file (a persistent id)")
+    reader.stack.append(reader.persistent(reader.stack.pop()))
+
+
+HANDLERS: Mapping[bytes, Handler] = {
+    b"\x80": _skip(1),  # PROTO
+    b"\x95": _skip(8),  # FRAME
+    b"N": _constant(lambda: None),
+    b"\x88": _constant(lambda: True),
+    b"\x89": _constant(lambda: False),
+    b")": _constant(tuple),
+    b"]": _constant(list),
+    b"}": _constant(dict),
+    b"\x8f": _constant(set),
+    b"J": _fixed("<i"),
+    b"K": _fixed("<B"),
+    b"M": _fixed("<H"),
+    b"G": _fixed(">d"),
+    b"X": _counted("<I", _text),
+    b"\x8c": _counted("<B", _text),
+    b"\x8d": _counted("<Q", _text),
+    b"T": _counted("<i", _python_2_string),
+    b"U": _counted("<B", _python_2_string),
+    b"B": _counted("<I", _bytes),
+    b"C": _counted("<B", _bytes),
+    b"\x8e": _counted("<Q", _bytes),
+    b"\x96": _counted("<Q", _memory),
+    b"\x8a": _counted("<B", _integer),
+    b"\x8b": _counted("<i", _integer),
+    b"I": _from_line(_integer_line, 40),
+    b"L": _from_line(_integer_line, 40),
+    b"F": _from_line(_float_line, 40),
+    b"S": _from_line(_quoted_string),
+    b"V": _from_line(_unicode_line),
+    b"g": _get(_line_number),
+    b"h": _get(lambda reader: int(reader.number("<B"))),
+    b"j": _get(lambda reader: int(reader.number("<I"))),
+    b"p": _put(_line_number),
+    b"q": _put(lambda reader: int(reader.number("<B"))),
+    b"r": _put(lambda reader: int(reader.number("<I"))),
+    b"\x94": _put(lambda reader: len(reader.memo)),
+    b"(": _mark,
+    b"0": _pop,
+    b"1": _pop_mark,
+    b"2": lambda reader: reader.stack.append(reader.stack[-1]),
+    b"t": _tuple,
+    b"\x85": _tuple_of(1),
+    b"\x86": _tuple_of(2),
+    b"\x87": _tuple_of(3),
+    b"l": _list,
+    b"d": _dict,
+    b"a": _append,
+    b"e": lambda reader: _extend(reader, reader.items()),
+    b"s": _set_item,
+    b"u": lambda reader: _set_all(reader, reader.items()),
+    b"\x90": _add_items,
+    b"c": _global,
+    b"\x93": _stack_global,
+    b"R": _reduce,
+    b"\x81": _reduce,  # NEWOBJ: to make an object is to call its stand-in
+    b"\x92": _new_with_keywords,
+    b"o": _object,
+    b"i": _instance,
+    b"b": _build,
+    b"Q": _persistent,
+}
+"""One function per instruction; an instruction that is not here is refused."""
