@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import NoReturn
 
 import typer
@@ -81,6 +82,8 @@ def main() -> None:
     """Entry point: an error of ours is one clear message and its own exit code."""
     # Threads that wait by spinning make each other crawl as soon as another program is running.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Pillow's own warning about large images; we refuse them with an error of our own.
+    warnings.filterwarnings("ignore", message="Image size .* exceeds limit", module="PIL")
     try:
         app()
     except CounterfoilError as error:

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from counterfoil.data.arrays import ArrayError
+from counterfoil.data.arrays import ArrayError, check_shape, check_size
+from counterfoil.reading import JSON_BYTES, open_regular
 
 _SAFE_NUMPY = {
     ("numpy", "ndarray"),
@@ -30,13 +31,15 @@ _SAFE_NUMPY = {
 def read_box_sizes(path: Path) -> NDArray[np.float32]:
     """Width and height of every image as float32 [images, 2]."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, JSON_BYTES) as file:
             version = npy.read_magic(file)
             read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            _, _, dtype = read(file)
+            shape, _, dtype = read(file)
             if dtype.hasobject:
                 sizes = _from_records(path, _Unpickler(file, encoding="latin1").load())
             else:
+                check_shape(shape, dtype, str(path))
+                check_size(path, shape, dtype, file.tell())
                 file.seek(0)
                 sizes = npy.read_array(file, allow_pickle=False)
     except pickle.UnpicklingError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from counterfoil.data.words import words
 from counterfoil.errors import DataError
+from counterfoil.reading import read_text
 
 PAD, START, END, UNK, MASK = "<pad>", "<start>", "<end>", "<unk>", "<mask>"
 SPECIALS = (PAD, START, END, UNK, MASK)
@@ -76,10 +77,12 @@ class Vocabulary:
         """Read SCAN's JSON (word2idx, idx2word, idx) or NAAF's (word2idx, char_level, max_len)."""
         path = Path(path)
         try:
-            layout = json.loads(path.read_text(encoding="utf-8"))
+            layout = json.loads(read_text(path))
         except FileNotFoundError:
             raise DataError(f"{path}: no such vocabulary file") from None
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path}: not a JSON vocabulary ({error})") from None
         index = layout.get("word2idx") if isinstance(layout, dict) else None
         if not isinstance(index, dict) or not all(type(n) is int for n in index.values()):

@@ -16,6 +16,7 @@ import torch
 
 from counterfoil.collectives import rank, world_size
 from counterfoil.config import EvaluationConfig, FeaturesConfig, RunConfig, load_config
+from counterfoil.data.arrays import ArrayFile
 from counterfoil.data.load import is_named, load_pairs
 from counterfoil.data.noise import shuffled_captions, with_noise_index
 from counterfoil.data.pairs import Pairs
@@ -107,9 +108,9 @@ def with_noise(config: RunConfig, pairs: Pairs) -> Pairs:
         if data.noise:
             raise ConfigError("data.noise draws a shuffle, data.noise_index reads one: give either")
         try:
-            index = np.load(data.noise_index, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise DataError(f"data.noise_index: {data.noise_index}: {error}") from None
+            index = ArrayFile(data.noise_index).whole()
+        except DataError as error:
+            raise DataError(f"data.noise_index: {error}") from None
         train = with_noise_index(pairs.train, index)
     elif data.noise:
         train, _ = shuffled_captions(pairs.train, data.noise, config.seed)
