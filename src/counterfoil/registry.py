@@ -15,6 +15,9 @@ from counterfoil.errors import ConfigError, nearest
 
 T = TypeVar("T", bound=Callable[..., Any])
 
+MAX_NUMBER = 2**32
+"""Largest number that an option takes, either way: seeds reach it, nothing that is counted does."""
+
 
 class Registry(Generic[T]):
     """A table of classes or functions by public name; a name that is taken raises.
@@ -89,9 +92,28 @@ class Registry(Generic[T]):
                 TypeAdapter(hints.get(key, Any)).validate_python(value, strict=True)
             except ValidationError as error:
                 expected = error.errors()[0]["msg"]
-                raise ConfigError(f"{place}: {expected}, got {value!r}") from None
+                raise ConfigError(f"{place}: {expected}, got {_shown(value)}") from None
+            _check_numbers(value, place)
 
     def create(self, name: str, options: Mapping[str, Any], *args: Any, where: str = "") -> Any:
         """Build an entry; ``args`` are what the caller supplies, ``options`` what the user set."""
         self.check(name, options, where=where)
         return self[name](*args, **options)
+
+
+def _check_numbers(value: Any, place: str) -> None:
+    """Refuse numbers, also within lists and mappings, that are not finite or absurdly large."""
+    if isinstance(value, float | int) and not abs(value) <= MAX_NUMBER:  # nan is not, either
+        raise ConfigError(
+            f"{place}: expected a finite number of at most {MAX_NUMBER:,}, got {_shown(value)}"
+        )
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            _check_numbers(item, place)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"

@@ -91,6 +91,20 @@ def main() -> None:
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         _fail(f"{place}{error.strerror or error}", 1)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        _fail(f"out of memory ({_first_line(error)}); use a smaller model, batch or data set", 1)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """PyTorch says so in words, on the CPU and on a GPU."""
+    known = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in known)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -24,6 +24,7 @@ from counterfoil.matchers import Matcher, matchers
 from counterfoil.matchers.copies import CopiedMatcher
 from counterfoil.models.asking import asked
 from counterfoil.models.dual import with_one_checkpoint
+from counterfoil.models.memory_guard import MemoryGuard
 from counterfoil.models.spec import ModelSpec, resolve
 from counterfoil.registry import Registry
 
@@ -139,7 +140,8 @@ def create_model(config: ModelConfig, train: Split, data: DataConfig | None = No
         text = WordText(Vocabulary.load(data.vocabulary))
     else:
         text = WordText(Vocabulary.build(train.texts, data.min_count))
-    return Model(_with_vocabulary(spec, text), train.fragments.dim, text)
+    with MemoryGuard():
+        return Model(_with_vocabulary(spec, text), train.fragments.dim, text)
 
 
 def _with_vocabulary(spec: ModelSpec, text: TextProcessor) -> ModelSpec:
