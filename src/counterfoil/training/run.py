@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from counterfoil.collectives import rank, world_size
 from counterfoil.config import EvaluationConfig, FeaturesConfig, RunConfig, load_config
 from counterfoil.data.arrays import ArrayFile
+from counterfoil.data.leakage import leakage_warning, shared_with_train
 from counterfoil.data.load import is_named, load_pairs
 from counterfoil.data.noise import shuffled_captions, with_noise_index
 from counterfoil.data.pairs import Pairs
@@ -56,7 +57,10 @@ MAY_CHANGE = {
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run with its result on the test split; ``report`` is None where it was interrupted."""
+    """A run with its result on the test split; ``report`` is None where it was interrupted.
+
+    ``shared`` counts images of the splits that judge it whose ids are also in the training split.
+    """
 
     result: RunResult
     model: Model
@@ -64,6 +68,7 @@ class FinishedRun:
     report: RetrievalReport | None = None
     gallery: Gallery | None = None
     page: Path | None = None
+    shared: dict[str, int] = field(default_factory=dict)
 
 
 def read_data(
@@ -165,6 +170,11 @@ def skipped_kinds(pairs: Pairs) -> dict[str, int]:
     return count_kinds([p for p in pairs.problems if p.severity is Severity.SKIP])
 
 
+def shared_ids(config: RunConfig, pairs: Pairs) -> dict[str, int]:
+    """Images of the splits that judge a run which it is also trained on, by split."""
+    return shared_with_train(pairs, config.evaluation.split, config.evaluation.test_split)
+
+
 def execute(
     config: RunConfig,
     folder: Path,
@@ -190,6 +200,9 @@ def execute(
     if skipped:
         counts = ", ".join(f"{number} × {kind}" for kind, number in skipped.items())
         progress.say(f"left out of the data: {counts} (see: counterfoil data inspect)")
+    warning = leakage_warning(shared_ids(config, pairs))
+    if warning and rank() == 0:
+        progress.say(warning)
     model = from_pretrained(folder / "last") if started else _new_model(config, pairs, progress)
     trainer = Trainer(model, pairs, config, folder, progress, should_stop)
     on_training()
@@ -242,8 +255,11 @@ def _conclude(
     if kinds := skipped_kinds(pairs):
         counts = ", ".join(f"{number} × {kind}" for kind, number in kinds.items())
         notes.append(f"Left out of the data: {counts}.")
+    if warning := leakage_warning(shared_ids(config, pairs)):
+        notes.append(f"{warning[0].upper()}{warning[1:]}.")
     page = write_report(folder, config, report, judged, gallery, notes)
-    return FinishedRun(replace(result, folder=folder), best, pairs, report, gallery, page)
+    shared = shared_ids(config, pairs)
+    return FinishedRun(replace(result, folder=folder), best, pairs, report, gallery, page, shared)
 
 
 RUN_FILES = {
