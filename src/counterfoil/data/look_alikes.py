@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +22,13 @@ BITS = 3
 MEAN_LEVELS, MOST_LEVELS = 6.0, 32
 """Levels of 255 by which their thumbnails may differ: on average, and anywhere."""
 
-MOST_COMPARISONS = 200_000_000
+MOST_COMPARISONS = 100_000_000
 """Pairs of hashes that are compared at most, so that the time is bounded whatever the images."""
 
 _SIDE = 8
 _BANDS = BITS + 1  # hashes that differ in n signs are equal in at least one of n + 1 parts
-_THUMBNAILS = 20_000  # compared for one image at most; so many have one hash only if all are flat
-_THUMBNAIL_COST = 32  # comparisons of hashes that one of thumbnails takes as long as
+_THUMBNAILS = 1000  # compared for one image at most: so many share a hash only if they are flat
+_THUMBNAIL_COST = 32  # comparisons of hashes that take as long as one of thumbnails
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,12 @@ class Looks:
     indices: NDArray[np.int64]
     hashes: NDArray[np.uint64]
     thumbnails: NDArray[np.int16]
+
+    @cached_property
+    def brightness(self) -> NDArray[np.float32]:
+        """Mean of each thumbnail, which tells most images apart that have few edges."""
+        means: NDArray[np.float32] = self.thumbnails.mean(1, dtype=np.float32)
+        return means
 
     @classmethod
     def of(cls, looks: Sequence[Look | None]) -> Looks:
@@ -86,13 +93,11 @@ def find_look_alikes(one: Looks, other: Looks) -> LookAlikes:
     left = MOST_COMPARISONS
     for band in range(_BANDS):
         mine, theirs = _buckets(one.hashes, band), _buckets(other.hashes, band)
-        for part in mine.keys() & theirs.keys():
-            new = np.array([row for row in theirs[part] if row not in found], dtype=np.int64)
-            left -= _match(one, other, np.array(mine[part]), new, found)
-            if left < 0:
-                break
+        for part in mine.keys() & theirs.keys() if left > 0 else ():
+            new = [row for row in theirs[part] if row not in found]
+            left -= _match(one, other, np.array(mine[part]), new, found, left)
     pairs = [(int(one.indices[a]), int(other.indices[b])) for b, a in sorted(found.items())]
-    return LookAlikes(pairs, complete=left >= 0)
+    return LookAlikes(pairs, complete=left > 0)
 
 
 def _buckets(hashes: NDArray[np.uint64], band: int) -> dict[int, list[int]]:
@@ -109,21 +114,24 @@ def _match(
     one: Looks,
     other: Looks,
     mine: NDArray[np.int64],
-    theirs: NDArray[np.int64],
+    theirs: Sequence[int],
     found: dict[int, int],
+    limit: int,
 ) -> int:
     """Add the look-alikes among some images to ``found``; the number of comparisons it took."""
     compared = 0
     for row in theirs:
+        if compared > limit:
+            break
         compared += len(mine)
-        near = mine[_count_bits(one.hashes[mine] ^ other.hashes[row]) <= BITS][:_THUMBNAILS]
+        near = mine[_count_bits(one.hashes[mine] ^ other.hashes[row]) <= BITS]
+        near = near[np.abs(one.brightness[near] - other.brightness[row]) <= MEAN_LEVELS]
+        near = near[:_THUMBNAILS]
         compared += len(near) * _THUMBNAIL_COST
         levels = np.abs(one.thumbnails[near] - other.thumbnails[row])
         alike = near[(levels.mean(1) <= MEAN_LEVELS) & (levels.max(1, initial=0) <= MOST_LEVELS)]
         if len(alike):
-            found[int(row)] = int(alike[0])
-        if compared > MOST_COMPARISONS:
-            break
+            found[row] = int(alike[0])
     return compared
 
 
