@@ -14,7 +14,7 @@ import yaml
 MAX_DEPTH = 32
 """Levels of nesting. Recipes have five."""
 
-MAX_VALUES = 20_000
+MAX_VALUES = 10_000
 """Values of a document, those behind an alias counted each time it is used."""
 
 MAX_DIGITS = 100
@@ -35,11 +35,14 @@ class _RecipeLoader(yaml.SafeLoader):
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
-        self._level = 0
+        self._level = self._composed = 0
         self._extents: dict[int, tuple[int, int]] = {}  # values and levels below a finished node
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self._level += 1
+        self._composed += 1
+        if self._composed > MAX_VALUES:
+            raise yaml.YAMLError(f"more than {MAX_VALUES:,} values")
         if self._level > MAX_DEPTH:
             raise yaml.YAMLError(f"nested deeper than {MAX_DEPTH} levels")
         is_alias = self.check_event(yaml.AliasEvent)
