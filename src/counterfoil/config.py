@@ -5,6 +5,7 @@ Importing this module does not import torch, so that the command line can check 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -242,6 +243,8 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunCo
 
 def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """A YAML mapping; ``extends: other.yaml`` starts from another recipe beside it."""
+    if not _is_path(path):
+        raise ConfigError(f"{str(path)!r}: no such recipe")
     if path.resolve() in _seen:
         raise ConfigError(f"{path}: 'extends' goes round in a circle")
     if len(_seen) >= MAX_EXTENDS:
@@ -260,9 +263,17 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     base = tree.pop("extends", None)
     if base is None:
         return tree
-    if not isinstance(base, str) or not base or "\0" in base:
+    if not isinstance(base, str) or not base:
         raise ConfigError(f"{path}: extends: expected the name of a recipe, got {_shown(base)}")
     return merge(read_recipe(path.parent / base, (*_seen, path.resolve())), tree)
+
+
+def _is_path(path: Path) -> bool:
+    """Whether a file can have this name at all: no null byte, no half of a character."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

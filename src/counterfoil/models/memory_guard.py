@@ -14,7 +14,7 @@ from counterfoil.errors import ConfigError
 COPIES = 4
 """Of its weights that a training run holds: they, their gradients, and Adam's two moments."""
 
-MAX_TENSORS = 50_000
+MAX_TENSORS = 20_000
 """Of one model; the largest of ours have a few thousand."""
 
 _UNKNOWN = 64 * 2**30

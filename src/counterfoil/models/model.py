@@ -53,9 +53,9 @@ class Model(nn.Module):
         self.fragments_options = dict(fragments_options or {})
         members = [
             (
-                _create(image_encoders, spec.image, input_dim, spec.embed_size),
-                _create(text_encoders, spec.text, text, spec.embed_size),
-                _create(matchers, spec.matcher, spec.embed_size),
+                _create(image_encoders, "image", spec.image, input_dim, spec.embed_size),
+                _create(text_encoders, "text", spec.text, text, spec.embed_size),
+                _create(matchers, "matcher", spec.matcher, spec.embed_size),
             )
             for _ in range(spec.copies)
         ]
@@ -119,9 +119,9 @@ class Model(nn.Module):
         return explain(self, image, text)
 
 
-def _create(registry: Registry[Any], part: dict[str, Any], *args: Any) -> Any:
-    options = {key: value for key, value in part.items() if key != "name"}
-    return registry.create(part["name"], options, *args)
+def _create(registry: Registry[Any], part: str, spec: dict[str, Any], *args: Any) -> Any:
+    options = {key: value for key, value in spec.items() if key != "name"}
+    return registry.create(spec["name"], options, *args, where=f"model.{part}")
 
 
 def create_model(config: ModelConfig, train: Split, data: DataConfig | None = None) -> Model:
