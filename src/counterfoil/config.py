@@ -5,10 +5,10 @@ Importing this module does not import torch, so that the command line can check 
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import (
@@ -22,16 +22,29 @@ from pydantic import (
 )
 
 from counterfoil.errors import ConfigError, nearest
+from counterfoil.reading import RECIPE_BYTES, read_text
+from counterfoil.recipe_yaml import parse_yaml
+
+MAX_SEED = 2**32 - 1
+"""What every random generator takes."""
+
+MAX_STEPS = 10**9
+"""Of anything that is counted in steps, captions or images."""
+
+MAX_EXTENDS = 16
 
 
 class Section(BaseModel):
     """A node of the tree: unknown keys and wrong types are errors, values never change.
 
+    Numbers are finite and bounded: what lies beyond a bound is a mistake, or would end in a
+    traceback or an exhausted memory later on.
+
     ``later`` are keys that came after the first runs. They are written only where they are set, so
     that a config of before reads, compares and hashes as it did.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
     later: ClassVar[frozenset[str]] = frozenset()
 
     @model_serializer(mode="wrap")
@@ -59,10 +72,10 @@ class DataConfig(Section):
     captions: Literal["all", "one", "grouped"] = Field(
         "all", description="captions of an image per epoch; grouped: beside it, in one batch"
     )
-    views: int = Field(1, ge=1, description="times an item is in its batch, augmented anew")
+    views: int = Field(1, ge=1, le=64, description="times an item is in its batch, augmented anew")
     noise: float = Field(0.0, ge=0.0, le=1.0, description="share of training captions shuffled")
     noise_index: str | None = Field(None, description="a saved shuffle (.npy) to apply instead")
-    min_count: int = Field(4, ge=1, description="rarer words become <unk>")
+    min_count: int = Field(4, ge=1, le=MAX_STEPS, description="rarer words become <unk>")
     vocabulary: str | None = Field(None, description="a SCAN or NAAF vocabulary JSON to use")
     drop_regions: float = Field(0.0, ge=0.0, lt=1.0, description="share of fragments left out")
     drop_regions_varying: bool = Field(False, description="draw that share anew per image")
@@ -71,7 +84,7 @@ class DataConfig(Section):
     )
     flip: bool | None = Field(None, description="mirror every second picture in training (pixels)")
     disturb_words: float = Field(0.0, ge=0.0, lt=1.0, description="share of words disturbed")
-    workers: int = Field(0, ge=0, description="processes that read batches ahead")
+    workers: int = Field(0, ge=0, le=256, description="processes that read batches ahead")
     resident: bool | None = Field(
         None,
         description="hold all training features on the device; by default on a GPU with room",
@@ -84,8 +97,10 @@ class ModelConfig(Section):
     later = frozenset({"start"})
 
     name: str = "rvse-mlp"
-    embed_size: int = Field(1024, ge=2)
-    copies: int = Field(1, ge=1, description="models trained side by side, their scores averaged")
+    embed_size: int = Field(1024, ge=2, le=65_536)
+    copies: int = Field(
+        1, ge=1, le=64, description="models trained side by side, their scores averaged"
+    )
     image: dict[str, Any] = Field(default_factory=dict)
     text: dict[str, Any] = Field(default_factory=dict)
     matcher: dict[str, Any] = Field(default_factory=dict)
@@ -98,26 +113,33 @@ class OptimiserConfig(Section):
     later = frozenset({"no_decay"})
 
     name: Literal["adamw", "adam", "sgd"] = "adamw"
-    lr: float = Field(5e-4, gt=0)
-    weight_decay: float = Field(0.01, ge=0)
+    lr: float = Field(5e-4, gt=0, le=100)
+    weight_decay: float = Field(0.01, ge=0, le=100)
     no_decay: Literal["norms-and-biases"] | None = Field(
         None, description="what keeps its size besides single numbers"
     )
-    momentum: float = Field(0.9, ge=0, description="of sgd")
-    betas: list[float] = Field([0.9, 0.999], min_length=2, max_length=2)
-    language_model_factor: float = Field(
-        0.1, ge=0, description="rate of what BERT's or CLIP's weights were loaded into, times lr"
+    momentum: float = Field(0.9, ge=0, lt=1, description="of sgd")
+    betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
+        [0.9, 0.999], min_length=2, max_length=2
     )
-    clip: float = Field(2.0, ge=0, description="largest gradient norm; 0: no clipping")
+    language_model_factor: float = Field(
+        0.1,
+        ge=0,
+        le=1000,
+        description="rate of what BERT's or CLIP's weights were loaded into, times lr",
+    )
+    clip: float = Field(2.0, ge=0, le=1e6, description="largest gradient norm; 0: no clipping")
 
 
 class ScheduleConfig(Section):
     """How the learning rate changes."""
 
     name: Literal["step", "cosine", "linear", "constant"] = "step"
-    warmup_steps: int = Field(0, ge=0)
-    decay_epochs: list[int] = Field(default_factory=list, description="of 'step'")
-    factor: float = Field(0.1, gt=0, description="of 'step', at each of those epochs")
+    warmup_steps: int = Field(0, ge=0, le=MAX_STEPS)
+    decay_epochs: list[Annotated[int, Field(ge=0, le=MAX_STEPS)]] = Field(
+        default_factory=list, description="of 'step'"
+    )
+    factor: float = Field(0.1, gt=0, le=1000, description="of 'step', at each of those epochs")
 
 
 class TrainConfig(Section):
@@ -125,14 +147,20 @@ class TrainConfig(Section):
 
     later = frozenset({"graphs"})
 
-    epochs: int = Field(20, ge=1)
+    epochs: int = Field(20, ge=1, le=1_000_000)
     batch_size: int = Field(
-        128, ge=2, description="pairs whose negatives see each other, over all processes together"
+        128,
+        ge=2,
+        le=65_536,
+        description="pairs whose negatives see each other, over all processes together",
     )
     chunk_size: int = Field(
-        0, ge=0, description="pairs that a process encodes at once; 0: its whole share of a batch"
+        0,
+        ge=0,
+        le=65_536,
+        description="pairs that a process encodes at once; 0: its whole share of a batch",
     )
-    accumulate: int = Field(1, ge=1, description="batches per update")
+    accumulate: int = Field(1, ge=1, le=65_536, description="batches per update")
     drop_last: bool = True
     optimiser: OptimiserConfig = OptimiserConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -142,9 +170,15 @@ class TrainConfig(Section):
         None, description="recurrent networks as CUDA graphs; by default so, unless compiled"
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1 …")
-    log_every: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
-    save_every: int = Field(0, ge=0, description="steps between checkpoints; 0: once an epoch")
-    early_stop: int = Field(0, ge=0, description="epochs without a better RSUM; 0: never")
+    log_every: int = Field(
+        10, ge=1, le=MAX_STEPS, description="steps between lines of metrics.jsonl"
+    )
+    save_every: int = Field(
+        0, ge=0, le=MAX_STEPS, description="steps between checkpoints; 0: once an epoch"
+    )
+    early_stop: int = Field(
+        0, ge=0, le=MAX_STEPS, description="epochs without a better RSUM; 0: never"
+    )
     tensorboard: bool = False
 
 
@@ -155,18 +189,21 @@ class EvaluationConfig(Section):
 
     split: str = "dev"
     images: int | None = Field(
-        None, ge=1, description="so many of that split, evenly spaced, after every epoch; or all"
+        None,
+        ge=1,
+        le=MAX_STEPS,
+        description="so many of that split, evenly spaced, after every epoch; or all",
     )
     test_split: str = Field("test", description="evaluated once, with the best checkpoint")
-    folds: int = Field(0, ge=0, description="0: the whole split; 5: COCO's 1K protocol")
-    batch_size: int = Field(256, ge=1)
-    bootstrap: int = Field(1000, ge=0, description="resamples for confidence intervals")
+    folds: int = Field(0, ge=0, le=1000, description="0: the whole split; 5: COCO's 1K protocol")
+    batch_size: int = Field(256, ge=1, le=65_536)
+    bootstrap: int = Field(1000, ge=0, le=100_000, description="resamples for confidence intervals")
 
 
 class RunConfig(Section):
     """Everything that defines a run."""
 
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=MAX_SEED)
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     objective: dict[str, Any] = Field(default_factory=lambda: {"hardest": {}})
@@ -216,13 +253,19 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunCo
 
 def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """A YAML mapping; ``extends: other.yaml`` starts from another recipe beside it."""
+    if not _is_path(path):
+        raise ConfigError(f"{str(path)!r}: no such recipe")
     if path.resolve() in _seen:
         raise ConfigError(f"{path}: 'extends' goes round in a circle")
+    if len(_seen) >= MAX_EXTENDS:
+        raise ConfigError(f"{path}: more than {MAX_EXTENDS} recipes extend each other in a row")
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_RecipeLoader)  # noqa: S506 - a SafeLoader
+        tree = read_value(read_text(path, RECIPE_BYTES))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such recipe") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: not a readable recipe: {error.strerror}") from None
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: not a readable recipe: {error}") from None
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
@@ -230,9 +273,17 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     base = tree.pop("extends", None)
     if base is None:
         return tree
-    if not isinstance(base, str):
-        raise ConfigError(f"{path}: extends: expected the name of a recipe, got {base!r}")
+    if not isinstance(base, str) or not base:
+        raise ConfigError(f"{path}: extends: expected the name of a recipe, got {_shown(base)}")
     return merge(read_recipe(path.parent / base, (*_seen, path.resolve())), tree)
+
+
+def _is_path(path: Path) -> bool:
+    """Whether a file can have this name at all: no null byte, no half of a character."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,7 +299,7 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_value(text: str) -> Any:
     """A value as recipes write it: ``5e-4``, ``[1, 2]``, ``true``, a name."""
-    return yaml.load(text, Loader=_RecipeLoader)  # noqa: S506 - a SafeLoader
+    return parse_yaml(text)
 
 
 def apply_override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
@@ -260,7 +311,7 @@ def apply_override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
     try:
         value = read_value(text)
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"'{override}': not a value: {error}") from None
+        raise ConfigError(f"'{_cut(override)}': not a value: {error}") from None
     if keys == ["model"] and isinstance(value, str):
         keys = ["model", "name"]
     changed = node = dict(tree)
@@ -278,29 +329,6 @@ def apply_override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
     return changed
 
 
-class _RecipeLoader(yaml.SafeLoader):
-    """YAML in which 5e-4 is a number and a key given twice is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.YAMLError(f"the key '{key}' is given twice, {node.start_mark}")
-        return super().construct_mapping(node, deep)
-
-
-# A folder named like a date is a folder.
-_RecipeLoader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in forms if tag != "tag:yaml.org,2002:timestamp"]
-    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_RecipeLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+0123456789."),
-)
-
-
 def _explain(error: Any) -> str:
     """One validation error as a sentence with the full key."""
     keys = [str(part) for part in error["loc"]]
@@ -308,7 +336,15 @@ def _explain(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         known = [".".join([*keys[:-1], key]) for key in _known_keys(keys[:-1])]
         return f"unknown key '{place}'{nearest(place, known)}"
-    return f"{place}: {error['msg']}, got {error['input']!r}"
+    return f"{place}: {error['msg']}, got {_shown(error['input'])}"
+
+
+def _shown(value: Any) -> str:
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:100]}…"
 
 
 def _known_keys(path: Sequence[str]) -> list[str]:

@@ -9,11 +9,18 @@ from __future__ import annotations
 import fnmatch
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from counterfoil.errors import ConfigError, nearest
 
 T = TypeVar("T", bound=Callable[..., Any])
+
+MAX_NUMBER = 2**32
+"""Largest number that an option takes, either way: seeds reach it, nothing that is counted does."""
+
+MAX_LAYERS = 1000
+"""Of a network: a million of them would take minutes to build before memory ends."""
 
 
 class Registry(Generic[T]):
@@ -89,12 +96,45 @@ class Registry(Generic[T]):
                 TypeAdapter(hints.get(key, Any)).validate_python(value, strict=True)
             except ValidationError as error:
                 expected = error.errors()[0]["msg"]
-                raise ConfigError(f"{place}: {expected}, got {value!r}") from None
+                raise ConfigError(f"{place}: {expected}, got {_shown(value)}") from None
+            is_depth = key == "layers" or key.endswith("_layers")
+            _check_numbers(value, place, MAX_LAYERS if is_depth else MAX_NUMBER)
 
     def create(self, name: str, options: Mapping[str, Any], *args: Any, where: str = "") -> Any:
         """Build an entry; ``args`` are what the caller supplies, ``options`` what the user set."""
         self.check(name, options, where=where)
-        return self[name](*args, **options)
+        with self._refusals(name, options, where):
+            return self[name](*args, **options)
+
+    @contextmanager
+    def _refusals(self, name: str, options: Mapping[str, Any], where: str) -> Iterator[None]:
+        """Errors of numbers that are of the right type, but that nothing can be made with."""
+        try:
+            yield
+        except (ValueError, ArithmeticError, RuntimeError) as error:
+            given = f" with {_shown(dict(options))}" if options else ""
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"{where or self.kind}: '{name}' cannot be made{given}: {reason}"
+            ) from error
+
+
+def _check_numbers(value: Any, place: str, most: int) -> None:
+    """Refuse numbers, also within lists and mappings, that are not finite or absurdly large."""
+    if isinstance(value, float | int) and not abs(value) <= most:  # nan is not, either
+        raise ConfigError(
+            f"{place}: expected a finite number of at most {most:,}, got {_shown(value)}"
+        )
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            _check_numbers(item, place, most)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"
 
 
 def refuse_unused(part: type, key: str, mode: str, **given: Any) -> None:

@@ -13,16 +13,11 @@ from PIL import Image, UnidentifiedImageError
 
 from counterfoil.app.limits import Limits
 from counterfoil.app.problems import Problem
-from counterfoil.data.images import open_image
+from counterfoil.data.images import image_formats, open_image
 from counterfoil.errors import DataError
 
-Image.init()
-FORMATS = tuple(
-    name
-    for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "AVIF")
-    if name in Image.OPEN
-)
-"""Of an upload. Pillow reads more, but some of those start other programs or have many bugs."""
+FORMATS = image_formats()
+"""Of an upload: those of data sets."""
 
 SIDES = (160, 320, 640, 1280)
 MEDIA_TYPE = "image/webp"

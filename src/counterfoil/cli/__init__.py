@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import NoReturn
 
 import typer
@@ -81,6 +82,8 @@ def main() -> None:
     """Entry point: an error of ours is one clear message and its own exit code."""
     # Threads that wait by spinning make each other crawl as soon as another program is running.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Pillow's own warning about large images; we refuse them with an error of our own.
+    warnings.filterwarnings("ignore", message="Image size .* exceeds limit", module="PIL")
     try:
         app()
     except CounterfoilError as error:
@@ -88,6 +91,20 @@ def main() -> None:
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         _fail(f"{place}{error.strerror or error}", 1)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        _fail(f"out of memory ({_first_line(error)}); use a smaller model, batch or data set", 1)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """PyTorch says so in words, on the CPU and on a GPU."""
+    known = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in known)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -20,6 +20,7 @@ from counterfoil.cli.output import (
     progress,
     say_fallback,
 )
+from counterfoil.reading import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -220,5 +221,5 @@ def _show(page: Path, audits: list[Audit], notes: list[str], failed: str, as_jso
 def _summary(page: Path) -> dict[str, Any]:
     import json
 
-    told: dict[str, Any] = json.loads((page.parent / "summary.json").read_text(encoding="utf-8"))
+    told: dict[str, Any] = json.loads(read_text(page.parent / "summary.json"))
     return told

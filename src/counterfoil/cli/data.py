@@ -19,6 +19,7 @@ from counterfoil.cli.output import (
 
 if TYPE_CHECKING:
     from counterfoil.data import Inspection
+    from counterfoil.data.leakage import Leakage
 
 data_app = typer.Typer(help="Look at data sets, convert them, draw scenes.", no_args_is_help=True)
 
@@ -99,10 +100,20 @@ def _show(found: Inspection, limit: int) -> None:
     if len(found.problems) > len(shown):
         console().print(f"… and {len(found.problems) - len(shown)} more (--limit 0 lists them all)")
     counts = {level: sum(p.severity.value == level for p in found.problems) for level in colours}
+    for shared in found.leakage:
+        _show_leakage(shared)
     console().print(
         f"{counts['fatal']} fatal, {counts['skip']} to be skipped, {counts['note']} notes",
         highlight=False,
     )
+
+
+def _show_leakage(shared: Leakage) -> None:
+    counts = {"ids": shared.ids, "captions": shared.captions, "similar images": shared.images}
+    listed = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    if listed:
+        one, other = shared.splits
+        console().print(f"'{one}' and '{other}' share {listed}", style="yellow", highlight=False)
 
 
 @data_app.command()

@@ -101,16 +101,26 @@ def evaluate(
     words are judged at finding them. A cross-encoder scores every pair by itself: with --shortlist
     it scores only what a fast model finds, and how often the answer is among that is printed.
     """
-    from counterfoil.training.load import evaluation_split
+    from counterfoil.data.leakage import leakage_warning
+    from counterfoil.training.load import evaluation_split, leakage_into
 
     bars = progress(quiet=as_json or markdown)
     settings = _Settings(
         split, folds, bootstrap, words, foils, max_captions, device, standardise, bars
     )
 
+    warned: set[str] = set()
+
     def read(run: Path) -> Split:
-        pairs = evaluation_split(run, data, format, parse_options(option or []), cache, bars)
-        return pairs[split]
+        options = parse_options(option or [])
+        pairs = evaluation_split(run, data, format, options, cache, bars)
+        found = pairs[split]
+        shared = leakage_into(run, data, options, pairs).get(found.name, 0)
+        warning = leakage_warning({found.name: shared}) if shared else ""
+        if warning and warning not in warned:
+            bars.say(warning)
+            warned.add(warning)
+        return found
 
     if standardise and (each or words or shortlist is not None or len(runs) < 2):
         raise ConfigError(

@@ -151,8 +151,16 @@ def _how_far(count: int, total: int | None, rate: float) -> str:
     return f"  {count:,} of {total:,} ({count / total:.0%}), about {time_left} left"
 
 
+class OnlyWarnings(Silent):
+    """For --json and --markdown: nothing but warnings, which go to the error stream."""
+
+    def say(self, text: str) -> None:
+        if text.startswith("warning:"):
+            Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 def progress(quiet: bool = False) -> Bars | Silent:
-    return Silent() if quiet else Bars()
+    return OnlyWarnings() if quiet else Bars()
 
 
 def say_fallback(bars: Says, models: Iterable[Model]) -> bool:

@@ -66,9 +66,10 @@ def score(
 
 def _lines(path: Path) -> list[str]:
     from counterfoil.errors import DataError
+    from counterfoil.reading import read_text
 
     try:
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [line for line in read_text(path).splitlines() if line.strip()]
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:

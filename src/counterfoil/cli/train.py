@@ -193,6 +193,7 @@ def _summarise(finished: FinishedRun, as_json: bool) -> None:
                 "seconds": round(result.seconds, 1),
                 "skipped": result.skipped,
                 "left_out": skipped_kinds(finished.pairs),
+                "shared_with_train": finished.shared,
                 "report": str(finished.page),
                 "results": report.as_dict(),
             }

@@ -6,6 +6,7 @@ cut short under it kills the process; a positioned read does neither.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Sequence
@@ -17,6 +18,11 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from counterfoil.errors import DataError
+from counterfoil.reading import open_descriptor, open_regular
+
+MAX_AXES = 32
+MAX_BYTES = 2**62
+"""No array is larger; numpy's own sizes are 64-bit."""
 
 
 class ArrayError(DataError):
@@ -56,15 +62,8 @@ class ArrayFile:
         self.path = Path(path)
         self.shape, self.dtype, self._offset = _read_header(self.path)
         self._row_shape = self.shape[1:]
-        self._row_bytes = int(np.prod(self._row_shape, dtype=np.int64)) * self.dtype.itemsize
-        expected = self._offset + self._row_bytes * self.shape[0]
-        actual = self.path.stat().st_size
-        if actual < expected:
-            raise ArrayError(
-                f"{self.path}: truncated: {actual} bytes, but its header promises {expected} "
-                f"(shape {self.shape}, {self.dtype}); copy or download it again",
-                "truncated-array",
-            )
+        self._row_bytes = math.prod(self._row_shape) * self.dtype.itemsize
+        check_size(self.path, self.shape, self.dtype, self._offset)
         self._local = threading.local()
 
     def __len__(self) -> int:
@@ -97,6 +96,13 @@ class ArrayFile:
         size = min(size, self._row_bytes)
         return os.pread(self._descriptor(), size, self._offset + index * self._row_bytes)
 
+    def whole(self) -> NDArray[Any]:
+        """All rows at once."""
+        out = np.empty(self.shape, dtype=self.dtype)
+        if not read_into(out, self._descriptor(), self._offset):
+            raise DataError(f"{self.path}: ends early; was it changed meanwhile?")
+        return out
+
     def rows(self, indices: Sequence[int]) -> NDArray[Any]:
         out = np.empty((len(indices), *self._row_shape), dtype=self.dtype)
         for position, index in enumerate(indices):
@@ -120,7 +126,7 @@ class Descriptor:
     """A file descriptor that closes with the object, and knows the process that opened it."""
 
     def __init__(self, path: Path) -> None:
-        self.fd = os.open(path, os.O_RDONLY)
+        self.fd = open_descriptor(path)
         self.pid = os.getpid()
 
     def __del__(self) -> None:
@@ -130,7 +136,7 @@ class Descriptor:
 
 def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return parse_header(file, str(path))
     except FileNotFoundError:
         raise ArrayError(f"{path}: no such file", "missing-file") from None
@@ -144,14 +150,45 @@ def parse_header(file: BinaryIO, name: str) -> tuple[tuple[int, ...], np.dtype[A
         version = npy.read_magic(file)
         reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = reader(file)
-    except (ValueError, EOFError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # a header is a Python literal: a damaged one raises nearly anything
         raise ArrayError(f"{name}: not a readable .npy file ({error})") from None
     if dtype.hasobject:
         raise ArrayError(
             f"{name}: holds Python objects, which are not loaded; save plain numbers", "wrong-dtype"
         )
+    if dtype.fields is not None or dtype.subdtype is not None or not dtype.itemsize:
+        raise ArrayError(f"{name}: holds {dtype}, expected plain numbers", "wrong-dtype")
     if fortran and len(shape) > 1:
         raise ArrayError(f"{name}: stored in Fortran order; save it with np.ascontiguousarray")
     if not shape:
         raise ArrayError(f"{name}: holds a single number, expected rows", "wrong-shape")
+    check_shape(shape, dtype, name)
     return shape, dtype, file.tell()
+
+
+def check_shape(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
+    """Refuse a shape that no array can have, or whose many rows hold nothing."""
+    sides = [side for side in shape if side]
+    if len(shape) > MAX_AXES or min(shape) < 0 or math.prod(sides) * dtype.itemsize > MAX_BYTES:
+        text = str(shape) if len(shape) <= MAX_AXES else f"of {len(shape)} axes"
+        raise ArrayError(f"{name}: the shape {_short(text)} cannot be", "wrong-shape")
+    if shape[0] and 0 in shape[1:]:
+        raise ArrayError(f"{name}: the shape {shape} has rows without numbers", "wrong-shape")
+
+
+def check_size(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> None:
+    """Refuse a file that is shorter than its header promises."""
+    expected = offset + math.prod(shape) * dtype.itemsize
+    actual = path.stat().st_size
+    if actual < expected:
+        raise ArrayError(
+            f"{path}: truncated: {actual} bytes, but its header promises {expected} "
+            f"(shape {shape}, {dtype}); copy or download it again",
+            "truncated-array",
+        )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:80]}…"

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from counterfoil.data.arrays import ArrayError
+from counterfoil.data.arrays import ArrayError, check_shape, check_size
 from counterfoil.data.pickle_globals import NUMPY_WITH_OBJECTS, PYTHON, ObjectArray
 from counterfoil.data.pickle_values import (
     Global,
@@ -26,6 +26,7 @@ from counterfoil.data.pickle_values import (
     resolve,
 )
 from counterfoil.data.pickles import OPERATIONS, PickleReader
+from counterfoil.reading import JSON_BYTES, open_regular
 
 OPERATIONS_PER_RECORD = 60
 """A record of a class with two NumPy numbers takes about 40."""
@@ -34,13 +35,15 @@ OPERATIONS_PER_RECORD = 60
 def read_box_sizes(path: Path) -> NDArray[np.float32]:
     """Width and height of every image as float32 [images, 2]."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path, JSON_BYTES) as file:
             version = npy.read_magic(file)
             read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
             shape, _, dtype = read(file)
             if dtype.hasobject:
                 sizes = _from_records(path, _read_records(file, prod(shape)))
             else:
+                check_shape(shape, dtype, str(path))
+                check_size(path, shape, dtype, file.tell())
                 file.seek(0)
                 sizes = npy.read_array(file, allow_pickle=False)
     except PickleRefusedError as error:

@@ -11,6 +11,7 @@ import numpy as np
 
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import ImageRef, MissingImage, open_image
+from counterfoil.data.look_alikes import Look, look_at
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.problems import ProblemLog
 from counterfoil.errors import DataError
@@ -22,10 +23,11 @@ _AHEAD = 32
 
 @dataclass
 class DeepCheck:
-    """What a full reading of a split found: images that cannot be used, and image sizes."""
+    """What a full reading of a split found: images that cannot be used, sizes, and looks."""
 
     bad: set[int] = field(default_factory=set)
     sizes: list[tuple[int, int]] = field(default_factory=list)
+    looks: list[Look | None] = field(default_factory=list)
 
 
 def check_split(split: Split, log: ProblemLog, progress: Progress | None = None) -> DeepCheck:
@@ -33,15 +35,16 @@ def check_split(split: Split, log: ProblemLog, progress: Progress | None = None)
     progress = progress or Silent()
     found = DeepCheck()
     if split.pixels is not None:
-        sizes = progress.track(
+        decoded = progress.track(
             _decode_all(list(split.pixels)), f"decoding {split.name} images", len(split)
         )
-        for index, size in enumerate(sizes):
-            if isinstance(size, tuple):
-                found.sizes.append(size)
+        for index, result in enumerate(decoded):
+            found.looks.append(None if isinstance(result, str) else result.look)
+            if not isinstance(result, str):
+                found.sizes.append(result.size)
             elif not isinstance(split.pixels[index], MissingImage):
                 where = f"split '{split.name}', image '{split.ids[index]}'"
-                log.skip("unreadable-image", where, size)
+                log.skip("unreadable-image", where, result)
                 found.bad.add(index)
     if split.fragments is not None:
         tracked = progress.track(range(len(split)), f"reading {split.name} features", len(split))
@@ -65,10 +68,16 @@ def drop_unreadable(pairs: Pairs, progress: Progress | None = None) -> Pairs:
     return Pairs(pairs.name, splits, log.problems)
 
 
-def _decode_all(images: list[ImageRef]) -> Iterator[tuple[int, int] | str]:
-    """Width and height of each image, or why it cannot be read; decoding runs on threads."""
+@dataclass(frozen=True)
+class _Decoded:
+    size: tuple[int, int]
+    look: Look
+
+
+def _decode_all(images: list[ImageRef]) -> Iterator[_Decoded | str]:
+    """Size and look of each image, or why it cannot be read; decoding runs on threads."""
     with ThreadPoolExecutor(_THREADS) as pool:
-        waiting: deque[Future[tuple[int, int] | str]] = deque()
+        waiting: deque[Future[_Decoded | str]] = deque()
         try:
             for image in images:
                 waiting.append(pool.submit(_decode, image))
@@ -81,9 +90,10 @@ def _decode_all(images: list[ImageRef]) -> Iterator[tuple[int, int] | str]:
                 future.cancel()
 
 
-def _decode(image: ImageRef) -> tuple[int, int] | str:
+def _decode(image: ImageRef) -> _Decoded | str:
     try:
-        return open_image(image).size
+        decoded = open_image(image)
+        return _Decoded(decoded.size, look_at(decoded))
     except DataError as error:
         return str(error)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +13,10 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from counterfoil.data.arrays import ArrayFile
 from counterfoil.errors import DataError
+from counterfoil.reading import IMAGE_BYTES, IMAGE_PIXELS, open_regular, read_bytes
+
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "AVIF", "PPM")
+_TOO_LARGE = f"images have at most {IMAGE_PIXELS / 1e6:.0f} million pixels: make it smaller"
 
 
 class ImageRef(Protocol):
@@ -40,7 +45,7 @@ class FileImage:
 
     def read(self) -> bytes:
         try:
-            return self.path.read_bytes()
+            return read_bytes(self.path, IMAGE_BYTES)
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read ({error.strerror})") from None
 
@@ -55,8 +60,13 @@ class MemberImage:
     size: int
 
     def read(self) -> bytes:
+        if self.size > IMAGE_BYTES:
+            raise DataError(
+                f"{self.archive}: {self.name} has {self.size} bytes, an image has at most "
+                f"{IMAGE_BYTES}"
+            )
         try:
-            with self.archive.open("rb") as file:
+            with open_regular(self.archive) as file:
                 file.seek(self.offset)
                 data = file.read(self.size)
         except OSError as error:
@@ -98,19 +108,38 @@ def open_image(ref: ImageRef) -> Image.Image:
     """Decode to upright RGB; a file that is not a whole image is a `DataError` that names it.
 
     Of an animation, the first frame. What is transparent becomes white. Deep greys keep their
-    highest bits. A picture that is larger than Pillow takes for safe is refused undecoded.
+    highest bits. A picture of more than `IMAGE_PIXELS` pixels is refused before it is decoded.
     """
     data = ref.read()
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=image_formats()) as image:
+            _check_size(ref.name, *image.size)
             image.load()
             return _to_rgb(_upright(image))
+    except DataError:
+        raise
     except UnidentifiedImageError:
-        raise DataError(f"{ref.name}: not an image of a known format") from None
-    except Image.DecompressionBombError as error:
-        raise DataError(f"{ref.name}: refused, {error}") from None
+        known = ", ".join(name for name in image_formats() if name != "MPO")
+        raise DataError(f"{ref.name}: not an image of a known format ({known})") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise DataError(f"{ref.name}: refused, {_TOO_LARGE}") from None
     except Exception as error:  # damaged files make decoders raise nearly anything
         raise DataError(f"{ref.name}: not a readable image ({error})") from None
+
+
+@cache
+def image_formats() -> tuple[str, ...]:
+    """Formats that are read, of data sets and of uploads, as far as this Pillow has them.
+
+    Pillow knows more, but some of those start other programs or have many bugs.
+    """
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+def _check_size(name: str, width: int, height: int) -> None:
+    if width * height > IMAGE_PIXELS:
+        raise DataError(f"{name}: {width} × {height} pixels, refused, {_TOO_LARGE}")
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -12,7 +12,9 @@ import numpy as np
 
 from counterfoil.data.deep_check import DeepCheck, check_split
 from counterfoil.data.images import open_image
+from counterfoil.data.leakage import Leakage, find_leakage
 from counterfoil.data.load import is_named, make_named, other_formats, read_path
+from counterfoil.data.look_alikes import Looks
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.problems import Problem, ProblemLog, Severity, count_kinds
 from counterfoil.errors import DataError
@@ -46,6 +48,7 @@ class Inspection:
     splits: dict[str, SplitSummary]
     problems: list[Problem] = field(default_factory=list)
     deep: bool = True
+    leakage: list[Leakage] = field(default_factory=list)
 
     @property
     def usable(self) -> bool:
@@ -59,6 +62,7 @@ class Inspection:
             "deep": self.deep,
             "usable": self.usable,
             "splits": {name: asdict(summary) for name, summary in self.splits.items()},
+            "leakage": [shared.as_dict() for shared in self.leakage],
             "problem_counts": count_kinds(self.problems),
             "problems": [problem.as_dict() for problem in self.problems],
         }
@@ -76,7 +80,8 @@ def inspect(
     """Summarise a data set and list all its problems, whatever they are.
 
     ``deep`` also decodes every image and reads every row of features, in one pass that holds a few
-    of them at a time. A folder in which several layouts lie is inspected in each of them; the
+    of them at a time, and looks for images of two splits that look alike. What two splits share is
+    in ``leakage``. A folder in which several layouts lie is inspected in each of them; the
     splits of the ones that would not be chosen are named ``layout:split``.
     """
     log = ProblemLog()
@@ -88,17 +93,20 @@ def inspect(
         log.problems += pairs.problems
     else:
         pairs = read_path(Path(source), format, options or {}, log, drop=False)
-    splits = {}
+    splits, looks = {}, {}
     for split in pairs:
         checked = check_split(split, log, progress or Silent()) if deep else None
         splits[split.name] = _summarise(split, checked)
+        if checked is not None and checked.looks:
+            looks[split.name] = Looks.of(checked.looks)
+    leakage = find_leakage(pairs, looks, log)
     if isinstance(source, (str, Path)) and format is None and not is_named(source, format):
         for layout in other_formats(Path(source)):
             beside = inspect(source, layout, deep=deep, progress=progress)
             splits |= {f"{layout}:{name}": summary for name, summary in beside.splits.items()}
             log.problems += [p for p in beside.problems if p not in log.problems]
     name = pairs.name if isinstance(source, Pairs) else str(source)
-    return Inspection(name, splits, log.problems, deep)
+    return Inspection(name, splits, log.problems, deep, leakage)
 
 
 def _summarise(split: Split, checked: DeepCheck | None) -> SplitSummary:

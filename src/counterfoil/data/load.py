@@ -87,6 +87,8 @@ def read_path(
             f"{path}: no such file or folder, nor a data set of that name"
             f"{nearest(str(path), named_sources)}{known}"
         )
+    if not (path.is_file() or path.is_dir()):
+        raise DataError(f"{path}: not a regular file or folder but a FIFO, a socket or a device")
     name = _ALIASES.get(format, format) if format is not None else detect_format(path, log)
     if name not in sources:
         raise ConfigError(

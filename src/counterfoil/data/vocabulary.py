@@ -9,6 +9,7 @@ from pathlib import Path
 
 from counterfoil.data.words import words
 from counterfoil.errors import DataError
+from counterfoil.reading import read_text
 
 PAD, START, END, UNK, MASK = "<pad>", "<start>", "<end>", "<unk>", "<mask>"
 SPECIALS = (PAD, START, END, UNK, MASK)
@@ -78,12 +79,7 @@ class Vocabulary:
         """Read SCAN's JSON (word2idx, idx2word, idx) or NAAF's (word2idx, char_level, max_len)."""
         path = Path(path)
         try:
-            size = path.stat().st_size
-            if size > LARGEST:
-                raise DataError(
-                    f"{path}: {size:,} bytes; expected a vocabulary of at most {LARGEST:,}"
-                )
-            layout = json.loads(path.read_text(encoding="utf-8"))
+            layout = json.loads(read_text(path, LARGEST))
         except FileNotFoundError:
             raise DataError(f"{path}: no such vocabulary file") from None
         except OSError as error:

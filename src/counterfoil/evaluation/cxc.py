@@ -29,6 +29,7 @@ from typing import Any
 from counterfoil.errors import DataError
 from counterfoil.evaluation.extended import ExtendedPositives
 from counterfoil.evaluation.positives import Positives
+from counterfoil.reading import LINES_BYTES, open_text, read_text
 
 TEXT_THRESHOLD = 3.0
 IMAGE_THRESHOLD = 2.5
@@ -125,8 +126,8 @@ def _listed(
 
 def _load_json(path: Path) -> dict[str, Any]:
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        table = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(table, dict):
         raise DataError(f"{path}: expected a map of query ids, got {type(table).__name__}")
@@ -135,7 +136,7 @@ def _load_json(path: Path) -> dict[str, Any]:
 
 def _read_csv(path: Path) -> Iterator[tuple[str, str, float]]:
     try:
-        with path.open(newline="", encoding="utf-8") as lines:
+        with open_text(path, LINES_BYTES) as lines:
             reader = csv.reader(lines)
             header = next(reader, [])
             if len(header) < 3 or header[2] != "agg_score":
@@ -149,5 +150,5 @@ def _read_csv(path: Path) -> Iterator[tuple[str, str, float]]:
                     raise DataError(
                         f"{path}, line {reader.line_num}: expected two ids and a score, got {row}"
                     ) from error
-    except OSError as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error

@@ -27,6 +27,7 @@ from counterfoil.evaluation.scoring import encode_texts
 from counterfoil.models.asking import asked
 from counterfoil.models.model import Model
 from counterfoil.progress import Progress, Silent
+from counterfoil.reading import read_text
 
 Kind = Literal["expert", "crowd"]
 PUBLISHED: dict[Kind, dict[str, float]] = {
@@ -86,7 +87,7 @@ def read_judgements(path: Path) -> tuple[Kind, list[Judgement]]:
     yes and no it comes from. A file must have lines of one kind only.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except UnicodeDecodeError:
         raise DataError(f"{path}: not a text file") from None
     found: list[Judgement] = []

@@ -27,6 +27,7 @@ from counterfoil.evaluation.score_plan import ScorePlan, plan_scores
 from counterfoil.files import write_atomically
 from counterfoil.matchers import Matcher
 from counterfoil.progress import Progress, Silent
+from counterfoil.reading import read_text
 
 
 @torch.inference_mode()
@@ -115,7 +116,7 @@ class _Journal:
             if scores.exists():
                 raise DataError(f"{scores}: exists and was not written here; choose another file")
             return journal
-        head, *lines = journal.path.read_text(encoding="ascii").split("\n")
+        head, *lines = read_text(journal.path).split("\n")
         # the last line was cut off, or is empty
         try:
             journal.head = json.loads(head)

@@ -26,6 +26,7 @@ from counterfoil.features.pixels import Pixels
 from counterfoil.features.rows import RowWriter
 from counterfoil.features.stamps import fingerprint_of
 from counterfoil.progress import Progress, Silent
+from counterfoil.reading import read_text
 
 _CHUNK = 64
 _MANIFEST = "manifest.json"
@@ -107,7 +108,7 @@ def extract_pairs(pairs: Pairs, cache_dir: Path, job: Job) -> Pairs:
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
     """What a finished extraction says of itself, or None where it is absent or damaged."""
     try:
-        manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text())
+        manifest: dict[str, Any] = json.loads(read_text(folder / _MANIFEST))
         whole = all(
             (folder / name).stat().st_size == size for name, size in manifest["files"].items()
         )
@@ -183,7 +184,7 @@ def _read_done(path: Path) -> dict[int, dict[str, str]]:
     """Chunks finished before, by their first row; a last line cut short does not count."""
     done: dict[int, dict[str, str]] = {}
     if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in read_text(path).splitlines():
             try:
                 item = json.loads(line)
                 done[int(item["start"])] = item["bad"]
@@ -230,7 +231,7 @@ def _attach(
     table = FragmentTable(
         ArrayFile(folder / f"{split.name}_ims.npy"),
         np.array(kept, dtype=np.int64),
-        np.load(folder / f"{split.name}_lens.npy"),
+        ArrayFile(folder / f"{split.name}_lens.npy").whole(),
         ArrayFile(folder / f"{split.name}_bbx.npy"),
         made_by=extractor,
     )

@@ -18,6 +18,7 @@ from counterfoil.features.extractors import extractors
 from counterfoil.features.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from counterfoil.features.tokens import map_cells, token_cells
 from counterfoil.features.views import View
+from counterfoil.reading import open_regular
 
 
 @extractors.register("onnx")
@@ -62,10 +63,11 @@ class OnnxFeatures(Backbone):
             raise ConfigError("onnx: name a file: --option path=NETWORK.onnx")
         digest = hashlib.sha256()
         try:
-            digest.update(Path(self.path).read_bytes())
-            for beside in (Path(self.path + end) for end in (".data", "_data")):
-                if beside.is_file():
-                    digest.update(beside.read_bytes())
+            beside = [Path(self.path + end) for end in (".data", "_data")]
+            for path in (Path(self.path), *(path for path in beside if path.is_file())):
+                with open_regular(path) as file:
+                    while chunk := file.read(1 << 20):
+                        digest.update(chunk)
         except OSError as error:
             raise CheckpointError(f"{self.path}: cannot be read ({error.strerror})") from None
         return digest.hexdigest()

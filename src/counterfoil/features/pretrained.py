@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from counterfoil.errors import CheckpointError, MissingExtraError
+from counterfoil.reading import read_text
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +56,7 @@ def load_stated(name: str) -> dict[str, Any]:
         path = _find(name, file)
         if path is not None:
             with _refusals(name):
-                stated = json.loads(path.read_text(encoding="utf-8"))
+                stated = json.loads(read_text(path))
             stated = stated.get(f"{key}_processor") if key else stated
             if isinstance(stated, dict):
                 return stated

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from counterfoil.data.json_lines import json_bytes
 from counterfoil.errors import DataError
+from counterfoil.reading import LINES_BYTES, open_regular, read_lines
 
 PARTIAL = ".partial"
 
@@ -58,18 +59,20 @@ class StoredFoil:
 def read_foils(path: Path) -> Iterator[StoredFoil]:
     """The foils of a file in its order; what other programs left out is empty."""
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+        with open_regular(path, LINES_BYTES) as file:
+            for number, line in enumerate(read_lines(file, path), start=1):
                 if line.strip():
                     yield _parsed(line, f"{path}, line {number}")
     except FileNotFoundError:
         raise DataError(f"{path}: no such file of foils") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def _parsed(line: bytes, where: str) -> StoredFoil:
     try:
         record = json.loads(line)
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
         raise DataError(f"{where}: not JSON ({error})") from None
     if not isinstance(record, dict):
         raise DataError(f"{where}: expected an object, got {type(record).__name__}")
@@ -86,7 +89,7 @@ def _parsed(line: bytes, where: str) -> StoredFoil:
     try:
         positions = tuple(int(place) for place in record.get("positions", ()))
         score = None if score is None else float(score)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise DataError(
             f"{where}: 'positions' are whole numbers and 'score' is a number, where they are given"
         ) from None
@@ -182,8 +185,8 @@ class FoilWriter:
 
 def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """The lines of a partial file up to the first one that a kill or a full disk cut short."""
-    with path.open("rb") as file:
-        for line in file:
+    with open_regular(path) as file:
+        for line in read_lines(file, path):
             try:
                 value = json.loads(line)
             except ValueError:

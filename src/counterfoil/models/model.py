@@ -26,6 +26,7 @@ from counterfoil.matchers.copies import CopiedMatcher
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models.asking import asked
 from counterfoil.models.dual import with_one_checkpoint
+from counterfoil.models.memory_guard import MemoryGuard
 from counterfoil.models.spec import ModelSpec, resolve
 from counterfoil.registry import Registry
 
@@ -55,9 +56,9 @@ class Model(nn.Module):
         self.fragments_options = dict(fragments_options or {})
         members = [
             (
-                _create(image_encoders, spec.image, input_dim, spec.embed_size),
-                _create(text_encoders, spec.text, text, spec.embed_size),
-                _create(matchers, spec.matcher, spec.embed_size),
+                _create(image_encoders, "image", spec.image, input_dim, spec.embed_size),
+                _create(text_encoders, "text", spec.text, text, spec.embed_size),
+                _create(matchers, "matcher", spec.matcher, spec.embed_size),
             )
             for _ in range(spec.copies)
         ]
@@ -126,9 +127,9 @@ class Model(nn.Module):
         return explain(self, image, text)
 
 
-def _create(registry: Registry[Any], part: dict[str, Any], *args: Any) -> Any:
-    options = {key: value for key, value in part.items() if key != "name"}
-    return registry.create(part["name"], options, *args)
+def _create(registry: Registry[Any], part: str, spec: dict[str, Any], *args: Any) -> Any:
+    options = {key: value for key, value in spec.items() if key != "name"}
+    return registry.create(spec["name"], options, *args, where=f"model.{part}")
 
 
 def create_model(config: ModelConfig, train: Split, data: DataConfig | None = None) -> Model:
@@ -147,7 +148,8 @@ def create_model(config: ModelConfig, train: Split, data: DataConfig | None = No
         text = WordText(Vocabulary.load(data.vocabulary))
     else:
         text = WordText(Vocabulary.build(train.texts, data.min_count))
-    return Model(_with_vocabulary(spec, text), train.fragments.dim, text)
+    with MemoryGuard():
+        return Model(_with_vocabulary(spec, text), train.fragments.dim, text)
 
 
 def _with_vocabulary(spec: ModelSpec, text: TextProcessor) -> ModelSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ from counterfoil.errors import ConfigError
 from counterfoil.objectives.base import Context, LossReport, Manner, Objective, objectives
 from counterfoil.objectives.protection import Protection, protections
 from counterfoil.objectives.services import Preparation, Survey, Trial
+from counterfoil.registry import MAX_NUMBER
 
 PROTECT = "protect"
 
@@ -160,7 +160,7 @@ def _union(needs: list[Needs | None]) -> Needs | None:
 def _number(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(f"{where}: expected a number, got {value!r}")
-    if not math.isfinite(value):
+    if not abs(value) <= MAX_NUMBER:  # nan is not, either
         raise ConfigError(f"{where}: expected a finite number, got {value!r}")
     return float(value)
 

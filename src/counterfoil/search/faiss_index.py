@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from counterfoil.errors import DataError, MissingExtraError
 from counterfoil.files import write_atomically
+from counterfoil.reading import read_text
 from counterfoil.search.backends import backends
 from counterfoil.search.exact import ExactIndex
 from counterfoil.search.scan import Best
@@ -181,7 +182,7 @@ class FaissIndex(ExactIndex):
         folder: Path = self.store.folder
         names = [segment.name for segment in self.table.mark.segments]
         try:
-            note = json.loads((folder / GRAPH).read_text(encoding="utf-8"))
+            note = json.loads(read_text(folder / GRAPH))
             covered: list[str] = note["segments"]
             if note["kind"] != self.kind or covered != names[: len(covered)]:
                 return

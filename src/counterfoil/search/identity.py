@@ -11,6 +11,7 @@ from counterfoil.errors import CheckpointError
 from counterfoil.models.checksums import SUMS
 from counterfoil.models.model import Model
 from counterfoil.models.store import CONFIG, LANGUAGE_MODEL, VISION_MODEL, write_files
+from counterfoil.reading import open_regular, read_text
 
 
 def folder_digest(folder: Path) -> str:
@@ -24,7 +25,7 @@ def folder_digest(folder: Path) -> str:
         if path == folder / CONFIG:
             digest.update(_portable(path))
             continue
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
     return digest.hexdigest()
@@ -40,7 +41,7 @@ def model_digest(model: Model) -> str:
 def _portable(path: Path) -> bytes:
     """The config without the paths that pretrained parts were read from."""
     try:
-        layout = json.loads(path.read_text(encoding="utf-8"))
+        layout = json.loads(read_text(path))
         for part, place in (("text", LANGUAGE_MODEL), ("image", VISION_MODEL)):
             if (path.parent / place).is_dir():
                 layout["spec"][part].pop("pretrained", None)

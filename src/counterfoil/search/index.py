@@ -29,6 +29,7 @@ from counterfoil.errors import CheckpointError, DataError
 from counterfoil.files import write_atomically
 from counterfoil.models import Model, from_pretrained
 from counterfoil.progress import Progress, Silent
+from counterfoil.reading import read_text
 from counterfoil.search.backends import VectorIndex, backends
 from counterfoil.search.encoding import ItemEncoder
 from counterfoil.search.fit import Fit
@@ -300,7 +301,7 @@ class SearchIndex:
 
     def _marked(self, side: Side) -> int:
         try:
-            note = json.loads(vectors_folder(self.folder, side).with_suffix(".json").read_text())
+            note = json.loads(read_text(vectors_folder(self.folder, side).with_suffix(".json")))
             return int(note["generation"])
         except (OSError, ValueError, KeyError, TypeError):
             return -1

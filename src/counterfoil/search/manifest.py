@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from counterfoil.errors import DataError
+from counterfoil.reading import open_regular, read_text
 
 FORMAT = 1
 
@@ -24,7 +25,7 @@ class FileMark(BaseModel):
     @classmethod
     def of(cls, path: Path) -> FileMark:
         checksum, size = 0, 0
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while chunk := file.read(1 << 20):
                 checksum, size = zlib.crc32(chunk, checksum), size + len(chunk)
         return cls(bytes=size, crc32=checksum)
@@ -71,7 +72,7 @@ class Manifest(BaseModel):
 def read_manifest(path: Path, kind: str) -> Manifest:
     """The manifest of a store of one kind; anything else is refused in words."""
     try:
-        manifest = Manifest.model_validate_json(path.read_text(encoding="utf-8"))
+        manifest = Manifest.model_validate_json(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(
             f"{path.parent}: not a {kind} (there is no {path.name}); "

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from counterfoil.errors import DataError, MissingExtraError
 from counterfoil.files import write_atomically
+from counterfoil.reading import read_text
 from counterfoil.search.backends import backends
 from counterfoil.search.qdrant_points import check_points
 from counterfoil.search.scan import Best
@@ -36,7 +37,7 @@ class QdrantIndex:
         self, folder: Path, *, url: str = "", api_key: str = "", exact: bool = False
     ) -> None:
         try:
-            note = json.loads((folder / NOTE).read_text(encoding="utf-8"))
+            note = json.loads(read_text(folder / NOTE))
             self.dim, self.multi = int(note["dim"]), bool(note["multi"])
             self.dtype, self.collection = str(note["dtype"]), str(note["collection"])
         except FileNotFoundError:

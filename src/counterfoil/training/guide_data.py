@@ -18,6 +18,7 @@ from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Split
 from counterfoil.errors import DataError
 from counterfoil.files import write_atomically
+from counterfoil.reading import open_text
 
 IDS, CAPTIONS = "ids.jsonl", "captions.jsonl"
 
@@ -113,7 +114,7 @@ def _features_of(table: FragmentTable) -> FeatureMark:
 
 def _first_difference(what: str, path: Path, here: Sequence[str]) -> str:
     try:
-        with path.open(encoding="utf-8") as file:
+        with open_text(path) as file:
             for index, (line, mine) in enumerate(zip(file, here, strict=False)):
                 theirs = json.loads(line)
                 if theirs != mine:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from counterfoil.errors import DataError
 from counterfoil.files import write_atomically
 from counterfoil.models.store import WEIGHTS
+from counterfoil.reading import read_text
 from counterfoil.training.guide_data import DataMark
 
 MANIFEST, FORMAT = "guide.json", 1
@@ -82,7 +83,7 @@ class Manifest(BaseModel):
 def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
-        manifest = Manifest.model_validate_json(path.read_text(encoding="utf-8"))
+        manifest = Manifest.model_validate_json(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(
             f"{folder}: not a guide (no {MANIFEST} there); make one with: "

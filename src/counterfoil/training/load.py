@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from counterfoil.config import FeaturesConfig, RunConfig, load_config
-from counterfoil.data.load import load_pairs
+from counterfoil.data.leakage import shared_with_train
+from counterfoil.data.load import is_named, load_pairs
 from counterfoil.data.pairs import Pairs
 from counterfoil.errors import ConfigError
 from counterfoil.features import with_fragments
@@ -17,7 +18,9 @@ from counterfoil.progress import Progress
 from counterfoil.training.loop import choose_device
 from counterfoil.training.run import read_data
 
-__all__ = ["evaluation_split", "load_model", "model_folder", "run_config"]
+__all__ = ["evaluation_split", "leakage_into", "load_model", "model_folder", "run_config"]
+
+Leaked = dict[str, int]
 
 
 def load_model(folder: Path, device: str = "auto") -> Model:
@@ -35,6 +38,26 @@ def _own_pixels(run: Path, config: RunConfig) -> FeaturesConfig | None:
     if not reads_pixels(resolve(config.model)):
         return None
     return FeaturesConfig(extractor=load_model(run, "cpu").fragments_from or "pixels")
+
+
+def leakage_into(run: Path, data: str | None, options: dict[str, Any], pairs: Pairs) -> Leaked:
+    """Counts, by split, of the images of a data set that a run was trained on, as ids tell.
+
+    Ids of one data set mean nothing in another: data that the run was not trained on share none.
+    """
+    config = run_config(run)
+    if config is None:
+        return {}
+    if data is not None and not _is_source(config, data, options):
+        return {}
+    return shared_with_train(pairs, *pairs.splits)
+
+
+def _is_source(config: RunConfig, data: str, options: dict[str, Any]) -> bool:
+    own = config.data
+    if is_named(data, None) or is_named(own.source, own.format):
+        return data == own.source and options == own.options
+    return Path(data).resolve() == Path(own.source).resolve()
 
 
 def evaluation_split(

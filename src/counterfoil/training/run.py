@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import torch
 
 from counterfoil.collectives import rank, world_size
 from counterfoil.config import EvaluationConfig, FeaturesConfig, RunConfig, load_config
+from counterfoil.data.arrays import ArrayFile
+from counterfoil.data.leakage import leakage_warning, shared_with_train
 from counterfoil.data.load import is_named, load_pairs
 from counterfoil.data.noise import shuffled_captions, with_noise_index
 from counterfoil.data.pairs import Pairs
@@ -56,7 +58,10 @@ MAY_CHANGE = {
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run with its result on the test split; ``report`` is None where it was interrupted."""
+    """A run with its result on the test split; ``report`` is None where it was interrupted.
+
+    ``shared`` counts images of the splits that judge it whose ids are also in the training split.
+    """
 
     result: RunResult
     model: Model
@@ -64,6 +69,7 @@ class FinishedRun:
     report: RetrievalReport | None = None
     gallery: Gallery | None = None
     page: Path | None = None
+    shared: dict[str, int] = field(default_factory=dict)
 
 
 def read_data(
@@ -108,9 +114,9 @@ def with_noise(config: RunConfig, pairs: Pairs) -> Pairs:
         if data.noise:
             raise ConfigError("data.noise draws a shuffle, data.noise_index reads one: give either")
         try:
-            index = np.load(data.noise_index, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise DataError(f"data.noise_index: {data.noise_index}: {error}") from None
+            index = ArrayFile(data.noise_index).whole()
+        except DataError as error:
+            raise DataError(f"data.noise_index: {error}") from None
         train = with_noise_index(pairs.train, index)
     elif data.noise:
         train, _ = shuffled_captions(pairs.train, data.noise, config.seed)
@@ -165,6 +171,11 @@ def skipped_kinds(pairs: Pairs) -> dict[str, int]:
     return count_kinds([p for p in pairs.problems if p.severity is Severity.SKIP])
 
 
+def shared_ids(config: RunConfig, pairs: Pairs) -> dict[str, int]:
+    """Images of the splits that judge a run which it is also trained on, by split."""
+    return shared_with_train(pairs, config.evaluation.split, config.evaluation.test_split)
+
+
 def execute(
     config: RunConfig,
     folder: Path,
@@ -190,6 +201,9 @@ def execute(
     if skipped:
         counts = ", ".join(f"{number} × {kind}" for kind, number in skipped.items())
         progress.say(f"left out of the data: {counts} (see: counterfoil data inspect)")
+    warning = leakage_warning(shared_ids(config, pairs))
+    if warning and rank() == 0:
+        progress.say(warning)
     model = from_pretrained(folder / "last") if started else _new_model(config, pairs, progress)
     trainer = Trainer(model, pairs, config, folder, progress, should_stop)
     on_training()
@@ -244,8 +258,11 @@ def _conclude(
     if kinds := skipped_kinds(pairs):
         counts = ", ".join(f"{number} × {kind}" for kind, number in kinds.items())
         notes.append(f"Left out of the data: {counts}.")
+    if warning := leakage_warning(shared_ids(config, pairs)):
+        notes.append(f"{warning[0].upper()}{warning[1:]}.")
     page = write_report(folder, config, report, judged, gallery, notes)
-    return FinishedRun(replace(result, folder=folder), best, pairs, report, gallery, page)
+    shared = shared_ids(config, pairs)
+    return FinishedRun(replace(result, folder=folder), best, pairs, report, gallery, page, shared)
 
 
 RUN_FILES = {

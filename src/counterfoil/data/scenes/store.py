@@ -25,6 +25,7 @@ from counterfoil.data.scenes.truths import SceneTruths
 from counterfoil.errors import ConfigError
 from counterfoil.parallel import ordered_map
 from counterfoil.progress import Progress, Silent
+from counterfoil.reading import open_regular, read_text
 
 VERSION = 2
 SPLITS = ("train", "dev", "test")
@@ -94,7 +95,7 @@ def _span(captions: int | tuple[int, int]) -> tuple[int, int]:
 def _is_whole(folder: Path, recipe: Recipe) -> bool:
     """Whether the folder holds everything its manifest promises."""
     try:
-        manifest = json.loads((folder / _MANIFEST).read_text())
+        manifest = json.loads(read_text(folder / _MANIFEST))
         return manifest["recipe"] == json.loads(json.dumps(asdict(recipe))) and all(
             (folder / name).stat().st_size == size for name, size in manifest["files"].items()
         )
@@ -187,7 +188,7 @@ def _write_split(folder: Path, name: str, count: int, drawn: Iterator[Drawn]) ->
 def _read_split(folder: Path, name: str) -> Split:
     path, archive = folder / f"{name}.jsonl", folder / f"{name}.tar"
     ids, captions, pixels, starts = [], [], [], []
-    with path.open("rb") as lines:
+    with open_regular(path) as lines:
         start = 0
         for line in lines:
             item = json.loads(line)

@@ -11,6 +11,7 @@ import numpy as np
 
 from counterfoil.data.scenes.scene import Scene
 from counterfoil.data.scenes.words import SceneCaption, Word
+from counterfoil.reading import open_regular
 
 
 class SceneTruths(Sequence[dict[str, Any]]):
@@ -30,7 +31,7 @@ class SceneTruths(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             file.seek(int(self._starts[index]))
             item = json.loads(file.readline())
         words = [[Word.from_list(word).as_dict() for word in words] for words in item["words"]]

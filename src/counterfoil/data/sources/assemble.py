@@ -7,6 +7,7 @@ from itertools import combinations
 
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import MissingImage
+from counterfoil.data.leakage import are_nested
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.problems import ProblemLog
 from counterfoil.data.sources.items import Draft, Item
@@ -150,7 +151,7 @@ def _note_shared_ids(by_split: dict[str, list[Item]], name: str, log: ProblemLog
     ids = {split: {item.id for item in items} for split, items in by_split.items()}
     for one, other in combinations(ids, 2):
         shared = ids[one] & ids[other]
-        if shared and not (one.startswith(other) or other.startswith(one)):
+        if shared and not are_nested(one, other):
             log.note(
                 "shared-ids",
                 name,

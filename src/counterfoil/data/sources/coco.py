@@ -11,6 +11,7 @@ from counterfoil.data.sources.base import Source, sources
 from counterfoil.data.sources.image_folder import image_folder
 from counterfoil.data.sources.items import Draft, Item
 from counterfoil.data.sources.text import read_json
+from counterfoil.reading import open_regular
 
 _FILE = re.compile(r"captions_([A-Za-z]+?)_?(\d{4})?\.json$")
 _NOT_EXTRA = {"id", "file_name"}
@@ -121,6 +122,6 @@ def _add_caption(annotation: Any, by_id: dict[str, Item], where: str, log: Probl
 
 
 def _speaks_of_annotations(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         head = file.read(1 << 16)
     return b'"file_name"' in head or (b'"annotations"' in head and b'"caption"' in head)

@@ -18,6 +18,7 @@ from counterfoil.data.sources.text import read_lines
 
 _TEXT_FOLDERS = (".", "Flickr8k_text", "text")
 _TOKEN_FILES = ("Flickr8k.token.txt", "*.token.txt", "*.token", "Flickr8k.lemma*")
+_DIGITS = 9  # of a caption's number; more are no number of a caption
 _LIST_FILE = re.compile(r"([A-Za-z]+)Images\.txt$")
 _IMAGE_FOLDERS = (
     "Flicker8k_Dataset",
@@ -99,7 +100,7 @@ def _read_captions(path: Path, log: ProblemLog) -> dict[str, list[tuple[int, str
             continue
         head, tab, caption = text.partition("\t")
         name, mark, number = head.rpartition("#")
-        if not (tab and mark and number.isdigit()):
+        if not (tab and mark and number.isdecimal() and len(number) <= _DIGITS):
             log.fatal("bad-line", f"{path}:{line}", "expected image.jpg#number<TAB>caption")
             continue
         found.setdefault(name, []).append((int(number), line, caption))

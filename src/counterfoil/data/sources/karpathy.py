@@ -14,6 +14,7 @@ from counterfoil.data.sources.image_folder import image_folder
 from counterfoil.data.sources.items import Draft, Item
 from counterfoil.data.sources.text import read_json
 from counterfoil.errors import ConfigError, nearest
+from counterfoil.reading import open_regular
 
 _RESTVAL = ("train", "drop", "keep")
 _IMAGE_FOLDERS = (
@@ -142,5 +143,5 @@ def _text(sentence: Any) -> str | None:
 
 
 def _speaks_of_sentences(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return b'"sentences"' in file.read(1 << 16)

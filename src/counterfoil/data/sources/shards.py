@@ -10,6 +10,7 @@ name of the extractor.
 from __future__ import annotations
 
 import io
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ from counterfoil.data.sources.items import Draft, Item
 from counterfoil.data.sources.split_names import hashed_split, split_in_name
 from counterfoil.data.sources.tar_members import TarMember, read_members
 from counterfoil.data.sources.text import decode, parse_json
+from counterfoil.reading import LINE_BYTES, open_regular
 
 IMAGE_TYPES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "img")
 FRAGMENTS, BOXES = "fragments.npy", "boxes.npy"
@@ -117,11 +119,20 @@ def _read_shard(shard: Path, log: ProblemLog) -> list[_Entry]:
         if not is_safe_name(member.name):
             log.fatal("unsafe-path", f"{shard}: {member.name}", "the name leads out of the shard")
             continue
+        if end in ("json", "txt") and member.size > LINE_BYTES:
+            log.fatal(
+                "large-member",
+                f"{shard}: {member.name}",
+                f"{member.size} bytes, at most {LINE_BYTES} are read",
+            )
+            continue
         sample = samples.setdefault(key, _Sample(key))
         if end in sample.members:
             log.fatal("duplicate-id", f"{shard}: {member.name}", "the shard has it twice")
         sample.members.setdefault(end, member)
-    with shard.open("rb") as file:
+    if not samples:
+        return []
+    with open_regular(shard) as file:
         made = [_entry(sample, shard, file, log) for sample in samples.values()]
     return [entry for entry in made if entry is not None]
 
@@ -216,7 +227,7 @@ def _array(member: TarMember, head: bytes, log: ProblemLog) -> ArrayMember | Non
     except ArrayError as error:
         log.fatal(error.kind, where, str(error).removeprefix(f"{where}: "))
         return None
-    needed = start + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    needed = start + math.prod(shape) * dtype.itemsize
     if member.size < needed:
         log.fatal("truncated-array", where, f"{member.size} bytes, its header promises {needed}")
         return None

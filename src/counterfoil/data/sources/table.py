@@ -20,6 +20,7 @@ from counterfoil.data.sources.image_folder import ImageFolder, image_folder
 from counterfoil.data.sources.items import Draft, Item
 from counterfoil.data.sources.split_names import hashed_split, split_in_name
 from counterfoil.data.sources.table_rows import READERS, read_rows
+from counterfoil.reading import open_regular
 
 _NAMES = ("captions", "metadata")
 _IMAGE_FOLDERS = (".", "images", "Images", "photos", "img", "imgs")
@@ -212,7 +213,7 @@ def _tables(path: Path) -> list[Path]:
     found = [
         file
         for file in sorted(path.iterdir())
-        if file.is_file()
+        if not file.is_dir()
         and not file.name.endswith("_items.jsonl")
         and (file.suffix.lower() in set(READERS) - {".txt"} or _is_kaggle_captions(file))
     ]
@@ -226,8 +227,11 @@ def _is_kaggle_captions(path: Path) -> bool:
     """Kaggle's Flickr8k has its CSV in a file called captions.txt."""
     if path.name != "captions.txt":
         return False
-    with path.open("rb") as file:
-        return file.readline(200).strip().lower().startswith(b"image,")
+    try:
+        with open_regular(path) as file:
+            return file.readline(200).strip().lower().startswith(b"image,")
+    except OSError:
+        return False
 
 
 def _stem(name: str) -> str:

@@ -11,10 +11,13 @@ from typing import Any
 from counterfoil.data.problems import ProblemLog
 from counterfoil.data.sources.text import parse_json, read_raw_lines
 from counterfoil.errors import MissingExtraError
+from counterfoil.reading import LINE_BYTES, LINES_BYTES, open_regular
 
 Row = tuple[int, dict[str, Any]]
 
-_FIELD_LIMIT = 1 << 26
+_FIELD_LIMIT = LINE_BYTES
+MAX_ROWS = 50_000_000
+"""Of a Parquet file, whose rows need not take any space in it."""
 
 
 def read_rows(path: Path, log: ProblemLog) -> Iterator[Row]:
@@ -101,15 +104,31 @@ def _read_parquet(path: Path, log: ProblemLog) -> Iterator[Row]:
         raise MissingExtraError("pyarrow", "parquet", "reading Parquet files") from None
     try:
         number = 1
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with open_regular(path, LINES_BYTES) as stream, pyarrow.parquet.ParquetFile(stream) as file:
+            if not _fits(file.metadata, path, log):
+                return
             for batch in file.iter_batches(batch_size=4096):
                 for record in batch.to_pylist():
                     yield number, {key: _plain(value) for key, value in record.items()}
                     number += 1
     except FileNotFoundError:
         log.fatal("missing-file", path, "no such file")
-    except (pyarrow.ArrowException, OSError) as error:
+    except Exception as error:  # damaged files make the reader raise nearly anything
         log.fatal("bad-parquet", path, f"not a readable Parquet file ({error})")
+
+
+def _fits(metadata: Any, path: Path, log: ProblemLog) -> bool:
+    """Whether a table is within the limits once decompressed, as its own metadata say."""
+    size = sum(metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups))
+    if metadata.num_rows <= MAX_ROWS and size <= LINES_BYTES:
+        return True
+    log.fatal(
+        "large-table",
+        path,
+        f"{metadata.num_rows} rows and {size} bytes once decompressed; at most {MAX_ROWS} rows and "
+        f"{LINES_BYTES} bytes are read",
+    )
+    return False
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from counterfoil.data.problems import ProblemLog
+from counterfoil.reading import open_regular
 
 _BLOCK = 512
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
@@ -24,7 +26,7 @@ class TarMember:
     size: int
 
     def read(self) -> bytes:
-        with self.archive.open("rb") as file:
+        with open_regular(self.archive) as file:
             file.seek(self.offset)
             return file.read(self.size)
 
@@ -32,8 +34,8 @@ class TarMember:
 def read_members(path: Path, log: ProblemLog) -> Iterator[TarMember]:
     """The files of an archive that are there as a whole; a cut is logged where it is met."""
     try:
-        total = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            total = os.fstat(file.fileno()).st_size
             magic = file.read(2)
             if magic in _COMPRESSED:
                 log.fatal(
@@ -54,6 +56,9 @@ def _walk(path: Path, file: BinaryIO, total: int, log: ProblemLog) -> Iterator[T
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:
+                if member.size < 0:
+                    log.fatal("truncated-tar", path, f"{member.name}: a size of {member.size}")
+                    return
                 # The archive keeps every header it has seen; a stream does not need them.
                 archive.members = []  # type: ignore[attr-defined]
                 start = member.offset_data
@@ -63,13 +68,13 @@ def _walk(path: Path, file: BinaryIO, total: int, log: ProblemLog) -> Iterator[T
                     return
                 if member.isreg() and not member.issparse():
                     yield TarMember(path, member.name, start, member.size)
-    except (tarfile.TarError, ValueError) as error:
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         log.fatal("truncated-tar", path, f"not a whole tar archive ({error})")
         return
     except EOFError:
         log.fatal("truncated-tar", path, "ends inside a header")
         return
-    with path.open("rb") as again:
+    with open_regular(path) as again:
         again.seek(end)
         marker = again.read(_BLOCK)
     if len(marker) < _BLOCK or any(marker):

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from counterfoil.data.problems import ProblemLog
+from counterfoil.reading import JSON_BYTES, LINES_BYTES, open_regular, read_bytes
+from counterfoil.reading import read_lines as bounded_lines
 
 
 def read_raw_lines(path: Path, log: ProblemLog) -> Iterator[tuple[int, str]]:
     """Numbered lines with their line ends; a byte order mark is left out."""
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+        with open_regular(path, LINES_BYTES) as file:
+            for number, line in enumerate(bounded_lines(file, path), start=1):
                 yield number, decode(line, path, number, log)
     except FileNotFoundError:
         log.fatal("missing-file", path, "no such file")
@@ -47,7 +49,7 @@ def decode(data: bytes, path: Path, number: int, log: ProblemLog) -> str:
 def read_json(path: Path, log: ProblemLog) -> Any:
     """A whole JSON file, or None with the reason logged."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, JSON_BYTES)
     except FileNotFoundError:
         log.fatal("missing-file", path, "no such file")
         return None
