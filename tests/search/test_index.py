@@ -14,9 +14,9 @@ import counterfoil as cf
 from counterfoil.data.arrays import ArrayFile
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import FileImage
-from counterfoil.errors import CheckpointError, ConfigError, DataError
+from counterfoil.errors import BusyError, CheckpointError, ConfigError, DataError
+from counterfoil.locks import locked_folder
 from counterfoil.search import SearchIndex
-from counterfoil.search.store import Busy, exclusive
 from tests.search.conftest import SMALL, with_captions
 
 
@@ -308,13 +308,15 @@ def test_two_processes_do_not_write_at_once(fresh, concepts) -> None:
     ready, go = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
-        with exclusive(fresh.folder / "writing"):
+        with locked_folder(fresh.folder, "changing this index"):
             os.write(ready[1], b"x")
             os.read(go[0], 1)
         os._exit(0)
     os.read(ready[0], 1)
     try:
-        with pytest.raises(Busy, match="another process"):
+        with pytest.raises(
+            BusyError, match=f"another process is changing this index .process {child} "
+        ):
             fresh.add(concepts.test.select([20]))
         (fresh.folder / "vectors" / "images.json").unlink()
         assert len(SearchIndex.open(fresh.folder)) == 12  # reading goes on

@@ -26,6 +26,7 @@ from counterfoil.cli.reproduce import reproduce
 from counterfoil.cli.score import score
 from counterfoil.cli.search import search
 from counterfoil.cli.serve import serve
+from counterfoil.cli.signals import end_on_sigterm
 from counterfoil.cli.train import train
 from counterfoil.errors import CounterfoilError
 
@@ -81,6 +82,7 @@ def main() -> None:
     """Entry point: an error of ours is one clear message and its own exit code."""
     # Threads that wait by spinning make each other crawl as soon as another program is running.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    end_on_sigterm()
     try:
         app()
     except CounterfoilError as error:
