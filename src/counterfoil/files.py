@@ -52,6 +52,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     new = make_sibling(path, "new")
     try:
         yield new
+        share(new)
         sync_tree(new)
         replace_folder(new, path)
     except BaseException:
@@ -82,6 +83,15 @@ def replace_folder(new: Path, path: Path) -> None:
     finally:
         if path.exists():  # never the only copy
             shutil.rmtree(old, ignore_errors=True)
+
+
+def share(folder: Path) -> None:
+    """Give the files below a folder its own rights: some libraries write private ones."""
+    rights = folder.stat().st_mode & 0o666
+    for place, _, names in os.walk(folder):
+        for path in (Path(place, name) for name in names):
+            if not path.is_symlink() and path.stat().st_mode & 0o777 != rights:
+                path.chmod(rights)
 
 
 def sync_tree(folder: Path) -> None:

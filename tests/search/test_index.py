@@ -15,8 +15,9 @@ from counterfoil.data.arrays import ArrayFile
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import FileImage
 from counterfoil.errors import BusyError, CheckpointError, ConfigError, DataError
-from counterfoil.locks import locked_folder
+from counterfoil.locks import LOCK, beside, locked_folder
 from counterfoil.search import SearchIndex
+from tests.holding import content, held
 from tests.search.conftest import SMALL, with_captions
 
 
@@ -323,3 +324,11 @@ def test_two_processes_do_not_write_at_once(fresh, concepts) -> None:
     finally:
         os.write(go[1], b"x")
         os.waitpid(child, 0)
+
+
+def test_an_index_that_is_being_changed_is_not_built_over(fresh, concepts) -> None:
+    before = content(fresh.folder)
+    for lock in (fresh.folder / LOCK, beside(fresh.folder)):
+        with held(lock), pytest.raises(BusyError, match=r"another process is (changing|building)"):
+            SearchIndex.build(fresh.folder, fresh.model, concepts.test, overwrite=True)
+        assert content(fresh.folder) == before

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from counterfoil.errors import DataError
-from counterfoil.files import make_sibling, replace_folder, sync_tree
+from counterfoil.files import make_sibling, replace_folder, share, sync_tree
 from counterfoil.locks import locked_target
 
 ADVICE = "wait for it, or name another folder"
@@ -38,6 +38,7 @@ def _filled(target: Path) -> Iterator[Path]:
     staging = make_sibling(target, "part")
     try:
         yield staging
+        share(staging)
         sync_tree(staging)
         replace_folder(staging, target)
     finally:
