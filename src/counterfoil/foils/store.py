@@ -114,13 +114,11 @@ class FoilWriter:
         self._lock = ExitStack()
 
     def __enter__(self) -> FoilWriter:
-        self._lock.enter_context(
-            locked_target(self.path, "writing foils to it", "wait for it, or write to another file")
-        )
-        with ExitStack() as on_error:
-            on_error.enter_context(self._lock)
+        advice = "wait for it, or write to another file"
+        with ExitStack() as stack:
+            stack.enter_context(locked_target(self.path, "writing foils to it", advice))
             self._begin()
-            on_error.pop_all()
+            self._lock = stack.pop_all()
         return self
 
     def _begin(self) -> None:
