@@ -62,7 +62,7 @@ class Holder:
     @property
     def is_gone(self) -> bool:
         """Whether this was a process of this machine, and there is none of its id."""
-        if self.host != platform.node():
+        if self.host != platform.node() or sys.platform == "win32":
             return False
         try:
             os.kill(self.pid, 0)
@@ -90,7 +90,7 @@ class Lock:
     def try_acquire(self) -> bool:
         """Take the lock; False if another process, or another ``Lock`` of this one, has it."""
         with _guard:
-            for _ in range(ATTEMPTS):
+            for left in reversed(range(ATTEMPTS)):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 try:
                     descriptor = _open(self.path)
@@ -100,7 +100,8 @@ class Lock:
                 if not free:
                     os.close(descriptor)
                     return False
-                if not self.works or _is_at(descriptor, self.path):
+                # In the end it is taken as it is: the file may get a new number at every look.
+                if not self.works or _is_at(descriptor, self.path) or not left:
                     break
                 os.close(descriptor)  # its last holder removed the file while this one waited
             else:
