@@ -14,13 +14,13 @@ from counterfoil.config import ModelConfig, build_config, merge
 from counterfoil.data.load import is_named
 from counterfoil.data.load import load_pairs as _load_pairs
 from counterfoil.data.pairs import Pairs, Split
-from counterfoil.errors import ConfigError
 from counterfoil.evaluation.evaluate import evaluate
 from counterfoil.features import with_fragments
 from counterfoil.models import Model, create_model, from_pretrained, save_pretrained
 from counterfoil.progress import Progress
+from counterfoil.training.distributed import on_first_process
 from counterfoil.training.loop import RunResult, Trainer
-from counterfoil.training.run import clear_run, holds_a_run
+from counterfoil.training.run_folder import locked_run, make_room
 
 if TYPE_CHECKING:
     from counterfoil.search import SearchIndex
@@ -105,15 +105,15 @@ def train(
         text=spec.text,
         matcher=spec.matcher,
     )
-    if holds_a_run(Path(folder)) and not resume:
-        if not overwrite:
-            raise ConfigError(f"{folder} already holds a run: resume=True or overwrite=True")
-        clear_run(Path(folder))
     origin = pairs.origin or {"source": f"{pairs.name} (made in Python)"}
     tree: dict[str, Any] = {"model": described.model_dump(), "data": origin, "train": settings}
     tree["objective"] = objective
     config = build_config(merge(tree, sections), "train")
-    return Trainer(model, pairs, config, Path(folder), progress).run(resume=resume)
+    folder = Path(folder)
+    with locked_run(folder):
+        if not resume:
+            on_first_process(lambda: make_room(folder, overwrite, "resume=True or overwrite=True"))
+        return Trainer(model, pairs, config, folder, progress).run(resume=resume)
 
 
 def build_index(

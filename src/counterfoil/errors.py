@@ -2,7 +2,8 @@
 
 A message says what was found, where, and what to do about it. The command line turns each class
 into its own exit code, so that scripts can tell a bad config from bad data. 7 is the code of no
-error: `counterfoil audit` ends with it where it found more than was allowed.
+error: `counterfoil audit` ends with it where it found more than was allowed. A process that is
+ended by a signal has 128 plus its number: 130 for Ctrl-C, 143 for SIGTERM.
 """
 
 from __future__ import annotations
@@ -51,6 +52,12 @@ class MissingExtraError(CounterfoilError):
             f"{purpose} needs the package '{package}', which is not installed: "
             f'pip install "counterfoil[{extra}]"'
         )
+
+
+class BusyError(CounterfoilError):
+    """Another process is writing to the same place."""
+
+    exit_code = 8
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

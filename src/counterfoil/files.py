@@ -1,50 +1,131 @@
-"""Writing so that a kill or a full disk at any moment leaves the old state or the new one."""
+"""Writing so that a kill or a full disk at any moment leaves the old state or the new one.
+
+Every file that is renamed into its place goes through here. Files and folders get the rights that
+the user's umask leaves (not the private ones of ``tempfile``), and a name is on the disk, too,
+before the next step is taken.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
 import shutil
-import tempfile
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM}
+
+MANY = 500
+"""Files from which on it is quicker to flush everything than one after the other."""
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
     """Replace a file in one step; its content is on the disk before its name is."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with new.open("xb") as file:
             file.write(data.encode("utf-8") if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        put_in_place(new, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
         raise
+
+
+def put_in_place(new: Path, path: Path) -> None:
+    """Rename a finished file, link or folder; the new name is on the disk when this returns."""
+    os.replace(new, path)
+    sync_folder(path.parent)
+    if new.parent != path.parent:
+        sync_folder(new.parent)
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """A new folder to fill; it takes its place, and that of an older one, when the block ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new."))
+    new = make_sibling(path, "new")
     try:
         yield new
-        for file in new.rglob("*"):
-            if file.is_file():
-                with file.open("rb+") as handle:
-                    os.fsync(handle.fileno())
-        new.chmod(0o755)
-        if path.exists():
-            old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
-            os.replace(path, old / path.name)
-            os.replace(new, path)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.replace(new, path)
+        share(new)
+        sync_tree(new)
+        replace_folder(new, path)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
+
+
+def make_sibling(path: Path, kind: str) -> Path:
+    """An empty folder beside ``path``, to be filled or to be thrown away."""
+    folder = path.with_name(f".{path.name}.{kind}.{secrets.token_hex(4)}")
+    folder.mkdir()
+    return folder
+
+
+def replace_folder(new: Path, path: Path) -> None:
+    """Rename a folder that is on the disk; an older one at ``path`` is deleted, once replaced."""
+    if not path.exists():
+        put_in_place(new, path)
+        return
+    old = make_sibling(path, "old")
+    try:
+        os.replace(path, old / path.name)
+        put_in_place(new, path)
+    except BaseException:
+        if not path.exists():
+            os.replace(old / path.name, path)
+        raise
+    finally:
+        if path.exists():  # never the only copy
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def share(folder: Path) -> None:
+    """Give the files below a folder its own rights: some libraries write private ones."""
+    rights = folder.stat().st_mode & 0o666
+    for place, _, names in os.walk(folder):
+        for path in (Path(place, name) for name in names):
+            if not path.is_symlink() and path.stat().st_mode & 0o777 != rights:
+                path.chmod(rights)
+
+
+def sync_tree(folder: Path) -> None:
+    """Put the files below a folder on the disk, and their names."""
+    if hasattr(os, "sync") and sum(len(names) for _, _, names in os.walk(folder)) > MANY:
+        os.sync()
+        return
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = Path(place, name)
+            if not path.is_symlink():
+                sync_file(path)
+        sync_folder(Path(place))
+
+
+def sync_file(path: Path) -> None:
+    """Put a file that is closed on the disk."""
+    _sync(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the names in a folder on the disk, if its file system can do that."""
+    if sys.platform == "win32":
+        return
+    try:
+        _sync(folder, os.O_RDONLY)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -27,7 +30,7 @@ def test_it_starts_answers_and_stops_at_a_signal(run, cache, tmp_path) -> None:
         list(map(str, command)),
         stdout=subprocess.PIPE,
         text=True,
-        env={"TMPDIR": str(tmp_path), "PATH": "", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        env=environment(tmp_path),
     )
     try:
         assert process.stdout is not None
@@ -38,10 +41,35 @@ def test_it_starts_answers_and_stops_at_a_signal(run, cache, tmp_path) -> None:
             assert answer.status == 200
         assert list(tmp_path.glob("counterfoil-serve-*"))
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        assert process.wait(60) == 143
     finally:
         process.kill()
         process.stdout.close()
+    assert list(tmp_path.glob("counterfoil-serve-*")) == []
+
+
+def environment(folder: Path) -> dict[str, str]:
+    path = {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ}
+    return {"TMPDIR": str(folder), "PATH": "", "HOME": str(folder), "OMP_NUM_THREADS": "1", **path}
+
+
+def test_what_a_killed_server_left_is_removed_by_the_next_one(
+    run, cache, tmp_path, monkeypatch
+) -> None:
+    command = [sys.executable, "-m", "counterfoil", "serve", run, "--port", "0", "--cache", cache]
+    process = subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.PIPE, text=True, env=environment(tmp_path)
+    )
+    assert process.stdout is not None
+    assert any("http://" in line for line in iter(process.stdout.readline, ""))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (used,) = tmp_path.glob("counterfoil-serve-*")
+    open_content(run, cache=cache, progress=Silent()).close()
+    assert used.is_dir()  # its server is at work
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    open_content(run, cache=cache, progress=Silent()).close()
     assert list(tmp_path.glob("counterfoil-serve-*")) == []
 
 

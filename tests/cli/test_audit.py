@@ -15,13 +15,15 @@ from counterfoil.cli.audit import TOO_MANY
 from counterfoil.config import build_config
 from counterfoil.data.convert import convert
 from counterfoil.data.images import open_image
-from counterfoil.errors import ConfigError, CounterfoilError, DataError
+from counterfoil.errors import BusyError, ConfigError, CounterfoilError, DataError
+from counterfoil.locks import LOCK
 from counterfoil.models import create_model, save_pretrained
 from counterfoil.models.correct import correct
 from counterfoil.progress import Silent
 from counterfoil.training.load import load_model
 from counterfoil.training.run import read_data
 from tests.cli.test_cli import invoke, runner
+from tests.holding import content, held
 
 SCENES = {"source": "scenes", "options": {"images": [20, 4, 12]}, "min_count": 1}
 NAAF = {"name": "naaf", "embed_size": 16, "text": {"word_dim": 8}}
@@ -280,3 +282,10 @@ def test_human_judgements_are_correlated_with_scores(run, pairs, cache, tmp_path
     assert "CLIPScore" in printed
     with pytest.raises(DataError, match="columns"):
         invoke("judge", run, run / "config.yaml", "--cache", cache)
+
+
+def test_a_second_audit_does_not_write_into_the_folder_of_the_first(run, cache, tmp_path) -> None:
+    out = tmp_path / "audit"
+    with held(out / LOCK), pytest.raises(BusyError, match="another process is writing an audit"):
+        invoke("audit", run, "--split", "dev", "--out", out, "--cache", cache)
+    assert content(out) == {}

@@ -18,9 +18,11 @@ from typer.testing import CliRunner
 from counterfoil.cli import app
 from counterfoil.data import load_pairs
 from counterfoil.data.images import open_image
-from counterfoil.errors import ConfigError, DataError
+from counterfoil.errors import BusyError, ConfigError, DataError
 from counterfoil.features import Segments, extractors
+from counterfoil.locks import beside
 from tests.features.tiny_networks import photos, picture, save_network
+from tests.holding import held
 
 runner = CliRunner()
 SEGMENTS = ("--backbone", "segments", "--option", "side=32", "--option", "max_fragments=4")
@@ -186,3 +188,13 @@ def test_work_that_was_killed_ends_in_the_same_bytes(tmp_path) -> None:
     invoke(*fresh)
     for path in (tmp_path / "whole").glob("*.npy"):
         assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
+
+
+def test_features_and_imports_are_not_written_where_another_process_writes(table, tmp_path) -> None:
+    out = tmp_path / "out"
+    with held(beside(out)):
+        with pytest.raises(BusyError, match="another process is writing features"):
+            invoke(table, *SEGMENTS, "--out", out, "--cache", tmp_path / "cache")
+        words = ["import", "--from", "scan", str(tmp_path / "none.pth"), "-o", str(out)]
+        assert isinstance(runner.invoke(app, words).exception, BusyError)
+    assert not out.exists()

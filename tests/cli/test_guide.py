@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import counterfoil.objectives.guided  # noqa: F401 - registers 'ndgl'
-from counterfoil.errors import CheckpointError, ConfigError, DataError
+from counterfoil.errors import BusyError, CheckpointError, ConfigError, DataError
+from counterfoil.locks import LOCK
 from tests.cli.test_cli import invoke
+from tests.holding import content, held
 
 SMALL = [
     "data.min_count=1", "model.name=vse-fc", "model.embed_size=16", "model.text.word_dim=8",
@@ -96,3 +98,12 @@ def test_what_is_not_there_is_a_clear_error(tmp_path) -> None:
         invoke("guide", "show", tmp_path)
     with pytest.raises(CheckpointError, match="neither a run nor a saved model"):
         invoke("guide", "build", tmp_path, "--out", tmp_path / "g", "--cache", tmp_path / "cache")
+
+
+def test_a_second_build_does_not_write_into_the_guide_of_the_first(runs, tmp_path) -> None:
+    guide = tmp_path / "guide"
+    with held(guide / LOCK):
+        with pytest.raises(BusyError, match="another process is building a guide there"):
+            invoke("guide", "build", *runs, "--out", guide, "--cache", tmp_path / "cache")
+        assert content(guide) == {}
+    invoke("guide", "build", *runs, "--out", guide, "--cache", tmp_path / "cache")

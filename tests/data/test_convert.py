@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from itertools import product
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from counterfoil.data import ArrayFile, FileImage, FragmentTable, Pairs, Split, convert, load_pairs
-from counterfoil.errors import ConfigError, DataError
+from counterfoil.data.staging import staged_folder
+from counterfoil.errors import BusyError, ConfigError, DataError
 from tests.data.tiny import assert_same, kinds, make_pairs, png, write_images
+from tests.holding import content
 
 FORMATS = ["scan", "jsonl", "shards"]
 ODD_TEXTS = [
@@ -257,3 +260,24 @@ def test_the_report_counts_what_was_written(tmp_path):
     assert report["images"] == {"train": 4, "testall": 3}
     assert report["captions"] == {"train": 15, "testall": 8}
     assert report["files"] == sum(p.is_file() for p in (tmp_path / "out").rglob("*"))
+
+
+def test_a_second_conversion_does_not_replace_what_the_first_is_writing(tmp_path) -> None:
+    target = tmp_path / "data"
+    with staged_folder(target, overwrite=False) as folder:
+        (folder / "file").write_text("first")
+        refused = []
+
+        def second() -> None:
+            with (
+                pytest.raises(BusyError, match="another process is writing a data set"),
+                staged_folder(target, overwrite=True),
+            ):
+                pass
+            refused.append(True)
+
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+    assert refused == [True]
+    assert content(tmp_path) == {"data/file": b"first"}

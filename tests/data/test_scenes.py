@@ -6,8 +6,11 @@ import io
 import json
 import random
 import tarfile
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -28,6 +31,7 @@ from counterfoil.data.scenes import (
     make_scene,
     scene_of,
     statement_of,
+    store,
     tokens,
 )
 from counterfoil.data.scenes.draw import SPRITES
@@ -265,3 +269,29 @@ def test_pictures_are_224_pixels_of_rgb() -> None:
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG")
     assert buffer.tell() > 1000
+
+
+def test_two_that_need_the_same_scenes_at_once_draw_them_once(tmp_path, monkeypatch) -> None:
+    """On a cold cache, the second replaced the files that the first was reading already."""
+    drawn: list[int] = []
+    draw_all = store._generate
+
+    def counted(*args: Any) -> None:
+        drawn.append(1)
+        time.sleep(0.2)
+        draw_all(*args)
+
+    monkeypatch.setattr(store, "_generate", counted)
+    found: list[int] = []
+
+    def load() -> None:
+        found.append(len(load_scenes(tmp_path, images=10, workers=1).train))
+
+    threads = [threading.Thread(target=load) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [8, 8, 8]
+    assert drawn == [1]
+    assert [path.name[:7] for path in tmp_path.iterdir()] == ["scenes-"]

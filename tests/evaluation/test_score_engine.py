@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from counterfoil.encoders import Encoded
-from counterfoil.errors import DataError
+from counterfoil.errors import BusyError, DataError
 from counterfoil.evaluation import score_plan
 from counterfoil.evaluation.score_engine import (
     best_pairs,
@@ -30,8 +30,10 @@ from counterfoil.evaluation.score_plan import (
 )
 from counterfoil.evaluation.topk import top_k
 from counterfoil.kernels.fused import WORDS
+from counterfoil.locks import beside
 from counterfoil.matchers import Matcher, matchers
 from counterfoil.progress import Silent
+from tests.holding import content, held
 
 DIM = 8
 
@@ -317,3 +319,10 @@ def test_padding_begins_after_the_last_real_fragment() -> None:
     mask = torch.tensor([[True, False, True, False], [False] * 4, [True] * 4])
     assert extents(Encoded(None, mask)).tolist() == [3, 0, 4]
     assert extents(Encoded(None, mask[:, :0])).tolist() == [0, 0, 0]
+
+
+def test_a_second_process_does_not_write_into_the_scores_of_the_first(tmp_path) -> None:
+    path = tmp_path / "scores.npy"
+    with held(beside(path)), pytest.raises(BusyError, match="another process is writing scores"):
+        score_to_file(path, *job())
+    assert content(tmp_path) == {}

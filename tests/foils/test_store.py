@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counterfoil.data.pairs import Split
-from counterfoil.errors import DataError
+from counterfoil.errors import BusyError, DataError
 from counterfoil.foils.store import FoilWriter, StoredFoil, read_foils
+from counterfoil.locks import beside
 from counterfoil.progress import Silent
 from counterfoil.training.foils import foil_companions
+from tests.holding import content, held
 
 FOILS = st.builds(
     StoredFoil,
@@ -154,3 +156,17 @@ def test_training_reads_the_file_as_foils_of_its_captions(tmp_path) -> None:
         (),
         ("a car",),
     ]
+
+
+def test_a_second_writer_does_not_spoil_the_foils_of_the_first(tmp_path) -> None:
+    path = tmp_path / "foils.jsonl"
+    with held(beside(path)):
+        with pytest.raises(BusyError, match="another process is writing foils"), FoilWriter(path):
+            pass
+        assert content(tmp_path) == {}
+    with FoilWriter(path):
+        pass
+    path.with_name("foils.jsonl.partial").write_text('{"settings": {"seed": 1}}\n')
+    with pytest.raises(DataError, match="other settings"), FoilWriter(path):
+        pass
+    assert not beside(path).exists()  # the lock is free after a refusal, too

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from counterfoil.cli import app
-from counterfoil.cli.train import StopSignals
+from counterfoil.cli.signals import StopSignals
 from counterfoil.config import load_config
 from counterfoil.errors import ConfigError
 from counterfoil.evaluation.foil_metrics import judge_foils

@@ -16,16 +16,17 @@ from typer.testing import CliRunner
 from counterfoil.cli import app
 from counterfoil.evaluation.evaluate import flat_metrics
 from counterfoil.evaluation.report import RetrievalReport
+from counterfoil.locks import locked_in_turn
 from counterfoil.progress import Silent
 from counterfoil.reproduce.collect import collect, curve
 from counterfoil.reproduce.judge import Judge
-from counterfoil.reproduce.locks import alone
 from counterfoil.reproduce.present import to_markdown, write_reproduction
 from counterfoil.reproduce.results import Measure, Reproduction
 from counterfoil.reproduce.runner import Outcome, carry_out, describe
 from counterfoil.reproduce.workers import Workers
 from counterfoil.training.load import load_model
-from counterfoil.training.run import is_finished, read_data
+from counterfoil.training.run import read_data
+from counterfoil.training.run_folder import is_finished
 from tests.reproduce.conftest import TINY, planned, tiny
 
 
@@ -252,7 +253,7 @@ def test_a_run_that_another_process_is_training_is_waited_for(out, cache) -> Non
     plan = planned(tiny(rows=[TINY["rows"][0]]), out, overrides=("train.epochs=1",))
     run = plan.runs["all"][0]
     lines = Lines()
-    with alone(out / "locks" / run.digest, "it", lines, lambda: False) as mine:
+    with locked_in_turn(out / "locks" / run.digest, "making it", lines) as mine:
         assert mine
         stop = iter([False, True])
         outcome = carry_out(plan, cache, lines, should_stop=lambda: next(stop))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,3 +95,73 @@ def test_a_run_that_others_left_no_memory_for_is_tried_again_with_fewer(
 )
 def test_what_is_want_of_a_gpus_memory(error, crowded) -> None:
     assert runner._crowded(error) == crowded
+
+
+def until_told(job, cache, progress, should_stop) -> bool:
+    """A run that goes on until it has to stop, and then saves."""
+    progress.say(str(os.getpid()))
+    while not should_stop():
+        time.sleep(0.02)
+    (cache / "saved").touch()
+    return False
+
+
+ORPHAN = """
+import sys, time
+from pathlib import Path
+from counterfoil.progress import Silent
+from counterfoil.reproduce.workers import Workers
+from tests.reproduce.conftest import planned, tiny
+from tests.reproduce.test_workers import until_told
+
+class Lines(Silent):
+    def say(self, text):
+        print("started", flush=True)
+
+if __name__ == "__main__":
+    some = Workers(Path(sys.argv[1]), 1, until_told, str)
+    some.start(planned(tiny(), Path(sys.argv[1])).runs["all"][0])
+    while True:
+        some.news(Lines())
+"""
+
+
+def test_a_worker_whose_parent_was_killed_saves_and_ends(tmp_path) -> None:
+    script = tmp_path / "orphan.py"
+    script.write_text(ORPHAN)
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert parent.stdout is not None
+    assert "started" in parent.stdout.readline()
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert appears(tmp_path / "saved")
+
+
+def test_a_worker_that_is_terminated_saves_and_says_so(tmp_path) -> None:
+    class Lines(Silent):
+        def say(self, text: str) -> None:
+            os.kill(int(text.split()[-1]), signal.SIGTERM)
+
+    some = workers.Workers(tmp_path, 1, until_told, str)
+    some.start(planned(tiny(), tmp_path).runs["all"][0])
+    ended: list[workers.Ended] = []
+    while not ended:
+        ended = some.news(Lines())
+    assert ended[0].error is not None
+    assert "SIGTERM" in ended[0].error
+    assert (tmp_path / "saved").exists()
+
+
+def appears(path: Path) -> bool:
+    end = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    return path.exists()

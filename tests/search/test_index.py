@@ -14,9 +14,10 @@ import counterfoil as cf
 from counterfoil.data.arrays import ArrayFile
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import FileImage
-from counterfoil.errors import CheckpointError, ConfigError, DataError
+from counterfoil.errors import BusyError, CheckpointError, ConfigError, DataError
+from counterfoil.locks import LOCK, beside, locked_folder
 from counterfoil.search import SearchIndex
-from counterfoil.search.store import Busy, exclusive
+from tests.holding import content, held
 from tests.search.conftest import SMALL, with_captions
 
 
@@ -308,16 +309,26 @@ def test_two_processes_do_not_write_at_once(fresh, concepts) -> None:
     ready, go = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
-        with exclusive(fresh.folder / "writing"):
+        with locked_folder(fresh.folder, "changing this index"):
             os.write(ready[1], b"x")
             os.read(go[0], 1)
         os._exit(0)
     os.read(ready[0], 1)
     try:
-        with pytest.raises(Busy, match="another process"):
+        with pytest.raises(
+            BusyError, match=f"another process is changing this index .process {child} "
+        ):
             fresh.add(concepts.test.select([20]))
         (fresh.folder / "vectors" / "images.json").unlink()
         assert len(SearchIndex.open(fresh.folder)) == 12  # reading goes on
     finally:
         os.write(go[1], b"x")
         os.waitpid(child, 0)
+
+
+def test_an_index_that_is_being_changed_is_not_built_over(fresh, concepts) -> None:
+    before = content(fresh.folder)
+    for lock in (fresh.folder / LOCK, beside(fresh.folder)):
+        with held(lock), pytest.raises(BusyError, match=r"another process is (changing|building)"):
+            SearchIndex.build(fresh.folder, fresh.model, concepts.test, overwrite=True)
+        assert content(fresh.folder) == before

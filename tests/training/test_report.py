@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -177,3 +178,28 @@ def test_a_long_run_does_not_make_a_heavy_page(evaluated, tmp_path) -> None:
     lines = re.findall(r'points="([^"]*)"', page)
     assert lines
     assert max(len(line.split()) for line in lines) <= 400
+
+
+def test_text_of_strangers_in_a_report_is_never_markup_and_nothing_can_be_fetched(
+    evaluated, tmp_path
+) -> None:
+    config, report, split, gallery = evaluated
+    hostile = '"><script>alert(1)</script><img src=x onerror=alert(1)>\x07'
+    strange = replace(
+        split,
+        ids=[f"{hostile}{number}" for number in range(len(split))],
+        captions=[[hostile + text for text in texts] for texts in split.captions],
+    )
+    settings = config.model_copy(
+        update={"data": config.data.model_copy(update={"source": hostile})}
+    )
+    records = [{"kind": "warning", "step": 1, "text": hostile}]
+    page = page_of(tmp_path, records, (settings, report, strange, gallery, [hostile]))
+    assert "<script" not in page
+    assert "<img src=x" not in page
+    assert "\x07" not in page
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    assert "default-src &#x27;none&#x27;" in policy[1]
+    assert "script-src" not in policy[1]  # so that none runs
+    assert page.index("Content-Security-Policy") < page.index("<title>")

@@ -24,7 +24,8 @@ from counterfoil.reproduce.planned import digest_of, recipe_of
 from counterfoil.training import resident as module
 from counterfoil.training.loop import Trainer
 from counterfoil.training.resident import copied, resident, room_for
-from counterfoil.training.run import resumed_config, write_config
+from counterfoil.training.run import resumed_config
+from counterfoil.training.run_folder import write_config
 from tests.conftest import make_split
 
 CPU = torch.device("cpu")

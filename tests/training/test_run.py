@@ -16,7 +16,8 @@ from PIL import Image
 from counterfoil.config import build_config
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.progress import Silent
-from counterfoil.training.run import clear_run, execute, located, read_data
+from counterfoil.training.run import execute, located, read_data
+from counterfoil.training.run_folder import clear_run
 
 SMALL = [
     "data.options.images=100", "data.min_count=1", "model.embed_size=16", "model.text.word_dim=8",

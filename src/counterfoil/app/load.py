@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from counterfoil.errors import ConfigError
 from counterfoil.models.correct import can_correct
 from counterfoil.models.model import Model
 from counterfoil.progress import Progress
+from counterfoil.scratch import Scratch
 from counterfoil.search import SearchIndex
 from counterfoil.search.index import MANIFEST
 from counterfoil.training.load import evaluation_split, load_model, run_config
@@ -53,12 +53,12 @@ def open_content(
         if index is not None:
             opened, close = SearchIndex.open(index, model=model), _nothing
         else:
-            folder = tempfile.TemporaryDirectory(prefix="counterfoil-serve-")
+            scratch = Scratch("counterfoil-serve-")
             split = _shown_split(place, cache, progress)
             opened = SearchIndex.build(
-                Path(folder.name) / "index", model, split, first_stage="pooled", progress=progress
+                scratch.folder / "index", model, split, first_stage="pooled", progress=progress
             )
-            close = folder.cleanup
+            close = scratch.close
     if helper is None and can_correct(opened.model):
         helper = opened.model
     return Content(opened, helper, findings, Runs(shown), close)

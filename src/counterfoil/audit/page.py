@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from html import escape
 
 from counterfoil.audit.findings import SIGN_NAMES, Finding, Summary
-from counterfoil.audit.markup import clean
 from counterfoil.audit.page_finding import Pictures, finding_html
 from counterfoil.audit.page_script import SCRIPT
 from counterfoil.audit.page_style import STYLE
 from counterfoil.audit.tables import skipped_images, total
 from counterfoil.data.pairs import Split
 from counterfoil.data.problems import Problem
+from counterfoil.markup import clean, page_policy
 from counterfoil.training.report_style import STYLE as BASE_STYLE
 
 ORDERS = {
@@ -51,7 +49,7 @@ def render(
     if len(skipped) > LISTED:
         remarks.append(f"… and {len(skipped) - LISTED} more; summary.json counts them.")
     return PAGE.format(
-        policy=escape(_policy()),
+        policy=escape(page_policy(SCRIPT)),
         title=escape(title),
         style=BASE_STYLE + STYLE,
         counts=_counts(summaries, problems),
@@ -71,15 +69,6 @@ def _shown(findings: Sequence[Finding], most: int) -> list[Finding]:
     alike = [finding for finding in findings if finding.kind != "mismatch"]
     kept = wrong[: max(most - min(len(alike), most // 5), 0)]
     return kept + alike[: most - len(kept)]
-
-
-def _policy() -> str:
-    """Only this script may run, and nothing may be fetched."""
-    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    return (
-        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
-        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    )
 
 
 def _counts(summaries: Sequence[Summary], problems: Sequence[Problem]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from counterfoil.audit.findings import Finding, OtherCaption, WrongWord
-from counterfoil.audit.markup import clean
 from counterfoil.data.pairs import Split
 from counterfoil.evaluation.explain_chart import signed
+from counterfoil.markup import clean
 from counterfoil.training.report import picture
 
 SIDE, SMALL = 190, 110

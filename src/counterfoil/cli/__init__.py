@@ -27,6 +27,7 @@ from counterfoil.cli.reproduce import reproduce
 from counterfoil.cli.score import score
 from counterfoil.cli.search import search
 from counterfoil.cli.serve import serve
+from counterfoil.cli.signals import end_on_sigterm
 from counterfoil.cli.train import train
 from counterfoil.errors import CounterfoilError
 
@@ -84,6 +85,7 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Pillow's own warning about large images; we refuse them with an error of our own.
     warnings.filterwarnings("ignore", message="Image size .* exceeds limit", module="PIL")
+    end_on_sigterm()
     try:
         app()
     except CounterfoilError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -20,6 +21,7 @@ from counterfoil.cli.output import (
     progress,
     say_fallback,
 )
+from counterfoil.cli.signals import ENDED_BY
 from counterfoil.reading import read_text
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ def audit(
     Exit code 7 means that more is suspicious than --fail-above or --max-suspicious allow.
     """
     from counterfoil.audit import NO_CORRECTOR, audit_split, can_correct, total, write_report
+    from counterfoil.locks import locked_folder
     from counterfoil.training.load import evaluation_split, load_model, run_config
 
     bars = progress(quiet=as_json)
@@ -105,34 +108,35 @@ def audit(
     named = dict.fromkeys(split or [one.name for one in data if len(one)])
     wanted = [data[name] for name in named]
     correct = _correctors(run, corrector, model, data, read, device)
-    out.mkdir(parents=True, exist_ok=True)  # refused now, not after an hour of scoring
     kept = {one.name: out / f".{one.name}.scored" for one in wanted}
-    with _interruptible(bars, kept.values()):
-        audits = [
-            audit_split(
-                model,
-                one,
-                threshold=threshold,
-                examined=examine,
-                corrector=correct(one),
-                details=details,
-                progress=bars,
-                keep=kept[one.name],
-            )
-            for one in wanted
-        ]
-    able = corrector is not None or can_correct(model)
-    about: dict[str, Any] = {"run": str(run), "model": model.spec.name, "data": data.name}
-    suspicious, captions = total([one.summary for one in audits])
-    failed = _too_many(suspicious, captions, fail_above, max_suspicious)
-    about["passed"] = not failed
-    title = f"{data.name}, read by {run.resolve().name}"
-    notes = [] if able else [NO_CORRECTOR]
-    page = write_report(
-        out, title, audits, about, details=details, notes=notes, problems=data.problems
-    )
-    for path in kept.values():
-        path.unlink(missing_ok=True)
+    # refused now, not after an hour of scoring
+    with locked_folder(out, "writing an audit there", "wait for it, or choose another --out"):
+        with _interruptible(bars, kept.values()):
+            audits = [
+                audit_split(
+                    model,
+                    one,
+                    threshold=threshold,
+                    examined=examine,
+                    corrector=correct(one),
+                    details=details,
+                    progress=bars,
+                    keep=kept[one.name],
+                )
+                for one in wanted
+            ]
+        able = corrector is not None or can_correct(model)
+        about: dict[str, Any] = {"run": str(run), "model": model.spec.name, "data": data.name}
+        suspicious, captions = total([one.summary for one in audits])
+        failed = _too_many(suspicious, captions, fail_above, max_suspicious)
+        about["passed"] = not failed
+        title = f"{data.name}, read by {run.resolve().name}"
+        notes = [] if able else [NO_CORRECTOR]
+        page = write_report(
+            out, title, audits, about, details=details, notes=notes, problems=data.problems
+        )
+        for path in kept.values():
+            path.unlink(missing_ok=True)
     _show(page, audits, notes, failed, as_json)
     if failed:
         raise typer.Exit(TOO_MANY)
@@ -143,10 +147,12 @@ def _interruptible(bars: Progress, kept: Collection[Path]) -> Iterator[None]:
     """Where the work inside is interrupted, say whether all of it has to be done again."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as error:
         some = any(path.is_file() for path in kept)
         bars.say("interrupted; the same command goes on" if some else "interrupted")
-        raise typer.Exit(130) from None
+        if isinstance(error, SystemExit):
+            raise
+        raise typer.Exit(ENDED_BY[signal.SIGINT]) from None
 
 
 def _correctors(

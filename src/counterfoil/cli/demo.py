@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,17 +100,19 @@ def demo(
     """
     from counterfoil.config import build_config, merge
     from counterfoil.training.run import execute
+    from counterfoil.training.run_folder import locked_run
 
     started = time.monotonic()
     change = {"train": {"epochs": epochs}, "data": {"options": {"images": images}}}
     beside = _beside(out)
-    _make_room(out, overwrite)
-    if corrector:
-        _make_room(beside, overwrite)
     bars = progress(quiet=as_json)
-    finished = execute(build_config(merge(DEMO, change), "demo"), out, cache, progress=bars)
-    if corrector:
-        _train_corrector(finished.pairs, images, beside, bars)
+    with locked_run(out), locked_run(beside) if corrector else nullcontext():
+        _make_room(out, overwrite)
+        if corrector:
+            _make_room(beside, overwrite)
+        finished = execute(build_config(merge(DEMO, change), "demo"), out, cache, progress=bars)
+        if corrector:
+            _train_corrector(finished.pairs, images, beside, bars)
     assert finished.report is not None  # noqa: S101 - nothing interrupts the demo but a signal
     if as_json:
         print_json({"report": str(finished.page), "results": finished.report.as_dict()})
@@ -126,13 +129,10 @@ def demo(
 
 
 def _make_room(folder: Path, overwrite: bool) -> None:
-    from counterfoil.errors import ConfigError
-    from counterfoil.training.run import clear_run, holds_a_run
+    from counterfoil.training.run_folder import make_room
 
-    if holds_a_run(folder):
-        if folder not in (DEMO_FOLDER, _beside(DEMO_FOLDER)) and not overwrite:
-            raise ConfigError(f"{folder} already holds a run: --overwrite deletes it")
-        clear_run(folder)
+    of_a_demo = folder in (DEMO_FOLDER, _beside(DEMO_FOLDER))
+    make_room(folder, overwrite or of_a_demo, "--overwrite deletes it")
 
 
 def _beside(run: Path) -> Path:

@@ -52,12 +52,14 @@ def import_(
     read, anything else is refused by name. So are files that would take endless time or memory, and
     weights that are not finite. Exit code 4 means that the file was refused.
     """
+    from counterfoil.locks import locked_target
     from counterfoil.models import save_pretrained
     from counterfoil.models.importers import import_checkpoint
 
-    _check_target(out, overwrite)
-    imported = import_checkpoint(checkpoint, family, vocab)
-    save_pretrained(imported.model, out)
+    with locked_target(out, "importing a model there", "wait for it, or choose another --out"):
+        _check_target(out, overwrite)
+        imported = import_checkpoint(checkpoint, family, vocab)
+        save_pretrained(imported.model, out)
     if as_json:
         print_json({"checkpoint": str(checkpoint), "out": str(out), **imported.as_dict()})
         return

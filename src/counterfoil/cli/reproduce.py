@@ -219,7 +219,7 @@ def _described(job: Job, state: str) -> dict[str, Any]:
 
 
 def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, kept: Kept | None) -> None:
-    from counterfoil.cli.train import StopSignals
+    from counterfoil.cli.signals import StopSignals
     from counterfoil.data.load import is_named
     from counterfoil.reproduce.collect import collect
     from counterfoil.reproduce.judge import Judge
@@ -247,7 +247,7 @@ def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, kept: Kept | None) -
         measured = measure_together(plan, judge, jobs, bars, lambda: signals.asked, columns)
         if measured and signals.asked:  # else what is left would be measured one by one
             bars.say("interrupted; the same command goes on")
-            raise typer.Exit(130)
+            raise typer.Exit(signals.exit_code)
 
     if kept is not None:  # recalls at once: measuring takes a while, and may be cut short
         measure(columns=False)
@@ -266,6 +266,6 @@ def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, kept: Kept | None) -
         bars.say(f"{outcome.trained} runs trained{guides} now; written to {folder}")
     if outcome.interrupted:
         bars.say("interrupted; the same command goes on")
-        raise typer.Exit(130)
+        raise typer.Exit(signals.exit_code)
     if outcome.errors:
         raise typer.Exit(1)

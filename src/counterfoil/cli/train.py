@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -18,6 +17,7 @@ from counterfoil.cli.output import (
     print_table,
     progress,
 )
+from counterfoil.cli.signals import StopSignals
 from counterfoil.config import RunConfig, load_config
 from counterfoil.errors import CheckpointError, ConfigError
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from counterfoil.training.run import FinishedRun
 
 RUNS = Path("runs")
+OTHERWISE = "--resume goes on with it, --out chooses another folder, --overwrite deletes it"
 
 
 def train(
@@ -62,25 +63,22 @@ def train(
       torchrun --nproc-per-node 2 -m counterfoil train recipes/rvse-mlp-scenes.yaml
 
     The run folder holds config.yaml, metrics.jsonl, the checkpoints [italic]last[/] and
-    [italic]best[/], results.json, the plots and report.html. Ctrl-C saves and stops; --resume goes
-    on to the same result.
+    [italic]best[/], results.json, the plots and report.html. Ctrl-C (exit code 130) and
+    SIGTERM (143) save and stop; --resume goes on to the same result. One process trains into a
+    folder at a time: a second one is told which process that is, and exits with 8.
     """
     config, folder = _plan(recipe, list(overrides or []), out, resume)
     if show:
         typer.echo(config.to_yaml())
         return
-    from counterfoil.training.distributed import processes
-    from counterfoil.training.run import clear_run, execute, holds_a_run
+    from counterfoil.training.distributed import on_first_process, processes
+    from counterfoil.training.run import execute
+    from counterfoil.training.run_folder import locked_run, make_room
 
-    if not resume and _first_process() and holds_a_run(folder):
-        if not overwrite:
-            raise ConfigError(
-                f"{folder} already holds a run: --resume goes on with it, --out chooses another "
-                "folder, --overwrite deletes it"
-            )
-        clear_run(folder)
     signals = StopSignals()
-    with processes(dict(os.environ)) as first:
+    with processes(dict(os.environ)) as first, locked_run(folder):
+        if not resume:
+            on_first_process(lambda: make_room(folder, overwrite, OTHERWISE))
         shown = progress(quiet=as_json or not first)
         for note in _objective_notes(recipe, config, resume):
             shown.say(f"note: {note}")
@@ -92,11 +90,12 @@ def train(
             progress=shown,
             should_stop=lambda: signals.asked,
             on_training=signals.listen,
+            on_trained=signals.stop_listening,
         )
         if first:
             _summarise(finished, as_json)
     if finished.result.interrupted:
-        raise typer.Exit(130)
+        raise typer.Exit(signals.exit_code)
 
 
 def _plan(
@@ -141,35 +140,12 @@ def _slug(recipe: str | None, overrides: list[str]) -> str:
 
 
 def _latest_unfinished() -> Path:
-    from counterfoil.training.run import is_finished
+    from counterfoil.training.run_folder import is_finished
 
     runs = [path.parent for path in RUNS.glob("*/config.yaml") if not is_finished(path.parent)]
     if not runs:
         raise ConfigError("no unfinished run in runs/; name one: counterfoil train --resume FOLDER")
     return max(runs, key=lambda run: (run / "config.yaml").stat().st_mtime)
-
-
-def _first_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"
-
-
-class StopSignals:
-    """Ctrl-C and a polite kill ask the loop to stop after the current step, once saved.
-
-    Until training begins they end the program at once, as they always do.
-    """
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def listen(self) -> None:
-        signal.signal(signal.SIGINT, self._remember)
-        signal.signal(signal.SIGTERM, self._remember)
-
-    def _remember(self, signum: int, frame: object) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
 
 
 def _summarise(finished: FinishedRun, as_json: bool) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from counterfoil.errors import DataError
+from counterfoil.files import make_sibling, replace_folder, share, sync_tree
+from counterfoil.locks import locked_target
 
+ADVICE = "wait for it, or name another folder"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -19,23 +21,28 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def staged_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
     """A temporary folder beside ``target`` that takes its place when all went well.
 
-    On any error it is removed, and what was at ``target`` is untouched.
+    On any error it is removed, and what was at ``target`` is untouched. Two processes cannot write
+    to one ``target`` at the same time.
     """
     target = Path(os.path.abspath(target))
     _refuse_unsafe(target, overwrite)
-    staging = None
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staging = _sibling(target, ".part")
-        # mkdtemp makes private folders; the result is an ordinary one.
-        staging.chmod(0o777 & ~_umask())
-        yield staging
-        _swap(staging, target)
+        with locked_target(target, "writing a data set there", ADVICE):
+            _refuse_unsafe(target, overwrite)  # another process may have been faster
+            yield from _filled(target)
     except OSError as error:
         raise DataError(_reason(target, error)) from error
+
+
+def _filled(target: Path) -> Iterator[Path]:
+    staging = make_sibling(target, "part")
+    try:
+        yield staging
+        share(staging)
+        sync_tree(staging)
+        replace_folder(staging, target)
     finally:
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _refuse_unsafe(target: Path, overwrite: bool) -> None:
@@ -48,30 +55,6 @@ def _refuse_unsafe(target: Path, overwrite: bool) -> None:
     for kept in (Path.cwd(), Path.home()):
         if target == kept or target in kept.parents:
             raise DataError(f"{target}: refused, overwriting it would delete {kept}")
-
-
-def _swap(staging: Path, target: Path) -> None:
-    if not target.exists():
-        staging.rename(target)
-        return
-    old = _sibling(target, ".old")
-    target.rename(old)
-    try:
-        staging.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _sibling(target: Path, suffix: str) -> Path:
-    return Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=suffix, dir=target.parent))
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _reason(target: Path, error: OSError) -> str:

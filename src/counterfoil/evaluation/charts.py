@@ -6,6 +6,7 @@ that stand out on white and on black.
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -26,6 +27,7 @@ from counterfoil.evaluation.chart_marks import (
     legend_rows,
     vertical_grid,
 )
+from counterfoil.files import write_atomically
 
 Points = Sequence[tuple[float, float]]
 
@@ -188,8 +190,9 @@ def save_line_chart_png(
     if len(series) > 1:
         axes.legend(frameon=False)
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    write_atomically(path, buffer.getvalue())
     return path
 
 

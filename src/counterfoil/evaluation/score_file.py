@@ -24,7 +24,8 @@ from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError
 from counterfoil.evaluation.score_engine import LABEL, fill, on_host, scored_tiles
 from counterfoil.evaluation.score_plan import ScorePlan, plan_scores
-from counterfoil.files import write_atomically
+from counterfoil.files import put_in_place, sync_file, write_atomically
+from counterfoil.locks import locked_target
 from counterfoil.matchers import Matcher
 from counterfoil.progress import Progress, Silent
 from counterfoil.reading import read_text
@@ -41,6 +42,20 @@ def score_to_file(
 ) -> NDArray[np.float32]:
     """Scores [n_images, n_texts] as a memory-mapped ``.npy``; what was begun before is finished."""
     progress = progress or Silent()
+    with locked_target(path, "writing scores to it"):
+        _fill(path, matcher, images, texts, progress, cells)
+    found: NDArray[np.float32] = np.load(path, mmap_mode="r")
+    return found
+
+
+def _fill(
+    path: Path,
+    matcher: Matcher,
+    images: Encoded,
+    texts: Encoded,
+    progress: Progress,
+    cells: int | None,
+) -> None:
     journal = _Journal.of(path, fingerprint(matcher, images, texts))
     if not path.exists():
         plan = journal.begin(plan_scores(images, texts, cells))
@@ -51,9 +66,8 @@ def score_to_file(
             fill(scores, plan, tile, block)
             held.flush()
             journal.add(tile.number)
-        os.replace(journal.partial, path)
-    found: NDArray[np.float32] = np.load(path, mmap_mode="r")
-    return found
+        held.flush()
+        put_in_place(journal.partial, path)
 
 
 def _partial(path: Path, shape: tuple[int, int]) -> np.memmap[Any, np.dtype[np.float32]]:
@@ -61,7 +75,8 @@ def _partial(path: Path, shape: tuple[int, int]) -> np.memmap[Any, np.dtype[np.f
     if not path.exists():
         new = path.with_name(f".{path.name}.new")
         open_memmap(new, "w+", np.float32, shape).flush()
-        os.replace(new, path)
+        sync_file(new)
+        put_in_place(new, path)
     held: np.memmap[Any, np.dtype[np.float32]] = open_memmap(path, "r+")
     return held
 

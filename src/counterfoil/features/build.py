@@ -17,6 +17,7 @@ from counterfoil.features.efficientnet_lite import has_weights
 from counterfoil.features.extract import Job, extract_pairs
 from counterfoil.features.extractors import Extractor, extractors, full_name
 from counterfoil.files import write_atomically
+from counterfoil.locks import locked_target
 from counterfoil.progress import Progress, Silent
 
 MANIFEST = "features.json"
@@ -67,18 +68,32 @@ def build_features(
     taken up the next time. `features.json` in ``target`` says what made the features.
     """
     target, name, chosen = Path(target), backbone or default_backbone(), dict(options or {})
-    _refuse_filled(target, overwrite)
-    tool: Extractor = extractors.create(name, chosen, where="features")
-    bare = _without_fragments(pairs)
-    started = time.perf_counter()
-    job = Job(name, chosen, tool, progress or Silent(), workers, device)
-    made = extract_pairs(bare, Path(cache_dir), job)
-    seconds = time.perf_counter() - started
-    named = _with_name(made, full_name(name, chosen), images)
-    written = convert(named, target, format, overwrite=overwrite, progress=progress)
-    failed = made.problems[len(pairs.problems) :]
-    manifest = {
-        "extractor": {"name": name, "options": chosen, "fingerprint": tool.fingerprint()},
+    with locked_target(target, "writing features there", "wait for it, or name another folder"):
+        _refuse_filled(target, overwrite)
+        tool: Extractor = extractors.create(name, chosen, where="features")
+        bare = _without_fragments(pairs)
+        started = time.perf_counter()
+        job = Job(name, chosen, tool, progress or Silent(), workers, device)
+        made = extract_pairs(bare, Path(cache_dir), job)
+        seconds = time.perf_counter() - started
+        named = _with_name(made, full_name(name, chosen), images)
+        written = convert(named, target, format, overwrite=overwrite, progress=progress)
+        failed = made.problems[len(pairs.problems) :]
+        manifest = {
+            **_description(job, pairs, made),
+            "problems": count_kinds([*made.problems, *written.problems]),
+            "failed": [problem.as_dict() for problem in failed],
+        }
+        text = json.dumps(manifest, indent=2, ensure_ascii=False)
+        write_atomically(target / MANIFEST, f"{text}\n")
+    return FeatureReport(manifest, written, failed, seconds)
+
+
+def _description(job: Job, pairs: Pairs, made: Pairs) -> dict[str, Any]:
+    """What made the features, and of how many images."""
+    tool = job.tool
+    return {
+        "extractor": {"name": job.name, "options": job.options, "fingerprint": tool.fingerprint()},
         "features": {"fragments": tool.max_fragments, "dim": tool.dim, "dtype": "float16"},
         "splits": {
             split.name: {
@@ -88,11 +103,7 @@ def build_features(
             }
             for split in made
         },
-        "problems": count_kinds([*made.problems, *written.problems]),
-        "failed": [problem.as_dict() for problem in failed],
     }
-    write_atomically(target / MANIFEST, json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
-    return FeatureReport(manifest, written, failed, seconds)
 
 
 def _refuse_filled(target: Path, overwrite: bool) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,8 @@ from counterfoil.features.extractors import Extractor, extractors
 from counterfoil.features.pixels import Pixels
 from counterfoil.features.rows import RowWriter
 from counterfoil.features.stamps import fingerprint_of
+from counterfoil.files import replace_folder, write_atomically
+from counterfoil.locks import locked_target
 from counterfoil.progress import Progress, Silent
 from counterfoil.reading import read_text
 
@@ -121,39 +121,19 @@ def _extract_all(
     folder: Path, splits: list[Split], sources: dict[str, Any], job: Job
 ) -> dict[str, Any]:
     partial = folder.with_name(f".{folder.name}.partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    with _locked(partial):
+    with locked_target(folder, "extracting these features"):
         finished = _read_manifest(folder)
         if finished is not None:
             return finished
+        partial.mkdir(parents=True, exist_ok=True)
         dropped = {split.name: _extract_split(partial, split, job) for split in splits}
         files = {path.name: path.stat().st_size for path in sorted(partial.glob("*.npy"))}
         manifest = {**sources, "dropped": dropped, "files": files}
-        (partial / _MANIFEST).write_text(json.dumps(manifest, indent=2))
+        write_atomically(partial / _MANIFEST, json.dumps(manifest, indent=2))
         for finished_log in partial.glob("*_done.jsonl"):
             finished_log.unlink()
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-        (folder / "lock").unlink(missing_ok=True)
+        replace_folder(partial, folder)
     return manifest
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep a second process from writing the same files; it is told, not made to wait.
-
-    A POSIX record lock, which workers do not inherit: it ends with this process, however it ends.
-    """
-    import fcntl
-
-    with (folder / "lock").open("w") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise DataError(
-                f"{folder}: another process is extracting these features; wait for it, or stop it"
-            ) from None
-        yield
 
 
 def _extract_split(folder: Path, split: Split, job: Job) -> dict[str, str]:
@@ -193,7 +173,7 @@ def _read_done(path: Path) -> dict[int, dict[str, str]]:
         text = "".join(
             json.dumps({"start": start, "bad": bad}) + "\n" for start, bad in done.items()
         )
-        path.write_text(text, encoding="utf-8")
+        write_atomically(path, text)
     return done
 
 

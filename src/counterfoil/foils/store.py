@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +14,8 @@ from typing import Any, BinaryIO
 
 from counterfoil.data.json_lines import json_bytes
 from counterfoil.errors import DataError
+from counterfoil.files import put_in_place
+from counterfoil.locks import locked_target
 from counterfoil.reading import LINES_BYTES, open_regular, read_lines
 
 PARTIAL = ".partial"
@@ -111,16 +114,23 @@ class FoilWriter:
         self.settings: dict[str, Any] = json.loads(json_bytes(dict(settings or {})))
         self._done: dict[tuple[str, str], int] = {}
         self._file: BinaryIO | None = None
+        self._lock = ExitStack()
 
     def __enter__(self) -> FoilWriter:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        advice = "wait for it, or write to another file"
+        with ExitStack() as stack:
+            stack.enter_context(locked_target(self.path, "writing foils to it", advice))
+            self._begin()
+            self._lock = stack.pop_all()
+        return self
+
+    def _begin(self) -> None:
         good = self._resume() if self.partial.exists() else 0
         self._file = self.partial.open("r+b" if good else "wb")
         self._file.truncate(good)
         self._file.seek(good)
         if not good:
             self._write({"settings": self.settings})
-        return self
 
     def __exit__(
         self,
@@ -128,11 +138,12 @@ class FoilWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        if kind is None:
-            self._finish()
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+            if kind is None:
+                self._finish()
 
     def is_done(self, image: str, caption: str) -> bool:
         return (image, caption) in self._done
@@ -179,7 +190,7 @@ class FoilWriter:
                     file.write(json_bytes(record) + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        os.replace(made, self.path)
+        put_in_place(made, self.path)
         self.partial.unlink()
 
 

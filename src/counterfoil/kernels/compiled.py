@@ -13,13 +13,15 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 import threading
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from counterfoil.files import put_in_place, sync_file
+from counterfoil.scratch import scratch_folder
 
 COMPILERS = ("cc", "gcc", "clang")
 SOURCE = Path(__file__).with_name("host.c")
@@ -77,9 +79,9 @@ def _loaded(compiler: str) -> ctypes.CDLL:
             _compile(compiler, kept)
         return ctypes.CDLL(str(kept))
     except (OSError, RuntimeError):  # nowhere to keep it: for this process alone
-        with tempfile.TemporaryDirectory(prefix="counterfoil-") as folder:
-            _compile(compiler, Path(folder) / name)
-            return ctypes.CDLL(str(Path(folder) / name))
+        with scratch_folder("counterfoil-compiled-") as folder:
+            _compile(compiler, folder / name)
+            return ctypes.CDLL(str(folder / name))
 
 
 def _folder() -> Path:
@@ -94,8 +96,8 @@ def _folder() -> Path:
 
 def _compile(compiler: str, target: Path) -> None:
     """Compile, and put the whole file in its place at once."""
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / target.name
+    with scratch_folder("compiling-", target.parent) as folder:
+        made = folder / target.name
         for native in NATIVE:
             flags = *FLAGS, *native, "-shared", "-fPIC"
             done = subprocess.run(  # noqa: S603 - the compiler that this machine has, on our own file
@@ -105,7 +107,8 @@ def _compile(compiler: str, target: Path) -> None:
                 check=False,
             )
             if done.returncode == 0:
-                os.replace(made, target)
+                sync_file(made)
+                put_in_place(made, target)
                 return
     raise OSError(f"{compiler} does not compile {SOURCE.name}")
 

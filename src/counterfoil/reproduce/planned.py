@@ -15,7 +15,8 @@ from counterfoil.errors import ConfigError, DataError
 from counterfoil.models import resolve
 from counterfoil.objectives import create_objective
 from counterfoil.training.guide_manifest import MANIFEST, read_manifest
-from counterfoil.training.run import MAY_CHANGE, holds_a_run, is_finished
+from counterfoil.training.run import MAY_CHANGE
+from counterfoil.training.run_folder import holds_a_run, is_finished
 
 State = Literal["finished", "unfinished", "new"]
 

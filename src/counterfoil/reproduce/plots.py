@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import textwrap
 from collections.abc import Sequence
@@ -161,7 +162,9 @@ def save_png(chart: Chart, path: Path) -> None:
         _draw_panels(figure, chart)
     else:
         _draw_axes(figure.add_subplot(), chart)
-    figure.savefig(path, format="png")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    write_atomically(path, buffer.getvalue())
 
 
 def _draw_axes(axes: Any, chart: Chart) -> None:

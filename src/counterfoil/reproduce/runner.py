@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from counterfoil.errors import CounterfoilError
+from counterfoil.locks import locked_in_turn
 from counterfoil.progress import Progress
 from counterfoil.reproduce.builder import build_planned
 from counterfoil.reproduce.cost import note_sharing
-from counterfoil.reproduce.locks import alone
 from counterfoil.reproduce.plan import Plan
 from counterfoil.reproduce.planned import Job, PlannedGuide
 from counterfoil.reproduce.workers import Workers
@@ -87,7 +87,7 @@ def do_one(
 ) -> bool:
     """Train a run, or build a guide, from where it is to its end; False where interrupted."""
     lock = job.folder.parent.parent / "locks" / job.digest
-    with alone(lock, job.title, progress, should_stop) as mine:
+    with locked_in_turn(lock, f"making {job.title}", progress, should_stop) as mine:
         if not mine or job.state == "finished":
             return mine
         if isinstance(job, PlannedGuide):

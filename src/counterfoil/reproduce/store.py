@@ -13,7 +13,7 @@ from pathlib import Path
 
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.files import write_atomically
-from counterfoil.reproduce.locks import one_at_a_time
+from counterfoil.locks import LOCK, locked_in_turn
 from counterfoil.reproduce.plan import Plan
 from counterfoil.reproduce.results import Found, Reproduction, SeedResult
 from counterfoil.reproduce.shown import shown_rows
@@ -161,7 +161,7 @@ class Kept:
 
     def add(self, found: Reproduction) -> Reproduction:
         """Write what was found beside what is known by now, and give back both."""
-        with one_at_a_time(self.folder):
+        with locked_in_turn(self.folder / LOCK, "writing results there"):
             self._read()  # another call may have added rows meanwhile
             both = merged(self.before, found, self.known, self.order)
             write_stored(self.folder, both, self.name)

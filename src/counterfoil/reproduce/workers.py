@@ -169,8 +169,19 @@ def _work(
 ) -> None:
     # Ctrl-C reaches every process of the terminal: here the parent's word counts, once saved
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ended: list[int] = []
+    signal.signal(signal.SIGTERM, lambda signum, frame: ended.append(signum))
+    parent = multiprocessing.parent_process()
+
+    def should_stop() -> bool:
+        return bool(ended) or stop.is_set() or (parent is not None and not parent.is_alive())
+
     torch.set_num_threads(threads)
     try:
-        sender.send(("ended", train(run, cache, _Messages(sender), stop.is_set)))
+        finished = train(run, cache, _Messages(sender), should_stop)
+        if ended and not finished and not stop.is_set():
+            sender.send(("failed", "its process was told to end (SIGTERM); it can be continued"))
+        else:
+            sender.send(("ended", finished))
     except Exception as error:
         sender.send(("failed", describe(error)))

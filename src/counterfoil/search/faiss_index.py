@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from counterfoil.errors import DataError, MissingExtraError
-from counterfoil.files import write_atomically
+from counterfoil.files import sync_file, write_atomically
 from counterfoil.reading import read_text
 from counterfoil.search.backends import backends
 from counterfoil.search.exact import ExactIndex
@@ -170,8 +169,7 @@ class FaissIndex(ExactIndex):
         folder = self.store.folder
         name = f"graph-{self.store.manifest.generation:08d}.faiss"
         self.faiss.write_index(self.graph, str(folder / name))
-        with (folder / name).open("rb") as file:
-            os.fsync(file.fileno())
+        sync_file(folder / name)
         self.covered = [segment.name for segment in self.table.mark.segments]
         note = {"file": name, "kind": self.kind, "segments": self.covered}
         write_atomically(folder / GRAPH, json.dumps(note))

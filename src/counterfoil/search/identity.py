@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from pathlib import Path
 
 from counterfoil.errors import CheckpointError
@@ -12,6 +11,7 @@ from counterfoil.models.checksums import SUMS
 from counterfoil.models.model import Model
 from counterfoil.models.store import CONFIG, LANGUAGE_MODEL, VISION_MODEL, write_files
 from counterfoil.reading import open_regular, read_text
+from counterfoil.scratch import scratch_folder
 
 
 def folder_digest(folder: Path) -> str:
@@ -33,9 +33,11 @@ def folder_digest(folder: Path) -> str:
 
 def model_digest(model: Model) -> str:
     """The digest that a model would have once saved."""
-    with tempfile.TemporaryDirectory() as folder:
-        write_files(model, Path(folder))
-        return folder_digest(Path(folder))
+    with scratch_folder("counterfoil-model-") as folder:
+        saved = folder / "model"
+        saved.mkdir()
+        write_files(model, saved)
+        return folder_digest(saved)
 
 
 def _portable(path: Path) -> bytes:

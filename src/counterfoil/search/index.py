@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -25,8 +25,9 @@ from PIL import Image
 
 from counterfoil.data.images import open_image
 from counterfoil.data.pairs import Pairs, Split
-from counterfoil.errors import CheckpointError, DataError
+from counterfoil.errors import BusyError, CheckpointError, DataError
 from counterfoil.files import write_atomically
+from counterfoil.locks import locked_folder, locked_target
 from counterfoil.models import Model, from_pretrained
 from counterfoil.progress import Progress, Silent
 from counterfoil.reading import read_text
@@ -41,7 +42,7 @@ from counterfoil.search.proxy import (
     FirstStageProxy,
 )
 from counterfoil.search.references import as_image
-from counterfoil.search.store import Busy, SegmentStore, exclusive
+from counterfoil.search.store import CHANGING, SegmentStore
 from counterfoil.search.table import Ids
 from counterfoil.training.loop import choose_device
 
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from counterfoil.search.recall import Recall
     from counterfoil.search.search import Results
 
-KIND, MANIFEST, WRITING = "search index", "index.json", "writing"
+KIND, MANIFEST = "search index", "index.json"
 SIDES: tuple[Side, ...] = get_args(Side)
 FIT, FIRST = "first_stage.safetensors", "first"
 SHORTLIST = 200
@@ -113,10 +114,16 @@ class SearchIndex:
         first = first.eval() if first is not None else None
         settings = Settings(backend, options, first_stage, dtype, shortlist, first)
         splits = list(fit_on) if fit_on is not None else _splits(pairs)
-        create_folder(folder, model.eval(), settings, splits, overwrite, progress or Silent())
-        index = cls(folder, model, options, first)
-        if pairs is not None:
-            index.add(pairs, progress=progress)
+        advice = "wait for it, or name another folder"
+        with locked_target(folder, "building an index there", advice):
+            there = (folder / MANIFEST).is_file()
+            with locked_folder(folder, CHANGING) if there else nullcontext():
+                create_folder(
+                    folder, model.eval(), settings, splits, overwrite, progress or Silent()
+                )
+            index = cls(folder, model, options, first)
+            if pairs is not None:
+                index.add(pairs, progress=progress)
         return index
 
     @classmethod
@@ -146,6 +153,10 @@ class SearchIndex:
             )
         return cls(folder, model.eval(), backend_options, first)
 
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep other processes from changing the index; they are told, not made to wait."""
+        return locked_folder(self.folder, CHANGING)
+
     def __len__(self) -> int:
         """Number of images."""
         return len(self.items["images"])
@@ -164,14 +175,14 @@ class SearchIndex:
         """
         from counterfoil.search.adding import add_splits
 
-        with exclusive(self.folder / WRITING):
+        with self.locked():
             return add_splits(self, _splits(pairs), existing, progress or Silent())
 
     def remove(self, ids: Sequence[str]) -> int:
         """Delete images, with their captions, or single captions, by id; how many items went."""
         from counterfoil.search.adding import remove_items
 
-        with exclusive(self.folder / WRITING):
+        with self.locked():
             return remove_items(self, ids)
 
     def search(
@@ -237,7 +248,7 @@ class SearchIndex:
 
     def compact(self) -> None:
         """Give the room of deleted items back."""
-        with exclusive(self.folder / WRITING):
+        with self.locked():
             self.store.commit({side: self.items[side].rewritten(0) for side in SIDES})
             self._refresh()
             for side in SIDES:
@@ -290,7 +301,7 @@ class SearchIndex:
         behind = [s for s in SIDES if self._marked(s) != self.store.manifest.generation]
         if not behind:
             return
-        with suppress(Busy), exclusive(self.folder / WRITING):
+        with suppress(BusyError), self.locked():
             for side in behind:
                 have, wanted = self.vectors[side].ids(), self.items[side].table.live_ids
                 self.changed(side, np.setdiff1d(have, wanted), np.setdiff1d(wanted, have))

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,13 @@ from typing import Any
 import numpy as np
 
 from counterfoil.errors import DataError
-from counterfoil.files import write_atomically
+from counterfoil.files import sync_file, sync_folder, write_atomically
+from counterfoil.locks import locked_folder
 from counterfoil.search.manifest import FileMark, Manifest, SegmentMark, TableMark, read_manifest
 from counterfoil.search.table import IDS, Ids, Table
 
-SEGMENTS, LOCK = "segments", "lock"
-
-
-class Busy(DataError):
-    """Another process holds the lock."""
+SEGMENTS, COMMIT = "segments", ".commit.lock"
+CHANGING = "changing this index"
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ class SegmentStore:
         self, changes: Mapping[str, Change], header: Mapping[str, Any] | None = None
     ) -> None:
         """Make all changes, or none."""
-        with exclusive(self.folder / LOCK):
+        with locked_folder(self.folder, CHANGING, name=COMMIT):
             if read_manifest(self.path, self.kind).generation != self.manifest.generation:
                 raise DataError(
                     f"{self.folder}: another process changed it meanwhile; open it again"
@@ -109,7 +106,7 @@ class SegmentStore:
             marks = dict(self.manifest.tables)
             for name, change in changes.items():
                 marks[name] = self._changed(name, change, generation)
-            _sync_folder(self.folder / SEGMENTS)
+            sync_folder(self.folder / SEGMENTS)
             new = self.manifest.model_copy(
                 update={
                     "generation": generation,
@@ -118,7 +115,6 @@ class SegmentStore:
                 }
             )
             write_atomically(self.path, new.model_dump_json(indent=1))
-            _sync_folder(self.folder)
             self.reload()
             self._sweep()
 
@@ -153,10 +149,9 @@ class SegmentStore:
         self._write(folder / IDS, filled.ids.astype("<i8").tobytes())
         files = {}
         for path in sorted(folder.iterdir()):
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            sync_file(path)
             files[path.name] = FileMark.of(path)
-        _sync_folder(folder)
+        sync_folder(folder)
         mark = SegmentMark(name=name, items=len(filled.ids), files=files, notes=filled.notes)
         return mark, filled.ids
 
@@ -193,30 +188,3 @@ class SegmentStore:
                 f"{path}: damaged" for path, mark in files.items() if FileMark.of(path) != mark
             ]
         return found
-
-
-@contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Keep other processes from changing what ``path`` locks; they are told, not made to wait.
-
-    A POSIX record lock: it ends with this process, however it ends.
-    """
-    import fcntl
-
-    with path.open("w") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Busy(
-                f"{path.parent}: another process is changing this index; wait for it"
-            ) from None
-        yield
-
-
-def _sync_folder(folder: Path) -> None:
-    """Put the names in a folder on the disk, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

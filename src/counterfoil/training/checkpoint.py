@@ -17,7 +17,7 @@ import torch
 
 from counterfoil.collectives import rank
 from counterfoil.errors import CheckpointError, TrainingError
-from counterfoil.files import atomic_folder
+from counterfoil.files import atomic_folder, put_in_place
 from counterfoil.models.checksums import check_sum, write_sums
 from counterfoil.models.importers.pickles import read_checkpoint
 from counterfoil.models.model import Model
@@ -111,7 +111,7 @@ class Checkpoints:
         temporary = self.run / f".{link}.new.{os.getpid()}"
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(Path("checkpoints") / name)
-        os.replace(temporary, self.run / link)
+        put_in_place(temporary, self.run / link)
 
     def _sweep(self) -> None:
         kept = {

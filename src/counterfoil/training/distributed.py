@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+
+from counterfoil.collectives import rank, world_size
+from counterfoil.errors import CounterfoilError
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -29,3 +35,37 @@ def processes(environment: Mapping[str, str]) -> Iterator[bool]:
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+class FirstProcessError(CounterfoilError):
+    """An error of the first process, which ends the others, too."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def on_first_process(action: Callable[[], T]) -> T | None:
+    """Do something in the first process while the others wait; None in the others.
+
+    If it fails there, every process raises: nobody waits for a process that has ended.
+    """
+    if world_size() == 1:
+        return action()
+    error: Exception | None = None
+    result: T | None = None
+    if rank() == 0:
+        try:
+            result = action()
+        except Exception as raised:
+            error = raised
+    news: list[tuple[str, int] | None] = [None]
+    if error is not None:
+        news = [(str(error) or type(error).__name__, getattr(error, "exit_code", 1))]
+    dist.broadcast_object_list(news)
+    dist.barrier()  # the first process must not end before all have heard of it
+    if error is not None:
+        raise error
+    if news[0] is not None:
+        raise FirstProcessError(*news[0])
+    return result

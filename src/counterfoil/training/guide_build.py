@@ -15,6 +15,7 @@ import torch
 from counterfoil.data.pairs import Split
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.files import atomic_folder
+from counterfoil.locks import locked_folder
 from counterfoil.models.model import Model
 from counterfoil.models.store import from_pretrained, model_folder
 from counterfoil.progress import Progress, Silent
@@ -55,15 +56,20 @@ def build_guide(
 
     ``form`` is by default `matrix` where that takes up to a gigabyte, else `embeddings`.
     """
-    progress = progress or Silent()
-    manifest = _begun(folder, [_look_at(run, split) for run in runs], split, form)
-    _sweep(folder)
-    if manifest.complete:
-        progress.say(f"{folder} is complete already")
-    elif manifest.form == "matrix":
-        _fill_matrix(folder, manifest, runs, split, device or torch.device("cpu"), progress)
-    else:
-        _fill_embeddings(folder, manifest, runs, split, device or torch.device("cpu"), progress)
+    progress, place = progress or Silent(), device or torch.device("cpu")
+    teachers = [_look_at(run, split) for run in runs]
+    if folder.is_file():
+        raise ConfigError(f"{folder}: exists and is not a guide; choose another --out")
+    advice = "wait for it, or choose another --out"
+    with locked_folder(folder, "building a guide there", advice):
+        manifest = _begun(folder, teachers, split, form)
+        _sweep(folder)
+        if manifest.complete:
+            progress.say(f"{folder} is complete already")
+        elif manifest.form == "matrix":
+            _fill_matrix(folder, manifest, runs, split, place, progress)
+        else:
+            _fill_embeddings(folder, manifest, runs, split, place, progress)
     return manifest
 
 
@@ -152,7 +158,7 @@ def _begun(folder: Path, teachers: list[TeacherMark], split: Split, form: Form |
 
 
 def _new(folder: Path, teachers: list[TeacherMark], split: Split, form: Form | None) -> Manifest:
-    if folder.is_file() or (folder.is_dir() and any(map(_is_strange, folder.iterdir()))):
+    if any(map(_is_strange, folder.iterdir())):
         raise ConfigError(f"{folder}: exists and is not a guide; choose another --out")
     data = mark_of(split)
     manifest = Manifest(

@@ -24,7 +24,6 @@ from counterfoil.encoders.recorded import replaying
 from counterfoil.errors import CheckpointError, ConfigError, TrainingError
 from counterfoil.evaluation.evaluate import evaluate, flat_metrics
 from counterfoil.evaluation.scoring_path import fallback
-from counterfoil.files import write_atomically
 from counterfoil.models.model import Model
 from counterfoil.models.store import load_weights
 from counterfoil.objectives import create_objective
@@ -35,6 +34,7 @@ from counterfoil.training.metrics import finite
 from counterfoil.training.preparation import RunPreparation, set_aside
 from counterfoil.training.pretrained_scale import adopt_scale
 from counterfoil.training.resident import resident
+from counterfoil.training.run_folder import locked_run, write_config
 from counterfoil.training.run_logs import RunLogs
 from counterfoil.training.step import HISTOGRAM, MARGIN_RANGE, TrainingStep
 from counterfoil.training.survey import TrainingSurvey
@@ -143,6 +143,11 @@ class Trainer:
         torch.manual_seed(config.seed + rank())
 
     def run(self, resume: bool = False) -> RunResult:
+        """Train to the end, or until told to stop, as the only process that writes the folder."""
+        with locked_run(self.folder):
+            return self._run(resume)
+
+    def _run(self, resume: bool) -> RunResult:
         if resume:
             self._restore()
         elif rank() == 0:
@@ -442,11 +447,6 @@ def projection_gradient(model: Model) -> Tensor | None:
     if layer is None or layer.weight.grad is None:
         return None
     return torch.linalg.vector_norm(layer.weight.grad)
-
-
-def write_config(folder: Path, config: RunConfig) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "config.yaml", config.to_yaml())
 
 
 def everyones(problems: list[str]) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from counterfoil.evaluation.charts import line_chart, save_line_chart_png
 from counterfoil.evaluation.gallery import Gallery, Search
 from counterfoil.evaluation.report import RetrievalReport
 from counterfoil.files import write_atomically
+from counterfoil.markup import clean, page_policy
 from counterfoil.training.metrics import read_metrics
 from counterfoil.training.plots import Plot, plots_of, thin
 from counterfoil.training.report_style import STYLE
@@ -33,17 +34,18 @@ def write_report(
     """Write ``report.html`` and, where matplotlib is installed, the plots as PNG files."""
     records = read_metrics(folder / "metrics.jsonl")
     page = PAGE.format(
+        policy=escape(page_policy()),
         style=STYLE + WARNING_STYLE,
-        title=html.escape(f"{config.model.name} on {Path(config.data.source).name}"),
-        headline=html.escape(report.headline()),
+        title=clean(f"{config.model.name} on {Path(config.data.source).name}"),
+        headline=clean(report.headline()),
         warnings=warning_box(records),
         table=_table(report),
-        tie_rule=html.escape(report.tie_rule),
+        tie_rule=clean(report.tie_rule),
         by_text="".join(_text_search(s, split) for s in gallery.text_to_image),
         by_image="".join(_image_search(s, split) for s in gallery.image_to_text),
         charts=draw(plots_of(records, config.evaluation.split), folder),
-        notes="".join(f"<p>{html.escape(note)}</p>" for note in notes),
-        config=html.escape(config.to_yaml()),
+        notes="".join(f"<p>{clean(note)}</p>" for note in notes),
+        config=clean(config.to_yaml()),
     )
     path = folder / "report.html"
     write_atomically(path, page)
@@ -72,7 +74,7 @@ def warning_box(records: Sequence[dict[str, Any]], most: int = 8) -> str:
     if not warnings:
         return ""
     lines = [
-        f"<p><strong>Step {r['step']:,}.</strong> {html.escape(r['text'])}</p>"
+        f"<p><strong>Step {int(r['step']):,}.</strong> {clean(r['text'])}</p>"
         for r in warnings[:most]
     ]
     if len(warnings) > most:
@@ -82,9 +84,9 @@ def warning_box(records: Sequence[dict[str, Any]], most: int = 8) -> str:
 
 def _table(report: RetrievalReport) -> str:
     header, *rows = report.rows()
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
+    head = "".join(f"<th>{clean(cell)}</th>" for cell in header)
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td>{clean(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -95,7 +97,7 @@ def _text_search(search: Search, split: Split) -> str:
         f"<figcaption>{hit.score:.3f}</figcaption></figure>"
         for hit in search.hits
     )
-    query = html.escape(split.texts[search.query])
+    query = clean(split.texts[search.query])
     return (
         f'<section class="search"><h3>“{query}”</h3>'
         f'<div class="row">{cards}</div>'
@@ -105,7 +107,7 @@ def _text_search(search: Search, split: Split) -> str:
 
 def _image_search(search: Search, split: Split) -> str:
     lines = "".join(
-        f'<li class="{_verdict(hit.right)}">{html.escape(split.texts[hit.index])} '
+        f'<li class="{_verdict(hit.right)}">{clean(split.texts[hit.index])} '
         f"<small>{hit.score:.3f}</small></li>"
         for hit in search.hits
     )
@@ -122,7 +124,7 @@ def _verdict(right: bool) -> str:
 
 def picture(split: Split, image: int, side: int = 224) -> str:
     """An image as an inline JPEG; its id where there are no pixels to show."""
-    name = html.escape(split.ids[image])
+    name = clean(split.ids[image])
     if split.pixels is None:
         return f'<div class="nopixels">{name}</div>'
     try:
@@ -143,6 +145,7 @@ WARNING_STYLE = """.warning { background: var(--card); border: 1px solid var(--b
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Counterfoil: {title}</title><style>{style}</style></head><body><main>
 <header><p class="brand">Counterfoil</p><h1>{title}</h1><p>{headline}</p></header>

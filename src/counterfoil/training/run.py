@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from counterfoil.collectives import rank, world_size
+from counterfoil.collectives import rank
 from counterfoil.config import EvaluationConfig, FeaturesConfig, RunConfig, load_config
 from counterfoil.data.arrays import ArrayFile
 from counterfoil.data.leakage import leakage_warning, shared_with_train
@@ -36,14 +34,15 @@ from counterfoil.models.start import start_from
 from counterfoil.models.store import model_folder
 from counterfoil.objectives import create_objective
 from counterfoil.progress import Progress, Silent
+from counterfoil.training.distributed import on_first_process
 from counterfoil.training.loop import (
     RunResult,
     Trainer,
     choose_device,
     evenly_spaced,
-    write_config,
 )
 from counterfoil.training.report import write_report
+from counterfoil.training.run_folder import locked_run, write_config
 
 MAY_CHANGE = {
     ("data", "workers"),
@@ -145,11 +144,8 @@ def _check_names(config: RunConfig) -> RunConfig:
 
 def _read_in_turn(config: RunConfig, cache: Path, progress: Progress) -> Pairs:
     """The first process draws and extracts what is missing; the others find it in the cache."""
-    if rank() == 0:
-        pairs = read_data(config, cache, progress)
-    if world_size() > 1:
-        torch.distributed.barrier()
-    return pairs if rank() == 0 else read_data(config, cache, Silent())
+    pairs = on_first_process(lambda: read_data(config, cache, progress))
+    return read_data(config, cache, Silent()) if pairs is None else pairs
 
 
 def check_splits(config: RunConfig, pairs: Pairs) -> None:
@@ -185,32 +181,45 @@ def execute(
     progress: Progress | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     on_training: Callable[[], None] = lambda: None,
+    on_trained: Callable[[], None] = lambda: None,
 ) -> FinishedRun:
-    """Train, evaluate the best checkpoint once on the test split, write the report."""
+    """Train, evaluate the best checkpoint once on the test split, write the report.
+
+    The folder is locked meanwhile. Between ``on_training`` and ``on_trained``, ``should_stop`` is
+    asked after every step; training that was stopped is not followed by the latter.
+    """
     progress = progress or Silent()
     config = _check_names(config)  # a misspelt name is found before any work is done
-    started = resume and (folder / "last").exists()
-    if config.model.start and not started:
-        _check_start(Path(config.model.start))
-    if rank() == 0 and not resume:
-        write_config(folder, config)
-    pairs = _read_in_turn(config, cache, progress)
-    if rank() == 0:
-        _keep_noise(config, pairs, folder)
+    with locked_run(folder):
+        started = resume and (folder / "last").exists()
+        if config.model.start and not started:
+            _check_start(Path(config.model.start))
+        if rank() == 0 and not resume:
+            write_config(folder, config)
+        pairs = _read_in_turn(config, cache, progress)
+        if rank() == 0:
+            _keep_noise(config, pairs, folder)
+        _say_skipped(pairs, progress)
+        warning = leakage_warning(shared_ids(config, pairs))
+        if warning and rank() == 0:
+            progress.say(warning)
+        model = from_pretrained(folder / "last") if started else _new_model(config, pairs, progress)
+        trainer = Trainer(model, pairs, config, folder, progress, should_stop)
+        on_training()
+        result = trainer.run(resume=started)
+        if result.interrupted:
+            return FinishedRun(result, model, pairs)
+        on_trained()
+        if rank() != 0:
+            return FinishedRun(result, model, pairs)
+        return _conclude(config, folder, pairs, result, progress)
+
+
+def _say_skipped(pairs: Pairs, progress: Progress) -> None:
     skipped = skipped_kinds(pairs)
     if skipped:
         counts = ", ".join(f"{number} × {kind}" for kind, number in skipped.items())
         progress.say(f"left out of the data: {counts} (see: counterfoil data inspect)")
-    warning = leakage_warning(shared_ids(config, pairs))
-    if warning and rank() == 0:
-        progress.say(warning)
-    model = from_pretrained(folder / "last") if started else _new_model(config, pairs, progress)
-    trainer = Trainer(model, pairs, config, folder, progress, should_stop)
-    on_training()
-    result = trainer.run(resume=started)
-    if result.interrupted or rank() != 0:
-        return FinishedRun(result, model, pairs)
-    return _conclude(config, folder, pairs, result, progress)
 
 
 def _check_start(folder: Path) -> None:
@@ -263,34 +272,6 @@ def _conclude(
     page = write_report(folder, config, report, judged, gallery, notes)
     shared = shared_ids(config, pairs)
     return FinishedRun(replace(result, folder=folder), best, pairs, report, gallery, page, shared)
-
-
-RUN_FILES = {
-    "config.yaml", "metrics.jsonl", "timing.jsonl", "last", "best", "checkpoints", "results.json",
-    "report.html", "tensorboard", "noise.npy",
-}  # fmt: skip
-
-
-def holds_a_run(folder: Path) -> bool:
-    """Whether there is anything in a folder but the config of a run that never began."""
-    return folder.is_dir() and any(path.name != "config.yaml" for path in folder.iterdir())
-
-
-def clear_run(folder: Path) -> None:
-    """Delete a run; refuses a folder that holds anything a run does not write."""
-    place = folder.resolve()
-    if place in (Path.cwd(), Path.home(), *Path.cwd().parents, *Path.home().parents):
-        raise ConfigError(f"{folder}: will not be deleted; choose another folder with --out")
-    strangers = [
-        path.name
-        for path in folder.iterdir()
-        if path.name not in RUN_FILES and path.suffix != ".png" and not path.name.startswith(".")
-    ]
-    if strangers or not (folder / "config.yaml").is_file():
-        found = f" (it holds {', '.join(sorted(strangers)[:3])})" if strangers else ""
-        raise ConfigError(f"{folder}: not a run{found}, so it is not deleted; choose another --out")
-    load_config(folder / "config.yaml")
-    shutil.rmtree(folder)
 
 
 def located(config: RunConfig) -> RunConfig:
@@ -367,10 +348,3 @@ def resumed_config(folder: Path, asked: RunConfig | None) -> RunConfig:
             "resume it without these, or choose another folder with --out"
         )
     return asked
-
-
-def is_finished(folder: Path) -> bool:
-    try:
-        return bool(json.loads((folder / "results.json").read_text(encoding="utf-8")))
-    except (OSError, json.JSONDecodeError):
-        return False

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import random
-import shutil
 import tarfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -23,6 +21,8 @@ from counterfoil.data.scenes.draw import draw
 from counterfoil.data.scenes.family import LARGEST, make_scene
 from counterfoil.data.scenes.truths import SceneTruths
 from counterfoil.errors import ConfigError
+from counterfoil.files import atomic_folder
+from counterfoil.locks import beside, locked_in_turn
 from counterfoil.parallel import ordered_map
 from counterfoil.progress import Progress, Silent
 from counterfoil.reading import open_regular, read_text
@@ -67,7 +67,10 @@ def load_scenes(
     recipe = Recipe(_divide(images), seed, _span(captions))
     folder = Path(cache_dir) / recipe.folder
     if not _is_whole(folder, recipe):
-        _generate(folder, recipe, progress or Silent(), workers)
+        progress = progress or Silent()
+        with locked_in_turn(beside(folder), "drawing these scenes", progress):
+            if not _is_whole(folder, recipe):  # nobody else has drawn them meanwhile
+                _generate(folder, recipe, progress, workers)
     splits = {
         name: _read_split(folder, name)
         for name, count in zip(SPLITS, recipe.images, strict=True)
@@ -105,10 +108,7 @@ def _is_whole(folder: Path, recipe: Recipe) -> bool:
 
 def _generate(folder: Path, recipe: Recipe, progress: Progress, workers: int | None) -> None:
     """Write beside the final place and move there in one step; what was there is replaced."""
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with atomic_folder(folder) as partial:
         tasks = [task for split in range(len(SPLITS)) for task in _tasks(recipe, split)]
         drawn = (item for chunk in ordered_map(_draw_chunk, tasks, workers) for item in chunk)
         tracked = progress.track(drawn, "drawing scenes", total=sum(recipe.images))
@@ -117,15 +117,6 @@ def _generate(folder: Path, recipe: Recipe, progress: Progress, workers: int | N
         files = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
         manifest = {"recipe": asdict(recipe), "images": recipe.images, "files": files}
         (partial / _MANIFEST).write_text(json.dumps(manifest, indent=2))
-        shutil.rmtree(folder, ignore_errors=True)
-        try:
-            partial.rename(folder)
-        except OSError:
-            # Another process was faster; its content is the same.
-            if not _is_whole(folder, recipe):
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 Task = tuple[Recipe, int, list[tuple[int, int, int]]]

@@ -1,0 +1,65 @@
+"""Ctrl-C (SIGINT) and SIGTERM: what ends at once, and what is saved first.
+
+A command that a signal ends has 128 plus the signal's number as its exit code, as in a shell.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from typing import Any, NoReturn
+
+ENDED_BY = {signal.SIGINT: 130, signal.SIGTERM: 143}
+"""Exit codes."""
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end the program as an error does: locks, temporary folders and workers go, too.
+
+    Forked workers keep the default, which ends them at once.
+    """
+    with suppress(ValueError):  # not the main thread: whoever owns it decides
+        signal.signal(signal.SIGTERM, _end)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_restore_default)
+
+
+def _end(signum: int, frame: object) -> NoReturn:
+    raise SystemExit(ENDED_BY[signal.Signals(signum)])
+
+
+def _restore_default() -> None:
+    with suppress(ValueError):
+        if signal.getsignal(signal.SIGTERM) is _end:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class StopSignals:
+    """Ctrl-C and SIGTERM ask training to stop after the current step, once saved.
+
+    They do so between `listen` and `stop_listening`. At other times, or if they come twice, they
+    end the program at once.
+    """
+
+    asked = False
+    exit_code = ENDED_BY[signal.SIGINT]
+    _before: dict[signal.Signals, Any] | None = None
+
+    def listen(self) -> None:
+        if self._before is None:
+            self._before = {each: signal.signal(each, self._remember) for each in ENDED_BY}
+
+    def stop_listening(self) -> None:
+        """Let signals end the program at once again, and one that came after the last step."""
+        for each, handler in (self._before or {}).items():
+            signal.signal(each, handler)
+        self._before = None
+        if self.asked:
+            raise SystemExit(self.exit_code)
+
+    def _remember(self, signum: int, frame: object) -> None:
+        self.exit_code = ENDED_BY[signal.Signals(signum)]
+        if self.asked:
+            raise SystemExit(self.exit_code)
+        self.asked = True

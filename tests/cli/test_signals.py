@@ -1,0 +1,67 @@
+"""What SIGTERM ends, and what it leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from counterfoil.cli.signals import StopSignals
+from tests.training.test_run_folder import children, is_alive
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
+
+
+def test_a_terminated_command_exits_with_143_and_leaves_neither_files_nor_workers(
+    tmp_path,
+) -> None:
+    target, cache = tmp_path / "scenes", tmp_path / "cache"
+    words = ["data", "scenes", target, "--images", 1_000_000, "--cache", cache]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "counterfoil", *map(str, words)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        workers: list[int] = []
+        end = time.monotonic() + 60
+        while not workers and time.monotonic() < end and process.poll() is None:
+            time.sleep(0.05)
+            workers = children(process.pid)
+        assert workers
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 143, told
+    assert "Traceback" not in told
+    assert not any(map(is_alive, workers))
+    assert list(cache.iterdir()) == []
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_exit_code_says_which_signal_stopped_training(sent, code) -> None:
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    signals = StopSignals()
+    try:
+        signals.listen()
+        signal.raise_signal(sent)
+        assert signals.asked
+        assert signals.exit_code == code
+        with pytest.raises(SystemExit) as twice:
+            signal.raise_signal(sent)
+        assert twice.value.code == code
+        with pytest.raises(SystemExit) as late:  # evaluating may take hours
+            signals.stop_listening()
+        assert late.value.code == code
+        assert {each: signal.getsignal(each) for each in before} == before
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
