@@ -197,6 +197,7 @@ def running(content: Content, limits: Limits, **options: Any) -> Iterator[Client
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     while not server.started:
+        assert thread.is_alive(), "the service did not start"
         time.sleep(0.01)
     try:
         yield Client(*listening.getsockname())

@@ -118,7 +118,7 @@ def serve(
 
     given = _given_token(token, token_file)
     made = secrets.token_urlsafe(24) if given is None and not is_loopback(host) else None
-    access = Access.to(host, allow_host or (), given or made)
+    access = Access.to(host, allow_host or (), given if made is None else made)
     tls = _tls(tls_cert, tls_key)
     limits = Limits(
         connections=connections,
