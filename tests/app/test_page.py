@@ -280,7 +280,6 @@ def test_the_token_in_the_address_opens_the_page(browser, content, pairs) -> Non
     with running(content, LIMITS, access=Access.to("127.0.0.1", token=token)) as client:
         browser.go(f"{client.base}/#/")
         browser.wait("document.querySelector('form.token input') !== null")
-        browser.go("about:blank")
         browser.go(f"{client.base}/#token={token}")
         browser.wait("document.querySelectorAll('.ticket').length === 24")
         browser.wait("document.querySelector('.ticket img').naturalWidth > 0")
