@@ -43,7 +43,7 @@ CORRECTOR = {
     "embed_size": 16,
     "matcher": {"layers": 1, "heads": 2, "extras": ["discrimination", "correction"]},
 }
-LIMITS = Limits(upload_bytes=2**20, pixels=2_000_000, uploads=4, body_timeout=1.0)
+LIMITS = Limits(upload_bytes=2**20, pixels=2_000_000, uploads=4, body_timeout=3.0)
 
 
 @dataclass(frozen=True)
