@@ -8,7 +8,8 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ CORRECTOR = {
     "embed_size": 16,
     "matcher": {"layers": 1, "heads": 2, "extras": ["discrimination", "correction"]},
 }
-LIMITS = Limits(upload_bytes=2**20, pixels=2_000_000, uploads=4, body_timeout=1.0)
+LIMITS = Limits(upload_bytes=2**20, pixels=2_000_000, uploads=4, body_timeout=3.0)
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Client:
         body = value if isinstance(value, bytes) else json.dumps(value).encode()
         return self.ask("POST", path, body, {"Content-Type": "application/json"})
 
-    def upload(self, data: bytes, name: str = "photo.png") -> Answer:
+    def upload(self, data: bytes, name: str = "photo.png", **headers: str) -> Answer:
         edge = "edge-of-a-part"
         head = f'--{edge}\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n'
         body = (
@@ -99,7 +100,7 @@ class Client:
             + f"\r\n--{edge}--\r\n".encode()
         )
         kind = f"multipart/form-data; boundary={edge}"
-        return self.ask("POST", "/api/images", body, {"Content-Type": kind})
+        return self.ask("POST", "/api/images", body, {"Content-Type": kind, **headers})
 
 
 @pytest.fixture(scope="session")
@@ -188,17 +189,28 @@ def content(run, corrector, audit, cache) -> Content:
     return open_content(run, corrector=corrector, audit=audit, cache=cache, progress=Silent())
 
 
-@pytest.fixture(scope="session")
-def client(content) -> Iterator[Client]:
+@contextmanager
+def running(content: Content, limits: Limits, **options: Any) -> Iterator[Client]:
+    """A service on a free port of this machine; ``content`` is open still when it has stopped."""
     listening = listen("127.0.0.1", 0)
-    server = make_server(content, "127.0.0.1", LIMITS)
+    server = make_server(replace(content, close=lambda: None), "127.0.0.1", limits, **options)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     while not server.started:
+        assert thread.is_alive(), "the service did not start"
         time.sleep(0.01)
-    yield Client(*listening.getsockname())
-    server.should_exit = True
-    thread.join()
+    try:
+        yield Client(*listening.getsockname())
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def client(content) -> Iterator[Client]:
+    with running(content, LIMITS) as started:
+        yield started
+    content.close()
 
 
 @pytest.fixture(scope="session")

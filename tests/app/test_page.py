@@ -10,8 +10,9 @@ from urllib.parse import urlencode
 import pytest
 from PIL import Image
 
+from counterfoil.app.access import Access
 from tests.app.browser import Browser
-from tests.app.conftest import Client
+from tests.app.conftest import LIMITS, Client, running
 
 LIT = "getComputedStyle(document.querySelector('.regions .dim')).opacity > 0.3"
 
@@ -272,3 +273,15 @@ def test_light_and_dark_follow_the_system_and_the_button(page, tmp_path) -> None
     browser.click("#theme")
     assert min(ground(browser, tmp_path / "chosen.png")) > 200
     browser.js("localStorage.clear(); delete document.documentElement.dataset.theme")
+
+
+def test_the_token_in_the_address_opens_the_page(browser, content, pairs) -> None:
+    token = "a-token-of-the-tests"  # noqa: S105
+    with running(content, LIMITS, access=Access.to("127.0.0.1", token=token)) as client:
+        browser.go(f"{client.base}/#/")
+        browser.wait("document.querySelector('form.token input') !== null")
+        browser.go(f"{client.base}/#token={token}")
+        browser.wait("document.querySelectorAll('.ticket').length === 24")
+        browser.wait("document.querySelector('.ticket img').naturalWidth > 0")
+        assert token not in browser.js("location.href")
+    browser.complaints.clear()  # it complains of the first 401

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -27,7 +27,11 @@ class Audit:
                 f"--out {folder}"
             )
         self.findings = list(islice(_read(path), MOST))
-        counts = Counter(sign for found in self.findings for sign in found.signs)
+        self._by_reason: dict[str, list[Finding]] = defaultdict(list)
+        for found in self.findings:
+            for sign in dict.fromkeys(found.signs):
+                self._by_reason[sign].append(found)
+        counts = Counter({sign: len(found) for sign, found in self._by_reason.items()})
         self.reasons = [
             {"sign": sign, "name": SIGN_NAMES.get(sign, sign), "count": count}
             for sign, count in counts.most_common()
@@ -35,7 +39,7 @@ class Audit:
 
     def page(self, offset: int, limit: int, reason: str | None) -> dict[str, Any]:
         """Some findings, those with one reason where it is given."""
-        chosen = [found for found in self.findings if reason is None or reason in found.signs]
+        chosen = self.findings if reason is None else self._by_reason.get(reason, [])
         return {
             "total": len(chosen),
             "offset": offset,

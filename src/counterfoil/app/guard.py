@@ -1,30 +1,36 @@
-"""What stands before every request: limits, host check, headers, counting."""
+"""What stands before every request: access, limits, headers, counting."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from counterfoil.app.access import HEALTH, Access
+from counterfoil.app.body import Body, Message, Receive, too_long
+from counterfoil.app.connections import client_of
 from counterfoil.app.limits import Limits
 from counterfoil.app.meters import Meters
 from counterfoil.app.problems import Problem, problem_response
 
 Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+UPLOAD = "/api/images"
+WATCHED = {HEALTH, "/metrics"}
+"""Answered however busy the service is."""
+
+SPARE = "counterfoil.spare"
+"""In the state of a request: whether its connection is one beyond the limits (`Connections`)."""
+
 MULTIPART_EXTRA = 4096
 """Bytes that a form adds to the file in it."""
 
-THROWN_AWAY = 64 * 2**20
-"""Bytes of a body that is too long that are still taken, and forgotten: a client that cannot send
-on does not listen to why."""
+RETRY = {"Retry-After": "1"}
+CLOSE = {"Connection": "close"}
 
 HEADERS = [
     (
@@ -39,143 +45,142 @@ HEADERS = [
 ]
 
 
-class Guard:
-    """An ASGI layer around the service.
+class Slots:
+    """How many requests are worked on at once.
 
-    ``hosts`` are the names by which the service may be called; None allows any. A service on this
-    machine alone is thereby out of reach for other sites that make a browser ask for it.
+    A request has a slot from the end of its body to the start of its answer: never while the
+    service waits for the client, however slow that is.
     """
 
-    def __init__(
-        self, app: App, limits: Limits, meters: Meters, hosts: Collection[str] | None = None
-    ) -> None:
-        self.app, self.limits, self.meters = app, limits, meters
-        self.hosts = None if hosts is None else frozenset(hosts)
-        self.in_flight = 0
-        meters.gauges["counterfoil_in_flight"] = (
-            "Requests being answered.",
-            lambda: self.in_flight,
-        )
+    def __init__(self, most: int) -> None:
+        self.most, self.taken = most, 0
+
+
+class Slot:
+    """The slot of one request."""
+
+    def __init__(self, slots: Slots, always: bool) -> None:
+        self._slots, self._always, self._taken = slots, always, False
+
+    def take(self) -> None:
+        if self._slots.taken >= self._slots.most and not self._always:
+            raise Problem(503, "too many requests at once; try again", RETRY)
+        self._slots.taken += 1
+        self._taken = True
+
+    def give_back(self) -> None:
+        if self._taken:
+            self._slots.taken -= 1
+            self._taken = False
+
+
+class Guard:
+    """An ASGI layer around the service."""
+
+    def __init__(self, app: App, limits: Limits, meters: Meters, access: Access) -> None:
+        self.app, self.limits, self.meters, self.access = app, limits, meters, access
+        self.slots = Slots(limits.in_flight)
+        self._clients: Counter[str] = Counter()
+        about = "Requests being answered."
+        meters.gauges["counterfoil_in_flight"] = (about, lambda: self.slots.taken)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "http":
+            await self._counted(scope, receive, send)
+        elif scope["type"] == "websocket" and self.access.find_problem(scope) is not None:
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: 403
+        else:
             await self.app(scope, receive, send)
-            return
+
+    async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, and count it."""
         started, status = time.perf_counter(), 500
+        client = client_of(scope["client"][0]) if scope.get("client") else ""
+        slot = Slot(self.slots, always=scope["path"] in WATCHED)
 
         async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
+                slot.give_back()
                 status = int(message["status"])
                 message = {**message, "headers": [*message.get("headers", []), *HEADERS]}
             await send(message)
 
-        self.in_flight += 1
+        self._clients[client] += 1
         try:
-            problem = self._refusal(scope)
-            if problem is not None:
-                if problem.status == 413:
-                    await _throw_away(receive, self.limits.body_timeout)
-                answer = problem_response(problem.status, problem.detail, headers=problem.headers)
-                await answer(scope, receive, send_and_note)
-            else:
-                await self._answer(scope, receive, send_and_note)
+            await self._answer(scope, receive, send_and_note, slot, client)
         finally:
-            self.in_flight -= 1
+            slot.give_back()
+            self._clients[client] -= 1
+            if not self._clients[client]:
+                del self._clients[client]
             method = scope["method"] if scope["method"] in METHODS else "other"
             route = getattr(scope.get("route"), "path", "other")
             self.meters.request(method, route, status, time.perf_counter() - started)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = _Body(receive, self._most(scope), self.limits.body_timeout)
-        refused = begun = False
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, slot: Slot, client: str
+    ) -> None:
+        body = Body(receive, self._most(scope), self.limits.body_timeout, slot.take)
+        problem = self._find_problem(scope, client)
+        if problem is None:
+            try:
+                if not self._streams(scope) and not await body.read():
+                    return  # the client is gone
+            except Problem as found:
+                problem = found
+        if problem is None:
+            problem = await self._pass_on(scope, body, send)
+        if problem is not None:
+            if problem.status == 413:
+                await body.throw_away()
+            await _refuse(problem, scope, receive, send)
+
+    async def _pass_on(self, scope: Scope, body: Body, send: Send) -> Problem | None:
+        """Let the application answer, unless the body is cut off before: then say why."""
+        begun = False
 
         async def send_on(message: Message) -> None:
-            """Pass an answer on, unless the body was cut off: then that is the answer."""
-            nonlocal refused, begun
+            nonlocal begun
             if body.problem is None or begun:
                 begun = True
                 await send(message)
-            elif not refused:
-                refused = True
-                if body.problem.status == 413:
-                    await _throw_away(receive, self.limits.body_timeout)
-                close = {"Connection": "close"}
-                answer = problem_response(body.problem.status, body.problem.detail, headers=close)
-                await answer(scope, receive, send)
 
         await self.app(scope, body.receive, send_on)
+        return None if begun else body.problem
 
-    def _refusal(self, scope: Scope) -> Problem | None:
-        headers = dict(scope["headers"])
-        if self.hosts is not None and _host(headers.get(b"host", b"")) not in self.hosts:
-            return Problem(421, "the service is not known by this name")
-        if self.in_flight > self.limits.in_flight and scope["path"] not in ("/healthz", "/metrics"):
-            return Problem(503, "too many requests at once; try again", {"Retry-After": "1"})
-        length = headers.get(b"content-length", b"0")
+    def _find_problem(self, scope: Scope, client: str) -> Problem | None:
+        """Why a request is refused by its headers, if it is."""
+        if scope.get("state", {}).get(SPARE) and scope["path"] not in WATCHED:
+            return Problem(503, "too many connections; try again", {**RETRY, **CLOSE})
+        problem = self.access.find_problem(scope)
+        if problem is not None:
+            return problem
+        most = self.limits.address_connections
+        if client and most and self._clients[client] > most and scope["path"] not in WATCHED:
+            return Problem(429, f"at most {most} requests at once from one address", RETRY)
+        length = dict(scope["headers"]).get(b"content-length", b"0")
         if not length.isdigit():
             return Problem(400, "Content-Length is not a number")
-        if int(length) > self._most(scope):
-            return Problem(413, _too_long(self._most(scope)), {"Connection": "close"})
-        return None
+        return too_long(self._most(scope)) if int(length) > self._most(scope) else None
 
     def _most(self, scope: Scope) -> int:
-        if scope["path"] == "/api/images":
+        """Bytes that a body may have."""
+        if self._streams(scope):
             return self.limits.upload_bytes + MULTIPART_EXTRA
         return self.limits.json_bytes
 
+    def _streams(self, scope: Scope) -> bool:
+        """Whether a body goes to the application in parts: an upload, which it keeps on disk.
 
-class _Body:
-    """The body of a request, cut off where it is too long or comes too slowly."""
-
-    def __init__(self, receive: Receive, most: int, seconds: float) -> None:
-        self._receive, self._most, self._seconds = receive, most, seconds
-        self._read, self._whole = 0, False
-        self.problem: Problem | None = None
-
-    async def receive(self) -> Message:
-        if self._whole:  # from here on it only waits for the client to go away
-            return await self._receive()
-        try:
-            message = await asyncio.wait_for(self._receive(), self._seconds)
-        except asyncio.TimeoutError:
-            self.problem = Problem(408, "the body of the request did not come in time")
-            raise self.problem from None
-        if message["type"] == "http.request":
-            self._read += len(message.get("body", b""))
-            self._whole = not message.get("more_body", False)
-            if self._read > self._most:
-                self.problem = Problem(413, _too_long(self._most))
-                raise self.problem
-        return message
+        Others are small, and are complete before the application starts.
+        """
+        return scope["path"] == UPLOAD and scope["method"] == "POST"
 
 
-async def _throw_away(receive: Receive, seconds: float) -> None:
-    """Take the rest of a body, up to a limit and for a while."""
-
-    async def take() -> None:
-        taken = 0
-        while taken < THROWN_AWAY:
-            message = await receive()
-            taken += len(message.get("body", b""))
-            if message["type"] != "http.request" or not message.get("more_body", False):
-                return
-
-    with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(take(), seconds)
-
-
-def _host(header: bytes) -> str:
-    """The name in a Host header without its port.
-
-    >>> _host(b"localhost:8000"), _host(b"[::1]:8000"), _host(b"127.0.0.1")
-    ('localhost', '[::1]', '127.0.0.1')
-    """
-    text = header.decode("latin-1").lower()
-    name, _, port = text.rpartition(":")
-    return name if name and port.isdigit() else text
-
-
-def _too_long(most: int) -> str:
-    size = f"{most // 2**20} MiB" if most >= 2**20 else f"{most // 2**10} KiB"
-    return f"the request is too long: at most {size} are read"
+async def _refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
+    headers = dict(problem.headers)
+    if problem.status in (408, 413):
+        headers |= CLOSE
+    await problem_response(problem.status, problem.detail, headers=headers)(scope, receive, send)

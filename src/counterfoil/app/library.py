@@ -9,7 +9,6 @@ import secrets
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,13 +37,10 @@ class Library:
 
     def __init__(self, index: SearchIndex, limits: Limits) -> None:
         self.index, self.limits = index, limits
+        # read from disk now: a lookup during a request must not wait for that
+        self.ids = list(index.items["images"].names)
         self._uploads: OrderedDict[str, Upload] = OrderedDict()
         self._lock = threading.Lock()
-
-    @cached_property
-    def ids(self) -> list[str]:
-        """Of the images of the index, in its order."""
-        return list(self.index.items["images"].names)
 
     @property
     def uploads(self) -> int:

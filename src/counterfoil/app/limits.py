@@ -22,10 +22,16 @@ ID_LETTERS = 1000
 class Limits:
     """Sizes, numbers and seconds that the service holds itself and its clients to.
 
-    ``uploads`` pictures are kept, the oldest go first. At most ``in_flight`` requests are answered
-    and ``waiting`` pieces of work queued at a time; more are told to come back. ``batch`` is how
-    many pieces of work go through the model together. ``timeout`` is for an answer,
-    ``body_timeout`` for each part of a request's body, ``drain`` for work under way at shutdown.
+    ``uploads`` pictures are kept, the oldest go first. At most ``in_flight`` requests are worked
+    on and ``waiting`` pieces of work queued at a time; more are told to come back. ``batch`` is how
+    many pieces of work go through the model together.
+
+    At most ``connections`` are open, ``address_connections`` of them from one address (0: any
+    number), and ``spare_connections`` beyond, for health checks; see `Connections`.
+
+    Each time-out is for all of something, not for its parts: ``header_timeout`` for the headers of
+    a request, ``body_timeout`` for its body, ``timeout`` for the work, ``send_timeout`` for reading
+    the answer, ``keep_alive`` between two requests, ``drain`` for work under way at shutdown.
     """
 
     upload_bytes: int = 10 * 2**20
@@ -36,6 +42,12 @@ class Limits:
     in_flight: int = 128
     waiting: int = 256
     batch: int = 32
+    connections: int = 512
+    address_connections: int = 128
+    spare_connections: int = 16
     timeout: float = 20.0
-    body_timeout: float = 10.0
+    header_timeout: float = 10.0
+    body_timeout: float = 30.0
+    send_timeout: float = 30.0
+    keep_alive: float = 15.0
     drain: float = 5.0

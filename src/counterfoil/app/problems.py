@@ -17,6 +17,9 @@ from starlette.responses import Response
 from counterfoil.errors import CounterfoilError
 
 MEDIA_TYPE = "application/problem+json"
+ANY_REQUEST = (400, 401, 403, 408, 413, 421, 429, 503)
+"""Errors that `Guard` gives to requests for anything."""
+
 log = logging.getLogger("counterfoil.app")
 
 
@@ -47,7 +50,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
             "model": ProblemBody,
             "content": {MEDIA_TYPE: {"schema": schema}},
         }
-        for status in sorted({*statuses, 400, 413, 503})
+        for status in sorted({*statuses, *ANY_REQUEST})
     }
 
 

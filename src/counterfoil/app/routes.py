@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 from anyio import to_thread
-from fastapi import APIRouter, Depends, File, Query, UploadFile
+from fastapi import APIRouter, Depends, File, Query, Request, UploadFile
 from starlette.responses import PlainTextResponse, Response
 
 from counterfoil.app import schemas as s
@@ -17,6 +18,7 @@ from counterfoil.app.service import Service, the_service
 from counterfoil.data.texts import WordText
 from counterfoil.data.words import words
 
+T = TypeVar("T")
 router = APIRouter()
 TheService = Annotated[Service, Depends(the_service)]
 Offset = Annotated[int, Query(ge=0, le=10**9)]
@@ -39,7 +41,7 @@ async def about(service: TheService) -> s.About:
         can_upload=service.model.fragments_from is not None,
         scale=s.Scale.model_validate(service.engine.scale) if service.engine.scale else None,
         audit=content.audit is not None,
-        runs=len(content.runs.listed()),
+        runs=len(content.runs),
         limits={"upload_bytes": limits.upload_bytes, "pixels": limits.pixels},
     )
 
@@ -47,7 +49,7 @@ async def about(service: TheService) -> s.About:
 @router.get("/api/images", tags=["images"], responses=documented(422))
 async def images(service: TheService, offset: Offset = 0, limit: Limit = 24) -> s.Images:
     """Images of the index with their captions."""
-    listed = await to_thread.run_sync(service.library.listed, offset, limit)
+    listed = await _read(service, service.library.listed, offset, limit)
     return s.Images(
         total=len(service.library.ids),
         offset=offset,
@@ -58,7 +60,7 @@ async def images(service: TheService, offset: Offset = 0, limit: Limit = 24) -> 
 @router.get("/api/image", tags=["images"], responses=documented(404, 422))
 async def image(service: TheService, image: Name) -> s.ImageInfo:
     """One image with its captions."""
-    return s.ImageInfo(**service.library.about(image))
+    return s.ImageInfo(**await _read(service, service.library.about, image))
 
 
 @router.post(
@@ -75,7 +77,7 @@ async def upload(service: TheService, file: Annotated[UploadFile, File()]) -> s.
         decode_upload, data, service.limits, limiter=service.decoders
     )
     encoded = await service.queue.submit(Encode(picture))
-    name = service.library.add(picture, encoded)
+    name = await to_thread.run_sync(service.library.add, picture, encoded, limiter=service.decoders)
     return s.Uploaded(id=name, width=picture.width, height=picture.height)
 
 
@@ -152,14 +154,32 @@ async def audit(
 @router.get("/api/runs", tags=["runs"], responses=documented())
 async def runs(service: TheService) -> s.RunList:
     """The runs that are served."""
-    found = await to_thread.run_sync(service.content.runs.listed)
+    found = await _read(service, service.content.runs.listed)
     return s.RunList(runs=[s.RunSummary(**run) for run in found])
 
 
 @router.get("/api/run", tags=["runs"], responses=documented(404, 422))
 async def run(service: TheService, name: Name) -> s.RunDetail:
     """A run with its curves, as they are now."""
-    return s.RunDetail(**await to_thread.run_sync(service.content.runs.read, name))
+    return s.RunDetail(**await _read(service, service.content.runs.read, name))
+
+
+@router.post("/api/session", tags=["service"], status_code=204, responses=documented(401, 422))
+async def session(
+    service: TheService, request: Request, response: Response, asked: s.SessionRequest
+) -> None:
+    """Hand in the token, for a cookie that a browser then sends with everything, images as well."""
+    access = service.access
+    if not access.opens(asked.token):
+        raise Problem(401, "this is not the token of this service")
+    if access.locked:
+        response.set_cookie(
+            access.cookie_name,
+            access.cookie,
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
 
 
 @router.get("/healthz", tags=["service"], responses=documented())
@@ -174,6 +194,11 @@ async def healthz(service: TheService) -> s.Health:
 async def metrics(service: TheService) -> PlainTextResponse:
     """Numbers for Prometheus."""
     return PlainTextResponse(service.meters.text(), media_type="text/plain; version=0.0.4")
+
+
+async def _read(service: Service, read: Callable[..., T], *of: Any) -> T:
+    """What is read from disk, on one of a few threads."""
+    return await to_thread.run_sync(read, *of, limiter=service.readers)
 
 
 def _unknown(service: Service, text: str) -> list[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from counterfoil.app.problems import Problem
 from counterfoil.config import RunConfig, load_config
@@ -15,17 +15,38 @@ from counterfoil.training.metrics import read_metrics
 from counterfoil.training.plots import plots_of, thin
 
 POINTS = 300
+T = TypeVar("T")
+
+
+class FileCache(Generic[T]):
+    """What ``read`` makes of files, until they change."""
+
+    def __init__(self, read: Callable[[Path], T]) -> None:
+        self._read = read
+        self._cached: dict[Path, tuple[tuple[int, ...], T]] = {}
+
+    def get(self, path: Path) -> T:
+        stamp = _stamp(path)  # before reading: a change meanwhile is seen the next time
+        cached = self._cached.get(path)
+        if cached is None or cached[0] != stamp:
+            cached = (stamp, self._read(path))
+            self._cached[path] = cached
+        return cached[1]
 
 
 class Runs:
     """Run folders by name. They are read when asked for, so that a run can be watched."""
 
     def __init__(self, folders: Iterable[Path]) -> None:
+        self._configs, self._results = FileCache(_config), FileCache(_json)
         self._folders: dict[str, Path] = {}
         for folder in folders:
             place = folder.resolve()
             if (place / "config.yaml").is_file() and place not in self._folders.values():
                 self._folders[_free_name(place.name, self._folders)] = place
+
+    def __len__(self) -> int:
+        return len(self._folders)
 
     def listed(self) -> list[dict[str, Any]]:
         return [self._summary(name) for name in self._folders]
@@ -35,7 +56,7 @@ class Runs:
         if name not in self._folders:
             raise Problem(404, "no such run here")
         folder = self._folders[name]
-        config = _config(folder)
+        config = self._configs.get(folder / "config.yaml")
         records = read_metrics(folder / "metrics.jsonl")
         split = config.evaluation.split if config is not None else "dev"
         plots = [
@@ -54,7 +75,7 @@ class Runs:
         warnings = [r["text"] for r in records if r.get("kind") == "warning"][:20]
         return {
             **self._summary(name),
-            "results": _json(folder / "results.json"),
+            "results": self._results.get(folder / "results.json"),
             "config": config.to_yaml() if config is not None else "",
             "plots": plots,
             "warnings": warnings,
@@ -62,7 +83,8 @@ class Runs:
 
     def _summary(self, name: str) -> dict[str, Any]:
         folder = self._folders[name]
-        config, results = _config(folder), _json(folder / "results.json")
+        config = self._configs.get(folder / "config.yaml")
+        results = self._results.get(folder / "results.json")
         return {
             "name": name,
             "model": config.model.name if config is not None else "unknown",
@@ -85,9 +107,18 @@ def _free_name(name: str, taken: Iterable[str]) -> str:
     return free
 
 
-def _config(folder: Path) -> RunConfig | None:
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Differs when a file does; empty where there is none."""
     try:
-        return load_config(folder / "config.yaml")
+        about = path.stat()
+    except OSError:
+        return ()
+    return (about.st_mtime_ns, about.st_size, about.st_ino)
+
+
+def _config(path: Path) -> RunConfig | None:
+    try:
+        return load_config(path)
     except CounterfoilError:
         return None
 

@@ -272,6 +272,12 @@ class RunDetail(RunSummary):
     warnings: list[str]
 
 
+class SessionRequest(Asked):
+    """The token that the service printed when it started, or was given."""
+
+    token: str = Field(min_length=1, max_length=ID_LETTERS)
+
+
 class Health(BaseModel):
     status: Literal["ok"]
     waiting: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -10,6 +10,7 @@ from typing import cast
 from anyio import CapacityLimiter
 from fastapi import FastAPI, Request
 
+from counterfoil.app.access import LOOPBACK, Access
 from counterfoil.app.audits import Audit
 from counterfoil.app.batching import BatchQueue
 from counterfoil.app.engine import Engine
@@ -26,6 +27,9 @@ from counterfoil.search import SearchIndex
 DECODERS = 2
 """Pictures decoded at once; each may take some hundred megabytes."""
 
+READERS = 4
+"""Threads that read runs, findings and captions from disk; the page's files have their own."""
+
 
 @dataclass(frozen=True)
 class Content:
@@ -41,14 +45,16 @@ class Content:
 class Service:
     """The parts that routes use."""
 
-    def __init__(self, content: Content, limits: Limits) -> None:
-        self.content, self.limits, self.meters = content, limits, Meters()
+    def __init__(self, content: Content, limits: Limits, access: Access) -> None:
+        self.content, self.limits, self.access = content, limits, access
+        self.meters = Meters()
         self.model = content.index.model
         self.library = Library(content.index, limits)
         self.engine = Engine(self.model, self.library, content.corrector)
         self.queue = BatchQueue(self.engine.run, limits, self.meters)
         self.pictures = PictureCache()
         self.decoders = CapacityLimiter(DECODERS)
+        self.readers = CapacityLimiter(READERS)
         self.meters.gauges |= {
             "counterfoil_waiting": ("Work before the models.", lambda: len(self.queue)),
             "counterfoil_uploads": ("Uploads kept.", lambda: self.library.uploads),
@@ -59,19 +65,20 @@ class Service:
         self.content.close()
 
 
-def the_service(request: Request) -> Service:
+async def the_service(request: Request) -> Service:
+    # async, or FastAPI would need a thread for it, and /healthz would wait while all are busy
     return cast(Service, request.app.state.service)
 
 
 def create_app(
-    content: Content, limits: Limits | None = None, hosts: Collection[str] | None = None
+    content: Content, limits: Limits | None = None, access: Access | None = None
 ) -> Guard:
-    """The application to be run by an ASGI server; ``hosts`` as `Guard` takes them."""
+    """The application to be run by an ASGI server; without ``access`` for this machine alone."""
     from counterfoil import __version__
     from counterfoil.app.pages import add_pages
     from counterfoil.app.routes import router
 
-    service = Service(content, limits or Limits())
+    service = Service(content, limits or Limits(), access or Access(LOOPBACK))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -91,4 +98,4 @@ def create_app(
     app.include_router(router)
     add_pages(app)
     install(app)
-    return Guard(cast(App, app), service.limits, service.meters, hosts)
+    return Guard(cast(App, app), service.limits, service.meters, service.access)

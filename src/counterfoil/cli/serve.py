@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from counterfoil.cli.output import CACHE_OPTION, console, progress
+from counterfoil.errors import ConfigError
+
+if TYPE_CHECKING:
+    import ssl
+
+ACCESS, LIMITS = "Access", "Limits for slow or many clients"
 
 
 def serve(
@@ -30,6 +37,62 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    token_file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--token-file", help="File with the token.", rich_help_panel=ACCESS),
+    ] = None,
+    token: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--token",
+            envvar="COUNTERFOIL_TOKEN",
+            help="Token that requests must carry. Other users of this machine can see it on a "
+            "command line: prefer the variable or --token-file.",
+            rich_help_panel=ACCESS,
+        ),
+    ] = None,
+    allow_host: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--allow-host",
+            help="Another name the service is called by (repeatable).",
+            rich_help_panel=ACCESS,
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--tls-cert", help="Certificate chain (PEM).", rich_help_panel=ACCESS),
+    ] = None,
+    tls_key: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--tls-key", help="Its private key (PEM).", rich_help_panel=ACCESS),
+    ] = None,
+    trust_proxy: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--trust-proxy",
+            help="Address or network of a proxy whose X-Forwarded-For and X-Forwarded-Proto are "
+            "believed (repeatable).",
+            rich_help_panel=ACCESS,
+        ),
+    ] = None,
+    connections: Annotated[
+        int, typer.Option(min=1, help="Open connections.", rich_help_panel=LIMITS)
+    ] = 512,
+    address_connections: Annotated[
+        int,
+        typer.Option(min=0, help="Of them from one address; 0: no limit.", rich_help_panel=LIMITS),
+    ] = 128,
+    header_timeout: Annotated[
+        float,
+        typer.Option(min=0.1, help="Seconds for all headers of a request.", rich_help_panel=LIMITS),
+    ] = 10.0,
+    body_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds for a whole body.", rich_help_panel=LIMITS)
+    ] = 30.0,
+    keep_alive: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between two requests.", rich_help_panel=LIMITS)
+    ] = 15.0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     cache: Path = CACHE_OPTION,
 ) -> None:
@@ -39,16 +102,31 @@ def serve(
 
       counterfoil serve runs/naaf-scenes --corrector runs/tags-dc-scenes
       counterfoil serve index --port 8080
+      counterfoil serve index --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
 
-    It listens on this machine alone, unless --host says otherwise: it has no users or passwords.
-    Ctrl-C stops it. The API is described at /docs.
+    It listens on this machine alone, unless --host says otherwise. Then requests must carry a
+    token: one is made and printed, unless you give one. Ctrl-C stops it. The API is described at
+    /docs.
     """
     from counterfoil.app import require_web
 
     require_web()
+    from counterfoil.app.access import Access, is_loopback
+    from counterfoil.app.limits import Limits
     from counterfoil.app.load import open_content
     from counterfoil.app.serving import serve as run_server
 
+    given = _given_token(token, token_file)
+    made = secrets.token_urlsafe(24) if given is None and not is_loopback(host) else None
+    access = Access.to(host, allow_host or (), given if made is None else made)
+    tls = _tls(tls_cert, tls_key)
+    limits = Limits(
+        connections=connections,
+        address_connections=address_connections,
+        header_timeout=header_timeout,
+        body_timeout=body_timeout,
+        keep_alive=keep_alive,
+    )
     content = open_content(
         place,
         index=index,
@@ -61,6 +139,35 @@ def serve(
     )
 
     def ready(address: str) -> None:
-        console().print(f"Counterfoil is at [bold]{address}[/] (Ctrl-C stops it)", highlight=False)
+        whole = address if made is None else f"{address}#token={made}"
+        console().print(f"Counterfoil is at [bold]{whole}[/] (Ctrl-C stops it)", highlight=False)
+        if made is not None and tls is None:
+            console(stderr=True).print(
+                "The token goes over the network unencrypted: see --tls-cert, or put a proxy with "
+                "TLS before it."
+            )
 
-    run_server(content, host, port, on_ready=ready)
+    run_server(
+        content, host, port, limits, ready, access=access, tls=tls, proxies=trust_proxy or ()
+    )
+
+
+def _given_token(token: str | None, file: Path | None) -> str | None:
+    if file is None:
+        return token or None
+    if token:
+        raise ConfigError("two tokens: give --token-file, or --token or COUNTERFOIL_TOKEN")
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--token-file {file}: cannot be read ({error})") from None
+
+
+def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    from counterfoil.app.serving import tls_context
+
+    if certificate is None:
+        if key is not None:
+            raise ConfigError(f"--tls-key {key} without --tls-cert; give the certificate as well")
+        return None
+    return tls_context(certificate, key)

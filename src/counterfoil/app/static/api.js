@@ -15,7 +15,7 @@ async function call(path, options) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "The service does not answer. Is it still running?");
   }
-  const body = await answer.json().catch(() => ({}));
+  const body = await answer.json().catch(() => ({})); // a 204 has none
   if (!answer.ok) throw new ApiError(answer.status, body.detail || answer.statusText);
   return body;
 }
@@ -36,7 +36,10 @@ export const post = (path, body, signal) =>
   });
 
 let facts;
-export const about = () => (facts ??= get("/api/about"));
+export const about = () => (facts ??= get("/api/about").catch((error) => {
+  facts = undefined;
+  throw error;
+}));
 
 export async function upload(file) {
   const { limits } = await about();

@@ -6,6 +6,7 @@ import { auditView } from "./audit.js";
 import { matchView } from "./match.js";
 import { runsView } from "./runs.js";
 import { searchView } from "./search.js";
+import { openSession, tokenForm } from "./session.js";
 
 const VIEWS = { "": searchView, match: matchView, audit: auditView, runs: runsView };
 const TITLES = { "": "Search", match: "Match", audit: "Audit", runs: "Runs" };
@@ -13,6 +14,7 @@ const main = document.getElementById("main");
 let leave = () => {};
 
 async function show() {
+  const refused = await openSession().catch((error) => error);
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
   const view = path in VIEWS ? path : "";
   leave();
@@ -26,9 +28,10 @@ async function show() {
   main.replaceChildren(place);
   window.scrollTo(0, 0);
   try {
+    if (refused) throw refused;
     leave = (await VIEWS[view](place, new URLSearchParams(query))) ?? (() => {});
   } catch (error) {
-    place.replaceChildren(failure(error));
+    place.replaceChildren(error.status === 401 ? tokenForm() : failure(error));
   }
   place.dataset.ready = "";
 }
@@ -119,5 +122,4 @@ choosesTheme();
 acceptImages();
 shortcuts();
 addEventListener("hashchange", show);
-show();
-footer().catch(() => {});
+show().then(footer).catch(() => {});

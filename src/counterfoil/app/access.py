@@ -1,0 +1,162 @@
+"""Who may ask: names the service is known by, sites that may send requests, the token."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Collection, Mapping
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+from counterfoil.app.problems import Problem
+from counterfoil.errors import ConfigError
+
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+SAFE = {"GET", "HEAD", "OPTIONS"}
+"""Methods that change nothing; a browser shows their answers to no other site."""
+
+HEALTH = "/healthz"
+UNLOCKED = {HEALTH, "/", "/docs", "/favicon.ico", "/api/session"}
+"""Paths that need no token: the page without anything on it, and the way to hand the token in."""
+
+TOKEN = re.compile(r"[!-~]{16,}")
+PORTS = {"http": 80, "https": 443}
+
+
+class Access:
+    """Rules of a service for every request.
+
+    Without ``hosts`` it answers to any name. With a ``token``, requests carry it as
+    ``Authorization: Bearer TOKEN``, or the cookie that the page gets for it.
+    """
+
+    def __init__(self, hosts: Collection[str] | None = None, token: str | None = None) -> None:
+        if token is not None and not TOKEN.fullmatch(token):
+            raise ConfigError(
+                f"the token has {len(token)} characters; at least 16 are needed, without spaces "
+                "and of ASCII alone. Make one with: openssl rand -hex 16"
+            )
+        self.hosts = None if hosts is None else frozenset(map(_allowed, hosts))
+        self._token = token
+        secret = "" if token is None else token
+        # not the token itself: any token is a valid cookie this way, and no cookie gives it away
+        self.cookie = hmac.new(secret.encode(), b"counterfoil cookie", hashlib.sha256).hexdigest()
+        self.cookie_name = f"counterfoil-{hashlib.sha256(self.cookie.encode()).hexdigest()[:8]}"
+
+    @classmethod
+    def to(cls, host: str, names: Collection[str] = (), token: str | None = None) -> Access:
+        """Rules for a service that listens on ``host`` and is called by further ``names``.
+
+        On this machine alone it answers to the names of this machine, so that no other site can
+        reach it by a name of its own (DNS rebinding).
+        """
+        if not is_loopback(host):
+            if token is None:
+                raise ConfigError(
+                    f"--host {host}: other machines can reach it, and there is no token; give one "
+                    "by COUNTERFOIL_TOKEN or --token-file"
+                )
+            return cls({*LOOPBACK, host, *names} if names else None, token)
+        return cls({*LOOPBACK, host, *names}, token)
+
+    @property
+    def locked(self) -> bool:
+        return self._token is not None
+
+    def opens(self, token: str) -> bool:
+        """Whether this is the token, in constant time."""
+        return self._token is None or _same(token, self._token)
+
+    def find_problem(self, scope: Mapping[str, Any]) -> Problem | None:
+        """Why a request is refused, if it is."""
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        path = scope["path"]
+        if path == HEALTH and scope.get("method") in SAFE:
+            return None  # by any name: those who watch the service may know its address alone
+        if self.hosts is not None and _name(headers.get(b"host", b"")) not in self.hosts:
+            return Problem(421, "the service is not known by this name; see --allow-host")
+        if scope.get("method") not in SAFE and not _same_origin(scope, headers):
+            return Problem(403, "requests that other sites make a browser send are refused")
+        needs_token = path not in UNLOCKED and not path.startswith("/static/")
+        if self.locked and needs_token and not self._presents_token(headers):
+            return Problem(
+                401,
+                "the token is missing or wrong: open the address with #token=… that the service "
+                "printed, or send Authorization: Bearer TOKEN",
+                {"WWW-Authenticate": "Bearer"},
+            )
+        return None
+
+    def _presents_token(self, headers: Mapping[bytes, bytes]) -> bool:
+        scheme, _, given = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        if scheme.lower() == "bearer" and self.opens(given.strip()):
+            return True
+        for cookie in headers.get(b"cookie", b"").decode("latin-1").split(";"):
+            name, _, value = cookie.strip().partition("=")
+            if name == self.cookie_name:
+                return _same(value, self.cookie)
+        return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on can be reached from this machine alone.
+
+    >>> [is_loopback(host) for host in ("localhost", "127.0.0.2", "::1", "0.0.0.0", "myhost")]
+    [True, True, True, False, False]
+    """
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _same_origin(scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a request comes from the service's own page, or from no browser at all.
+
+    Browsers say where a request comes from, and pages cannot change what they say.
+    """
+    site = headers.get(b"sec-fetch-site")
+    if site is not None and site not in (b"same-origin", b"none"):
+        return False
+    given = headers.get(b"origin")
+    if given is None:
+        return True
+    try:
+        origin = urlsplit(given.decode("ascii"))
+        host = urlsplit(f"//{headers.get(b'host', b'').decode('ascii')}")
+        default = PORTS[origin.scheme]  # nothing else is ours, and neither is "null"
+        same = (origin.hostname, origin.port or default) == (host.hostname, host.port or default)
+    except (ValueError, KeyError):
+        return False
+    # behind a proxy that speaks TLS, only the proxy knows the scheme
+    return same and not (scope.get("scheme") in ("https", "wss") and origin.scheme != "https")
+
+
+def _same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), wanted.encode())
+
+
+def _allowed(host: str) -> str:
+    """A name as `_name` finds it in a Host header.
+
+    >>> _allowed("Match.example:8443"), _allowed("::1"), _allowed("[::1]")
+    ('match.example', '[::1]', '[::1]')
+    """
+    try:
+        parsed = ip_address(host)
+    except ValueError:
+        return _name(host.encode())
+    return f"[{parsed}]" if parsed.version == 6 else str(parsed)
+
+
+def _name(header: bytes) -> str:
+    """The name in a Host header without its port.
+
+    >>> _name(b"localhost:8000"), _name(b"[::1]:8000"), _name(b"127.0.0.1")
+    ('localhost', '[::1]', '127.0.0.1')
+    """
+    text = header.decode("latin-1").lower()
+    name, _, port = text.rpartition(":")
+    return name if name and port.isdigit() else text

@@ -1,0 +1,207 @@
+"""HTTP/1.1 with a time limit on everything a client can be slow at.
+
+uvicorn waits for as long as bytes keep coming, however slowly, and it starts the application only
+once the headers are complete. So this is done below it, at the connection. A connection is always
+in one stage, and every stage has one timer for all of it: more bytes do not extend it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from enum import Enum
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from counterfoil.app.connections import Connections, Place
+from counterfoil.app.guard import SPARE
+from counterfoil.app.limits import Limits
+from counterfoil.app.problems import problem_response
+
+GRACE = 2.0
+"""Seconds between the time-outs of the application, which can say why, and those here."""
+
+
+class Stage(Enum):
+    """What a connection is doing."""
+
+    HANDSHAKE = "negotiating TLS"
+    HEADERS = "sending the headers of a request"
+    BODY = "sending the body of a request"
+    ANSWER = "waiting for its answer"
+    READING = "not reading its answer as fast as it is written"
+    IDLE = "between two requests"
+    CLOSING = "being closed"
+
+
+ANSWERED = (Stage.ANSWER, Stage.READING)
+
+
+def protocol_class(
+    connections: Connections, limits: Limits, tls: ssl.SSLContext | None = None
+) -> type[asyncio.Protocol]:
+    """The class that uvicorn makes an instance of for every connection."""
+    own = {"open_connections": connections, "limits": limits, "tls": tls}
+    return type("ServiceProtocol", (TimedProtocol,), own)
+
+
+class TimedProtocol(H11Protocol):
+    """A connection within limits; see `Connections` for how many there can be."""
+
+    open_connections: ClassVar[Connections]
+    limits: ClassVar[Limits]
+    tls: ClassVar[ssl.SSLContext | None] = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._place: Place | None = None
+        self._stage: Stage | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timed: object = None
+        self._receiving, self._silent = True, True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        peer = transport.get_extra_info("peername")
+        address = str(peer[0]) if isinstance(peer, tuple) else ""
+        self._place = self.open_connections.try_admit(address, transport.abort)
+        if self._place is None:
+            transport.abort()
+            return
+        self.app_state = {**self.app_state, SPARE: self._place.spare}
+        if self.tls is None:
+            self._open(transport)
+        else:
+            # here and not by uvicorn, which says nothing of a connection before its handshake
+            self._enter(Stage.HANDSHAKE)
+            self._handshake = self.loop.create_task(self._start_tls(transport, self.tls))
+
+    async def _start_tls(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        try:
+            secure = await self.loop.start_tls(
+                transport,
+                self,
+                tls,
+                server_side=True,
+                ssl_handshake_timeout=self.limits.header_timeout,
+            )
+        except (OSError, asyncio.TimeoutError):  # no TLS, too slow, or gone: nobody to tell
+            transport.abort()
+            self._leave()
+        else:
+            if secure is None:  # it was closed meanwhile
+                self._leave()
+            else:
+                self._open(secure)
+
+    def _open(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._update()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
+        if self.transport is not None:
+            super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._receiving, self._silent = True, False
+        super().data_received(data)
+        self._update()
+
+    def on_response_complete(self) -> None:
+        self._receiving = False
+        super().on_response_complete()
+        self._update()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._update()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._update()
+
+    def _update(self) -> None:
+        if self._stage is not Stage.CLOSING:
+            self._enter(self._current_stage())
+
+    def _current_stage(self) -> Stage:
+        cycle = self.cycle
+        if cycle is not None and self.flow.write_paused:
+            return Stage.READING
+        if cycle is None or cycle.response_complete:
+            return Stage.HEADERS if self._receiving else Stage.IDLE
+        return Stage.BODY if cycle.more_body else Stage.ANSWER
+
+    def _enter(self, stage: Stage) -> None:
+        """Note the stage, and start its timer if it is a new one."""
+        if self._place is None:
+            return
+        if stage is not self._stage:
+            if stage is Stage.ANSWER:
+                self.open_connections.work(self._place)
+            else:
+                self.open_connections.wait(self._place)
+        timed = ("answer" if stage in ANSWERED else stage, self.cycle)
+        self._stage = stage
+        if timed != self._timed:
+            self._timed = timed
+            self._start_timer(self._seconds(stage))
+
+    def _seconds(self, stage: Stage) -> float:
+        limits = self.limits
+        if stage in ANSWERED:
+            return limits.timeout + limits.send_timeout
+        return {
+            Stage.HANDSHAKE: limits.header_timeout + GRACE,
+            Stage.HEADERS: limits.header_timeout,
+            Stage.BODY: limits.body_timeout + GRACE,
+            Stage.IDLE: limits.keep_alive,
+            Stage.CLOSING: GRACE,
+        }[stage]
+
+    def _start_timer(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, self._expire)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        """Close the connection; one that still does not go is aborted a little later."""
+        stage = self._stage
+        polite = stage in (Stage.HEADERS, Stage.IDLE) and not self.transport.is_closing()
+        if not polite:
+            self._abort()
+            return
+        self._enter(Stage.CLOSING)
+        if stage is Stage.HEADERS and not self._silent and self._can_answer():
+            self.transport.write(TOO_SLOW)
+        self.transport.close()
+
+    def _can_answer(self) -> bool:
+        """Whether a request is expected; the rest of an answered one's body may be as well."""
+        return self.cycle is None or not self.cycle.more_body
+
+    def _abort(self) -> None:
+        if self._place is not None:
+            self._place.close()
+
+    def _leave(self) -> None:
+        self._stop_timer()
+        if self._place is not None:
+            self.open_connections.release(self._place)
+            self._place = None
+
+
+def _too_slow() -> bytes:
+    """A problem as it goes over a connection."""
+    detail = "the headers of the request did not come in time"
+    answer = problem_response(408, detail, headers={"Connection": "close"})
+    lines = [name + b": " + value for name, value in answer.raw_headers]
+    return b"\r\n".join([b"HTTP/1.1 408 Request Timeout", *lines, b"", bytes(answer.body)])
+
+
+TOO_SLOW = _too_slow()
