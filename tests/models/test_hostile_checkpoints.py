@@ -23,6 +23,7 @@ def torch_file(path, pickled: bytes, records: dict[str, bytes] | None = None):
     """A zip file of torch.save around any pickle."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/version", "3\n")
         for name, data in (records or {}).items():
             archive.writestr(f"archive/{name}", data)
     return path

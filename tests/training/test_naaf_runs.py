@@ -9,6 +9,7 @@ import torch
 
 from counterfoil.config import build_config
 from counterfoil.models import create_model
+from counterfoil.training import step
 from counterfoil.training.loop import Trainer
 from counterfoil.training.plots import plots_of
 from tests.training.test_collapse import Heard
@@ -56,3 +57,29 @@ def test_both_boundaries_of_a_run_in_both_directions_are_logged_and_plotted(
     plots = plots_of(records, "dev")
     assert {"boundary-t2i", "boundary-i2t"} <= set(plots)
     assert "boundary" not in plots
+
+
+@pytest.mark.parametrize("margin", [0.05, 0.6])
+def test_the_tangential_gradients_are_those_of_the_objectives_margin(
+    concepts, tmp_path, monkeypatch, margin
+) -> None:
+    margins = []
+    measure = step.tangential_gradients
+
+    def noted(*args, **options):
+        margins.append(options.get("margin"))
+        return measure(*args, **options)
+
+    monkeypatch.setattr(step, "tangential_gradients", noted)
+    config = build_config(
+        {
+            "model": {"name": "vse-fc", "embed_size": 16, "text": {"word_dim": 8}},
+            "data": {"min_count": 1},
+            "objective": {"selhn": {"margin": margin}},
+            "train": {"epochs": 1, "batch_size": 64},
+        }
+    )
+    model = create_model(config.model, concepts.train, config.data)
+    Trainer(model, concepts, config, tmp_path).run()
+    assert margins
+    assert set(margins) == {margin}
