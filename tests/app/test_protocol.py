@@ -80,13 +80,6 @@ def gauge(client: Client, name: str) -> int:
     return int(found[1])
 
 
-def answered(client: Client) -> int:
-    """Requests so far, but for those that ask this."""
-    text = client.get("/metrics").body.decode()
-    counts = re.findall(r'_requests_total\{method="\w+",route="(?!/metrics).*?\} (\d+)', text)
-    return sum(map(int, counts))
-
-
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
@@ -130,21 +123,6 @@ def test_slow_bodies_take_no_slots_from_searches(content) -> None:
         many(client, 12, b"GET /api/picture HTTP/1.1\r\nHost: localhost\r\n" + LENGTH + b"a"),
     ):
         assert [client.post("/api/search", SEARCH).status for _ in range(5)] == [200] * 5
-
-
-def test_clients_that_do_not_read_their_answers_take_no_slots_from_searches(content) -> None:
-    request = b"GET /static/views.css HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with running(content, Limits(in_flight=3)) as client, many(client, 4) as silent:
-        for connection in silent:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.settimeout(0.3)
-            with contextlib.suppress(TimeoutError):
-                connection.sendall(request * 2000)
-        before, until = -1, time.monotonic() + HANGS
-        while before < (before := answered(client)):  # until all buffers are full
-            time.sleep(0.3)
-        while client.post("/api/search", SEARCH).status != 200:
-            assert time.monotonic() < until
 
 
 def test_a_client_that_does_not_read_its_answers_is_cut_off(content) -> None:
