@@ -78,15 +78,21 @@ def test_gradients_are_those_of_the_eager_form(name, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("way", ["tiles", "lanes"])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("sharpness", [20.0, 40.0])
+@pytest.mark.parametrize(("regions", "lengths"), [(36, (1,) * 40), (1, (9,) * 40)])
 @pytest.mark.parametrize("name", ["bfan-equal", "bfan-prob"])
-def test_rounding_does_not_choose_among_the_regions_of_a_word(name, seed, way, monkeypatch) -> None:
-    """A caption of one word attends alike to all regions that it agrees with, however little."""
+def test_rounding_does_not_choose_among_fragments_that_are_tied(
+    name, regions, lengths, sharpness, way, monkeypatch
+) -> None:
+    """One word attends alike to all regions that it agrees with, however little; so does one region
+    to the words of a caption."""
     monkeypatch.setattr(fused_pairs, "MANY", 0 if way == "lanes" else 1 << 60)
-    images, texts = sides(seed, images=7, regions=36, lengths=(1,) * 40)
     matcher = made(name).eval()
+    matcher.lambda_softmax = sharpness
+    pairs = [sides(seed, images=7, regions=regions, lengths=lengths) for seed in range(4)]
     with torch.no_grad():
-        expected = matcher.double().eager(images, texts)
+        expected = [matcher.double().eager(*pair) for pair in pairs]
         monkeypatch.setattr(type(matcher), "eager", _refused)
-        found = matcher.float().cuda()(_there(images), _there(texts))
-    torch.testing.assert_close(found.double().cpu(), expected, atol=SCORES, rtol=0)
+        found = [matcher.float().cuda()(*map(_there, pair)) for pair in pairs]
+    for mine, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.double().cpu(), exact, atol=SCORES, rtol=0)

@@ -185,6 +185,17 @@ def test_what_mixed_precision_computed_otherwise_is_another_result(of, monkeypat
     assert of(mixed) != before[1]
 
 
+@pytest.mark.parametrize("of", [digest_of, recipe_of])
+def test_what_a_matcher_computed_otherwise_is_another_result(of, monkeypatch) -> None:
+    configs = [build_config({"model": {"name": name}}) for name in ("naaf-positive", "scan-t2i")]
+    before = [of(config) for config in configs]
+    monkeypatch.setitem(planned_runs.REVISIONS, "naaf", planned_runs.REVISIONS["naaf"] + 1)
+    assert [of(config) == known for config, known in zip(configs, before, strict=True)] == [
+        False,
+        True,
+    ]
+
+
 def test_a_call_that_found_nothing_takes_nothing_away() -> None:
     before = table(row("a", result(0, 1.0)), row("b", result(0, 2.0)))
     stopped = table(

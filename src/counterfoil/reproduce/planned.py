@@ -97,9 +97,14 @@ class PlannedGuide:
 Job = Union[PlannedRun, PlannedGuide]  # noqa: UP007 - the classes above refer to it
 
 
-MIXED = 2
-"""What mixed precision computes: until 1 it rounded vectors of length one, and cosines. Results and
-runs of another number are not those of a plan."""
+MIXED = 3
+"""What mixed precision computes: until 1 it rounded vectors of length one, and cosines; until 2
+GRUs were not in float16 with scaled gradients. Results and runs of another number are not those of
+a plan."""
+
+REVISIONS = {"naaf": 2, "bfan": 2}
+"""Matchers that no longer compute what they did: NAAF's boundary from `adjust_epoch` on, which
+fragments BFAN attends to. Results and runs of former revisions are not those of a plan either."""
 
 
 def digest_of(config: RunConfig) -> str:
@@ -120,6 +125,9 @@ def _telling(config: RunConfig) -> dict[str, Any]:
         tree[section].pop(key, None)
     if config.train.precision != "float32":
         tree["train"]["mixed"] = MIXED
+    matcher = resolve(config.model).matcher["name"]
+    if matcher in REVISIONS:
+        tree["model"]["revision"] = REVISIONS[matcher]
     return tree
 
 
