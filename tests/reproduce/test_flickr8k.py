@@ -63,7 +63,8 @@ def test_every_model_of_the_tables_has_a_recipe(planned) -> None:
 
 
 def test_the_budget_is_the_same_for_every_method_and_covers_the_tables() -> None:
-    sweeps = [one for one in map(load_artefact, TABLES) if isinstance(one, Sweep)]
+    tuning = [name for name in TABLES if name.startswith("flickr8k.tuning")]
+    sweeps = [one for one in map(load_artefact, tuning) if isinstance(one, Sweep)]
     assert {(one.key, len(one.values), one.judged_on) for one in sweeps} == {
         ("train.optimiser.lr", 3, "dev")
     }
@@ -74,6 +75,14 @@ def test_the_budget_is_the_same_for_every_method_and_covers_the_tables() -> None
                 name = member.partition("@")[0]
                 if not name.endswith("-given"):  # whose rates are part of what was measured
                     assert tuned & set(artefact.lineage(name)), f"{artefact.name}: {row.name}"
+
+
+def test_the_wide_grid_of_rates_judges_on_dev_and_goes_beyond_the_former_one() -> None:
+    wide, former = load_artefact("flickr8k.rates"), load_artefact("flickr8k.tuning")
+    assert isinstance(wide, Sweep)
+    assert isinstance(former, Sweep)
+    assert (wide.key, wide.judged_on) == (former.key, "dev")
+    assert max(wide.values) >= 8 * max(former.values)
 
 
 def test_published_numbers_are_told_to_be_of_other_data() -> None:
