@@ -190,9 +190,11 @@ def content(run, corrector, audit, cache) -> Content:
 
 
 @contextmanager
-def running(content: Content, limits: Limits, **options: Any) -> Iterator[Client]:
+def running(
+    content: Content, limits: Limits, host: str = "127.0.0.1", **options: Any
+) -> Iterator[Client]:
     """A service on a free port of this machine; ``content`` is open still when it has stopped."""
-    listening = listen("127.0.0.1", 0)
+    listening = listen(host, 0)
     server = make_server(replace(content, close=lambda: None), "127.0.0.1", limits, **options)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -200,7 +202,7 @@ def running(content: Content, limits: Limits, **options: Any) -> Iterator[Client
         assert thread.is_alive(), "the service did not start"
         time.sleep(0.01)
     try:
-        yield Client(*listening.getsockname())
+        yield Client("127.0.0.1", listening.getsockname()[1])
     finally:
         server.should_exit = True
         thread.join()

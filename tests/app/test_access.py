@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import urllib.request
+import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 
 import pytest
 
+from counterfoil.app import serving
 from counterfoil.app.access import Access
 from counterfoil.app.service import create_app
 from counterfoil.app.serving import make_server
+from counterfoil.cli import app as command_line
 from counterfoil.errors import ConfigError
 from tests.app.conftest import LIMITS, Client, running
 from tests.cli.test_cli import invoke
@@ -93,6 +96,66 @@ def test_a_name_that_was_bound_anew_reaches_nothing_on_this_machine(client) -> N
         assert client.ask("GET", "/", headers={"Host": name}).status == 421
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", " ", ".", "*", "*.example", "http://match.example", "match.example/", "match.example..",
+        "match..example", "-match.example", "match example", "match.example,other.example",
+        "user@match.example", "[::1", "[10.0.0.1]", "::1]", "fe80::1%eth0", "256.1.1.1", "10.0.0",
+        "a" * 64, "a." * 127 + "a", "straße.example", "bü cher.example", "☃" * 64, ":8000",
+        "match.example:http",
+    ],
+)  # fmt: skip
+def test_a_name_to_answer_to_that_no_client_can_send_is_refused(tmp_path, name) -> None:
+    with pytest.raises(ConfigError, match=r"--allow-host .*match\.example") as refused:
+        invoke("serve", tmp_path, "--allow-host", name)  # nothing to serve, if it came to that
+    assert repr(name) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [
+        ("match.example.", "match.example"),
+        ("match.example", "match.example.:8000"),
+        ("Bücher.example", "xn--bcher-kva.example:8000"),
+        ("bu\u0308cher.example", "xn--bcher-kva.example"),
+        ("xn--bcher-kva.example", "XN--bcher-kva.example"),
+        ("match_1", "match_1:8000"),
+        ("match.example:8443", "match.example"),
+        ("192.0.2.7", "192.0.2.7:8000"),
+        ("fd00::0:1", "[fd00::1]:8000"),
+        ("[fd00::1]:8000", "[fd00::1]"),
+        ("::ffff:192.0.2.7", "[::ffff:c000:207]"),
+    ],
+)
+def test_a_name_to_answer_to_is_compared_as_clients_send_it(name, host) -> None:
+    access = Access.to("127.0.0.1", names=[name])
+    scope = {"type": "http", "method": "GET", "path": "/", "scheme": "http"}
+    assert access.find_problem({**scope, "headers": [(b"host", host.encode())]}) is None
+    for other in ("", "x" + host, "evil.example"):
+        problem = access.find_problem({**scope, "headers": [(b"host", other.encode())]})
+        assert problem is not None, other
+        assert problem.status == 421
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0"])  # noqa: S104
+def test_a_request_without_a_name_is_refused_if_names_are_given(content, host) -> None:
+    access = Access.to(host, names=["match.example"], token=TOKEN)
+    with running(content, LIMITS, host=host, access=access) as client:
+        assert client.ask("GET", "/", headers={"Host": ""}).status == 421
+        assert client.ask("GET", "/", headers={"Host": "match.example"}).status == 200
+        with socket.create_connection((client.host, client.port), timeout=20) as connection:
+            connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 421")
+
+
+def test_refusals_say_which_header_does_not_match(client) -> None:
+    answer = client.ask("GET", "/", headers={"Host": "evil.example:8000"})
+    assert "'evil.example:8000'" in answer.json["detail"]
+    answer = client.ask("POST", "/api/search", SEARCH, {**JSON, "Origin": "http://evil.example"})
+    assert answer.json["detail"].startswith("cross-site request refused: Origin or Sec-Fetch-Site")
+
+
 def test_another_origin_opens_no_websocket(content) -> None:
     said: list[dict] = []
     app = create_app(content, LIMITS, Access.to("127.0.0.1"))
@@ -162,6 +225,49 @@ def test_a_forwarded_address_is_believed_of_a_trusted_proxy_alone(content) -> No
             assert ("Secure" in answer.headers["set-cookie"].split("; ")) is secure
 
 
+def test_a_forwarded_address_is_believed_of_a_proxy_on_a_socket_for_ipv6_and_ipv4(content) -> None:
+    sent = json.dumps({"token": TOKEN}).encode()
+    headers = {**JSON, "X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.1"}
+    try:
+        serving.listen("::", 0).close()
+    except ConfigError:
+        pytest.skip("no IPv6 on this machine")
+    access = Access.to("::", token=TOKEN)
+    for proxy, secure in (("127.0.0.1", True), ("127.0.0.0/8", True), ("127.0.0.2", False)):
+        with running(content, LIMITS, host="::", access=access, proxies=[proxy]) as client:
+            answer = client.ask("POST", "/api/session", sent, headers)
+            assert ("Secure" in answer.headers["set-cookie"].split("; ")) is secure
+
+
+def test_a_forwarded_address_has_a_limit_of_requests_at_once(content) -> None:
+    limits = replace(LIMITS, address_connections=2, body_timeout=20)
+    head = b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"X-Forwarded-For: 192.0.2.1\r\nExpect: 100-continue\r\nConnection: close\r\n"
+    head += b"Content-Length: %d\r\n\r\n" % len(SEARCH)
+    with running(content, limits, proxies=["127.0.0.1"]) as client:
+
+        def status(address: str, path: str = "/api/about") -> int:
+            return client.ask("GET", path, headers={"X-Forwarded-For": address}).status
+
+        place = (client.host, client.port)
+        with socket.create_connection(place, 20) as one, socket.create_connection(place, 20) as two:
+            for connection in (one, two):
+                connection.sendall(head)
+                assert connection.recv(100).startswith(b"HTTP/1.1 100")  # its body is waited for
+            refused = client.ask("GET", "/api/about", headers={"X-Forwarded-For": "192.0.2.1"})
+            assert refused.status == 429
+            assert refused.headers["retry-after"] == "1"
+            assert "at most 2 requests" in refused.json["detail"]
+            assert status("192.0.2.1", "/healthz") == 200
+            assert status("192.0.2.2") == 200
+            for connection in (one, two):
+                connection.sendall(SEARCH)
+                assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        until = time.monotonic() + 20
+        while status("192.0.2.1") != 200:
+            assert time.monotonic() < until, "its requests are still counted"
+
+
 def test_a_service_for_other_machines_is_not_made_without_a_token(content, run, tmp_path) -> None:
     with pytest.raises(ConfigError, match="no token"):
         make_server(content, "0.0.0.0", LIMITS)  # noqa: S104
@@ -178,30 +284,51 @@ def test_a_service_for_other_machines_is_not_made_without_a_token(content, run, 
             invoke("serve", run, *more)
 
 
-def test_serving_other_machines_prints_a_token_that_was_made(run, cache) -> None:
-    command = [sys.executable, "-m", "counterfoil", "serve", run, "--host", "0.0.0.0"]  # noqa: S104
-    command += ["--port", "0", "--cache", cache]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        list(map(str, command)), stdout=subprocess.PIPE, text=True, env=environment
-    )
-    try:
-        assert process.stdout is not None
-        line = next(line for line in process.stdout if "http://" in line)
-        found = re.search(r"http://0\.0\.0\.0:(\d+)/#token=(\S+)", line)
-        assert found is not None
-        for token, status in ((found[2], 200), (TOKEN, 401)):
-            request = urllib.request.Request(
-                f"http://127.0.0.1:{found[1]}/api/about",
-                headers={"Authorization": f"Bearer {token}"},
-            )
-            try:
-                with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310
-                    assert answer.status == status
-            except urllib.error.HTTPError as error:
-                assert error.code == status  # noqa: PT017
-        process.send_signal(signal.SIGTERM)
-        process.wait(20)
-    finally:
-        process.kill()
-        process.stdout.close()
+@contextmanager
+def command(monkeypatch, *arguments: object) -> Iterator[tuple[Client, str]]:
+    """`counterfoil serve` on a thread of this process, and what it printed at its start."""
+    started: list[serving.Server] = []
+
+    class NotedServer(serving.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            started.append(self)
+
+    monkeypatch.setattr(serving, "Server", NotedServer)
+    printed = io.StringIO()
+    with redirect_stdout(printed), ThreadPoolExecutor(1) as thread:
+        options = ["serve", *map(str, arguments), "--port", "0"]
+        done = thread.submit(command_line, options, standalone_mode=False)
+        try:
+            while not started:
+                assert not done.done(), done.result()
+                time.sleep(0.01)
+            port = started[0].servers[0].sockets[0].getsockname()[1]
+            yield Client("127.0.0.1", port), printed.getvalue()
+        finally:
+            for server in started:
+                server.should_exit = True
+            done.result(60)
+
+
+def test_serving_other_machines_prints_a_token_that_was_made(run, cache, monkeypatch) -> None:
+    options = [run, "--host", "0.0.0.0", "--cache", cache]  # noqa: S104
+    with command(monkeypatch, *options) as (client, printed):
+        address = re.search(r"http://0\.0\.0\.0:(\d+)/#token=(\S+)", printed)
+        assert address is not None
+        assert int(address[1]) == client.port
+        for token, status in ((address[2], 200), (TOKEN, 401)):
+            bearer = {"Authorization": f"Bearer {token}"}
+            assert client.ask("GET", "/api/about", headers=bearer).status == status
+
+
+def test_the_token_of_a_file_opens_the_service_and_is_not_printed(
+    run, cache, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    options = [run, "--token-file", tmp_path / "token", "--cache", cache]
+    with command(monkeypatch, *options) as (client, printed):
+        assert f"http://127.0.0.1:{client.port}/ " in printed
+        assert TOKEN not in printed
+        assert client.ask("GET", "/api/about", headers=BEARER).status == 200
+        assert client.ask("GET", "/api/about").status == 401

@@ -59,6 +59,26 @@ def test_networks_of_ipv6_are_one_client_and_proxies_none() -> None:
     assert opened.closed == [0, 1, 2]
 
 
+@pytest.mark.parametrize("proxy", ["10.0.0.5", "10.0.0.0/24", "::ffff:10.0.0.5", "::ffff:0:0/96"])
+def test_a_proxy_over_ipv4_is_known_on_a_socket_for_ipv6_as_well(proxy) -> None:
+    limits = Limits(connections=100, address_connections=2)
+    opened = Opened(limits, proxy_networks([proxy]))
+    for number in range(5):
+        opened.add(number, "::ffff:10.0.0.5")
+        opened.add(number, "10.0.0.5")
+    assert opened.closed == []
+    for number in range(5):
+        opened.add(number, "fd00::10.0.0.5")
+    assert opened.closed == [0, 1, 2]
+
+
+def test_a_proxy_is_known_by_its_ipv4_address_whatever_its_network_is_written_as() -> None:
+    opened = Opened(Limits(address_connections=1), [ip_network("10.0.0.0/8")])
+    for number in range(3):
+        opened.add(number, "::ffff:10.1.2.3")
+    assert opened.closed == []
+
+
 def test_when_all_are_being_answered_spare_places_are_left() -> None:
     opened = Opened(Limits(connections=2, spare_connections=1))
     assert [opened.add(number, waits=False) is None for number in (1, 2)] == [False, False]

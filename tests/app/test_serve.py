@@ -18,6 +18,7 @@ import pytest
 import counterfoil.app
 from counterfoil.app.load import open_content
 from counterfoil.app.serving import listen
+from counterfoil.cli.serve import print_address
 from counterfoil.errors import CheckpointError, ConfigError, DataError, MissingExtraError
 from counterfoil.progress import Silent
 from counterfoil.search import SearchIndex
@@ -102,6 +103,16 @@ def test_what_cannot_be_served_is_refused(run, cache, tmp_path) -> None:
         open_content(run, audit=tmp_path, cache=cache, progress=Silent())
     with pytest.raises(CheckpointError, match="neither a run nor"):
         invoke("serve", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["https://[fd00::1]:8000/#token=abc", "https://[fe80::1]:8000/", "http://[::1]:8000/"],
+)
+def test_an_ipv6_address_is_printed_whole(address, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    print_address(address)
+    assert capsys.readouterr().out == f"Counterfoil is at {address} (Ctrl-C stops it)\n"
 
 
 def test_a_port_that_is_taken_is_named() -> None:

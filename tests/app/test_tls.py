@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import re
 import socket
 import ssl
+import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from counterfoil.app.limits import Limits
+from counterfoil.app.protocol import EARLY_BYTES, EarlyData
 from counterfoil.app.serving import tls_context
 from counterfoil.errors import ConfigError
 from tests.app.conftest import Client, running
@@ -74,14 +80,18 @@ def secure(content, files):
         yield client
 
 
-def asked(client: Client, request: bytes) -> bytes:
-    """What is answered over TLS, until the connection is closed."""
+def client_context() -> ssl.SSLContext:
     context = ssl.create_default_context(cadata=CERTIFICATE)
     context.verify_mode, context.check_hostname = ssl.CERT_REQUIRED, True
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
+def asked(client: Client, request: bytes) -> bytes:
+    """What is answered over TLS, until the connection is closed."""
     with (
         socket.create_connection((client.host, client.port), timeout=20) as plain,
-        context.wrap_socket(plain, server_hostname="localhost") as connection,
+        client_context().wrap_socket(plain, server_hostname="localhost") as connection,
     ):
         connection.sendall(request)
         parts = []
@@ -101,6 +111,109 @@ def test_the_service_speaks_tls_with_the_files_named(secure) -> None:
 
 def test_headers_that_never_end_are_cut_off_over_tls(secure) -> None:
     assert asked(secure, b"GET / HTTP/1.1\r\nX-Slow: ").startswith(b"HTTP/1.1 408")
+
+
+class AtOnce:
+    """A connection over TLS that sends the end of its handshake together with a request."""
+
+    def __init__(self, client: Client, request: bytes) -> None:
+        self._encrypted, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = client_context().wrap_bio(
+            self._encrypted, outgoing, server_hostname="localhost"
+        )
+        self.socket = socket.create_connection((client.host, client.port), timeout=20)
+        while True:
+            try:
+                self._tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self.socket.sendall(outgoing.read())
+                self._encrypted.write(self.socket.recv(65536))
+        self._tls.write(request)
+        self.socket.sendall(outgoing.read())
+
+    def read(self) -> bytes:
+        """All that is answered, until the server says that this was all."""
+        answer = b""
+        while True:
+            try:
+                part = self._tls.read(65536)
+            except ssl.SSLWantReadError:
+                encrypted = self.socket.recv(65536)
+                assert encrypted, f"cut off after {answer!r}"
+                self._encrypted.write(encrypted)
+                continue
+            except ssl.SSLZeroReturnError:
+                return answer
+            if not part:
+                return answer
+            answer += part
+
+
+GET = b"GET /api/about HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("spaces", [0, 200_000])
+def test_a_request_right_behind_the_handshake_is_not_lost(secure, spaces) -> None:
+    body = json.dumps({"text": "two cows", "k": 2}).encode() + b" " * spaces
+    head = b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    for _ in range(15):
+        connection = AtOnce(secure, head + body)
+        with connection.socket:
+            answer = connection.read()
+        assert answer.startswith(b"HTTP/1.1 200"), answer
+        assert answer.endswith(b"}")
+
+
+def test_clients_in_parallel_are_all_answered_over_tls(secure) -> None:
+    context = client_context()
+
+    def ask(_: int) -> int:
+        connection = http.client.HTTPSConnection(
+            "localhost", secure.port, context=context, timeout=20
+        )
+        try:
+            connection.request("GET", "/api/about")
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(ask, range(60))) == [200] * 60
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_clients_that_leave_right_behind_the_handshake_give_their_places_back(
+    secure, reset
+) -> None:
+    for _ in range(20):
+        connection = AtOnce(secure, GET)
+        if reset:
+            linger = struct.pack("ii", 1, 0)
+            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        connection.socket.close()
+    metrics = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    until, most = time.monotonic() + 20, 9
+    while most > 1 and time.monotonic() < until:
+        found = re.search(rb"\ncounterfoil_connections (\d+)", asked(secure, metrics))
+        assert found is not None
+        most = int(found[1])
+    assert most == 1  # the one that asks
+
+
+def test_what_is_sent_before_a_connection_is_open_is_kept_up_to_a_limit() -> None:
+    aborted: list[bool] = []
+    early = EarlyData(lambda: aborted.append(True))
+    early.data_received(b"GET / ")
+    early.data_received(b"HTTP/1.1")
+    assert bytes(early.data) == b"GET / HTTP/1.1"
+    assert not aborted
+    early.data_received(bytes(EARLY_BYTES))
+    assert aborted
+    assert not early.data
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"])

@@ -10,6 +10,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+from counterfoil.app.host_names import find_host_name, host_in
 from counterfoil.app.problems import Problem
 from counterfoil.errors import ConfigError
 
@@ -22,6 +23,9 @@ UNLOCKED = {HEALTH, "/", "/docs", "/favicon.ico", "/api/session"}
 """Paths that need no token: the page without anything on it, and the way to hand the token in."""
 
 TOKEN = re.compile(r"[!-~]{16,}")
+QUOTED = 100
+"""Characters of a Host header that an error repeats."""
+
 PORTS = {"http": 80, "https": 443}
 
 
@@ -38,7 +42,7 @@ class Access:
                 f"the token has {len(token)} characters; at least 16 are needed, without spaces "
                 "and of ASCII alone. Make one with: openssl rand -hex 16"
             )
-        self.hosts = None if hosts is None else frozenset(map(_allowed, hosts))
+        self.hosts = None if hosts is None else frozenset(map(_allowed_name, hosts))
         self._token = token
         secret = "" if token is None else token
         # not the token itself: any token is a valid cookie this way, and no cookie gives it away
@@ -58,8 +62,10 @@ class Access:
                     f"--host {host}: other machines can reach it, and there is no token; give one "
                     "by COUNTERFOIL_TOKEN or --token-file"
                 )
-            return cls({*LOOPBACK, host, *names} if names else None, token)
-        return cls({*LOOPBACK, host, *names}, token)
+            if not names:
+                return cls(None, token)
+        own = () if find_host_name(host) is None else (host,)
+        return cls({*LOOPBACK, *own, *names}, token)
 
     @property
     def locked(self) -> bool:
@@ -75,10 +81,14 @@ class Access:
         path = scope["path"]
         if path == HEALTH and scope.get("method") in SAFE:
             return None  # by any name: those who watch the service may know its address alone
-        if self.hosts is not None and _name(headers.get(b"host", b"")) not in self.hosts:
-            return Problem(421, "the service is not known by this name; see --allow-host")
+        if self.hosts is not None and host_in(headers.get(b"host", b"")) not in self.hosts:
+            given = headers.get(b"host", b"").decode("latin-1")[:QUOTED]
+            return Problem(421, f"Host {given!r} is not a name of this service; see --allow-host")
         if scope.get("method") not in SAFE and not _same_origin(scope, headers):
-            return Problem(403, "requests that other sites make a browser send are refused")
+            return Problem(
+                403,
+                "cross-site request refused: Origin or Sec-Fetch-Site does not match this service",
+            )
         needs_token = path not in UNLOCKED and not path.startswith("/static/")
         if self.locked and needs_token and not self._presents_token(headers):
             return Problem(
@@ -138,25 +148,11 @@ def _same(given: str, wanted: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), wanted.encode())
 
 
-def _allowed(host: str) -> str:
-    """A name as `_name` finds it in a Host header.
-
-    >>> _allowed("Match.example:8443"), _allowed("::1"), _allowed("[::1]")
-    ('match.example', '[::1]', '[::1]')
-    """
-    try:
-        parsed = ip_address(host)
-    except ValueError:
-        return _name(host.encode())
-    return f"[{parsed}]" if parsed.version == 6 else str(parsed)
-
-
-def _name(header: bytes) -> str:
-    """The name in a Host header without its port.
-
-    >>> _name(b"localhost:8000"), _name(b"[::1]:8000"), _name(b"127.0.0.1")
-    ('localhost', '[::1]', '127.0.0.1')
-    """
-    text = header.decode("latin-1").lower()
-    name, _, port = text.rpartition(":")
-    return name if name and port.isdigit() else text
+def _allowed_name(given: str) -> str:
+    name = find_host_name(given)
+    if name is None:
+        raise ConfigError(
+            f"--allow-host {given!r}: not a host name or an address; give one such as "
+            "match.example or 192.0.2.7, without scheme, path or wildcard"
+        )
+    return name

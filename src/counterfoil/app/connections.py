@@ -10,13 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
 
 from counterfoil.app.limits import Limits
 from counterfoil.errors import ConfigError
 
 IPV6_CLIENT = 64
 """Bits of an IPv6 address that stand for one client; it chooses the rest as it likes."""
+
+MAPPED = IPv6Network("::ffff:0:0/96")
+"""IPv4 addresses as a socket for IPv6 and IPv4 shows them."""
 
 Network = IPv4Network | IPv6Network
 
@@ -118,7 +128,8 @@ class Connections:
             parsed = ip_address(address)
         except ValueError:
             return False  # a Unix socket has no addresses
-        return not any(parsed in network for network in self._proxies)
+        forms = {parsed, _unmapped(parsed)}
+        return not any(form in network for network in self._proxies for form in forms)
 
 
 def client_of(address: str) -> str:
@@ -131,19 +142,39 @@ def client_of(address: str) -> str:
         parsed = ip_address(address)
     except ValueError:
         return address
+    parsed = _unmapped(parsed)
     if not isinstance(parsed, IPv6Address):
-        return address
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
+        return str(parsed)
     return str(ip_network((int(parsed), IPV6_CLIENT), strict=False))
 
 
 def proxy_networks(proxies: Collection[str]) -> list[Network]:
-    """Addresses or networks of trusted proxies."""
+    """Networks of trusted proxies, those of IPv4 in both of their forms.
+
+    >>> [str(network) for network in proxy_networks(["10.0.0.5", "fd00::/8"])]
+    ['10.0.0.5/32', '::ffff:a00:5/128', 'fd00::/8']
+    """
     try:
-        return [ip_network(proxy) for proxy in proxies]
+        return [form for proxy in proxies for form in _forms(ip_network(proxy))]
     except ValueError as error:
         raise ConfigError(
             f"--trust-proxy: {error}; give an address such as 10.0.0.5, or a network such as "
             "10.0.0.0/24"
         ) from None
+
+
+def _forms(network: Network) -> list[Network]:
+    """A network, and if it is one of IPv4, also as a socket for IPv6 and IPv4 shows it."""
+    if isinstance(network, IPv6Network):
+        if not network.subnet_of(MAPPED):
+            return [network]
+        bits = network.prefixlen - MAPPED.prefixlen
+        network = IPv4Network((int(network.network_address) & 0xFFFFFFFF, bits))
+    mapped = int(MAPPED.network_address) + int(network.network_address)
+    return [network, IPv6Network((mapped, MAPPED.prefixlen + network.prefixlen))]
+
+
+def _unmapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """The IPv4 address of a client that a socket for IPv6 and IPv4 shows as ::ffff:192.0.2.7."""
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return address if mapped is None else mapped

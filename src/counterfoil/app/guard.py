@@ -128,8 +128,8 @@ class Guard:
             try:
                 if not self._streams(scope) and not await body.read():
                     return  # the client is gone
-            except Problem as found:
-                problem = found
+            except Problem as error:
+                problem = error
         if problem is None:
             problem = await self._pass_on(scope, body, send)
         if problem is not None:

@@ -75,12 +75,12 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> Response:
-        found = [
+        errors = [
             {"where": ".".join(str(part) for part in each["loc"]), "what": str(each["msg"])}
             for each in error.errors()[:10]
         ]
-        first = f"{found[0]['where']}: {found[0]['what']}" if found else "not what is expected"
-        return problem_response(422, first, found)
+        first = f"{errors[0]['where']}: {errors[0]['what']}" if errors else "not what is expected"
+        return problem_response(422, first, errors)
 
     @app.exception_handler(HTTPException)
     async def _http(_: Request, error: HTTPException) -> Response:

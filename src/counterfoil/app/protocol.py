@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -21,6 +22,9 @@ from counterfoil.app.problems import problem_response
 
 GRACE = 2.0
 """Seconds between the time-outs of the application, which can say why, and those here."""
+
+EARLY_BYTES = 2**20
+"""Bytes that are kept for a connection before it is open; asyncio reads 256 KiB at a time."""
 
 
 class Stage(Enum):
@@ -77,10 +81,11 @@ class TimedProtocol(H11Protocol):
             self._handshake = self.loop.create_task(self._start_tls(transport, self.tls))
 
     async def _start_tls(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        early = EarlyData(transport.abort)
         try:
             secure = await self.loop.start_tls(
                 transport,
-                self,
+                early,
                 tls,
                 server_side=True,
                 ssl_handshake_timeout=self.limits.header_timeout,
@@ -89,10 +94,13 @@ class TimedProtocol(H11Protocol):
             transport.abort()
             self._leave()
         else:
-            if secure is None:  # it was closed meanwhile
+            if secure is None or transport.is_closing():  # it was closed meanwhile
                 self._leave()
-            else:
-                self._open(secure)
+                return
+            secure.set_protocol(self)
+            self._open(secure)
+            if early.data:
+                self.data_received(bytes(early.data))
 
     def _open(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -194,6 +202,23 @@ class TimedProtocol(H11Protocol):
         if self._place is not None:
             self.open_connections.release(self._place)
             self._place = None
+
+
+class EarlyData(asyncio.Protocol):
+    """Keeps what a client sends right behind its handshake, until the connection is open.
+
+    asyncio passes such data on before `start_tls` returns, and only then can it be answered.
+    """
+
+    def __init__(self, abort: Callable[[], None]) -> None:
+        self.data = bytearray()
+        self._abort = abort
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        if len(self.data) > EARLY_BYTES:
+            self.data.clear()
+            self._abort()
 
 
 def _too_slow() -> bytes:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, File, Query, Request, UploadFile
 from starlette.responses import PlainTextResponse, Response
 
 from counterfoil.app import schemas as s
+from counterfoil.app.body import too_long
 from counterfoil.app.engine import Correct, Encode, Explain, Score, Search
 from counterfoil.app.limits import ID_LETTERS, PAGE
 from counterfoil.app.pictures import MEDIA_TYPE, SIDES, decode_upload
@@ -53,7 +54,7 @@ async def images(service: TheService, offset: Offset = 0, limit: Limit = 24) -> 
     return s.Images(
         total=len(service.library.ids),
         offset=offset,
-        images=[s.ImageInfo(**found) for found in listed],
+        images=[s.ImageInfo(**info) for info in listed],
     )
 
 
@@ -72,7 +73,7 @@ async def upload(service: TheService, file: Annotated[UploadFile, File()]) -> s.
         raise Problem(409, "this model was trained on precomputed features: it reads no pixels")
     data = await file.read()
     if len(data) > service.limits.upload_bytes:
-        raise Problem(413, f"at most {service.limits.upload_bytes // 2**20} MiB are read")
+        raise too_long(service.limits.upload_bytes)
     picture = await to_thread.run_sync(
         decode_upload, data, service.limits, limiter=service.decoders
     )
@@ -118,9 +119,9 @@ async def search(service: TheService, asked: s.SearchRequest) -> s.SearchRespons
     if asked.image is not None:
         service.library.check(asked.image)
     job = Search(asked.text, asked.image, asked.k, asked.target)
-    found: dict[str, Any] = await service.queue.submit(job)
+    results: dict[str, Any] = await service.queue.submit(job)
     unknown = _unknown(service, asked.text) if asked.text is not None else []
-    return s.SearchResponse(**found, unknown=unknown)
+    return s.SearchResponse(**results, unknown=unknown)
 
 
 @router.post("/api/explain", tags=["matching"], responses=documented(404, 422))
@@ -154,8 +155,8 @@ async def audit(
 @router.get("/api/runs", tags=["runs"], responses=documented())
 async def runs(service: TheService) -> s.RunList:
     """The runs that are served."""
-    found = await _read(service, service.content.runs.listed)
-    return s.RunList(runs=[s.RunSummary(**run) for run in found])
+    summaries = await _read(service, service.content.runs.listed)
+    return s.RunList(runs=[s.RunSummary(**summary) for summary in summaries])
 
 
 @router.get("/api/run", tags=["runs"], responses=documented(404, 422))

@@ -39,7 +39,7 @@ def serve(
     tls: ssl.SSLContext | None = None,
     proxies: Collection[str] = (),
 ) -> None:
-    """Answer requests until a signal comes; what is under way is finished first.
+    """Answer requests until SIGINT or SIGTERM; running requests are finished first.
 
     ``proxies`` are addresses whose X-Forwarded-For and X-Forwarded-Proto are believed.
     """
@@ -61,7 +61,8 @@ def make_server(
 ) -> uvicorn.Server:
     """A server for sockets of ``host``; ``access`` is what `Access.to` says for it."""
     limits = _within_open_files(limits)
-    connections = Connections(limits, proxy_networks(proxies))
+    trusted = proxy_networks(proxies)
+    connections = Connections(limits, trusted)
     app = create_app(content, limits, access or Access.to(host))
     app.meters.gauges["counterfoil_connections"] = ("Connections.", lambda: len(connections))
     config = uvicorn.Config(
@@ -72,8 +73,8 @@ def make_server(
         http=protocol_class(connections, limits, tls),
         ws="none",  # there are none; a connection that became one would be out of the limits
         backlog=_accepted_at_once(limits),
-        proxy_headers=bool(proxies),
-        forwarded_allow_ips=list(proxies),
+        proxy_headers=bool(trusted),
+        forwarded_allow_ips=[str(network) for network in trusted],
         timeout_keep_alive=math.ceil(limits.keep_alive + GRACE),
         timeout_graceful_shutdown=math.ceil(limits.timeout),
         h11_max_incomplete_event_size=32 * 1024,

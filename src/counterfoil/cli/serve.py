@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
+from rich.markup import escape
 
+from counterfoil.app.limits import Limits
 from counterfoil.cli.output import CACHE_OPTION, console, progress
 from counterfoil.errors import ConfigError
 
@@ -55,7 +57,7 @@ def serve(
         Optional[list[str]],  # noqa: UP045
         typer.Option(
             "--allow-host",
-            help="Another name the service is called by (repeatable).",
+            help="Another host name or address the service is called by (repeatable).",
             rich_help_panel=ACCESS,
         ),
     ] = None,
@@ -78,21 +80,21 @@ def serve(
     ] = None,
     connections: Annotated[
         int, typer.Option(min=1, help="Open connections.", rich_help_panel=LIMITS)
-    ] = 512,
+    ] = Limits.connections,
     address_connections: Annotated[
         int,
         typer.Option(min=0, help="Of them from one address; 0: no limit.", rich_help_panel=LIMITS),
-    ] = 128,
+    ] = Limits.address_connections,
     header_timeout: Annotated[
         float,
         typer.Option(min=0.1, help="Seconds for all headers of a request.", rich_help_panel=LIMITS),
-    ] = 10.0,
+    ] = Limits.header_timeout,
     body_timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds for a whole body.", rich_help_panel=LIMITS)
-    ] = 30.0,
+    ] = Limits.body_timeout,
     keep_alive: Annotated[
         float, typer.Option(min=0.1, help="Seconds between two requests.", rich_help_panel=LIMITS)
-    ] = 15.0,
+    ] = Limits.keep_alive,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     cache: Path = CACHE_OPTION,
 ) -> None:
@@ -112,7 +114,6 @@ def serve(
 
     require_web()
     from counterfoil.app.access import Access, is_loopback
-    from counterfoil.app.limits import Limits
     from counterfoil.app.load import open_content
     from counterfoil.app.serving import serve as run_server
 
@@ -139,8 +140,7 @@ def serve(
     )
 
     def ready(address: str) -> None:
-        whole = address if made is None else f"{address}#token={made}"
-        console().print(f"Counterfoil is at [bold]{whole}[/] (Ctrl-C stops it)", highlight=False)
+        print_address(address if made is None else f"{address}#token={made}")
         if made is not None and tls is None:
             console(stderr=True).print(
                 "The token goes over the network unencrypted: see --tls-cert, or put a proxy with "
@@ -149,6 +149,15 @@ def serve(
 
     run_server(
         content, host, port, limits, ready, access=access, tls=tls, proxies=trust_proxy or ()
+    )
+
+
+def print_address(address: str) -> None:
+    # an IPv6 address in brackets is markup to rich, and a link must not be broken into lines
+    console().print(
+        f"Counterfoil is at [bold]{escape(address)}[/] (Ctrl-C stops it)",
+        highlight=False,
+        soft_wrap=True,
     )
 
 
