@@ -3,8 +3,8 @@
     python benchmarks/masking_share.py
     python benchmarks/masking_share.py --captions captions.txt.gz --count 1000
 
-Shares are expectations in closed form, averaged over captions, of all words of the sentence. What
-keeps them from 15 % is told apart: words that are in no unit are never masked, and one unit always
+Shares are expectations in closed form, averaged over captions, of all words of the sentence. Two
+effects move them away from 15 %: words that are in no unit are never masked, and one unit always
 is, even if none was chosen.
 """
 

@@ -122,11 +122,11 @@ class OptimiserConfig(Section):
     betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
         [0.9, 0.999], min_length=2, max_length=2
     )
-    language_model_factor: float = Field(
-        0.1,
+    language_model_factor: float | None = Field(
+        None,
         ge=0,
         le=1000,
-        description="rate of what BERT's or CLIP's weights were loaded into, times lr",
+        description="rate of what BERT's or CLIP's weights were loaded into, times lr; null: 0.1",
     )
     clip: float = Field(2.0, ge=0, le=1e6, description="largest gradient norm; 0: no clipping")
 
@@ -224,14 +224,7 @@ class RunConfig(Section):
         return tree
 
     def to_yaml(self) -> str:
-        """The whole config, but for a factor that nobody set: to set one has a meaning of its own.
-
-        A factor that is set and finds no pretrained parameter is refused.
-        """
-        tree = self.model_dump()
-        if "language_model_factor" not in self.train.optimiser.model_fields_set:
-            del tree["train"]["optimiser"]["language_model_factor"]
-        return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+        return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
 
 
 def build_config(tree: Mapping[str, Any], where: str = "config") -> RunConfig:

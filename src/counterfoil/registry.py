@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, get_type_hints
@@ -143,10 +144,19 @@ def refuse_unused(part: type, key: str, mode: str, **given: Any) -> None:
     Silence would have a reader of the config believe that they were in force.
     """
     parameters = inspect.signature(part).parameters
-    for name, value in given.items():
-        default = parameters[name].default
-        if value != default:
-            raise ConfigError(
-                f"{key}.{name}={value} has no effect with {mode}: leave it out (its default is "
-                f"{default}), or choose another {mode.partition('=')[0]}"
-            )
+    unused = {name: value for name, value in given.items() if value != parameters[name].default}
+    if not unused:
+        return
+    stated = " ".join(f"{key}.{name}={_as_override(value)}" for name, value in unused.items())
+    reset = " ".join(f"{key}.{name}={_as_override(parameters[name].default)}" for name in unused)
+    one = len(unused) == 1
+    raise ConfigError(
+        f"{stated} {'has' if one else 'have'} no effect with {mode}: set {reset} "
+        f"({'its default' if one else 'the defaults'}), or remove {'it' if one else 'them'} from "
+        "the recipe"
+    )
+
+
+def _as_override(value: Any) -> str:
+    """A value as the command line takes it."""
+    return value if isinstance(value, str) and value else json.dumps(value)

@@ -16,7 +16,6 @@ from counterfoil.matchers import Observation, matchers
 from counterfoil.matchers.boundary import (
     Known,
     MismatchBoundary,
-    cautious_alpha,
     optimal_boundary,
     weighted_error,
 )
@@ -163,13 +162,28 @@ def test_the_adjusted_boundary_is_three_deviations_below_the_matched_mean(
     assert learned.value == pytest.approx(min(1.0, max(0.0, mean_pos - 3 * std_pos)), abs=1e-6)
 
 
+def alpha_star(mean_pos, std_pos, mean_neg, std_neg) -> float:
+    """Eq. 5 in closed form: the α with which μ₊ − 3σ₊ is a root of eq. 4."""
+    exponent = (mean_pos - 3 * std_pos - mean_neg) ** 2 / (2 * std_neg**2) - 4.5
+    return std_neg / std_pos * math.exp(exponent)
+
+
+def test_eq_3_with_alpha_star_may_be_highest_at_the_adjusted_boundary() -> None:
+    """Why μ₊ − 3σ₊ is taken directly: by way of α*, the minimum would lie elsewhere."""
+    numbers = (0.40, 0.12, 0.22, 0.06)  # σ₊(μ₊ − μ₋) < 3(σ₊² − σ₋²)
+    t, alpha = numbers[0] - 3 * numbers[1], alpha_star(*numbers)
+    here, *beside = (weighted_error(x, *numbers, alpha) for x in (t, t - 0.02, t + 0.02))
+    assert here > max(beside)
+    assert optimal_boundary(*numbers, alpha) != pytest.approx(t, abs=0.02)
+
+
 @pytest.mark.parametrize("numbers", [(0.40, 0.12, 0.22, 0.06), (0.7, 0.1, 0.1, 0.12)])
 def test_alpha_star_makes_the_weighted_densities_equal_at_the_adjusted_boundary(numbers) -> None:
     mean_pos, std_pos, mean_neg, std_neg = numbers
     t = mean_pos - 3 * std_pos
     matched = torch.distributions.Normal(mean_pos, std_pos).log_prob(torch.tensor(t)).exp()
     mismatched = torch.distributions.Normal(mean_neg, std_neg).log_prob(torch.tensor(t)).exp()
-    assert float(matched / mismatched) == pytest.approx(cautious_alpha(*numbers), rel=1e-4)
+    assert float(matched / mismatched) == pytest.approx(alpha_star(*numbers), rel=1e-4)
 
 
 def test_matched_similarities_that_are_not_the_higher_ones_leave_the_boundary_alone() -> None:
@@ -185,7 +199,6 @@ def test_matched_similarities_that_are_not_the_higher_ones_leave_the_boundary_al
 def test_degenerate_distributions_have_defined_answers() -> None:
     assert optimal_boundary(0.6, 0.1, 0.2, 0.1, 1.0) == pytest.approx(0.4)
     assert optimal_boundary(0.5, 0.0, 0.1, 0.0, 2.0) == pytest.approx(0.3, abs=1e-3)
-    assert math.isfinite(cautious_alpha(1.0, 1e-9, -1.0, 1e-9))
 
 
 def test_too_few_samples_leave_the_boundary_alone_until_there_are_enough() -> None:
@@ -388,12 +401,16 @@ def test_images_with_several_captions_are_mined_as_a_loop_over_right_captions_do
                 u = texts.fragments[text][texts.mask[text]]
                 sims = u @ images.fragments[owner[caption]][images.mask[owner[caption]]].T
                 found[kind].extend((sims if side == "t2i" else sims.T).amax(1).tolist())
+    texts_before = [0, *positives.sum(1).cumsum(0).tolist()]
     shares = [(0, 4), (4, 6)]  # of two processes, which together see what one sees
     whole = Mismatches.of(Observation(images, texts, scores, positives, 0, 0), shift).maxima(side)
-    parts = [
-        Mismatches.of(Observation(images[a:b], texts, scores, positives, a, 0), shift).maxima(side)
-        for a, b in shares
-    ]
+    parts = []
+    for a, b in shares:
+        own = slice(texts_before[a], texts_before[b])
+        seen = Observation(images[a:b], texts, scores, positives, a, 0, own)
+        compared = Mismatches.of(seen, shift)
+        assert len(compared.sims) == own.stop - own.start  # none that another process counts
+        parts.append(compared.maxima(side))
     matcher.observe(Observation(images, texts, scores, positives, 0, 0))
     for sums in (whole, sum(parts), matcher.boundaries[side].pending):
         for kind, samples in enumerate(found):
@@ -448,5 +465,5 @@ def test_an_adjust_epoch_that_is_never_reached_is_noted() -> None:
     assert "adjust_epoch=10" in note
     assert "10 epochs" in note
     assert matchers["naaf"](16, adjust_epoch=9).notes(epochs=10) == []
-    assert matchers["naaf"](16, adjust_epoch=10, mining=False).notes(epochs=10) == []
+    assert matchers["naaf"](16, mining=False).notes(epochs=10) == []
     assert reference().notes(epochs=1) == []

@@ -212,11 +212,16 @@ def test_a_config_that_was_written_and_read_sets_no_factor_that_nobody_set() -> 
 
     plain = build_config({})
     again = build_config(yaml.safe_load(plain.to_yaml()))
-    assert "language_model_factor" not in again.train.optimiser.model_fields_set
     assert again == plain
+    assert again.train.optimiser.language_model_factor is None
     tree = {"train": {"optimiser": {"language_model_factor": 0.1}}}
     again = build_config(yaml.safe_load(build_config(tree).to_yaml()))
-    assert "language_model_factor" in again.train.optimiser.model_fields_set
+    assert again.train.optimiser.language_model_factor == 0.1
+
+
+def test_a_config_of_all_its_fields_trains_a_model_without_pretrained_parts(concepts) -> None:
+    whole = build_config(build_config({}).model_dump())
+    create_optimiser(make(concepts, "", text=None), whole.train.optimiser)
 
 
 def test_a_saved_model_remembers_what_was_pretrained_so_that_a_run_goes_on_at_its_rates(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from counterfoil.objectives import Context, both_directions
+from counterfoil.objectives import Context, both_directions, create_objective
 from counterfoil.objectives.diagnostics import (
     QUANTILES,
     margin_histogram,
@@ -264,3 +264,20 @@ def test_separation_is_the_share_of_negatives_below_their_positive() -> None:
         pytest.approx(expected)
     )
     assert separation(both_directions(scores, torch.ones(5, 5).bool())) == {}
+
+
+def test_ssp_and_the_hrem_graph_give_the_margin_up_to_which_a_negative_costs() -> None:
+    assert create_objective({"ssp": {"margin": 0.3}}).hinge_margin(0) == 0.3
+    for loss in ("trip", "vse"):
+        graph = create_objective({"hrem-graph": {"loss": loss, "margin": 0.4}})
+        assert graph.hinge_margin(0) == 0.4
+
+
+def test_the_margin_of_several_terms_is_that_of_the_heaviest() -> None:
+    terms = {"hardest": {"margin": 0.1}, "triplet": {"margin": 0.5, "weight": 0.2}}
+    assert create_objective(terms).hinge_margin(0) == 0.1
+    assert create_objective({**terms, "uniformity": 9.0}).hinge_margin(0) == 0.1
+    late = {**terms, "hardest": {"margin": 0.1, "epochs": [2, None]}}
+    assert create_objective(late).hinge_margin(0) == 0.5
+    assert create_objective(late).hinge_margin(2) == 0.1
+    assert create_objective("uniformity").hinge_margin(0) is None

@@ -30,16 +30,13 @@ def test_a_static_generator_leaves_the_matcher_without_a_masked_word_loss(
     split, kind, tmp_path
 ) -> None:
     save_pretrained(small(split), tmp_path / "generator")
-    loss, seen = {}, {}
-    for mlm in (0.0, 5.0):  # its weight makes no difference
-        model = small(split)
-        objective = kind(**SMALL, mlm=mlm, rank=1.0, generator=str(tmp_path / "generator"))
-        prepare(objective, split, model)
-        torch.manual_seed(2)
-        loss[mlm], seen[mlm] = step(objective, model, batch_of(split, model, [0, 3, 5]))
-    assert loss[0.0].item() == loss[5.0].item()
-    assert "tags/mlm" not in seen[5.0]
-    loss[5.0].backward()
+    model = small(split)
+    objective = kind(**SMALL, rank=1.0, generator=str(tmp_path / "generator"))
+    prepare(objective, split, model)
+    torch.manual_seed(2)
+    loss, seen = step(objective, model, batch_of(split, model, [0, 3, 5]))
+    assert "tags/mlm" not in seen
+    loss.backward()
     assert all(p.grad is None for p in model.matcher.heads["mlm"].parameters())
     assert model.matcher.pooler.weight.grad.abs().sum() > 0
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
+from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from counterfoil.errors import ConfigError
-from counterfoil.models import models
+from counterfoil.matchers import matchers
+from counterfoil.models import models, resolve
 from counterfoil.objectives import create_objective, objectives
 from counterfoil.reproduce.catalogue import load_artefact, names
 from counterfoil.reproduce.plan import Settings, find_data_set, make_plan
@@ -159,8 +163,20 @@ def test_every_shipped_file_resolves_to_runs_that_can_be_built(
             assert "warmup_epochs" not in config.objective.get("hardest", {})
         if config.model.name in models:
             assert run.refused() is None or not set(config.objective) <= set(objectives)
-        if set(config.objective) <= {"triplet", "hardest", "selhn", "shn", "sct", "ssp"}:
-            create_objective(config.objective)
+        create_objective(config.objective)
+        build_matcher(json.dumps(resolve(config.model).matcher, sort_keys=True))
+
+
+@cache
+def build_matcher(options: str) -> None:
+    """Raises on options that have no effect beside others; no weights are read or allocated."""
+    given = json.loads(options)
+    if given.get("pretrained"):
+        given["pretrained"] = ""
+    if "vocabulary" in matchers.options(given["name"]):
+        given["vocabulary"] = 8
+    with torch.device("meta"):
+        matchers.create(given.pop("name"), given, 96, where="model.matcher")
 
 
 @pytest.mark.parametrize("name", [n for n in names() if not isinstance(load_artefact(n), Sweep)])

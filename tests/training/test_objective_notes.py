@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+from typer.testing import CliRunner
+
+from counterfoil.cli import app
 from counterfoil.config import load_config
+from counterfoil.errors import DataError
 from counterfoil.training.objective_notes import objective_notes
 
 
@@ -31,3 +36,55 @@ def test_a_sum_beside_the_clip_of_an_averaged_loss_is_noted() -> None:
     _, scale = notes("objective=hardest", recipe="recipes/flickr8k/vse-mlp-selhn.yaml")
     assert "summed over the batch, the recipe's was averaged" in scale
     assert "clips nearly always" in scale
+
+
+def test_a_mixed_objective_names_the_averaged_term_and_not_a_factor_for_all() -> None:
+    replaced, scale = notes("objective={selhn: 1, foils: 0.5}")
+    assert "selhn, foils replaces the recipe's hardest" in replaced
+    assert "selhn is averaged, foils is summed over the batch" in scale
+    assert "the recipe's loss was summed" in scale
+    assert "times as" not in scale
+    assert scale.endswith("to keep the recipe's scale: objective.selhn.reduction=sum")
+
+
+def test_a_mixed_objective_beside_an_averaged_recipe_names_the_summed_term() -> None:
+    recipe = "recipes/flickr8k/vse-mlp-selhn.yaml"
+    *_, scale = notes("objective={selhn: 1, foils: 0.5}", recipe=recipe)
+    assert "the recipe's loss was averaged" in scale
+    assert scale.endswith("to keep the recipe's scale: objective.foils.reduction=mean")
+
+
+def test_a_term_added_beside_those_of_the_recipe_is_noted_by_its_reduction() -> None:
+    [scale] = notes("objective.selhn=0.5")
+    assert "hardest is summed, selhn is averaged" in scale
+
+
+@pytest.mark.parametrize(
+    "objective",
+    ["hardest", "{hardest: 1, foils: 0.5}", "{hardest: {reduction: sum}}", "{hardest: 0.5}"],
+)
+def test_options_that_a_term_of_the_same_name_lost_are_noted(objective) -> None:
+    [replaced] = notes(f"objective={objective}")
+    assert replaced.endswith("no longer in force: hardest.warmup_epochs=1")
+
+
+def test_a_term_of_the_same_name_with_another_reduction_is_noted() -> None:
+    replaced, scale = notes("objective={hardest: {reduction: mean}}")
+    assert replaced.endswith("no longer in force: hardest.warmup_epochs=1")
+    assert "256 times as small" in scale
+    assert scale.endswith("objective.hardest.reduction=sum")
+
+
+def test_lost_options_that_are_the_defaults_are_not_noted() -> None:
+    recipe = "recipes/flickr8k/vse-mlp-selhn.yaml"
+    assert notes("objective={selhn: {epsilon: 0.01}}", recipe=recipe) == []
+    assert notes("objective={hardest: {warmup_epochs: 1}}") == []
+
+
+def test_train_prints_the_notes_before_it_reads_data(tmp_path) -> None:
+    overrides = ("objective={hardest: {reduction: mean}}", f"data.source={tmp_path / 'none'}")
+    command = ["train", "recipes/naaf-scenes.yaml", *overrides, "--out", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "500"})
+    assert isinstance(result.exception, DataError)
+    assert "no longer in force: hardest.warmup_epochs=1" in " ".join(result.output.split())
+    assert "objective.hardest.reduction=sum" in " ".join(result.output.split())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from counterfoil.config import load_config
+from counterfoil.config import ModelConfig, load_config
 from counterfoil.models import resolve
 from counterfoil.models.spec import PARTS
 from counterfoil.reproduce.catalogue import load_artefact
@@ -84,7 +84,7 @@ def test_the_static_rows_of_the_tables_share_nothing_with_their_generator(data, 
     assert term.pop("generator") == str(generator.folder)
     assert "mlm" not in static.model.matcher["extras"]
     assert "mlm" in generator.config.model.matcher["extras"]
-    assert term == dynamic.objective["tags"]  # all else is the same (§3.2)
+    assert term == dynamic.objective["tags"] | {"mlm": 0.05}  # all that it uses is the same (§3.2)
     assert static.train == dynamic.train
     assert "hard-candidates" not in static.objective or (
         static.objective["hard-candidates"] == dynamic.objective["hard-candidates"]
@@ -95,14 +95,25 @@ def test_no_recipe_sets_a_rate_factor_for_a_model_without_pretrained_parts() -> 
     for path in RECIPES.rglob("*.yaml"):
         config = load_config(path)
         optimiser = config.train.optimiser
-        if "language_model_factor" in optimiser.model_fields_set:
-            spec = resolve(config.model)
-            loads = [
-                "pretrained" in registry.options(getattr(spec, part)["name"])
-                for part, registry in PARTS.items()
-                if part != "matcher"
-            ]
-            assert any(loads) or spec.matcher.get("pretrained"), path
+        if optimiser.language_model_factor not in (None, 1.0):
+            assert any(loads_weights(config.model)), path
+
+
+def loads_weights(model: ModelConfig) -> list[bool]:
+    """Of each part, whether it names pretrained weights (also by default) and loads them."""
+    spec = resolve(model)
+    options = [
+        registry.options(getattr(spec, part)["name"]) | getattr(spec, part)
+        for part, registry in PARTS.items()
+    ]
+    return [bool(part.get("pretrained")) and part.get("weights") is not False for part in options]
+
+
+def test_a_part_without_pretrained_weights_is_seen_as_such() -> None:
+    path = RECIPES / "chan-bert-f30k.yaml"
+    assert any(loads_weights(load_config(path).model))
+    assert not any(loads_weights(load_config(path, ["model.text.weights=false"]).model))
+    assert not any(loads_weights(load_config(RECIPES / "chan-f30k.yaml").model))
 
 
 def test_the_language_model_of_the_papers_perplexity_is_named() -> None:

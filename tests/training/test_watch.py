@@ -14,6 +14,7 @@ from counterfoil.objectives import Context, both_directions, create_objective
 from counterfoil.objectives.diagnostics import score_diagnostics
 from counterfoil.training.watch import CollapseWatch
 
+HARDEST = {"hardest": {}}
 UNINFORMED = 51.2
 COLLAPSED = (51.5, UNINFORMED, 0.001)
 LEARNING = (30.0, UNINFORMED, 0.15)
@@ -30,14 +31,14 @@ def feed(watch, updates, first: int = 1, manner: str = "hardest") -> dict[int, s
 
 
 def test_it_warns_once_after_patience_collapsed_updates() -> None:
-    said = feed(CollapseWatch(patience=5), [LEARNING] * 2 + [COLLAPSED] * 40)
+    said = feed(CollapseWatch(HARDEST, patience=5), [LEARNING] * 2 + [COLLAPSED] * 40)
     assert list(said) == [7]
     assert "since step 3" in said[7]
 
 
 def test_a_single_good_update_starts_the_count_anew() -> None:
     updates = ([COLLAPSED] * 4 + [LEARNING]) * 10
-    assert feed(CollapseWatch(patience=5), updates) == {}
+    assert feed(CollapseWatch(HARDEST, patience=5), updates) == {}
 
 
 @pytest.mark.parametrize(
@@ -51,12 +52,12 @@ def test_a_single_good_update_starts_the_count_anew() -> None:
     ],
 )
 def test_both_signs_are_needed(update) -> None:
-    assert feed(CollapseWatch(patience=5), [update] * 50) == {}
+    assert feed(CollapseWatch(HARDEST, patience=5), [update] * 50) == {}
 
 
 def test_it_says_once_when_the_run_has_recovered_and_may_warn_again() -> None:
     updates = [COLLAPSED] * 20 + [LEARNING] * 20 + [COLLAPSED] * 20
-    said = feed(CollapseWatch(patience=5), updates)
+    said = feed(CollapseWatch(HARDEST, patience=5), updates)
     assert list(said) == [5, 25, 45]
     assert said[25].startswith("recovered at step 21")
     assert "collapsed" in said[5]
@@ -65,18 +66,18 @@ def test_it_says_once_when_the_run_has_recovered_and_may_warn_again() -> None:
 
 def test_a_short_way_out_is_no_recovery() -> None:
     updates = [COLLAPSED] * 20 + ([LEARNING] * 4 + [COLLAPSED]) * 10
-    assert list(feed(CollapseWatch(patience=5), updates)) == [5]
+    assert list(feed(CollapseWatch(HARDEST, patience=5), updates)) == [5]
 
 
 def test_between_logged_updates_the_last_gap_holds() -> None:
     loss, uninformed, gap = COLLAPSED
     rare = [(loss, uninformed, gap if step % 10 == 0 else None) for step in range(1, 40)]
-    assert list(feed(CollapseWatch(patience=15), rare)) == [10 + 14]
+    assert list(feed(CollapseWatch(HARDEST, patience=15), rare)) == [10 + 14]
 
 
 def test_updates_that_cannot_be_judged_count_for_neither_side() -> None:
     updates = [COLLAPSED] * 3 + [(51.2, None, 0.5)] * 20 + [COLLAPSED] * 3
-    assert list(feed(CollapseWatch(patience=5), updates)) == [25]
+    assert list(feed(CollapseWatch(HARDEST, patience=5), updates)) == [25]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,9 @@ def test_updates_that_cannot_be_judged_count_for_neither_side() -> None:
     ],
 )
 def test_the_remedy_fits_the_objective(manner, offered, kept_back) -> None:
-    [text] = feed(CollapseWatch(patience=1, slower=1), [COLLAPSED], manner=manner).values()
+    name = "selhn" if manner == "selective" else "hardest"
+    watch = CollapseWatch({name: {}}, patience=1, slower=1)
+    [text] = feed(watch, [COLLAPSED], manner=manner).values()
     assert all(part in text for part in offered)
     assert not any(part in text for part in kept_back)
 
@@ -105,7 +108,7 @@ def test_scores_that_rank_pairs_are_no_collapse_unless_they_are_all_but_equal(
     separation, gap, warns
 ) -> None:
     """NAAF's first epochs: a loss near that of equal scores and small gaps, dev RSUM rising."""
-    watch = CollapseWatch(patience=5)
+    watch = CollapseWatch(HARDEST, patience=5)
     said = [watch.update(step, 51.0, UNINFORMED, gap, "hardest", separation) for step in range(9)]
     assert any(said) == warns
 
@@ -121,7 +124,7 @@ def test_scores_that_rank_pairs_are_no_collapse_unless_they_are_all_but_equal(
     ],
 )
 def test_nothing_is_recommended_that_the_run_already_has(objective, offered, kept_back) -> None:
-    watch = CollapseWatch(patience=1, objective=objective)
+    watch = CollapseWatch(objective, patience=1)
     [text] = feed(watch, [COLLAPSED]).values()
     assert all(part in text for part in offered)
     assert not any(part in text for part in kept_back)
@@ -133,8 +136,8 @@ kinds = st.sampled_from([COLLAPSED, LEARNING, (51.3, UNINFORMED, None), (51.3, N
 @settings(max_examples=60, deadline=None)
 @given(updates=st.lists(kinds, max_size=40), cut=st.integers(0, 40), patience=st.integers(1, 6))
 def test_a_resumed_run_says_what_an_unbroken_one_says(updates, cut, patience) -> None:
-    whole = feed(CollapseWatch(patience=patience), updates)
-    before, after = CollapseWatch(patience=patience), CollapseWatch(patience=patience)
+    whole = feed(CollapseWatch(HARDEST, patience=patience), updates)
+    before, after = (CollapseWatch(HARDEST, patience=patience) for _ in range(2))
     said = feed(before, updates[:cut])
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))
     assert {**said, **feed(after, updates[cut:], first=len(updates[:cut]) + 1)} == whole
@@ -144,7 +147,7 @@ def test_a_resumed_run_says_what_an_unbroken_one_says(updates, cut, patience) ->
 def test_real_embeddings_around_one_point_are_a_collapse(spread, warns) -> None:
     """All images near one point and all texts near another, 64 numbers each."""
     generator = torch.Generator().manual_seed(0)
-    objective, watch = create_objective("hardest"), CollapseWatch(patience=3)
+    objective, watch = create_objective("hardest"), CollapseWatch(HARDEST, patience=3)
     points = torch.randn(2, 1, 64, generator=generator)
     positives, said = torch.eye(32).bool(), []
     for step in range(5):
@@ -160,8 +163,9 @@ def test_real_embeddings_around_one_point_are_a_collapse(spread, warns) -> None:
 @pytest.mark.parametrize("manner", ["selective", "every"])
 def test_objectives_that_lead_out_by_themselves_get_more_time(manner) -> None:
     plateau = [COLLAPSED] * 24 + [LEARNING] * 20
-    assert feed(CollapseWatch(patience=5, slower=5), plateau, manner=manner) == {}
-    stuck = feed(CollapseWatch(patience=5, slower=5), [COLLAPSED] * 40, manner=manner)
+    assert feed(CollapseWatch(HARDEST, patience=5, slower=5), plateau, manner=manner) == {}
+    stuck = feed(CollapseWatch(HARDEST, patience=5, slower=5), [COLLAPSED] * 40, manner=manner)
     assert list(stuck) == [25]
-    over = feed(CollapseWatch(patience=5), [COLLAPSED] * 30 + [LEARNING] * 9, manner=manner)
+    updates = [COLLAPSED] * 30 + [LEARNING] * 9
+    over = feed(CollapseWatch(HARDEST, patience=5), updates, manner=manner)
     assert list(over) == [25, 35]

@@ -154,7 +154,7 @@ def _checkpoint(name: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """
     from transformers import BertForPreTraining
 
-    # what is missing gets random numbers, which must not move ours
+    # transformers initialises missing weights randomly; keep our RNG state
     with language_model_refusals(name), silent_loading(), torch.random.fork_rng(devices=[]):
         model, report = BertForPreTraining.from_pretrained(
             name, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True

@@ -30,11 +30,11 @@ def pretrained_names(module: nn.Module) -> frozenset[str]:
 
 def pretrained_ids(module: nn.Module) -> set[int]:
     """Identities of those parameters."""
-    found = set()
+    identities = set()
     for part in module.modules():
         own = set(_own_names(part))
-        found |= {id(parameter) for name, parameter in part.named_parameters() if name in own}
-    return found
+        identities |= {id(parameter) for name, parameter in part.named_parameters() if name in own}
+    return identities
 
 
 def _own_names(part: nn.Module) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,9 @@ from counterfoil.foils.graph import SceneGraph
 RATE = 0.15
 UNMASKED = -1
 _MASKED, _EXCHANGED = 0.8, 0.1  # shares of the chosen tokens; the rest stay as they are
+
+BISECTIONS = 12
+"""Halvings of the interval in which a rate is sought; interpolation then does the rest."""
 
 Places = tuple[int, ...]
 Ids = NDArray[np.int64]
@@ -79,31 +81,49 @@ def token_units(word_of: Sequence[int | None]) -> list[Places]:
     return [(place,) for place, word in enumerate(word_of) if word is not None]
 
 
-def unit_chances(units: Sequence[Places], rate: float = RATE) -> NDArray[np.float64]:
-    """How likely each unit is chosen, so that a token of several units is not chosen more often.
+@dataclass(frozen=True)
+class UnitCoverage:
+    """How often each of U units covers each of P places; ``chances`` of the units at a rate of 1.
 
-    A place that is in f units has the chance ``rate``/f; a unit has the mean of its places'.
+    A place that is in f units has the chance 1/f, so that it is not chosen more often than others;
+    a unit has the mean of its places'.
     """
-    frequency = Counter(place for unit in units for place in unit)
-    return np.array([np.mean([rate / frequency[place] for place in unit]) for unit in units])
+
+    counts: Ids  # [U, P]
+    chances: NDArray[np.float64]  # [U]
+
+    @classmethod
+    def of(cls, units: Sequence[Places]) -> UnitCoverage:
+        columns = {place: n for n, place in enumerate({p for unit in units for p in unit})}
+        counts = np.zeros((len(units), len(columns)), dtype=np.int64)
+        for number, unit in enumerate(units):
+            for place in unit:
+                counts[number, columns[place]] += 1
+        chances = (counts / counts.sum(0)).sum(1) / counts.sum(1)
+        return cls(counts, chances)
+
+    def expected_tokens(self, rate: float) -> float:
+        """Tokens that `mask_versions` chooses on average, in closed form.
+
+        A token is chosen with any unit it is in, or with the unit that is drawn if none was chosen.
+        """
+        missed = 1 - (rate * self.chances).clip(0, 1)
+        chosen = self.counts.shape[1] - np.prod(missed[:, None] ** self.counts, axis=0).sum()
+        return float(chosen + np.prod(missed) * self.counts.sum() / len(self.counts))
+
+
+def unit_chances(units: Sequence[Places], rate: float = RATE) -> NDArray[np.float64]:
+    """How likely each unit is chosen: see `UnitCoverage`."""
+    return rate * UnitCoverage.of(units).chances
 
 
 def expected_share(units: Sequence[Places], words: int, rate: float = RATE) -> float:
-    """The share of ``words`` tokens that `mask_versions` chooses on average, in closed form.
-
-    A token is chosen with any unit it is in, or with the unit that is drawn if none was chosen.
+    """The share of ``words`` tokens that `mask_versions` chooses on average.
 
     >>> round(expected_share([(0,), (1,)], 4), 3)  # (2 · 0.15 + 0.85²) / 4
     0.256
     """
-    chances = unit_chances(units, rate).clip(0, 1)
-    none = float(np.prod(1 - chances))
-    spared: dict[int, float] = {}
-    for unit, chance in zip(units, chances, strict=True):
-        for place in unit:
-            spared[place] = spared.get(place, 1.0) * (1 - chance)
-    drawn = none * np.mean([len(unit) for unit in units])
-    return float(sum(1 - chance for chance in spared.values()) + drawn) / words
+    return UnitCoverage.of(units).expected_tokens(rate) / words
 
 
 def sentence_rate(units: Sequence[Places], words: int, share: float = RATE) -> float:
@@ -112,18 +132,21 @@ def sentence_rate(units: Sequence[Places], words: int, share: float = RATE) -> f
     Few units cover a sentence, so it is above the share. The least and the most that units allow
     are taken where the share cannot be reached: one unit at least, and no more than all of them.
     """
-    low, high = 0.0, float(max(Counter(place for unit in units for place in unit).values()))
-    if expected_share(units, words, low) >= share:
+    coverage, wanted = UnitCoverage.of(units), share * words
+    low, high = 0.0, float(coverage.counts.sum(0).max())
+    least, most = coverage.expected_tokens(low), coverage.expected_tokens(high)
+    if least >= wanted:
         return low
-    if expected_share(units, words, high) <= share:
+    if most <= wanted:
         return high
-    for _ in range(30):
+    for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        if expected_share(units, words, middle) < share:
-            low = middle
+        tokens = coverage.expected_tokens(middle)
+        if tokens < wanted:
+            low, least = middle, tokens
         else:
-            high = middle
-    return (low + high) / 2
+            high, most = middle, tokens
+    return low + (high - low) * (wanted - least) / (most - least)  # nearly linear in between
 
 
 def mask_versions(

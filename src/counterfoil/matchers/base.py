@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -18,7 +18,8 @@ class Observation:
     """A training batch after it was scored, for matchers that learn by watching.
 
     ``images`` are those of this process, ``texts`` those of all; text ``k`` of the global batch
-    belongs to row ``k`` of ``scores``, and this process's first image is row ``first_row``.
+    belongs to row ``k`` of ``scores``, and this process's first image is row ``first_row``. If
+    images have several texts each, ``own_texts`` are those of this process's images.
     """
 
     images: Encoded
@@ -27,6 +28,7 @@ class Observation:
     positives: Tensor
     first_row: int
     epoch: int
+    own_texts: slice = field(default_factory=lambda: slice(None))
 
 
 class Matcher(nn.Module):

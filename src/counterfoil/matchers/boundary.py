@@ -70,23 +70,12 @@ def cautious_boundary(mean_pos: float, std_pos: float) -> float:
     """The boundary that α* of eq. 5 is there for: μ₊ − 3σ₊, within [0, 1].
 
     Few matched words then fall below it. It is taken directly and not by way of α*: where
-    σ₊(μ₊ − μ₋) < 3(σ₊² − σ₋²), it is the root of eq. 4 (with `cautious_alpha`) at which eq. 3 has a
-    maximum.
+    σ₊(μ₊ − μ₋) < 3(σ₊² − σ₋²), it is the root of eq. 4 (with α*) at which eq. 3 has a maximum.
 
     >>> round(cautious_boundary(0.4, 0.12), 4)
     0.04
     """
     return min(1.0, max(0.0, mean_pos - 3 * std_pos))
-
-
-def cautious_alpha(mean_pos: float, std_pos: float, mean_neg: float, std_neg: float) -> float:
-    """α* of eq. 5 in closed form: the penalty with which μ₊ − 3σ₊ is a root of eq. 4.
-
-    The exponent is capped, as distributions far apart would overflow it.
-    """
-    std_pos, std_neg = max(std_pos, SMALLEST_STD), max(std_neg, SMALLEST_STD)
-    exponent = (mean_pos - 3 * std_pos - mean_neg) ** 2 / (2 * std_neg**2) - 4.5
-    return std_neg / std_pos * math.exp(min(exponent, 700.0))
 
 
 class Known:

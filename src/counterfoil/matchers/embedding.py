@@ -21,10 +21,10 @@ class Cosine(Matcher):
 
     def forward(self, images: Encoded, texts: Encoded) -> Tensor:
         of_images, of_texts = pooled(images, "image"), pooled(texts, "text")
-        if not torch.is_autocast_enabled(of_images.device.type):
+        with single_precision(of_images.device) as was_mixed:
+            if was_mixed:
+                of_images, of_texts = single(of_images), single(of_texts)
             return of_images @ of_texts.T
-        with single_precision(of_images.device):
-            return single(of_images) @ single(of_texts).T
 
 
 @matchers.register("order")

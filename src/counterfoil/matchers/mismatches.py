@@ -77,30 +77,35 @@ def _pairs(seen: Observation, shift: int) -> Chosen:
     other = (own - shift) % count
     # captions of each image, own and other, and where the latter's pair is in the matrix
     places = np.concatenate([np.stack([own, other], 1).ravel(), own * count + other])
-    captions, at = (
+    captions, cells = (
         torch.from_numpy(places).to(scores.device, non_blocking=True).split([2 * pairs, pairs])
     )
     good = right[seen.first_row : seen.first_row + pairs]
-    bad = (right > positives).flatten().index_select(0, at)  # right and not a positive
+    bad = (right > positives).flatten().index_select(0, cells)  # right and not a positive
     return seen.images, captions, torch.stack([good, bad], 1)
 
 
 def _groups(seen: Observation, shift: int) -> Chosen:
     """Of images with several captions each: a caption's own row is that of its first positive.
 
-    Captions of images that other processes have count there.
+    Captions are counted by the process that holds their image.
     """
-    scores, positives = seen.scores, seen.positives
-    own = torch.arange(scores.shape[1], device=scores.device)
-    other = (own - shift) % len(own)
+    images = slice(seen.first_row, seen.first_row + len(seen.images))
+    first, last, _ = seen.own_texts.indices(len(seen.texts))
+    own = torch.arange(first, last, device=seen.scores.device)
+    other = (own - shift) % len(seen.texts)
+    right = _own_scores(seen) > _highest_wrong(seen)  # [T]
+    positives = seen.positives[images, first:last]
     rows = positives.to(torch.int8).argmax(0)
-    right = scores.gather(0, rows[None])[0] > _highest_wrong(seen)
-    here = rows - seen.first_row
-    counts = (here >= 0) & (here < len(seen.images)) & positives.any(0)
-    bad = (right > positives)[rows, other]
-    images = seen.images[here.clamp(0, len(seen.images) - 1)]
-    counted = torch.stack([right, bad], 1) & counts[:, None]
-    return images, torch.stack([own, other], 1).flatten(), counted
+    bad = (right > seen.positives[images])[rows, other]  # right and not a positive
+    counted = torch.stack([right[first:last], bad], 1) & positives.any(0)[:, None]
+    return seen.images[rows], torch.stack([own, other], 1).flatten(), counted
+
+
+def _own_scores(seen: Observation) -> Tensor:
+    """Of each caption, the score with its first positive image."""
+    rows = seen.positives.to(torch.int8).argmax(0)
+    return seen.scores.gather(0, rows[None])[0]
 
 
 def _highest_wrong(seen: Observation) -> Tensor:

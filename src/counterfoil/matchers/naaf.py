@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from counterfoil.matchers.similarity import SimilarityMatcher, one_pair
 from counterfoil.registry import refuse_unused
 
 Intra = Literal["none", "inference", "always"]
+
+REFERENCE_LAMBDA_INTRA = 5.0
+"""λ of the propagation gate in the public code."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class NAAF(SimilarityMatcher):
     ``form="reference"`` reproduces the public code: its boundary (recomputed caption by caption
     within a batch, with the least similar image as the wrong one), LeakyReLU in the relevance
     term, propagation only as a gate, λ = 5 in it, and μ₊ − 3σ₊ as boundary at inference. Options
-    that it does not read are refused.
+    without effect, in this form or beside ``mining=False`` and the like, are refused.
     """
 
     batches: Tensor
@@ -82,18 +85,21 @@ class NAAF(SimilarityMatcher):
         self.form, self.alpha, self.adjust_epoch = form, alpha, adjust_epoch
         if alpha <= 0:
             raise ConfigError(f"model.matcher.alpha: above 0, got {alpha:g}")
+        _refuse_unused(
+            form=form,
+            mining=mining,
+            negative=negative,
+            intra=intra,
+            lambda_intra=lambda_intra,
+            boundary=boundary,
+            alpha=alpha,
+            adjust_epoch=adjust_epoch,
+            momentum=momentum,
+            min_samples=min_samples,
+        )
         if form == "reference":
-            refuse_unused(
-                NAAF,
-                "model.matcher",
-                "form=reference",
-                boundary=boundary,
-                adjust_epoch=adjust_epoch,
-                momentum=momentum,
-                lambda_intra=lambda_intra,
-            )
             self.reference = ReferenceBoundary(alpha, min_samples)
-            self.lambda_intra = 5.0
+            self.lambda_intra = REFERENCE_LAMBDA_INTRA
         else:
             self.boundaries = torch.nn.ModuleDict(
                 {
@@ -216,9 +222,9 @@ class NAAF(SimilarityMatcher):
         batches = int(self._known.read(self.batches)[0])
         self.batches += 1
         self._known.remember([batches + 1], self.batches)
-        found = Mismatches.of(seen, shift=1 + batches % max(1, len(seen.texts) - 1))
+        pairs = Mismatches.of(seen, shift=1 + batches % max(1, len(seen.texts) - 1))
         for side in self.directions:
-            self.learned(side).take(found.maxima(side), seen.epoch)
+            self.learned(side).take(pairs.maxima(side), seen.epoch)
 
     def diagnostics(self) -> dict[str, float]:
         """``mismatch/boundary`` and so on; with two directions ``mismatch/t2i/boundary`` …"""
@@ -252,6 +258,23 @@ class NAAF(SimilarityMatcher):
             weights=place(found.weights[0, :, 0]),
             additive=True,
         )
+
+
+def _refuse_unused(**options: Any) -> None:
+    """Raise on options that have no effect beside the others."""
+    if options["form"] == "reference" and options["lambda_intra"] == REFERENCE_LAMBDA_INTRA:
+        del options["lambda_intra"]  # what that form takes anyway
+    unused = {
+        "form=reference": ("boundary", "adjust_epoch", "momentum", "lambda_intra"),
+        "mining=false": ("alpha", "adjust_epoch", "momentum", "min_samples"),
+        "negative=false": ("intra", "lambda_intra"),
+        "intra=none": ("lambda_intra",),
+    }
+    for mode, names in unused.items():
+        option, _, value = mode.partition("=")
+        if options[option] == {"false": False}.get(value, value):
+            given = {name: options[name] for name in names if name in options}
+            refuse_unused(NAAF, "model.matcher", mode, **given)
 
 
 @torch.no_grad()

@@ -73,14 +73,18 @@ def score_with_mining(matcher: NAAF, images: Encoded, texts: Encoded) -> Tensor:
             f"{len(images)} images with {len(texts)} texts in {world_size()} processes: use "
             "form=paper, or data.captions=all in one process"
         )
+    with single_precision(images.mask.device) as was_mixed:
+        if was_mixed:
+            images, texts = single_fragments(images), single_fragments(texts)
+        return _score_by_caption(matcher, images, texts)
+
+
+def _score_by_caption(matcher: NAAF, images: Encoded, texts: Encoded) -> Tensor:
     learned = matcher.reference
     matched: list[Tensor] = []
     mismatched: list[Tensor] = []
     sampled = 0
     columns: list[Tensor] = []
-    if torch.is_autocast_enabled(images.mask.device.type):
-        with single_precision(images.mask.device):
-            return score_with_mining(matcher, single_fragments(images), single_fragments(texts))
     for i in range(len(texts)):
         text = texts[i : i + 1]
         column = matcher.scores(images, text)[:, 0]

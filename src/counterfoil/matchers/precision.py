@@ -17,13 +17,13 @@ from counterfoil.encoders.encoded import HALVES, Encoded
 
 
 @contextmanager
-def single_precision(device: torch.device) -> Iterator[None]:
-    """Inside, nothing is cast to half precision by autocast."""
+def single_precision(device: torch.device) -> Iterator[bool]:
+    """Inside, nothing is cast to half precision by autocast; gives whether it was enabled."""
     if not torch.is_autocast_enabled(device.type):
-        yield
+        yield False
         return
     with torch.autocast(device.type, enabled=False):
-        yield
+        yield True
 
 
 def single(x: Tensor) -> Tensor:

@@ -54,10 +54,10 @@ class SimilarityMatcher(LocalMatcher):
         fused = fused_pairs(self.recipes(), *pair, large=self.large_job)
         if fused is not None:
             return fused
-        if not torch.is_autocast_enabled(images.mask.device.type):
+        with single_precision(images.mask.device) as was_mixed:
+            if was_mixed:
+                images, texts = single_fragments(images), single_fragments(texts)
             return self._unfused(images, texts)
-        with single_precision(images.mask.device):
-            return self._unfused(single_fragments(images), single_fragments(texts))
 
     def _unfused(self, images: Encoded, texts: Encoded) -> Tensor:
         """Scores without a fused kernel: by compiled functions of the host, or by PyTorch."""

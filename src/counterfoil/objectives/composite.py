@@ -97,9 +97,13 @@ class Composite(Objective):
         return next((m for m in LEADING if m in manners), "hardest")
 
     def hinge_margin(self, epoch: int) -> float | None:
-        """The largest of the active terms, up to which any of them costs something."""
-        margins = [term.hinge_margin(epoch) for _, term in self.active(epoch)]
-        return max((margin for margin in margins if margin is not None), default=None)
+        """That of the active term with the largest weight; of equal weights, the larger margin."""
+        margins = [
+            (abs(self.weights[name]), margin)
+            for name, term in self.active(epoch)
+            if (margin := term.hinge_margin(epoch)) is not None
+        ]
+        return max(margins)[1] if margins else None
 
     def idle_epochs(self, epochs: int) -> list[int]:
         """Epochs of a run in which no term is active."""

@@ -46,6 +46,9 @@ class SelfSimilarityPolynomial(Objective):
         total = sum((self._one_direction(anchors) for anchors in directions), scores.new_zeros(()))
         return LossReport(total / max(len(directions[0].positive), 1))
 
+    def hinge_margin(self, epoch: int) -> float | None:
+        return self.margin
+
     def _one_direction(self, anchors: Anchors) -> Tensor:
         chosen = one_hardest(anchors)
         hardest = (anchors.candidates * chosen).sum(1)

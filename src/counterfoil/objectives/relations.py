@@ -74,6 +74,9 @@ class InstanceRelations(Objective):
             else DistanceWeighted(margin=margin, nonzero_cut_off=nonzero_cut_off)
         )
 
+    def hinge_margin(self, epoch: int) -> float | None:
+        return self.own.hinge_margin(epoch)
+
     def prepare(self, training: Preparation) -> None:
         self.graph = self.build(training.embed_size)
 

@@ -34,6 +34,7 @@ from counterfoil.objectives.token_losses import (
     discrimination_losses,
     word_losses,
 )
+from counterfoil.registry import refuse_unused
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ class Tags(Objective):
     are negatives. ``mlm`` and ``rank`` weigh the two losses; without ``rank`` nothing is written.
     ``mask_share`` says what 15 % are masked of: of the words in units, or of the whole sentence.
     ``generator`` is a run whose frozen model fills the masks (static): this model then shares no
-    parameter with it, and learns no masked words, whatever ``mlm`` is. Without one, the model in
-    training fills them (dynamic). Where batches are large for the sake of their candidates,
-    ``anchors`` says how many pairs of each process's batch get foils.
+    parameter with it, and learns no masked words, so ``mlm`` is not to be set. Without one, the
+    model in training fills them (dynamic). Where batches are large for the sake of their
+    candidates, ``anchors`` says how many pairs of each process's batch get foils.
     """
 
     needs_batch = True
@@ -95,6 +96,9 @@ class Tags(Objective):
                 "objective.tags: with a generator and rank=0 there is nothing to learn; set rank "
                 "above 0, or leave the generator out"
             )
+        if generator:
+            key = f"objective.{'tags-dc' if self.reads_words else 'tags'}"
+            refuse_unused(type(self), key, "a generator (which fills the masks)", mlm=mlm)
         self.options = GeneratorOptions(
             masks, samples, kept, temperature, unit, extractor, generator, anchors, mask_share
         )
@@ -208,22 +212,23 @@ class TagsDc(Tags):
         asked = masked if self.correct_over == "masked" else foils.mask
         with live.autocast():
             verdicts = heads["discrimination"](states.words).float()
-            fixes = heads["correction"](states.words[asked], word_table(live)).float()
-        told = discrimination_losses(verdicts, foils.ids, true_ids, foils.mask, self.class_weights)
-        fixed = word_losses(fixes, true_ids[asked])
-        discrimination, correction = global_mean(told), global_mean(fixed)
+            logits = heads["correction"](states.words[asked], word_table(live)).float()
+        discrimination = global_mean(
+            discrimination_losses(verdicts, foils.ids, true_ids, foils.mask, self.class_weights)
+        )
+        correction = global_mean(word_losses(logits, true_ids[asked]))
         loss = self.discrimination * discrimination + self.correction * correction
         original = (foils.ids == true_ids)[foils.mask]
         right = (verdicts.argmax(-1)[foils.mask] == 1) == original
-        restored = (fixes.argmax(-1) == true_ids[asked])[masked[asked]]
-        found = {
+        restored = (logits.argmax(-1) == true_ids[asked])[masked[asked]]
+        diagnostics = {
             "tags/discrimination": discrimination.detach(),
             "tags/correction": correction.detach(),
             "tags/wod": global_mean(right.float()),
             "tags/wod_replaced": global_mean(right[~original].float()),
             "tags/woc": global_mean(restored.float()),
         }
-        return LossReport(loss, found)
+        return LossReport(loss, diagnostics)
 
 
 def _images(live: Live, masked: MaskedBatch) -> Encoded:

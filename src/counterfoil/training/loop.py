@@ -134,7 +134,7 @@ class Trainer:
             Trials(model, held_out, config, self.device) if tries(self.objective) else None
         )
         self.survey = TrainingSurvey(model, train, config, self.device, self.progress)
-        self.watch = CollapseWatch(objective=config.objective)
+        self.watch = CollapseWatch(config.objective)
         self.crowd = (config.train.batch_size, float(config.train.batch_size - 1))
         self.introduced = False
         self.checkpoints = Checkpoints(folder)

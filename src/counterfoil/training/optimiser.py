@@ -24,6 +24,9 @@ NORMS = (
     nn.SyncBatchNorm,
 )
 
+PRETRAINED_FACTOR = 0.1
+"""Rate of pretrained parameters, times the learning rate, if no factor is set."""
+
 
 def create_optimiser(modules: nn.Module, config: OptimiserConfig) -> Optimizer:
     """Groups: what was loaded from pretrained weights at its reduced rate, the rest at the full.
@@ -78,12 +81,10 @@ def _rate_factors(modules: nn.Module, config: OptimiserConfig) -> dict[int, floa
 
     Parameters that learn at the full rate are left out.
     """
-    pretrained = pretrained_ids(modules)
-    factor, stated = (
-        config.language_model_factor,
-        "language_model_factor" in config.model_fields_set,
-    )
-    if stated and factor != 1.0 and not pretrained:
+    pretrained, factor = pretrained_ids(modules), config.language_model_factor
+    if factor is None:
+        factor = PRETRAINED_FACTOR
+    elif factor != 1.0 and not pretrained:
         raise ConfigError(
             f"train.optimiser.language_model_factor={factor:g}: no parameter of this model was "
             "loaded from pretrained weights, so there is nothing to slow down: remove it, or give "

@@ -186,10 +186,16 @@ class TrainingStep(nn.Module):
         return report.loss, {**common, **report.diagnostics}
 
     def _observe(self, scored: Scored, positives: Tensor, epoch: int) -> None:
-        first_row = sum(gather_counts(len(scored.images), positives.device)[: rank()])
+        first_row = first_text = sum(gather_counts(len(scored.images), positives.device)[: rank()])
+        texts = len(scored.texts)
+        if len(scored.scores) != len(scored.all_texts):  # the same in every process
+            first_text = sum(gather_counts(texts, positives.device)[: rank()])
+        own_texts = slice(first_text, first_text + texts)
         seen = scored.scores.detach()
         self.model.matcher.observe(
-            Observation(scored.images, scored.all_texts, seen, positives, first_row, epoch)
+            Observation(
+                scored.images, scored.all_texts, seen, positives, first_row, epoch, own_texts
+            )
         )
 
     @torch.no_grad()

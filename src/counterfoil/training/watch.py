@@ -83,17 +83,19 @@ class CollapseWatch:
     collapsed run of a hinge on the hardest negative nearly every Δs is negative, so the loss is
     (1 + |Δs| / margin) times the uninformed one: with a margin of 0.2 the default of 10 % asks for
     the same |Δs| < 0.02 as the limit does (collapsed runs go from 0.015 down to 0.0003 and below).
+
+    ``objective`` is that of the run, as configured: a warning offers nothing that it already has.
     """
 
     def __init__(
         self,
+        objective: Mapping[str, Any],
         *,
         patience: int = 50,
         slower: int = 5,
         loss_tolerance: float = 0.1,
         gap_limit: float = 0.02,
         separated: float = 0.8,
-        objective: Mapping[str, Any] | None = None,
     ) -> None:
         self.patience, self.slower = patience, slower
         self.loss_tolerance, self.gap_limit = loss_tolerance, gap_limit
@@ -115,8 +117,8 @@ class CollapseWatch:
         ``gap`` is the mean |Δs| and ``separation`` the share of negatives below their positive;
         where one was not measured in this update, the last one holds. A run of which the share was
         never measured is judged by loss and gap. An update without an uninformed loss, or before
-        the first gap, cannot be judged and counts for
-        neither side. ``manner`` says which negatives the objective counts while scores are equal.
+        the first gap, cannot be judged and counts for neither side. ``manner`` says which negatives
+        the objective counts while scores are equal.
         """
         state = self._state
         state.gap = state.gap if gap is None else gap
@@ -145,13 +147,12 @@ class CollapseWatch:
         return near and gap < (self.gap_limit if mixed else self.gap_limit / 10)
 
     def _warning(self, loss: float, uninformed: float, gap: float, manner: Manner) -> str:
-        objective = self.objective or {"selhn" if manner == "selective" else "hardest": {}}
         cause = CAUSE["every" if manner == "every" else "hardest"]
         return (
             f"training has collapsed: since step {self._state.since} the loss ({loss:.4g}) is that "
             f"of a model that gives every pair the same score ({uninformed:.4g}), and positives "
             f"differ from their hardest negatives by {gap:.2g} on average. {cause} "
-            f"What may help: {remedies(manner, objective)}."
+            f"What may help: {remedies(manner, self.objective)}."
         )
 
     def state_dict(self) -> dict[str, bool | int | float | None]:
