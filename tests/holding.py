@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import threading
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from counterfoil.locks import LOCK, Lock
+from counterfoil.locks import LOCK
+
+HOLD = (
+    "import sys\nfrom pathlib import Path\nfrom counterfoil.locks import Lock\n"
+    "lock = Lock(Path(sys.argv[1]))\nassert lock.try_acquire()\n"
+    "print('held', flush=True)\nsys.stdin.read()\nlock.release()\n"
+)
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Hold a lock file in another thread, which counts as another process."""
-    taken, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        lock = Lock(path)
-        assert lock.try_acquire()
-        taken.set()
-        done.wait(120)
-        lock.release()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert taken.wait(60)
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+def held(path: Path) -> Iterator[int]:
+    """Hold a lock file in another process, whose id this is."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:  # leaving the block closes its input, and waits for it
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process.pid
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from counterfoil.data.staging import staged_folder
+from counterfoil.errors import BusyError, DataError
 from counterfoil.files import atomic_folder, put_in_place, replace_folder, write_atomically
 
 SOURCE = Path(__file__).parents[1] / "src" / "counterfoil"
@@ -113,3 +117,86 @@ def test_nothing_but_this_module_renames() -> None:
                 moves = (by, name) in (("os", "replace"), ("os", "rename"), ("shutil", "move"))
                 assert not moves, f"{path}:{node.lineno}"
                 assert name != "rename", f"{path}:{node.lineno}"
+
+
+KILL = """
+import os, signal, sys
+from pathlib import Path
+from counterfoil.data.staging import staged_folder
+from counterfoil.files import atomic_folder
+real, when = os.replace, int(sys.argv[3])
+
+def replace(source, target):
+    global when
+    real(source, target)
+    when -= 1
+    if not when:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+os.replace = replace
+target = Path(sys.argv[1])
+staged = sys.argv[2] == "staged"
+with staged_folder(target, overwrite=True) if staged else atomic_folder(target) as folder:
+    (folder / "file").write_text("new")
+    if when == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed_while_replacing(target: Path, kind: str, renames: int) -> None:
+    """Replace a folder in a process that is killed after so many renames."""
+    command = [sys.executable, "-c", KILL, str(target), kind, str(renames)]
+    assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("kind", ["atomic", "staged"])
+@pytest.mark.parametrize(("renames", "expected"), [(0, "old"), (1, "old"), (2, "new")])
+def test_the_next_write_finds_the_folder_that_a_kill_between_two_renames_moved_aside(
+    tmp_path, kind, renames, expected
+) -> None:
+    target = tmp_path / "da*ta"  # no pattern
+    target.mkdir()
+    (target / "file").write_text("old")
+    killed_while_replacing(target, kind, renames)
+    assert target.exists() == (renames != 1)
+    with pytest.raises(DataError, match="is not empty"), staged_folder(target, overwrite=False):
+        pass
+    if renames == 1:  # the first look was before the lock was taken
+        assert (target / "file").read_text() == "old"
+    with pytest.raises(KeyError), atomic_folder(target):
+        raise KeyError  # also a write that fails puts things in order
+    assert (target / "file").read_text() == expected
+    assert list(tmp_path.iterdir()) == [target]
+    with atomic_folder(target) as folder:
+        (folder / "file").write_text("newest")
+    assert (target / "file").read_text() == "newest"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_a_living_process_writes_and_what_only_looks_like_it_is_not_swept(tmp_path) -> None:
+    target = tmp_path / "data"
+    others = [tmp_path / name for name in (".data.new.backup", ".data.x.old.00000000", ".data.old")]
+    for other in others:
+        other.mkdir()
+    (tmp_path / ".data.new.12345678").write_text("a file")
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom counterfoil.files import atomic_folder\n"
+        "with atomic_folder(Path(sys.argv[1])) as folder:\n"
+        "    print(folder, flush=True)\n    sys.stdin.read()\n"
+        "    (folder / 'file').write_text('from there')\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(target)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        new = Path(process.stdout.readline().strip())
+        with pytest.raises(BusyError, match=f"process {process.pid} "), atomic_folder(target):
+            pass
+        assert new.is_dir()
+    assert (target / "file").read_text() == "from there"
+    with atomic_folder(target):
+        pass
+    assert {*others, target, tmp_path / ".data.new.12345678"} == set(tmp_path.iterdir())

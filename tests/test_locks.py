@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import socket
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from counterfoil import locks
 from counterfoil.errors import BusyError
 from counterfoil.locks import LOCK, Holder, Lock, beside, locked_folder, locked_in_turn
 from counterfoil.locks import locked_target as locked
+from tests.unprivileged import open_folder, run_without_write_permission
 
 fcntl = pytest.importorskip("fcntl")  # nothing is locked on Windows
 
@@ -183,3 +186,194 @@ def test_a_folder_made_for_a_lock_alone_goes_with_it(tmp_path) -> None:
     with locked_folder(tmp_path / "new", "waiting"):
         assert (tmp_path / "new").is_dir()
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "locked_folder(folder, 'training a run there')",
+        "locked_target(folder / 'file', 'writing foils to it')",
+        "locked_in_turn(folder / '.lock', 'drawing')",
+        "locked_folder(folder / 'new', 'training a run there')",
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_neither_waited_for_nor_called_busy(use) -> None:
+    body = f"""
+try:
+    with {use}:
+        print("locked")
+except PermissionError as error:
+    print(error)
+"""
+    with open_folder() as folder:
+        imports = "from counterfoil.locks import locked_folder, locked_in_turn, locked_target"
+        message = run_without_write_permission(imports, body, folder)
+        assert str(folder) in message
+        assert "cannot be written" in message or "/new" in message
+        assert "ermission" in message
+
+
+def test_a_read_only_file_system_is_not_called_busy(tmp_path, monkeypatch) -> None:
+    real = os.open
+
+    def refuse(path, flags, *mode):
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return real(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermissionError, match="Read-only") as refused, locked_folder(tmp_path, "a"):
+        pass
+    assert refused.value.filename == str(tmp_path)
+
+
+def test_a_folder_that_goes_again_and_again_is_an_error_and_not_a_busy_one(
+    tmp_path, monkeypatch
+) -> None:
+    def vanish(*_: object) -> int:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(tmp_path))
+
+    monkeypatch.setattr(os, "open", vanish)
+    with pytest.raises(FileNotFoundError), locked_in_turn(tmp_path / LOCK, "x", None, lambda: True):
+        pass
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["backend.API_KEY=hush"],
+        ["--Token", "hush"],
+        ["--PASSWORD=hush"],
+        ["-api-key", "hush"],
+        ["url=http://user:hush@host:1"],
+        ["http://user:hu/sh@host:1/path"],
+        ["http://user:" + "hush" * 200 + "@host"],
+        ["backend={'api_key': 'hush', 'url': 'x'}"],
+        ["http://host/path?access_token=hush&x=1"],
+        ["--header", "Authorization: Bearer hush"],
+        ["secret." + "x" * 400 + "=hush"],
+    ],
+)
+def test_a_secret_of_any_spelling_is_not_in_the_lock_file(words, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["counterfoil", "index", *words, "--out", "runs/a"])
+    command = Holder.current().command
+    assert "hush" not in command
+    assert "hu/sh" not in command
+    assert len(command) <= 301
+    assert command.startswith("counterfoil index ")
+
+
+def test_what_is_not_secret_stays_in_the_lock_file(monkeypatch) -> None:
+    words = ["train", "a.yaml", "train.epochs=3", "http://host:80/x", "--out", "runs/a"]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/counterfoil", *words])
+    assert Holder.current().command == " ".join(["counterfoil", *words])
+
+
+def test_the_command_is_found_quickly_however_long_its_words_are() -> None:
+    script = "import sys\nfrom counterfoil.locks import Holder\n"
+    script += "sys.argv[1:] = ['x' * 500_000, '://' * 200_000, 'key' * 200_000]\nHolder.current()"
+    subprocess.run([sys.executable, "-c", script], timeout=20, check=True)
+
+
+def test_nobody_waits_while_a_holder_describes_itself(tmp_path, monkeypatch) -> None:
+    """A slow description must not keep other threads from taking or freeing their locks."""
+    real, free = Holder.current, []
+
+    def current() -> Holder:
+        def other() -> None:
+            free.append(locks._guard.acquire(blocking=False))
+            if free[-1]:
+                locks._guard.release()
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        return real()
+
+    monkeypatch.setattr(Holder, "current", current)
+    with locked_folder(tmp_path, "waiting"):
+        pass
+    assert free == [True]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 9_999,
+        '{"pid": true, "host": "h", "since": "s", "command": "c"}',
+        '{"pid": 1, "host": {"a": 1}, "since": "s", "command": "c"}',
+        '{"pid": 1, "host": "h", "since": ["s"], "command": "c"}',
+        '{"pid": 1, "host": "h", "since": "s", "command": null}',
+        '{"pid": 1.0, "host": "h", "since": "s", "command": "c"}',
+        '{"pid": 1, "host": "h", "since": "s", "command": "' + "c" * 20_000 + '"}',
+        "7",
+    ],
+)
+def test_a_hostile_lock_file_names_nobody_and_ends_in_no_traceback(tmp_path, text) -> None:
+    (tmp_path / LOCK).write_text(text)
+    assert Holder.read(tmp_path / LOCK) is None
+    with locked_folder(tmp_path, "waiting"):
+        pass
+
+
+def test_what_a_lock_file_says_is_shown_without_control_characters_and_not_at_any_length(
+    tmp_path,
+) -> None:
+    tree = {"pid": 1, "host": "h\x1b[2J", "since": "s" * 4_000, "command": "c" * 4_000}
+    (tmp_path / LOCK).write_text(json.dumps(tree))
+    text = str(Holder.read(tmp_path / LOCK))
+    assert "\x1b" not in text
+    assert len(text) < 1000
+
+
+def test_a_fifo_in_the_place_of_a_lock_file_blocks_nobody(tmp_path) -> None:
+    script = (
+        "import sys\nfrom pathlib import Path\n"
+        "from counterfoil.locks import Holder, Lock, locked_folder\n"
+        "path = Path(sys.argv[1]) / '.lock'\nassert Holder.read(path) is None\n"
+        "try:\n    Lock(path).is_held()\nexcept OSError as error:\n    print(error.strerror)\n"
+        "with locked_folder(path.parent, 'waiting'):\n    pass\n"
+    )
+    os.mkfifo(tmp_path / LOCK)
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    assert "FIFO" in result.stdout
+
+
+def test_another_thread_is_not_called_another_process(tmp_path) -> None:
+    messages = []
+
+    def other() -> None:
+        with pytest.raises(BusyError) as refused, locked_folder(tmp_path, "training a run there"):
+            pass
+        messages.append(str(refused.value))
+
+    with locked_folder(tmp_path, "training a run there"):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    [message] = messages
+    assert "another thread of this process is training a run there" in message
+    assert "another process" not in message
+
+
+def test_without_fcntl_no_lock_file_is_made(tmp_path) -> None:
+    script = (
+        "import argparse, shlex, tempfile, platform, sys\nfrom pathlib import Path\n"
+        "sys.modules['fcntl'] = None\nsys.platform = 'win32'\n"
+        "from counterfoil.locks import Lock, locked_folder, locked_target\n"
+        "from counterfoil.scratch import Scratch\n"
+        "folder = Path(sys.argv[1])\n"
+        "with locked_folder(folder / 'a', 'x'), locked_folder(folder / 'a', 'x'):\n"
+        "    assert not any((folder / 'a').iterdir())\n"
+        "with locked_target(folder / 'b', 'x') as works:\n"
+        "    assert works is False\n"
+        "scratch = Scratch('s-', folder)\n"
+        "print([str(path) for path in folder.rglob('*') if path != scratch.folder])\n"
+        "scratch.close()\n"
+        "assert not scratch.folder.exists()\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "[]\n"

@@ -1,4 +1,8 @@
-"""Writing so that a kill or a full disk at any moment leaves the old state or the new one.
+"""Writing so that a kill or a full disk at any moment costs neither the old state nor the new one.
+
+A file, or a folder with a new name, appears in one step. A folder that replaces another takes two
+renames: a kill between them leaves nothing under its name, and the older folder beside it, in
+``.NAME.old.*``. Whoever writes there next puts it back first (`replacing`).
 
 Every file that is renamed into its place goes through here. Files and folders get the rights that
 the user's umask leaves (not the private ones of ``tempfile``), and a name is on the disk, too,
@@ -9,12 +13,15 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from counterfoil.locks import locked_target
 
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM}
 
@@ -48,19 +55,50 @@ def put_in_place(new: Path, path: Path) -> None:
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """A new folder to fill; it takes its place, and that of an older one, when the block ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = make_sibling(path, "new")
-    try:
-        yield new
-        share(new)
-        sync_tree(new)
-        replace_folder(new, path)
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
+    with replacing(path, "writing it"):
+        new = _make_sibling(path, "new")
+        try:
+            yield new
+            share(new)
+            sync_tree(new)
+            replace_folder(new, path)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
 
 
-def make_sibling(path: Path, kind: str) -> Path:
+@contextmanager
+def replacing(path: Path, doing: str, advice: str = "wait for it, or stop it") -> Iterator[None]:
+    """`locked_target` for a folder; what a killed process left beside it is put in order first."""
+    with locked_target(path, doing, advice) as works:
+        if works:  # else what lies there may be in use
+            _recover(path)
+        yield
+
+
+def _recover(path: Path) -> None:
+    """Put back an older folder that was moved aside but not replaced; delete all other remains."""
+    remains = {kind: _siblings(path, kind) for kind in ("old", "new")}
+    for folder in remains["old"]:
+        older = folder / path.name
+        if not os.path.lexists(path) and os.path.lexists(older):
+            put_in_place(older, path)
+    for folder in [*remains["old"], *remains["new"]]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _siblings(path: Path, kind: str) -> list[Path]:
+    """What `_make_sibling` made, the latest first."""
+    names = re.compile(re.escape(f".{path.name}.{kind}.") + "[0-9a-f]{8}")
+    found = [
+        folder
+        for folder in path.parent.iterdir()
+        if names.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink()
+    ]
+    return sorted(found, key=lambda folder: folder.stat().st_mtime, reverse=True)
+
+
+def _make_sibling(path: Path, kind: str) -> Path:
     """An empty folder beside ``path``, to be filled or to be thrown away."""
     folder = path.with_name(f".{path.name}.{kind}.{secrets.token_hex(4)}")
     folder.mkdir()
@@ -68,11 +106,14 @@ def make_sibling(path: Path, kind: str) -> Path:
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Rename a folder that is on the disk; an older one at ``path`` is deleted, once replaced."""
+    """Rename a folder that is on the disk; an older one at ``path`` is deleted, once replaced.
+
+    Only while the lock of ``path`` is held (`replacing`).
+    """
     if not path.exists():
         put_in_place(new, path)
         return
-    old = make_sibling(path, "old")
+    old = _make_sibling(path, "old")
     try:
         os.replace(path, old / path.name)
         put_in_place(new, path)

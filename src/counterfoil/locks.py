@@ -2,11 +2,13 @@
 
 A lock is a small file, locked with ``flock``. While it is held, the file says by whom, so that
 another process can be told. Its holder removes it at the end; one that a kill left behind is free,
-and is taken by whoever comes next. If a file system cannot lock, nobody is refused.
+and is taken by whoever comes next. If a file system cannot lock, nobody is refused. Without
+``fcntl``, as on Windows, there are no lock files at all.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -23,16 +25,24 @@ from pathlib import Path
 
 from counterfoil.errors import BusyError
 from counterfoil.progress import Progress, Silent
+from counterfoil.reading import open_descriptor, read_bytes
 
-if sys.platform != "win32":  # there, nothing is locked
+try:
     import fcntl
+
+    CAN_LOCK = True
+except ImportError:  # Windows
+    CAN_LOCK = False
 
 LOCK = ".lock"
 """Name of a lock file inside the folder that it locks."""
 
 ATTEMPTS = 100
 LONGEST_PAUSE = 1.0
-SECRET = r"[\w.-]*(?:key|token|password|secret)[\w.-]*"  # noqa: S105 - names of options
+LONGEST_TEXT = 300
+LONGEST_FILE = 10_000
+SECRET = re.compile("key|token|passw|passphrase|pwd|secret|credential|authorization", re.IGNORECASE)
+_READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 @dataclass(frozen=True)
@@ -53,11 +63,12 @@ class Holder:
     def read(cls, path: Path) -> Holder | None:
         """What a lock file says; None if it says nothing (yet), or nothing of this form."""
         try:
-            tree = json.loads(path.read_bytes()[:10_000])
-            holder = cls(**tree)
-        except (OSError, ValueError, TypeError):
+            holder = cls(**json.loads(read_bytes(path, LONGEST_FILE)))
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
-        return holder if isinstance(holder.pid, int) and 0 < holder.pid < 1 << 31 else None
+        texts = (holder.host, holder.since, holder.command)
+        valid = type(holder.pid) is int and 0 < holder.pid < 1 << 31
+        return holder if valid and all(isinstance(text, str) for text in texts) else None
 
     @property
     def is_gone(self) -> bool:
@@ -74,7 +85,8 @@ class Holder:
 
     def __str__(self) -> str:
         text = f"process {self.pid} on {self.host} since {self.since}: {self.command}"
-        return "".join(character if character.isprintable() else "?" for character in text)
+        text = "".join(character if character.isprintable() else "?" for character in text)
+        return _shortened(text, 2 * LONGEST_TEXT)
 
 
 class Lock:
@@ -88,35 +100,46 @@ class Lock:
         self._descriptor: int | None = None
 
     def try_acquire(self) -> bool:
-        """Take the lock; False if another process, or another ``Lock`` of this one, has it."""
-        with _guard:
-            for left in reversed(range(ATTEMPTS)):
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                try:
-                    descriptor = _open(self.path)
-                except FileNotFoundError:  # its last holder removed the folder
-                    continue
-                free = self._try_flock(descriptor)
-                if not free:
-                    os.close(descriptor)
-                    return False
-                # In the end it is taken as it is: the file may get a new number at every look.
-                if not self.works or _is_at(descriptor, self.path) or not left:
-                    break
-                os.close(descriptor)  # its last holder removed the file while this one waited
-            else:
-                return False
-            self._descriptor, self.thread = descriptor, threading.get_ident()
-            _held.add(self)
-            with suppress(OSError):  # a full disk; the lock holds all the same
-                os.ftruncate(descriptor, 0)
-                os.write(descriptor, json.dumps(asdict(Holder.current())).encode())
-        return True
+        """Take the lock; False if another process, or another ``Lock`` of this one, has it.
 
-    def _try_flock(self, descriptor: int) -> bool:
-        if sys.platform == "win32":
+        The folder is made if it is not there; `PermissionError` if it cannot be written.
+        """
+        if not CAN_LOCK:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self.works = False
             return True
+        holder = Holder.current()
+        with _guard:
+            descriptor = self._try_open_locked()
+            if descriptor is None:
+                return False
+            self._descriptor, self.thread = descriptor, threading.get_ident()
+            _active.add(self)
+            with suppress(OSError):  # a full disk; the lock holds all the same
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, json.dumps(asdict(holder)).encode())
+        return True
+
+    def _try_open_locked(self) -> int | None:
+        """A descriptor of the lock file, locked; None if somebody else has locked it."""
+        problem: OSError | None = None
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                descriptor = _open(self.path)
+            except (FileNotFoundError, PermissionError) as error:
+                problem = error  # its last holder may have removed the file or the folder just now
+                continue
+            if not self._try_flock(descriptor):
+                os.close(descriptor)
+                return None
+            # In the end it is taken as it is: the file may get a new number at every look.
+            if not self.works or _is_at(descriptor, self.path) or not left:
+                return descriptor
+            os.close(descriptor)  # its last holder removed the file while this one waited
+        raise problem or FileNotFoundError(errno.ENOENT, "cannot be made", str(self.path))
+
+    def _try_flock(self, descriptor: int) -> bool:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -134,7 +157,7 @@ class Lock:
                 if _is_at(self._descriptor, self.path):
                     os.unlink(self.path)
             self.forget()
-            _held.discard(self)
+            _active.discard(self)
 
     def forget(self) -> None:
         """Close the file; the lock stays with the processes that have it open otherwise."""
@@ -144,8 +167,10 @@ class Lock:
 
     def is_held(self) -> bool | None:
         """Whether somebody has it, without taking it; None if the file system cannot say."""
+        if not CAN_LOCK:
+            return None
         lock = Lock(self.path)
-        descriptor = os.open(self.path, os.O_RDONLY)
+        descriptor = open_descriptor(self.path)
         try:
             free = lock._try_flock(descriptor)
         finally:
@@ -184,10 +209,13 @@ def locked_folder(
 @contextmanager
 def locked_target(
     target: Path, doing: str, advice: str = "wait for it, or stop it"
-) -> Iterator[None]:
-    """The same for a file or folder that is replaced as a whole: its lock lies beside it."""
-    with _locked(beside(target), target, doing, advice):
-        yield
+) -> Iterator[bool]:
+    """The same for a file or folder that is replaced as a whole: its lock lies beside it.
+
+    The value is False if the file system cannot lock: then others may be writing there, too.
+    """
+    with _locked(beside(target), target, doing, advice) as works:
+        yield works
 
 
 def beside(target: Path) -> Path:
@@ -197,20 +225,25 @@ def beside(target: Path) -> Path:
 
 
 @contextmanager
-def _locked(path: Path, subject: Path, doing: str, advice: str) -> Iterator[None]:
+def _locked(path: Path, subject: Path, doing: str, advice: str) -> Iterator[bool]:
     lock = Lock(path)
-    mine = threading.get_ident()
-    if any(held.path == lock.path and held.thread == mine for held in list(_held)):
-        yield
-        return
+    for other in list(_active):
+        if other.path == lock.path and other.thread == threading.get_ident():
+            yield other.works
+            return
     if not lock.try_acquire():
-        holder = lock.holder()
-        who = f" ({holder})" if holder is not None else ""
-        raise BusyError(f"{subject}: another process is {doing}{who}; {advice}")
+        raise BusyError(f"{subject}: {_busy(lock, doing)}; {advice}")
     try:
-        yield
+        yield lock.works
     finally:
         lock.release()
+
+
+def _busy(lock: Lock, doing: str) -> str:
+    if any(other.path == lock.path for other in list(_active)):
+        return f"another thread of this process is {doing}"
+    holder = lock.holder()
+    return f"another process is {doing}" + (f" ({holder})" if holder is not None else "")
 
 
 @contextmanager
@@ -236,15 +269,17 @@ def locked_in_turn(
         lock.release()
 
 
-_held: set[Lock] = set()
+_active: set[Lock] = set()
+"""Locks that this process holds."""
+
 _guard = threading.RLock()
 
 
 def _forget_in_child() -> None:
     """A forked process shares the locked files of its parent, and would keep them locked."""
-    for lock in _held:
+    for lock in _active:
         lock.forget()
-    _held.clear()
+    _active.clear()
     _guard.release()
 
 
@@ -256,11 +291,23 @@ if hasattr(os, "register_at_fork"):
 
 
 def _open(path: Path) -> int:
-    flags = getattr(os, "O_NOFOLLOW", 0)
+    # O_NONBLOCK: somebody may have put a FIFO there.
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
-    except PermissionError:  # another user's, left by a kill
-        return os.open(path, os.O_RDONLY | flags)
+    except OSError as error:
+        if error.errno not in _READ_ONLY:
+            raise
+        refusal = error
+    try:
+        return os.open(path, os.O_RDONLY | flags)  # another user's, left by a kill
+    except FileNotFoundError:
+        raise PermissionError(
+            refusal.errno,
+            f"this folder cannot be written ({refusal.strerror}), so it cannot be locked; choose "
+            "another folder, or get write permission",
+            str(path.parent),
+        ) from None
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
@@ -271,12 +318,28 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _command(words: list[str]) -> str:
-    """A command line, shortened, and without values of options that are secret."""
+    """A command line, shortened, and without secrets: others can read it."""
     program = Path(words[0]) if words else Path(sys.executable)
-    shown = [program.parent.name if program.name == "__main__.py" else program.name]
-    for before, word in zip(["", *words[1:]], words[1:], strict=False):
-        if re.fullmatch(f"--{SECRET}", before):
-            word = "***"
-        shown.append(re.sub(f"^({SECRET}=).*", r"\1***", word, flags=re.DOTALL))
-    text = shlex.join(shown)
-    return text if len(text) <= 300 else f"{text[:300]}…"
+    parts = [program.parent.name if program.name == "__main__.py" else program.name]
+    options = words[1 : 1 + LONGEST_TEXT]
+    for before, word in zip(["", *options], options, strict=False):
+        is_value = before.startswith("-") and "=" not in before and SECRET.search(before)
+        parts.append("***" if is_value else _masked(word))
+    return _shortened(shlex.join(parts), LONGEST_TEXT)
+
+
+def _masked(word: str) -> str:
+    """A word of a command line without a password in a URL, and without the value of a secret key.
+
+    Only searches that take time proportional to the word: a word can be very long.
+    """
+    scheme, mark, address = word.partition("://")
+    if mark and "@" in address:
+        word = f"{scheme}://***@{address.rpartition('@')[2]}"
+    name = SECRET.search(word)
+    value = re.compile("[=:]").search(word, name.end()) if name else None
+    return _shortened(f"{word[: value.end()]}***" if value else word, LONGEST_TEXT)
+
+
+def _shortened(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[:longest]}…"

@@ -58,14 +58,15 @@ def _sweep(parent: Path, prefix: str) -> None:
 
 def _is_own_folder(folder: Path) -> bool:
     """Whether it is a folder of this user: others can write to a folder of temporary files, too."""
-    told = folder.lstat()
-    return stat.S_ISDIR(told.st_mode) and (not hasattr(os, "getuid") or told.st_uid == os.getuid())
+    status = folder.lstat()
+    is_own = not hasattr(os, "getuid") or status.st_uid == os.getuid()
+    return stat.S_ISDIR(status.st_mode) and is_own
 
 
 def _is_abandoned(path: Path) -> bool:
     if not path.is_file():
         return False
-    holder, held = Holder.read(path), Lock(path).is_held()
+    holder, is_held = Holder.read(path), Lock(path).is_held()
     if holder is None or holder.host != Holder.current().host:
         return False  # being made just now, or on another machine that shares this folder
-    return holder.is_gone if held is None else not held
+    return holder.is_gone if is_held is None else not is_held

@@ -107,3 +107,15 @@ def test_a_second_build_does_not_write_into_the_guide_of_the_first(runs, tmp_pat
             invoke("guide", "build", *runs, "--out", guide, "--cache", tmp_path / "cache")
         assert content(guide) == {}
     invoke("guide", "build", *runs, "--out", guide, "--cache", tmp_path / "cache")
+
+
+def test_a_guide_that_is_complete_is_found_so_without_the_lock(runs, tmp_path) -> None:
+    guide = tmp_path / "guide"
+    words = ["--out", guide, "--cache", tmp_path / "cache"]
+    invoke("guide", "build", *runs, *words)
+    before = content(guide)
+    with held(guide / LOCK):
+        invoke("guide", "build", *runs, *words)
+        with pytest.raises(DataError, match="other teachers"):
+            invoke("guide", "build", runs[0], *words)
+    assert content(guide) == before

@@ -65,3 +65,31 @@ def test_the_exit_code_says_which_signal_stopped_training(sent, code) -> None:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+@pytest.mark.parametrize("place", ["destructor", "fork"])
+def test_a_signal_that_comes_where_python_ignores_errors_ends_the_command_all_the_same(
+    place,
+) -> None:
+    script = f"""
+import os, signal, time
+from counterfoil.cli.signals import end_on_sigterm
+
+def terminate(*_):
+    signal.raise_signal(signal.SIGTERM)
+
+class Item:
+    __del__ = terminate
+
+end_on_sigterm()
+if {place!r} == "destructor":
+    Item()
+else:
+    os.register_at_fork(after_in_parent=terminate)
+    if os.fork() == 0:
+        os._exit(0)
+time.sleep(10)
+"""
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert process.returncode == 143, process.stderr
+    assert b"Traceback" not in process.stderr

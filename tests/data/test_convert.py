@@ -270,7 +270,7 @@ def test_a_second_conversion_does_not_replace_what_the_first_is_writing(tmp_path
 
         def second() -> None:
             with (
-                pytest.raises(BusyError, match="another process is writing a data set"),
+                pytest.raises(BusyError, match="another thread of this process is writing"),
                 staged_folder(target, overwrite=True),
             ):
                 pass

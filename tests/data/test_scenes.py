@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import tarfile
 import threading
@@ -37,6 +38,7 @@ from counterfoil.data.scenes import (
 from counterfoil.data.scenes.draw import SPRITES
 from counterfoil.data.scenes.vocabulary import COLOUR_WORDS, KINDS
 from counterfoil.errors import ConfigError
+from tests.unprivileged import open_folder, run_without_write_permission
 
 seeds = st.tuples(st.integers(0, 99), st.integers(0, 2), st.integers(0, 10**6), st.integers(0, 3))
 
@@ -295,3 +297,21 @@ def test_two_that_need_the_same_scenes_at_once_draw_them_once(tmp_path, monkeypa
     assert found == [8, 8, 8]
     assert drawn == [1]
     assert [path.name[:7] for path in tmp_path.iterdir()] == ["scenes-"]
+
+
+@pytest.mark.skipif(not hasattr(os, "setuid"), reason="needs users")
+def test_a_cache_that_cannot_be_written_is_read_and_what_it_lacks_is_an_error_at_once() -> None:
+    body = """
+print(len(load_scenes(folder, images=10, workers=1).train))
+try:
+    load_scenes(folder, images=20, workers=1)
+except PermissionError as error:
+    print(error)
+"""
+    with open_folder() as folder:
+        load_scenes(folder, images=10, workers=1)
+        imports = "from counterfoil.data.scenes import load_scenes"
+        number, problem = run_without_write_permission(imports, body, folder).splitlines()
+        assert number == "8"
+        assert "cannot be written" in problem
+        assert str(folder) in problem

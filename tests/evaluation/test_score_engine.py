@@ -326,3 +326,13 @@ def test_a_second_process_does_not_write_into_the_scores_of_the_first(tmp_path) 
     with held(beside(path)), pytest.raises(BusyError, match="another process is writing scores"):
         score_to_file(path, *job())
     assert content(tmp_path) == {}
+
+
+def test_finished_scores_are_read_without_the_lock(tmp_path) -> None:
+    path = tmp_path / "scores.npy"
+    matcher, images, texts = job()
+    written = np.array(score_to_file(path, matcher, images, texts))
+    with held(beside(path)):
+        assert np.array_equal(score_to_file(path, matcher, images, texts), written)
+        with pytest.raises(DataError, match="another model or other data"):
+            score_to_file(path, matcher, texts, images)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import sys
+from importlib import import_module
+from typing import Any
 
 import pytest
 import yaml
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from counterfoil.cli import app
+from counterfoil.cli.signals import end_on_sigterm
 from counterfoil.evaluation.evaluate import flat_metrics
 from counterfoil.evaluation.report import RetrievalReport
 from counterfoil.locks import locked_in_turn
@@ -271,11 +275,11 @@ class Lines(Silent):
         self.said.append(text)
 
 
-def crash(run, cache, progress, should_stop) -> bool:
+def crash(run, cache, progress, should_stop, *_) -> bool:
     os._exit(7)
 
 
-def refuse(run, cache, progress, should_stop) -> bool:
+def refuse(run, cache, progress, should_stop, *_) -> bool:
     progress.say("about to fail")
     raise ValueError("no good")
 
@@ -323,3 +327,39 @@ def test_the_command_lists_plans_runs_and_prints(out, cache, tmp_path) -> None:
     assert (out / "tiny-scenes" / "tiny.md").is_file()
     broken = invoke(*where, "objective.hardest.margni=1", "--seeds", 1, code=1)
     assert "failed" in broken
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    "phase", ["counterfoil.reproduce.collect.collect", "counterfoil.training.run._conclude"]
+)
+def test_one_signal_after_training_ends_the_command_with_its_code(
+    sent, code, phase, cache, tmp_path, monkeypatch
+) -> None:
+    module, _, name = phase.rpartition(".")
+    real = getattr(import_module(module), name)
+    received = []
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        if not received:
+            received.append(sent)
+            signal.raise_signal(sent)
+        return real(*args, **options)
+
+    monkeypatch.setattr(phase, interrupted)
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(tiny(rows=[TINY["rows"][0]])))
+    words = [file, "train.epochs=1", "--out", tmp_path, "--cache", cache, "--seeds", 1]
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    end_on_sigterm()
+    try:
+        result = CliRunner().invoke(app, ["reproduce", *map(str, words)])
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert received == [sent]
+    assert result.exit_code == code, (result.output, result.exception)
+    monkeypatch.setattr(phase, real)
+    again = CliRunner().invoke(app, ["reproduce", *map(str, words)])
+    assert again.exit_code == 0, (again.output, again.exception)
+    assert "| all |" in again.stdout

@@ -49,7 +49,7 @@ def test_where_copies_cannot_use_a_gpu_processes_begin_from_nothing(monkeypatch,
     assert workers.own_processes.__wrapped__().get_start_method() == "spawn"
 
 
-def crowded(job, cache, progress, should_stop) -> bool:
+def crowded(job, cache, progress, should_stop, *_) -> bool:
     """At first there is no room on the GPU; for the second run there never is."""
     tried = job.folder.with_suffix(".tried")
     first = not tried.exists()
@@ -97,8 +97,9 @@ def test_what_is_want_of_a_gpus_memory(error, crowded) -> None:
     assert runner._crowded(error) == crowded
 
 
-def until_told(job, cache, progress, should_stop) -> bool:
+def until_told(job, cache, progress, should_stop, on_training, on_trained) -> bool:
     """A run that goes on until it has to stop, and then saves."""
+    on_training()
     progress.say(str(os.getpid()))
     while not should_stop():
         time.sleep(0.02)
@@ -158,6 +159,89 @@ def test_a_worker_that_is_terminated_saves_and_says_so(tmp_path) -> None:
     assert ended[0].error is not None
     assert "SIGTERM" in ended[0].error
     assert (tmp_path / "saved").exists()
+
+
+def never_asks(job, cache, progress, *hooks) -> bool:
+    """Like extracting features, or the evaluation at the end: nobody asks whether to stop."""
+    progress.say(str(os.getpid()))
+    time.sleep(12)
+    (cache / "slept").touch()
+    return True
+
+
+def trains_one_long_step(job, cache, progress, should_stop, *hooks) -> bool:
+    if hooks:
+        hooks[0]()
+    return never_asks(job, cache, progress)
+
+
+def told_after_its_last_step(job, cache, progress, should_stop, *hooks) -> bool:
+    for notify in hooks:
+        notify()
+        os.kill(os.getpid(), signal.SIGTERM)
+    return never_asks(job, cache, progress)
+
+
+class Terminates(Silent):
+    """Sends SIGTERM to the worker that says its id."""
+
+    def __init__(self, times: int = 1) -> None:
+        self.times = times
+
+    def say(self, text: str) -> None:
+        for _ in range(self.times):
+            os.kill(int(text.split()[-1]), signal.SIGTERM)
+            time.sleep(0.3)  # two at once are one
+
+
+@pytest.mark.parametrize(
+    ("work", "times"),
+    [(never_asks, 1), (trains_one_long_step, 2), (told_after_its_last_step, 0)],
+)
+def test_a_worker_ends_at_sigterm_outside_training_and_at_a_second_one(
+    work, times, tmp_path
+) -> None:
+    some = workers.Workers(tmp_path, 1, work, str)
+    some.start(planned(tiny(), tmp_path).runs["all"][0])
+    ended: list[workers.Ended] = []
+    while not ended:
+        ended = some.news(Terminates(times))
+    assert not (tmp_path / "slept").exists()
+    assert ended[0].error is not None
+    assert "SIGTERM" in ended[0].error
+
+
+@pytest.mark.parametrize("work", [never_asks, trains_one_long_step])
+def test_a_parent_that_is_ending_waits_for_its_workers_only_so_long(
+    work, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(workers, "PATIENCE", 0.5, raising=False)
+    some = workers.Workers(tmp_path, 1, work, str)
+    some.start(planned(tiny(), tmp_path).runs["all"][0])
+    [(_, process)] = some.active.values()
+
+    def end() -> None:
+        try:
+            said = Said()
+            while not said.lines:
+                some.news(said)
+            raise SystemExit(143)
+        finally:
+            some.close()
+
+    with pytest.raises(SystemExit):
+        end()
+    assert not some.busy
+    assert not process.is_alive()
+    assert not (tmp_path / "slept").exists()
+
+
+class Said(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
 
 
 def appears(path: Path) -> bool:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from counterfoil.errors import ConfigError, DataError
 from counterfoil.progress import Silent
 from counterfoil.training.run import execute, located, read_data
 from counterfoil.training.run_folder import clear_run
+from tests.training.test_run_folder import children
 
 SMALL = [
     "data.options.images=100", "data.min_count=1", "model.embed_size=16", "model.text.word_dim=8",
@@ -37,6 +39,11 @@ def launch(*args: object) -> subprocess.Popen[str]:
     )
 
 
+def descendants(pid: int) -> list[int]:
+    return [each for child in children(pid) for each in (child, *descendants(child))]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
 def test_two_processes_start_on_a_cold_cache_and_resume_after_a_kill(tmp_path) -> None:
     cache = ["--cache", tmp_path / "cache"]
     whole = launch(*SMALL, "--out", tmp_path / "whole", *cache)
@@ -45,8 +52,9 @@ def test_two_processes_start_on_a_cold_cache_and_resume_after_a_kill(tmp_path) -
     cut = launch(*SMALL, "--out", tmp_path / "cut", *cache)
     while not (tmp_path / "cut" / "last").exists() and cut.poll() is None:
         time.sleep(0.02)
-    subprocess.run(["pkill", "-9", "-f", str(tmp_path / "cut")], check=False)
-    os.kill(cut.pid, signal.SIGKILL)
+    for pid in [cut.pid, *descendants(cut.pid)]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     cut.communicate(timeout=60)
     again = launch("--resume", tmp_path / "cut", *cache)
     out, err = again.communicate(timeout=200)

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from counterfoil.errors import BusyError
 from counterfoil.locks import LOCK
+from counterfoil.training.run_folder import locked_run
 from tests.cli.test_cli import runner
 from tests.cli.test_guide import SMALL, write_features
 from tests.holding import content, held
@@ -120,14 +122,14 @@ def test_if_the_first_of_several_processes_is_refused_all_end_with_its_error(
     folder = tmp_path / "run"
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     folder.mkdir()
-    with held(folder / LOCK):
+    with held(folder / LOCK) as holder:
         ranks = [
             launch(data, folder, **env, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in (0, 1)
         ]
         told = [process.communicate(timeout=120)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [8, 8], told
     for text in told:
-        assert f"process {os.getpid()} on " in " ".join(text.split())
+        assert f"process {holder} on " in " ".join(text.split())
     assert content(folder) == {}
 
 
@@ -147,3 +149,14 @@ def test_everything_in_a_run_folder_has_the_rights_that_the_umask_leaves(
         if stat.S_IMODE(path.stat().st_mode) != (0o777 if path.is_dir() else 0o666) & ~umask
     }
     assert wrong == {}
+
+
+def test_only_the_command_line_advises_an_option_of_the_command_line(data, tmp_path) -> None:
+    folder = tmp_path / "run"
+    with held(folder / LOCK):
+        with pytest.raises(BusyError) as in_python, locked_run(folder):
+            pass
+        refused = train(*SMALL, f"data.source={data}", "--out", folder)
+    assert "choose another folder" in str(in_python.value)
+    assert "--out" not in str(in_python.value)
+    assert str(refused.exception).endswith("choose another folder with --out")

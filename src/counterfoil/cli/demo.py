@@ -21,6 +21,7 @@ from counterfoil.cli.output import (
     print_table,
     progress,
 )
+from counterfoil.cli.train import ADVICE
 
 if TYPE_CHECKING:
     from counterfoil.cli.output import Bars
@@ -106,7 +107,7 @@ def demo(
     change = {"train": {"epochs": epochs}, "data": {"options": {"images": images}}}
     beside = _beside(out)
     bars = progress(quiet=as_json)
-    with locked_run(out), locked_run(beside) if corrector else nullcontext():
+    with locked_run(out, ADVICE), locked_run(beside, ADVICE) if corrector else nullcontext():
         _make_room(out, overwrite)
         if corrector:
             _make_room(beside, overwrite)

@@ -52,11 +52,11 @@ def import_(
     read, anything else is refused by name. So are files that would take endless time or memory, and
     weights that are not finite. Exit code 4 means that the file was refused.
     """
-    from counterfoil.locks import locked_target
+    from counterfoil.files import replacing
     from counterfoil.models import save_pretrained
     from counterfoil.models.importers import import_checkpoint
 
-    with locked_target(out, "importing a model there", "wait for it, or choose another --out"):
+    with replacing(out, "importing a model there", "wait for it, or choose another --out"):
         _check_target(out, overwrite)
         imported = import_checkpoint(checkpoint, family, vocab)
         save_pretrained(imported.model, out)

@@ -238,16 +238,15 @@ def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, kept: Kept | None) -
         jobs=jobs,
         should_stop=lambda: signals.asked,
         on_training=signals.listen,
+        on_trained=signals.stop_listening,
     )
+    if not outcome.interrupted:  # measuring may take hours, and has nothing to save
+        signals.stop_listening()
     judge = Judge(plan.out / "evaluations", cache, bars)
 
     def measure(columns: bool) -> None:
-        if outcome.interrupted:
-            return
-        measured = measure_together(plan, judge, jobs, bars, lambda: signals.asked, columns)
-        if measured and signals.asked:  # else what is left would be measured one by one
-            bars.say("interrupted; the same command goes on")
-            raise typer.Exit(signals.exit_code)
+        if not outcome.interrupted:
+            measure_together(plan, judge, jobs, bars, columns=columns)
 
     if kept is not None:  # recalls at once: measuring takes a while, and may be cut short
         measure(columns=False)

@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 ENDED_BY = {signal.SIGINT: 130, signal.SIGTERM: 143}
 """Exit codes."""
@@ -21,12 +26,29 @@ def end_on_sigterm() -> None:
     """
     with suppress(ValueError):  # not the main thread: whoever owns it decides
         signal.signal(signal.SIGTERM, _end)
+        if sys.unraisablehook is not _send_again:
+            sys.unraisablehook = _send_again
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=_restore_default)
 
 
 def _end(signum: int, frame: object) -> NoReturn:
     raise SystemExit(ENDED_BY[signal.Signals(signum)])
+
+
+def _send_again(ignored: UnraisableHookArgs) -> None:
+    """Python ignores errors in destructors and around a fork: a signal that came then comes again.
+
+    Not at once, as this is called from there.
+    """
+    codes = {code: signum for signum, code in ENDED_BY.items()}
+    error = ignored.exc_value
+    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code in codes:
+        again = threading.Timer(0.1, os.kill, (os.getpid(), codes[error.code]))
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(ignored)
 
 
 def _restore_default() -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from counterfoil.training.run import FinishedRun
 
 RUNS = Path("runs")
+ADVICE = "wait for it, stop it, or choose another folder with --out"
 OTHERWISE = "--resume goes on with it, --out chooses another folder, --overwrite deletes it"
 
 
@@ -76,18 +77,18 @@ def train(
     from counterfoil.training.run_folder import locked_run, make_room
 
     signals = StopSignals()
-    with processes(dict(os.environ)) as first, locked_run(folder):
+    with processes(dict(os.environ)) as first, locked_run(folder, ADVICE):
         if not resume:
             on_first_process(lambda: make_room(folder, overwrite, OTHERWISE))
-        shown = progress(quiet=as_json or not first)
+        bars = progress(quiet=as_json or not first)
         for note in _objective_notes(recipe, config, resume):
-            shown.say(f"note: {note}")
+            bars.say(f"note: {note}")
         finished = execute(
             config,
             folder,
             cache,
             resume=resume,
-            progress=shown,
+            progress=bars,
             should_stop=lambda: signals.asked,
             on_training=signals.listen,
             on_trained=signals.stop_listening,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from counterfoil.errors import DataError
-from counterfoil.files import make_sibling, replace_folder, share, sync_tree
-from counterfoil.locks import locked_target
+from counterfoil.files import atomic_folder, replacing
 
 ADVICE = "wait for it, or name another folder"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -27,22 +25,12 @@ def staged_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
     target = Path(os.path.abspath(target))
     _refuse_unsafe(target, overwrite)
     try:
-        with locked_target(target, "writing a data set there", ADVICE):
+        with replacing(target, "writing a data set there", ADVICE):
             _refuse_unsafe(target, overwrite)  # another process may have been faster
-            yield from _filled(target)
+            with atomic_folder(target) as folder:
+                yield folder
     except OSError as error:
         raise DataError(_reason(target, error)) from error
-
-
-def _filled(target: Path) -> Iterator[Path]:
-    staging = make_sibling(target, "part")
-    try:
-        yield staging
-        share(staging)
-        sync_tree(staging)
-        replace_folder(staging, target)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _refuse_unsafe(target: Path, overwrite: bool) -> None:

@@ -41,33 +41,36 @@ def score_to_file(
     cells: int | None = None,
 ) -> NDArray[np.float32]:
     """Scores [n_images, n_texts] as a memory-mapped ``.npy``; what was begun before is finished."""
-    progress = progress or Silent()
-    with locked_target(path, "writing scores to it"):
-        _fill(path, matcher, images, texts, progress, cells)
-    found: NDArray[np.float32] = np.load(path, mmap_mode="r")
-    return found
+    mark = fingerprint(matcher, images, texts)
+    if path.exists():
+        _Journal.of(path, mark)  # finished scores of something else are refused
+    else:
+        with locked_target(path, "writing scores to it"):
+            _fill(_Journal.of(path, mark), matcher, images, texts, progress or Silent(), cells)
+    scores: NDArray[np.float32] = np.load(path, mmap_mode="r")
+    return scores
 
 
 def _fill(
-    path: Path,
+    journal: _Journal,
     matcher: Matcher,
     images: Encoded,
     texts: Encoded,
     progress: Progress,
     cells: int | None,
 ) -> None:
-    journal = _Journal.of(path, fingerprint(matcher, images, texts))
-    if not path.exists():
-        plan = journal.begin(plan_scores(images, texts, cells))
-        held = _partial(journal.partial, (len(images), len(texts)))
-        scores, before = torch.from_numpy(held), len(journal.done)
-        tiles = on_host(scored_tiles(matcher, images, texts, plan, set(journal.done)))
-        for tile, block in progress.track(tiles, LABEL, len(plan.tiles), done=before):
-            fill(scores, plan, tile, block)
-            held.flush()
-            journal.add(tile.number)
-        held.flush()
-        put_in_place(journal.partial, path)
+    if journal.scores.exists():  # another process has finished them meanwhile
+        return
+    plan = journal.begin(plan_scores(images, texts, cells))
+    matrix = _partial(journal.partial, (len(images), len(texts)))
+    scores, before = torch.from_numpy(matrix), len(journal.done)
+    tiles = on_host(scored_tiles(matcher, images, texts, plan, set(journal.done)))
+    for tile, block in progress.track(tiles, LABEL, len(plan.tiles), done=before):
+        fill(scores, plan, tile, block)
+        matrix.flush()
+        journal.add(tile.number)
+    matrix.flush()
+    put_in_place(journal.partial, journal.scores)
 
 
 def _partial(path: Path, shape: tuple[int, int]) -> np.memmap[Any, np.dtype[np.float32]]:
@@ -77,8 +80,8 @@ def _partial(path: Path, shape: tuple[int, int]) -> np.memmap[Any, np.dtype[np.f
         open_memmap(new, "w+", np.float32, shape).flush()
         sync_file(new)
         put_in_place(new, path)
-    held: np.memmap[Any, np.dtype[np.float32]] = open_memmap(path, "r+")
-    return held
+    matrix: np.memmap[Any, np.dtype[np.float32]] = open_memmap(path, "r+")
+    return matrix
 
 
 def fingerprint(matcher: Matcher, images: Encoded, texts: Encoded) -> str:

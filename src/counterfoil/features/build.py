@@ -16,8 +16,7 @@ from counterfoil.errors import DataError
 from counterfoil.features.efficientnet_lite import has_weights
 from counterfoil.features.extract import Job, extract_pairs
 from counterfoil.features.extractors import Extractor, extractors, full_name
-from counterfoil.files import write_atomically
-from counterfoil.locks import locked_target
+from counterfoil.files import replacing, write_atomically
 from counterfoil.progress import Progress, Silent
 
 MANIFEST = "features.json"
@@ -68,7 +67,7 @@ def build_features(
     taken up the next time. `features.json` in ``target`` says what made the features.
     """
     target, name, chosen = Path(target), backbone or default_backbone(), dict(options or {})
-    with locked_target(target, "writing features there", "wait for it, or name another folder"):
+    with replacing(target, "writing features there", "wait for it, or name another folder"):
         _refuse_filled(target, overwrite)
         tool: Extractor = extractors.create(name, chosen, where="features")
         bare = _without_fragments(pairs)

@@ -23,8 +23,7 @@ from counterfoil.features.extractors import Extractor, extractors
 from counterfoil.features.pixels import Pixels
 from counterfoil.features.rows import RowWriter
 from counterfoil.features.stamps import fingerprint_of
-from counterfoil.files import replace_folder, write_atomically
-from counterfoil.locks import locked_target
+from counterfoil.files import replace_folder, replacing, write_atomically
 from counterfoil.progress import Progress, Silent
 from counterfoil.reading import read_text
 
@@ -121,7 +120,7 @@ def _extract_all(
     folder: Path, splits: list[Split], sources: dict[str, Any], job: Job
 ) -> dict[str, Any]:
     partial = folder.with_name(f".{folder.name}.partial")
-    with locked_target(folder, "extracting these features"):
+    with replacing(folder, "extracting these features"):
         finished = _read_manifest(folder)
         if finished is not None:
             return finished

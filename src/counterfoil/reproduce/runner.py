@@ -47,8 +47,14 @@ def carry_out(
     jobs: int = 1,
     should_stop: Callable[[], bool] = lambda: False,
     on_training: Callable[[], None] = lambda: None,
+    on_trained: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Train and build what is missing. A job that fails is remembered; the others go on."""
+    """Train and build what is missing. A job that fails is remembered; the others go on.
+
+    ``should_stop`` is asked after every step between ``on_training`` and ``on_trained``. The latter
+    is called after training that ended or failed, but not after training that was stopped. Several
+    ``jobs`` are trained from the first ``on_training`` to the end of this call.
+    """
     outcome = Outcome()
     missing = plan.missing()
     total = len(missing)
@@ -66,10 +72,11 @@ def carry_out(
         how = "going on with" if job.state == "unfinished" else new
         progress.say(f"{how} {number}/{total}: {job.title}")
         try:
-            finished = do_one(job, cache, progress, should_stop, on_training)
+            finished = do_one(job, cache, progress, should_stop, on_training, on_trained)
         except Exception as error:  # whatever one row's failure is, the other rows are wanted
             outcome.errors[job.digest] = describe(error)
             progress.say(f"failed: {job.title}: {describe(error)}")
+            on_trained()
             continue
         if not finished:
             outcome.interrupted = True
@@ -84,6 +91,7 @@ def do_one(
     progress: Progress,
     should_stop: Callable[[], bool] = lambda: False,
     on_training: Callable[[], None] = lambda: None,
+    on_trained: Callable[[], None] = lambda: None,
 ) -> bool:
     """Train a run, or build a guide, from where it is to its end; False where interrupted."""
     lock = job.folder.parent.parent / "locks" / job.digest
@@ -100,6 +108,7 @@ def do_one(
             progress=progress,
             should_stop=should_stop,
             on_training=on_training,
+            on_trained=on_trained,
         )
         return not done.result.interrupted
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -22,10 +23,18 @@ from counterfoil.progress import Progress, Silent
 from counterfoil.reproduce.planned import Job
 
 T = TypeVar("T")
-Train = Callable[[Job, Path, Progress, Callable[[], bool]], bool]
+Notify = Callable[[], None]
+Train = Callable[[Job, Path, Progress, Callable[[], bool], Notify, Notify], bool]
+"""Job, cache, progress, should_stop, on_training, on_trained; whether the job was finished."""
 Describe = Callable[[BaseException], str]
 POLL = 0.5
 """Seconds between looks at whether the user wants to stop."""
+
+PATIENCE = 5.0
+"""Seconds that workers have to end by themselves after an error, and again after SIGTERM."""
+
+TERMINATED = 128 + signal.SIGTERM
+"""Exit code of a worker that SIGTERM ended."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +129,7 @@ class Workers:
             except (EOFError, OSError):
                 process.join()
                 del self.active[receiver]
-                lost = f"its process ended with code {process.exitcode} (out of memory?)"
-                ended.append(Ended(run, False, lost))
+                ended.append(Ended(run, False, _lost(process.exitcode)))
                 continue
             if kind == "say":
                 progress.say(f"{run.title}: {value}")
@@ -134,10 +142,37 @@ class Workers:
         return ended
 
     def close(self) -> None:
-        """Nothing is left running, whatever happened."""
+        """Nothing is left running, whatever happened.
+
+        Workers end after their current step. While an error or a signal is ending this process,
+        they have a limited time for that.
+        """
         self.stop.set()
-        while self.busy:  # read on: a worker whose pipe is full would never end
-            self.news(Silent())
+        if sys.exc_info()[0] is None:
+            self._wait()
+            return
+        try:
+            self._wait(PATIENCE)
+            for _, process in self.active.values():
+                process.terminate()
+            self._wait(PATIENCE)
+        finally:  # also after one more signal
+            for receiver, (_, process) in self.active.items():
+                process.kill()
+                process.join()
+                receiver.close()
+            self.active.clear()
+
+    def _wait(self, seconds: float = float("inf")) -> None:
+        end = time.monotonic() + seconds
+        while self.busy and time.monotonic() < end:
+            self.news(Silent())  # read on: a worker whose pipe is full would never end
+
+
+def _lost(code: int | None) -> str:
+    if code in (TERMINATED, -signal.SIGTERM):
+        return "its process was told to end (SIGTERM); it can be continued"
+    return f"its process ended with code {code} (out of memory?)"
 
 
 class _Messages:
@@ -158,6 +193,30 @@ class _Messages:
         self.sender.send(("say", text))
 
 
+class _Termination:
+    """SIGTERM: training saves first; at other times, or the second time, it ends at once."""
+
+    asked = False
+    training = False
+
+    def on_training(self) -> None:
+        self.training = True
+
+    def on_trained(self) -> None:
+        self.training = False
+        if self.asked:  # after the last step
+            raise SystemExit(TERMINATED)
+
+    def receive(self, signum: int, frame: object) -> None:
+        if self.asked or not self.training:
+            raise SystemExit(TERMINATED)
+        self.asked = True
+
+
+def _restore_default() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _work(
     run: Job,
     cache: Path,
@@ -169,18 +228,21 @@ def _work(
 ) -> None:
     # Ctrl-C reaches every process of the terminal: here the parent's word counts, once saved
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ended: list[int] = []
-    signal.signal(signal.SIGTERM, lambda signum, frame: ended.append(signum))
+    termination = _Termination()
+    signal.signal(signal.SIGTERM, termination.receive)
+    if hasattr(os, "register_at_fork"):  # loaders have nothing to save
+        os.register_at_fork(after_in_child=_restore_default)
     parent = multiprocessing.parent_process()
 
     def should_stop() -> bool:
-        return bool(ended) or stop.is_set() or (parent is not None and not parent.is_alive())
+        return termination.asked or stop.is_set() or (parent is not None and not parent.is_alive())
 
     torch.set_num_threads(threads)
     try:
-        finished = train(run, cache, _Messages(sender), should_stop)
-        if ended and not finished and not stop.is_set():
-            sender.send(("failed", "its process was told to end (SIGTERM); it can be continued"))
+        messages, listen = _Messages(sender), termination.on_training
+        finished = train(run, cache, messages, should_stop, listen, termination.on_trained)
+        if termination.asked and not finished and not stop.is_set():
+            sender.send(("failed", _lost(TERMINATED)))
         else:
             sender.send(("ended", finished))
     except Exception as error:

@@ -15,6 +15,7 @@ between the two, opening the index makes up for it.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -26,8 +27,8 @@ from PIL import Image
 from counterfoil.data.images import open_image
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.errors import BusyError, CheckpointError, DataError
-from counterfoil.files import write_atomically
-from counterfoil.locks import locked_folder, locked_target
+from counterfoil.files import replacing, write_atomically
+from counterfoil.locks import locked_folder
 from counterfoil.models import Model, from_pretrained
 from counterfoil.progress import Progress, Silent
 from counterfoil.reading import read_text
@@ -115,7 +116,7 @@ class SearchIndex:
         settings = Settings(backend, options, first_stage, dtype, shortlist, first)
         splits = list(fit_on) if fit_on is not None else _splits(pairs)
         advice = "wait for it, or name another folder"
-        with locked_target(folder, "building an index there", advice):
+        with replacing(folder, "building an index there", advice):
             there = (folder / MANIFEST).is_file()
             with locked_folder(folder, CHANGING) if there else nullcontext():
                 create_folder(
@@ -296,10 +297,11 @@ class SearchIndex:
     def _catch_up(self) -> None:
         """Make up for a change that was cut off before the first stage had it.
 
-        While another process is at work, the change is not cut off but under way: leave it.
+        While another process is at work, the change is not cut off but under way: leave it. An
+        index that cannot be written is searched as it is.
         """
         behind = [s for s in SIDES if self._marked(s) != self.store.manifest.generation]
-        if not behind:
+        if not behind or not os.access(self.folder, os.W_OK):
             return
         with suppress(BusyError), self.locked():
             for side in behind:

@@ -60,7 +60,11 @@ def build_guide(
     teachers = [_look_at(run, split) for run in runs]
     if folder.is_file():
         raise ConfigError(f"{folder}: exists and is not a guide; choose another --out")
-    advice = "wait for it, or choose another --out"
+    if _is_complete(folder):  # then nothing is written, and no lock is needed
+        manifest = _begun(folder, teachers, split, form)
+        progress.say(f"{folder} is complete already")
+        return manifest
+    advice = "wait for it, or choose another folder"
     with locked_folder(folder, "building a guide there", advice):
         manifest = _begun(folder, teachers, split, form)
         _sweep(folder)
@@ -71,6 +75,10 @@ def build_guide(
         else:
             _fill_embeddings(folder, manifest, runs, split, place, progress)
     return manifest
+
+
+def _is_complete(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file() and read_manifest(folder).complete
 
 
 def _fill_embeddings(

@@ -20,22 +20,19 @@ RUN_FILES = {
 }  # fmt: skip
 
 
+ADVICE = "wait for it, stop it, or choose another folder"
+
+
 @contextmanager
-def locked_run(folder: Path) -> Iterator[None]:
+def locked_run(folder: Path, advice: str = ADVICE) -> Iterator[None]:
     """Keep other processes from training into a folder; reading it is free.
 
     Of several processes that train one run, the first holds the lock for all. If it is refused, all
     of them end with its error. The process that holds the lock may take it again.
     """
-    with ExitStack() as held:
-        on_first_process(lambda: held.enter_context(_lock(folder)))
-        yield
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    advice = "wait for it, stop it, or choose another folder with --out"
-    with locked_folder(folder, "training a run there", advice):
+    with ExitStack() as stack:
+        lock = locked_folder(folder, "training a run there", advice)
+        on_first_process(lambda: stack.enter_context(lock))
         yield
 
 
