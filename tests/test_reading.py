@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,37 @@ def test_a_line_that_never_ends_is_refused(tmp_path) -> None:
         assert next(lines) == b"ab\n"
         with pytest.raises(OSError, match="a line of more than 10 bytes"):
             next(lines)
+
+
+def test_a_small_file_does_not_reserve_the_memory_of_its_limit(tmp_path) -> None:
+    path = tmp_path / "small.json"
+    path.write_bytes(b"{}" * 1000)
+    tracemalloc.start()
+    try:
+        assert read_bytes(path, 2**28) == b"{}" * 1000
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_grows_after_it_was_measured_is_read_to_its_end_or_refused(
+    tmp_path, monkeypatch
+) -> None:
+    path = tmp_path / "growing"
+    path.write_bytes(bytes(range(256)) * 10_000)
+    monkeypatch.setattr(os, "fstat", _StatOfAnEmptyFile(os.fstat))
+    assert read_bytes(path, 2_560_000) == path.read_bytes()
+    with pytest.raises(OSError, match="too large"):
+        read_bytes(path, 2_559_999)
+
+
+class _StatOfAnEmptyFile:
+    """Answers as the system did before a file was written to."""
+
+    def __init__(self, fstat) -> None:
+        self.fstat = fstat
+
+    def __call__(self, descriptor: int) -> os.stat_result:
+        fields = list(self.fstat(descriptor))
+        fields[6] = 0
+        return os.stat_result(fields)

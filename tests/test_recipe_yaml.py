@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import torch
 import yaml
 from typer.testing import CliRunner
 
@@ -27,6 +28,13 @@ HOSTILE = {
     "alias of itself": "a: &a [1, *a]",
     "alias of itself in a mapping": "a: &a {b: *a}",
     "merge of itself": "a: &a {<<: *a}",
+    "merge": "a: &a {x: 1}\nb: {<<: *a, y: 2}",
+    "merge of a list": "a: &a {x: 1}\nb: {<<: [*a, *a]}",
+    "many tags": "!" * 200_000,
+    "a long tag": "a: !" + "x" * 100_000 + " 1",
+    "a long anchor": "a: *" + "x" * 100_000,
+    "a long key twice": "? " + "k" * 1000 + "\n: 1\n? " + "k" * 1000 + "\n: 2",
+    "a key twice with an escape": '"\\e[2J": 1\n"\\e[2J": 2',
     "3000 lists": "a: " + "[" * 3000 + "]" * 3000,
     "3000 open lists": "a: " + "[" * 3000,
     "3000 mappings": "{a: " * 3000 + "1" + "}" * 3000,
@@ -52,8 +60,12 @@ HOSTILE = {
 def test_a_hostile_recipe_is_a_config_error_and_takes_no_time(name, tmp_path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(HOSTILE[name], encoding="utf-8")
-    with pytest.raises(ConfigError, match="not a readable recipe"):
+    with pytest.raises(ConfigError, match="not a readable recipe") as error:
         within(60, lambda: load_config(path))
+    message = str(error.value).removeprefix(str(path))
+    assert len(message) < 250
+    assert "\n" not in message
+    assert "unicode string" not in message
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -72,6 +84,13 @@ def test_aliases_in_moderation_are_read() -> None:
     assert parse_yaml("[1_000, 0x1F, 5e-4, .5, true, null, 2020-01-01, 1:30]") == [
         1000, 31, 5e-4, 0.5, True, None, "2020-01-01", 90,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["merge", "merge of a list"])
+def test_merge_keys_are_refused_in_words(name) -> None:
+    with pytest.raises(yaml.YAMLError, match=r"^line 2: merge keys \(<<\) are not supported; use"):
+        parse_yaml(HOSTILE[name])
+    assert parse_yaml("a: '<<'\n'<<': 1") == {"a": "<<", "<<": 1}
 
 
 def test_a_key_given_twice_is_an_error_that_names_it() -> None:
@@ -170,3 +189,47 @@ def test_the_command_line_ends_in_one_error_for_options_of_parts(override, tmp_p
     result = CliRunner().invoke(app, [*args, "--cache", str(tmp_path / "cache")])
     assert isinstance(result.exception, ConfigError), result.exception
     assert not (tmp_path / "run").exists()
+
+
+def _parts(fault: Exception) -> Registry:
+    parts: Registry = Registry("part")
+
+    @parts.register("one")
+    class One:
+        def __init__(self, *, size: int = 1) -> None:
+            raise fault
+
+    return parts
+
+
+@pytest.mark.parametrize("options", [{}, {"size": 2}])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        MemoryError("no room"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+        NotImplementedError("not written yet"),
+        KeyError("size"),
+    ],
+)
+def test_a_bug_or_a_full_memory_in_a_part_is_no_config_error(fault, options) -> None:
+    with pytest.raises(type(fault)) as error:
+        _parts(fault).create("one", options)
+    assert error.value is fault
+
+
+def test_a_value_that_a_part_refuses_is_a_config_error_only_if_a_user_set_one() -> None:
+    for fault in (
+        ValueError("size must be even"),
+        ZeroDivisionError("division by zero"),
+        RuntimeError("Trying to create tensor with negative dimension -4: [-4, 2]"),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"'one' cannot be built with \{'size': 2\}: "
+        ) as error:
+            _parts(fault).create("one", {"size": 2})
+        assert error.value.__cause__ is fault
+        with pytest.raises(type(fault)):
+            _parts(fault).create("one", {})

@@ -300,7 +300,7 @@ def apply_override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
-        raise ConfigError(f"'{override}': an override looks like train.epochs=5")
+        raise ConfigError(f"'{_cut(override)}': an override looks like train.epochs=5")
     try:
         value = read_value(text)
     except (yaml.YAMLError, ValueError) as error:
@@ -314,7 +314,8 @@ def apply_override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
             below = {below: {}} if key == "objective" else {"name": below}
         elif below is not None and not isinstance(below, Mapping):
             if not (depth == 1 and keys[0] == "objective"):
-                raise ConfigError(f"'{override}': '{'.'.join(keys[: depth + 1])}' is not a section")
+                section = _cut(".".join(keys[: depth + 1]))
+                raise ConfigError(f"'{_cut(override)}': '{section}' is not a section")
             below = {"weight": below}
         node[key] = dict(below or {})
         node = node[key]
@@ -325,7 +326,7 @@ def apply_override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
 def _explain(error: Any) -> str:
     """One validation error as a sentence with the full key."""
     keys = [str(part) for part in error["loc"]]
-    place = ".".join(keys) or "(top)"
+    place = _cut(".".join(keys)) or "(top)"
     if error["type"] == "extra_forbidden":
         known = [".".join([*keys[:-1], key]) for key in _known_keys(keys[:-1])]
         return f"unknown key '{place}'{nearest(place, known)}"

@@ -36,8 +36,15 @@ VECTORS_BYTES = 4 * GIB
 IMAGE_BYTES = 256 * MIB
 """One encoded image."""
 
-IMAGE_PIXELS = 64_000_000
-"""Width times height of an image, checked before it is decoded. Cameras reach 61 million."""
+IMAGE_PIXELS = 110_000_000
+"""Width times height of an image as decoded, checked before. Medium format reaches 102 million."""
+
+ANIMATION_PIXELS = 64_000_000
+"""Of a WebP or AVIF: their decoders hold several copies of a frame."""
+
+JPEG_PIXELS = 256_000_000
+"""Of a JPEG in one scan, as stored: above `IMAGE_PIXELS` it is decoded at half its sides or less.
+Phones reach 200 million."""
 
 # O_NONBLOCK lets the open of a FIFO return at once; O_NOCTTY keeps a terminal from taking over.
 _FLAGS = os.O_RDONLY | sum(
@@ -89,10 +96,21 @@ def open_text(path: str | Path, limit: int | None = None) -> Iterator[io.TextIOW
 def read_bytes(path: str | Path, limit: int) -> bytes:
     """The whole of a regular file that has at most ``limit`` bytes."""
     with open_regular(path, limit) as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:  # it grew since it was opened
+        # Python reserves as much memory as it is asked to read: no more than the file has.
+        expected = min(limit, os.fstat(file.fileno()).st_size) + 1
+        data = file.read(expected)
+        if len(data) == expected:  # it grew since it was opened, or its size is unknown (/proc)
+            data = b"".join([data, *_read_rest(file, limit - len(data))])
+    if len(data) > limit:
         raise _too_large(path, f"more than {_shown(limit)}", limit)
     return data
+
+
+def _read_rest(file: BinaryIO, left: int) -> Iterator[bytes]:
+    """What follows in an open file, in pieces; it ends above ``left`` bytes."""
+    while left >= 0 and (piece := file.read(min(MIB, left + 1))):
+        left -= len(piece)
+        yield piece
 
 
 def read_text(path: str | Path, limit: int = JSON_BYTES) -> str:

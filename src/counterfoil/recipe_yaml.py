@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from counterfoil.printable import printable
+
 MAX_DEPTH = 32
 """Levels of nesting. Recipes have five."""
 
@@ -18,16 +20,32 @@ MAX_VALUES = 10_000
 """Values of a document, those behind an alias counted each time it is used."""
 
 MAX_DIGITS = 100
+MAX_MESSAGE = 160
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 def parse_yaml(text: str) -> Any:
-    """A value of plain types; whatever is wrong with the text is a `yaml.YAMLError`."""
+    """A value of plain types; whatever is wrong with the text is a `yaml.YAMLError` of one line."""
     try:
         return yaml.load(text, Loader=_RecipeLoader)  # noqa: S506 - a SafeLoader
-    except yaml.YAMLError:
-        raise
     except Exception as error:  # explicit tags such as !!int make constructors raise anything
-        raise yaml.YAMLError(str(error) or type(error).__name__) from None
+        raise yaml.YAMLError(_one_line(error)) from None
+
+
+def _one_line(error: Exception) -> str:
+    """What is wrong and in which line, cut: PyYAML quotes a file at any length."""
+    if isinstance(error, yaml.reader.ReaderError):
+        return _cut(f"{error.reason} (character {error.position + 1})")
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return _cut(str(error) or type(error).__name__)
+    mark = error.problem_mark or error.context_mark
+    place = f"line {mark.line + 1}: " if mark is not None else ""
+    return place + _cut(error.problem or error.context or "not YAML")
+
+
+def _cut(text: str) -> str:
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}…"
 
 
 class _RecipeLoader(yaml.SafeLoader):
@@ -71,19 +89,28 @@ class _RecipeLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == _MERGE:
+                raise _error(
+                    "merge keys (<<) are not supported; use extends: or write the keys out",
+                    key_node,
+                )
             key = self.construct_object(key_node, deep=deep)
             if not isinstance(key, str | int | float | None):
-                raise yaml.YAMLError(f"a key is a name, not a list or mapping, {node.start_mark}")
+                raise _error("a key is a name, not a list or mapping", key_node)
             if key in keys:
-                raise yaml.YAMLError(f"the key '{key}' is given twice, {node.start_mark}")
+                raise _error(f"the key '{_cut(str(key))}' is given twice", key_node)
             keys.add(key)
         return super().construct_mapping(node, deep)
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
         if len(node.value) > MAX_DIGITS:
-            raise yaml.YAMLError(f"a number of more than {MAX_DIGITS} digits, {node.start_mark}")
+            raise _error(f"a number of more than {MAX_DIGITS} digits", node)
         is_int = node.tag.endswith(":int")
         return self.construct_yaml_int(node) if is_int else self.construct_yaml_float(node)
+
+
+def _error(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 # A folder named like a date is a folder.

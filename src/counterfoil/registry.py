@@ -109,15 +109,31 @@ class Registry(Generic[T]):
 
     @contextmanager
     def _refusals(self, name: str, options: Mapping[str, Any], where: str) -> Iterator[None]:
-        """Errors of numbers that are of the right type, but that nothing can be made with."""
+        """Errors of numbers that are of the right type, but that nothing can be built with.
+
+        Without options there is nothing that a user could change: the error is a bug and stays
+        one, as do all that are not the refusals of a value.
+        """
         try:
             yield
         except (ValueError, ArithmeticError, RuntimeError) as error:
-            given = f" with {_shown(dict(options))}" if options else ""
+            if not options or not _is_refusal(error):
+                raise
             reason = str(error).partition("\n")[0]
             raise ConfigError(
-                f"{where or self.kind}: '{name}' cannot be made{given}: {reason}"
+                f"{where or self.kind}: '{name}' cannot be built with {_shown(dict(options))}: "
+                f"{reason}"
             ) from error
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether a library refused a value. PyTorch does so by a RuntimeError about a size."""
+    if isinstance(error, UnicodeError):
+        return False
+    if not isinstance(error, RuntimeError):
+        return True
+    words = ("negative dimension", "invalid shape", "must be positive", "must be greater than")
+    return type(error) is RuntimeError and any(word in str(error) for word in words)
 
 
 def _check_numbers(value: Any, place: str, most: int) -> None:

@@ -9,6 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from counterfoil.cli import app
+from counterfoil.config import load_config
+from counterfoil.data import load_pairs
+from counterfoil.training.run import _leakage_warning, shared_ids
 from tests.data.tiny import write_lines, write_scan
 
 runner = CliRunner()
@@ -44,6 +47,7 @@ def test_training_warns_of_images_that_are_in_the_splits_that_judge_it(run) -> N
     lines = [line for line in result.stderr.splitlines() if line.startswith("warning:")]
     assert len(lines) == 1
     assert "3 image ids of 'dev', 3 image ids of 'test' are also in the training split" in lines[0]
+    assert "3 image ids are in both 'dev' and 'test'" in lines[0]
     assert json.loads(result.stdout)["shared_with_train"] == {"dev": 3, "test": 3}
     assert "3 image ids of &#x27;test" in (root / "run" / "report.html").read_text().replace(
         "&#39;", "&#x27;"
@@ -63,11 +67,10 @@ def test_evaluation_warns_of_images_that_the_run_was_trained_on(run, tmp_path) -
 
 def test_data_without_leakage_are_not_warned_of(tmp_path) -> None:
     data = write_data(tmp_path / "data", shared=0)
-    args = ["train", f"data.source={data}", *SMALL, "--out", str(tmp_path / "run"), "--json"]
-    result = runner.invoke(app, args)
-    assert result.exit_code == 0, result.output
-    assert "warning:" not in result.stderr
-    assert json.loads(result.stdout)["shared_with_train"] == {}
+    config = load_config(None, [f"data.source={data}", *SMALL])
+    pairs = load_pairs(data)
+    assert shared_ids(config, pairs) == {}
+    assert _leakage_warning(config, pairs) == ""
 
 
 def test_inspection_shows_what_splits_share(run) -> None:

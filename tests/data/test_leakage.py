@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from counterfoil.data import inspect
-from counterfoil.data.leakage import leakage_warning, shared_with_train
+from counterfoil.data.leakage import leakage_warning, shared_by, shared_with_train
 from counterfoil.data.look_alikes import BITS, Looks, _count_bits, find_look_alikes, look_at
 from counterfoil.data.pairs import Pairs, Split
 
@@ -144,3 +144,56 @@ def test_ids_shared_with_the_training_split_are_counted_by_split() -> None:
     assert "\n" not in line
     assert leakage_warning({}) == ""
     assert shared_with_train(Pairs("p", {"test": split("test", "d")}), "test") == {}
+
+
+@pytest.mark.parametrize(
+    "names", [("train", "train_noisy"), ("dev", "dev_unseen"), ("test", "tests")]
+)
+def test_splits_whose_names_begin_alike_are_compared(names, tmp_path) -> None:
+    one, other = names
+    for number in range(3):
+        photo(number).save(tmp_path / f"{number}.png")
+    rows = [
+        ("0.png", one, "a dog"),
+        ("1.png", one, "b"),
+        ("1.png", other, "c"),
+        ("2.png", other, "a dog"),
+    ]
+    found = inspect(write_set(tmp_path, rows))
+    assert {(e.ids, e.captions) for e in found.leakage} == {(1, 1)}
+    assert len(notes(tmp_path, "shared-ids")) == 1
+
+
+def test_the_thousand_images_of_coco_are_part_of_all_five_thousand(tmp_path) -> None:
+    photo(0).save(tmp_path / "0.png")
+    rows = [("0.png", "test", "a dog"), ("0.png", "testall", "a dog")]
+    found = inspect(write_set(tmp_path, rows))
+    assert found.leakage == []
+    assert notes(tmp_path, "shared-ids") == []
+
+
+def test_images_that_both_select_and_test_a_checkpoint_are_warned_of() -> None:
+    splits = {
+        name: Split(name, ids, [["x"] for _ in ids])
+        for name, ids in (("train", "ab"), ("dev", "cde"), ("test", "def"), ("testall", "defg"))
+    }
+    pairs = Pairs("p", splits)
+    assert shared_by(pairs, "dev", "test") == shared_by(pairs, "val", "testall") == 2
+    assert shared_by(pairs, "test", "testall") == shared_by(pairs, "dev", "val") == 0
+    assert shared_by(pairs, "dev", "nosuch") == shared_by(pairs, "train", "test") == 0
+    line = leakage_warning({}, ("dev", "test", 2))
+    assert line.startswith("warning: 2 image ids are in both 'dev' and 'test'")
+    assert "\n" not in leakage_warning({"dev": 1}, ("dev", "test", 2))
+    assert leakage_warning({}, ("dev", "test", 0)) == ""
+
+
+def test_a_search_that_leaves_candidates_out_is_not_complete() -> None:
+    module = sys.modules["counterfoil.data.look_alikes"]
+    many = module._THUMBNAILS
+    one, other = looks(np.zeros(many + 1)), looks(np.zeros(1))
+    one.thumbnails[:many, ::2], other.thumbnails[:, 1::2] = 200, 200  # as bright, and yet others
+    one.thumbnails[many] = other.thumbnails[0]
+    found = find_look_alikes(one, other)
+    assert (found.pairs, found.complete) == ([], False)
+    all_alike = looks(np.zeros(many + 1))
+    assert find_look_alikes(all_alike, looks(np.zeros(1))).complete

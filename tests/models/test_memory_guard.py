@@ -32,7 +32,7 @@ def test_a_model_of_absurd_size_is_refused_before_its_weights_are_allocated(
 @pytest.mark.parametrize("change", [{"word_dim": 0}, {"word_dim": -4}, {"layers": 0}])
 def test_numbers_that_torch_refuses_are_config_errors_that_name_the_part(change, concepts) -> None:
     config = build_config({"model": {"name": "rvse-mlp", "embed_size": 8, "text": change}})
-    with pytest.raises(ConfigError, match=r"model.text: '\w+' cannot be made with"):
+    with pytest.raises(ConfigError, match=r"model.text: '\w+' cannot be built with"):
         create_model(config.model, concepts.train, config.data)
 
 

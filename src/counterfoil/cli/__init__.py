@@ -117,6 +117,9 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def _plain(text: str) -> str:
+    """A message with neither markup nor control characters; lists of problems take lines."""
     from rich.markup import escape
 
-    return escape(text)
+    from counterfoil.printable import printable
+
+    return escape(printable(text, keep="\n"))

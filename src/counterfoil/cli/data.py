@@ -16,6 +16,7 @@ from counterfoil.cli.output import (
     print_table,
     progress,
 )
+from counterfoil.printable import printable
 
 if TYPE_CHECKING:
     from counterfoil.data import Inspection
@@ -113,7 +114,8 @@ def _show_leakage(shared: Leakage) -> None:
     listed = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     if listed:
         one, other = shared.splits
-        console().print(f"'{one}' and '{other}' share {listed}", style="yellow", highlight=False)
+        line = printable(f"'{one}' and '{other}' share {listed}")
+        console().print(line, style="yellow", highlight=False, markup=False)
 
 
 @data_app.command()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from counterfoil.cli.output import console, print_json, print_table
+from counterfoil.printable import printable
 
 if TYPE_CHECKING:
     from counterfoil.evaluation.comparison import Comparison
@@ -57,7 +58,8 @@ def show(found: Found, out: Path | None, markdown: bool, as_json: bool) -> None:
             print_table(words.rows(), title=words.headline())
             console().print(words.notes(), highlight=False, markup=False)
         if found.skipped:
-            console().print(f"{len(found.skipped)} images skipped, the first: {found.skipped[0]}")
+            line = f"{len(found.skipped)} images skipped, the first: {found.skipped[0]}"
+            console().print(printable(line), markup=False)
 
 
 def show_comparison(

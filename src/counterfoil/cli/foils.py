@@ -22,6 +22,7 @@ from counterfoil.cli.output import (
 )
 from counterfoil.cli.sentences import check_sentence
 from counterfoil.errors import ConfigError
+from counterfoil.printable import printable
 
 if TYPE_CHECKING:
     from counterfoil.data.pairs import Pairs
@@ -315,7 +316,7 @@ def _report(counts: FoilCounts, out: Path, as_json: bool) -> None:
         line += f"; {counts.unspelt:,} were dropped that no text stands for"
     console().print(line, highlight=False)
     for problem in counts.unreadable[:5]:
-        console().print(f"left out: {problem}", highlight=False, markup=False)
+        console().print(printable(f"left out: {problem}"), highlight=False, markup=False)
     if len(counts.unreadable) > 5:
         console().print(f"… and {len(counts.unreadable) - 5} more images", highlight=False)
     console().print(

@@ -22,6 +22,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from counterfoil.printable import is_encodable, printable
 from counterfoil.progress import Progress as Says
 from counterfoil.progress import Silent
 
@@ -57,7 +58,9 @@ def console(stderr: bool = False) -> Console:
 
 
 def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+    """One JSON value; where it holds half a surrogate pair, which is no UTF-8, in ASCII."""
+    text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
+    typer.echo(text if is_encodable(text) else json.dumps(value, indent=2, default=str))
 
 
 def print_table(
@@ -66,9 +69,9 @@ def print_table(
     """Rows of text, the first of them the header; columns of ``words`` begin at the left."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for number, cell in enumerate(rows[0]):
-        table.add_column(escape(cell), justify="left" if number in words else "right")
+        table.add_column(escape(printable(cell)), justify="left" if number in words else "right")
     for row in rows[1:]:
-        table.add_row(*(escape(cell) for cell in row))
+        table.add_row(*(escape(printable(cell)) for cell in row))
     out = Console()
     # in a file or a pipe there is no window to fit into
     (out if out.is_terminal else Console(width=160)).print(table)
@@ -136,11 +139,11 @@ class Bars:
     def note(self, text: str) -> None:
         self._note = text
         if self._progress is not None:
-            self._progress.update(self._task, note=escape(text))
+            self._progress.update(self._task, note=escape(printable(text)))
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(text, highlight=False, markup=False)
+            self.console.print(printable(text, keep="\n"), highlight=False, markup=False)
 
 
 def _how_far(count: int, total: int | None, rate: float) -> str:
@@ -156,7 +159,8 @@ class OnlyWarnings(Silent):
 
     def say(self, text: str) -> None:
         if text.startswith("warning:"):
-            Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+            out = Console(stderr=True)
+            out.print(printable(text, keep="\n"), highlight=False, markup=False, soft_wrap=True)
 
 
 def progress(quiet: bool = False) -> Bars | Silent:

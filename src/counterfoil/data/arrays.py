@@ -173,7 +173,7 @@ def check_shape(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None
     sides = [side for side in shape if side]
     if len(shape) > MAX_AXES or min(shape) < 0 or math.prod(sides) * dtype.itemsize > MAX_BYTES:
         text = str(shape) if len(shape) <= MAX_AXES else f"of {len(shape)} axes"
-        raise ArrayError(f"{name}: the shape {_short(text)} cannot be", "wrong-shape")
+        raise ArrayError(f"{name}: impossible shape {_short(text)}", "wrong-shape")
     if shape[0] and 0 in shape[1:]:
         raise ArrayError(f"{name}: the shape {shape} has rows without numbers", "wrong-shape")
 

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
 
 from counterfoil.data.arrays import ArrayFile
+from counterfoil.data.jpeg_scans import MAX_SCANS, MAX_SEGMENTS, JpegScans, count_scans, is_jpeg
 from counterfoil.errors import DataError
-from counterfoil.reading import IMAGE_BYTES, IMAGE_PIXELS, open_regular, read_bytes
+from counterfoil.reading import (
+    ANIMATION_PIXELS,
+    IMAGE_BYTES,
+    IMAGE_PIXELS,
+    JPEG_PIXELS,
+    open_regular,
+    read_bytes,
+)
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "AVIF", "PPM")
-_TOO_LARGE = f"images have at most {IMAGE_PIXELS / 1e6:.0f} million pixels: make it smaller"
+_ORIENTATION = 0x0112
+_STRIP_PIXELS = 2**20  # converted at once, so that only the picture itself takes memory
 
 
 class ImageRef(Protocol):
@@ -108,12 +119,16 @@ def open_image(ref: ImageRef) -> Image.Image:
     """Decode to upright RGB; a file that is not a whole image is a `DataError` that names it.
 
     Of an animation, the first frame. What is transparent becomes white. Deep greys keep their
-    highest bits. A picture of more than `IMAGE_PIXELS` pixels is refused before it is decoded.
+    highest bits. A picture of too many pixels is refused before it is decoded. A JPEG of more
+    than `IMAGE_PIXELS` is decoded at a half, quarter or eighth of its sides.
     """
     data = ref.read()
     try:
-        with Image.open(io.BytesIO(data), formats=image_formats()) as image:
-            _check_size(ref.name, *image.size)
+        with _open_header(data) as image:
+            scans = count_scans(data) if is_jpeg(data) else None
+            _check_header(ref.name, image, scans)
+            if scans is not None:
+                _reduce(image)
             image.load()
             return _to_rgb(_upright(image))
     except DataError:
@@ -122,9 +137,19 @@ def open_image(ref: ImageRef) -> Image.Image:
         known = ", ".join(name for name in image_formats() if name != "MPO")
         raise DataError(f"{ref.name}: not an image of a known format ({known})") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise DataError(f"{ref.name}: refused, {_TOO_LARGE}") from None
+        raise DataError(f"{ref.name}: refused, {_too_large(IMAGE_PIXELS)}") from None
     except Exception as error:  # damaged files make decoders raise nearly anything
         raise DataError(f"{ref.name}: not a readable image ({error})") from None
+
+
+def _open_header(data: bytes) -> Image.Image:
+    """A file whose header was read. Pillow refuses sizes that a JPEG may have here."""
+    try:
+        return Image.open(io.BytesIO(data), formats=image_formats())
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        if not is_jpeg(data):
+            raise
+        return JpegImagePlugin.jpeg_factory(io.BytesIO(data))
 
 
 @cache
@@ -137,15 +162,40 @@ def image_formats() -> tuple[str, ...]:
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
-def _check_size(name: str, width: int, height: int) -> None:
-    if width * height > IMAGE_PIXELS:
-        raise DataError(f"{name}: {width} × {height} pixels, refused, {_TOO_LARGE}")
+def _check_header(name: str, image: Image.Image, scans: JpegScans | None) -> None:
+    """Refuse what would take too much memory or time to decode; ``scans`` of a JPEG."""
+    width, height = image.size
+    most = ANIMATION_PIXELS if image.format in ("WEBP", "AVIF") else IMAGE_PIXELS
+    if scans is not None and scans.is_streamed:
+        most = JPEG_PIXELS
+    if width * height > most:
+        raise DataError(f"{name}: {width} × {height} pixels, refused, {_too_large(most)}")
+    if scans is not None and scans.is_excessive:
+        raise DataError(
+            f"{name}: refused, a JPEG of more than {MAX_SCANS} scans or {MAX_SEGMENTS:,} segments: "
+            "save it again"
+        )
+
+
+def _too_large(most: int) -> str:
+    return f"images of this kind have at most {most / 1e6:.0f} million pixels: make it smaller"
+
+
+def _reduce(image: Image.Image) -> None:
+    """Have a JPEG decoded at a fraction of its sides if it has more than `IMAGE_PIXELS` pixels."""
+    width, height = image.size
+    factor = 1
+    while factor < 8 and width * height > IMAGE_PIXELS * factor**2:
+        factor *= 2
+    if factor > 1:
+        image.draft(None, (width // factor, height // factor))
 
 
 def _upright(image: Image.Image) -> Image.Image:
     """Turned as its camera says; a note that cannot be read is no reason to lose the picture."""
     try:
-        return ImageOps.exif_transpose(image)
+        turned = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
+        return ImageOps.exif_transpose(image) if turned else image
     except Exception:  # as above
         return image
 
@@ -154,19 +204,46 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F" or image.mode.startswith("I"):
         return _from_deep(image)
     if image.has_transparency_data:
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+        return _on_white(image)
     return image.convert("RGB")
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
+    """Parts of a picture from top to bottom, each with its first row."""
+    rows = max(1, _STRIP_PIXELS // max(1, image.width))
+    for top in range(0, image.height, rows):
+        yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    result = Image.new("RGB", image.size)
+    for top, strip in _strips(image):
+        white = Image.new("RGBA", strip.size, "white")
+        composite = Image.alpha_composite(white, strip.convert("RGBA"))
+        result.paste(composite.convert("RGB"), (0, top))
+    return result
 
 
 def _from_deep(image: Image.Image) -> Image.Image:
     """Greys of more than eight bits; Pillow alone would turn nearly all of them white."""
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64), posinf=0.0, neginf=0.0)
-    least, most = float(values.min(initial=0.0)), float(values.max(initial=0.0))
+    least = most = 0.0
+    for _, strip in _strips(image):
+        values = _levels(strip)
+        least = min(least, float(values.min(initial=0.0)))
+        most = max(most, float(values.max(initial=0.0)))
     if image.mode == "F" and least >= 0 and most <= 1:
-        top = 1.0
+        top_level = 1.0
     else:
-        top = next((top for top in (255.0, 65535.0) if most <= top), most)
-        top = 65535.0 if image.mode.startswith("I;16") else top
-    grey = ((values - least) * (255 / max(top - least, 1e-12))).round().clip(0, 255)
-    return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+        top_level = next((level for level in (255.0, 65535.0) if most <= level), most)
+        top_level = 65535.0 if image.mode.startswith("I;16") else top_level
+    factor = 255 / max(top_level - least, 1e-12)
+    result = Image.new("RGB", image.size)
+    for top, strip in _strips(image):
+        grey = ((_levels(strip) - least) * factor).round().clip(0, 255)
+        result.paste(Image.fromarray(grey.astype(np.uint8)).convert("RGB"), (0, top))
+    return result
+
+
+def _levels(image: Image.Image) -> NDArray[np.float64]:
+    values = np.asarray(image, dtype=np.float64)
+    return np.nan_to_num(values, posinf=0.0, neginf=0.0)

@@ -13,6 +13,7 @@ from counterfoil.data.problems import ProblemLog
 from counterfoil.data.words import words
 
 TRAIN = "train"
+_NESTED = ({"test", "testall"}, {"dev", "devall"}, {"val", "valall"})  # the first of 1K, all of 5K
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,11 @@ class Leakage:
 
 
 def are_nested(one: str, other: str) -> bool:
-    """Whether a split is part of another by its name, as COCO's `test` is of `testall`."""
-    return one.startswith(other) or other.startswith(one)
+    """Whether a split is meant to be part of another, as COCO's `test` is of `testall`.
+
+    Names that begin alike say nothing of it: `train` and `train_noisy` are compared.
+    """
+    return {one, other} in _NESTED
 
 
 def shared_with_train(pairs: Pairs, *names: str) -> dict[str, int]:
@@ -49,15 +53,32 @@ def shared_with_train(pairs: Pairs, *names: str) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def leakage_warning(shared: Mapping[str, int]) -> str:
-    """One line about `shared_with_train`; an empty string if there is nothing to say."""
-    if not shared:
-        return ""
-    counts = ", ".join(f"{count} image ids of '{name}'" for name, count in shared.items())
-    return (
-        f"warning: {counts} are also in the training split: results on them are too good "
-        "(see: counterfoil data inspect)"
-    )
+def shared_by(pairs: Pairs, one: str, other: str) -> int:
+    """How many image ids two splits share, if both exist and neither is part of the other."""
+    if one not in pairs or other not in pairs:
+        return 0
+    first, second = pairs[one], pairs[other]
+    if first.name == second.name or are_nested(first.name, second.name):
+        return 0
+    return len(set(first.ids) & set(second.ids))
+
+
+def leakage_warning(shared: Mapping[str, int], judges: tuple[str, str, int] | None = None) -> str:
+    """One line about `shared_with_train`; an empty string if there is nothing to say.
+
+    ``judges`` are the split that selects a checkpoint, the one that tests it, and `shared_by`.
+    """
+    faults = []
+    if shared:
+        counts = ", ".join(f"{count} image ids of '{name}'" for name, count in shared.items())
+        faults.append(f"{counts} are also in the training split: results on them are too good")
+    if judges is not None and judges[2]:
+        one, other, count = judges
+        faults.append(
+            f"{count} image ids are in both '{one}' and '{other}': the checkpoint is selected on "
+            "images that test it"
+        )
+    return f"warning: {'; '.join(faults)} (see: counterfoil data inspect)" if faults else ""
 
 
 def find_leakage(pairs: Pairs, looks: Mapping[str, Looks], log: ProblemLog) -> list[Leakage]:

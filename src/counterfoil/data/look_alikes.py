@@ -90,14 +90,16 @@ def find_look_alikes(one: Looks, other: Looks) -> LookAlikes:
     Only hashes that share one of four parts are compared.
     """
     found: dict[int, int] = {}
-    left = MOST_COMPARISONS
+    left, complete = MOST_COMPARISONS, True
     for band in range(_BANDS):
         mine, theirs = _buckets(one.hashes, band), _buckets(other.hashes, band)
         for part in mine.keys() & theirs.keys() if left > 0 else ():
             new = [row for row in theirs[part] if row not in found]
-            left -= _match(one, other, np.array(mine[part]), new, found, left)
+            compared, all_compared = _match(one, other, np.array(mine[part]), new, found, left)
+            left -= compared
+            complete &= all_compared
     pairs = [(int(one.indices[a]), int(other.indices[b])) for b, a in sorted(found.items())]
-    return LookAlikes(pairs, complete=left > 0)
+    return LookAlikes(pairs, complete=complete and left > 0)
 
 
 def _buckets(hashes: NDArray[np.uint64], band: int) -> dict[int, list[int]]:
@@ -117,22 +119,30 @@ def _match(
     theirs: Sequence[int],
     found: dict[int, int],
     limit: int,
-) -> int:
-    """Add the look-alikes among some images to ``found``; the number of comparisons it took."""
-    compared = 0
+) -> tuple[int, bool]:
+    """Add the look-alikes among some images to ``found``.
+
+    Returns the number of comparisons it took, and whether each candidate was compared for every
+    image without a look-alike.
+    """
+    compared, complete = 0, True
     for row in theirs:
         if compared > limit:
+            complete = False
             break
         compared += len(mine)
         near = mine[_count_bits(one.hashes[mine] ^ other.hashes[row]) <= BITS]
         near = near[np.abs(one.brightness[near] - other.brightness[row]) <= MEAN_LEVELS]
+        candidates = len(near)
         near = near[:_THUMBNAILS]
         compared += len(near) * _THUMBNAIL_COST
         levels = np.abs(one.thumbnails[near] - other.thumbnails[row])
         alike = near[(levels.mean(1) <= MEAN_LEVELS) & (levels.max(1, initial=0) <= MOST_LEVELS)]
         if len(alike):
             found[row] = int(alike[0])
-    return compared
+        elif candidates > len(near):
+            complete = False
+    return compared, complete
 
 
 def _count_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

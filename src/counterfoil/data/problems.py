@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from counterfoil.errors import DataError
+from counterfoil.printable import printable
 
 
 class Severity(str, Enum):
@@ -28,7 +29,8 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.message} [{self.kind}]"
+        """One line, whatever the file holds that it is about."""
+        return printable(f"{self.where}: {self.message} [{self.kind}]")
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "severity": self.severity.value}

@@ -15,7 +15,7 @@ import torch
 from counterfoil.collectives import rank
 from counterfoil.config import EvaluationConfig, FeaturesConfig, RunConfig, load_config
 from counterfoil.data.arrays import ArrayFile
-from counterfoil.data.leakage import leakage_warning, shared_with_train
+from counterfoil.data.leakage import leakage_warning, shared_by, shared_with_train
 from counterfoil.data.load import is_named, load_pairs
 from counterfoil.data.noise import shuffled_captions, with_noise_index
 from counterfoil.data.pairs import Pairs
@@ -172,6 +172,11 @@ def shared_ids(config: RunConfig, pairs: Pairs) -> dict[str, int]:
     return shared_with_train(pairs, config.evaluation.split, config.evaluation.test_split)
 
 
+def _leakage_warning(config: RunConfig, pairs: Pairs) -> str:
+    dev, test = config.evaluation.split, config.evaluation.test_split
+    return leakage_warning(shared_ids(config, pairs), (dev, test, shared_by(pairs, dev, test)))
+
+
 def execute(
     config: RunConfig,
     folder: Path,
@@ -200,7 +205,7 @@ def execute(
         if rank() == 0:
             _keep_noise(config, pairs, folder)
         _say_skipped(pairs, progress)
-        warning = leakage_warning(shared_ids(config, pairs))
+        warning = _leakage_warning(config, pairs)
         if warning and rank() == 0:
             progress.say(warning)
         model = from_pretrained(folder / "last") if started else _new_model(config, pairs, progress)
@@ -267,7 +272,7 @@ def _conclude(
     if kinds := skipped_kinds(pairs):
         counts = ", ".join(f"{number} × {kind}" for kind, number in kinds.items())
         notes.append(f"Left out of the data: {counts}.")
-    if warning := leakage_warning(shared_ids(config, pairs)):
+    if warning := _leakage_warning(config, pairs):
         notes.append(f"{warning[0].upper()}{warning[1:]}.")
     page = write_report(folder, config, report, judged, gallery, notes)
     shared = shared_ids(config, pairs)

@@ -13,6 +13,7 @@ from counterfoil.data.problems import ProblemLog
 from counterfoil.data.sources.items import Draft, Item
 from counterfoil.data.sources.split_names import in_order
 from counterfoil.data.writers.images import is_plain_name
+from counterfoil.printable import is_encodable
 
 MAX_WORDS = 1000
 """Longest caption that is used, in words; a longer one is not a caption."""
@@ -44,9 +45,7 @@ def caption_fault(caption: str) -> tuple[str, str] | None:
     # A caption of n words has at least 2n - 1 characters: most need no splitting.
     if len(caption) >= 2 * MAX_WORDS and (words := len(caption.split())) > MAX_WORDS:
         return "long-caption", f"the caption has {words} words, more than {MAX_WORDS}"
-    try:
-        caption.encode()
-    except UnicodeEncodeError:
+    if not is_encodable(caption):
         return "bad-text", "the caption holds half a character (a lone surrogate)"
     return None
 
@@ -85,6 +84,9 @@ def _make_split(
 def _check_id(item: Item, seen: dict[str, Item], log: ProblemLog) -> bool:
     if not item.id:
         log.skip("missing-id", item.where, "the image has no id")
+        return False
+    if not is_encodable(item.id):
+        log.skip("bad-text", item.where, "the id holds half a character (a lone surrogate)")
         return False
     first = seen.setdefault(item.id, item)
     if first is not item:

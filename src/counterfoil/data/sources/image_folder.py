@@ -9,6 +9,7 @@ from pathlib import Path
 
 from counterfoil.data.images import FileImage, MissingImage
 from counterfoil.data.problems import ProblemLog
+from counterfoil.printable import is_encodable
 
 
 class ImageFolder:
@@ -31,6 +32,8 @@ class ImageFolder:
                     f"image name {name!r} leads out of the image folder; use names inside it",
                 )
                 return missing
+        if not all(map(is_encodable, names)):  # no file can have that name
+            return missing
         for base in self.bases:
             for name in names:
                 path = base / name

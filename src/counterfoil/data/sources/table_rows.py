@@ -6,18 +6,13 @@ import csv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from counterfoil.data.problems import ProblemLog
+from counterfoil.data.sources.parquet_rows import Row, read_parquet
 from counterfoil.data.sources.text import parse_json, read_raw_lines
-from counterfoil.errors import MissingExtraError
-from counterfoil.reading import LINE_BYTES, LINES_BYTES, open_regular
-
-Row = tuple[int, dict[str, Any]]
+from counterfoil.reading import LINE_BYTES
 
 _FIELD_LIMIT = LINE_BYTES
-MAX_ROWS = 50_000_000
-"""Of a Parquet file, whose rows need not take any space in it."""
 
 
 def read_rows(path: Path, log: ProblemLog) -> Iterator[Row]:
@@ -96,52 +91,11 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _read_parquet(path: Path, log: ProblemLog) -> Iterator[Row]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise MissingExtraError("pyarrow", "parquet", "reading Parquet files") from None
-    try:
-        number = 1
-        with open_regular(path, LINES_BYTES) as stream, pyarrow.parquet.ParquetFile(stream) as file:
-            if not _fits(file.metadata, path, log):
-                return
-            for batch in file.iter_batches(batch_size=4096):
-                for record in batch.to_pylist():
-                    yield number, {key: _plain(value) for key, value in record.items()}
-                    number += 1
-    except FileNotFoundError:
-        log.fatal("missing-file", path, "no such file")
-    except Exception as error:  # damaged files make the reader raise nearly anything
-        log.fatal("bad-parquet", path, f"not a readable Parquet file ({error})")
-
-
-def _fits(metadata: Any, path: Path, log: ProblemLog) -> bool:
-    """Whether a table is within the limits once decompressed, as its own metadata say."""
-    size = sum(metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups))
-    if metadata.num_rows <= MAX_ROWS and size <= LINES_BYTES:
-        return True
-    log.fatal(
-        "large-table",
-        path,
-        f"{metadata.num_rows} rows and {size} bytes once decompressed; at most {MAX_ROWS} rows and "
-        f"{LINES_BYTES} bytes are read",
-    )
-    return False
-
-
-def _plain(value: Any) -> Any:
-    """Dates, decimals and the like as text, so that every extra can be written as JSON."""
-    known = isinstance(value, str | int | float | list | dict | None)
-    return value if known else str(value)
-
-
 READERS: dict[str, Callable[[Path, ProblemLog], Iterator[Row]]] = {
     ".csv": _read_csv,
     ".txt": _read_csv,
     ".tsv": _read_tsv,
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,
-    ".parquet": _read_parquet,
+    ".parquet": read_parquet,
 }
