@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
+from struct import pack
 
 import numpy as np
 from numpy.lib import format as npy
@@ -92,6 +93,18 @@ BOMBS = {
         for number in range(1, 60_000)
     )
     + b"u.",
+    "small keys that collide": b"}("
+    + b"".join(
+        b"\x8a\x08" + (number << 20).to_bytes(8, "little") + b"N" for number in range(110_000)
+    )
+    + b"u.",
+    "small keys that collide, one at a time": b"}"
+    + b"".join(b"G" + pack(">d", float(number << 30)) + b"Ns" for number in range(110_000))
+    + b".",
+    "items of a set that collide": b"\x8f("
+    + b"".join(b"\x8a\x08" + (number << 20).to_bytes(8, "little") for number in range(110_000))
+    + b"\x90.",
+    "nearly a million marks": b"(" * 999_000 + b".",
     "deep nesting": b"]" * 300_000 + b"a" * 299_999 + b".",
     "a list that holds itself": b"]q\x00h\x00a.",
     "a memo number of two billion": b"]r\xff\xff\xff\x7f" + b"r\xff\xff\xff\xff" + b"h\x00.",

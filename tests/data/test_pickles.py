@@ -6,6 +6,7 @@ import io
 import pickle
 import re
 import resource
+import time
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
@@ -86,6 +87,26 @@ def test_numpy_numbers_come_back_in_every_protocol(dtype, protocol) -> None:
             assert read(pickle.dumps(number, protocol)) == number
 
 
+@pytest.mark.parametrize("kind", [int, float])
+def test_dense_numbers_are_keys_in_any_count_and_sparse_ones_up_to_a_limit(kind) -> None:
+    dense = {kind(number): None for number in range(50_000)}
+    assert read(pickle.dumps(dense, 4)) == dense
+    assert read(pickle.dumps(set(dense), 4)) == set(dense)
+    sparse = {kind(number << 20): None for number in range(9_000)}
+    assert read(pickle.dumps(sparse, 4)) == sparse
+    many = OrderedDict((kind(number << 20), None) for number in range(12_000))
+    for value in (dict(many), many, set(many)):
+        with pytest.raises(PickleRefusedError, match="numbers that are far apart"):
+            read(pickle.dumps(value, 2))
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_an_unsigned_number_of_128_bits_comes_back(protocol) -> None:
+    state = np.random.default_rng(1).bit_generator.state
+    for value in ((1 << 128) - 1, -(1 << 127), state):
+        assert read(pickle.dumps(value, protocol)) == value
+
+
 def test_names_of_numpy_1_and_of_python_2_are_known() -> None:
     new = pickle.dumps(np.arange(3.0), 2)
     for core in (b"numpy.core.", b"numpy._core."):
@@ -96,11 +117,11 @@ def test_names_of_numpy_1_and_of_python_2_are_known() -> None:
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_ends_in_an_error_before_it_takes_time_or_memory(bomb) -> None:
-    before = resource.getrusage(resource.RUSAGE_SELF)
+    before, started = resource.getrusage(resource.RUSAGE_SELF), time.process_time()
     with pytest.raises(PickleError):
         read(b"\x80\x04" + BOMBS[bomb])
     after = resource.getrusage(resource.RUSAGE_SELF)
-    assert after.ru_utime - before.ru_utime < 10  # seconds of work, not of waiting
+    assert time.process_time() - started < 4  # about 1 s; the bound is against hanging
     assert after.ru_maxrss - before.ru_maxrss < 400_000  # KiB
 
 
@@ -193,16 +214,10 @@ def test_a_changed_pickle_is_a_value_or_a_pickle_error(data) -> None:
         read(bytes(changed))
 
 
-LOOKS_ONLY = {"qdrant_points.py"}
-"""Reads pickles of another library with a class that does nothing, before that library does."""
-
-
 def test_no_module_opens_a_pickle_by_itself() -> None:
     banned = re.compile(
         r"pickle\.(loads?\(|Unpickler)|allow_pickle=True|weights_only=False|marshal\.|shelve\."
     )
     for path in Path(counterfoil.__file__).parent.rglob("*.py"):
-        if path.name in LOOKS_ONLY:
-            continue
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             assert "`" in line or not banned.search(line), f"{path}:{number}"

@@ -305,3 +305,10 @@ def test_a_caption_number_of_thousands_of_digits_is_a_bad_line(tmp_path) -> None
     lines = [f"a.jpg#{'9' * 5000}\ta dog", "a.jpg#²\ta dog", "a.jpg#0\ta cat"]
     (tmp_path / "Flickr8k.token.txt").write_text("\n".join(lines))
     assert problems(tmp_path).count("bad-line") == 2
+
+
+@pytest.mark.parametrize("value", [np.array(5.0), np.array({"image_w": 1}, dtype=object)])
+def test_image_sizes_without_a_shape_are_told_what_was_expected(tmp_path, value) -> None:
+    np.save(tmp_path / "s.npy", value, allow_pickle=True)
+    with pytest.raises(DataError, match=r"expected numbers \[images, 2\].*a single value"):
+        read_box_sizes(tmp_path / "s.npy")

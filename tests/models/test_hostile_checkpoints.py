@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import pickle
 import random
+import time
 import zipfile
 
 import numpy as np
@@ -13,7 +16,9 @@ import torch
 
 from counterfoil.errors import CheckpointError, CounterfoilError, DataError
 from counterfoil.models.importers import import_checkpoint, importers, read_checkpoint
-from counterfoil.models.importers.vocabularies import read_entries
+from counterfoil.models.importers.tokenizers import read_tokenizer
+from counterfoil.models.importers.uniter import _read_heads
+from counterfoil.models.importers.vocabularies import entries_of, read_entries
 from tests.conftest import ORACLE
 from tests.data.hostile import BOMBS, doubled, forged_pointer
 from tests.models.pickling import content_of, file_of, write
@@ -279,3 +284,74 @@ def test_a_doubling_value_among_the_options_is_refused_at_once(tmp_path) -> None
     data = b"\x80\x02}(X\x05\x00\x00\x00model]X\x03\x00\x00\x00opt" + doubled("list", 60) + b"u."
     with pytest.raises(CheckpointError, match="unfold to more than"):
         import_checkpoint(torch_file(tmp_path / "c.pth", data), "scan")
+
+
+def test_a_conjugated_tensor_is_refused_instead_of_read_without_that(tmp_path) -> None:
+    value = torch.tensor([1 + 2j]).conj()
+    with pytest.raises(CheckpointError, match="a tensor with metadata"):
+        read_checkpoint(write({"a": value}, tmp_path / "c.pth"))
+    found = read_checkpoint(write({"a": value.resolve_conj()}, tmp_path / "c.pth"))
+    assert found["a"].tolist() == [1 - 2j]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+def test_a_fifo_as_a_checkpoint_or_vocabulary_is_refused_and_not_waited_for(tmp_path) -> None:
+    for name in ("c.pth", "v.pkl", "v.json", "vocab.txt", "c.json"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match="not a regular file but a FIFO"):
+        import_checkpoint(tmp_path / "c.pth", "scan")
+    for name in ("v.pkl", "v.json"):
+        with pytest.raises(DataError, match="not a regular file but a FIFO"):
+            import_checkpoint(file_of("scan"), "scan", tmp_path / name)
+    with pytest.raises(DataError, match="not a regular file but a FIFO"):
+        read_tokenizer(tmp_path / "vocab.txt", 10)
+    with pytest.raises(CheckpointError, match="not a regular file but a FIFO"):
+        _read_heads(tmp_path / "c.json", 8)
+
+
+def test_names_in_errors_hold_no_control_characters(tmp_path) -> None:
+    data = b"\x80\x04\x8c\x05\x1b[31m\x8c\x04a\nb\x07\x93."
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint(torch_file(tmp_path / "c.pth", data))
+    assert str(caught.value).isprintable()
+    (tmp_path / "v.pkl").write_bytes(data)
+    with pytest.raises(CheckpointError) as caught:
+        read_entries(tmp_path / "v.pkl")
+    assert str(caught.value).isprintable()
+    content = content_of("scan")
+    content["model"][0]["\x1b[31m\n"] = torch.ones(1)
+    with pytest.raises(CheckpointError) as caught:
+        import_checkpoint(write(content, tmp_path / "c.pth"), "scan")
+    assert str(caught.value).isprintable()
+
+
+def test_a_vocabulary_with_half_a_surrogate_pair_is_refused(tmp_path) -> None:
+    index = {word: number for number, word in enumerate(["<pad>", "<start>", "\ud800x"])}
+    (tmp_path / "v.json").write_text(json.dumps({"word2idx": index}))
+    (tmp_path / "v.pkl").write_bytes(pickle.dumps({"word2idx": index}))
+    for name in ("v.json", "v.pkl"):
+        with pytest.raises(DataError, match="is not Unicode text") as caught:
+            read_entries(tmp_path / name)
+        assert str(caught.value).isprintable()
+
+
+def test_word_numbers_chosen_to_collide_are_refused_at_once() -> None:
+    index = {f"w{number}": number << 40 for number in range(110_000)}
+    before = time.process_time()
+    with pytest.raises(DataError, match="word numbers are not"):
+        entries_of(index, "v")
+    assert time.process_time() - before < 5
+
+
+@pytest.mark.slow
+def test_a_pickled_vocabulary_of_420_000_words_is_read(tmp_path) -> None:
+    index = {f"word{number}": number for number in range(420_000)}
+    layout = {"word2idx": index, "idx2word": dict(enumerate(index)), "idx": len(index)}
+    (tmp_path / "v.pkl").write_bytes(pickle.dumps(layout, 4))
+    assert len(read_entries(tmp_path / "v.pkl")) == 420_000
+
+
+def test_a_vocabulary_of_too_many_instructions_is_told_to_be_saved_as_json(tmp_path) -> None:
+    (tmp_path / "v.pkl").write_bytes(b"\x80\x02" + b"N0" * 1_000_000 + b"N.")
+    with pytest.raises(CheckpointError, match=r"more than 1,000,000 instructions; save it as JSON"):
+        read_entries(tmp_path / "v.pkl")

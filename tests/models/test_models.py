@@ -158,6 +158,7 @@ def damage(folder, how: str) -> None:
         write_sums(folder)
     elif how == "a later format":
         config.write_text(json.dumps({**layout, "format": 99}))
+        write_sums(folder)
     elif how == "no vocabulary":
         (folder / "vocabulary.json").unlink()
 
@@ -168,7 +169,7 @@ def damage(folder, how: str) -> None:
         ("no config", "not a saved model"),
         ("cut config", "damaged"),
         ("cut weights", "not a readable safetensors"),
-        ("no weights", "not whole"),
+        ("no weights", "incomplete model folder"),
         ("a pickle", "not a readable safetensors"),
         ("other sizes", "do not fit"),
         ("a later format", "format 99"),

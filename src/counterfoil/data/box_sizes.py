@@ -39,6 +39,11 @@ def read_box_sizes(path: Path) -> NDArray[np.float32]:
             version = npy.read_magic(file)
             read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
             shape, _, dtype = read(file)
+            if not shape:
+                raise ArrayError(
+                    f"{path}: expected numbers [images, 2] (width, height), found a single value",
+                    "wrong-shape",
+                )
             if dtype.hasobject:
                 sizes = _from_records(path, _read_records(file, prod(shape)))
             else:
@@ -85,7 +90,7 @@ def _find(name: str) -> Global | None:
 
     def make(*arguments: Any) -> _Record:
         if arguments:
-            raise PickleRefusedError(f"it wants to call '{name}' with arguments")
+            raise PickleRefusedError(f"it wants to call {name!r} with arguments")
         return _Record()
 
     return Global(name, make)

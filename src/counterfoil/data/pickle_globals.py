@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from counterfoil.data.pickle_values import Global, PickleRefusedError, StandIn, checked_key
+from counterfoil.data.pickle_values import Global, KeyGuard, PickleRefusedError, StandIn
 
 NUMBERS = frozenset(
     {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"}
@@ -181,17 +181,22 @@ def _new_complex(real: Any = 0.0, imaginary: Any = 0.0) -> complex:
 def _new_set(items: Any = ()) -> set[Any]:
     if type(items) not in (list, tuple):
         raise PickleRefusedError("it wants to make a set of something else than a list")
-    return {checked_key(item) for item in items}
+    found: set[Any] = set()
+    keys = KeyGuard()
+    for item in items:
+        found.add(keys.check(found, item))
+    return found
 
 
 def _new_ordered(pairs: Any = ()) -> OrderedDict[Any, Any]:
     found: OrderedDict[Any, Any] = OrderedDict()
+    keys = KeyGuard()
     if type(pairs) not in (list, tuple):
         raise PickleRefusedError("it wants to make a dictionary of something else than pairs")
     for pair in pairs:
         if type(pair) not in (list, tuple) or len(pair) != 2:
             raise PickleRefusedError("it wants to make a dictionary of something else than pairs")
-        found[checked_key(pair[0])] = pair[1]
+        found[keys.check(found, pair[0])] = pair[1]
     return found
 
 

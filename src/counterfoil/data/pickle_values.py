@@ -13,7 +13,12 @@ from typing import Any
 DEPTH = 100
 """Containers inside containers; public files need fewer than ten."""
 
-PLAIN = frozenset({bool, int, float, complex, str, bytes, bytearray, type(None)})
+NUMBERS = frozenset({bool, int, float, type(None)})
+CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set})
+PLAIN = NUMBERS | {complex, str, bytes, bytearray}
+SPARSE_KEYS = 10_000
+"""Numbers in one dictionary or set that are large for its size; as many that collide take 0.5 s."""
+
 CHARACTERS = 64
 """Characters of a string or bytes that weigh as much as one value."""
 
@@ -34,12 +39,32 @@ class PickleEncodingError(PickleDamagedError):
     """A string of Python 2 that is not in the encoding it was read with."""
 
 
+class TooManyInstructionsError(PickleRefusedError):
+    """Longer than the files that its reader is for."""
+
+
 class ForbiddenNameError(PickleRefusedError):
     """It names a function or a class that is not on the caller's list."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"it names '{name}'")
+        super().__init__(f"it names {name!r}")
         self.name = name
+
+
+PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+NUMPY_1 = "numpy.core."
+
+
+def known_name(module: str, name: str) -> str:
+    """``module.name`` as Python 3 and NumPy 2 say it.
+
+    >>> known_name("__builtin__", "set"), known_name("numpy.core.multiarray", "scalar")
+    ('builtins.set', 'numpy._core.multiarray.scalar')
+    """
+    module = PYTHON_2.get(module, module)
+    if module.startswith(NUMPY_1):
+        module = f"numpy._core.{module.removeprefix(NUMPY_1)}"
+    return f"{module}.{name}"
 
 
 @dataclass(frozen=True)
@@ -63,18 +88,37 @@ class StandIn:
         raise NotImplementedError
 
 
-def checked_key(key: Any) -> Any:
-    """A key of a dictionary or an item of a set, whose hash is cheap and hard to forge.
+class KeyGuard:
+    """Checks the keys of dictionaries and the items of sets before they are hashed.
 
-    Hashing nested tuples can take forever, and many numbers beyond 2⁶⁰ have the same hash.
+    Hashing nested tuples can take forever. Numbers hash to themselves, so a file can choose keys
+    that collide: each dictionary or set may hold `SPARSE_KEYS` numbers, or any count of dense ones.
     """
-    kind = type(key)
-    if kind in (str, bytes, bool, float, type(None)) or (kind is int and abs(key) < 1 << 60):
-        return key
-    described = "a very large number" if kind is int else f"a {kind.__name__}"
-    raise PickleRefusedError(
-        f"a dictionary key or an item of a set is {described}; expected a string or a number"
-    )
+
+    def __init__(self) -> None:
+        self.sparse: dict[int, tuple[Any, int]] = {}  # holds the target, so its id stays its own
+
+    def check(self, target: Any, key: Any) -> Any:
+        """The key, if it may be put into ``target``."""
+        kind = type(key)
+        if kind is str or kind is bytes or kind is bool or key is None:
+            return key
+        if kind is float or (kind is int and abs(key) < 1 << 60):
+            if (kind is float and not key.is_integer()) or abs(key) >= 4 * (len(target) + 1):
+                self._count_sparse(target)
+            return key
+        described = "a very large number" if kind is int else f"a {kind.__name__}"
+        raise PickleRefusedError(
+            f"a dictionary key or an item of a set is {described}; expected a string or a number"
+        )
+
+    def _count_sparse(self, target: Any) -> None:
+        count = self.sparse.get(id(target), (target, 0))[1] + 1
+        self.sparse[id(target)] = target, count
+        if count > SPARSE_KEYS:
+            raise PickleRefusedError(
+                f"a dictionary or a set holds more than {SPARSE_KEYS:,} numbers that are far apart"
+            )
 
 
 def resolve(value: Any, leaves: frozenset[type], most: int) -> Any:
@@ -99,7 +143,7 @@ class _Resolver:
         if kind in PLAIN:
             sized = kind in (str, bytes, bytearray)
             return value, 1 + (len(value) // CHARACTERS if sized else 0)
-        if kind in self.leaves:
+        if kind in self.leaves or (kind in CONTAINERS and not value):
             return value, 1
         key = id(value)  # the caller holds the whole tree, so no id is used twice
         if key in self.done:
@@ -131,8 +175,12 @@ class _Resolver:
 
     def _each(self, values: Any, depth: int, weights: list[int]) -> Iterator[Any]:
         for value in values:
-            found, weight = self.visit(value, depth)
-            weights[0] += weight
+            if type(value) in NUMBERS:  # most values are, so they take a shorter way
+                found = value
+                weights[0] += 1
+            else:
+                found, weight = self.visit(value, depth)
+                weights[0] += weight
             if weights[0] > self.most:
                 raise PickleRefusedError(
                     f"shared containers unfold to more than {self.most:,} values"

@@ -13,25 +13,31 @@ import codecs
 import pickletools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from struct import calcsize, unpack
+from struct import Struct
 from typing import Any, BinaryIO
 
 from counterfoil.data.pickle_values import (
     ForbiddenNameError,
     Global,
+    KeyGuard,
     PickleDamagedError,
     PickleEncodingError,
     PickleError,
     PickleRefusedError,
     StandIn,
-    checked_key,
+    TooManyInstructionsError,
+    known_name,
 )
 
 OPERATIONS = 1_000_000
 """Instructions of one pickle; a vocabulary of 100,000 words takes 300,000."""
 
-NUMBER_BYTES = 16
-"""Integers beyond 128 bits are refused: no file needs them and much arithmetic fails on them."""
+NUMBER_BYTES = 17
+"""An unsigned integer of 128 bits, as in a state of PCG64, and its sign; no file needs more."""
+
+NUMBER_DIGITS = 44
+MARKS = 1000
+"""Marks that are open at once; containers are nested at most a tenth of that deep."""
 
 LINE = 1 << 24
 NAME = 500
@@ -39,21 +45,6 @@ READ_AT_ONCE = 1 << 16
 
 Find = Callable[[str], Global | None]
 """From ``module.name``, by its name in Python 3, to what a pickle gets for it; None: refused."""
-
-PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
-NUMPY_1 = "numpy.core."
-
-
-def known_name(module: str, name: str) -> str:
-    """``module.name`` as Python 3 and NumPy 2 say it.
-
-    >>> known_name("__builtin__", "set"), known_name("numpy.core.multiarray", "scalar")
-    ('builtins.set', 'numpy._core.multiarray.scalar')
-    """
-    module = PYTHON_2.get(module, module)
-    if module.startswith(NUMPY_1):
-        module = f"numpy._core.{module.removeprefix(NUMPY_1)}"
-    return f"{module}.{name}"
 
 
 class PickleReader:
@@ -78,6 +69,7 @@ class PickleReader:
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
+        self.keys = KeyGuard()
         self.spent = 0
         self.bytes_left = 4 * max(0, end - file.tell()) + (1 << 20)
 
@@ -102,9 +94,7 @@ class PickleReader:
     def spend(self, operations: int) -> None:
         self.spent += operations
         if self.spent > self.operations:
-            raise PickleRefusedError(
-                f"it takes more than {self.operations:,} instructions; no file of this kind does"
-            )
+            raise TooManyInstructionsError(f"it takes more than {self.operations:,} instructions")
 
     def read(self, count: int) -> bytes:
         if count > READ_AT_ONCE and count > self.end - self.file.tell():
@@ -113,9 +103,6 @@ class PickleReader:
         if len(data) != count:
             raise PickleDamagedError("damaged or cut short (it ends within a value)")
         return data
-
-    def number(self, form: str) -> Any:
-        return unpack(form, self.read(calcsize(form)))[0]
 
     def line(self, most: int) -> bytes:
         found = self.file.readline(most + 1)
@@ -138,7 +125,7 @@ class PickleReader:
     def call(self, target: Any, arguments: Any) -> Any:
         if type(target) is not Global or target.call is None or type(arguments) is not tuple:
             what = target.name if type(target) is Global else type(target).__name__
-            raise PickleRefusedError(f"it wants to call '{what}'")
+            raise PickleRefusedError(f"it wants to call {what!r}")
         self.charge(arguments)
         return target.call(*arguments)
 
@@ -188,13 +175,28 @@ def _constant(make: Callable[[], Any]) -> Handler:
     return lambda reader: reader.stack.append(make())
 
 
+def _number(form: str) -> Callable[[PickleReader], Any]:
+    layout = Struct(form)
+    size, decode = layout.size, layout.unpack
+
+    def number(reader: PickleReader) -> Any:
+        data = reader.file.read(size)
+        if len(data) != size:
+            raise PickleDamagedError("damaged or cut short (it ends within a number)")
+        return decode(data)[0]
+
+    return number
+
+
 def _fixed(form: str) -> Handler:
-    return lambda reader: reader.stack.append(reader.number(form))
+    number = _number(form)
+    return lambda reader: reader.stack.append(number(reader))
 
 
 def _counted(form: str, decode: Callable[[PickleReader, bytes], Any]) -> Handler:
     """A value that says first how many bytes it has."""
-    return lambda reader: reader.stack.append(decode(reader, reader.read(reader.number(form))))
+    number = _number(form)
+    return lambda reader: reader.stack.append(decode(reader, reader.read(number(reader))))
 
 
 def _from_line(decode: Callable[[PickleReader, bytes], Any], most: int = LINE) -> Handler:
@@ -266,6 +268,8 @@ def _line_number(reader: PickleReader) -> int:
 
 
 def _mark(reader: PickleReader) -> None:
+    if len(reader.marks) == MARKS:
+        raise PickleRefusedError(f"containers are nested, {MARKS:,} of them begun and none ended")
     reader.marks.append(reader.stack)
     reader.stack = []
 
@@ -317,8 +321,9 @@ def _set_all(reader: PickleReader, items: list[Any]) -> None:
     target = reader.stack[-1]
     if type(target) not in (dict, OrderedDict) or len(items) % 2:
         raise PickleRefusedError(f"it sets items of a {type(target).__name__}")
+    check = reader.keys.check
     for place in range(0, len(items), 2):
-        target[checked_key(items[place])] = items[place + 1]
+        target[check(target, items[place])] = items[place + 1]
 
 
 def _append(reader: PickleReader) -> None:
@@ -336,7 +341,8 @@ def _add_items(reader: PickleReader) -> None:
     target = reader.stack[-1]
     if type(target) is not set:
         raise PickleRefusedError(f"it adds to a {type(target).__name__}")
-    target.update(checked_key(item) for item in items)
+    for item in items:
+        target.add(reader.keys.check(target, item))
 
 
 def _global(reader: PickleReader) -> None:
@@ -412,17 +418,17 @@ HANDLERS: Mapping[bytes, Handler] = {
     b"\x96": _counted("<Q", _memory),
     b"\x8a": _counted("<B", _integer),
     b"\x8b": _counted("<i", _integer),
-    b"I": _from_line(_integer_line, 40),
-    b"L": _from_line(_integer_line, 40),
+    b"I": _from_line(_integer_line, NUMBER_DIGITS),
+    b"L": _from_line(_integer_line, NUMBER_DIGITS),
     b"F": _from_line(_float_line, 40),
     b"S": _from_line(_quoted_string),
     b"V": _from_line(_unicode_line),
     b"g": _get(_line_number),
-    b"h": _get(lambda reader: int(reader.number("<B"))),
-    b"j": _get(lambda reader: int(reader.number("<I"))),
+    b"h": _get(_number("<B")),
+    b"j": _get(_number("<I")),
     b"p": _put(_line_number),
-    b"q": _put(lambda reader: int(reader.number("<B"))),
-    b"r": _put(lambda reader: int(reader.number("<I"))),
+    b"q": _put(_number("<B")),
+    b"r": _put(_number("<I")),
     b"\x94": _put(lambda reader: len(reader.memo)),
     b"(": _mark,
     b"0": _pop,

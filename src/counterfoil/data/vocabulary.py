@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ class Vocabulary:
     """
 
     def __init__(self, entries: Sequence[str], source: str = "vocabulary") -> None:
-        self.entries = list(entries)
+        self.entries = checked_words(list(entries), source)
         self.index = {word: number for number, word in enumerate(self.entries)}
         if len(self.index) != len(self.entries):
             twice = next(word for word, n in Counter(self.entries).items() if n > 1)
@@ -77,20 +78,36 @@ class Vocabulary:
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
         """Read SCAN's JSON (word2idx, idx2word, idx) or NAAF's (word2idx, char_level, max_len)."""
-        path = Path(path)
+        return cls(load_words(Path(path)), source=str(path))
+
+
+def load_words(path: Path) -> list[str]:
+    """Words of a JSON vocabulary in the order of their numbers, as the file has them."""
+    try:
+        layout = json.loads(read_text(path, LARGEST))
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such vocabulary file") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except RecursionError:
+        raise DataError(f"{path}: not a JSON vocabulary (it is nested too deeply)") from None
+    except ValueError as error:  # not UTF-8, not JSON, or a number of thousands of digits
+        raise DataError(f"{path}: not a JSON vocabulary ({error})") from None
+    index = layout.get("word2idx") if isinstance(layout, dict) else None
+    if not isinstance(index, dict) or not all(type(n) is int for n in index.values()):
+        raise DataError(f"{path}: expected a JSON object with 'word2idx': word → number")
+    if sorted(index.values()) != list(range(len(index))):
+        raise DataError(f"{path}: word numbers are not 0…{len(index) - 1}, each once")
+    return checked_words(sorted(index, key=index.__getitem__), str(path))
+
+
+def checked_words(words: list[str], source: str) -> list[str]:
+    """The words, all of which can be written as UTF-8 (half a surrogate pair cannot)."""
+    for word in words:
         try:
-            layout = json.loads(read_text(path, LARGEST))
-        except FileNotFoundError:
-            raise DataError(f"{path}: no such vocabulary file") from None
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-        except RecursionError:
-            raise DataError(f"{path}: not a JSON vocabulary (it is nested too deeply)") from None
-        except ValueError as error:  # not UTF-8, not JSON, or a number of thousands of digits
-            raise DataError(f"{path}: not a JSON vocabulary ({error})") from None
-        index = layout.get("word2idx") if isinstance(layout, dict) else None
-        if not isinstance(index, dict) or not all(type(n) is int for n in index.values()):
-            raise DataError(f"{path}: expected a JSON object with 'word2idx': word → number")
-        if sorted(index.values()) != list(range(len(index))):
-            raise DataError(f"{path}: word numbers are not 0…{len(index) - 1}, each once")
-        return cls(sorted(index, key=index.__getitem__), source=str(path))
+            word.encode()
+        except UnicodeEncodeError:
+            raise DataError(
+                f"{source}: the word {reprlib.repr(word)} is not Unicode text"
+            ) from None
+    return words

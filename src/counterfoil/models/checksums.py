@@ -7,13 +7,19 @@ written into a folder before it takes its name, so files and sums are always of 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from counterfoil.errors import CheckpointError
+from counterfoil.reading import open_regular, read_text
 
 SUMS = "SHA256SUMS"
+STATE, STATE_SUM = "training_state.pt", "training_state.sha256"
+"""What a run keeps beside a model to go on with, and its own sum; not on the model's list."""
+
+SUMS_BYTES = 1 << 20
 
 
 def write_sums(folder: Path, names: Iterable[str] | None = None, sums: str = SUMS) -> None:
@@ -26,10 +32,35 @@ def write_sums(folder: Path, names: Iterable[str] | None = None, sums: str = SUM
 
 
 def check_sums(folder: Path, without: Iterable[str] = (), sums: str = SUMS) -> None:
-    """Compare all files on the list, except those ``without``, with their sums."""
-    for name, expected in _read_sums(folder / sums).items():
+    """Compare all files on the list, except those ``without``, with their sums.
+
+    The list must be that of the folder: a file or folder that is not on it is refused by name.
+    """
+    listed = _read_sums(folder / sums)
+    for name in _names_in(folder, listed):
+        if name not in listed and name not in (sums, STATE, STATE_SUM):
+            raise CheckpointError(
+                f"{folder / name}: not in {sums}, so it was not saved with this model; remove it, "
+                "or save the model again"
+            )
+    for name, expected in listed.items():
+        if not (folder / name).exists():
+            raise _incomplete(folder / name)
         if name not in without:
             _check(folder / name, expected)
+
+
+def _names_in(folder: Path, listed: Iterable[str]) -> Iterator[str]:
+    """Files of a folder, and those folders in it that are links or hold no listed file."""
+    parents = {parent.as_posix() for name in listed for parent in Path(name).parents}
+    for root, folders, files in os.walk(folder):
+        paths = [Path(root, name) for name in folders]
+        unlisted = [p for p in paths if p.is_symlink() or _name(p, folder) not in parents]
+        yield from (_name(path, folder) for path in (*unlisted, *(Path(root, f) for f in files)))
+
+
+def _name(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix()
 
 
 def check_sum(folder: Path, name: str, sums: str = SUMS) -> None:
@@ -42,8 +73,8 @@ def check_sum(folder: Path, name: str, sums: str = SUMS) -> None:
 
 def digest_of(path: Path) -> str:
     digest, buffer = hashlib.sha256(), bytearray(1 << 20)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
+    with open_regular(path) as file:
+        while count := file.readinto(buffer):  # type: ignore[attr-defined]
             digest.update(memoryview(buffer)[:count])
     return digest.hexdigest()
 
@@ -52,7 +83,7 @@ def _check(path: Path, expected: str) -> None:
     try:
         found = digest_of(path)
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file; what was saved is not whole") from None
+        raise _incomplete(path) from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
     if found != expected:
@@ -62,12 +93,21 @@ def _check(path: Path, expected: str) -> None:
         )
 
 
+def _incomplete(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path}: no such file: an incomplete model folder; copy it again")
+
+
 def _read_sums(path: Path) -> dict[str, str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path, SUMS_BYTES).splitlines()
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file; what was saved is not whole") from None
-    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"{path.parent}: no {path.name}: an incomplete model folder, or one saved before "
+            "checksums were; save or train it again"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
         raise CheckpointError(f"{path}: damaged ({error})") from None
     found = {}
     for line in lines:

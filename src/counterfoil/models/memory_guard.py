@@ -32,12 +32,14 @@ class MemoryGuard(TorchDispatchMode):
     """While it is active, new tensors may take ``limit`` bytes together.
 
     It sees sizes before anything is allocated, so it holds whichever option made a model large:
-    the width, the number of layers or copies, the vocabulary.
+    the width, the number of layers or copies, the vocabulary. By default the limit leaves room for
+    ``copies`` of the weights: those of a training run, or 1 to load a model.
     """
 
-    def __init__(self, limit: int | None = None) -> None:
+    def __init__(self, limit: int | None = None, copies: int = COPIES) -> None:
         super().__init__()
-        self.limit = machine_memory() // COPIES if limit is None else limit
+        self.limit = machine_memory() // copies if limit is None else limit
+        self.copies = copies
         self.allocated = self.tensors = 0
 
     def __torch_dispatch__(
@@ -60,9 +62,10 @@ class MemoryGuard(TorchDispatchMode):
                 "make the number of layers or copies smaller"
             )
         if self.allocated > self.limit:
+            training = f" (training holds {self.copies} times as much)" if self.copies > 1 else ""
             raise ConfigError(
-                f"model: its weights need more than {self.limit / 2**30:.1f} GiB (training "
-                f"holds {COPIES} times as much), and the machine has "
+                f"model: its weights need more than {self.limit / 2**30:.1f} GiB{training}, "
+                f"and the machine has "
                 f"{machine_memory() / 2**30:.1f} GiB; make model.embed_size, or the number of "
                 "layers, words or copies, smaller"
             )

@@ -25,11 +25,11 @@ class ModelSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = "custom"
-    embed_size: int = 1024
+    embed_size: int = Field(1024, ge=2, le=65_536)
     image: dict[str, Any]
     text: dict[str, Any]
     matcher: dict[str, Any]
-    copies: int = Field(1, ge=1)
+    copies: int = Field(1, ge=1, le=64)
 
 
 PARTS: dict[str, Registry[Any]] = {

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import json
+import os
+import reprlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -19,15 +21,18 @@ from counterfoil.data.texts import load_text_processor
 from counterfoil.encoders.bert import BertEncoder
 from counterfoil.encoders.copies import CopiedEncoder
 from counterfoil.encoders.dual import DualImageEncoder, DualTextEncoder
-from counterfoil.errors import CheckpointError
+from counterfoil.errors import CheckpointError, DataError, MissingExtraError
 from counterfoil.files import atomic_folder
 from counterfoil.matchers.copies import CopiedMatcher
 from counterfoil.models.checksums import check_sum, check_sums, write_sums
+from counterfoil.models.memory_guard import MemoryGuard
 from counterfoil.models.model import Model
 from counterfoil.models.spec import ModelSpec
+from counterfoil.reading import read_text
 
 FORMAT = 1
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+CONFIG_BYTES = 1 << 20
 LANGUAGE_MODEL, VISION_MODEL = "language_model", "vision_model"
 
 
@@ -83,25 +88,37 @@ def first_member(part: nn.Module) -> nn.Module:
 def from_pretrained(folder: str | Path) -> Model:
     """Read a model that `save_pretrained` wrote; nothing but that folder is needed."""
     folder = Path(folder)
-    layout = _read_config(folder)
+    if not os.path.lexists(folder / CONFIG):
+        raise CheckpointError(f"{folder}: not a saved model (no {CONFIG} there)")
     check_sums(folder, without={WEIGHTS})  # those are compared when they are loaded
+    layout = _read_config(folder / CONFIG)
+    try:
+        model = _build(layout, folder)
+    except (CheckpointError, DataError, MissingExtraError):
+        raise
+    except Exception as error:  # a forged config may fail in any part of a model
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(f"{folder / CONFIG}: damaged ({reason[:300]})") from None
+    load_weights(model, folder)
+    model.pretrained = frozenset(layout["pretrained"])
+    return model.eval()
+
+
+def _build(layout: dict[str, Any], folder: Path) -> Model:
+    """The model that a config describes, with weights of no meaning yet."""
     spec = dict(layout["spec"])
     for part, place in (("text", LANGUAGE_MODEL), ("image", VISION_MODEL)):
         if (folder / place).is_dir():
-            spec[part] = spec[part] | {"pretrained": str(folder / place)}
-    try:
-        model = Model(
+            spec[part] = {**spec[part], "pretrained": str(folder / place)}
+    text = load_text_processor(layout["text_processor"], folder)
+    with MemoryGuard(copies=1):  # to load a model takes no gradients and no optimizer
+        return Model(
             ModelSpec.model_validate(spec),
-            int(layout["input_dim"]),
-            load_text_processor(layout["text_processor"], folder),
-            layout.get("fragments_from"),
-            layout.get("fragments_options"),
+            layout["input_dim"],
+            text,
+            layout["fragments_from"],
+            layout["fragments_options"],
         )
-    except (ValidationError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder / CONFIG}: {error}") from None
-    load_weights(model, folder)
-    model.pretrained = frozenset(layout.get("pretrained", ()))
-    return model.eval()
 
 
 def model_folder(folder: Path) -> Path:
@@ -120,7 +137,7 @@ def load_weights(model: Model, folder: Path) -> None:
     try:
         weights = load_file(path)
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file; the saved model is not whole") from None
+        raise CheckpointError(f"{path}: no such file: an incomplete model folder") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from None
     check_sum(folder, WEIGHTS)
@@ -136,19 +153,42 @@ def load_weights(model: Model, folder: Path) -> None:
             )
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG
+def _read_config(path: Path) -> dict[str, Any]:
     try:
-        layout = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"{folder}: not a saved model (no {CONFIG} there)") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        layout = json.loads(read_text(path, CONFIG_BYTES))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    except RecursionError:
+        raise CheckpointError(f"{path}: damaged (nested too deeply)") from None
+    except ValueError as error:  # not UTF-8, or not JSON
         raise CheckpointError(f"{path}: damaged ({error})") from None
+    if not isinstance(layout, dict):
+        raise CheckpointError(f"{path}: damaged (expected a JSON object)")
     missing = {"format", "spec", "input_dim", "text_processor"} - set(layout)
-    if missing or not isinstance(layout["spec"], dict):
-        raise CheckpointError(f"{path}: damaged (missing: {', '.join(sorted(missing)) or 'spec'})")
+    if missing:
+        raise CheckpointError(f"{path}: damaged (missing: {', '.join(sorted(missing))})")
     if layout["format"] != FORMAT:
         raise CheckpointError(
-            f"{path}: written in format {layout['format']}, this version reads format {FORMAT}"
+            f"{path}: written in format {reprlib.repr(layout['format'])}, this version reads "
+            f"format {FORMAT}"
         )
+    layout = {"fragments_from": None, "fragments_options": None, "pretrained": [], **layout}
+    for name, accepts in FIELDS.items():
+        if not accepts(layout[name]):
+            raise CheckpointError(
+                f"{path}: damaged ('{name}' is {reprlib.repr(layout[name])}, which no model has)"
+            )
     return layout
+
+
+FIELDS: dict[str, Callable[[Any], bool]] = {
+    "spec": lambda value: isinstance(value, dict),
+    "input_dim": lambda value: type(value) is int and 0 < value < 1 << 31,
+    "text_processor": lambda value: isinstance(value, str),
+    "fragments_from": lambda value: value is None or isinstance(value, str),
+    "fragments_options": lambda value: value is None or isinstance(value, dict),
+    "pretrained": lambda value: (
+        isinstance(value, list) and all(isinstance(name, str) for name in value)
+    ),
+}
+"""What the fields of a saved model's config may be."""

@@ -18,12 +18,13 @@ import torch
 from counterfoil.collectives import rank
 from counterfoil.errors import CheckpointError, TrainingError
 from counterfoil.files import atomic_folder, put_in_place
+from counterfoil.models.checksums import STATE as STATE
+from counterfoil.models.checksums import STATE_SUM as STATE_SUM
 from counterfoil.models.checksums import check_sum, write_sums
 from counterfoil.models.importers.pickles import read_checkpoint
 from counterfoil.models.model import Model
 from counterfoil.models.store import write_model
 
-STATE, STATE_SUM = "training_state.pt", "training_state.sha256"
 OPERATIONS = 20_000_000
 """Pickle instructions of a training state: lists of every caption, more than once."""
 

@@ -222,7 +222,8 @@ class Importer:
                     continue
                 name = self._rename(part, key)
                 if name is None or name not in wanted:
-                    unknown.append(f"{key} ({self.parts[part]})")
+                    shown = key if key.isprintable() else repr(key)
+                    unknown.append(f"{shown} ({self.parts[part]})")
                 else:
                     found[name] = value
         missing = []

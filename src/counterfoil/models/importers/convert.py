@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from counterfoil.data.texts import TextProcessor, WordText
 from counterfoil.data.vocabulary import Vocabulary
@@ -72,6 +73,12 @@ def import_checkpoint(
         return _convert(kind(checkpoint), family, vocabulary)
     except CounterfoilError:
         raise
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        field = ".".join(str(part) for part in wrong["loc"])
+        raise CheckpointError(
+            f"{path}: its weights imply a model that cannot be ({field}: {wrong['msg']})"
+        ) from None
     except Exception as error:  # weights and options of a forged file may fit nowhere
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(

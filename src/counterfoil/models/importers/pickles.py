@@ -33,6 +33,7 @@ from counterfoil.models.importers.torch_storages import (
     LegacyStream,
     TensorView,
 )
+from counterfoil.reading import open_regular
 
 ZIP = b"PK\x03\x04"
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number before torch 1.6
@@ -52,7 +53,7 @@ def read_checkpoint(path: str | Path, operations: int = OPERATIONS) -> Any:
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return _read(file, _is_legacy(file, path), operations)
     except CheckpointError:
         raise
@@ -60,7 +61,7 @@ def read_checkpoint(path: str | Path, operations: int = OPERATIONS) -> Any:
         raise CheckpointError(f"{path}: no such checkpoint") from None
     except ForbiddenNameError as error:
         raise CheckpointError(
-            f"{path}: holds '{error.name}'; only tensors, containers, numbers, strings and an "
+            f"{path}: holds {error.name!r}; only tensors, containers, numbers, strings and an "
             "argparse.Namespace are accepted, as anything else could run code (nothing was run)"
         ) from None
     except PickleDamagedError as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from counterfoil.data.texts import HuggingFaceText
 from counterfoil.errors import CheckpointError, DataError, MissingExtraError
+from counterfoil.reading import read_text
 
 SPECIALS = {
     "pad_token": "[PAD]",
@@ -39,10 +40,12 @@ def _of_pieces(path: Path) -> HuggingFaceText:
     from tokenizers import BertWordPieceTokenizer
 
     try:
-        pieces = path.read_text(encoding="utf-8").splitlines()
+        pieces = read_text(path).splitlines()
     except FileNotFoundError:
         raise DataError(f"{path}: no such tokenizer folder or vocab.txt") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise DataError(f"{path}: not a readable vocab.txt ({error.strerror})") from None
+    except UnicodeDecodeError as error:
         raise DataError(f"{path}: not a readable vocab.txt ({error})") from None
     missing = [piece for piece in SPECIALS.values() if piece not in pieces]
     if missing:

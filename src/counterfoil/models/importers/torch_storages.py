@@ -79,6 +79,11 @@ class TensorView(StandIn):
     def __init__(self, *arguments: Any) -> None:
         if len(arguments) < 4 or not isinstance(arguments[0], Storage):
             raise PickleRefusedError("it holds a tensor without a storage")
+        if len(arguments) > 7 or any(arguments[6:]):  # such as that it is conjugated or negative
+            raise PickleRefusedError(
+                "it holds a tensor with metadata; resolve it (resolve_conj, resolve_neg) and save "
+                "it again"
+            )
         self.storage: Storage = arguments[0]
         offset, size, stride = arguments[1:4]
         sides = [offset, *_numbers(size), *_numbers(stride)]
@@ -165,7 +170,7 @@ class Archive(_Source):
         for record in records:
             if record.compress_type != zipfile.ZIP_STORED or record.file_size > size:
                 raise PickleRefusedError(
-                    f"the record '{record.filename[:100]}' claims {record.file_size:,} bytes in a "
+                    f"the record {record.filename[:100]!r} claims {record.file_size:,} bytes in a "
                     f"file of {size:,}; torch.save writes no such file"
                 )
         self.records = {record.filename: record for record in records}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from counterfoil.encoders.transformer import HEAD_WIDTH
 from counterfoil.errors import CheckpointError
 from counterfoil.models.importers.base import Checkpoint, Importer, importers
 from counterfoil.models.spec import ModelSpec
+from counterfoil.reading import read_text
 
 WORDS = "uniter.embeddings.word_embeddings.weight"
 TYPES = "uniter.embeddings.token_type_embeddings.weight"
@@ -160,12 +162,17 @@ def _config_places(path: Path) -> Sequence[Path]:
 
 def _read_heads(path: Path, width: int) -> int:
     try:
-        layout = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        layout = json.loads(read_text(path))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    except RecursionError:
+        raise CheckpointError(f"{path}: not a readable model.json (nested too deeply)") from None
+    except ValueError as error:
         raise CheckpointError(f"{path}: not a readable model.json ({error})") from None
     heads = layout.get("num_attention_heads") if isinstance(layout, dict) else None
     if type(heads) is not int or heads < 1 or width % heads:
         raise CheckpointError(
-            f"{path}: num_attention_heads={heads!r} does not fit a model of {width} numbers"
+            f"{path}: num_attention_heads={reprlib.repr(heads)} does not fit a model of {width} "
+            "numbers"
         )
     return heads

@@ -6,7 +6,6 @@ NAAF) or a pickled object of a class `Vocabulary` (vsepp, VSRN, DivE).
 
 from __future__ import annotations
 
-import json
 import os
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -22,15 +21,29 @@ from counterfoil.data.pickle_values import (
     PickleError,
     PickleRefusedError,
     StandIn,
+    TooManyInstructionsError,
     resolve,
 )
 from counterfoil.data.pickles import PickleReader
-from counterfoil.data.vocabulary import END, MASK, PAD, START, UNK, Vocabulary
+from counterfoil.data.vocabulary import (
+    END,
+    MASK,
+    PAD,
+    START,
+    UNK,
+    Vocabulary,
+    checked_words,
+    load_words,
+)
 from counterfoil.errors import CheckpointError, DataError
+from counterfoil.reading import JSON_BYTES, open_regular
 
 SPECIALS = (PAD, START, END, UNK)
-OPERATIONS = 2_000_000
-"""Instructions of a pickled vocabulary: enough for 300,000 words in both directions."""
+OPERATIONS, MOST_OPERATIONS = 1_000_000, 4_000_000
+"""Instructions of a pickled vocabulary: a fourth of its bytes, but within these limits.
+
+A word takes five in about 24 bytes, in both directions; 800,000 words are the most.
+"""
 
 
 def read_entries(path: str | Path) -> list[str]:
@@ -38,24 +51,24 @@ def read_entries(path: str | Path) -> list[str]:
     path = Path(path)
     if path.suffix.lower() in (".pkl", ".pickle"):
         return entries_of(_read_pickle(path), str(path))
-    entries = Vocabulary.load(path).entries
-    listed = json.loads(path.read_text(encoding="utf-8"))["word2idx"]
-    return entries[: len(listed)]
+    return load_words(path)
 
 
 def entries_of(index: Mapping[Any, Any], source: str) -> list[str]:
     """Words of a mapping word → number, in order."""
-    words: dict[int, str] = {}
+    words: list[str | None] = [None] * len(index)
     for word, number in index.items():
         if not isinstance(word, str) or type(number) is not int:
             raise DataError(
                 f"{source}: expected word → number, found {reprlib.repr(word)} → "
                 f"{reprlib.repr(number)}"
             )
-        words[number] = word
-    if sorted(words) != list(range(len(index))):
+        if 0 <= number < len(words):
+            words[number] = word
+    complete = [word for word in words if word is not None]
+    if len(complete) != len(words):
         raise DataError(f"{source}: word numbers are not 0…{len(index) - 1}, each once")
-    return [words[number] for number in range(len(words))]
+    return checked_words(complete, source)
 
 
 def placeholder(rows: int, specials: Sequence[str] = SPECIALS, masked: bool = False) -> list[str]:
@@ -108,7 +121,7 @@ def _find(name: str) -> Global | None:
 
 def _read_pickle(path: Path) -> Mapping[Any, Any]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path, JSON_BYTES) as file:
             try:
                 layout = _load(file, "utf-8")
             except PickleEncodingError:  # Python 2 strings in another encoding
@@ -120,11 +133,13 @@ def _read_pickle(path: Path) -> Mapping[Any, Any]:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except ForbiddenNameError as error:
         raise CheckpointError(
-            f"{path}: holds '{error.name}'; only an object of a class 'Vocabulary' is accepted, as "
+            f"{path}: holds {error.name!r}; only an object of a class 'Vocabulary' is accepted, as "
             "anything else could run code (nothing was run)"
         ) from None
     except PickleDamagedError as error:
         raise DataError(f"{path}: not a readable pickle ({error})") from None
+    except TooManyInstructionsError as error:
+        raise CheckpointError(f"{path}: refused: {error}; save it as JSON") from None
     except PickleError as error:
         raise CheckpointError(f"{path}: refused: {error} (nothing was run)") from None
     index = layout.get("word2idx") if isinstance(layout, dict) else None
@@ -135,5 +150,6 @@ def _read_pickle(path: Path) -> Mapping[Any, Any]:
 
 def _load(file: BinaryIO, encoding: str) -> Any:
     end = os.fstat(file.fileno()).st_size
-    raw = PickleReader(file, end, _find, encoding=encoding, operations=OPERATIONS).load()
-    return resolve(raw, frozenset(), 4 * OPERATIONS)
+    operations = min(max(OPERATIONS, end // 4), MOST_OPERATIONS)
+    raw = PickleReader(file, end, _find, encoding=encoding, operations=operations).load()
+    return resolve(raw, frozenset(), 4 * operations)
