@@ -15,6 +15,7 @@ from counterfoil.errors import ConfigError, DataError
 from counterfoil.models import resolve
 from counterfoil.objectives import create_objective
 from counterfoil.training.guide_manifest import MANIFEST, read_manifest
+from counterfoil.training.optimiser import PRETRAINED_FACTOR
 from counterfoil.training.run import MAY_CHANGE
 from counterfoil.training.run_folder import holds_a_run, is_finished
 
@@ -125,6 +126,9 @@ def _telling(config: RunConfig) -> dict[str, Any]:
         tree[section].pop(key, None)
     if config.train.precision != "float32":
         tree["train"]["mixed"] = MIXED
+    optimiser = tree["train"]["optimiser"]
+    if optimiser["language_model_factor"] is None:  # what it then is
+        optimiser["language_model_factor"] = PRETRAINED_FACTOR
     matcher = resolve(config.model).matcher["name"]
     if matcher in REVISIONS:
         tree["model"]["revision"] = REVISIONS[matcher]
