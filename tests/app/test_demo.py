@@ -27,6 +27,7 @@ def test_a_run_that_is_there_is_not_written_over(run, cache) -> None:
 @pytest.mark.slow
 def test_a_small_demo_leaves_a_matcher_and_a_corrector(cache, tmp_path) -> None:
     asked = ["demo", "--images", 100, "--epochs", 1, "--out", tmp_path / "d", "--cache", cache]
+    asked += ["--corrector"]
     said = " ".join(invoke(*asked).split())
     assert said.endswith(f"counterfoil serve {tmp_path}/d --corrector {tmp_path}/d-corrector")
     assert can_correct(load_model(tmp_path / "d-corrector"))

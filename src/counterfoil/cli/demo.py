@@ -85,8 +85,12 @@ def demo(
     epochs: Annotated[int, typer.Option(min=1, help="Epochs to train.")] = 3,
     images: Annotated[int, typer.Option(min=100, help="Scenes to draw, all splits.")] = 5000,
     corrector: Annotated[
-        bool, typer.Option(help="Also train a small TAGS-DC, which suggests corrections.")
-    ] = True,
+        bool,
+        typer.Option(
+            "--corrector",
+            help="Also train a small TAGS-DC, which suggests corrections: takes four times as long.",
+        ),
+    ] = False,
     serve: Annotated[
         bool, typer.Option(help="End with the page; without a terminal it never does.")
     ] = True,
@@ -95,7 +99,7 @@ def demo(
     cache: Path = CACHE_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Draw scenes, train a matcher and a corrector on them, search both ways, open the page.
+    """Draw scenes, train a matcher on them, search both ways, open the page.
 
     Needs no download and no GPU; a few minutes on two cores.
     """

@@ -18,6 +18,7 @@ import torch
 from counterfoil.collectives import rank
 from counterfoil.errors import CheckpointError, TrainingError
 from counterfoil.files import atomic_folder, put_in_place
+from counterfoil.locks import LOCK
 from counterfoil.models.checksums import STATE as STATE
 from counterfoil.models.checksums import STATE_SUM as STATE_SUM
 from counterfoil.models.checksums import check_sum, write_sums
@@ -119,5 +120,7 @@ class Checkpoints:
             Path(os.readlink(self.run / x)).name for x in self.links if (self.run / x).is_symlink()
         }
         for folder in (self.run / "checkpoints").iterdir():
-            if folder.name not in kept:
+            if folder.name.endswith(LOCK):  # left by a kill
+                folder.unlink(missing_ok=True)
+            elif folder.name not in kept:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -15,7 +15,7 @@ import torch
 from counterfoil.data.pairs import Split
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.files import atomic_folder
-from counterfoil.locks import locked_folder
+from counterfoil.locks import LOCK, locked_folder
 from counterfoil.models.model import Model
 from counterfoil.models.store import from_pretrained, model_folder
 from counterfoil.progress import Progress, Silent
@@ -189,6 +189,8 @@ def _sweep(folder: Path) -> None:
             path.unlink()
     for path in folder.glob(f"teacher-*/.{MODEL}.new.*"):
         shutil.rmtree(path)
+    for path in folder.glob(f"teacher-*/.{MODEL}{LOCK}"):
+        path.unlink()
 
 
 def _copied(folder: Path, run: Path, number: int) -> Path:
