@@ -76,6 +76,7 @@ def test_what_a_terminal_would_obey_is_escaped_in_an_error(tmp_path, monkeypatch
     folder = write(tmp_path, {"image": f"../{HOSTILE}", "id": HOSTILE})
     arguments = ["counterfoil", "data", "convert", str(folder), str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr("counterfoil.cli.end_on_sigterm", lambda: None)  # of this process
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 3
