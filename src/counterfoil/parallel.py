@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
+
+DEFERRED = (signal.SIGINT, signal.SIGTERM)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,7 +37,8 @@ def ordered_map(
     waiting: deque[Future[R]] = deque()
     try:
         for task in tasks:
-            waiting.append(pool.submit(function, task))
+            with _signals_deferred():  # this starts processes, at first
+                waiting.append(pool.submit(function, task))
             if len(waiting) >= 3 * workers:
                 yield waiting.popleft().result()
         while waiting:
@@ -42,8 +47,36 @@ def ordered_map(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+@contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Handle SIGINT and SIGTERM afterwards.
+
+    A handler that raises while an executor starts its processes leaves some that it does not know
+    of. They wait for work, and the program for them, when it ends. Handlers run in the main thread:
+    in any other, nothing has to be deferred.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    before = {
+        signum: signal.signal(signum, lambda number, _: received.append(number))
+        for signum in DEFERRED
+    }
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    for number in received:
+        signal.raise_signal(number)
+
+
 def _end_with(parent: int) -> None:
     """End this worker when its parent is gone: one that was killed cannot say goodbye."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it inherits handlers that defer
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -351,6 +351,7 @@ def test_one_signal_after_training_ends_the_command_with_its_code(
     file.write_text(yaml.safe_dump(tiny(rows=[TINY["rows"][0]])))
     words = [file, "train.epochs=1", "--out", tmp_path, "--cache", cache, "--seeds", 1]
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
     end_on_sigterm()
     try:
         result = CliRunner().invoke(app, ["reproduce", *map(str, words)])
