@@ -88,7 +88,7 @@ def demo(
         bool,
         typer.Option(
             "--corrector",
-            help="Also train a small TAGS-DC, which suggests corrections: four times as long.",
+            help="Also train a small TAGS-DC, which suggests corrections; takes longer.",
         ),
     ] = False,
     serve: Annotated[
