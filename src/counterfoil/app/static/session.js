@@ -19,12 +19,14 @@ export function tokenForm() {
       await post("/api/session", { token: field.value.trim() });
       location.reload();
     } catch (error) {
-      form.append(failure(error));
+      problem.replaceChildren(failure(error));
     }
   };
-  const form = h("form", { class: "token", onsubmit: send },
+  const problem = h("div", { "aria-live": "polite" });
+  return h("form", { class: "token", onsubmit: send },
     h("h1", {}, "This service needs its token"),
     h("p", {}, "It was printed or chosen when the service was started."),
-    h("label", { for: "token" }, "Token "), field, h("button", { type: "submit" }, "Open"));
-  return form;
+    h("p", { class: "entry" }, h("label", { for: "token" }, "Token"), field,
+      h("button", { type: "submit", class: "go" }, "Open")),
+    problem);
 }
