@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from counterfoil.data import drop_unreadable, inspect, load_pairs
+from counterfoil.data.pairs import Pairs, Split
 from tests.data.tiny import (
     features,
     kinds,
@@ -197,3 +198,17 @@ def test_a_folder_with_several_layouts_is_inspected_in_each_of_them(tmp_path) ->
     (tmp_path / "x-000.tar").write_bytes(b"not an archive at all")
     kinds = {problem.kind for problem in inspect(tmp_path).problems}
     assert {"non-finite", "truncated-tar"} <= kinds
+
+
+def test_captions_that_another_image_has_too_are_counted_in_each_split() -> None:
+    captions = [["A pier.", "boats lie beside a long wooden pier"], ["a pier"], ["a  PIER!"],
+                ["boats lie by a long pier"], ["a beach"]]  # fmt: skip
+    test = Split("test", [f"image {n}" for n in range(5)], captions)
+    dev = Split("dev", ["x", "y"], [["a pier", "A pier"], ["a forest"]])
+    found = inspect(Pairs("small", {"test": test, "dev": dev}), deep=False)
+    tree = found.as_dict()
+    assert tree["splits"]["test"]["duplicate_captions"] == {"exact": 3, "near": 2}
+    assert tree["splits"]["dev"]["duplicate_captions"] == {"exact": 0, "near": 0}
+    notes = [problem for problem in found.problems if problem.kind == "identical-captions"]
+    assert len(notes) == 1
+    assert "3 of 6 captions of 'test' stand word for word at another image" in str(notes[0])

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from counterfoil.audit.corrections import Corrector
 from counterfoil.audit.details import Describer
-from counterfoil.audit.duplicates import Duplicate, near_duplicates
 from counterfoil.audit.findings import Finding, Summary
 from counterfoil.audit.keeping import Keeper
 from counterfoil.audit.summary import summarise
 from counterfoil.audit.survey import Survey, survey_split
 from counterfoil.audit.suspicion import RIVAL_CENTRE, SIGNS, Scale, combine, evidence
 from counterfoil.audit.words import UsualEffects, WordEffects, measure_effects
+from counterfoil.data.duplicates import Duplicate, near_duplicates
 from counterfoil.data.pairs import Split
 from counterfoil.errors import ConfigError
 from counterfoil.models.model import Model

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from counterfoil.audit.duplicates import Duplicate, content
 from counterfoil.audit.findings import (
     SIGN_NAMES,
     Finding,
@@ -20,6 +19,7 @@ from counterfoil.audit.findings import (
 from counterfoil.audit.survey import Survey
 from counterfoil.audit.suspicion import NAMED, SIGNS, Scale
 from counterfoil.audit.words import UsualEffects, WordEffects
+from counterfoil.data.duplicates import Duplicate, content
 from counterfoil.data.pairs import Split
 
 Values = NDArray[np.float64]

@@ -91,6 +91,7 @@ def _show(found: Inspection, limit: int) -> None:
             ]
         )
     print_table(rows, title=found.source)
+    _show_duplicates(found)
     colours = {"fatal": "bold red", "skip": "yellow", "note": "cyan"}
     shown = found.problems if limit == 0 else found.problems[:limit]
     for problem in shown:
@@ -107,6 +108,17 @@ def _show(found: Inspection, limit: int) -> None:
         f"{counts['fatal']} fatal, {counts['skip']} to be skipped, {counts['note']} notes",
         highlight=False,
     )
+
+
+def _show_duplicates(found: Inspection) -> None:
+    """Per split, the captions that also stand at another image."""
+    for name, split in found.splits.items():
+        counts, total = split.duplicate_captions, max(1, split.captions)
+        line = (
+            f"captions of '{name}' that another image has, too: {counts.exact:,} word for word "
+            f"({counts.exact / total:.1%}), {counts.near:,} nearly ({counts.near / total:.1%})"
+        )
+        console().print(printable(line), highlight=False, markup=False)
 
 
 def _show_leakage(shared: Leakage) -> None:

@@ -11,6 +11,13 @@ from typing import Any
 import numpy as np
 
 from counterfoil.data.deep_check import DeepCheck, check_split
+from counterfoil.data.duplicates import (
+    MANY,
+    DuplicateCounts,
+    count_duplicates,
+    identical_groups,
+    with_twin,
+)
 from counterfoil.data.images import open_image
 from counterfoil.data.leakage import Leakage, find_leakage
 from counterfoil.data.load import is_named, make_named, other_formats, read_path
@@ -33,6 +40,7 @@ class SplitSummary:
     captions_per_image: dict[str, float]
     words_per_caption: dict[str, float]
     vocabulary: int
+    duplicate_captions: DuplicateCounts
     has_pixels: bool
     has_fragments: bool
     has_boxes: bool
@@ -97,6 +105,7 @@ def inspect(
     for split in pairs:
         checked = check_split(split, log, progress or Silent()) if deep else None
         splits[split.name] = _summarise(split, checked)
+        _note_duplicates(split, splits[split.name].duplicate_captions, pairs.name, log)
         if checked is not None and checked.looks:
             looks[split.name] = Looks.of(checked.looks)
     leakage = find_leakage(pairs, looks, log)
@@ -119,6 +128,7 @@ def _summarise(split: Split, checked: DeepCheck | None) -> SplitSummary:
         captions_per_image=_spread([len(texts) for texts in split.captions], "min", "mean", "max"),
         words_per_caption=_spread(words, "mean", "p95", "max"),
         vocabulary=len(vocabulary),
+        duplicate_captions=count_duplicates(split.texts, split.image_of),
         has_pixels=split.pixels is not None,
         has_fragments=table is not None,
         has_boxes=table is not None and table.boxes is not None,
@@ -128,6 +138,20 @@ def _summarise(split: Split, checked: DeepCheck | None) -> SplitSummary:
             else {"max": table.max_fragments, "dim": table.dim, "dtype": str(table.features.dtype)}
         ),
         image_sizes=_image_sizes(split, checked),
+    )
+
+
+def _note_duplicates(split: Split, counts: DuplicateCounts, where: str, log: ProblemLog) -> None:
+    """Say so if the usual recalls on this split would count many right captions as wrong."""
+    if counts.exact <= MANY * len(split.texts):
+        return
+    repeated = with_twin(identical_groups(split.texts), split.image_of)
+    log.note(
+        "identical-captions",
+        where,
+        f"{counts.exact:,} of {len(split.texts):,} captions of '{split.name}' stand word for word "
+        f"at another image, too (such as '{split.texts[int(repeated.argmax())][:80]}'); training "
+        "never takes such a pair as a negative, evaluate prints recalls both ways",
     )
 
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
+from counterfoil.data.duplicates import spoken
 from counterfoil.data.look_alikes import Looks, find_look_alikes
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.problems import ProblemLog
-from counterfoil.data.words import words
 
 TRAIN = "train"
 _NESTED = ({"test", "testall"}, {"dev", "devall"}, {"val", "valall"})  # the first of 1K, all of 5K
@@ -96,8 +96,8 @@ def _between(
     one: Split, other: Split, looks: Mapping[str, Looks], where: str, log: ProblemLog
 ) -> Leakage:
     both = f"both '{one.name}' and '{other.name}'"
-    known = {_spoken(text) for text in one.texts}
-    repeated = [text for text in other.texts if _spoken(text) in known]
+    known = {spoken(text) for text in one.texts}
+    repeated = [text for text in other.texts if spoken(text) in known]
     if repeated:
         log.note(
             "shared-captions",
@@ -121,8 +121,3 @@ def _between(
             )
     ids = len(set(one.ids) & set(other.ids))
     return Leakage((one.name, other.name), ids, len(repeated), images)
-
-
-def _spoken(text: str) -> str:
-    """The words of a caption without case and punctuation."""
-    return " ".join(word for word in words(text) if any(letter.isalnum() for letter in word))

@@ -1,11 +1,22 @@
-"""Near-duplicates against a loop over all pairs."""
+"""Duplicate captions against a loop over all pairs."""
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterfoil.audit.duplicates import content, near_duplicates, similar_sets
+from counterfoil.data.duplicates import (
+    DuplicateCounts,
+    content,
+    count_duplicates,
+    identical_groups,
+    near_duplicates,
+    similar_sets,
+    spoken,
+    with_twin,
+)
 
 WORDS = ["dog", "cat", "tree", "ball", "house", "red", "blue", "car", "boat", "lamp"]
 sets = st.lists(st.frozensets(st.sampled_from(WORDS), min_size=1), max_size=25, unique=True)
@@ -74,3 +85,51 @@ def test_a_caption_that_everybody_has_stays_cheap() -> None:
     found = near_duplicates(texts, list(range(3000)))
     assert found[7].others == 2999
     assert found[7].images is found[8].images
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("A dog runs.", "a  DOG, runs", True),
+        ("A dog's ball", "a dog\u2019s ball!", True),
+        ("caf\u00e9", "cafe\u0301", True),  # one letter, or a letter and its accent
+        ("?!", "? !", True),
+        ("?!", "!!", False),
+        ("a dog runs", "runs a dog", False),
+        ("\u0915\u093f", "\u0915\u093e", False),  # two Hindi words that differ in a vowel sign
+        ("\u98de\u673a", "\u98de\u673a\u3002", True),
+    ],
+)
+def test_captions_are_identical_without_case_space_and_punctuation(one, other, same) -> None:
+    assert (spoken(one) == spoken(other)) is same
+    groups = identical_groups([one, other])
+    assert with_twin(groups, np.array([0, 1])).all() == same
+    assert not with_twin(groups, np.array([4, 4])).any()
+
+
+@given(captions)
+@settings(max_examples=60, deadline=None)
+def test_counts_of_duplicates_are_those_of_a_loop_over_all_pairs(drawn) -> None:
+    texts = [f"There is a {' and a '.join(words)}." for words, _ in drawn]
+    image_of = np.array([image for _, image in drawn], dtype=np.int64)
+    exact, near = 0, 0
+    for number, text in enumerate(texts):
+        others = [t for t, image in zip(texts, image_of, strict=True) if image != image_of[number]]
+        if spoken(text) in map(spoken, others):
+            exact += 1
+        elif any(map(_nearly(content(text)), map(content, others))):
+            near += 1
+    assert count_duplicates(texts, image_of) == DuplicateCounts(exact, near)
+
+
+def _nearly(own):
+    def same(other) -> bool:
+        if min(len(own), len(other)) < 2:
+            return False
+        return own == other or (len(own ^ other) == 1 and max(len(own), len(other)) >= 5)
+
+    return same
+
+
+def test_a_split_without_captions_has_no_duplicates() -> None:
+    assert count_duplicates([], np.zeros(0, dtype=np.int64)) == DuplicateCounts(0, 0)

@@ -1,0 +1,219 @@
+"""Captions that say the same, or nearly the same, of different images.
+
+For either image, the other's caption is no negative. Identical captions are those that are equal
+without case, white space and punctuation; each of two at different images is a twin of the other.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+from counterfoil.data.stemming import stem
+from counterfoil.data.stop_words import STOP_WORDS
+from counterfoil.data.words import words
+
+SIMILAR = 0.8
+LEAST_WORDS = 2
+
+MANY = 0.01
+"""Share of captions with a twin above which recalls say little, and commands warn."""
+
+MORE_WORDS = 5
+"""Content words of a caption that may have one more than its near duplicate (`SIMILAR`)."""
+
+Key = frozenset[str]
+Indices = NDArray[np.int64]
+
+
+def spoken(text: str) -> str:
+    """The words of a caption without case and punctuation; its signs if it has no word.
+
+    >>> spoken(" A man's  dog, running! "), spoken("?!")
+    ("a man 's dog running", '?!')
+    """
+    text = unicodedata.normalize("NFC", text)
+    found = " ".join(word for word in words(text) if any(map(_is_spoken, word)))
+    return found or "".join(text.split())
+
+
+def _is_spoken(sign: str) -> bool:
+    """Letters and digits, and the vowel signs that some scripts write beside their letters."""
+    return sign.isalnum() or unicodedata.category(sign)[0] == "M"
+
+
+def identical_groups(texts: Sequence[str]) -> Indices:
+    """A number for each caption, the same for identical ones, counted from 0.
+
+    >>> identical_groups(["A dog.", "a cat", "a dog"]).tolist()
+    [0, 1, 0]
+    """
+    numbers: dict[str, int] = {}
+    spelt: dict[str, int] = {}  # to cut a caption into words takes longest: once per spelling
+    found = np.empty(len(texts), dtype=np.int64)
+    for place, text in enumerate(texts):
+        if text not in spelt:
+            spelt[text] = numbers.setdefault(spoken(text), len(numbers))
+        found[place] = spelt[text]
+    return found
+
+
+def images_of_groups(groups: Indices, image_of: Indices) -> tuple[Indices, Indices]:
+    """Each group with each image that has a caption of it, once: groups [n] and images [n]."""
+    width = int(image_of.max(initial=0)) + 1
+    pairs = np.unique(groups * width + image_of)
+    return pairs // width, pairs % width
+
+
+def with_twin(groups: Indices, image_of: Indices) -> NDArray[np.bool_]:
+    """Which captions stand at another image, too.
+
+    >>> with_twin(np.array([0, 1, 0, 2, 2]), np.array([0, 0, 1, 2, 2])).tolist()
+    [True, False, True, False, False]
+    """
+    counts = np.bincount(images_of_groups(groups, image_of)[0], minlength=1)
+    return np.asarray(counts[groups] > 1)
+
+
+@dataclass(frozen=True)
+class DuplicateCounts:
+    """How many captions of a split stand at another image, too: word for word, or nearly so.
+
+    ``near`` captions have no identical one elsewhere.
+    """
+
+    exact: int
+    near: int
+
+
+def count_duplicates(texts: Sequence[str], image_of: Indices) -> DuplicateCounts:
+    """Exact and near duplicates among the captions of a split, in time linear in their number.
+
+    Two captions are near duplicates if they have the same set of content words (at least two), or
+    if one of them has one content word more and that makes five or more.
+    """
+    groups = identical_groups(texts)
+    exact = with_twin(groups, image_of)
+    key_of, keys = _numbered_keys(texts, groups)
+    counted = np.flatnonzero(key_of >= 0)
+    shared = np.zeros(len(keys), dtype=np.bool_)  # by captions of two images
+    shared[key_of[counted[with_twin(key_of[counted], image_of[counted])]]] = True
+    image = np.zeros(len(keys), dtype=np.int64)  # of a key that is not shared
+    image[key_of[counted]] = image_of[counted]
+    near = shared.copy()
+    for one, other in _one_word_more(keys):
+        if shared[one] or shared[other] or image[one] != image[other]:
+            near[one] = near[other] = True
+    is_near = np.zeros(len(texts), dtype=np.bool_)
+    is_near[counted] = near[key_of[counted]]
+    return DuplicateCounts(int(exact.sum()), int((is_near & ~exact).sum()))
+
+
+def _numbered_keys(texts: Sequence[str], groups: Indices) -> tuple[Indices, dict[Key, int]]:
+    """Which set of content words each caption has, -1 for too small a one; and the sets."""
+    numbers: dict[Key, int] = {}
+    first = np.unique(groups, return_index=True)[1]
+    of_group = np.full(len(first), -1, dtype=np.int64)
+    for group, place in enumerate(first.tolist()):
+        key = content(texts[place])
+        if len(key) >= LEAST_WORDS:
+            of_group[group] = numbers.setdefault(key, len(numbers))
+    return of_group[groups], numbers
+
+
+def _one_word_more(keys: Mapping[Key, int]) -> Iterator[tuple[int, int]]:
+    """Pairs of sets of which the first has one word more than the second."""
+    for key, number in keys.items():
+        if len(key) >= MORE_WORDS:
+            for word in key:
+                other = keys.get(key - {word})
+                if other is not None:
+                    yield number, other
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """Other images with nearly the same caption; ``caption`` is the likest, one of theirs.
+
+    ``images`` holds the own image too: captions that are alike share one set.
+    """
+
+    images: frozenset[int]
+    own: int
+    caption: int
+    similarity: float
+
+    @property
+    def others(self) -> int:
+        return len(self.images - {self.own})
+
+
+def content(text: str) -> Key:
+    """Stems of the words that say what is shown.
+
+    >>> sorted(content("There is a man riding on two horses."))
+    ['hors', 'man', 'ride', 'two']
+    """
+    tokens = (word for word in words(text) if any(letter.isalnum() for letter in word))
+    return frozenset(stem(word) for word in tokens if word not in STOP_WORDS)
+
+
+def near_duplicates(
+    texts: Mapping[int, str], image_of: Sequence[int], similar: float = SIMILAR
+) -> dict[int, Duplicate]:
+    """Captions (by number) that share at least ``similar`` of their words with another image's.
+
+    The share is |both| / |either| of the sets of stems, function words left out. Captions of fewer
+    than two such words are not looked at: they are alike without saying the same.
+    """
+    groups: dict[Key, list[int]] = defaultdict(list)
+    for number, text in texts.items():
+        key = content(text)
+        if len(key) >= LEAST_WORDS:
+            groups[key].append(number)
+    keys = list(groups)
+    alike: dict[Key, list[tuple[float, Key]]] = {key: [(1.0, key)] for key in keys}
+    for one, other, similarity in similar_sets(keys, similar):
+        alike[keys[one]].append((similarity, keys[other]))
+        alike[keys[other]].append((similarity, keys[one]))
+    found: dict[int, Duplicate] = {}
+    for key, numbers in groups.items():
+        ranked = sorted(alike[key], key=lambda match: -match[0])
+        near = [(s, number) for s, other in ranked for number in groups[other]]
+        images = frozenset(int(image_of[number]) for _, number in near)
+        for number in numbers:
+            own = int(image_of[number])
+            best = next(((s, other) for s, other in near if int(image_of[other]) != own), None)
+            if best is not None:
+                found[number] = Duplicate(images, own, best[1], best[0])
+    return found
+
+
+def similar_sets(sets: Sequence[Key], similar: float) -> Iterator[tuple[int, int, float]]:
+    """Pairs of sets with a Jaccard index of at least ``similar``, each pair once.
+
+    Two such sets share one of their rarest few words, so only sets that do are compared: the
+    prefix filter of Chaudhuri et al. (2006) and Bayardo et al. (2007).
+    """
+    frequency = Counter(word for each in sets for word in each)
+    having: dict[str, list[int]] = defaultdict(list)
+    # short sets first: whatever is in the table already is no longer than the one at hand
+    for one in sorted(range(len(sets)), key=lambda number: len(sets[number])):
+        size = len(sets[one])
+        ordered = sorted(sets[one], key=lambda word: (frequency[word], word))
+        prefix = ordered[: size - ceil(similar * size - 1e-9) + 1]
+        for other in {number for word in prefix for number in having[word]}:
+            if len(sets[other]) < similar * size - 1e-9:
+                continue
+            shared = len(sets[one] & sets[other])
+            index = shared / (size + len(sets[other]) - shared)
+            if index >= similar - 1e-9:
+                yield other, one, index
+        for word in prefix:
+            having[word].append(one)
