@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from counterfoil.errors import DataError
 from counterfoil.evaluation import Positives, count_ranks, count_ranks_of, top_k
-from counterfoil.evaluation.ranks import THREAD_CELLS
+from counterfoil.evaluation.ranks import THREAD_CELLS, count_ranks_of_groups
 
 ORACLE = load_file(Path(__file__).parents[1] / "oracle" / "retrieval-metrics.safetensors")
 
@@ -176,3 +176,34 @@ def test_top_k_is_a_stable_sort_cut_short(problem, k, chunk_rows):
     scores, _ = problem
     full = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     assert top_k(scores, k, chunk_rows=chunk_rows).tolist() == full.tolist()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_identical_captions_are_right_for_every_image_that_has_one(seed) -> None:
+    rng = np.random.default_rng(seed)
+    n_images, n_texts = int(rng.integers(2, 9)), int(rng.integers(3, 30))
+    image_of = rng.integers(0, n_images, n_texts)
+    groups = rng.integers(0, max(2, n_texts // 2), n_texts)
+    scores = rng.integers(0, 5, (n_images, n_texts)).astype(np.float32)  # many ties
+    own = [{int(g) for g, i in zip(groups, image_of, strict=True) if i == n}
+           for n in range(n_images)]  # fmt: skip
+    right = np.array([[int(g) in own[i] for g in groups] for i in range(n_images)])
+    found = count_ranks_of_groups(scores, image_of, groups, chunk_rows=int(rng.integers(1, 4)))
+    for rank, image in zip(found.i2t, found.images, strict=True):
+        best = scores[image, right[image]].max()
+        assert rank == (scores[image, ~right[image]] >= best).sum()
+    for text, rank in enumerate(found.t2i):
+        best = scores[right[:, text], text].max()
+        assert rank == (scores[~right[:, text], text] >= best).sum()
+    assert found.images.tolist() == sorted(set(image_of.tolist()))
+
+
+def test_captions_that_are_all_different_are_ranked_as_ever() -> None:
+    rng = np.random.default_rng(0)
+    image_of = np.sort(rng.integers(0, 7, 31))
+    scores = rng.normal(size=(8, 31)).astype(np.float32)
+    usual = count_ranks(scores, image_of)
+    found = count_ranks_of_groups(scores, image_of, np.arange(31))
+    assert (found.i2t == usual.i2t).all()
+    assert (found.t2i == usual.t2i).all()
+    assert (found.images == usual.images).all()

@@ -236,3 +236,72 @@ def test_standardised_scores_have_the_same_say_however_wide_they_are(monkeypatch
 def test_an_average_that_makes_no_sense_is_refused(matrices, weights, message):
     with pytest.raises(DataError, match=message):
         average(matrices, weights)
+
+
+def alike(images: int = 40, kinds: int = 4) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Scores by kind: each image has a caption of its kind, and one that nobody else has."""
+    captions, image_of = [], []
+    for image in range(images):
+        captions += [f"A photo of kind {image % kinds}.", f"this is number {image}"]
+        image_of += [image, image]
+    owner = np.array(image_of)
+    own_kind = (np.arange(images)[:, None] % kinds) == (owner % kinds)
+    scores = np.where(own_kind & (np.arange(2 * images) % 2 == 0), 1.0, 0.0)
+    return scores + 1e-4 * np.random.default_rng(0).random(scores.shape), owner, captions
+
+
+@pytest.mark.parametrize("folds", [0, 5])
+def test_identical_captions_count_as_wrong_and_as_right_in_one_report(folds) -> None:
+    scores, image_of, captions = alike()
+    how = {"protocol": "folds", "folds": folds} if folds else {}
+    plain = retrieval(scores, image_of, bootstrap=50, **how)
+    report = retrieval(scores, image_of, captions=captions, bootstrap=50, **how)
+    twins = report.identical_captions
+    assert (twins.captions, twins.share, twins.counted_as) == (40, 50.0, "negatives")
+    assert (report.i2t, report.t2i, report.rsum) == (plain.i2t, plain.t2i, plain.rsum)
+    assert twins.negatives.i2t == plain.i2t
+    assert twins.positives.i2t.recalls[1] == 100.0
+    assert twins.positives.t2i.recalls[1] > plain.t2i.recalls[1]
+    assert twins.positives.rsum > plain.rsum
+    assert twins.positives.i2t.chance[1] > plain.i2t.chance[1]
+    assert "40 of 80 captions (50.0 %) stand word for word" in report.warning()
+    assert len(report.tables()) == 2
+    page = report.to_markdown()
+    assert "identical captions as negatives" in page
+    assert "identical captions as positives" in page
+    tree = json.loads(report.to_json())["identical_captions"]
+    assert tree["positives"]["i2t"]["recalls"]["1"] == 100.0
+    assert tree["negatives"]["rsum"] == plain.rsum
+    assert RetrievalReport.from_json(report.to_json()) == report
+
+
+def test_one_way_to_count_identical_captions_can_be_chosen() -> None:
+    scores, image_of, captions = alike()
+    both = retrieval(scores, image_of, captions=captions, bootstrap=0).identical_captions
+    for way in ("positives", "negatives"):
+        report = retrieval(scores, image_of, captions=captions, identical_captions=way, bootstrap=0)
+        assert (report.i2t, report.t2i) == (getattr(both, way).i2t, getattr(both, way).t2i)
+        assert (report.warning(), len(report.tables())) == ("", 1)
+        assert f"identical captions as {way}" in report.to_markdown()
+    with pytest.raises(ConfigError, match="expected 'positives', 'negatives' or 'both'"):
+        retrieval(scores, image_of, captions=captions, identical_captions="right")
+
+
+def test_captions_that_are_all_different_make_one_table_and_no_warning() -> None:
+    scores, image_of, _ = alike()
+    captions = [f"caption {number}" for number in range(80)]
+    plain = retrieval(scores, image_of, bootstrap=20)
+    for way in ("both", "positives", "negatives"):
+        report = retrieval(
+            scores, image_of, captions=captions, identical_captions=way, bootstrap=20
+        )
+        assert report.warning() == ""
+        assert (report.i2t, report.t2i, len(report.tables())) == (plain.i2t, plain.t2i, 1)
+
+
+def test_chance_knows_how_many_answers_are_right_with_identical_captions() -> None:
+    image_of, captions = np.array([0, 1, 2, 2]), ["a", "A.", "b", "c"]
+    report = retrieval(np.eye(3, 4), image_of, captions=captions, bootstrap=0, ks=(1,))
+    found = report.identical_captions.positives
+    assert found.i2t.chance[1] == pytest.approx(50.0)  # two of four captions for each image
+    assert found.t2i.chance[1] == pytest.approx(100 * (2 + 2 + 1 + 1) / (4 * 3))

@@ -104,7 +104,7 @@ def test_only_what_is_listed_is_scored(concepts, fast, slow) -> None:
 def test_a_list_of_everything_is_exhaustive_scoring(distinct, fast, slow) -> None:
     split = distinct
     found = score_two_stages([slow], split, score_split(fast, split), top=1000)
-    whole = report_scores([score_split(slow, split)], "test", bootstrap=0)
+    whole = report_scores([score_split(slow, split)], "test", bootstrap=0, captions=split.texts)
     assert found.report("test", bootstrap=0) == whole
     assert (found.lists.i2t_recall, found.lists.t2i_recall) == (100.0, 100.0)
 
@@ -113,7 +113,8 @@ def test_an_ensemble_ranks_by_the_mean(concepts, distinct, fast, slow) -> None:
     split = distinct
     first, scan = score_split(fast, split), cf.create("scan-t2i", concepts, embed_size=8)
     found = score_two_stages([slow, scan], split, first, top=1000)
-    both = report_scores([score_split(slow, split), score_split(scan, split)], "test", bootstrap=0)
+    scores = [score_split(slow, split), score_split(scan, split)]
+    both = report_scores(scores, "test", bootstrap=0, captions=split.texts)
     assert found.report("test", bootstrap=0) == both
     assert scan.training
 

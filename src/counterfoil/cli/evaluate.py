@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -24,6 +24,7 @@ from counterfoil.errors import ConfigError
 if TYPE_CHECKING:
     from counterfoil.data.pairs import Split
     from counterfoil.evaluation.comparison import Comparison, RunResult
+    from counterfoil.evaluation.retrieval import Identical
     from counterfoil.evaluation.scoring import SplitScores
     from counterfoil.evaluation.word_foils import Foils
     from counterfoil.models.model import Model
@@ -73,6 +74,15 @@ def evaluate(
         typer.Option("--shortlist", help="A fast run: only the best of its scores are looked at."),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="With --shortlist: how many a query.")] = 50,
+    identical_captions: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--identical-captions",
+            metavar="positives|negatives",
+            help="Count captions that another image has word for word, too, as right or as wrong "
+            "answers; by default both, if they are more than 1 %.",
+        ),
+    ] = None,
     each: Annotated[
         bool, typer.Option("--each", help="Evaluate each run by itself; one table, a row a run.")
     ] = False,
@@ -92,7 +102,7 @@ def evaluate(
 
       counterfoil evaluate runs/rvse-mlp-scenes
       counterfoil evaluate runs/a runs/b --split testall --folds 5 --json
-      counterfoil evaluate my-model --data photos/captions.jsonl
+      counterfoil evaluate my-model --data photos/captions.jsonl --identical-captions positives
       counterfoil evaluate runs/a runs/b runs/c --words --each --markdown --out table.md
       counterfoil evaluate runs/tags-scenes --shortlist runs/vse-infty-scenes --top 50
 
@@ -106,10 +116,17 @@ def evaluate(
 
     bars = progress(quiet=as_json or markdown)
     settings = _Settings(
-        split, folds, bootstrap, words, foils, max_captions, device, standardise, bars
+        split,
+        folds,
+        bootstrap,
+        words,
+        foils,
+        max_captions,
+        device,
+        standardise,
+        _treatment(identical_captions),
+        bars,
     )
-
-    warned: set[str] = set()
 
     def read(run: Path) -> Split:
         options = parse_options(option or [])
@@ -117,9 +134,8 @@ def evaluate(
         found = pairs[split]
         shared = leakage_into(run, data, options, pairs).get(found.name, 0)
         warning = leakage_warning({found.name: shared}) if shared else ""
-        if warning and warning not in warned:
-            bars.say(warning)
-            warned.add(warning)
+        if warning:
+            settings.warn(warning)
         return found
 
     if standardise and (each or words or shortlist is not None or len(runs) < 2):
@@ -141,6 +157,16 @@ def evaluate(
         show(_together(runs, found, settings, cxc, first), out, markdown, as_json)
 
 
+def _treatment(given: str | None) -> Identical:
+    if given is None:
+        return "both"
+    if given == "positives":
+        return "positives"
+    if given == "negatives":
+        return "negatives"
+    raise ConfigError(f"--identical-captions: expected positives or negatives, got '{given}'")
+
+
 @dataclass(frozen=True)
 class _Settings:
     """How to judge, whatever is judged."""
@@ -153,7 +179,15 @@ class _Settings:
     max_captions: int | None
     device: str
     standardise: bool
+    identical: Identical
     bars: Progress
+    warned: set[str] = field(default_factory=set)
+
+    def warn(self, text: str) -> None:
+        """Say it once, however many runs are judged."""
+        if text not in self.warned:
+            self.warned.add(text)
+            self.bars.say(text)
 
     def make_foils(self, split: Split) -> Foils | None:
         from counterfoil.evaluation.word_foils import make_foils
@@ -206,6 +240,8 @@ def _judge(
         if first is not None
         else _by_all_pairs(models, split, settings, cxc)
     )
+    if found.retrieval.warning():
+        settings.warn(found.retrieval.warning())
     if made is None:
         return found
     effects = [measure_words(model, split, made.cases, settings.bars) for model in models]
@@ -227,7 +263,12 @@ def _by_two_stages(
         folds=settings.folds,
         progress=settings.bars,
     )
-    report = found.report(settings.split, folds=settings.folds, bootstrap=settings.bootstrap)
+    report = found.report(
+        settings.split,
+        folds=settings.folds,
+        bootstrap=settings.bootstrap,
+        identical_captions=settings.identical,
+    )
     return Found(report, None, found.skipped, found.lists)
 
 
@@ -250,6 +291,8 @@ def _by_all_pairs(
         bootstrap=settings.bootstrap,
         positives=positives,
         standardise=settings.standardise,
+        captions=scores[0].captions(split),
+        identical_captions=settings.identical,
     )
     return Found(report, None, scores[0].skipped)
 

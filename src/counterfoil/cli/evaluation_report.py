@@ -47,7 +47,8 @@ def show(found: Found, out: Path | None, markdown: bool, as_json: bool) -> None:
     elif markdown:
         typer.echo(page)
     else:
-        print_table(report.rows(), title=report.headline())
+        for title, rows in report.tables():
+            print_table(rows, title=title)
         if report.extended is not None:
             print_table(report.extended.rows())
         if found.lists is not None:

@@ -176,7 +176,10 @@ def _summarise(finished: FinishedRun, as_json: bool) -> None:
             }
         )
         return
-    print_table(report.rows(), title=report.headline())
+    if report.warning():
+        console(stderr=True).print(report.warning(), highlight=False)
+    for title, rows in report.tables():
+        print_table(rows, title=title)
     console().print(
         f"{result.steps} updates in {result.seconds:.0f} s; best dev RSUM {result.best_rsum:.1f} "
         f"at epoch {result.best_epoch}; {result.skipped} images skipped in training, "

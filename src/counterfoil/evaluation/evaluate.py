@@ -9,7 +9,7 @@ from counterfoil.errors import ConfigError
 from counterfoil.evaluation.ensemble import average
 from counterfoil.evaluation.extended import ExtendedPositives
 from counterfoil.evaluation.report import RetrievalReport
-from counterfoil.evaluation.retrieval import retrieval
+from counterfoil.evaluation.retrieval import Identical, retrieval
 from counterfoil.evaluation.scoring import SplitScores, score_split
 from counterfoil.models.model import Model
 from counterfoil.progress import Progress
@@ -24,12 +24,14 @@ def evaluate(
     bootstrap: int = 1000,
     positives: ExtendedPositives | None = None,
     standardise: bool = False,
+    identical_captions: Identical = "both",
     progress: Progress | None = None,
 ) -> RetrievalReport:
     """Retrieval both ways; several models are an ensemble that averages their scores.
 
     ``folds=5`` is COCO's 1K protocol on the 5K test images, ``folds=0`` the whole split.
     ``standardise`` divides each model's scores by their deviation before they are averaged.
+    ``identical_captions`` says what captions that another image has, too, count as (`retrieval`).
     """
     models = [model] if isinstance(model, Model) else list(model)
     if not models:
@@ -42,6 +44,8 @@ def evaluate(
         bootstrap=bootstrap,
         positives=positives,
         standardise=standardise,
+        captions=found[0].captions(split),
+        identical_captions=identical_captions,
     )
 
 
@@ -53,8 +57,13 @@ def report_scores(
     bootstrap: int = 1000,
     positives: ExtendedPositives | None = None,
     standardise: bool = False,
+    captions: Sequence[str] | None = None,
+    identical_captions: Identical = "both",
 ) -> RetrievalReport:
-    """The report of one score matrix, or of the average of several over the same pairs."""
+    """The report of one score matrix, or of the average of several over the same pairs.
+
+    ``captions`` are the texts of its columns; without them none is known to be identical.
+    """
     matrices = [one.scores for one in found]
     scores = matrices[0] if len(found) == 1 else average(matrices, standardise=standardise)
     return retrieval(
@@ -65,6 +74,8 @@ def report_scores(
         folds=folds or 1,
         bootstrap=bootstrap,
         positives=positives,
+        captions=captions,
+        identical_captions=identical_captions,
     )
 
 

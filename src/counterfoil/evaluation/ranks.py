@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from counterfoil.data.duplicates import images_of_groups
 from counterfoil.errors import DataError
 from counterfoil.evaluation.matrices import (
     Floats,
@@ -90,6 +91,48 @@ def count_ranks_of(
         n_images=n_images,
         n_texts=n_texts,
     )
+
+
+def count_ranks_of_groups(
+    scores: ScoreMatrix, image_of: Indices, groups: Indices, *, chunk_rows: int | None = None
+) -> Ranks:
+    """Ranks if a caption is right for every image that has a caption of its group.
+
+    ``groups`` [n_texts] are equal for identical captions. If most images share a caption, nearly
+    all pairs are positive: they are known a few rows at a time, in two passes over the scores.
+    """
+    n_images, n_texts = check_matrix(scores)
+    right_of = _GroupPositives(image_of, groups, n_images)
+    i2t, t2i = np.zeros(n_images, dtype=np.int32), np.zeros(n_texts, dtype=np.int32)
+    best = np.full(n_texts, -np.inf)
+    chunks = list(row_chunks(0, n_images, n_texts, CHUNK_CELLS, chunk_rows))
+    for first, last in chunks:
+        rows, right = read_rows(scores, first, last), right_of.rows(first, last)
+        own = np.where(right, rows, -np.inf)
+        reached = rows >= own.max(axis=1, initial=-np.inf)[:, None]
+        i2t[first:last] = np.count_nonzero(reached & ~right, axis=1)
+        np.maximum(best, own.max(axis=0, initial=-np.inf), out=best)
+    for first, last in chunks:
+        rows, right = read_rows(scores, first, last), right_of.rows(first, last)
+        t2i += np.count_nonzero((rows >= best) & ~right, axis=0).astype(np.int32)
+    images = np.flatnonzero(np.bincount(image_of, minlength=n_images))
+    return Ranks(i2t[images], t2i, images, np.arange(n_texts), n_images, n_texts)
+
+
+class _GroupPositives:
+    """Which captions are right for some rows of images, by the groups of their own captions."""
+
+    def __init__(self, image_of: Indices, groups: Indices, n_images: int) -> None:
+        self.columns, self.size = groups, int(groups.max(initial=0)) + 1
+        owned, owners = images_of_groups(groups, image_of)
+        order = np.argsort(owners, kind="stable")
+        self.owned, self.owners = owned[order], owners[order]
+
+    def rows(self, first: int, last: int) -> NDArray[np.bool_]:
+        span = slice(*np.searchsorted(self.owners, [first, last]))
+        has = np.zeros((last - first, self.size), dtype=np.bool_)
+        has[self.owners[span] - first, self.owned[span]] = True
+        return has[:, self.columns]
 
 
 def best_positive(positives: Positives, scores: Floats) -> tuple[Floats, Counts]:

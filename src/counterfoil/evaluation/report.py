@@ -8,9 +8,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import Self
 
+from counterfoil.data.duplicates import MANY
 from counterfoil.errors import DataError
 
 Protocol = Literal["full", "folds"]
+
+Treatment = Literal["negatives", "positives"]
+"""What identical captions of other images count as: the papers' way, or as right answers."""
 
 
 class Report(BaseModel):
@@ -91,39 +95,23 @@ class ExtendedReport(Report):
         ]
 
 
-class RetrievalReport(Report):
-    """Both directions of retrieval on one split under one protocol."""
+class Recalls(Report):
+    """Both directions of retrieval, and the sum of their recalls."""
 
-    split: str
-    protocol: Protocol
-    folds: int
-    images: int
-    captions: int
-    tie_rule: str
     i2t: DirectionReport
     t2i: DirectionReport
     rsum: float
     rsum_chance: float
     rsum_interval: tuple[float, float] | None = None
     fold_rsums: tuple[float, ...] = ()
-    bootstrap: int = 0
-    seed: int = 0
-    extended: ExtendedReport | None = None
 
     @property
     def ks(self) -> tuple[int, ...]:
         return tuple(self.i2t.recalls)
 
-    def headline(self) -> str:
-        """Split, protocol, sizes and RSUM in one line."""
-        how = "full" if self.protocol == "full" else f"mean of {self.folds} folds"
-        spread = _bracket(self.rsum_interval)
-        left = self.i2t.left_out
-        return (
-            f"{self.split}, {how}: {self.images} images, {self.captions} captions"
-            f"{f' (images without captions, left out: {left})' if left else ''}; "
-            f"RSUM {self.rsum:.1f}{spread} (chance {self.rsum_chance:.1f})"
-        )
+    def sum_line(self) -> str:
+        """RSUM with its interval, and that of chance."""
+        return f"RSUM {self.rsum:.1f}{_bracket(self.rsum_interval)} (chance {self.rsum_chance:.1f})"
 
     def rows(self) -> list[tuple[str, ...]]:
         """A header, one row of text per direction, and what chance would score."""
@@ -139,9 +127,82 @@ class RetrievalReport(Report):
             table.append((name, *(f"{found.chance[k]:.1f}" for k in self.ks), "", "", ""))
         return table
 
+
+class IdenticalCaptions(Report):
+    """Captions that stand word for word at another image, too, and what they count as.
+
+    ``share`` is in percent of all captions. ``counted_as`` says it of the numbers of the report
+    itself. ``negatives`` and ``positives`` are there if both ways were computed.
+    """
+
+    captions: int
+    share: float
+    counted_as: Treatment
+    negatives: Recalls | None = None
+    positives: Recalls | None = None
+
+    @property
+    def many(self) -> bool:
+        """Whether there are so many that the usual recalls say little."""
+        return self.share > 100 * MANY
+
+
+class RetrievalReport(Recalls):
+    """Both directions of retrieval on one split under one protocol."""
+
+    split: str
+    protocol: Protocol
+    folds: int
+    images: int
+    captions: int
+    tie_rule: str
+    bootstrap: int = 0
+    seed: int = 0
+    extended: ExtendedReport | None = None
+    identical_captions: IdenticalCaptions | None = None
+
+    def headline(self) -> str:
+        """Split, protocol, sizes and RSUM in one line."""
+        how = "full" if self.protocol == "full" else f"mean of {self.folds} folds"
+        left = self.i2t.left_out
+        return (
+            f"{self.split}, {how}: {self.images} images, {self.captions} captions"
+            f"{f' (images without captions, left out: {left})' if left else ''}; "
+            f"{self.sum_line()}"
+        )
+
+    def warning(self) -> str:
+        """One line if identical captions make the usual recalls say little, else nothing."""
+        twins = self.identical_captions
+        if twins is None or twins.positives is None:
+            return ""
+        return (
+            f"warning: {twins.captions:,} of {self.captions:,} captions ({twins.share:.1f} %) "
+            "stand word for word at another image, too; recalls follow both ways, with them "
+            "as negatives (as in the papers) and as positives"
+        )
+
+    def tables(self) -> list[tuple[str, list[tuple[str, ...]]]]:
+        """Title and rows of each table: one, or one for each way to count identical captions."""
+        twins = self.identical_captions
+        if twins is None or twins.positives is None:
+            chosen = twins is not None and (twins.counted_as == "positives" or twins.many)
+            ending = f"; identical captions as {twins.counted_as}" if twins and chosen else ""
+            return [(f"{self.headline()}{ending}", self.rows())]
+        return [
+            (f"{self.headline()}; identical captions as negatives", self.rows()),
+            (
+                f"the same, {twins.positives.sum_line()}; identical captions as positives",
+                twins.positives.rows(),
+            ),
+        ]
+
     def to_markdown(self) -> str:
         """The headline, the table and the notes that make the numbers comparable."""
-        parts = [self.headline(), "", *markdown_table(self.rows())]
+        parts = [f"{self.warning()}.", ""] if self.warning() else []
+        for title, rows in self.tables():
+            parts += [title, "", *markdown_table(rows), ""]
+        parts.pop()
         if self.extended is not None:
             parts += ["", *markdown_table(self.extended.rows())]
         notes = [f"R@K is the hit rate in percent; {self.tie_rule}"]

@@ -5,19 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from counterfoil.data.duplicates import (
+    identical_groups,
+    images_of_groups,
+    with_twin,
+)
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.evaluation.bootstrap import cluster_bootstrap, interval
 from counterfoil.evaluation.chance import chance_recall
 from counterfoil.evaluation.extended import ExtendedPositives, extended_metrics
 from counterfoil.evaluation.matrices import Indices, ScoreMatrix, check_image_of, check_matrix
-from counterfoil.evaluation.ranks import TIE_RULE, Counts, Ranks, count_ranks
-from counterfoil.evaluation.report import DirectionReport, Protocol, RetrievalReport
+from counterfoil.evaluation.ranks import (
+    TIE_RULE,
+    Counts,
+    Ranks,
+    count_ranks,
+    count_ranks_of_groups,
+)
+from counterfoil.evaluation.report import (
+    DirectionReport,
+    IdenticalCaptions,
+    Protocol,
+    Recalls,
+    RetrievalReport,
+)
 
 Values = NDArray[np.float64]
+
+Identical = Literal["both", "negatives", "positives"]
+"""How to count identical captions; ``both`` only if there are many, else as negatives."""
 
 
 def retrieval(
@@ -32,10 +53,17 @@ def retrieval(
     seed: int = 0,
     positives: ExtendedPositives | None = None,
     text_scores: ScoreMatrix | None = None,
+    captions: Sequence[str] | None = None,
+    identical_captions: Identical = "both",
 ) -> RetrievalReport:
     """Evaluate ``scores[image, text]``, where text ``j`` describes image ``image_of[j]``.
 
     ``text_scores`` [image, text] are those for text to image, where they are others.
+
+    ``captions`` are the texts themselves. Without them, a caption is right for its own image only.
+    With them, those that stand word for word at another image, too, can count as right for each
+    image that has them (``identical_captions="positives"``). By default the report has both if they
+    are more than 1 % of all, its own numbers being those of the papers (``"negatives"``).
 
     ``protocol="folds"`` cuts the images, with their captions, into ``folds`` contiguous parts and
     reports the mean over them (COCO 1K is five folds of the 5K test images). ``bootstrap=0`` leaves
@@ -52,27 +80,99 @@ def retrieval(
             f"text_scores: shape {tuple(text_scores.shape)}, but scores have shape {shape}"
         )
     ks = _check_options(shape, owners, protocol, folds, ks, bootstrap, positives)
-    if protocol == "full":
-        parts = [_Part(_ranks(scores, text_scores, owners), owners, ks)]
-    else:
-        spans = fold_spans(shape[0], folds)
-        parts = [_fold(scores, text_scores, owners, span, ks) for span in spans]
-    i2t, t2i = (_direction(parts, side, ks) for side in ("i2t", "t2i"))
-    report = RetrievalReport(
+    groups, twins = _find_twins(captions, owners, identical_captions)
+    spans = fold_spans(shape[0], folds) if protocol == "folds" else None
+    data = _Evaluated(scores, text_scores, owners, spans, ks, bootstrap, seed)
+    recalls = data.recalls(groups if twins and twins.counted_as == "positives" else None)
+    if twins is not None and identical_captions == "both" and twins.many:
+        other = data.recalls(groups)
+        twins = twins.model_copy(update={"negatives": recalls, "positives": other})
+    return RetrievalReport(
+        **dict(recalls),
         split=split,
         protocol=protocol,
-        folds=len(parts),
+        folds=len(spans) if spans else 1,
         images=shape[0],
         captions=shape[1],
         tie_rule=TIE_RULE,
-        i2t=i2t,
-        t2i=t2i,
-        rsum=sum(i2t.recalls.values()) + sum(t2i.recalls.values()),
-        rsum_chance=sum(i2t.chance.values()) + sum(t2i.chance.values()),
-        fold_rsums=tuple(part.rsum for part in parts) if protocol == "folds" else (),
+        bootstrap=bootstrap,
+        seed=seed if bootstrap else 0,
         extended=extended_metrics(scores, positives, ks=ks) if positives else None,
+        identical_captions=twins,
     )
-    return _with_intervals(report, parts, ks, bootstrap, seed) if bootstrap else report
+
+
+def _find_twins(
+    captions: Sequence[str] | None, image_of: Indices, identical: Identical
+) -> tuple[Indices | None, IdenticalCaptions | None]:
+    """Groups of identical captions, and how many captions stand at another image, too."""
+    if identical not in ("both", "negatives", "positives"):
+        raise ConfigError(
+            f"identical_captions: expected 'positives', 'negatives' or 'both', got {identical!r}"
+        )
+    if captions is None:
+        if identical == "positives":
+            raise ConfigError("identical captions can only be positives if captions are given")
+        return None, None
+    if len(captions) != len(image_of):
+        raise DataError(f"captions: {len(captions)} texts for {len(image_of)} columns of scores")
+    groups = identical_groups(captions)
+    count = int(with_twin(groups, image_of).sum())
+    return groups, IdenticalCaptions(
+        captions=count,
+        share=100.0 * count / max(1, len(groups)),
+        counted_as="positives" if identical == "positives" else "negatives",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Evaluated:
+    """Scores and how to judge them, whatever identical captions count as."""
+
+    scores: ScoreMatrix
+    text_scores: ScoreMatrix | None
+    image_of: Indices
+    spans: list[tuple[int, int]] | None
+    ks: tuple[int, ...]
+    bootstrap: int
+    seed: int
+
+    def recalls(self, groups: Indices | None) -> Recalls:
+        """Both directions; captions of one group are right for the images of all of them."""
+        parts = self._parts(groups)
+        i2t, t2i = (_direction(parts, side, self.ks) for side in ("i2t", "t2i"))
+        recalls = Recalls(
+            i2t=i2t,
+            t2i=t2i,
+            rsum=sum(i2t.recalls.values()) + sum(t2i.recalls.values()),
+            rsum_chance=sum(i2t.chance.values()) + sum(t2i.chance.values()),
+            fold_rsums=tuple(part.rsum for part in parts) if self.spans else (),
+        )
+        if not self.bootstrap:
+            return recalls
+        return _with_intervals(recalls, parts, self.ks, self.bootstrap, self.seed)
+
+    def _parts(self, groups: Indices | None) -> list[_Part]:
+        if self.spans is not None:
+            return [self._fold(span, groups) for span in self.spans]
+        ranks = _ranks(self.scores, self.text_scores, self.image_of, groups)
+        return [_Part(ranks, self.image_of, self.ks, groups)]
+
+    def _fold(self, span: tuple[int, int], groups: Indices | None) -> _Part:
+        first, last = span
+        image_of = self.image_of
+        texts = np.flatnonzero((image_of >= first) & (image_of < last))
+        if not texts.size:
+            raise DataError(f"the fold of images {first} to {last - 1} has no captions")
+        # Captions lie image by image as a rule: a slice is a view, an index array is a copy.
+        contiguous = texts[-1] - texts[0] + 1 == len(texts)
+        columns = slice(int(texts[0]), int(texts[-1]) + 1) if contiguous else texts
+        owners = image_of[texts] - first
+        other = self.text_scores
+        other = other[first:last][:, columns] if other is not None else None
+        some = groups[texts] if groups is not None else None
+        ranks = _ranks(self.scores[first:last][:, columns], other, owners, some)
+        return _Part(ranks, owners, self.ks, some)
 
 
 def fold_spans(n_images: int, folds: int) -> list[tuple[int, int]]:
@@ -92,6 +192,7 @@ class _Part:
     ranks: Ranks
     image_of: Indices
     ks: tuple[int, ...]
+    groups: Indices | None = None
 
     def of(self, side: str) -> Counts:
         return self.ranks.i2t if side == "i2t" else self.ranks.t2i
@@ -100,10 +201,20 @@ class _Part:
         return float(100.0 * np.mean(self.of(side) < k))
 
     def chance(self, side: str, k: int) -> float:
+        targets = self.ranks.n_images if side == "t2i" else self.ranks.n_texts
+        return chance_recall(self._right_answers(side), targets, k)
+
+    def _right_answers(self, side: str) -> Indices:
+        """How many targets are right for each query."""
+        if self.groups is None:
+            if side == "t2i":
+                return np.ones(self.ranks.n_texts, dtype=np.int64)
+            return np.bincount(self.image_of, minlength=self.ranks.n_images)
+        owned, owners = images_of_groups(self.groups, self.image_of)
         if side == "t2i":
-            return chance_recall(np.ones(self.ranks.n_texts), self.ranks.n_images, k)
-        captions = np.bincount(self.image_of, minlength=self.ranks.n_images)
-        return chance_recall(captions, self.ranks.n_texts, k)
+            return np.asarray(np.bincount(owned)[self.groups])
+        sizes = np.bincount(self.groups)[owned].astype(np.float64)
+        return np.bincount(owners, sizes, minlength=self.ranks.n_images).astype(np.int64)
 
     @property
     def rsum(self) -> float:
@@ -126,30 +237,16 @@ def _measures(ranks: Counts, ks: tuple[int, ...]) -> Values:
     return np.stack([*hits, ranks + 1.0, 1.0 / (ranks + 1.0)], axis=1)
 
 
-def _ranks(scores: ScoreMatrix, text_scores: ScoreMatrix | None, image_of: Indices) -> Ranks:
-    found = count_ranks(scores, image_of)
-    if text_scores is None:
-        return found
-    return replace(found, t2i=count_ranks(text_scores, image_of).t2i)
+def _ranks(
+    scores: ScoreMatrix, text_scores: ScoreMatrix | None, image_of: Indices, groups: Indices | None
+) -> Ranks:
+    def count(some: ScoreMatrix) -> Ranks:
+        if groups is None:
+            return count_ranks(some, image_of)
+        return count_ranks_of_groups(some, image_of, groups)
 
-
-def _fold(
-    scores: ScoreMatrix,
-    text_scores: ScoreMatrix | None,
-    image_of: Indices,
-    span: tuple[int, int],
-    ks: tuple[int, ...],
-) -> _Part:
-    first, last = span
-    texts = np.flatnonzero((image_of >= first) & (image_of < last))
-    if not texts.size:
-        raise DataError(f"the fold of images {first} to {last - 1} has no captions")
-    # Captions lie image by image as a rule: a slice is a view, an index array is a copy.
-    contiguous = texts[-1] - texts[0] + 1 == len(texts)
-    columns = slice(int(texts[0]), int(texts[-1]) + 1) if contiguous else texts
-    owners = image_of[texts] - first
-    other = text_scores[first:last][:, columns] if text_scores is not None else None
-    return _Part(_ranks(scores[first:last][:, columns], other, owners), owners, ks)
+    found = count(scores)
+    return found if text_scores is None else replace(found, t2i=count(text_scores).t2i)
 
 
 def _direction(parts: list[_Part], side: str, ks: tuple[int, ...]) -> DirectionReport:
@@ -169,23 +266,21 @@ def _direction(parts: list[_Part], side: str, ks: tuple[int, ...]) -> DirectionR
 
 
 def _with_intervals(
-    report: RetrievalReport, parts: list[_Part], ks: tuple[int, ...], resamples: int, seed: int
-) -> RetrievalReport:
+    recalls: Recalls, parts: list[_Part], ks: tuple[int, ...], resamples: int, seed: int
+) -> Recalls:
     rng = np.random.default_rng(seed)
     means = np.mean([cluster_bootstrap(*part.clusters(), resamples, rng) for part in parts], axis=0)
     names = [*(f"R@{k}" for k in ks), "mean_rank", "mrr"]
     width = len(names)
     bounds = [interval(column) for column in means.T]
-    recalls = [*range(len(ks)), *range(width, width + len(ks))]
+    summed = [*range(len(ks)), *range(width, width + len(ks))]
     i2t = dict(zip(names, bounds[:width], strict=True))
     t2i = dict(zip(names, bounds[width:], strict=True))
-    return report.model_copy(
+    return recalls.model_copy(
         update={
-            "i2t": report.i2t.model_copy(update={"intervals": i2t}),
-            "t2i": report.t2i.model_copy(update={"intervals": t2i}),
-            "rsum_interval": interval(means[:, recalls].sum(axis=1)),
-            "bootstrap": resamples,
-            "seed": seed,
+            "i2t": recalls.i2t.model_copy(update={"intervals": i2t}),
+            "t2i": recalls.t2i.model_copy(update={"intervals": t2i}),
+            "rsum_interval": interval(means[:, summed].sum(axis=1)),
         }
     )
 

@@ -33,6 +33,10 @@ class SplitScores:
     texts: list[int]
     skipped: list[str]
 
+    def captions(self, split: Split) -> list[str]:
+        """The texts of the columns."""
+        return [split.texts[text] for text in self.texts]
+
 
 @torch.inference_mode()
 def encode_images(

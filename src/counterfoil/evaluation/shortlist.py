@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from counterfoil.data.duplicates import identical_groups, images_of_groups
 from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.evaluation.matrices import Floats, Indices
 from counterfoil.evaluation.report import Report, RetrievalReport, markdown_table
-from counterfoil.evaluation.retrieval import fold_spans, retrieval
+from counterfoil.evaluation.retrieval import Identical, fold_spans, retrieval
 from counterfoil.evaluation.scoring import SplitScores, encode_images, encode_texts
 from counterfoil.evaluation.topk import top_k, transposed
 from counterfoil.models.asking import asked
@@ -32,22 +33,34 @@ Mask = NDArray[np.bool_]
 class ShortlistReport(Report):
     """How good the lists are by themselves, and how much of all scoring they spared.
 
-    Recalls are the share, in percent, of queries with an answer on their list.
+    Recalls are the share, in percent, of queries with an answer on their list; the ``identical``
+    ones also count captions that the image has word for word, and images that have the caption.
     """
 
     first: str
     top: int
     i2t_recall: float
     t2i_recall: float
+    i2t_recall_identical: float
+    t2i_recall_identical: float
     scored: int
     pairs: int
 
     def rows(self) -> list[tuple[str, ...]]:
         """A header and one row of text per direction."""
+        own, identical = self.i2t_recall, self.i2t_recall_identical
+        back, identical_back = self.t2i_recall, self.t2i_recall_identical
+        first = f"shortlists of {self.first}"
+        if (own, back) == (identical, identical_back):
+            return [
+                (first, "answer on the list", "length"),
+                ("image → text", f"{own:.1f}", str(self.top)),
+                ("text → image", f"{back:.1f}", str(self.top)),
+            ]
         return [
-            (f"shortlists of {self.first}", "answer on the list", "length"),
-            ("image → text", f"{self.i2t_recall:.1f}", str(self.top)),
-            ("text → image", f"{self.t2i_recall:.1f}", str(self.top)),
+            (first, "answer on the list", "or an identical caption's", "length"),
+            ("image → text", f"{own:.1f}", f"{identical:.1f}", str(self.top)),
+            ("text → image", f"{back:.1f}", f"{identical_back:.1f}", str(self.top)),
         ]
 
     def to_markdown(self) -> str:
@@ -65,10 +78,18 @@ class TwoStages:
     i2t: Floats
     t2i: Floats
     image_of: Indices
+    captions: list[str]
     lists: ShortlistReport
     skipped: list[str]
 
-    def report(self, split: str, *, folds: int = 0, bootstrap: int = 1000) -> RetrievalReport:
+    def report(
+        self,
+        split: str,
+        *,
+        folds: int = 0,
+        bootstrap: int = 1000,
+        identical_captions: Identical = "both",
+    ) -> RetrievalReport:
         return retrieval(
             self.i2t,
             self.image_of,
@@ -77,6 +98,8 @@ class TwoStages:
             protocol="folds" if folds else "full",
             folds=folds or 1,
             bootstrap=bootstrap,
+            captions=self.captions,
+            identical_captions=identical_captions,
         )
 
 
@@ -110,17 +133,21 @@ def score_two_stages(
     for one in encoded:
         found = _scores(one, split, images, texts, wanted, batch_size, progress)
         slow += found / len(encoded)
+    captions = [split.texts[text] for text in texts]
+    groups = identical_groups(captions)
     lists = ShortlistReport(
         first=name,
         top=top,
         i2t_recall=_found(by_image, image_of)[0],
         t2i_recall=_found(by_text, image_of)[1],
+        i2t_recall_identical=_found(by_image, image_of, groups)[0],
+        t2i_recall_identical=_found(by_text, image_of, groups)[1],
         scored=int(wanted.sum()),
         pairs=wanted.size,
     )
     i2t = _behind(slow, by_image, first_scores)
     t2i = np.ascontiguousarray(_behind(slow.T, by_text.T, first_scores.T).T)
-    return TwoStages(i2t, t2i, image_of, lists, list(skipped))
+    return TwoStages(i2t, t2i, image_of, captions, lists, list(skipped))
 
 
 @dataclass(frozen=True)
@@ -197,9 +224,21 @@ def _behind(scores: Floats, listed: Mask, first: Floats) -> Floats:
     return behind
 
 
-def _found(listed: Mask, image_of: Indices) -> tuple[float, float]:
-    """Share of images with one of their captions listed, and of captions with their image."""
-    hits = listed[image_of, np.arange(len(image_of))]
-    images = np.bincount(image_of, hits, minlength=len(listed)) > 0
+def _found(listed: Mask, image_of: Indices, groups: Indices | None = None) -> tuple[float, float]:
+    """Share of images with one of their captions listed, and of captions with their image.
+
+    With ``groups``, any caption of the same group as one of the image's is as good.
+    """
+    groups = np.arange(len(image_of)) if groups is None else groups
+    owned, owners = images_of_groups(groups, image_of)
+    images = np.zeros(len(listed), dtype=np.bool_)
+    texts = np.zeros(len(groups), dtype=np.bool_)
+    order = np.argsort(groups, kind="stable")
+    edges = np.searchsorted(groups[order], np.arange(groups.max(initial=0) + 2))
+    for group, image in zip(owned.tolist(), owners.tolist(), strict=True):
+        columns = order[edges[group] : edges[group + 1]]
+        hits = listed[image, columns]
+        images[image] |= hits.any()
+        texts[columns] |= hits
     captioned = np.bincount(image_of, minlength=len(listed)) > 0
-    return float(100 * images[captioned].mean()), float(100 * hits.mean())
+    return float(100 * images[captioned].mean()), float(100 * texts.mean())

@@ -338,7 +338,12 @@ class Trainer:
             settings = self.config.evaluation
             split = evenly_spaced(self.pairs[settings.split], settings.images)
             report = evaluate(
-                self.model, split, batch_size=settings.batch_size, folds=settings.folds, bootstrap=0
+                self.model,
+                split,
+                batch_size=settings.batch_size,
+                folds=settings.folds,
+                bootstrap=0,
+                identical_captions="negatives",
             )
             metrics = {settings.split: flat_metrics(report)}
             rsum[0] = report.rsum

@@ -39,7 +39,7 @@ def write_report(
         title=clean(f"{config.model.name} on {Path(config.data.source).name}"),
         headline=clean(report.headline()),
         warnings=warning_box(records),
-        table=_table(report),
+        table="".join(_table(title, rows) for title, rows in _titled(report)),
         tie_rule=clean(report.tie_rule),
         by_text="".join(_text_search(s, split) for s in gallery.text_to_image),
         by_image="".join(_image_search(s, split) for s in gallery.image_to_text),
@@ -82,13 +82,20 @@ def warning_box(records: Sequence[dict[str, Any]], most: int = 8) -> str:
     return f'<aside class="warning" role="note"><h2>Warnings</h2>{"".join(lines)}</aside>'
 
 
-def _table(report: RetrievalReport) -> str:
-    header, *rows = report.rows()
+def _titled(report: RetrievalReport) -> list[tuple[str, list[tuple[str, ...]]]]:
+    """The tables of a report; the page's headline is the title of a single one."""
+    tables = report.tables()
+    return tables if len(tables) > 1 else [("", tables[0][1])]
+
+
+def _table(title: str, table: list[tuple[str, ...]]) -> str:
+    header, *rows = table
+    above = f"<p>{clean(title)}</p>" if title else ""
     head = "".join(f"<th>{clean(cell)}</th>" for cell in header)
     body = "".join(
         "<tr>" + "".join(f"<td>{clean(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"{above}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _text_search(search: Search, split: Split) -> str:

@@ -260,7 +260,13 @@ def _conclude(
     if name == settings.split:  # no other data than what chose the epoch, and no more of it
         judged = evenly_spaced(judged, settings.images)
     found = score_split(best, judged, settings.batch_size, progress)
-    report = report_scores([found], name, folds=settings.folds, bootstrap=settings.bootstrap)
+    report = report_scores(
+        [found],
+        name,
+        folds=settings.folds,
+        bootstrap=settings.bootstrap,
+        captions=found.captions(judged),
+    )
     gallery = example_searches(found, judged, seed=config.seed)
     write_atomically(folder / "results.json", report.to_json())
     notes = [
@@ -274,6 +280,8 @@ def _conclude(
         notes.append(f"Left out of the data: {counts}.")
     if warning := _leakage_warning(config, pairs):
         notes.append(f"{warning[0].upper()}{warning[1:]}.")
+    if twins := report.warning():
+        notes.append(f"{twins[0].upper()}{twins[1:]}.")
     page = write_report(folder, config, report, judged, gallery, notes)
     shared = shared_ids(config, pairs)
     return FinishedRun(replace(result, folder=folder), best, pairs, report, gallery, page, shared)
