@@ -65,7 +65,8 @@ def test_a_protected_pair_never_reaches_a_term() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "give captions"),
+        ({"identical": "sometimes"}, "identical"),
+        ({"above": 0.5}, "name one"),
         ({"captions": 1.5}, "from 0 to 1"),
         ({"caption": 0.8}, "did you mean 'captions'"),
         ("yes", "expected options"),

@@ -14,7 +14,8 @@ from counterfoil.data.pairs import Pairs
 from counterfoil.errors import ConfigError
 from counterfoil.models import create_model
 from counterfoil.progress import Silent
-from counterfoil.training.loop import Trainer, anchors_and_negatives
+from counterfoil.training.loop import Trainer
+from counterfoil.training.step import anchors_and_negatives
 from tests.conftest import make_split
 
 

@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from counterfoil.data.caption_words import CaptionWord, caption_words
+from counterfoil.data.duplicates import spoken
 from counterfoil.data.words import words
 from counterfoil.errors import ConfigError, nearest
 from counterfoil.foils.sites import SITES, Edit, Site
@@ -42,13 +43,15 @@ def rule_foils(
     kinds: Sequence[str] = DEFAULT_KINDS,
     count: int = 1,
     avoid: Collection[str] = frozenset(),
+    true: Collection[str] = frozenset(),
 ) -> list[Foil]:
     """Up to ``count`` different foils of a caption; none where no rule applies.
 
     ``kinds`` are ``noun``, ``numeral``, ``relation``, ``attribute`` (colour, size, pattern) and
     ``swap`` (subject and object of a relation change sides). Each foil has one of them, drawn
     evenly from those that the caption allows. No foil brings in a word of ``avoid`` (lower case),
-    nor another word for the same thing; articles are exempt.
+    nor another word for the same thing; articles are exempt. No foil is one of the ``true``
+    sentences, given as `spoken`: a swap may write what another caption of the image says.
 
     >>> rule_foils("A dog on a table.", random.Random(2), kinds=["swap"])[0].text
     'A table on a dog.'
@@ -63,7 +66,7 @@ def rule_foils(
         kind = rng.choice([kind for kind in able if able[kind]])
         edit = _draw(able[kind], rng)
         foil = _foil(caption, tokens, spans, edit, kind)
-        if foil is not None:
+        if foil is not None and not (true and spoken(foil.text) in true):
             foils.setdefault(foil.text, foil)
     return list(foils.values())
 

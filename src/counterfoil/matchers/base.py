@@ -19,7 +19,8 @@ class Observation:
 
     ``images`` are those of this process, ``texts`` those of all; text ``k`` of the global batch
     belongs to row ``k`` of ``scores``, and this process's first image is row ``first_row``. If
-    images have several texts each, ``own_texts`` are those of this process's images.
+    images have several texts each, ``own_texts`` are those of this process's images. ``protected``
+    pairs are neither right nor wrong.
     """
 
     images: Encoded
@@ -29,6 +30,12 @@ class Observation:
     first_row: int
     epoch: int
     own_texts: slice = field(default_factory=lambda: slice(None))
+    protected: Tensor | None = None
+
+    @property
+    def not_wrong(self) -> Tensor:
+        """Pairs that are no mismatch."""
+        return self.positives if self.protected is None else self.positives | self.protected
 
 
 class Matcher(nn.Module):

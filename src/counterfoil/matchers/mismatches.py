@@ -70,7 +70,7 @@ Chosen = tuple[Encoded, Tensor, Tensor]
 
 def _pairs(seen: Observation, shift: int) -> Chosen:
     """Of a batch of pairs: caption k belongs to row k, and a process has its images' captions."""
-    scores, positives = seen.scores, seen.positives
+    scores, not_wrong = seen.scores, seen.not_wrong
     pairs, count = len(seen.images), len(scores)
     right = scores.diagonal() > _highest_wrong(seen)  # [T]
     own = np.arange(seen.first_row, seen.first_row + pairs)
@@ -81,7 +81,7 @@ def _pairs(seen: Observation, shift: int) -> Chosen:
         torch.from_numpy(places).to(scores.device, non_blocking=True).split([2 * pairs, pairs])
     )
     good = right[seen.first_row : seen.first_row + pairs]
-    bad = (right > positives).flatten().index_select(0, cells)  # right and not a positive
+    bad = (right > not_wrong).flatten().index_select(0, cells)  # right and not a positive
     return seen.images, captions, torch.stack([good, bad], 1)
 
 
@@ -97,7 +97,7 @@ def _groups(seen: Observation, shift: int) -> Chosen:
     right = _own_scores(seen) > _highest_wrong(seen)  # [T]
     positives = seen.positives[images, first:last]
     rows = positives.to(torch.int8).argmax(0)
-    bad = (right > seen.positives[images])[rows, other]  # right and not a positive
+    bad = (right > seen.not_wrong[images])[rows, other]  # right and not a positive
     counted = torch.stack([right[first:last], bad], 1) & positives.any(0)[:, None]
     return seen.images[rows], torch.stack([own, other], 1).flatten(), counted
 
@@ -110,4 +110,4 @@ def _own_scores(seen: Observation) -> Tensor:
 
 def _highest_wrong(seen: Observation) -> Tensor:
     """Of each caption, the highest score with an image that is not its own."""
-    return seen.scores.masked_fill(seen.positives, -torch.inf).amax(0)
+    return seen.scores.masked_fill(seen.not_wrong, -torch.inf).amax(0)

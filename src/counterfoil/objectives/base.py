@@ -26,9 +26,10 @@ class Context:
 
     ``image_ids`` and ``caption_ids`` are indices into the training split: of each row's image, and
     of each column's caption. ``protected`` [n_images, n_texts] marks pairs that are not annotated
-    as positive but too likely to be one to count as negative. ``members`` are the scores of each
-    copy of a model that has several. ``live`` and ``extra`` are there for objectives that score
-    more than the batch. Diagnostics are only read where ``logging`` is true.
+    as positive, but are (the caption is identical to one of the image's) or are likely to be: they
+    are no negatives. ``members`` are the scores of each copy of a model that has several. ``live``
+    and ``extra`` are there for objectives that score more than the batch. Diagnostics are only read
+    where ``logging`` is true.
     """
 
     epoch: int = 0

@@ -45,11 +45,13 @@ class Composite(Objective):
         parts: list[Tensor] = []
         diagnostics: dict[str, Tensor] = {}
         extras = context.live.batch.extras if context.live is not None else {}
-        if self.protection is not None:
+        if self.protection is not None and self.protection.guesses:
             protected: Tensor = self.protection(positives, context)
+            if context.protected is not None:
+                protected = protected | context.protected
             context = replace(context, protected=protected)
-            if context.logging:
-                diagnostics["protected"] = protected.float().mean()
+        if context.protected is not None and context.logging:
+            diagnostics["protected"] = context.protected.float().mean()
         for name, term in self.active(context.epoch):
             report: LossReport = term(scores, positives, replace(context, extra=extras.get(name)))
             weight = self.weights[name]
@@ -59,6 +61,11 @@ class Composite(Objective):
                 diagnostics[f"loss/{name}"] = report.loss.detach()
         total = sum(parts[1:], parts[0]) if parts else scores.new_zeros(())
         return LossReport(total, diagnostics, context.protected)
+
+    @property
+    def protects_identical(self) -> bool:
+        """Whether identical captions are kept out of the negatives; they are unless told not to."""
+        return self.protection is None or self.protection.identical
 
     def active(self, epoch: int) -> Iterator[tuple[str, Objective]]:
         """The terms whose range of epochs includes this one."""

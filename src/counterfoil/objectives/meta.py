@@ -110,7 +110,7 @@ class MetaSelfPaced(Objective):
     The gradient through the look-ahead step is not taken by autograd twice but measured: the slope
     of each triplet's cost along the meta gradient, by moving the weights a little both ways, which
     works with any matcher. An adaptation costs two forward and backward passes and two forward
-    passes more. Protected pairs are left out of the update itself, but not of the look-ahead.
+    passes more. Identical captions are left out of both, other protected pairs of the update only.
     """
 
     def __init__(
@@ -177,12 +177,14 @@ class MetaSelfPaced(Objective):
         -η Σ ∂w/∂φ ⟨∇ℓ, v⟩. None where the held-out batch has nothing to teach.
         """
         scores, positives = trial.scores()
-        triplets = hardest_triplets(scores, positives)
+        triplets = hardest_triplets(scores, positives, Context(protected=trial.protected()))
         costs = triplets.costs(scores, self.margin)
         step = trial.gradient(self._reduced(self.weights(triplets, scores).to(costs) * costs))
         with trial.moved(step, -trial.rate):
-            meta_scores, meta_positives = trial.scores(trial.held_out_batch())
-            meta = hardest_triplets(meta_scores, meta_positives)
+            batch = trial.held_out_batch()
+            meta_scores, meta_positives = trial.scores(batch)
+            protected = Context(protected=trial.protected(batch))
+            meta = hardest_triplets(meta_scores, meta_positives, protected)
             direction = trial.gradient(self._reduced(meta.costs(meta_scores, self.margin)))
         size = float(torch.stack([part.square().sum() for part in direction]).sum().sqrt())
         if not 0 < size < float("inf"):

@@ -17,6 +17,7 @@ from counterfoil.objectives.base import (
     objectives,
 )
 from counterfoil.objectives.mixture import clean_probability
+from counterfoil.objectives.protection import Twins
 from counterfoil.objectives.services import Preparation, Survey
 
 SoftMargin = Literal["linear", "exponential", "sin"]
@@ -65,9 +66,11 @@ class NoisyCorrespondence(Objective):
         self.margin, self.threshold, self.soft_margin = margin, threshold, soft_margin
         self.warmup_epochs, self.noisy_from, self.form = warmup_epochs, noisy_from, form
         self.register_buffer("clean", torch.empty(0, 0))
+        self.twins: Twins | None = None
 
     def prepare(self, training: Preparation) -> None:
         self.clean = torch.ones(self.copies, len(training.train.texts))
+        self.twins = training.twins
         if self.noisy_from is None:
             self.noisy_from = training.epochs // 2
 
@@ -79,8 +82,9 @@ class NoisyCorrespondence(Objective):
         losses = torch.full_like(self.clean, torch.nan)
         for members, image_ids, caption_ids in survey():
             positives = image_ids[:, None] == image_ids[None, :]
+            twins = self.twins(image_ids, caption_ids) if self.twins is not None else None
             for member, scores in enumerate(members):
-                both = both_directions(scores, positives)
+                both = both_directions(scores, positives, Context(protected=twins))
                 losses[member, caption_ids] = pair_losses(both, self.margin).to(losses)
         for member, values in enumerate(losses):
             met = values.isfinite()

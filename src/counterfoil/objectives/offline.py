@@ -21,6 +21,7 @@ from counterfoil.objectives.base import (
     objectives,
 )
 from counterfoil.objectives.extras import brought, pair_images
+from counterfoil.objectives.protection import Twins
 from counterfoil.objectives.services import Preparation
 
 IMAGES = 5
@@ -79,25 +80,59 @@ class Quintuplets:
     split: Split
     captions: NDArray[np.int32]
     images: NDArray[np.int32]
+    twins: Twins | None = None
 
     def of(self, caption: int, rng: np.random.Generator) -> Extra:
         """Images (I_off, I2) and texts (T_off, T2): T2 belongs to I_off, T_off to I2.
 
         Both are taken at the same height of their lists. Where T_off belongs to the image at that
-        height, which would make a true pair of the two, the next image in the list is I_off.
+        height, which would make a true pair of the two, the next image in the list is I_off. So it
+        is where one of them has the other's caption word for word, and then the next T_off.
         """
         captions = _present(self.captions[self.split.image_of[caption]])
         images = _present(self.images[caption])
         if not len(captions) or not len(images):
             return Extra()
         place = int(rng.integers(len(captions)))
+        from_place = np.roll(images, -(place * len(images) // len(captions)))
+        if self.twins is not None:
+            return self._without_twins(caption, np.roll(captions, -place), from_place, rng)
         text = int(captions[place])
         owner = int(self.split.image_of[text])
-        from_place = np.roll(images, -(place * len(images) // len(captions)))
         image = int(from_place[int(np.argmax(from_place != owner))])
         theirs = self.split.captions[image]
         other = theirs[int(rng.integers(len(theirs)))]
         return Extra((image, owner), (self.split.texts[text], other))
+
+    def _without_twins(
+        self,
+        caption: int,
+        captions: NDArray[np.int32],
+        images: NDArray[np.int32],
+        rng: np.random.Generator,
+    ) -> Extra:
+        """The first quintuplet, in the order of both lists, whose crossed pairs are negatives.
+
+        If there is none, the pair itself stands in for all others: it adds no negative.
+        """
+        for text in map(int, captions):
+            owner = int(self.split.image_of[text])
+            for image in map(int, images):
+                if image == owner or self._has(image, text):
+                    continue
+                others = [t for t in self._captions_of(image) if not self._has(owner, t)]
+                if others:
+                    other = others[int(rng.integers(len(others)))]
+                    return Extra((image, owner), (self.split.texts[text], self.split.texts[other]))
+        own = int(self.split.image_of[caption])
+        return Extra((own, own), (self.split.texts[caption],) * 2)
+
+    def _has(self, image: int, caption: int) -> bool:
+        return self.twins is not None and self.twins.has(image, caption)
+
+    def _captions_of(self, image: int) -> range:
+        first, last = np.searchsorted(self.split.image_of, [image, image + 1]).tolist()
+        return range(first, last)
 
 
 def _present(row: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -153,6 +188,7 @@ class AdaptiveOfflineQuintuplet(Objective):
             training.train,
             of_image[:, : self.candidates].astype(np.int32),
             of_caption[:, :images].astype(np.int32),
+            training.twins,
         )
 
     def companions(self) -> Companions | None:

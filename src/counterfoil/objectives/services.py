@@ -23,6 +23,7 @@ from counterfoil.matchers.base import Matcher
 
 if TYPE_CHECKING:
     from counterfoil.objectives.generation import Generator, GeneratorOptions
+    from counterfoil.objectives.protection import Twins
 
 
 class Live(Protocol):
@@ -89,6 +90,8 @@ class Preparation(Protocol):
     embed_size: int
     seed: int
     epochs: int
+    twins: Twins | None
+    """Pairs of the split that are no negatives, as their captions are identical to own ones."""
 
     def teacher(self, run: str) -> Teacher: ...
 
@@ -100,7 +103,7 @@ class Preparation(Protocol):
         """By another run's scores over the whole training split, the best wrong candidates.
 
         Captions [n_images, count] of each image and images [n_captions, count] of each caption,
-        best first, own pairs excluded.
+        best first, own pairs and twins excluded.
         """
         ...
 
@@ -137,6 +140,10 @@ class Trial(Protocol):
 
     def scores(self, batch: PairBatch | None = None) -> tuple[Tensor, Tensor]:
         """Scores and positives of the coming batch (or another) with the weights as they are."""
+        ...
+
+    def protected(self, batch: PairBatch | None = None) -> Tensor | None:
+        """Which pairs of the coming batch (or another) are no negatives: identical captions."""
         ...
 
     def held_out_batch(self) -> PairBatch:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from counterfoil.data.batches import Companions, Extra
+from counterfoil.data.duplicates import spoken
 from counterfoil.data.pairs import Split
 from counterfoil.data.words import words
 from counterfoil.errors import ConfigError
@@ -35,7 +36,9 @@ class RuleFoils:
         own = self.split.captions[int(self.split.image_of[caption])]
         avoid = frozenset(word for text in own for word in words(text))
         draws = random.Random(int(rng.integers(1 << 62)))
-        foils = rule_foils(self.split.texts[caption], draws, self.kinds, self.count, avoid)
+        # other kinds bring in a word that no own caption has
+        true = frozenset(map(spoken, own)) if "swap" in self.kinds else frozenset()
+        foils = rule_foils(self.split.texts[caption], draws, self.kinds, self.count, avoid, true)
         return Extra(texts=tuple(foil.text for foil in foils))
 
 

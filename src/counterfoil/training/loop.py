@@ -27,6 +27,7 @@ from counterfoil.evaluation.scoring_path import fallback
 from counterfoil.models.model import Model
 from counterfoil.models.store import load_weights
 from counterfoil.objectives import create_objective
+from counterfoil.objectives.protection import find_twins
 from counterfoil.progress import Progress, Silent
 from counterfoil.training.checkpoint import STATE, Checkpoints, Position
 from counterfoil.training.gradient_cache import GradientCache
@@ -36,7 +37,7 @@ from counterfoil.training.pretrained_scale import adopt_scale
 from counterfoil.training.resident import resident
 from counterfoil.training.run_folder import locked_run, write_config
 from counterfoil.training.run_logs import RunLogs
-from counterfoil.training.step import HISTOGRAM, MARGIN_RANGE, TrainingStep
+from counterfoil.training.step import HISTOGRAM, MARGIN_RANGE, TrainingStep, anchors_and_negatives
 from counterfoil.training.survey import TrainingSurvey
 from counterfoil.training.trial import Trials, tries
 from counterfoil.training.updates import Updates
@@ -94,13 +95,18 @@ class Trainer:
                 f"'epochs' must cover all {config.train.epochs}"
             )
         train, held_out = set_aside(pairs.train, self.objective.held_out, config.seed)
-        self.objective.prepare(RunPreparation(train, model, config, self.device, self.progress))
+        self.twins = find_twins(train, self.device)
+        twins = self.twins if self.objective.protects_identical else None
+        self.objective.prepare(
+            RunPreparation(train, model, config, self.device, self.progress, twins)
+        )
         adopt_scale(self.objective, config.objective, model)
         self.step_module = TrainingStep(
             model,
             self.objective,
             PRECISIONS[config.train.precision],
             config.train.chunk_size,
+            twins,
         ).to(self.device)
         self.plan = BatchPlan(
             train,
@@ -130,8 +136,13 @@ class Trainer:
         self.shares = RankBatches(self.plan, 0, 0, rank(), world_size())
         self.loader: DataLoader[Any] | None = None
         self.held_out = held_out
+        held_out_twins = None
+        if self.objective.protects_identical:
+            held_out_twins = find_twins(held_out, self.device)
         self.trials = (
-            Trials(model, held_out, config, self.device) if tries(self.objective) else None
+            Trials(model, held_out, config, self.device, (twins, held_out_twins))
+            if tries(self.objective)
+            else None
         )
         self.survey = TrainingSurvey(model, train, config, self.device, self.progress)
         self.watch = CollapseWatch(config.objective)
@@ -154,6 +165,8 @@ class Trainer:
             write_config(self.folder, self.config)
         for note in self.model.matcher.notes(self.config.train.epochs):
             self.progress.say(f"note: {note}")
+        if self.twins is not None:
+            self.progress.say(self.twins.note(self.objective.protects_identical))
         run: nn.Module = self.step_module
         if world_size() > 1:
             run = DistributedDataParallel(run, broadcast_buffers=False, find_unused_parameters=True)
@@ -258,7 +271,7 @@ class Trainer:
         if self.introduced:
             return
         self.introduced = True
-        pairs, negatives = anchors_and_negatives(batch)
+        pairs, negatives = anchors_and_negatives(batch, self.step_module.twins)
         text = f"an anchor sees {negatives:.4g} negatives: batches of {pairs} pairs"
         size = self.config.train.chunk_size
         if size:
@@ -275,7 +288,7 @@ class Trainer:
         """Say so where the run has collapsed, and where it has recovered."""
         place, gap = self.position, numbers.get("gap/abs")
         if gap is not None:  # measured now; batches hardly differ in how many negatives they have
-            self.crowd = anchors_and_negatives(batch)
+            self.crowd = anchors_and_negatives(batch, self.step_module.twins)
         expected = self.objective.uninformed(*self.crowd, place.epoch)
         manner = self.objective.manner(place.epoch)
         separated = numbers.get("separation")
@@ -432,17 +445,6 @@ def as_numbers(*tensors: Tensor) -> list[float]:
     """Single numbers, read from a GPU at once."""
     found: list[float] = torch.stack([tensor.detach() for tensor in tensors]).tolist()
     return found
-
-
-def anchors_and_negatives(batch: PairBatch) -> tuple[int, float]:
-    """Pairs of the global batch, and how many negatives each has on average over both ways."""
-    images, owners = gather_rows(batch.image_ids), gather_rows(batch.owners)
-    negatives = images[:, None] != owners[None, :]
-    by_image, by_text = negatives.sum(1).float(), negatives.sum(0).float()
-    if len(images) == len(owners):
-        return len(owners), float((by_image + by_text).mean() / 2)
-    row = (~negatives).int().argmax(0)
-    return len(owners), float((by_image[row] + by_text).mean() / 2)
 
 
 def projection_gradient(model: Model) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from counterfoil.evaluation.score_engine import scored_tiles
 from counterfoil.evaluation.score_plan import plan_scores
 from counterfoil.evaluation.scoring import encode_images, encode_texts
 from counterfoil.models.model import Model
+from counterfoil.objectives.protection import Twins
 from counterfoil.progress import Progress, Silent
 
 Indices = NDArray[np.int64]
@@ -25,12 +26,17 @@ Block = tuple[slice, Tensor, Tensor]
 
 
 def best_wrong(
-    blocks: Iterable[Block], image_of: Tensor, images: int, count: int
+    blocks: Iterable[Block],
+    image_of: Tensor,
+    images: int,
+    count: int,
+    protected: Callable[[slice, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Texts [images, count] of each image and images [texts, count] of each text, best first.
 
     ``blocks`` hold every pair once, in any order. ``image_of`` [texts] is the image of each text;
-    own pairs are left out. Of equal scores the lower index comes first. Rows with fewer candidates
+    own pairs are left out, and pairs that ``protected`` says are true of some images and texts. Of
+    equal scores the lower index comes first. Rows with fewer candidates
     end in `NOBODY`.
     """
     best = BestBothWays(images, len(image_of), count, image_of.device)
@@ -38,20 +44,26 @@ def best_wrong(
     for rows, columns, scores in blocks:
         if scores.isnan().any():
             raise TrainingError("the model that looks for hard negatives gives scores that are nan")
-        own = image_of[columns] == owners[rows, None]
-        best.offer(rows, columns, scores, left_out=own)
+        left_out = image_of[columns] == owners[rows, None]
+        if protected is not None:
+            left_out = left_out | protected(rows, columns)
+        best.offer(rows, columns, scores, left_out=left_out)
     return best.images()[0], best.texts()[0]
 
 
 @torch.inference_mode()
 def mine(
-    model: Model, split: Split, count: int, progress: Progress | None = None
+    model: Model,
+    split: Split,
+    count: int,
+    progress: Progress | None = None,
+    twins: Twins | None = None,
 ) -> tuple[Indices, Indices]:
     """By a model's scores, the best wrong captions of each image and images of each caption.
 
     Indices [n_images, count] and [n_captions, count] into the split, as `best_wrong` has them. An
     image that cannot be read or has no caption is nobody's candidate, nor are its captions; their
-    own rows hold `NOBODY` alone.
+    own rows hold `NOBODY` alone. Captions that are identical to one of the image's are not wrong.
     """
     progress = progress or Silent()
     encoded, kept, skipped = encode_images(model, split, progress=progress)
@@ -71,11 +83,21 @@ def mine(
         (tile.rows, plan.columns(tile), scores)
         for tile, scores in progress.track(tiles, "looking for hard negatives", len(plan.tiles))
     )
-    of_image, of_text = best_wrong(blocks, image_of, len(images), count)
+    protected = _protected(twins, images, texts, model.device) if twins is not None else None
+    of_image, of_text = best_wrong(blocks, image_of, len(images), count, protected)
     return (
         _in_split(of_image, images, texts, len(split)),
         _in_split(of_text, texts, images, len(split.texts)),
     )
+
+
+def _protected(
+    twins: Twins, images: Indices, texts: Indices, device: torch.device
+) -> Callable[[slice, Tensor], Tensor]:
+    """Which of some images and texts, by their places among those scored, are twins."""
+    image_ids, caption_ids = (torch.from_numpy(ids).to(device) for ids in (images, texts))
+    twins = twins.to(device)
+    return lambda rows, columns: twins(image_ids[rows], caption_ids[columns])
 
 
 def _in_split(found: Tensor, queries: Indices, candidates: Indices, size: int) -> Indices:

@@ -19,6 +19,7 @@ from counterfoil.models.model import Model
 from counterfoil.models.start import same_ids
 from counterfoil.models.store import from_pretrained, model_folder
 from counterfoil.objectives.generation import GeneratorOptions
+from counterfoil.objectives.protection import Twins
 from counterfoil.progress import Progress
 from counterfoil.training.foils import foil_companions
 from counterfoil.training.guide import EmbeddingGuide, MatrixGuide, open_guide
@@ -36,7 +37,9 @@ class RunPreparation:
         config: RunConfig,
         device: torch.device,
         progress: Progress,
+        twins: Twins | None = None,
     ) -> None:
+        self.twins = twins
         self.train, self.device, self.progress = train, device, progress
         self.seed, self.epochs = config.seed, config.train.epochs
         self.text: TextProcessor = model.text
@@ -56,7 +59,7 @@ class RunPreparation:
         That run reads the captions by its own vocabulary. An image that cannot be read is nobody's
         candidate, nor are its captions.
         """
-        return mine(self._other(run), self.train, count, self.progress)
+        return mine(self._other(run), self.train, count, self.progress, self.twins)
 
     def foils(self, source: str, count: int) -> Companions:
         return foil_companions(source, count, self.train, self.progress)

@@ -26,6 +26,7 @@ from counterfoil.objectives.diagnostics import (
     separation,
     tangential_gradients,
 )
+from counterfoil.objectives.protection import Twins, twin_pairs
 from counterfoil.training.gradient_cache import GradientCache
 
 HISTOGRAM = "margins"
@@ -147,10 +148,11 @@ class TrainingStep(nn.Module):
         objective: Objective,
         dtype: torch.dtype | None,
         chunk_size: int = 0,
+        twins: Twins | None = None,
     ) -> None:
         super().__init__()
         self.model, self.objective, self.dtype = model, objective, dtype
-        self.chunk_size = chunk_size
+        self.chunk_size, self.twins = chunk_size, twins
 
     def forward(
         self, batch: PairBatch, epoch: int, step: int, logging: bool = True
@@ -166,13 +168,16 @@ class TrainingStep(nn.Module):
         )
         image_ids, owners = gather_rows(batch.image_ids), gather_rows(batch.owners)
         positives = image_ids[:, None] == owners[None, :]
+        caption_ids = gather_rows(batch.caption_ids)
+        protected = twin_pairs(self.twins, image_ids, caption_ids, positives)
         if objective.needs_scores:
-            self._observe(scored, positives, epoch)
+            self._observe(scored, positives, protected, epoch)
         context = Context(
             epoch,
             step,
             image_ids,
-            gather_rows(batch.caption_ids),
+            caption_ids,
+            protected,
             members=scored.members if len(scored.members) > 1 else (),
             live=LiveBatch(self.model, batch, scored, self.dtype, self.chunk_size),
             logging=logging,
@@ -185,7 +190,9 @@ class TrainingStep(nn.Module):
             common = self._diagnose(scored, positives, replace(context, protected=report.protected))
         return report.loss, {**common, **report.diagnostics}
 
-    def _observe(self, scored: Scored, positives: Tensor, epoch: int) -> None:
+    def _observe(
+        self, scored: Scored, positives: Tensor, protected: Tensor | None, epoch: int
+    ) -> None:
         first_row = first_text = sum(gather_counts(len(scored.images), positives.device)[: rank()])
         texts = len(scored.texts)
         if len(scored.scores) != len(scored.all_texts):  # the same in every process
@@ -194,7 +201,14 @@ class TrainingStep(nn.Module):
         seen = scored.scores.detach()
         self.model.matcher.observe(
             Observation(
-                scored.images, scored.all_texts, seen, positives, first_row, epoch, own_texts
+                scored.images,
+                scored.all_texts,
+                seen,
+                positives,
+                first_row,
+                epoch,
+                own_texts,
+                protected,
             )
         )
 
@@ -216,3 +230,18 @@ class TrainingStep(nn.Module):
                     **({} if margin is None else {"margin": margin}),
                 )
         return found
+
+
+def anchors_and_negatives(batch: PairBatch, twins: Twins | None = None) -> tuple[int, float]:
+    """Pairs of the global batch, and how many negatives each has on average over both ways."""
+    images, owners = gather_rows(batch.image_ids), gather_rows(batch.owners)
+    positives = images[:, None] == owners[None, :]
+    negatives = ~positives
+    protected = twin_pairs(twins, images, gather_rows(batch.caption_ids), positives)
+    if protected is not None:
+        negatives &= ~protected
+    by_image, by_text = negatives.sum(1).float(), negatives.sum(0).float()
+    if len(images) == len(owners):
+        return len(owners), float((by_image + by_text).mean() / 2)
+    row = positives.int().argmax(0)
+    return len(owners), float((by_image[row] + by_text).mean() / 2)

@@ -18,6 +18,7 @@ from counterfoil.errors import TrainingError
 from counterfoil.matchers.boundary import MismatchBoundary
 from counterfoil.models.model import Model
 from counterfoil.objectives import Composite, Objective
+from counterfoil.objectives.protection import Twins, twin_pairs
 from counterfoil.training.step import score_batch
 
 
@@ -54,15 +55,31 @@ class Trials:
     """Makes the trial of each update of a run."""
 
     def __init__(
-        self, model: Model, held_out: Split | None, config: RunConfig, device: torch.device
+        self,
+        model: Model,
+        held_out: Split | None,
+        config: RunConfig,
+        device: torch.device,
+        twins: tuple[Twins | None, Twins | None] = (None, None),
     ) -> None:
+        """``twins`` are those of the training split, and of the images set aside."""
+        self.twins = twins
         self.model, self.device, self.chunk_size = model, device, config.train.chunk_size
         self.held_out = (
             HeldOutBatches(held_out, model.text, config) if held_out is not None else None
         )
 
     def of(self, batch: PairBatch, step: int, rate: float) -> StepTrial:
-        return StepTrial(self.model, batch, step, rate, self.held_out, self.device, self.chunk_size)
+        return StepTrial(
+            self.model,
+            batch,
+            step,
+            rate,
+            self.held_out,
+            self.device,
+            self.chunk_size,
+            self.twins,
+        )
 
 
 class StepTrial:
@@ -77,7 +94,9 @@ class StepTrial:
         held_out: HeldOutBatches | None,
         device: torch.device,
         chunk_size: int = 0,
+        twins: tuple[Twins | None, Twins | None] = (None, None),
     ) -> None:
+        self.twins = twins
         self.model, self.batch, self.step = model, batch, step
         self.chunk_size = chunk_size  # as in the step to come: dropout draws chunk by chunk
         self.held_out, self.device = held_out, device
@@ -94,6 +113,12 @@ class StepTrial:
             scores = score_batch(self.model, batch, chunk_size=self.chunk_size).scores
         owners = gather_rows(batch.owners)
         return scores, gather_rows(batch.image_ids)[:, None] == owners[None, :]
+
+    def protected(self, batch: PairBatch | None = None) -> Tensor | None:
+        batch, twins = (self.batch, self.twins[0]) if batch is None else (batch, self.twins[1])
+        image_ids, owners = gather_rows(batch.image_ids), gather_rows(batch.owners)
+        positives = image_ids[:, None] == owners[None, :]
+        return twin_pairs(twins, image_ids, gather_rows(batch.caption_ids), positives)
 
     def held_out_batch(self) -> PairBatch:
         if self.held_out is None:
