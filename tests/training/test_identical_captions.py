@@ -18,13 +18,15 @@ from counterfoil.data.pairs import Pairs, Split
 from counterfoil.matchers.mismatches import Mismatches
 from counterfoil.models import create_model
 from counterfoil.models.store import save_pretrained
-from counterfoil.objectives import offline, tags
+from counterfoil.objectives import alignment, hard_candidates, offline, tags
 from counterfoil.objectives.composite import Composite
 from counterfoil.progress import Silent
 from counterfoil.training.foils import foil_companions
+from counterfoil.training.guide_build import build_guide
 from counterfoil.training.loop import Trainer
 from counterfoil.training.step import LiveBatch
 from tests.conftest import make_split
+from tests.training.guides import save_teacher
 
 KINDS = ("harbor", "forest", "stadium", "beach")
 SMALL = {
@@ -45,6 +47,7 @@ IN_BATCH = {
     "two terms": {"triplet": {"epochs": [0, 1]}, "hardest": {"weight": 0.5}},
     "guesses, too": {"hardest": {}, "protect": {"captions": 0.9}},
     "meta": {"meta-spn": {"meta_share": 0.2}},
+    "counterfactual": {"cfm": {"adjust": 1.0, "explore": 1.0}},
 }
 
 
@@ -137,6 +140,42 @@ def test_no_loss_takes_an_identical_caption_as_a_negative(name, alike, tmp_path,
     twins, others = recorder.negatives(run.items.split)
     assert others > 20
     assert twins == 0
+
+
+def test_a_guide_says_nothing_of_identical_captions(alike, tmp_path, monkeypatch) -> None:
+    save_teacher(alike.train, tmp_path / "teacher")
+    build_guide(tmp_path / "guide", [tmp_path / "teacher"], alike.train, form="matrix")
+    recorder = Recorder(monkeypatch)
+    objective = {"ndgl": {"guide": str(tmp_path / "guide"), "sr": 1.0}}
+    trainer(alike, tmp_path / "run", objective, epochs=1).run()
+    twins, others = recorder.negatives(alike.train)
+    assert others > 20
+    assert twins == 0
+
+
+@pytest.mark.parametrize("kind", ["hard-candidates", "alignment"])
+def test_candidates_of_a_cross_encoder_hold_no_identical_caption(
+    kind, alike, tmp_path, monkeypatch
+) -> None:
+    asked = []
+    find = hard_candidates.local_negatives
+
+    def noted(live, context):
+        negative = find(live, context)
+        asked.append((live.batch.image_ids, live.batch.caption_ids, negative))
+        return negative
+
+    module = hard_candidates if kind == "hard-candidates" else alignment
+    monkeypatch.setattr(module, "local_negatives", noted)
+    model = {"name": "uniter-small", "text": {}, "matcher": {"layers": 1, "heads": 2}}
+    trainer(alike, tmp_path, {kind: {"kept": 3}}, model=model, epochs=1).run()
+    own = [{spoken(text) for text in texts} for texts in alike.train.captions]
+    assert asked
+    for image_ids, caption_ids, negative in asked:
+        for row, image in enumerate(image_ids.tolist()):
+            for column, caption in enumerate(caption_ids.tolist()):
+                twin = spoken(alike.train.texts[caption]) in own[image]
+                assert bool(negative[row, column]) == (not twin)
 
 
 @pytest.mark.parametrize(
