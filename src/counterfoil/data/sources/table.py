@@ -18,7 +18,12 @@ from counterfoil.data.sources.columns import Columns, find_columns
 from counterfoil.data.sources.feature_files import FEATURES, open_features
 from counterfoil.data.sources.image_folder import ImageFolder, image_folder
 from counterfoil.data.sources.items import Draft, Item
-from counterfoil.data.sources.split_names import hashed_split, split_in_name
+from counterfoil.data.sources.split_names import (
+    HASHED,
+    fill_splits,
+    split_called,
+    split_in_name,
+)
 from counterfoil.data.sources.table_rows import READERS, read_rows
 from counterfoil.reading import open_regular
 
@@ -78,7 +83,7 @@ class TableSource(Source):
         groups = _Groups(self.columns, log)
         for table, split in zip(tables, named, strict=True):
             groups.read(table, split)
-        folder = image_folder(self.images, root, _IMAGE_FOLDERS, log)
+        folder = image_folder(self.images, root, _IMAGE_FOLDERS, log, deep=True)
         draft.items = groups.items(folder)
         _add_features(draft, root, log)
         return draft
@@ -140,7 +145,7 @@ class _Groups:
         group = _Group(
             image=_image_name(row, columns, where, self.log),
             id=_text(row, columns.id),
-            split=stated or split,
+            split=split_called(stated) if stated else split,
             file=table,
             line=line,
             has_list=isinstance(value, list),
@@ -180,15 +185,12 @@ class _Groups:
         images = {group.image for group in self.groups if group.image and not group.id}
         stems = Counter(map(_stem, images))
         items = []
-        hashed = 0
-        for group in self.groups:
+        ids = [group.id or _short_name(group.image or "", stems) for group in self.groups]
+        hashed = sum(group.split is None for group in self.groups)
+        stated = [group.split for group in self.groups]
+        splits = fill_splits(list(zip(ids, stated, strict=True)))
+        for group, identity, split in zip(self.groups, ids, splits, strict=True):
             name = group.image or ""
-            unique = stems[_stem(name)] == 1 or not name
-            identity = group.id or (_stem(name) if unique else name)
-            split = group.split
-            if split is None:
-                split = hashed_split(identity)
-                hashed += 1
             item = Item(identity, split, group.captions, group.file, group.line, group.lines)
             item.extras, item.caption_extras = _merge(group.extras, len(group.captions))
             if name:
@@ -196,7 +198,7 @@ class _Groups:
             items.append(item)
         if hashed:
             self.log.note(
-                "hashed-split",
+                HASHED,
                 self.groups[0].file,
                 f"no split is stated for {hashed} of {len(items)} images; they are split 80/10/10 "
                 "into train, dev and test by a hash of the id",
@@ -232,6 +234,11 @@ def _is_kaggle_captions(path: Path) -> bool:
             return file.readline(200).strip().lower().startswith(b"image,")
     except OSError:
         return False
+
+
+def _short_name(name: str, stems: Counter[str]) -> str:
+    """An image's name without its ending, if no other image has the same then."""
+    return _stem(name) if stems[_stem(name)] == 1 else name
 
 
 def _stem(name: str) -> str:
