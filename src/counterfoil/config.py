@@ -76,7 +76,10 @@ class DataConfig(Section):
     noise: float = Field(0.0, ge=0.0, le=1.0, description="share of training captions shuffled")
     noise_index: str | None = Field(None, description="a saved shuffle (.npy) to apply instead")
     dev_share: float = Field(
-        0.05, ge=0.0, lt=1.0, description="share of train set aside as dev if data has no dev; 0: none"
+        0.05,
+        ge=0.0,
+        lt=1.0,
+        description="share of train set aside as dev if data has no dev; 0: none",
     )
     min_count: int = Field(4, ge=1, le=MAX_STEPS, description="rarer words become <unk>")
     vocabulary: str | None = Field(None, description="a SCAN or NAAF vocabulary JSON to use")

@@ -46,17 +46,19 @@ def with_dev_split(pairs: Pairs, share: float, saved: Collection[str] | None = N
     """The data set with a part of ``train`` as ``dev``, if it has no such split; else unchanged.
 
     ``saved`` are the images that a run has set aside before; they are taken again if most of them
-    are in the training split.
+    are in the training split. With a ``share`` of 0, nothing else is set aside.
     """
-    if not lacks_dev(pairs) or (not share and not saved):
+    if not lacks_dev(pairs):
         return pairs
-    train = pairs.train
+    train, aside = pairs.train, find_saved(pairs, saved)
+    if not aside and not share:
+        return pairs
     if len(train) < 2:
         raise DataError(
             f"data set '{pairs.name}': no split 'dev', and 'train' has {len(train)} images; at "
             "least two are needed, one to train on and one to select the checkpoint with"
         )
-    aside = find_saved(pairs, saved) or choose_dev(train.ids, share)
+    aside = aside or choose_dev(train.ids, share)
     chosen = set(aside)
     rest = [index for index in range(len(train)) if index not in chosen]
     splits = {}
