@@ -32,12 +32,13 @@ def lacks_dev(pairs: Pairs) -> bool:
 def choose_dev(ids: Sequence[str], share: float) -> list[int]:
     """Indexes of the images to set aside, in their order: those with a hash below ``share``.
 
-    Small sets give the images with the smallest hashes: ten of them, but at most a fifth, and at
-    least one. One image stays in training.
+    Small sets give the images with the smallest hashes: ten of them, but at most a fifth (or
+    ``share``, if that is more), and at least one. One image stays in training.
     """
     hashes = [hash_of(image, "dev") for image in ids]
     below = sum(value < share for value in hashes)
-    count = min(max(below, least_images(len(ids))), len(ids) - 1)
+    least = max(least_images(len(ids)), min(10, round(share * len(ids))))
+    count = min(max(below, least), len(ids) - 1)
     order = sorted(range(len(ids)), key=lambda index: (hashes[index], ids[index]))
     return sorted(order[:count])
 

@@ -15,7 +15,7 @@ ALIASES = {
     ),
     "image": (
         "image", "file", "filename", "file_name", "image_path", "image_name", "image_file", "path",
-        "file_path", "filepath", "img", "img_path", "photo", "picture",
+        "file_path", "filepath", "img", "img_path", "photo",
     ),
     "id": ("id", "image_id"),
     "split": ("split", "partition", "subset"),
