@@ -11,9 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from counterfoil.config import ModelConfig, build_config, merge
+from counterfoil.data.dev_split import (
+    SHARE,
+    dev_note,
+    read_dev_split,
+    save_dev_split,
+    with_dev_split,
+)
 from counterfoil.data.load import is_named
 from counterfoil.data.load import load_pairs as _load_pairs
-from counterfoil.data.pairs import Pairs, Split
+from counterfoil.data.pairs import DEV_NAMES, Pairs, Split
 from counterfoil.evaluation.evaluate import evaluate
 from counterfoil.features import with_fragments
 from counterfoil.models import Model, create_model, from_pretrained, save_pretrained
@@ -44,6 +51,7 @@ def load_pairs(
     format: str | None = None,
     *,
     extractor: str = "segments",
+    dev_share: float = SHARE,
     cache_dir: str | Path = CACHE,
     progress: Progress | None = None,
     **options: Any,
@@ -51,13 +59,16 @@ def load_pairs(
     """Images and captions with fragments: a named set, a folder, a JSON, features, shards.
 
     ``options`` are those of the source (``images=1000`` of the scenes). Images that came without
-    fragments get them from ``extractor``, kept in ``cache_dir``.
+    fragments get them from ``extractor``, kept in ``cache_dir``. If the data has no dev split,
+    ``dev_share`` of its training images becomes one (0: none).
     """
     pairs = _load_pairs(source, format, options=options, cache_dir=cache_dir, progress=progress)
     pairs = with_fragments(pairs, Path(cache_dir), extractor, {}, progress)
     place = source if is_named(source, format) else Path(source).resolve()
-    origin = {"source": str(place), "format": format, "options": options}
-    return replace(pairs, origin={**origin, "features": {"extractor": extractor}})
+    origin: dict[str, Any] = {"source": str(place), "format": format, "options": options}
+    origin["features"] = {"extractor": extractor}
+    pairs = replace(pairs, origin={**origin, "dev_share": dev_share})
+    return with_dev_split(pairs, dev_share)
 
 
 def create(name: str, pairs: Pairs, *, seed: int = 0, **options: Any) -> Model:
@@ -92,7 +103,8 @@ def train(
     """Train a model in place; its best and last checkpoints, config and metrics go to ``folder``.
 
     ``settings`` are those of the ``train`` section (``epochs=5``), or whole sections as mappings
-    (``data={"drop_regions": 0.2}``, ``evaluation={"folds": 5}``, ``seed=1``).
+    (``data={"drop_regions": 0.2}``, ``evaluation={"folds": 5}``, ``seed=1``). Pairs without a dev
+    split get one from their training images, as with `load_pairs`.
     """
     sections: dict[str, Any] = {
         key: settings.pop(key) for key in ("data", "evaluation", "seed") if key in settings
@@ -113,6 +125,12 @@ def train(
     with locked_run(folder):
         if not resume:
             on_first_process(lambda: make_room(folder, overwrite, "resume=True or overwrite=True"))
+        if config.evaluation.split in DEV_NAMES:
+            saved = read_dev_split(folder) if resume else None
+            pairs = with_dev_split(pairs, config.data.dev_share, saved)
+        on_first_process(lambda: save_dev_split(folder, pairs, config.data.dev_share))
+        if progress is not None and (note := dev_note(pairs)):
+            progress.say(f"note: {note}")
         return Trainer(model, pairs, config, folder, progress).run(resume=resume)
 
 

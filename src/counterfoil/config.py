@@ -33,6 +33,8 @@ MAX_STEPS = 10**9
 
 MAX_EXTENDS = 16
 
+_PACKAGE = Path(__file__).resolve().parent
+
 
 class Section(BaseModel):
     """A node of the tree: unknown keys and wrong types are errors, values never change.
@@ -75,6 +77,12 @@ class DataConfig(Section):
     views: int = Field(1, ge=1, le=64, description="times an item is in its batch, augmented anew")
     noise: float = Field(0.0, ge=0.0, le=1.0, description="share of training captions shuffled")
     noise_index: str | None = Field(None, description="a saved shuffle (.npy) to apply instead")
+    dev_share: float = Field(
+        0.05,
+        ge=0.0,
+        lt=1.0,
+        description="share of train set aside as dev if data has no dev; 0: none",
+    )
     min_count: int = Field(4, ge=1, le=MAX_STEPS, description="rarer words become <unk>")
     vocabulary: str | None = Field(None, description="a SCAN or NAAF vocabulary JSON to use")
     drop_regions: float = Field(0.0, ge=0.0, lt=1.0, description="share of fragments left out")
@@ -248,6 +256,7 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """A YAML mapping; ``extends: other.yaml`` starts from another recipe beside it."""
     if not _is_path(path):
         raise ConfigError(f"{str(path)!r}: no such recipe")
+    path = _shipped(path)
     if path.resolve() in _seen:
         raise ConfigError(f"{path}: 'extends' goes round in a circle")
     if len(_seen) >= MAX_EXTENDS:
@@ -269,6 +278,14 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(base, str) or not base:
         raise ConfigError(f"{path}: extends: expected the name of a recipe, got {_shown(base)}")
     return merge(read_recipe(path.parent / base, (*_seen, path.resolve())), tree)
+
+
+def _shipped(path: Path) -> Path:
+    """``recipes/NAME`` of the package or the checkout, if there is no such file here."""
+    if path.exists() or path.is_absolute() or path.parts[:1] != ("recipes",):
+        return path
+    places = (_PACKAGE / path, _PACKAGE.parents[1] / path)
+    return next((place for place in places if place.is_file()), path)
 
 
 def _is_path(path: Path) -> bool:

@@ -198,3 +198,19 @@ def test_features_and_imports_are_not_written_where_another_process_writes(table
         words = ["import", "--from", "scan", str(tmp_path / "none.pth"), "-o", str(out)]
         assert isinstance(runner.invoke(app, words).exception, BusyError)
     assert not out.exists()
+
+
+def test_dropped_captions_and_missing_files_are_counted_and_named(table, tmp_path) -> None:
+    text = (table / "captions.csv").read_text().replace('"a picture, number 4"', "")
+    lost = "".join(f"lost {number}.png,a picture,train\n" for number in range(7))
+    (table / "captions.csv").write_text(text + lost)
+    args = (table, *SEGMENTS, "--cache", tmp_path / "cache")
+    printed = invoke(*args, "-o", tmp_path / "out").stdout
+    assert "left out, missing-image: 7" in printed
+    assert "there is no image file 'lost 0.png'" in printed
+    assert f"looked in {table}" in printed
+    assert "… and 2 more" in printed
+    assert "left out, empty-caption: 1" in printed
+    manifest = json.loads((tmp_path / "out" / "features.json").read_text())
+    assert sum(one["kind"] == "missing-image" for one in manifest["left_out"]) == 7
+    invoke(*args, "-o", tmp_path / "strict", "--strict", code=3)

@@ -10,6 +10,7 @@ import pytest
 
 from counterfoil.data import drop_unreadable, inspect, load_pairs
 from counterfoil.data.pairs import Pairs, Split
+from counterfoil.errors import DataError
 from tests.data.tiny import (
     features,
     kinds,
@@ -212,3 +213,54 @@ def test_captions_that_another_image_has_too_are_counted_in_each_split() -> None
     notes = [problem for problem in found.problems if problem.kind == "identical-captions"]
     assert len(notes) == 1
     assert "3 of 6 captions of 'test' stand word for word at another image" in str(notes[0])
+
+
+def write_captions(folder, names, split="train"):
+    rows = [f"{name},a picture of {name},{split}" for name in names]
+    return write_lines(folder / "captions.csv", ["image,caption,split", *rows])
+
+
+def test_a_data_set_whose_images_are_all_missing_cannot_be_used(tmp_path):
+    write_captions(tmp_path, ["a.png", "b.png"])
+    found = inspect(tmp_path / "captions.csv")
+    assert not found.usable
+    fatal = [str(problem) for problem in found.problems if problem.severity.value == "fatal"]
+    assert len(fatal) == 1
+    assert "none of its 2 image files exists" in fatal[0]
+    assert f"looked in {tmp_path}" in fatal[0]
+    with pytest.raises(DataError, match="looked in"):
+        load_pairs(tmp_path / "captions.csv")
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_one_split_whose_images_are_all_missing_is_named(tmp_path, deep):
+    write_images(tmp_path / "images", ["a.png", "b.png"])
+    rows = ["a.png,one,train", "b.png,two,train", "lost.png,three,test"]
+    write_lines(tmp_path / "captions.csv", ["image,caption,split", *rows])
+    found = inspect(tmp_path, deep=deep)
+    assert not found.usable
+    assert any("split 'test': none of its 1 image files" in str(one) for one in found.problems)
+    missing = next(str(one) for one in found.problems if one.kind == "missing-image")
+    assert str(tmp_path / "images") in missing
+
+
+def test_a_split_of_images_that_are_all_broken_cannot_be_used(tmp_path):
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(b"no image")
+    found = inspect(write_captions(tmp_path, ["a.png", "b.png"]))
+    assert not found.usable
+    assert set(kinds(found.problems)) >= {"unreadable-image", "no-images"}
+
+
+def test_inspection_says_how_many_images_training_would_set_aside(tmp_path):
+    names = [f"{number}.png" for number in range(20)]
+    write_images(tmp_path, names)
+    found = inspect(write_captions(tmp_path, [*names, "lost.png"]))
+    assert found.dev_set_aside == (4, 20)
+    assert found.as_dict()["dev_set_aside"] == 4
+    rows = [*names, "lost.png"]
+    (tmp_path / "captions.csv").write_text(
+        "image,caption,split\n"
+        + "".join(f"{name},a picture,{('train', 'val')[name == '3.png']}\n" for name in rows)
+    )
+    assert inspect(tmp_path / "captions.csv").dev_set_aside is None

@@ -205,3 +205,95 @@ def test_a_broken_parquet_file_is_fatal(tmp_path):
     (tmp_path / "captions.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(DataError, match="bad-parquet"):
         load_pairs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("named", "stored"),
+    [
+        ("a.jpg", "images/a.JPG"),
+        ("A.PNG", "a.png"),
+        ("a", "images/a.png"),
+        ("photos/images/a.png", "images/a.png"),
+        ("images\\a.png", "images/a.png"),
+        ("./images/a.png", "images/a.png"),
+        ("a.png", "airport/north/a.png"),
+        ("my photo.png", "images/my photo.png"),
+    ],
+)
+def test_an_image_is_found_though_its_name_is_written_otherwise(tmp_path, named, stored):
+    folder = tmp_path / "photos"
+    write_images((folder / stored).parent, ["x.png"])
+    (folder / stored).parent.joinpath("x.png").rename(folder / stored)
+    write_table(folder, "csv", [(named, "a dog", "train")])
+    pairs = load_pairs(folder / "captions.csv")
+    assert pairs.train.pixels[0].path == folder / stored
+    assert not pairs.problems
+
+
+def test_an_absolute_name_inside_the_folder_is_read_and_one_outside_is_not(tmp_path):
+    write_images(tmp_path / "photos", ["a.png"])
+    write_images(tmp_path / "other", ["b.png"])
+    inside = str(tmp_path / "photos" / "a.png")
+    write_table(tmp_path / "photos", "csv", [(inside, "a dog", "train")])
+    assert load_pairs(tmp_path / "photos").train.pixels[0].name == "a.png"
+    write_table(tmp_path / "photos", "csv", [(str(tmp_path / "other" / "b.png"), "x", "train")])
+    with pytest.raises(DataError, match="unsafe-path"):
+        load_pairs(tmp_path / "photos")
+
+
+def test_a_name_that_several_folders_have_is_not_guessed(tmp_path):
+    for place in ("one", "two"):
+        write_images(tmp_path / place, ["a.png"])
+    write_images(tmp_path, ["b.png"])
+    write_table(tmp_path, "csv", [("a.png", "a dog", "train"), ("b.png", "a cat", "train")])
+    pairs = load_pairs(tmp_path / "captions.csv")
+    assert list(pairs.train.ids) == ["b"]
+    assert "several have that name" in str(pairs.problems[0])
+
+
+def test_captions_in_numbered_columns_and_in_a_list_in_a_field_are_read(tmp_path):
+    write_images(tmp_path, ["a.png", "b.png"])
+    header = ("filename", "caption_1", "caption_2", "split")
+    write_table(
+        tmp_path, "csv", [("a.png", "one", "two", "train"), ("b.png", "x", "", "train")], header
+    )
+    assert load_pairs(tmp_path).train.captions == [["one", "two"], ["x"]]
+    write_table(tmp_path, "csv", [("a.png", '["one", "two"]', "train")], ("path", "raw", "split"))
+    assert load_pairs(tmp_path).train.captions == [["one", "two"]]
+
+
+def test_an_id_for_each_caption_does_not_divide_the_captions_of_an_image(tmp_path):
+    write_images(tmp_path, ["a.png", "b.png"])
+    rows = [(1, "a.png", "one", "train"), (2, "a.png", "two", "train"), (3, "b.png", "x", "train")]
+    write_table(tmp_path, "csv", rows, ("id", "image", "caption", "split"))
+    train = load_pairs(tmp_path).train
+    assert list(train.ids) == ["a", "b"]
+    assert train.captions == [["one", "two"], ["x"]]
+
+
+def test_splits_are_understood_in_upper_case_and_in_other_words(tmp_path):
+    write_images(tmp_path, ["a.png", "b.png", "c.png"])
+    rows = [("a.png", "x", "Training"), ("b.png", "y", "TEST"), ("c.png", "z", "Val")]
+    write_table(tmp_path, "csv", rows)
+    assert set(load_pairs(tmp_path).splits) == {"train", "test", "val"}
+
+
+def test_a_table_whose_columns_are_not_known_says_how_to_name_them(tmp_path):
+    write_table(tmp_path, "csv", [("a.png", "a dog", "train")], ("which", "what", "split"))
+    with pytest.raises(DataError, match="caption_column=NAME"):
+        load_pairs(tmp_path)
+
+
+def test_a_small_set_without_splits_loses_no_more_than_a_broken_test_image(tmp_path):
+    from counterfoil.features import with_fragments
+
+    names = [f"{number}.png" for number in range(5)]
+    write_images(tmp_path, names)
+    rows = [(name, f"picture {name}") for name in names]
+    write_table(tmp_path, "csv", rows, ("image", "caption"))
+    only = load_pairs(tmp_path).test.pixels[0]
+    only.path.write_bytes(b"no image")
+    pairs = with_fragments(load_pairs(tmp_path), tmp_path / "cache")
+    assert set(pairs.splits) == {"train", "dev"}
+    only.path.unlink()
+    assert set(load_pairs(tmp_path).splits) == {"train", "dev"}

@@ -9,14 +9,17 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from counterfoil.config import build_config
-from counterfoil.errors import ConfigError, DataError
+from counterfoil.config import build_config, merge
+from counterfoil.errors import ConfigError, CounterfoilError, DataError
 from counterfoil.progress import Silent
+from counterfoil.training.guide_runs import shared_train_split
+from counterfoil.training.load import evaluation_split
 from counterfoil.training.run import execute, located, read_data
 from counterfoil.training.run_folder import clear_run
 from tests.training.test_run_folder import children
@@ -90,10 +93,97 @@ def photos(folder: Path, splits: list[str]) -> Path:
 
 def test_a_missing_split_is_found_before_anything_is_extracted(tmp_path) -> None:
     source = photos(tmp_path, ["train"] * 6 + ["test"] * 2)
-    config = build_config({"data": {"source": str(source)}})
+    config = build_config({"data": {"source": str(source), "dev_share": 0.0}})
     with pytest.raises(DataError, match=r"no split 'dev', which evaluation\.split asks for"):
         execute(config, tmp_path / "run", tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
+
+
+def tiny(source: Path, **data: object) -> dict[str, Any]:
+    return {
+        "data": {"source": str(source), "min_count": 1, **data},
+        "model": {"name": "vse-fc", "embed_size": 8},
+        "train": {"epochs": 1, "batch_size": 4},
+        "evaluation": {"bootstrap": 0},
+    }
+
+
+class Lines(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_data_without_a_dev_split_can_be_trained_on(tmp_path) -> None:
+    source = photos(tmp_path, ["train"] * 12 + ["test"] * 2)
+    run, lines = tmp_path / "run", Lines()
+    finished = execute(build_config(tiny(source)), run, tmp_path / "cache", progress=lines)
+    assert len(finished.pairs.train) == 10
+    assert sum("2 of 12 training images" in line for line in lines.lines) == 1
+    dev = set(finished.pairs.dev.ids)
+    assert not dev & set(finished.pairs.train.ids)
+    # evaluate, audit and index of that run, on its data by default or by name, see the same split
+    for data in (None, str(source)):
+        again = evaluation_split(run, data, None, {}, tmp_path / "cache", Silent())
+        assert set(again.dev.ids) == dev
+        assert set(again.train.ids) == set(finished.pairs.train.ids)
+    assert set(shared_train_split([run], tmp_path / "cache", Silent()).ids) == set(again.train.ids)
+
+
+def test_dev_images_are_not_trained_on_by_a_resumed_run_whose_data_have_grown(tmp_path) -> None:
+    source = photos(tmp_path, ["train"] * 12)
+    run = tmp_path / "run"
+    config = build_config(tiny(source))
+    dev = set(execute(config, run, tmp_path / "cache").pairs.dev.ids)
+    photos(tmp_path, ["train"] * 60)
+    finished = execute(config, run, tmp_path / "cache", resume=True)
+    assert set(finished.pairs.dev.ids) == dev
+    assert len(finished.pairs.train) == 58
+
+
+def test_a_split_named_in_the_config_is_taken_and_nothing_is_set_aside(tmp_path) -> None:
+    source = photos(tmp_path, ["train"] * 6 + ["test"] * 2)
+    config = build_config(merge(tiny(source), {"evaluation": {"split": "test"}}))
+    pairs = read_data(config, tmp_path / "cache", Silent())
+    assert {split.name: len(split) for split in pairs} == {"train": 6, "test": 2}
+    assert len(read_data(build_config(tiny(source, dev_share=0.5)), tmp_path, Silent()).dev) > 1
+
+
+def test_noise_is_put_into_training_captions_and_not_into_the_dev_images(tmp_path) -> None:
+    source = photos(tmp_path, ["train"] * 20)
+    pairs = read_data(build_config(tiny(source, noise=1.0)), tmp_path / "cache", Silent())
+    for image, captions in zip(pairs.dev.ids, pairs.dev.captions, strict=True):
+        assert captions == [f"a picture number {image}"]
+    assert pairs.train.captions[0] != [f"a picture number {pairs.train.ids[0]}"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"evaluation": {"split": "nowhere"}},
+        {"data": {"source": "no/such/data"}},
+        {"objective": {"hardest": {"epochs": [5, 6]}}},
+        {"data": {"noise": 0.5, "noise_index": "none.npy"}},
+    ],
+)
+def test_a_failed_run_leaves_no_folder(tmp_path, change) -> None:
+    source = photos(tmp_path, ["train"] * 6)
+    config = build_config(merge(tiny(source), change))
+    with pytest.raises(CounterfoilError):
+        execute(config, tmp_path / "runs" / "run", tmp_path / "cache")
+    assert not (tmp_path / "runs" / "run").exists()
+
+
+def test_a_failure_takes_nothing_from_a_folder_that_was_there(tmp_path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "notes.txt").write_text("mine")
+    config = build_config(tiny(tmp_path / "nowhere"))
+    with pytest.raises(CounterfoilError):
+        execute(config, run, tmp_path / "cache")
+    assert (run / "notes.txt").read_text() == "mine"
 
 
 def test_a_split_name_cannot_leave_the_cache(tmp_path) -> None:

@@ -104,6 +104,11 @@ def _show(found: Inspection, limit: int) -> None:
     counts = {level: sum(p.severity.value == level for p in found.problems) for level in colours}
     for shared in found.leakage:
         _show_leakage(shared)
+    if found.dev_set_aside is not None:
+        from counterfoil.data.dev_split import describe
+
+        line = f"in training, {describe(*found.dev_set_aside)}"
+        console().print(line, style="cyan", highlight=False, markup=False)
     console().print(
         f"{counts['fatal']} fatal, {counts['skip']} to be skipped, {counts['note']} notes",
         highlight=False,

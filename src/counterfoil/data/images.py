@@ -106,10 +106,20 @@ class RowImage:
 
 @dataclass(frozen=True)
 class MissingImage:
-    """An image that its data set names but does not have; ``sought`` is the path it would have."""
+    """An image that its data set names but does not have; ``sought`` is the path it would have.
+
+    ``places`` are the folders in which it was looked for, ``hint`` what is there instead.
+    """
 
     name: str
     sought: str = ""
+    places: tuple[str, ...] = ()
+    hint: str = ""
+
+    @property
+    def looked_in(self) -> str:
+        """The folders in which it was looked for, as the end of a message."""
+        return f"looked in {', '.join(self.places)}" if self.places else "no folder to look in"
 
     def read(self) -> bytes:
         raise DataError(f"{self.name}: the data set names this image but does not have it")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from counterfoil.data.deep_check import DeepCheck, check_split
+from counterfoil.data.dev_split import SHARE, choose_dev, lacks_dev
 from counterfoil.data.duplicates import (
     MANY,
     DuplicateCounts,
@@ -18,12 +19,13 @@ from counterfoil.data.duplicates import (
     identical_groups,
     with_twin,
 )
-from counterfoil.data.images import open_image
+from counterfoil.data.images import MissingImage, open_image
 from counterfoil.data.leakage import Leakage, find_leakage
 from counterfoil.data.load import is_named, make_named, other_formats, read_path
 from counterfoil.data.look_alikes import Looks
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.problems import Problem, ProblemLog, Severity, count_kinds
+from counterfoil.data.sources.assemble import caption_fault, may_lack
 from counterfoil.errors import DataError
 from counterfoil.progress import Progress, Silent
 
@@ -57,6 +59,8 @@ class Inspection:
     problems: list[Problem] = field(default_factory=list)
     deep: bool = True
     leakage: list[Leakage] = field(default_factory=list)
+    dev_set_aside: tuple[int, int] | None = None
+    """How many training images, and of how many, `train` sets aside if there is no dev split."""
 
     @property
     def usable(self) -> bool:
@@ -70,6 +74,7 @@ class Inspection:
             "deep": self.deep,
             "usable": self.usable,
             "splits": {name: asdict(summary) for name, summary in self.splits.items()},
+            "dev_set_aside": self.dev_set_aside and self.dev_set_aside[0],
             "leakage": [shared.as_dict() for shared in self.leakage],
             "problem_counts": count_kinds(self.problems),
             "problems": [problem.as_dict() for problem in self.problems],
@@ -101,21 +106,56 @@ def inspect(
         log.problems += pairs.problems
     else:
         pairs = read_path(Path(source), format, options or {}, log, drop=False)
-    splits, looks = {}, {}
+    splits, looks, usable = {}, {}, {}
     for split in pairs:
         checked = check_split(split, log, progress or Silent()) if deep else None
         splits[split.name] = _summarise(split, checked)
         _note_duplicates(split, splits[split.name].duplicate_captions, pairs.name, log)
+        usable[split.name] = _usable_ids(split, checked)
+        _refuse_unreadable(split, usable[split.name], pairs.name, log)
         if checked is not None and checked.looks:
             looks[split.name] = Looks.of(checked.looks)
     leakage = find_leakage(pairs, looks, log)
+    aside = _dev_set_aside(pairs, usable.get("train", []))
     if isinstance(source, (str, Path)) and format is None and not is_named(source, format):
         for layout in other_formats(Path(source)):
             beside = inspect(source, layout, deep=deep, progress=progress)
             splits |= {f"{layout}:{name}": summary for name, summary in beside.splits.items()}
             log.problems += [p for p in beside.problems if p not in log.problems]
     name = pairs.name if isinstance(source, Pairs) else str(source)
-    return Inspection(name, splits, log.problems, deep, leakage)
+    return Inspection(name, splits, log.problems, deep, leakage, aside)
+
+
+def _usable_ids(split: Split, checked: DeepCheck | None) -> list[str]:
+    """Ids of the images that training would use, as far as was looked."""
+    bad = checked.bad if checked is not None else set()
+    pixels = split.pixels
+    return [
+        identity
+        for index, identity in enumerate(split.ids)
+        if index not in bad
+        and (pixels is None or not isinstance(pixels[index], MissingImage))
+        and any(caption_fault(text) is None for text in split.captions[index])
+    ]
+
+
+def _refuse_unreadable(split: Split, usable: list[str], name: str, log: ProblemLog) -> None:
+    """Say that no image of a split can be used, if that showed only when they were read."""
+    where = f"{name}, split '{split.name}'"
+    known = any(one.kind == "no-images" and one.where == where for one in log.problems)
+    if len(split) and not usable and not known:
+        message = f"none of its {len(split)} images can be used"
+        if may_lack(split.name, log.problems):
+            log.skip("no-images", where, f"{message}; the split is left out")
+        else:
+            log.fatal("no-images", where, message)
+
+
+def _dev_set_aside(pairs: Pairs, images: list[str]) -> tuple[int, int] | None:
+    """How many of the training images would be set aside, if there is no dev split."""
+    if not lacks_dev(pairs) or len(images) < 2:
+        return None
+    return len(choose_dev(images, SHARE)), len(images)
 
 
 def _summarise(split: Split, checked: DeepCheck | None) -> SplitSummary:

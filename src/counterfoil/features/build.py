@@ -11,7 +11,7 @@ from typing import Any
 
 from counterfoil.data.convert import ConversionReport, convert
 from counterfoil.data.pairs import Pairs
-from counterfoil.data.problems import Problem, count_kinds
+from counterfoil.data.problems import Problem, Severity, count_kinds
 from counterfoil.errors import DataError
 from counterfoil.features.efficientnet_lite import has_weights
 from counterfoil.features.extract import Job, extract_pairs
@@ -30,12 +30,17 @@ def default_backbone() -> str:
 
 @dataclass(frozen=True)
 class FeatureReport:
-    """What was made of a data set; ``failed`` are the images that could not be used."""
+    """What was made of a data set; ``failed`` are the images that could not be read.
+
+    ``left_out`` are captions and images that the data set names but that cannot be used: empty
+    captions, files that are missing.
+    """
 
     manifest: dict[str, Any]
     written: ConversionReport
     failed: list[Problem]
     seconds: float
+    left_out: list[Problem]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -78,14 +83,16 @@ def build_features(
         named = _with_name(made, full_name(name, chosen), images)
         written = convert(named, target, format, overwrite=overwrite, progress=progress)
         failed = made.problems[len(pairs.problems) :]
+        left_out = [one for one in pairs.problems if one.severity is Severity.SKIP]
         manifest = {
             **_description(job, pairs, made),
             "problems": count_kinds([*made.problems, *written.problems]),
             "failed": [problem.as_dict() for problem in failed],
+            "left_out": [problem.as_dict() for problem in left_out],
         }
         text = json.dumps(manifest, indent=2, ensure_ascii=False)
         write_atomically(target / MANIFEST, f"{text}\n")
-    return FeatureReport(manifest, written, failed, seconds)
+    return FeatureReport(manifest, written, failed, seconds, left_out)
 
 
 def _description(job: Job, pairs: Pairs, made: Pairs) -> dict[str, Any]:

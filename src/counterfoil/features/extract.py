@@ -16,6 +16,7 @@ from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.pixels import PixelTable
 from counterfoil.data.problems import ProblemLog
+from counterfoil.data.sources.assemble import may_lack
 from counterfoil.errors import DataError
 from counterfoil.features.backbone import Backbone, choose_device
 from counterfoil.features.chunks import Chunk, chunks
@@ -100,8 +101,14 @@ def extract_pairs(pairs: Pairs, cache_dir: Path, job: Job) -> Pairs:
             tool.to(choose_device(job.device))
         manifest = _extract_all(folder, todo, sources, job)
     log = ProblemLog(list(pairs.problems))
-    done = {split.name: _attach(split, folder, manifest, job.name, log) for split in todo}
-    return replace(pairs, splits={**pairs.splits, **done}, problems=log.problems)
+    splits = dict(pairs.splits)
+    for split in todo:
+        attached = _attach(split, folder, manifest, job.name, log)
+        if len(attached):
+            splits[split.name] = attached
+        else:
+            del splits[split.name]
+    return replace(pairs, splits=splits, problems=log.problems)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -203,10 +210,14 @@ def _attach(
         log.skip("unreadable-image", f"{split.name}/{split.ids[row]}", message)
     kept = [row for row in range(len(split)) if row not in dropped]
     if not kept:
-        raise DataError(
-            f"split '{split.name}': none of its {len(split)} images can be read "
+        message = (
+            f"none of its {len(split)} images can be read "
             f"(the first: {next(iter(dropped.values()))})"
         )
+        if not may_lack(split.name, log.problems):
+            raise DataError(f"split '{split.name}': {message}")
+        log.skip("no-images", f"split '{split.name}'", f"{message}; the split is left out")
+        return split.select([])
     table = FragmentTable(
         ArrayFile(folder / f"{split.name}_ims.npy"),
         np.array(kept, dtype=np.int64),

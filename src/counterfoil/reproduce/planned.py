@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from counterfoil.config import RunConfig
+from counterfoil.config import DataConfig, RunConfig
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.models import resolve
 from counterfoil.objectives import create_objective
@@ -124,6 +124,8 @@ def _telling(config: RunConfig) -> dict[str, Any]:
     tree = config.model_dump()
     for section, key in MAY_CHANGE:
         tree[section].pop(key, None)
+    if config.data.dev_share == DataConfig().dev_share:  # data of the tables have a dev split
+        tree["data"].pop("dev_share")
     if config.train.precision != "float32":
         tree["train"]["mixed"] = MIXED
     optimiser = tree["train"]["optimiser"]

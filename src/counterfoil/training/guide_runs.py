@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from counterfoil.config import RunConfig
+from counterfoil.data.dev_split import read_dev_split
 from counterfoil.data.pairs import Split
 from counterfoil.errors import ConfigError
 from counterfoil.models.store import model_folder
@@ -14,7 +15,7 @@ from counterfoil.progress import Progress
 from counterfoil.training.load import run_config
 from counterfoil.training.run import read_data
 
-SHARED = ("source", "format", "options", "features", "noise", "noise_index")
+SHARED = ("source", "format", "options", "features", "noise", "noise_index", "dev_share")
 """What decides which images, captions and features a run has, and in which order."""
 
 
@@ -37,7 +38,7 @@ def shared_train_split(runs: Sequence[Path], cache: Path, progress: Progress) ->
                     f"{run} and {first} were trained on different data ({key}: {theirs!r} and "
                     f"{mine!r}); a guide takes runs on the same"
                 )
-    return read_data(config, cache, progress).train
+    return read_data(config, cache, progress, aside=read_dev_split(first)).train
 
 
 def _data_keys(config: RunConfig) -> dict[str, Any]:

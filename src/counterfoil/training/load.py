@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from counterfoil.config import FeaturesConfig, RunConfig, load_config
+from counterfoil.data.dev_split import read_dev_split, with_dev_split
 from counterfoil.data.leakage import shared_with_train
 from counterfoil.data.load import is_named, load_pairs
 from counterfoil.data.pairs import Pairs
@@ -76,9 +77,11 @@ def evaluation_split(
             raise ConfigError(f"{run} is a model without a run: name the data with --data")
         if options or format:
             raise ConfigError("--option and --format say how to read --data: name it, too")
-        return read_data(config, cache, progress, _own_pixels(run, config))
+        return read_data(config, cache, progress, _own_pixels(run, config), read_dev_split(run))
     pairs = load_pairs(data, format, options=options, cache_dir=cache, progress=progress)
     model = load_model(run, "cpu")
-    return with_fragments(
+    pairs = with_fragments(
         pairs, cache, model.fragments_from or "segments", model.fragments_options, progress
     )
+    # the run's own images again, from another place: what it has set aside was not trained on
+    return with_dev_split(pairs, 0.0, read_dev_split(run))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,17 @@ import torch
 from counterfoil.collectives import rank
 from counterfoil.config import EvaluationConfig, FeaturesConfig, RunConfig, load_config
 from counterfoil.data.arrays import ArrayFile
+from counterfoil.data.dev_split import (
+    dev_note,
+    lacks_dev,
+    read_dev_split,
+    save_dev_split,
+    with_dev_split,
+)
 from counterfoil.data.leakage import leakage_warning, shared_by, shared_with_train
 from counterfoil.data.load import is_named, load_pairs
 from counterfoil.data.noise import shuffled_captions, with_noise_index
-from counterfoil.data.pairs import Pairs
+from counterfoil.data.pairs import DEV_NAMES, Pairs
 from counterfoil.data.problems import Severity, count_kinds
 from counterfoil.encoders.provenance import loading_notes
 from counterfoil.errors import CheckpointError, ConfigError, DataError
@@ -72,9 +79,16 @@ class FinishedRun:
 
 
 def read_data(
-    config: RunConfig, cache: Path, progress: Progress, features: FeaturesConfig | None = None
+    config: RunConfig,
+    cache: Path,
+    progress: Progress,
+    features: FeaturesConfig | None = None,
+    aside: Collection[str] | None = None,
 ) -> Pairs:
-    """The pairs of a config, every split with fragments: its own, or those of ``features``."""
+    """The pairs of a config, every split with fragments: its own, or those of ``features``.
+
+    Data without a dev split get one from their training images: ``aside``, if a run has saved it.
+    """
     pairs = load_pairs(
         config.data.source,
         config.data.format,
@@ -83,9 +97,11 @@ def read_data(
         progress=progress,
     )
     check_splits(config, pairs)
-    pairs = with_noise(config, pairs)
     features = features or wanted_features(config)
     pairs = with_fragments(pairs, cache, features.extractor, features.options, progress)
+    if config.evaluation.split in DEV_NAMES:
+        pairs = with_dev_split(pairs, config.data.dev_share, aside)
+    pairs = with_noise(config, pairs)  # after dev was set aside, which stays as it is
     widths = {split.name: split.fragments.dim for split in pairs if split.fragments is not None}
     if len(set(widths.values())) > 1:
         found = ", ".join(f"{name} {width}" for name, width in widths.items())
@@ -142,10 +158,12 @@ def _check_names(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"model": model})
 
 
-def _read_in_turn(config: RunConfig, cache: Path, progress: Progress) -> Pairs:
+def _read_in_turn(
+    config: RunConfig, cache: Path, progress: Progress, aside: Collection[str] | None
+) -> Pairs:
     """The first process draws and extracts what is missing; the others find it in the cache."""
-    pairs = on_first_process(lambda: read_data(config, cache, progress))
-    return read_data(config, cache, Silent()) if pairs is None else pairs
+    pairs = on_first_process(lambda: read_data(config, cache, progress, aside=aside))
+    return read_data(config, cache, Silent(), aside=aside) if pairs is None else pairs
 
 
 def check_splits(config: RunConfig, pairs: Pairs) -> None:
@@ -155,11 +173,23 @@ def check_splits(config: RunConfig, pairs: Pairs) -> None:
     if settings.test_split != EvaluationConfig().test_split:
         needed[settings.test_split] = "evaluation.test_split"
     for name, key in needed.items():
-        if name not in pairs:
-            raise DataError(
-                f"data set '{pairs.name}' has no split '{name}', which {key} asks for "
-                f"(it has: {', '.join(pairs.splits) or 'none'})"
-            )
+        if name in pairs or (name in DEV_NAMES and lacks_dev(pairs) and config.data.dev_share):
+            continue
+        advice = (
+            "; data.dev_share=0.05 sets a part of 'train' aside for it"
+            if name in DEV_NAMES and lacks_dev(pairs)
+            else f"; name another one with {key}"
+            if key != name
+            else "; call the split to train on 'train'"
+        )
+        raise DataError(
+            f"data set '{pairs.name}' has no split '{name}', which {_asks(key)} "
+            f"(it has: {', '.join(pairs.splits) or 'none'}){advice}"
+        )
+
+
+def _asks(key: str) -> str:
+    return "training needs" if key == "train" else f"{key} asks for"
 
 
 def skipped_kinds(pairs: Pairs) -> dict[str, int]:
@@ -201,9 +231,12 @@ def execute(
             _check_start(Path(config.model.start))
         if rank() == 0 and not resume:
             write_config(folder, config)
-        pairs = _read_in_turn(config, cache, progress)
+        pairs = _read_in_turn(config, cache, progress, read_dev_split(folder) if resume else None)
         if rank() == 0:
             _keep_noise(config, pairs, folder)
+            save_dev_split(folder, pairs, config.data.dev_share)
+            if note := dev_note(pairs):
+                progress.say(f"note: {note}")
         _say_skipped(pairs, progress)
         warning = _leakage_warning(config, pairs)
         if warning and rank() == 0:

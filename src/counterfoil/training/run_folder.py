@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from counterfoil.collectives import rank
 from counterfoil.config import RunConfig, load_config
 from counterfoil.errors import ConfigError
 from counterfoil.files import write_atomically
@@ -16,7 +17,7 @@ from counterfoil.training.distributed import on_first_process
 
 RUN_FILES = {
     "config.yaml", "metrics.jsonl", "timing.jsonl", "last", "best", "checkpoints", "results.json",
-    "report.html", "tensorboard", "noise.npy",
+    "report.html", "tensorboard", "noise.npy", "dev_split.json",
 }  # fmt: skip
 
 
@@ -30,10 +31,34 @@ def locked_run(folder: Path, advice: str = ADVICE) -> Iterator[None]:
     Of several processes that train one run, the first holds the lock for all. If it is refused, all
     of them end with its error. The process that holds the lock may take it again.
     """
+    began = (folder / "config.yaml").exists()
     with ExitStack() as stack:
         lock = locked_folder(folder, "training a run there", advice)
         on_first_process(lambda: stack.enter_context(lock))
-        yield
+        try:
+            yield
+        except Exception:
+            if not began and rank() == 0:
+                discard_unstarted(folder)
+            raise
+
+
+def discard_unstarted(folder: Path) -> None:
+    """Delete what a run wrote that failed before its first record: there is nothing to resume."""
+    if (folder / "last").exists() or any(
+        path.name not in RUN_FILES and path.name != LOCK for path in folder.iterdir()
+    ):
+        return
+    logs = [folder / "metrics.jsonl", folder / "timing.jsonl"]
+    if any(log.exists() and log.stat().st_size for log in logs):
+        return
+    for path in folder.iterdir():
+        if path.name == LOCK:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def make_room(folder: Path, overwrite: bool, otherwise: str) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import combinations
 
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import MissingImage
 from counterfoil.data.leakage import are_nested
 from counterfoil.data.pairs import Pairs, Split
-from counterfoil.data.problems import ProblemLog
+from counterfoil.data.problems import Problem, ProblemLog
 from counterfoil.data.sources.items import Draft, Item
-from counterfoil.data.sources.split_names import in_order
+from counterfoil.data.sources.split_names import HASHED, in_order
 from counterfoil.data.writers.images import is_plain_name
 from counterfoil.printable import is_encodable
 
@@ -31,11 +32,35 @@ def assemble(draft: Draft, log: ProblemLog, *, drop: bool) -> Pairs:
         if not is_plain_name(name):
             where = by_split[name][0].where
             log.fatal("bad-split-name", where, f"{name!r} cannot be the name of a split")
-        splits[name] = _make_split(name, by_split[name], draft.tables.get(name), log, drop)
-        if drop and not splits[name].ids:
-            log.fatal("no-images", f"{draft.name}, split '{name}'", "no usable images are left")
+        split, usable = _make_split(name, by_split[name], draft.tables.get(name), log, drop)
+        splits[name] = split
+        if not usable:
+            message = _all_unusable(by_split[name])
+            where = f"{draft.name}, split '{name}'"
+            if may_lack(name, log.problems):
+                log.skip("no-images", where, f"{message}; the split is left out")
+                del splits[name]
+            else:
+                log.fatal("no-images", where, message)
     _note_shared_ids(by_split, draft.name, log)
     return Pairs(draft.name, splits, log.problems)
+
+
+def may_lack(name: str, problems: Sequence[Problem]) -> bool:
+    """Whether work can go on without a split: it was made from ids, and is not the training one."""
+    return name in ("dev", "test") and any(problem.kind == HASHED for problem in problems)
+
+
+def _all_unusable(items: list[Item]) -> str:
+    """Why none of the images of a split can be used."""
+    missing = [item.image for item in items if isinstance(item.image, MissingImage)]
+    if len(missing) < len(items):
+        return f"none of its {len(items)} images can be used"
+    one = missing[0]
+    return (
+        f"none of its {len(items)} image files exists (such as '{one.sought or one.name}'; "
+        f"{one.looked_in}); name the folder that holds them with the option images=FOLDER"
+    )
 
 
 def caption_fault(caption: str) -> tuple[str, str] | None:
@@ -52,10 +77,12 @@ def caption_fault(caption: str) -> tuple[str, str] | None:
 
 def _make_split(
     name: str, items: list[Item], table: FragmentTable | None, log: ProblemLog, drop: bool
-) -> Split:
+) -> tuple[Split, int]:
+    """The split, and how many of its images can be used."""
     seen: dict[str, Item] = {}
     with_pixels = any(item.image is not None for item in items)
     kept = []
+    good_images = 0
     for item in items:
         usable = _check_id(item, seen, log)
         usable = _check_image(item, with_pixels, log) and usable
@@ -65,13 +92,14 @@ def _make_split(
         good = _check_captions(item, log)
         if not good:
             usable = False
+        good_images += usable
         if not drop:
             kept.append(item)
         elif usable:
             kept.append(item if len(good) == len(item.captions) else _with_captions(item, good))
     extras = [{**item.extras, **item.caption_extras} for item in kept]
     rows = [item.row or 0 for item in kept if table is not None and _has_row(item, table)]
-    return Split(
+    split = Split(
         name=name,
         ids=[item.id for item in kept],
         captions=[item.captions for item in kept],
@@ -79,6 +107,7 @@ def _make_split(
         fragments=(table.select(rows) if table is not None and len(rows) == len(kept) else None),
         extras=extras if any(extras) else None,
     )
+    return split, good_images
 
 
 def _check_id(item: Item, seen: dict[str, Item], log: ProblemLog) -> bool:
@@ -97,7 +126,9 @@ def _check_id(item: Item, seen: dict[str, Item], log: ProblemLog) -> bool:
 def _check_image(item: Item, with_pixels: bool, log: ProblemLog) -> bool:
     if isinstance(item.image, MissingImage):
         name = item.image.sought or item.image.name
-        log.skip("missing-image", item.where, f"there is no image file '{name}'")
+        found = f"; {item.image.hint}" if item.image.hint else ""
+        message = f"there is no image file '{name}' ({item.image.looked_in}{found})"
+        log.skip("missing-image", item.where, message)
         return False
     if item.image is None and with_pixels:
         log.skip("missing-image", item.where, "has no image, though others have")

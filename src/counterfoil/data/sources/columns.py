@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from counterfoil.errors import nearest
 
 ALIASES = {
-    "captions": ("captions", "caption", "text"),
-    "image": ("image", "file", "filename", "file_name", "image_path"),
+    "captions": (
+        "captions", "caption", "text", "sentence", "sentences", "description", "descriptions",
+        "comment", "raw",
+    ),
+    "image": (
+        "image", "file", "filename", "file_name", "image_path", "image_name", "image_file", "path",
+        "file_path", "filepath", "img", "img_path", "photo",
+    ),
     "id": ("id", "image_id"),
-    "split": ("split",),
-}
+    "split": ("split", "partition", "subset"),
+}  # fmt: skip
+_NUMBERED = re.compile(r"(caption|text|sentence|description|comment)s?[ _-]?\d+")
 LABEL = "original_name"
 RESERVED = frozenset(name for names in ALIASES.values() for name in names) | {LABEL}
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns a table has for each role; the others are extras."""
+    """Names of the columns a table has for each role; the others are extras.
 
-    captions: str
+    There are several of captions if they are numbered: ``caption_1``, ``caption_2`` …
+    """
+
+    captions: tuple[str, ...]
     image: str | None
     id: str | None
     split: str | None
@@ -46,13 +57,15 @@ def find_columns(names: Iterable[str], chosen: dict[str, str | None]) -> Columns
             roles[role] = choice
         else:
             roles[role] = next((folded[alias] for alias in aliases if alias in folded), None)
-    captions = roles["captions"]
-    if captions is None:
-        return f"no column of captions ({', '.join(ALIASES['captions'])}) {_found(names)}"
+    one = roles.pop("captions")
+    numbered = tuple(name for name in names if _NUMBERED.fullmatch(name.strip().lower()))
+    captions = (one,) if one is not None else numbered
+    if not captions:
+        return f"no column of captions {_expected('captions', 'caption')} {_found(names)}"
     if roles["image"] is None and roles["id"] is None:
-        return f"no column of images ({', '.join(ALIASES['image'])}) {_found(names)}"
+        return f"no column of images {_expected('image', 'image')} {_found(names)}"
     label = LABEL if LABEL in names else None
-    used = {*roles.values(), label}
+    used = {*captions, *roles.values(), label}
     return Columns(
         captions=captions,
         image=roles["image"],
@@ -60,6 +73,13 @@ def find_columns(names: Iterable[str], chosen: dict[str, str | None]) -> Columns
         split=roles["split"],
         label=label,
         extras=tuple(name for name in names if name not in used),
+    )
+
+
+def _expected(role: str, option: str) -> str:
+    return (
+        f"({', '.join(ALIASES[role])}): the first line names the columns; call one of them so, or "
+        f"name it with the option {option}_column=NAME"
     )
 
 

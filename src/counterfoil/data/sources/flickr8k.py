@@ -13,7 +13,7 @@ from counterfoil.data.problems import ProblemLog
 from counterfoil.data.sources.base import Source, sources
 from counterfoil.data.sources.image_folder import image_folder
 from counterfoil.data.sources.items import Draft, Item
-from counterfoil.data.sources.split_names import hashed_split
+from counterfoil.data.sources.split_names import HASHED, hashed_splits
 from counterfoil.data.sources.text import read_lines
 
 _TEXT_FOLDERS = (".", "Flickr8k_text", "text")
@@ -121,12 +121,13 @@ def _listed(
     }
     if not lists:
         log.note(
-            "hashed-split",
+            HASHED,
             tokens.parent,
             "no lists of images (Flickr_8k.trainImages.txt …); split 80/10/10 by a hash of the id",
         )
-        for name, texts in captions.items():
-            yield name, hashed_split(Path(name).stem), tokens, texts[0][0]
+        splits = hashed_splits([Path(name).stem for name in captions])
+        for (name, texts), split in zip(captions.items(), splits, strict=True):
+            yield name, split, tokens, texts[0][0]
         return
     unlisted = set(captions)
     for split, file in lists.items():

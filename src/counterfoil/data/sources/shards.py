@@ -27,7 +27,7 @@ from counterfoil.data.problems import ProblemLog
 from counterfoil.data.sources.base import Source, sources
 from counterfoil.data.sources.image_folder import is_safe_name
 from counterfoil.data.sources.items import Draft, Item
-from counterfoil.data.sources.split_names import hashed_split, split_in_name
+from counterfoil.data.sources.split_names import HASHED, fill_splits, split_in_name
 from counterfoil.data.sources.tar_members import TarMember, read_members
 from counterfoil.data.sources.text import decode, parse_json
 from counterfoil.reading import LINE_BYTES, open_regular
@@ -60,15 +60,14 @@ class ShardSource(Source):
         entries: list[_Entry] = []
         for shard in shards:
             entries += _read_shard(shard, log)
-        hashed = 0
-        for entry in entries:
-            if entry.item.split == "":
-                entry.item.split = hashed_split(entry.item.id)
-                hashed += 1
-            draft.items.append(entry.item)
+        draft.items = [entry.item for entry in entries]
+        hashed = sum(not item.split for item in draft.items)
+        splits = fill_splits([(item.id, item.split) for item in draft.items])
+        for item, split in zip(draft.items, splits, strict=True):
+            item.split = split
         if hashed:
             log.note(
-                "hashed-split",
+                HASHED,
                 path,
                 f"no split is stated for {hashed} of {len(entries)} images; they are split "
                 "80/10/10 into train, dev and test by a hash of the id",

@@ -6,7 +6,9 @@ Features may stand beside the table (see `feature_files`), in the order of the s
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,12 @@ from counterfoil.data.sources.columns import Columns, find_columns
 from counterfoil.data.sources.feature_files import FEATURES, open_features
 from counterfoil.data.sources.image_folder import ImageFolder, image_folder
 from counterfoil.data.sources.items import Draft, Item
-from counterfoil.data.sources.split_names import hashed_split, split_in_name
+from counterfoil.data.sources.split_names import (
+    HASHED,
+    fill_splits,
+    split_called,
+    split_in_name,
+)
 from counterfoil.data.sources.table_rows import READERS, read_rows
 from counterfoil.reading import open_regular
 
@@ -78,7 +85,7 @@ class TableSource(Source):
         groups = _Groups(self.columns, log)
         for table, split in zip(tables, named, strict=True):
             groups.read(table, split)
-        folder = image_folder(self.images, root, _IMAGE_FOLDERS, log)
+        folder = image_folder(self.images, root, _IMAGE_FOLDERS, log, deep=True)
         draft.items = groups.items(folder)
         _add_features(draft, root, log)
         return draft
@@ -110,6 +117,7 @@ class _Groups:
         self.chosen = chosen
         self.log = log
         self.groups: list[_Group] = []
+        self._rows = 0
         self._by_key: dict[tuple[str | None, str], _Group] = {}
         self._columns: dict[tuple[str, ...], Columns | str] = {}
 
@@ -134,16 +142,17 @@ class _Groups:
         self, table: Path, line: int, row: dict[str, Any], columns: Columns, split: str | None
     ) -> None:
         where = f"{table}:{line}"
-        value = row[columns.captions]
+        self._rows += 1
+        value = _caption_value(row, columns.captions, table)
         captions = self._captions(value, where)
         stated = _text(row, columns.split)
         group = _Group(
             image=_image_name(row, columns, where, self.log),
             id=_text(row, columns.id),
-            split=stated or split,
+            split=split_called(stated) if stated else split,
             file=table,
             line=line,
-            has_list=isinstance(value, list),
+            has_list=isinstance(row[columns.captions[0]], list),
             label=_text(row, columns.label),
             captions=captions,
             lines=[line] * len(captions),
@@ -177,18 +186,16 @@ class _Groups:
         return captions
 
     def items(self, folder: ImageFolder) -> list[Item]:
+        self._join_images()
         images = {group.image for group in self.groups if group.image and not group.id}
         stems = Counter(map(_stem, images))
         items = []
-        hashed = 0
-        for group in self.groups:
+        ids = [group.id or _short_name(group.image or "", stems) for group in self.groups]
+        hashed = sum(group.split is None for group in self.groups)
+        stated = [group.split for group in self.groups]
+        splits = fill_splits(list(zip(ids, stated, strict=True)))
+        for group, identity, split in zip(self.groups, ids, splits, strict=True):
             name = group.image or ""
-            unique = stems[_stem(name)] == 1 or not name
-            identity = group.id or (_stem(name) if unique else name)
-            split = group.split
-            if split is None:
-                split = hashed_split(identity)
-                hashed += 1
             item = Item(identity, split, group.captions, group.file, group.line, group.lines)
             item.extras, item.caption_extras = _merge(group.extras, len(group.captions))
             if name:
@@ -196,12 +203,50 @@ class _Groups:
             items.append(item)
         if hashed:
             self.log.note(
-                "hashed-split",
+                HASHED,
                 self.groups[0].file,
                 f"no split is stated for {hashed} of {len(items)} images; they are split 80/10/10 "
                 "into train, dev and test by a hash of the id",
             )
         return items
+
+    def _join_images(self) -> None:
+        """Group rows by image if their ids number the captions: one id a row, images repeat."""
+        one_each = len(self.groups) == self._rows and all(
+            group.id and group.image and not group.has_list for group in self.groups
+        )
+        images = {(group.split, group.image) for group in self.groups}
+        if not one_each or len(images) == len(self.groups):
+            return
+        joined: dict[tuple[str | None, str | None], _Group] = {}
+        for group in self.groups:
+            group.extras = [{**extras, "caption_id": group.id} for extras in group.extras]
+            group.id = None
+            first = joined.setdefault((group.split, group.image), group)
+            if first is not group:
+                first.captions += group.captions
+                first.lines += group.lines
+                first.extras += group.extras
+        self.groups = list(joined.values())
+
+
+def _caption_value(row: dict[str, Any], columns: tuple[str, ...], table: Path) -> Any:
+    """What a row says in its columns of captions: a text, or a list of them.
+
+    A field of a CSV file can hold a list as JSON: ``["a dog", "a brown dog"]``. Of numbered
+    columns, empty ones are no captions.
+    """
+    if len(columns) > 1:
+        values = [row[column] for column in columns]
+        return [value for value in values if value not in (None, "")] or [""]
+    value = row[columns[0]]
+    is_text = table.suffix.lower() not in (".jsonl", ".ndjson", ".parquet")
+    if is_text and isinstance(value, str) and value.lstrip().startswith('["'):
+        with suppress(ValueError, RecursionError):
+            listed = json.loads(value)
+            if isinstance(listed, list) and listed:
+                return listed
+    return value
 
 
 def _tables(path: Path) -> list[Path]:
@@ -232,6 +277,11 @@ def _is_kaggle_captions(path: Path) -> bool:
             return file.readline(200).strip().lower().startswith(b"image,")
     except OSError:
         return False
+
+
+def _short_name(name: str, stems: Counter[str]) -> str:
+    """An image's name without its ending, if no other image has the same then."""
+    return _stem(name) if stems[_stem(name)] == 1 else name
 
 
 def _stem(name: str) -> str:

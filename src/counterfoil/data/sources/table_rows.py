@@ -74,7 +74,8 @@ def _delimited(
                 log.fatal(
                     "bad-row",
                     f"{path}:{start}",
-                    f"{len(fields)} fields, but the header names {len(header)} columns",
+                    f"{len(fields)} fields, but the header names {len(header)} columns"
+                    + ("; put a text with the separator in it in quotes" if quoted else ""),
                 )
             elif fields:
                 yield start, dict(zip(header, fields, strict=True))
