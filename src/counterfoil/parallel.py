@@ -1,7 +1,8 @@
-"""The same work done by several processes, results in the order of the tasks."""
+"""Processes that work for this one: how many there may be, and that they end when it does."""
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -10,7 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TypeVar
 
 DEFERRED = (signal.SIGINT, signal.SIGTERM)
@@ -18,16 +20,56 @@ DEFERRED = (signal.SIGINT, signal.SIGTERM)
 T = TypeVar("T")
 R = TypeVar("R")
 
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: by its affinity and by the CPU quota of its container."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:  # macOS, Windows
+        cores = os.cpu_count() or 1
+    quota = _cpu_quota(CGROUPS, OWN_CGROUP)
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def _cpu_quota(root: Path, own: Path) -> float | None:
+    """The smallest quota of this process's control group and those around it, in cores."""
+    quotas = []
+    with suppress(OSError, ValueError):
+        for line in own.read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            group = Path(name.lstrip("/"))
+            for place in (group, *group.parents):
+                # version 2, which has no list of controllers, and version 1
+                folder = root / place if not controllers else root / "cpu" / place
+                quotas += _quota_of(folder)
+    return min(quotas, default=None)
+
+
+def _quota_of(folder: Path) -> list[float]:
+    with suppress(OSError, ValueError):
+        allowed, period = (folder / "cpu.max").read_text().split()
+        return [] if allowed == "max" else [int(allowed) / int(period)]
+    with suppress(OSError, ValueError, ZeroDivisionError):
+        allowed = (folder / "cpu.cfs_quota_us").read_text()
+        period = (folder / "cpu.cfs_period_us").read_text()
+        return [int(allowed) / int(period)] if int(allowed) > 0 else []
+    return []
+
 
 def ordered_map(
     function: Callable[[T], R], tasks: Sequence[T], workers: int | None = None
 ) -> Iterator[R]:
-    """``function`` of each task in order; ``workers`` processes, by default one a core.
+    """``function`` of each task in order; ``workers`` processes, by default one per usable core.
 
     ``function`` must be a top-level function. At most a few results wait to be taken, so memory
     does not grow with the number of tasks.
     """
-    workers = min(workers or os.cpu_count() or 1, len(tasks))
+    workers = min(workers or usable_cores(), len(tasks))
     if workers <= 1:
         yield from map(function, tasks)
         return

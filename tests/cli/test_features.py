@@ -176,14 +176,13 @@ def test_work_that_was_killed_ends_in_the_same_bytes(tmp_path) -> None:
     command = [sys.executable, "-m", "counterfoil", "features", *args]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + 60
-        while not (logs := list(tmp_path.glob("cache/.*/all_done.jsonl"))):
+        while not list(tmp_path.glob("cache/image-features/*/*.rows")):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     assert not (tmp_path / "out").exists()
-    assert logs[0].exists()
-    invoke(*args)
+    assert "cache: 0 of 200" not in invoke(*args).stdout
     fresh = [*args[:-3], str(tmp_path / "other"), "--out", str(tmp_path / "whole")]
     invoke(*fresh)
     for path in (tmp_path / "whole").glob("*.npy"):
@@ -198,3 +197,38 @@ def test_features_and_imports_are_not_written_where_another_process_writes(table
         words = ["import", "--from", "scan", str(tmp_path / "none.pth"), "-o", str(out)]
         assert isinstance(runner.invoke(app, words).exception, BusyError)
     assert not out.exists()
+
+
+def _subset(table: Path, numbers: range) -> Path:
+    """Another table of captions of the same photos, with other splits."""
+    path = table / "subset.csv"
+    rows = [f"{n}.png,other words {n},{'test' if n % 2 else 'train'}" for n in numbers]
+    path.write_text("\n".join(["image,caption,split", *rows]))
+    return path
+
+
+def test_another_table_of_the_same_photos_extracts_nothing_again(table, tmp_path) -> None:
+    cache = ("--cache", tmp_path / "cache")
+    first = invoke(table / "captions.csv", "-o", tmp_path / "first", *SEGMENTS, *cache)
+    assert "0 of 10 images from the cache" in first.stdout
+    subset = _subset(table, range(2, 9))
+    second = invoke(subset, "-o", tmp_path / "second", *SEGMENTS, *cache)
+    assert "7 of 7 images from the cache" in second.stdout
+    third = invoke(subset, "-o", tmp_path / "third", *SEGMENTS, *cache, "--no-cache", "--json")
+    assert json.loads(third.stdout)["cache"]["folder"] is None
+    for path in (tmp_path / "third").glob("*.npy"):
+        assert path.read_bytes() == (tmp_path / "second" / path.name).read_bytes()
+    assert not list(tmp_path.glob(".counterfoil-*"))
+
+
+def test_the_cache_of_features_is_listed_and_cleared(table, tmp_path) -> None:
+    cache = ("--cache", str(tmp_path / "cache"))
+    summary = invoke(table, "-o", tmp_path / "out", *SEGMENTS, *cache).stdout
+    assert f"counterfoil data cache --clear --cache {tmp_path / 'cache'}" in summary
+    listed = json.loads(runner.invoke(app, ["data", "cache", *cache, "--json"]).stdout)
+    assert [one["images"] for one in listed["extractors"]] == [10]
+    assert listed["bytes"] > 0
+    assert "MB deleted" in runner.invoke(app, ["data", "cache", *cache, "--clear"]).stdout
+    assert not (tmp_path / "cache" / "image-features").exists()
+    again = invoke(table, "-o", tmp_path / "again", *SEGMENTS, *cache)
+    assert "0 of 10 images from the cache" in again.stdout

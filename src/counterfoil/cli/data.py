@@ -195,3 +195,35 @@ def scenes(
         f"{sum(report.captions.values()):,} captions, {report.bytes / 1e6:,.1f} MB",
         highlight=False,
     )
+
+
+@data_app.command()
+def cache(
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Delete cached features, and nothing else.")
+    ] = False,
+    folder: Path = CACHE_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """List cached features of images by extractor, with their size, or delete them.
+
+    [bold]Examples[/]
+
+      counterfoil data cache
+      counterfoil data cache --clear
+    """
+    from counterfoil.features.cache import cache_bytes, cache_contents, clear_cache
+
+    contents = cache_contents(folder)
+    deleted = clear_cache(folder) if clear else 0
+    size = cache_bytes(folder)
+    if as_json:
+        listed = [vars(one) for one in contents]
+        print_json({"folder": folder, "bytes": size, "deleted": deleted, "extractors": listed})
+        return
+    if contents and not clear:
+        rows = [[c.name, f"{c.images:,}", f"{c.bytes / 1e6:,.1f}", c.extractor] for c in contents]
+        print_table([["features", "images", "MB", "extractor"], *rows], words=(0, 3))
+    line = f"{folder}: {size / 1e6:,.1f} MB of features"
+    line = f"{line}, {deleted / 1e6:,.1f} MB deleted" if clear else line
+    console().print(printable(line), highlight=False, markup=False)

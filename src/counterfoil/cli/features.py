@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -9,6 +10,7 @@ import typer
 
 from counterfoil.cli.output import (
     CACHE_OPTION,
+    DEFAULT_CACHE,
     JSON_OPTION,
     console,
     parse_options,
@@ -60,11 +62,16 @@ def features(
     ] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace what is in the folder.")] = False,
     cache: Path = CACHE_OPTION,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Neither read nor write cached features.")
+    ] = False,
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Turn images into fragments with boxes: a data set with precomputed features.
 
-    Work that was interrupted goes on where it stopped. Images that cannot be read are left out and
+    Features are cached by the content of each image: another split, table or subset of the same
+    photos extracts nothing again, and interrupted work goes on where it stopped (size of the cache,
+    and how to clear it: counterfoil data cache). Images that cannot be read are left out and
     counted; exit code 3 means that a split has none that can be read (--strict: not all can).
 
     [bold]Examples[/]
@@ -90,7 +97,7 @@ def features(
         format=to,
         images=images,
         overwrite=overwrite,
-        cache_dir=cache,
+        cache_dir=None if no_cache else cache,
         device=device,
         workers=workers,
         progress=bars,
@@ -121,6 +128,8 @@ def _read(
 
 
 def _show(report: FeatureReport) -> None:
+    from counterfoil.features.cache import CLEAR
+
     out = console()
     for problem in report.failed[:20]:
         out.print(f"{problem.severity.value:>5}  {problem}", markup=False, highlight=False)
@@ -136,3 +145,12 @@ def _show(report: FeatureReport) -> None:
         highlight=False,
         markup=False,
     )
+    folder = report.cache.folder
+    if folder is not None:
+        where = "" if folder == DEFAULT_CACHE else f" --cache {shlex.quote(str(folder))}"
+        out.print(
+            f"cache: {report.cache}; {report.cache.bytes / 1e6:,.1f} MB of features in {folder} "
+            f"(to delete them: {CLEAR}{where})",
+            highlight=False,
+            markup=False,
+        )

@@ -40,7 +40,7 @@ CACHE_OPTION = typer.Option(
     DEFAULT_CACHE,
     "--cache",
     envvar="COUNTERFOIL_CACHE",
-    help="Where generated scenes and extracted features are kept.",
+    help="Folder of generated scenes and of cached features.",
 )
 FormatOption = Annotated[
     Optional[str],  # noqa: UP045 - typer reads these annotations on Python 3.10
