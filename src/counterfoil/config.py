@@ -84,7 +84,12 @@ class DataConfig(Section):
     )
     flip: bool | None = Field(None, description="mirror every second picture in training (pixels)")
     disturb_words: float = Field(0.0, ge=0.0, lt=1.0, description="share of words disturbed")
-    workers: int = Field(0, ge=0, le=256, description="processes that read batches ahead")
+    workers: int = Field(
+        0,
+        ge=0,
+        le=256,
+        description="processes that read batches ahead; at most one per usable core",
+    )
     resident: bool | None = Field(
         None,
         description="hold all training features on the device; by default on a GPU with room",

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
+from counterfoil.progress import Progress
+
 DEFERRED = (signal.SIGINT, signal.SIGTERM)
 
 T = TypeVar("T")
@@ -22,6 +24,8 @@ R = TypeVar("R")
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
+WATCH_SECONDS = 1.0
+"""Between two looks of a worker at whether its parent is there."""
 
 
 def usable_cores() -> int:
@@ -73,9 +77,7 @@ def ordered_map(
     if workers <= 1:
         yield from map(function, tasks)
         return
-    pool = ProcessPoolExecutor(
-        workers, mp_context=_context(), initializer=_end_with, initargs=(os.getpid(),)
-    )
+    pool = ProcessPoolExecutor(workers, mp_context=_context(), initializer=_begin_worker)
     waiting: deque[Future[R]] = deque()
     try:
         for task in tasks:
@@ -114,18 +116,46 @@ def _signals_deferred() -> Iterator[None]:
         signal.raise_signal(number)
 
 
-def _end_with(parent: int) -> None:
-    """End this worker when its parent is gone: one that was killed cannot say goodbye."""
+def _begin_worker() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it inherits handlers that defer
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    end_with_parent()
+
+
+def end_with_parent(grace: float = 0.0) -> None:
+    """End this process when the one that started it is gone, killed or not.
+
+    A process that was killed cannot end its workers. Some would wait for it for ever, with all of
+    their memory: forked siblings keep its pipes open. A worker that ends by itself when it notices
+    has ``grace`` seconds for that.
+    """
+    parent, starter = multiprocessing.parent_process(), os.getppid()
+
+    def is_gone() -> bool:
+        # A fork server starts processes for their parent; the pipe of a parent may have copies.
+        return os.getppid() != starter or (parent is not None and not parent.is_alive())
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
+        while not is_gone():
+            time.sleep(WATCH_SECONDS)
+        time.sleep(grace)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, name="end with parent", daemon=True).start()
+
+
+def begin_loader_worker(number: int) -> None:
+    """``worker_init_fn`` of a PyTorch `DataLoader`."""
+    end_with_parent()
+
+
+def bounded_workers(wanted: int, setting: str, progress: Progress | None = None) -> int:
+    """At most one worker process per usable core; a line of ``progress`` says if that is fewer."""
+    cores = usable_cores()
+    if wanted > cores and progress is not None:
+        progress.say(f"note: {setting}={wanted}, but {cores} core(s) can be used: {cores} started")
+    return min(wanted, cores)
 
 
 def _context() -> multiprocessing.context.BaseContext:

@@ -28,6 +28,7 @@ from counterfoil.features.chunks import Chunk, Refs, chunks
 from counterfoil.features.extractors import Extractor, extractors
 from counterfoil.features.pixels import Pixels
 from counterfoil.features.stamps import CheckedImage, digests_of
+from counterfoil.parallel import bounded_workers
 from counterfoil.progress import Progress, Silent
 from counterfoil.scratch import Scratch
 
@@ -160,10 +161,17 @@ class _Store:
         bad: dict[bytes, str] = {}
         if images and isinstance(self.job.tool, Backbone):
             self.job.tool.to(choose_device(self.job.device))
-        for digests, chunk in _work(images, self.job):
+        for digests, chunk in _work(images, self._bounded_job()):
             bad.update((digests[row], message) for row, message in chunk.bad.items())
             self.places.update(self._keep(digests, chunk))
         return bad
+
+    def _bounded_job(self) -> Job:
+        """Threads may wait for a disk; more processes than cores only take memory."""
+        wanted = self.job.workers
+        if wanted is None or isinstance(self.job.tool, Backbone):
+            return self.job
+        return replace(self.job, workers=bounded_workers(wanted, "workers", self.job.progress))
 
     def _keep(self, digests: list[bytes], chunk: Chunk) -> dict[bytes, Place]:
         try:
