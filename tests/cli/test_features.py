@@ -25,7 +25,14 @@ from tests.features.tiny_networks import photos, picture, save_network
 from tests.holding import held
 
 runner = CliRunner()
-SEGMENTS = ("--backbone", "segments", "--option", "side=32", "--option", "max_fragments=4")
+SEGMENTS = (
+    "--backbone",
+    "segments",
+    "--backbone-option",
+    "side=32",
+    "--backbone-option",
+    "max_fragments=4",
+)
 
 
 def invoke(*args: object, code: int = 0):
@@ -135,7 +142,7 @@ def test_mistakes_are_told_before_the_work(table, tmp_path) -> None:
         (
             ConfigError,
             "did you mean 'side'",
-            (table, "-o", tmp_path / "o", "-b", "segments", "--option", "sid=3"),
+            (table, "-o", tmp_path / "o", "-b", "segments", "--backbone-option", "sid=3"),
         ),
         (DataError, "no such file", (tmp_path / "nowhere", "-o", tmp_path / "o")),
     ):
@@ -148,7 +155,7 @@ def test_features_are_replaced_not_added_to(table, tmp_path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     cache = ("--cache", tmp_path / "cache")
     invoke(table, "-o", first, *SEGMENTS, *cache)
-    invoke(first, "-o", second, "-b", "segments", "--option", "max_fragments=2", *cache)
+    invoke(first, "-o", second, "-b", "segments", "--backbone-option", "max_fragments=2", *cache)
     fragments = load_pairs(second).train.fragments
     assert fragments is not None
     assert fragments.max_fragments == 2
@@ -159,7 +166,16 @@ def test_features_are_replaced_not_added_to(table, tmp_path) -> None:
 
 def test_a_network_runs_from_the_command_line(table, tmp_path) -> None:
     model = save_network(tmp_path / "vit", "vit")
-    args = ("-b", "transformers", "--option", f"model={model}", "--device", "cpu", "--workers", 2)
+    args = (
+        "-b",
+        "transformers",
+        "--backbone-option",
+        f"model={model}",
+        "--device",
+        "cpu",
+        "--workers",
+        2,
+    )
     invoke(table, "-o", tmp_path / "out", *args, "--cache", tmp_path / "cache")
     fragments = load_pairs(tmp_path / "out").train.fragments
     assert fragments is not None

