@@ -112,7 +112,7 @@ def _fingerprint_of(split: Split) -> str:
     digest = hashlib.sha256()
     pixels = split.pixels or ()
     for stamp in _stamps(pixels):
-        digest.update(f"{stamp}\n".encode(errors="surrogateescape"))
+        digest.update(f"{stamp}\n".encode(errors="surrogatepass"))
     for index in range(0, len(pixels), max(1, len(pixels) // _READ)):
         made = _try_digest(pixels[index])
         digest.update(made if isinstance(made, bytes) else b"unreadable")
