@@ -68,13 +68,13 @@ features() {
     local -a how
     case $name in
       # The setting that public code was measured in: photos squeezed, 9 × 9 cells averaged to 6 × 6.
-      lite2-36) how=(-b efficientnet-lite --option variant=2 --option grid=6) ;;
+      lite2-36) how=(-b efficientnet-lite --backbone-option variant=2 --backbone-option grid=6) ;;
       # Proportions kept, larger, and windows of two scales besides: 36 cells and 10 windows.
-      lite2-46) how=(-b joined --option 'parts=["efficientnet-lite {\"variant\": 2, \"fit\": \"keep\", \"size\": 320, \"grid\": 6}", "crops {\"base_options\": {\"variant\": 2}, \"scales\": [1.0, 0.5]}"]') ;;
+      lite2-46) how=(-b joined --backbone-option 'parts=["efficientnet-lite {\"variant\": 2, \"fit\": \"keep\", \"size\": 320, \"grid\": 6}", "crops {\"base_options\": {\"variant\": 2}, \"scales\": [1.0, 0.5]}"]') ;;
       # The same of two backbones, their vectors end to end: 46 fragments of 2560 numbers.
-      lite20-46) how=(-b joined --option along=channels --option "parts=$(both 2 0)") ;;
+      lite20-46) how=(-b joined --backbone-option along=channels --backbone-option "parts=$(both 2 0)") ;;
       # A weaker backbone by itself.
-      lite0-36) how=(-b efficientnet-lite --option variant=0 --option grid=6) ;;
+      lite0-36) how=(-b efficientnet-lite --backbone-option variant=0 --backbone-option grid=6) ;;
       *) echo "unknown features: $name" >&2; return 2 ;;
     esac
     limited counterfoil features "$SHARDS" --format shards "${how[@]}" --no-images --out "$name" --cache cache

@@ -21,9 +21,10 @@ from pydantic import (
     model_validator,
 )
 
-from counterfoil.errors import ConfigError, nearest
+from counterfoil.errors import CheckpointError, ConfigError, nearest
 from counterfoil.reading import RECIPE_BYTES, read_text
 from counterfoil.recipe_yaml import parse_yaml
+from counterfoil.registry import declared
 
 MAX_SEED = 2**32 - 1
 """What every random generator takes."""
@@ -92,7 +93,12 @@ class DataConfig(Section):
     )
     flip: bool | None = Field(None, description="mirror every second picture in training (pixels)")
     disturb_words: float = Field(0.0, ge=0.0, lt=1.0, description="share of words disturbed")
-    workers: int = Field(0, ge=0, le=256, description="processes that read batches ahead")
+    workers: int = Field(
+        0,
+        ge=0,
+        le=256,
+        description="processes that read batches ahead; at most one per usable core",
+    )
     resident: bool | None = Field(
         None,
         description="hold all training features on the device; by default on a GPU with room",
@@ -264,7 +270,7 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     try:
         tree = read_value(read_text(path, RECIPE_BYTES))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such recipe") from None
+        raise ConfigError(f"{path}: no such recipe{_nearest_recipe(path)}") from None
     except OSError as error:
         raise ConfigError(f"{path}: not a readable recipe: {error.strerror}") from None
     except (ValueError, yaml.YAMLError) as error:
@@ -286,6 +292,18 @@ def _shipped(path: Path) -> Path:
         return path
     places = (_PACKAGE / path, _PACKAGE.parents[1] / path)
     return next((place for place in places if place.is_file()), path)
+
+
+def _nearest_recipe(path: Path) -> str:
+    """A hint at a recipe in the same folder or in ``recipes/``, or an empty string."""
+    folders = dict.fromkeys([path.parent, Path("recipes")])
+    known = [str(near) for folder in folders for near in sorted(folder.glob("*.yaml"))]
+    name = path if path.suffix else path.with_suffix(".yaml")
+    meant = [str(name), str(Path("recipes") / name.name)]
+    for text in [text for text in meant if text in known] or meant:
+        if hint := nearest(text, known):
+            return hint
+    return ""
 
 
 def _is_path(path: Path) -> bool:
@@ -366,3 +384,46 @@ def _known_keys(path: Sequence[str]) -> list[str]:
             return []
         section = kind
     return list(section.model_fields)
+
+
+def check_names(config: RunConfig) -> None:
+    """Refuse models, objectives and options of objectives that do not exist, without torch.
+
+    What passes is checked again, with its values, when the parts are built.
+    """
+    models, terms = declared("models", "models"), declared("objectives", "objectives")
+    if models and config.model.name not in models:
+        raise ConfigError(_unknown("model", config.model.name, models))
+    for name, given in config.objective.items():
+        if not terms or name == "protect":
+            continue
+        if name not in terms:
+            raise ConfigError(_unknown("objective", name, terms))
+        known = terms[name]
+        if known is None or not isinstance(given, Mapping):
+            continue
+        for key in given:
+            if key not in (*known, "weight", "epochs"):
+                raise ConfigError(
+                    f"objective.{name}.{key}: objective '{name}' has no option '{key}'"
+                    f"{nearest(str(key), known)} (options: {', '.join(known) or 'none'})"
+                )
+
+
+def _unknown(kind: str, name: str, known: Mapping[str, Any]) -> str:
+    listed = ", ".join(sorted(known))
+    return f"{kind}: unknown {kind} '{name}'{nearest(name, known)} (known: {listed})"
+
+
+MODEL_CONFIG = "config.json"
+"""Of a saved model, beside its weights."""
+
+
+def model_folder(folder: Path) -> Path:
+    """Where the weights are: in `best` of a run, in the folder itself of a saved model."""
+    for place in (folder / "best", folder):
+        if (place / MODEL_CONFIG).is_file():
+            return place
+    if (folder / "config.yaml").is_file():
+        raise CheckpointError(f"{folder}: this run has no checkpoint yet; train it to the end")
+    raise CheckpointError(f"{folder}: neither a run nor a saved model")

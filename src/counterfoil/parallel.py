@@ -1,7 +1,8 @@
-"""The same work done by several processes, results in the order of the tasks."""
+"""Processes that work for this one: how many there may be, and that they end when it does."""
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -10,30 +11,73 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TypeVar
+
+from counterfoil.progress import Progress
 
 DEFERRED = (signal.SIGINT, signal.SIGTERM)
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
+WATCH_SECONDS = 1.0
+"""Between two looks of a worker at whether its parent is there."""
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: by its affinity and by the CPU quota of its container."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:  # macOS, Windows
+        cores = os.cpu_count() or 1
+    quota = _cpu_quota(CGROUPS, OWN_CGROUP)
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def _cpu_quota(root: Path, own: Path) -> float | None:
+    """The smallest quota of this process's control group and those around it, in cores."""
+    quotas = []
+    with suppress(OSError, ValueError):
+        for line in own.read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            group = Path(name.lstrip("/"))
+            for place in (group, *group.parents):
+                # version 2, which has no list of controllers, and version 1
+                folder = root / place if not controllers else root / "cpu" / place
+                quotas += _quota_of(folder)
+    return min(quotas, default=None)
+
+
+def _quota_of(folder: Path) -> list[float]:
+    with suppress(OSError, ValueError):
+        allowed, period = (folder / "cpu.max").read_text().split()
+        return [] if allowed == "max" else [int(allowed) / int(period)]
+    with suppress(OSError, ValueError, ZeroDivisionError):
+        allowed = (folder / "cpu.cfs_quota_us").read_text()
+        period = (folder / "cpu.cfs_period_us").read_text()
+        return [int(allowed) / int(period)] if int(allowed) > 0 else []
+    return []
+
 
 def ordered_map(
     function: Callable[[T], R], tasks: Sequence[T], workers: int | None = None
 ) -> Iterator[R]:
-    """``function`` of each task in order; ``workers`` processes, by default one a core.
+    """``function`` of each task in order; ``workers`` processes, by default one per usable core.
 
     ``function`` must be a top-level function. At most a few results wait to be taken, so memory
     does not grow with the number of tasks.
     """
-    workers = min(workers or os.cpu_count() or 1, len(tasks))
+    workers = min(workers or usable_cores(), len(tasks))
     if workers <= 1:
         yield from map(function, tasks)
         return
-    pool = ProcessPoolExecutor(
-        workers, mp_context=_context(), initializer=_end_with, initargs=(os.getpid(),)
-    )
+    pool = ProcessPoolExecutor(workers, mp_context=_context(), initializer=_begin_worker)
     waiting: deque[Future[R]] = deque()
     try:
         for task in tasks:
@@ -72,18 +116,46 @@ def _signals_deferred() -> Iterator[None]:
         signal.raise_signal(number)
 
 
-def _end_with(parent: int) -> None:
-    """End this worker when its parent is gone: one that was killed cannot say goodbye."""
+def _begin_worker() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it inherits handlers that defer
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    end_with_parent()
+
+
+def end_with_parent(grace: float = 0.0) -> None:
+    """End this process when the one that started it is gone, killed or not.
+
+    A process that was killed cannot end its workers. Some would wait for it for ever, with all of
+    their memory: forked siblings keep its pipes open. A worker that ends by itself when it notices
+    has ``grace`` seconds for that.
+    """
+    parent, starter = multiprocessing.parent_process(), os.getppid()
+
+    def is_gone() -> bool:
+        # A fork server starts processes for their parent; the pipe of a parent may have copies.
+        return os.getppid() != starter or (parent is not None and not parent.is_alive())
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
+        while not is_gone():
+            time.sleep(WATCH_SECONDS)
+        time.sleep(grace)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, name="end with parent", daemon=True).start()
+
+
+def begin_loader_worker(number: int) -> None:
+    """``worker_init_fn`` of a PyTorch `DataLoader`."""
+    end_with_parent()
+
+
+def bounded_workers(wanted: int, setting: str, progress: Progress | None = None) -> int:
+    """At most one worker process per usable core; a line of ``progress`` says if that is fewer."""
+    cores = usable_cores()
+    if wanted > cores and progress is not None:
+        progress.say(f"note: {setting}={wanted}, but {cores} core(s) can be used: {cores} started")
+    return min(wanted, cores)
 
 
 def _context() -> multiprocessing.context.BaseContext:

@@ -6,11 +6,14 @@ typo is an error that names the nearest option instead of something that silentl
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import inspect
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from counterfoil.errors import ConfigError, nearest
@@ -124,6 +127,45 @@ class Registry(Generic[T]):
                 f"{where or self.kind}: '{name}' cannot be built with {_shown(dict(options))}: "
                 f"{reason}"
             ) from error
+
+
+def declared(package: str, registry: str) -> dict[str, list[str] | None]:
+    """Names that a package of ours registers, with their options, as its source says.
+
+    Importing the package would import torch, which takes seconds: too long for a misspelt name.
+    Options are None if they cannot be read from the entry itself. Without source files, or once the
+    package is imported (others may have registered more), nothing is returned.
+    """
+    if f"counterfoil.{package}" in sys.modules:
+        return {}
+    entries: dict[str, list[str] | None] = {}
+    for path in sorted((Path(__file__).parent / package).glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if f"@{registry}.register(" not in text:
+            continue
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                for name in _registered_names(node, registry):
+                    entries[name] = _declared_options(node)
+    return entries
+
+
+def _registered_names(node: ast.ClassDef | ast.FunctionDef, registry: str) -> Iterator[str]:
+    for call in node.decorator_list:
+        if (
+            isinstance(call, ast.Call)
+            and ast.unparse(call.func) == f"{registry}.register"
+            and isinstance(call.args[0], ast.Constant)
+        ):
+            yield str(call.args[0].value)
+
+
+def _declared_options(node: ast.ClassDef | ast.FunctionDef) -> list[str] | None:
+    body = node.body if isinstance(node, ast.ClassDef) else [node]
+    for part in body:
+        if isinstance(part, ast.FunctionDef) and part.name in ("__init__", node.name):
+            return None if part.args.kwarg else [option.arg for option in part.args.kwonlyargs]
+    return None
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -25,7 +25,14 @@ from tests.features.tiny_networks import photos, picture, save_network
 from tests.holding import held
 
 runner = CliRunner()
-SEGMENTS = ("--backbone", "segments", "--option", "side=32", "--option", "max_fragments=4")
+SEGMENTS = (
+    "--backbone",
+    "segments",
+    "--backbone-option",
+    "side=32",
+    "--backbone-option",
+    "max_fragments=4",
+)
 
 
 def invoke(*args: object, code: int = 0):
@@ -135,7 +142,7 @@ def test_mistakes_are_told_before_the_work(table, tmp_path) -> None:
         (
             ConfigError,
             "did you mean 'side'",
-            (table, "-o", tmp_path / "o", "-b", "segments", "--option", "sid=3"),
+            (table, "-o", tmp_path / "o", "-b", "segments", "--backbone-option", "sid=3"),
         ),
         (DataError, "no such file", (tmp_path / "nowhere", "-o", tmp_path / "o")),
     ):
@@ -148,7 +155,7 @@ def test_features_are_replaced_not_added_to(table, tmp_path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     cache = ("--cache", tmp_path / "cache")
     invoke(table, "-o", first, *SEGMENTS, *cache)
-    invoke(first, "-o", second, "-b", "segments", "--option", "max_fragments=2", *cache)
+    invoke(first, "-o", second, "-b", "segments", "--backbone-option", "max_fragments=2", *cache)
     fragments = load_pairs(second).train.fragments
     assert fragments is not None
     assert fragments.max_fragments == 2
@@ -159,7 +166,16 @@ def test_features_are_replaced_not_added_to(table, tmp_path) -> None:
 
 def test_a_network_runs_from_the_command_line(table, tmp_path) -> None:
     model = save_network(tmp_path / "vit", "vit")
-    args = ("-b", "transformers", "--option", f"model={model}", "--device", "cpu", "--workers", 2)
+    args = (
+        "-b",
+        "transformers",
+        "--backbone-option",
+        f"model={model}",
+        "--device",
+        "cpu",
+        "--workers",
+        2,
+    )
     invoke(table, "-o", tmp_path / "out", *args, "--cache", tmp_path / "cache")
     fragments = load_pairs(tmp_path / "out").train.fragments
     assert fragments is not None
@@ -176,14 +192,13 @@ def test_work_that_was_killed_ends_in_the_same_bytes(tmp_path) -> None:
     command = [sys.executable, "-m", "counterfoil", "features", *args]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + 60
-        while not (logs := list(tmp_path.glob("cache/.*/all_done.jsonl"))):
+        while not list(tmp_path.glob("cache/image-features/*/*.rows")):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     assert not (tmp_path / "out").exists()
-    assert logs[0].exists()
-    invoke(*args)
+    assert "cache: 0 of 200" not in invoke(*args).stdout
     fresh = [*args[:-3], str(tmp_path / "other"), "--out", str(tmp_path / "whole")]
     invoke(*fresh)
     for path in (tmp_path / "whole").glob("*.npy"):
@@ -214,3 +229,38 @@ def test_dropped_captions_and_missing_files_are_counted_and_named(table, tmp_pat
     manifest = json.loads((tmp_path / "out" / "features.json").read_text())
     assert sum(one["kind"] == "missing-image" for one in manifest["left_out"]) == 7
     invoke(*args, "-o", tmp_path / "strict", "--strict", code=3)
+
+
+def _subset(table: Path, numbers: range) -> Path:
+    """Another table of captions of the same photos, with other splits."""
+    path = table / "subset.csv"
+    rows = [f"{n}.png,other words {n},{'test' if n % 2 else 'train'}" for n in numbers]
+    path.write_text("\n".join(["image,caption,split", *rows]))
+    return path
+
+
+def test_another_table_of_the_same_photos_extracts_nothing_again(table, tmp_path) -> None:
+    cache = ("--cache", tmp_path / "cache")
+    first = invoke(table / "captions.csv", "-o", tmp_path / "first", *SEGMENTS, *cache)
+    assert "0 of 10 images from the cache" in first.stdout
+    subset = _subset(table, range(2, 9))
+    second = invoke(subset, "-o", tmp_path / "second", *SEGMENTS, *cache)
+    assert "7 of 7 images from the cache" in second.stdout
+    third = invoke(subset, "-o", tmp_path / "third", *SEGMENTS, *cache, "--no-cache", "--json")
+    assert json.loads(third.stdout)["cache"]["folder"] is None
+    for path in (tmp_path / "third").glob("*.npy"):
+        assert path.read_bytes() == (tmp_path / "second" / path.name).read_bytes()
+    assert not list(tmp_path.glob(".counterfoil-*"))
+
+
+def test_the_cache_of_features_is_listed_and_cleared(table, tmp_path) -> None:
+    cache = ("--cache", str(tmp_path / "cache"))
+    summary = invoke(table, "-o", tmp_path / "out", *SEGMENTS, *cache).stdout
+    assert f"counterfoil data cache --clear --cache {tmp_path / 'cache'}" in summary
+    listed = json.loads(runner.invoke(app, ["data", "cache", *cache, "--json"]).stdout)
+    assert [one["images"] for one in listed["extractors"]] == [10]
+    assert listed["bytes"] > 0
+    assert "MB deleted" in runner.invoke(app, ["data", "cache", *cache, "--clear"]).stdout
+    assert not (tmp_path / "cache" / "image-features").exists()
+    again = invoke(table, "-o", tmp_path / "again", *SEGMENTS, *cache)
+    assert "0 of 10 images from the cache" in again.stdout

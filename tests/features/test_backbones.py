@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,10 @@ from counterfoil.data.images import open_image
 from counterfoil.data.pairs import Pairs
 from counterfoil.errors import ConfigError
 from counterfoil.features import Crops, TransformersFeatures, extract, extractors, with_fragments
+from counterfoil.features.cache import cache_contents
 from counterfoil.features.chunks import _fill
 from counterfoil.features.extractors import full_name, split_full_name
-from tests.features.test_extract import Recorder
+from tests.features.test_extract import Recorder, arrays
 from tests.features.tiny_networks import photos, picture, save_network
 
 pytest.importorskip("transformers")
@@ -35,10 +35,6 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
     return Pairs("mine", {"train": photos(tmp_path_factory.mktemp("photos"), 21)})
 
 
-def _arrays(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("mine-*/*"))}
-
-
 def test_fragments_on_disk_are_those_of_the_network(mine: Pairs, tmp_path: Path, model) -> None:
     made = with_fragments(mine, tmp_path, "transformers", {"model": model}).train
     tool = TransformersFeatures(model=model)
@@ -56,20 +52,20 @@ def test_fragments_on_disk_are_those_of_the_network(mine: Pairs, tmp_path: Path,
 @pytest.mark.parametrize("stop", [1, 9, 17])
 def test_threads_and_interruptions_change_no_byte(mine, tmp_path, model, stop: int) -> None:
     options = {"model": model}
-    with_fragments(mine, tmp_path / "whole", "transformers", options, workers=1)
+    whole = with_fragments(mine, tmp_path / "whole", "transformers", options, workers=1)
     with pytest.raises(KeyboardInterrupt):
         with_fragments(mine, tmp_path, "transformers", options, Recorder(stop), workers=3)
     rest = Recorder()
-    with_fragments(mine, tmp_path, "transformers", options, rest, workers=3)
-    assert rest.done[0] == stop // 8 * 8
-    assert _arrays(tmp_path) == _arrays(tmp_path / "whole")
+    made = with_fragments(mine, tmp_path, "transformers", options, rest, workers=3)
+    assert rest.seen == 21 - stop // 8 * 8
+    assert arrays(made) == arrays(whole)
 
 
-def test_the_manifest_holds_the_fingerprint(mine: Pairs, tmp_path: Path, model: str) -> None:
+def test_the_cache_names_the_fingerprint(mine: Pairs, tmp_path: Path, model: str) -> None:
     with_fragments(mine, tmp_path, "transformers", {"model": model})
-    (path,) = tmp_path.glob("mine-transformers-*/manifest.json")
-    stated = json.loads(path.read_text())["extractor"]
-    assert stated == TransformersFeatures(model=model).fingerprint()
+    (contents,) = cache_contents(tmp_path)
+    assert contents.images == 21
+    assert contents.extractor == TransformersFeatures(model=model).fingerprint()
 
 
 def test_bad_images_among_good_ones_are_left_out(tmp_path: Path, model: str) -> None:

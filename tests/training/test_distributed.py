@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.test_parallel import descendants, is_alive
 
 SCRIPT = """
 import os, sys, torch
@@ -70,7 +75,7 @@ def test_two_processes_give_the_loss_and_gradients_of_one(tmp_path, model, objec
             text=True,
             timeout=180,
             check=False,
-            env={**__import__("os").environ, "PYTHONPATH": str(root)},
+            env={**os.environ, "PYTHONPATH": str(root)},
         )
         assert done.returncode == 0, done.stderr[-3000:]
     one, two = (torch.load(tmp_path / f"{n}.pt", weights_only=True) for n in (1, 2))
@@ -80,3 +85,35 @@ def test_two_processes_give_the_loss_and_gradients_of_one(tmp_path, model, objec
         assert torch.allclose(two["grads"][name], grad, rtol=1e-7, atol=1e-9), name
     for name, buffer in one["buffers"].items():
         assert torch.allclose(two["buffers"][name].double(), buffer.double(), rtol=1e-9), name
+
+
+WAITING = """
+import os, time
+from counterfoil.training.distributed import processes
+
+with processes(dict(os.environ)):
+    print("started", flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="needs /proc")
+def test_processes_of_a_torchrun_that_was_killed_end(tmp_path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(WAITING)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    with subprocess.Popen([*torchrun, str(script)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        lines = [parent.stdout.readline() for _ in range(2)]
+        started = descendants(parent.pid)
+        parent.kill()
+        parent.stdout.close()
+    assert lines == ["started\n"] * 2
+    end = time.monotonic() + 60
+    while any(map(is_alive, started)) and time.monotonic() < end:
+        time.sleep(0.1)
+    left = [pid for pid in started if is_alive(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []

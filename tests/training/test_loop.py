@@ -18,6 +18,8 @@ import torch
 from counterfoil.config import build_config
 from counterfoil.errors import CheckpointError, TrainingError
 from counterfoil.models import create_model, from_pretrained
+from counterfoil.parallel import usable_cores
+from counterfoil.progress import Silent
 from counterfoil.training.loop import Trainer
 
 BASE = {
@@ -71,6 +73,25 @@ def test_the_number_of_workers_changes_nothing(concepts, tmp_path) -> None:
         settings = build_config({**BASE, "data": {**BASE["data"], "workers": workers}})
         trainer(concepts, tmp_path / name, settings).run()
     assert metrics(tmp_path / "none") == metrics(tmp_path / "two")
+
+
+def test_a_run_starts_no_more_loader_processes_than_it_has_cores(concepts, tmp_path) -> None:
+    class Counts(Silent):
+        most, said = 0, ""
+
+        def track(self, items, *args, **kwargs):
+            for item in items:
+                self.most = max(self.most, len(multiprocessing.active_children()))
+                yield item
+
+        def say(self, text: str) -> None:
+            self.said += text
+
+    before, counts = len(multiprocessing.active_children()), Counts()
+    settings = build_config({**BASE, "data": {**BASE["data"], "workers": usable_cores() + 3}})
+    trainer(concepts, tmp_path, settings, progress=counts).run()
+    assert counts.most - before == usable_cores()
+    assert "data.workers" in counts.said
 
 
 @pytest.mark.parametrize("stop_after", [1, 4, 7, 11])

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from counterfoil.cli.output import (
+    ABOVE_0_TO_1,
     CACHE_OPTION,
     JSON_OPTION,
+    SHARE,
     FormatOption,
     SourceOptions,
+    check_inputs,
     console,
     parse_options,
     print_json,
@@ -54,7 +57,11 @@ def audit(
         typer.Option(help="Run trained with tags-dc, to suggest corrections; default: RUN."),
     ] = None,
     threshold: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Suspicion from which a caption is listed.")
+        float,
+        typer.Option(
+            callback=ABOVE_0_TO_1,
+            help="Suspicion from which a caption is listed: above 0, at most 1.",
+        ),
     ] = 0.5,
     examine: Annotated[
         int, typer.Option(min=2, help="Captions whose words are looked at, at most, in a split.")
@@ -64,7 +71,7 @@ def audit(
     ] = 500,
     fail_above: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(min=0.0, max=1.0, help="Exit with 7 if a larger share is suspicious."),
+        typer.Option(callback=SHARE, help="Exit with 7 if a larger share (0 to 1) is suspicious."),
     ] = None,
     max_suspicious: Annotated[
         Optional[int],  # noqa: UP045
@@ -86,6 +93,7 @@ def audit(
     Scoring that was interrupted goes on where it stopped, with the same command.
     Exit code 7 means that more is suspicious than --fail-above or --max-suspicious allow.
     """
+    check_inputs([run, *([corrector] if corrector else [])], pairs, format)
     from counterfoil.audit import NO_CORRECTOR, audit_split, can_correct, total, write_report
     from counterfoil.locks import locked_folder
     from counterfoil.training.load import evaluation_split, load_model, run_config

@@ -11,8 +11,10 @@ from counterfoil.cli.explain import ImageSource
 from counterfoil.cli.output import (
     CACHE_OPTION,
     JSON_OPTION,
+    SHARE,
     FormatOption,
     SourceOptions,
+    check_inputs,
     console,
     print_json,
     print_table,
@@ -38,7 +40,7 @@ def correct(
         typer.Option(help="Split of the id; by default all are searched."),
     ] = None,
     threshold: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Words less likely wrong are left alone.")
+        float, typer.Option(callback=SHARE, help="Words less likely wrong (0 to 1) are left alone.")
     ] = 0.5,
     suggestions: Annotated[int, typer.Option(min=1, help="Words tried in place of one.")] = 5,
     out: Annotated[
@@ -60,12 +62,14 @@ def correct(
     lower the score is named.
     """
     from counterfoil.errors import ConfigError
-    from counterfoil.models.correct import correct as correct_caption
-    from counterfoil.training.load import load_model
 
     check_sentence(text, "correct")
     if out is not None and out.suffix.lower() != ".png":
         raise ConfigError(f"--out {out}: the picture is a PNG, name it so")
+    check_inputs([run], data, format)
+    from counterfoil.models.correct import correct as correct_caption
+    from counterfoil.training.load import load_model
+
     model = load_model(run, device)
     source = ImageSource(run, data, format, option or [], split, cache, quiet=as_json)
     fragments, pixels = source.read(model, image)

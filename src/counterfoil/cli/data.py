@@ -10,6 +10,8 @@ import typer
 from counterfoil.cli.output import (
     CACHE_OPTION,
     JSON_OPTION,
+    FormatOption,
+    SourceOptions,
     console,
     parse_options,
     print_json,
@@ -25,19 +27,17 @@ if TYPE_CHECKING:
 data_app = typer.Typer(help="Look at data sets, convert them, draw scenes.", no_args_is_help=True)
 
 SOURCE = typer.Argument(help="A path, or the name of a data set ('scenes').")
-FORMAT = typer.Option("--format", "-f", help="Its format; detected where absent.")
-OPTION = typer.Option("--option", help="Option of the source: key=value; repeatable.")
 
 
 @data_app.command()
 def inspect(
     source: Annotated[str, SOURCE],
-    format: Annotated[Optional[str], FORMAT] = None,  # noqa: UP045
-    option: Annotated[Optional[list[str]], OPTION] = None,  # noqa: UP045
+    format: FormatOption = None,
+    option: SourceOptions = None,
     shallow: Annotated[
         bool, typer.Option("--shallow", help="Do not decode images or read features.")
     ] = False,
-    limit: Annotated[int, typer.Option(help="Problems to list; 0: all.")] = 50,
+    limit: Annotated[int, typer.Option(min=0, help="Problems to list; 0: all.")] = 50,
     cache: Path = CACHE_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
@@ -140,8 +140,8 @@ def convert(
     source: Annotated[str, SOURCE],
     target: Annotated[Path, typer.Argument(help="Folder to write.")],
     to: Annotated[str, typer.Option("--to", help="scan, jsonl or shards.")] = "jsonl",
-    format: Annotated[Optional[str], FORMAT] = None,  # noqa: UP045
-    option: Annotated[Optional[list[str]], OPTION] = None,  # noqa: UP045
+    format: FormatOption = None,
+    option: SourceOptions = None,
     features: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="Extract features with this extractor first ('segments')."),
@@ -212,3 +212,35 @@ def scenes(
         f"{sum(report.captions.values()):,} captions, {report.bytes / 1e6:,.1f} MB",
         highlight=False,
     )
+
+
+@data_app.command()
+def cache(
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Delete cached features, and nothing else.")
+    ] = False,
+    folder: Path = CACHE_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """List cached features of images by extractor, with their size, or delete them.
+
+    [bold]Examples[/]
+
+      counterfoil data cache
+      counterfoil data cache --clear
+    """
+    from counterfoil.features.cache import cache_bytes, cache_contents, clear_cache
+
+    contents = cache_contents(folder)
+    deleted = clear_cache(folder) if clear else 0
+    size = cache_bytes(folder)
+    if as_json:
+        listed = [vars(one) for one in contents]
+        print_json({"folder": folder, "bytes": size, "deleted": deleted, "extractors": listed})
+        return
+    if contents and not clear:
+        rows = [[c.name, f"{c.images:,}", f"{c.bytes / 1e6:,.1f}", c.extractor] for c in contents]
+        print_table([["features", "images", "MB", "extractor"], *rows], words=(0, 3))
+    line = f"{folder}: {size / 1e6:,.1f} MB of features"
+    line = f"{line}, {deleted / 1e6:,.1f} MB deleted" if clear else line
+    console().print(printable(line), highlight=False, markup=False)

@@ -15,6 +15,7 @@ from counterfoil.cli.output import (
     JSON_OPTION,
     FormatOption,
     SourceOptions,
+    check_inputs,
     parse_options,
     progress,
     say_fallback,
@@ -44,9 +45,11 @@ def evaluate(
     option: SourceOptions = None,
     split: Annotated[str, typer.Option(help="Split to evaluate.")] = "test",
     folds: Annotated[
-        int, typer.Option(help="0: the whole split; 5: COCO's mean over five folds of 1K.")
+        int, typer.Option(min=0, help="0: the whole split; 5: COCO's mean over five folds of 1K.")
     ] = 0,
-    bootstrap: Annotated[int, typer.Option(help="Resamples for 95 % intervals; 0: none.")] = 1000,
+    bootstrap: Annotated[
+        int, typer.Option(min=0, help="Resamples for 95 % intervals; 0: none.")
+    ] = 1000,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     standardise: Annotated[
         bool,
@@ -111,6 +114,18 @@ def evaluate(
     words are judged at finding them. A cross-encoder scores every pair by itself: with --shortlist
     it scores only what a fast model finds, and how often the answer is among that is printed.
     """
+    if standardise and (each or words or shortlist is not None or len(runs) < 2):
+        raise ConfigError(
+            "--standardise is about the scores of several runs that are averaged over all pairs: "
+            "name two or more, and leave out --each, --words and --shortlist"
+        )
+    if shortlist is not None and (each or cxc is not None):
+        raise ConfigError(
+            "--shortlist judges one model or ensemble by its own pairs: leave out --each and --cxc"
+        )
+    if each and cxc is not None:
+        raise ConfigError("--cxc judges one model or ensemble: leave out --each")
+    check_inputs([*runs, *([shortlist] if shortlist else [])], data, format)
     from counterfoil.data.leakage import leakage_warning
     from counterfoil.training.load import evaluation_split, leakage_into
 
@@ -138,18 +153,7 @@ def evaluate(
             settings.warn(warning)
         return found
 
-    if standardise and (each or words or shortlist is not None or len(runs) < 2):
-        raise ConfigError(
-            "--standardise is about the scores of several runs that are averaged over all pairs: "
-            "name two or more, and leave out --each, --words and --shortlist"
-        )
-    if shortlist is not None and (each or cxc is not None):
-        raise ConfigError(
-            "--shortlist judges one model or ensemble by its own pairs: leave out --each and --cxc"
-        )
     if each:
-        if cxc is not None:
-            raise ConfigError("--cxc judges one model or ensemble: leave out --each")
         show_comparison(_compare(runs, read, settings), out, markdown, as_json)
     else:
         found = read(runs[0])

@@ -13,6 +13,7 @@ from counterfoil.cli.output import (
     JSON_OPTION,
     FormatOption,
     SourceOptions,
+    check_inputs,
     console,
     parse_options,
     print_json,
@@ -65,11 +66,13 @@ def explain(
     left out.
     """
     from counterfoil.errors import ConfigError
-    from counterfoil.training.load import load_model
 
     check_sentence(text, "explain")
     if out is not None and out.suffix.lower() != ".png":
         raise ConfigError(f"--out {out}: the picture is a PNG, name it so")
+    check_inputs([run], data, format)
+    from counterfoil.training.load import load_model
+
     model = load_model(run, device)
     source = ImageSource(run, data, format, option or [], split, cache, quiet=as_json)
     fragments, pixels = source.read(model, image)

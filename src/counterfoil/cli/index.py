@@ -11,6 +11,10 @@ from typer.core import TyperGroup
 from counterfoil.cli.output import (
     CACHE_OPTION,
     JSON_OPTION,
+    FormatOption,
+    SourceOptions,
+    check_index,
+    check_inputs,
     console,
     parse_options,
     print_json,
@@ -41,8 +45,6 @@ index_app = typer.Typer(
 )
 
 INDEX = typer.Argument(help="Folder of an index.")
-FORMAT = typer.Option(help="Format of the data, if not detected.")
-OPTION = typer.Option("--option", help="Option of the data source: key=value.")
 SPLIT = typer.Option("--split", help="A split of the data; repeat it for several. Default: all.")
 DEVICE = typer.Option(help="auto, cpu, cuda …")
 SETTING = typer.Option(
@@ -51,7 +53,7 @@ SETTING = typer.Option(
 API_KEY = typer.Option(
     "--api-key", envvar="COUNTERFOIL_QDRANT_API_KEY", help="Of a Qdrant server; never stored."
 )
-QUERIES = typer.Option("--recall", help="Queries to measure recall with; 0: do not measure.")
+QUERIES = typer.Option("--recall", min=0, help="Queries to measure recall with; 0: do not measure.")
 
 
 @index_app.command()
@@ -65,8 +67,8 @@ def build(
         Optional[Path],  # noqa: UP045
         typer.Option("--out", "-o", help="Folder of the index; default: RUN/index."),
     ] = None,
-    format: Annotated[Optional[str], FORMAT] = None,  # noqa: UP045
-    option: Annotated[Optional[list[str]], OPTION] = None,  # noqa: UP045
+    format: FormatOption = None,
+    option: SourceOptions = None,
     split: Annotated[Optional[list[str]], SPLIT] = None,  # noqa: UP045
     backend: Annotated[
         Literal["exact", "faiss", "qdrant"],
@@ -94,7 +96,7 @@ def build(
         Literal["float16", "float32"], typer.Option(help="Numbers on disk.")
     ] = "float16",
     shortlist: Annotated[
-        int, typer.Option(help="How many the first stage passes on to the matcher.")
+        int, typer.Option(min=1, help="How many the first stage passes on to the matcher.")
     ] = 200,
     overwrite: Annotated[bool, typer.Option(help="Replace an index that is there.")] = False,
     recall: Annotated[int, QUERIES] = 100,
@@ -115,6 +117,7 @@ def build(
       counterfoil index runs/vse photos.jsonl --out index --backend faiss --set kind=ivfpq
       counterfoil index runs/tags-scenes --first runs/vse-infty-scenes --split test --out index
     """
+    check_inputs([run, *([first] if first else [])], pairs, format)
     from counterfoil.search import SearchIndex
     from counterfoil.training.load import evaluation_split, load_model
 
@@ -143,8 +146,8 @@ def build(
 def add(
     index: Annotated[Path, INDEX],
     pairs: Annotated[str, typer.Argument(help="Data set: a path or a name.")],
-    format: Annotated[Optional[str], FORMAT] = None,  # noqa: UP045
-    option: Annotated[Optional[list[str]], OPTION] = None,  # noqa: UP045
+    format: FormatOption = None,
+    option: SourceOptions = None,
     split: Annotated[Optional[list[str]], SPLIT] = None,  # noqa: UP045
     existing: Annotated[
         Literal["refuse", "skip", "update"],
@@ -164,6 +167,8 @@ def add(
 
       counterfoil index add index new_photos/ --existing skip
     """
+    check_index(index)
+    check_inputs([], pairs, format)
     from counterfoil.training.load import evaluation_split
 
     bars = progress(quiet=as_json)
@@ -216,12 +221,12 @@ def info(
 @index_app.command()
 def recall(
     index: Annotated[Path, INDEX],
-    queries: Annotated[int, typer.Option(help="Sampled queries each way.")] = 100,
+    queries: Annotated[int, typer.Option(min=1, help="Sampled queries each way.")] = 100,
     shortlist: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(help="By default the one of the index."),
+        typer.Option(min=1, help="By default the one of the index."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the sample.")] = 0,
     api_key: Annotated[str, API_KEY] = "",
     device: Annotated[str, DEVICE] = "auto",
     as_json: bool = JSON_OPTION,
@@ -260,6 +265,7 @@ def compact(
 
 
 def _open(folder: Path, api_key: str, device: str) -> SearchIndex:
+    check_index(folder)
     from counterfoil.search import SearchIndex
 
     secret = {"api_key": api_key} if api_key else None
@@ -267,7 +273,7 @@ def _open(folder: Path, api_key: str, device: str) -> SearchIndex:
 
 
 def _settings(setting: list[str] | None, api_key: str) -> dict[str, Any]:
-    return {**parse_options(setting or []), **({"api_key": api_key} if api_key else {})}
+    return {**parse_options(setting or [], "--set"), **({"api_key": api_key} if api_key else {})}
 
 
 def _report(index: SearchIndex, added: Added, queries: int, bars: Any, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from counterfoil.cli.output import (
     JSON_OPTION,
     FormatOption,
     SourceOptions,
+    check_inputs,
     console,
     parse_options,
     print_json,
@@ -45,6 +46,7 @@ def judge(
     Which kind of judgements a file has is seen from its numbers: three expert ratings (τ-c over all
     ratings; own captions left out) or the crowd's share of yes (τ-b).
     """
+    check_inputs([run], data, format)
     from counterfoil.evaluation.judgements import judge as judge_model
     from counterfoil.training.load import evaluation_split, load_model
 

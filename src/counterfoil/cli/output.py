@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -34,21 +35,43 @@ T = TypeVar("T")
 LINE_EVERY = 60.0
 """Seconds between two lines about long work, where there is no terminal for a bar."""
 
+
+def between(least: float, most: float, above: bool = False) -> Callable[[float | None], Any]:
+    """Check of an option: a number from ``least`` (``above``: that itself is refused) to ``most``.
+
+    For what Typer's ``min`` and ``max`` cannot say: bounds that are excluded, and "nan", which
+    compares as if it were within all.
+    """
+
+    def check(value: float | None) -> float | None:
+        if value is None or (least <= value <= most and not (above and value == least)):
+            return value
+        start = f"above {least:g}" if above else f"at least {least:g}"
+        end = f" and at most {most:g}" if most < sys.float_info.max else ""
+        raise typer.BadParameter(f"expected a number {start}{end}, got {value:g}")
+
+    return check
+
+
+SHARE = between(0.0, 1.0)
+ABOVE_0 = between(0.0, sys.float_info.max, above=True)
+ABOVE_0_TO_1 = between(0.0, 1.0, above=True)
+
 DEFAULT_CACHE = Path.home() / ".cache" / "counterfoil"
 
 CACHE_OPTION = typer.Option(
     DEFAULT_CACHE,
     "--cache",
     envvar="COUNTERFOIL_CACHE",
-    help="Where generated scenes and extracted features are kept.",
+    help="Folder of generated scenes and of cached features.",
 )
 FormatOption = Annotated[
     Optional[str],  # noqa: UP045 - typer reads these annotations on Python 3.10
-    typer.Option(help="Its format, if not detected."),
+    typer.Option("--format", "-f", help="Format of the data, if not detected."),
 ]
 SourceOptions = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--option", help="Option of the data source: key=value."),
+    typer.Option("--option", help="Option of the data source: key=value; repeatable."),
 ]
 JSON_OPTION = typer.Option(False, "--json", help="Print one JSON object for a program to read.")
 
@@ -181,8 +204,30 @@ def say_fallback(bars: Says, models: Iterable[Model]) -> bool:
     return line is not None
 
 
-def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
-    """``--option images=1000`` to a mapping with YAML values."""
+def check_inputs(runs: Iterable[Path], data: str | None = None, format: str | None = None) -> None:
+    """Refuse folders and paths that do not exist, before seconds are spent on importing torch."""
+    from counterfoil.config import model_folder
+    from counterfoil.data.load import check_source
+
+    for run in runs:
+        model_folder(run)
+    if data is not None:
+        check_source(data, format)
+
+
+def check_index(folder: Path) -> None:
+    """The same for the folder of an index."""
+    from counterfoil.errors import DataError
+
+    if not (folder / "index.json").is_file():
+        raise DataError(
+            f"{folder}: not a search index (there is no index.json); "
+            "make one with: counterfoil index RUN PAIRS --out INDEX"
+        )
+
+
+def parse_options(pairs: Sequence[str], name: str = "--option") -> dict[str, Any]:
+    """``--option images=1000`` to a mapping with YAML values; ``name`` is that of the option."""
     import yaml
 
     from counterfoil.config import read_value
@@ -192,9 +237,9 @@ def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise ConfigError(f"--option {pair}: expected key=value")
+            raise ConfigError(f"{name} {pair}: expected key=value")
         try:
             options[key.strip()] = read_value(value)
         except (yaml.YAMLError, ValueError):
-            raise ConfigError(f"--option {pair}: '{value}' is not a value") from None
+            raise ConfigError(f"{name} {pair}: '{value}' is not a value") from None
     return options

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from counterfoil.cli.output import JSON_OPTION, print_json, print_table
+from counterfoil.cli.output import JSON_OPTION, check_inputs, print_json, print_table
 
 
 def score(
@@ -30,14 +30,16 @@ def score(
 
       counterfoil score runs/demo photo.png -t "a man on a red bicycle" -t "two cows"
     """
-    from counterfoil.data.images import FileImage, open_image
     from counterfoil.errors import ConfigError
-    from counterfoil.features import extractors
-    from counterfoil.training.load import load_model
 
     sentences = [*(text or []), *(_lines(texts) if texts else [])]
     if not any(sentence.strip() for sentence in sentences):
         raise ConfigError("nothing to score: give a sentence with --text, or a file with --texts")
+    check_inputs([run])
+    from counterfoil.data.images import FileImage, open_image
+    from counterfoil.features import extractors
+    from counterfoil.training.load import load_model
+
     model = load_model(run, device)
     if model.fragments_from is None:
         raise ConfigError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
 import typer
 
-from counterfoil.cli.output import JSON_OPTION, console, print_json, print_table
+from counterfoil.cli.output import JSON_OPTION, check_index, console, print_json, print_table
 
 if TYPE_CHECKING:
     from counterfoil.models.explain import Match
@@ -24,20 +24,20 @@ def search(
         Optional[str],  # noqa: UP045
         typer.Option("--image", "-i", help="An image file, or the id of an image in the index."),
     ] = None,
-    k: Annotated[int, typer.Option("-k", help="Number of results.")] = 10,
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of results.")] = 10,
     target: Annotated[
         Optional[Literal["images", "captions"]],  # noqa: UP045
         typer.Option(help="What to find; by default images for a text, captions for an image."),
     ] = None,
     shortlist: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(help="How many the matcher ranks; by default as the index was made."),
+        typer.Option(min=1, help="How many the matcher ranks; by default as the index was made."),
     ] = None,
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Let the matcher score every item.")
     ] = False,
     explain: Annotated[
-        int, typer.Option("--explain", help="Explain the first N results, word by word.")
+        int, typer.Option("--explain", min=0, help="Explain the first N results, word by word.")
     ] = 0,
     api_key: Annotated[
         str,
@@ -57,6 +57,7 @@ def search(
     The first stage's rank and score stand beside the matcher's: a result that came up from far
     below says that a longer --shortlist may find more. --exhaustive scores everything.
     """
+    check_index(index)
     from counterfoil.search import SearchIndex
 
     secret = {"api_key": api_key} if api_key else None

@@ -18,7 +18,7 @@ from counterfoil.cli.output import (
     progress,
 )
 from counterfoil.cli.signals import StopSignals
-from counterfoil.config import RunConfig, load_config
+from counterfoil.config import RunConfig, check_names, load_config
 from counterfoil.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -43,7 +43,12 @@ def train(
         typer.Option("--out", "-o", help="Run folder; by default runs/<recipe>[-<overrides>]."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from a run's last checkpoint: --resume RUN. A recipe is not needed; one "
+            "that is named must be that of the run.",
+        ),
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete a run that is already in that folder.")
@@ -61,6 +66,7 @@ def train(
       counterfoil train recipes/rvse-mlp-scenes.yaml
       counterfoil train recipes/rvse-mlp-scenes.yaml objective=triplet train.epochs=5
       counterfoil train --resume runs/rvse-mlp-scenes
+      counterfoil train recipes/rvse-mlp-scenes.yaml --resume runs/mine
       torchrun --nproc-per-node 2 -m counterfoil train recipes/rvse-mlp-scenes.yaml
 
     The run folder holds config.yaml, metrics.jsonl, the checkpoints [italic]last[/] and
@@ -68,7 +74,7 @@ def train(
     SIGTERM (143) save and stop; --resume goes on to the same result. One process trains into a
     folder at a time: a second one is told which process that is, and exits with 8.
     """
-    config, folder = _plan(recipe, list(overrides or []), out, resume)
+    config, folder = _plan(recipe, list(overrides or []), out, resume, show)
     if show:
         typer.echo(config.to_yaml())
         return
@@ -100,30 +106,64 @@ def train(
 
 
 def _plan(
-    recipe: str | None, overrides: list[str], out: Path | None, resume: bool
+    recipe: str | None, overrides: list[str], out: Path | None, resume: bool, show: bool
 ) -> tuple[RunConfig, Path]:
-    """Config and run folder that the arguments mean."""
+    """Config and run folder that the arguments mean; typos are found before torch is imported."""
     if recipe is not None and "=" in recipe and not Path(recipe).exists():
         overrides.insert(0, recipe)
         recipe = None
-    if resume and recipe is not None and not Path(recipe).exists() and not recipe.endswith(".yaml"):
-        raise CheckpointError(f"{recipe}: no run there to resume")
-    if recipe is not None and Path(recipe).is_dir():
-        if not resume:
-            raise ConfigError(f"{recipe} is a folder; to go on with the run there, add --resume")
-        out, recipe = Path(recipe), None
+    recipe, overrides, out = _understood(recipe, overrides, out, resume)
     if resume and out is None and recipe is None and not overrides:
         out = _latest_unfinished()
     folder = out or RUNS / _slug(recipe, overrides)
     saved = folder / "config.yaml"
+    if resume and not saved.is_file() and recipe is None:
+        raise CheckpointError(f"{folder}: not a run (no config.yaml there), nothing to resume")
+    asked = load_config(saved if resume and recipe is None else recipe, overrides)
+    check_names(asked)
+    if not show:
+        from counterfoil.data.load import check_source
+
+        check_source(asked.data.source, asked.data.format)
     from counterfoil.training.run import located, resumed_config
 
+    if not resume or not saved.is_file():  # or nothing was written yet
+        return located(asked), folder
+    return resumed_config(folder, located(asked)), folder
+
+
+def _understood(
+    recipe: str | None, words: list[str], out: Path | None, resume: bool
+) -> tuple[str | None, list[str], Path | None]:
+    """Recipe, overrides and run folder; with --resume, a word can be the folder of the run."""
+    folders = [Path(word) for word in words if "=" not in word]
+    overrides = [word for word in words if "=" in word]
+    if recipe is not None and _names_run(recipe, resume):
+        folders.insert(0, Path(recipe))
+        recipe = None
+    if not folders:
+        return recipe, overrides, out
     if not resume:
-        return located(load_config(recipe, overrides)), folder
-    if not saved.is_file() and recipe is not None:
-        return located(load_config(recipe, overrides)), folder  # nothing was written yet
-    asked = located(load_config(recipe or saved, overrides)) if saved.is_file() else None
-    return resumed_config(folder, asked), folder
+        known = "is a folder" if folders[0].is_dir() else "is neither a recipe nor key=value"
+        raise ConfigError(
+            f"{folders[0]} {known}; changes look like train.epochs=5, and to go on with a run: "
+            "counterfoil train --resume RUN"
+        )
+    if out is not None:
+        folders.append(out)
+    if len({folder.resolve() for folder in folders}) > 1:
+        raise ConfigError(
+            f"--resume goes on with one run, got {', '.join(map(str, folders))}: name one folder"
+        )
+    if not folders[0].exists():
+        raise CheckpointError(f"{folders[0]}: no run there to resume")
+    return recipe, overrides, folders[0]
+
+
+def _names_run(word: str, resume: bool) -> bool:
+    """Whether the first argument is meant as the folder of a run, not as a recipe."""
+    path = Path(word)
+    return path.is_dir() or (resume and not path.exists() and path.suffix not in (".yaml", ".yml"))
 
 
 def _objective_notes(recipe: str | None, config: RunConfig, resume: bool) -> list[str]:

@@ -81,14 +81,7 @@ def read_path(
     drop: bool,
 ) -> Pairs:
     """Read a path with all its problems logged; raises only if there is nothing to read."""
-    if not path.exists():
-        known = f" (data sets with a name: {', '.join(named_sources)})" if [*named_sources] else ""
-        raise DataError(
-            f"{path}: no such file or folder, nor a data set of that name"
-            f"{nearest(str(path), named_sources)}{known}"
-        )
-    if not (path.is_file() or path.is_dir()):
-        raise DataError(f"{path}: not a regular file or folder but a FIFO, a socket or a device")
+    _check_path(path)
     name = _ALIASES.get(format, format) if format is not None else detect_format(path, log)
     if name not in sources:
         raise ConfigError(
@@ -138,3 +131,20 @@ def _nearest_format(path: Path) -> str:
     if ratio < 0.5:
         return ""
     return f"; nearest is '{source}' ('{name}' resembles '{example}')"
+
+
+def check_source(source: str, format: str | None) -> None:
+    """Refuse a path that does not exist before anything is imported or made for it."""
+    if not is_named(source, format):
+        _check_path(Path(source))
+
+
+def _check_path(path: Path) -> None:
+    if not path.exists():
+        known = f" (data sets with a name: {', '.join(named_sources)})" if [*named_sources] else ""
+        raise DataError(
+            f"{path}: no such file or folder, nor a data set of that name"
+            f"{nearest(str(path), named_sources)}{known}"
+        )
+    if not (path.is_file() or path.is_dir()):
+        raise DataError(f"{path}: not a regular file or folder but a FIFO, a socket or a device")

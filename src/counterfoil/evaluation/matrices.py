@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from counterfoil.errors import DataError
+from counterfoil.parallel import usable_cores
 
 Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.int64]
@@ -96,6 +96,4 @@ def check_image_of(image_of: ArrayLike, shape: tuple[int, int]) -> Indices:
 
 def processors() -> int:
     """How many processors this process may use, at most 8: beyond, memory is the limit."""
-    if hasattr(os, "sched_getaffinity"):
-        return min(8, len(os.sched_getaffinity(0)))
-    return min(8, os.cpu_count() or 1)
+    return min(8, usable_cores())

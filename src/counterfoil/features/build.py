@@ -13,6 +13,7 @@ from counterfoil.data.convert import ConversionReport, convert
 from counterfoil.data.pairs import Pairs
 from counterfoil.data.problems import Problem, Severity, count_kinds
 from counterfoil.errors import DataError
+from counterfoil.features.cache import CacheUse
 from counterfoil.features.efficientnet_lite import has_weights
 from counterfoil.features.extract import Job, extract_pairs
 from counterfoil.features.extractors import Extractor, extractors, full_name
@@ -41,6 +42,7 @@ class FeatureReport:
     failed: list[Problem]
     seconds: float
     left_out: list[Problem]
+    cache: CacheUse
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -48,6 +50,7 @@ class FeatureReport:
             "format": self.written.format,
             "bytes": self.written.bytes,
             "seconds": round(self.seconds, 3),
+            "cache": self.cache.as_dict(),
             **self.manifest,
         }
 
@@ -61,15 +64,16 @@ def build_features(
     format: str = "scan",
     images: bool = True,
     overwrite: bool = False,
-    cache_dir: str | Path,
+    cache_dir: str | Path | None,
     device: str = "auto",
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> FeatureReport:
     """Extract fragments of every split that has images and write the data set with them.
 
-    Features that were already there are replaced. Unfinished work is kept in ``cache_dir`` and
-    taken up the next time. `features.json` in ``target`` says what made the features.
+    Features that were already there are replaced. Features are cached in ``cache_dir`` by image, so
+    interrupted work goes on from there; None: there is no cache. `features.json` in ``target`` says
+    what made the features.
     """
     target, name, chosen = Path(target), backbone or default_backbone(), dict(options or {})
     with replacing(target, "writing features there", "wait for it, or name another folder"):
@@ -77,11 +81,15 @@ def build_features(
         tool: Extractor = extractors.create(name, chosen, where="features")
         bare = _without_fragments(pairs)
         started = time.perf_counter()
-        job = Job(name, chosen, tool, progress or Silent(), workers, device)
-        made = extract_pairs(bare, Path(cache_dir), job)
+        # What is not cached is put on the disk that must have room for the result anyway.
+        job = Job(name, chosen, tool, progress or Silent(), workers, device, target.parent)
+        extraction = extract_pairs(bare, None if cache_dir is None else Path(cache_dir), job)
+        made = extraction.pairs
         seconds = time.perf_counter() - started
         named = _with_name(made, full_name(name, chosen), images)
         written = convert(named, target, format, overwrite=overwrite, progress=progress)
+        if extraction.scratch is not None:
+            extraction.scratch.close()
         failed = made.problems[len(pairs.problems) :]
         left_out = [one for one in pairs.problems if one.severity is Severity.SKIP]
         manifest = {
@@ -92,7 +100,7 @@ def build_features(
         }
         text = json.dumps(manifest, indent=2, ensure_ascii=False)
         write_atomically(target / MANIFEST, f"{text}\n")
-    return FeatureReport(manifest, written, failed, seconds, left_out)
+    return FeatureReport(manifest, written, failed, seconds, left_out, extraction.cache)
 
 
 def _description(job: Job, pairs: Pairs, made: Pairs) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +19,7 @@ from counterfoil.errors import DataError
 from counterfoil.features.backbone import Backbone
 from counterfoil.features.extractors import Extractor, extractors
 from counterfoil.features.views import View
-from counterfoil.parallel import ordered_map
+from counterfoil.parallel import ordered_map, usable_cores
 
 _LARGEST = float(np.finfo(np.float16).max)
 _MOST_THREADS = 16
@@ -74,7 +73,7 @@ def _extract(tool: Extractor, ref: ImageRef) -> Fragments | str:
 
 def _by_threads(tool: Backbone, parts: Sequence[Refs], workers: int | None) -> Iterator[Chunk]:
     """Pillow decodes and resizes outside Python's lock: threads are enough, and cost no copies."""
-    pool = ThreadPoolExecutor(workers or min(os.cpu_count() or 1, _MOST_THREADS))
+    pool = ThreadPoolExecutor(workers or min(usable_cores(), _MOST_THREADS))
     waiting: deque[list[Future[list[View] | str]]] = deque()
     try:
         for refs in parts:
@@ -96,8 +95,17 @@ def _views(tool: Backbone, ref: ImageRef) -> list[View] | str:
 
 def _run(tool: Backbone, decoding: list[Future[list[View] | str]]) -> Chunk:
     decoded = [future.result() for future in decoding]
-    good = iter(tool.run([views for views in decoded if not isinstance(views, str)]))
+    good = iter(tool.run(_whole_batches(tool, [v for v in decoded if not isinstance(v, str)])))
     return _fill(tool, [views if isinstance(views, str) else next(good) for views in decoded])
+
+
+def _whole_batches(tool: Backbone, images: list[list[View]]) -> list[list[View]]:
+    """Images with copies of the last one, so that no batch is smaller than the others.
+
+    Convolutions of another batch size may differ in the last bits. In batches of one size, the
+    features of an image do not depend on the images beside it.
+    """
+    return [*images, *([images[-1]] * (-len(images) % tool.at_once))] if images else []
 
 
 def _fill(tool: Extractor, found: list[Fragments | str]) -> Chunk:

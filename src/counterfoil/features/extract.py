@@ -1,40 +1,44 @@
-"""Fragments for every image of a data set, extracted once and kept on disk."""
+"""Fragments for every image of a data set, extracted once per image and extractor."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from counterfoil.data.arrays import ArrayFile
 from counterfoil.data.fragments import FragmentTable
+from counterfoil.data.images import ImageRef
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.pixels import PixelTable
 from counterfoil.data.problems import ProblemLog
 from counterfoil.data.sources.assemble import may_lack
 from counterfoil.errors import DataError
 from counterfoil.features.backbone import Backbone, choose_device
-from counterfoil.features.chunks import Chunk, chunks
+from counterfoil.features.cache import (
+    CachedRows,
+    CacheUse,
+    FeatureCache,
+    Place,
+    cache_bytes,
+    reason,
+)
+from counterfoil.features.chunks import Chunk, Refs, chunks
 from counterfoil.features.extractors import Extractor, extractors
 from counterfoil.features.pixels import Pixels
-from counterfoil.features.rows import RowWriter
-from counterfoil.features.stamps import fingerprint_of
-from counterfoil.files import replace_folder, replacing, write_atomically
+from counterfoil.features.stamps import CheckedImage, digests_of
+from counterfoil.parallel import bounded_workers
 from counterfoil.progress import Progress, Silent
-from counterfoil.reading import read_text
+from counterfoil.scratch import Scratch
 
 _CHUNK = 64
-_MANIFEST = "manifest.json"
 
 
 def with_fragments(
     pairs: Pairs,
-    cache_dir: Path,
+    cache_dir: Path | None,
     extractor: str = "segments",
     options: dict[str, Any] | None = None,
     progress: Progress | None = None,
@@ -43,16 +47,17 @@ def with_fragments(
 ) -> Pairs:
     """The data set with fragments for every split that has pixels but no fragments yet.
 
-    They are kept under ``cache_dir`` by what they were made from and with. Work that was
-    interrupted is taken up where it stopped. An image that cannot be decoded is left out with its
-    captions, and recorded in the problems of the result. ``device`` is where a `Backbone` runs.
+    They are cached in ``cache_dir`` by the content of each image and the extractor, and an image
+    that is there is not extracted again; None: in a temporary folder, until the process ends. An
+    image that cannot be decoded is left out with its captions, and recorded in the problems of the
+    result. ``device`` is where a `Backbone` runs.
     Pixels are not extracted: images stay where they are, whatever features came with them.
     """
     tool: Extractor = extractors.create(extractor, options or {}, where="features")
     if isinstance(tool, Pixels):
         return with_pixels(pairs, tool)
     job = Job(extractor, options or {}, tool, progress or Silent(), workers, device)
-    return extract_pairs(pairs, Path(cache_dir), job)
+    return extract_pairs(pairs, cache_dir, job).pairs
 
 
 def with_pixels(pairs: Pairs, tool: Pixels) -> Pairs:
@@ -75,7 +80,10 @@ def _pixels_of(name: str, split: Split, tool: Pixels) -> Split:
 
 @dataclass(frozen=True)
 class Job:
-    """How to extract: an extractor by its name and options, and made of them."""
+    """How to extract: an extractor by its name and options, and made of them.
+
+    ``temporary`` is the folder for features that cannot be cached; None: that of the system.
+    """
 
     name: str
     options: dict[str, Any]
@@ -83,133 +91,156 @@ class Job:
     progress: Progress
     workers: int | None = None
     device: str = "auto"
+    temporary: Path | None = None
 
 
-def extract_pairs(pairs: Pairs, cache_dir: Path, job: Job) -> Pairs:
+@dataclass(frozen=True)
+class Extraction:
+    """A data set with fragments, and what came from the cache.
+
+    ``scratch`` has those that could not be cached; the end of the process deletes it otherwise.
+    """
+
+    pairs: Pairs
+    cache: CacheUse
+    scratch: Scratch | None = None
+
+
+def extract_pairs(pairs: Pairs, cache_dir: Path | None, job: Job) -> Extraction:
     """`with_fragments` with an extractor that is already made."""
-    tool = job.tool
     todo = [s for s in pairs if s.fragments is None and s.pixels is not None and len(s)]
     if not todo:
-        return pairs
-    stamps = {split.name: fingerprint_of(split) for split in todo}
-    sources = {"extractor": tool.fingerprint(), "data": stamps}
-    key = hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:12]
-    folder = cache_dir / f"{pairs.name}-{tool.name}-{key}"
-    manifest = _read_manifest(folder)
-    if manifest is None:
-        if isinstance(tool, Backbone):
-            tool.to(choose_device(job.device))
-        manifest = _extract_all(folder, todo, sources, job)
+        return Extraction(pairs, CacheUse())
+    store = _Store(cache_dir, job)
+    digests = {split.name: digests_of(split, cache_dir, job.progress) for split in todo}
+    images: dict[bytes, ImageRef] = {}
+    for split in todo:
+        for digest, ref in zip(digests[split.name], split.pixels or (), strict=True):
+            if isinstance(digest, bytes):
+                images.setdefault(digest, ref)
+    store.find(images)
+    listed = [digest for split in todo for digest in digests[split.name]]
+    use = CacheUse(len(listed), sum(digest in store.places for digest in listed))
+    if cache_dir is not None:
+        job.progress.say(f"features: {use}")
+    missing = [digest for digest in images if digest not in store.places]
+    bad = store.extract([(digest, images[digest]) for digest in missing])
     log = ProblemLog(list(pairs.problems))
     splits = dict(pairs.splits)
     for split in todo:
-        attached = _attach(split, folder, manifest, job.name, log)
-        if len(attached):
-            splits[split.name] = attached
+        made = _attach(split, digests[split.name], store.places, bad, job.name, log)
+        if len(made):
+            splits[split.name] = made
         else:
             del splits[split.name]
-    return replace(pairs, splits=splits, problems=log.problems)
+    use = replace(
+        use,
+        extracted=len(missing) - len(bad),
+        folder=cache_dir,
+        bytes=cache_bytes(cache_dir) if cache_dir is not None else 0,
+    )
+    return Extraction(replace(pairs, splits=splits, problems=log.problems), use, store.scratch)
 
 
-def _read_manifest(folder: Path) -> dict[str, Any] | None:
-    """What a finished extraction says of itself, or None where it is absent or damaged."""
-    try:
-        manifest: dict[str, Any] = json.loads(read_text(folder / _MANIFEST))
-        whole = all(
-            (folder / name).stat().st_size == size for name, size in manifest["files"].items()
-        )
-    except (OSError, ValueError, KeyError, AttributeError):
-        return None
-    return manifest if whole else None
+class _Store:
+    """Where the features of a job are: in the cache or, if it cannot be written, elsewhere."""
+
+    def __init__(self, cache_dir: Path | None, job: Job) -> None:
+        self.job = job
+        self.scratch: Scratch | None = None
+        self.places: dict[bytes, Place] = {}
+        if cache_dir is None:
+            self.cache = self._elsewhere()
+        else:
+            self.cache = FeatureCache.of(cache_dir, job.tool.name, job.tool.fingerprint())
+
+    def find(self, digests: Collection[bytes]) -> None:
+        self.places.update(self.cache.find(digests))
+        if self.cache.damaged:
+            self.job.progress.say(
+                f"warning: {self.cache.folder}: {len(self.cache.damaged)} damaged file(s) of the "
+                "cache deleted; their images are extracted again"
+            )
+
+    def extract(self, images: list[tuple[bytes, ImageRef]]) -> dict[bytes, str]:
+        """Extract and keep; returns messages about images that could not be used."""
+        bad: dict[bytes, str] = {}
+        if images and isinstance(self.job.tool, Backbone):
+            self.job.tool.to(choose_device(self.job.device))
+        for digests, chunk in _work(images, self._bounded_job()):
+            bad.update((digests[row], message) for row, message in chunk.bad.items())
+            self.places.update(self._keep(digests, chunk))
+        return bad
+
+    def _bounded_job(self) -> Job:
+        """Threads may wait for a disk; more processes than cores only take memory."""
+        wanted = self.job.workers
+        if wanted is None or isinstance(self.job.tool, Backbone):
+            return self.job
+        return replace(self.job, workers=bounded_workers(wanted, "workers", self.job.progress))
+
+    def _keep(self, digests: list[bytes], chunk: Chunk) -> dict[bytes, Place]:
+        try:
+            return self.cache.add(digests, chunk)
+        except OSError as error:
+            if self.scratch is not None:
+                raise
+            self.job.progress.say(
+                f"warning: {self.cache.folder}: the cache cannot be written ({reason(error)}); "
+                "going on without it"
+            )
+        self.cache = self._elsewhere()
+        return self.cache.add(digests, chunk)
+
+    def _elsewhere(self) -> FeatureCache:
+        self.scratch = Scratch(".counterfoil-features-", self.job.temporary)
+        _scratch.append(self.scratch)
+        return FeatureCache(self.scratch.folder)
 
 
-def _extract_all(
-    folder: Path, splits: list[Split], sources: dict[str, Any], job: Job
-) -> dict[str, Any]:
-    partial = folder.with_name(f".{folder.name}.partial")
-    with replacing(folder, "extracting these features"):
-        finished = _read_manifest(folder)
-        if finished is not None:
-            return finished
-        partial.mkdir(parents=True, exist_ok=True)
-        dropped = {split.name: _extract_split(partial, split, job) for split in splits}
-        files = {path.name: path.stat().st_size for path in sorted(partial.glob("*.npy"))}
-        manifest = {**sources, "dropped": dropped, "files": files}
-        write_atomically(partial / _MANIFEST, json.dumps(manifest, indent=2))
-        for finished_log in partial.glob("*_done.jsonl"):
-            finished_log.unlink()
-        replace_folder(partial, folder)
-    return manifest
+_scratch: list[Scratch] = []
+"""Features outside the cache are needed as long as a data set is, so until the process ends."""
 
 
-def _extract_split(folder: Path, split: Split, job: Job) -> dict[str, str]:
-    """Fill the arrays of one split; returns {row: message} of what could not be read."""
-    rows, most = len(split), job.tool.max_fragments
-    done_path = folder / f"{split.name}_done.jsonl"
-    with (
-        RowWriter(folder / f"{split.name}_ims.npy", (rows, most, job.tool.dim), "<f2") as features,
-        RowWriter(folder / f"{split.name}_bbx.npy", (rows, most, 4), "<f4") as boxes,
-        RowWriter(folder / f"{split.name}_lens.npy", (rows,), "<i8") as lengths,
-    ):
-        continued = features.continued and boxes.continued and lengths.continued
-        bad = _read_done(done_path) if continued else {}
-        if not continued:
-            done_path.unlink(missing_ok=True)
-        starts = [start for start in range(0, rows, _CHUNK) if start not in bad]
-        for start, chunk in _work(split, starts, job):
-            features.write(start, chunk.features)
-            boxes.write(start, chunk.boxes)
-            lengths.write(start, chunk.lengths)
-            bad[start] = {str(start + row): message for row, message in chunk.bad.items()}
-            with done_path.open("a", encoding="utf-8") as log:
-                log.write(json.dumps({"start": start, "bad": bad[start]}) + "\n")
-    return {row: message for start in sorted(bad) for row, message in bad[start].items()}
+def _work(images: list[tuple[bytes, ImageRef]], job: Job) -> Iterator[tuple[list[bytes], Chunk]]:
+    starts = range(0, len(images), _CHUNK)
+    parts: list[Refs] = [
+        [CheckedImage(ref, digest) for digest, ref in images[start : start + _CHUNK]]
+        for start in starts
+    ]
 
-
-def _read_done(path: Path) -> dict[int, dict[str, str]]:
-    """Chunks finished before, by their first row; a last line cut short does not count."""
-    done: dict[int, dict[str, str]] = {}
-    if path.exists():
-        for line in read_text(path).splitlines():
-            try:
-                item = json.loads(line)
-                done[int(item["start"])] = item["bad"]
-            except (ValueError, KeyError):
-                break
-        text = "".join(
-            json.dumps({"start": start, "bad": bad}) + "\n" for start, bad in done.items()
-        )
-        write_atomically(path, text)
-    return done
-
-
-def _work(split: Split, starts: list[int], job: Job) -> Iterator[tuple[int, Chunk]]:
-    pixels = split.pixels or ()
-    parts = [list(pixels[start : start + _CHUNK]) for start in starts]
-    todo = sum(map(len, parts))
-
-    def steps() -> Iterator[tuple[int, Chunk] | None]:
+    def steps() -> Iterator[tuple[list[bytes], Chunk] | None]:
         # One step an image, so that the bar counts images; the last of a chunk carries it.
         made = chunks(job.tool, job.name, job.options, parts, job.workers)
         for start, chunk in zip(starts, made, strict=True):
             yield from [None] * (len(chunk.lengths) - 1)
-            yield start, chunk
+            yield [digest for digest, _ in images[start : start + _CHUNK]], chunk
 
-    title = f"extracting features ({split.name})"
-    for step in job.progress.track(steps(), title, total=len(split), done=len(split) - todo):
-        if step is not None:
-            yield step
+    if images:
+        for step in job.progress.track(steps(), "extracting features", total=len(images)):
+            if step is not None:
+                yield step
 
 
 def _attach(
-    split: Split, folder: Path, manifest: dict[str, Any], extractor: str, log: ProblemLog
+    split: Split,
+    digests: list[bytes | str],
+    places: Mapping[bytes, Place],
+    bad: Mapping[bytes, str],
+    extractor: str,
+    log: ProblemLog,
 ) -> Split:
     """The split with its fragments, less the images that could not be read."""
-    dropped = {int(row): message for row, message in manifest["dropped"][split.name].items()}
+    dropped = {}
+    for row, digest in enumerate(digests):
+        if isinstance(digest, str):
+            dropped[row] = digest
+        elif digest not in places:
+            dropped[row] = bad[digest]
     for row, message in dropped.items():
         log.skip("unreadable-image", f"{split.name}/{split.ids[row]}", message)
-    kept = [row for row in range(len(split)) if row not in dropped]
-    if not kept:
+    selected = [row for row in range(len(split)) if row not in dropped]
+    if not selected:
         message = (
             f"none of its {len(split)} images can be read "
             f"(the first: {next(iter(dropped.values()))})"
@@ -218,11 +249,12 @@ def _attach(
             raise DataError(f"split '{split.name}': {message}")
         log.skip("no-images", f"split '{split.name}'", f"{message}; the split is left out")
         return split.select([])
+    rows = [places[digest] for digest in digests if isinstance(digest, bytes) and digest in places]
     table = FragmentTable(
-        ArrayFile(folder / f"{split.name}_ims.npy"),
-        np.array(kept, dtype=np.int64),
-        ArrayFile(folder / f"{split.name}_lens.npy").whole(),
-        ArrayFile(folder / f"{split.name}_bbx.npy"),
+        CachedRows(rows, "features"),
+        np.arange(len(rows), dtype=np.int64),
+        np.array([place.file.records[place.row]["length"] for place in rows], dtype=np.int64),
+        CachedRows(rows, "boxes"),
         made_by=extractor,
     )
-    return replace(split.select(kept) if dropped else split, fragments=table)
+    return replace(split.select(selected) if dropped else split, fragments=table)

@@ -60,7 +60,7 @@ class OnnxFeatures(Backbone):
     def _digest(self) -> str:
         """SHA-256 of the file, and of the one that holds the weights of a large network."""
         if not self.path:
-            raise ConfigError("onnx: name a file: --option path=NETWORK.onnx")
+            raise ConfigError("onnx: name a file: --backbone-option path=NETWORK.onnx")
         digest = hashlib.sha256()
         try:
             beside = [Path(self.path + end) for end in (".data", "_data")]
@@ -108,7 +108,7 @@ class OnnxFeatures(Backbone):
     @cached_property
     def _session(self) -> Any:
         if not self.path:
-            raise ConfigError("onnx: name a file: --option path=NETWORK.onnx")
+            raise ConfigError("onnx: name a file: --backbone-option path=NETWORK.onnx")
         try:
             import onnxruntime  # type: ignore[import-not-found,unused-ignore]
         except ImportError:

@@ -118,7 +118,9 @@ class TransformersFeatures(Backbone):
     @cached_property
     def _config(self) -> Any:
         if not self.model:
-            raise ConfigError("transformers: name a model: --option model=FOLDER or a hub's name")
+            raise ConfigError(
+                "transformers: name a model: --backbone-option model=FOLDER or a hub's name"
+            )
         return load_config(self.model)
 
     @cached_property

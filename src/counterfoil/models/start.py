@@ -13,13 +13,14 @@ from typing import Any, get_args
 
 from torch import Tensor, nn
 
+from counterfoil.config import model_folder
 from counterfoil.data.texts import HuggingFaceText, TextProcessor, WordText
 from counterfoil.errors import ConfigError
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.matchers.cross_heads import CrossHeads, Head
 from counterfoil.models.model import Model
 from counterfoil.models.spec import PARTS
-from counterfoil.models.store import first_member, from_pretrained, model_folder
+from counterfoil.models.store import first_member, from_pretrained
 
 MAY_DIFFER = frozenset(
     {"name", "pretrained", "weights", "checkpointing", "alike", "extras", "vocabulary"}

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from counterfoil.config import MODEL_CONFIG
 from counterfoil.data.texts import load_text_processor
 from counterfoil.encoders.bert import BertEncoder
 from counterfoil.encoders.copies import CopiedEncoder
@@ -31,7 +32,7 @@ from counterfoil.models.spec import ModelSpec
 from counterfoil.reading import read_text
 
 FORMAT = 1
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+WEIGHTS, CONFIG = "model.safetensors", MODEL_CONFIG
 CONFIG_BYTES = 1 << 20
 LANGUAGE_MODEL, VISION_MODEL = "language_model", "vision_model"
 
@@ -119,16 +120,6 @@ def _build(layout: dict[str, Any], folder: Path) -> Model:
             layout["fragments_from"],
             layout["fragments_options"],
         )
-
-
-def model_folder(folder: Path) -> Path:
-    """Where the weights are: in `best` of a run, in the folder itself of a saved model."""
-    for place in (folder / "best", folder):
-        if (place / CONFIG).is_file():
-            return place
-    if (folder / "config.yaml").is_file():
-        raise CheckpointError(f"{folder}: this run has no checkpoint yet; train it to the end")
-    raise CheckpointError(f"{folder}: neither a run nor a saved model")
 
 
 def load_weights(model: Model, folder: Path) -> None:

@@ -7,7 +7,6 @@ told there.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from counterfoil.parallel import end_with_parent, usable_cores
 from counterfoil.progress import Progress, Silent
 from counterfoil.reproduce.foil_judge import FoilJudge
 from counterfoil.reproduce.judge import Judge
@@ -102,7 +102,7 @@ def measure_together(
     if jobs < 2 or len(waiting) < 2:
         return 0
     at_once = min(jobs, len(waiting))
-    threads = max(1, (os.cpu_count() or 1) // at_once)
+    threads = max(1, usable_cores() // at_once)
     pool = ProcessPoolExecutor(
         at_once,
         own_processes(),
@@ -145,6 +145,7 @@ def _begin(
     folder: Path, cache: Path, options: FoilOptions, folds: int | None, threads: int
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's word counts
+    end_with_parent()  # if it is killed, nobody wants the results
     torch.set_num_threads(threads)
     _here.append(_Process(FoilJudge(Judge(folder, cache, Silent()), options), folds))
 

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import torch
 
+from counterfoil.parallel import end_with_parent, usable_cores
 from counterfoil.progress import Progress, Silent
 from counterfoil.reproduce.planned import Job
 
@@ -32,6 +33,9 @@ POLL = 0.5
 
 PATIENCE = 5.0
 """Seconds that workers have to end by themselves after an error, and again after SIGTERM."""
+
+GRACE = 60.0
+"""Seconds that a run has to save and end after its parent was killed."""
 
 TERMINATED = 128 + signal.SIGTERM
 """Exit code of a worker that SIGTERM ended."""
@@ -105,7 +109,7 @@ class Workers:
 
     def start(self, run: Job) -> None:
         receiver, sender = self.context.Pipe(duplex=False)
-        threads = max(1, (os.cpu_count() or 1) // self.jobs)
+        threads = max(1, usable_cores() // self.jobs)
         work = (run, self.cache, self.train, self.describe, sender, self.stop, threads)
         process = self.context.Process(target=_work, args=work, daemon=False)
         process.start()
@@ -237,6 +241,7 @@ def _work(
     def should_stop() -> bool:
         return termination.asked or stop.is_set() or (parent is not None and not parent.is_alive())
 
+    end_with_parent(GRACE)
     torch.set_num_threads(threads)
     try:
         messages, listen = _Messages(sender), termination.on_training

@@ -12,8 +12,12 @@ import torch.distributed as dist
 
 from counterfoil.collectives import rank, world_size
 from counterfoil.errors import CounterfoilError
+from counterfoil.parallel import end_with_parent
 
 T = TypeVar("T")
+
+GRACE = 5.0
+"""Seconds that a process has to write what it is writing when torchrun was killed."""
 
 
 @contextmanager
@@ -27,6 +31,8 @@ def processes(environment: Mapping[str, str]) -> Iterator[bool]:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(environment.get("LOCAL_RANK", "0")))
+    if dist.is_torchelastic_launched():  # torchrun ends its processes, unless it is killed
+        end_with_parent(GRACE)
     # the first process may draw or extract for hours while the others wait for it
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=timedelta(hours=12))

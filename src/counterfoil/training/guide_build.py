@@ -12,12 +12,13 @@ from pathlib import Path
 
 import torch
 
+from counterfoil.config import model_folder
 from counterfoil.data.pairs import Split
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.files import atomic_folder
 from counterfoil.locks import LOCK, locked_folder
 from counterfoil.models.model import Model
-from counterfoil.models.store import from_pretrained, model_folder
+from counterfoil.models.store import from_pretrained
 from counterfoil.progress import Progress, Silent
 from counterfoil.training.checkpoint import STATE
 from counterfoil.training.guide import MODEL, check_weights

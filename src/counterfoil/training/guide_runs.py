@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from counterfoil.config import RunConfig
+from counterfoil.config import RunConfig, model_folder
 from counterfoil.data.dev_split import read_dev_split
 from counterfoil.data.pairs import Split
 from counterfoil.errors import ConfigError
-from counterfoil.models.store import model_folder
 from counterfoil.progress import Progress
 from counterfoil.training.load import run_config
 from counterfoil.training.run import read_data

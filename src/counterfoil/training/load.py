@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from counterfoil.config import FeaturesConfig, RunConfig, load_config
+from counterfoil.config import FeaturesConfig, RunConfig, load_config, model_folder
 from counterfoil.data.dev_split import read_dev_split, with_dev_split
 from counterfoil.data.leakage import shared_with_train
 from counterfoil.data.load import is_named, load_pairs
@@ -14,7 +14,6 @@ from counterfoil.errors import ConfigError
 from counterfoil.features import with_fragments
 from counterfoil.models import Model, from_pretrained, resolve
 from counterfoil.models.dual import reads_pixels
-from counterfoil.models.store import model_folder
 from counterfoil.progress import Progress
 from counterfoil.training.loop import choose_device
 from counterfoil.training.run import read_data

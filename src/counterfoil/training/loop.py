@@ -28,6 +28,7 @@ from counterfoil.models.model import Model
 from counterfoil.models.store import load_weights
 from counterfoil.objectives import create_objective
 from counterfoil.objectives.protection import find_twins
+from counterfoil.parallel import begin_loader_worker, bounded_workers
 from counterfoil.progress import Progress, Silent
 from counterfoil.training.checkpoint import STATE, Checkpoints, Position
 from counterfoil.training.gradient_cache import GradientCache
@@ -368,11 +369,12 @@ class Trainer:
         """Batches of the epoch from the place on where it stands."""
         self.shares.epoch, self.shares.start = self.position.epoch, self.position.batch
         if self.loader is None:
-            workers = self.config.data.workers
+            workers = bounded_workers(self.config.data.workers, "data.workers", self.progress)
             self.loader = DataLoader(
                 self.items,
                 batch_sampler=self.shares,
                 num_workers=workers,
+                worker_init_fn=begin_loader_worker,
                 collate_fn=Collate(self.model.text.pad),
                 # only fragments are worth a thread that takes turns with this one
                 pin_memory=self.device.type == "cuda" and self.resident is None,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from counterfoil.config import RunConfig
+from counterfoil.config import RunConfig, model_folder
 from counterfoil.data.batches import Companions, PairBatch
 from counterfoil.data.pairs import Split
 from counterfoil.data.texts import TextProcessor
@@ -17,7 +17,7 @@ from counterfoil.errors import ConfigError, DataError
 from counterfoil.models.foil_maker import FoilMaker, cross_encoder_of
 from counterfoil.models.model import Model
 from counterfoil.models.start import same_ids
-from counterfoil.models.store import from_pretrained, model_folder
+from counterfoil.models.store import from_pretrained
 from counterfoil.objectives.generation import GeneratorOptions
 from counterfoil.objectives.protection import Twins
 from counterfoil.progress import Progress

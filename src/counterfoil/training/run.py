@@ -13,7 +13,13 @@ import numpy as np
 import torch
 
 from counterfoil.collectives import rank
-from counterfoil.config import EvaluationConfig, FeaturesConfig, RunConfig, load_config
+from counterfoil.config import (
+    EvaluationConfig,
+    FeaturesConfig,
+    RunConfig,
+    load_config,
+    model_folder,
+)
 from counterfoil.data.arrays import ArrayFile
 from counterfoil.data.dev_split import (
     dev_note,
@@ -38,7 +44,6 @@ from counterfoil.files import write_atomically
 from counterfoil.models import Model, create_model, from_pretrained, resolve
 from counterfoil.models.dual import pixel_options
 from counterfoil.models.start import start_from
-from counterfoil.models.store import model_folder
 from counterfoil.objectives import create_objective
 from counterfoil.progress import Progress, Silent
 from counterfoil.training.distributed import on_first_process

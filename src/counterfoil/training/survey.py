@@ -17,6 +17,7 @@ from counterfoil.data.sampling import BatchPlan
 from counterfoil.errors import TrainingError
 from counterfoil.models.asking import asked
 from counterfoil.models.model import Model
+from counterfoil.parallel import begin_loader_worker, bounded_workers
 from counterfoil.progress import Progress
 from counterfoil.training.step import score_batch
 
@@ -69,7 +70,8 @@ class TrainingSurvey:
         return DataLoader(
             self.items,  # type: ignore[arg-type]
             batch_sampler=self._shares(),
-            num_workers=self.workers,
+            num_workers=bounded_workers(self.workers, "data.workers"),
+            worker_init_fn=begin_loader_worker,
             collate_fn=Collate(self.model.text.pad),
             generator=torch.Generator(),
         )
