@@ -69,14 +69,26 @@ def test_findings_come_in_order_with_their_facts(audit) -> None:
             assert finding.better_caption.score > finding.score
 
 
-def test_the_summary_counts_what_is_listed(audit) -> None:
+def test_the_summary_counts_what_was_found(audit) -> None:
     summary = audit.summary
     assert summary.captions == len(audit.split.texts)
     assert summary.suspicious == sum(f.kind == "mismatch" for f in audit.findings)
-    assert summary.suspicious + summary.false_negatives == len(audit.findings)
+    assert summary.false_negatives == sum(f.near_duplicate is not None for f in audit.findings)
     assert summary.share == summary.suspicious / summary.captions
     assert summary.words_examined == summary.captions
     assert max(summary.signs.values()) <= summary.suspicious
+    near = {f.image for f in audit.findings if f.near_duplicate is not None}
+    assert summary.false_negative_images == len(near)
+
+
+@pytest.mark.parametrize("threshold", [0.05, 0.5, 0.95])
+def test_the_summary_does_not_change_with_the_threshold_of_the_list(
+    audit, learned, truth, threshold
+) -> None:
+    other = audit_split(learned, truth.split, threshold=threshold)
+    assert other.summary == audit.summary
+    wrong = [finding for finding in other.findings if finding.kind == "mismatch"]
+    assert len(wrong) == other.listed == int((audit.suspicion >= threshold).sum())
 
 
 def test_the_same_said_of_another_image_is_a_likely_false_negative(learned, concepts) -> None:

@@ -95,12 +95,14 @@ class Engine:
 
     def _encode(self, jobs: Sequence[Encode]) -> list[Encoded]:
         extractor = self._extractor(self.model)
-        batch = pad_fragments([extractor.extract(job.picture) for job in jobs])
-        batch = batch.to(self.model.device)
+        return self._encode_fragments([extractor.extract(job.picture) for job in jobs])
+
+    def _encode_fragments(self, items: Sequence[Fragments]) -> list[Encoded]:
+        batch = pad_fragments(items).to(self.model.device)
         encoded = self.model.encode_images(batch)
         if encoded.fragments is not None and encoded.mask.shape == batch.mask.shape:
             encoded = replace(encoded, boxes=batch.boxes)  # for explanations
-        return [encoded[row : row + 1] for row in range(len(jobs))]
+        return [encoded[row : row + 1] for row in range(len(items))]
 
     def _score(self, jobs: Sequence[Score]) -> list[list[list[float]]]:
         """All pairs of all jobs at once; a text or an image that stands twice is encoded once."""
@@ -117,7 +119,7 @@ class Engine:
             )
         )
         scores = self._paired(
-            Encoded.cat([self.library.encoded(name) for name in images]),
+            Encoded.cat([self._image(name) for name in images]),
             encode_texts(self.model, texts),
             pairs,
         )
@@ -147,14 +149,14 @@ class Engine:
             if asked == "captions":
                 queries = encode_texts(self.model, [jobs[place].text or "" for place in places])
             else:
-                queries = Encoded.cat([self.library.encoded(jobs[p].image or "") for p in places])
+                queries = Encoded.cat([self._image(jobs[p].image or "") for p in places])
             found = self.searcher.search(asked, target, queries, [jobs[p].k for p in places])
             for place, hits in zip(places, found, strict=True):
                 results[place] = {"target": target, "hits": hits}
         return results
 
     def _explain(self, job: Explain) -> dict[str, Any]:
-        image = self.library.encoded(job.image)
+        image = self._image(job.image)
         match = explain_encoded(self.model, image, job.text)
         near = similarities(self.model, image, job.text) if self.scale else []
         told = match.as_dict()
@@ -177,7 +179,7 @@ class Engine:
         found: Correction = correct(
             self.corrector, fragments, job.text, threshold=job.threshold, suggestions=SUGGESTIONS
         )
-        image = self.library.encoded(job.image)
+        image = self._image(job.image)
 
         def scores(texts: Sequence[str]) -> list[float]:
             encoded = encode_texts(self.model, texts)
@@ -188,6 +190,13 @@ class Engine:
         agreed = agree(found, job.threshold, effects, scores)
         asked = {"image": job.image, "threshold": job.threshold}
         return {**found.as_dict(), **asked, "agreed": agreed.as_dict()}
+
+    def _image(self, name: str) -> Encoded:
+        """One image as the matcher reads it: as the index or an upload has it, or from pixels."""
+        encoded = self.library.find_encoded(name)
+        if encoded is None:
+            encoded = self._encode_fragments([self._read(self.model, name)])[0]
+        return encoded
 
     def _read(self, model: Model, name: str) -> Fragments:
         """An image's fragments of the kind a model reads, from its pixels."""

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, File, Query, Request, UploadFile
 from starlette.responses import PlainTextResponse, Response
 
 from counterfoil.app import schemas as s
+from counterfoil.app.audits import Section
 from counterfoil.app.body import too_long
 from counterfoil.app.engine import Correct, Encode, Explain, Score, Search
 from counterfoil.app.limits import ID_LETTERS, PAGE
@@ -145,11 +146,12 @@ async def audit(
     offset: Offset = 0,
     limit: Limit = 20,
     reason: Annotated[str | None, Query(max_length=ID_LETTERS)] = None,
+    section: Section = "suspicious",
 ) -> s.Findings:
-    """Findings of the audit that is served, most suspicious first."""
+    """Findings of the audit that is served: suspicious captions, or near-duplicates."""
     if service.content.audit is None:
         raise Problem(404, "no audit is served: start the service with --audit DIR")
-    return s.Findings(**service.content.audit.page(offset, limit, reason))
+    return s.Findings(**service.content.audit.page(offset, limit, reason, section))
 
 
 @router.get("/api/runs", tags=["runs"], responses=documented())

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
+from counterfoil.app.audits import Section
 from counterfoil.app.limits import ID_LETTERS, RESULTS, TEXT_LETTERS, TEXT_WORDS, TEXTS
 from counterfoil.audit.findings import Finding
 from counterfoil.data.words import words
@@ -228,13 +229,31 @@ class ReasonCount(BaseModel):
     count: int
 
 
-class Findings(BaseModel):
-    """Findings of `counterfoil audit`, most suspicious first."""
+class AuditEntry(Finding):
+    """A finding, or several with the same caption.
 
+    ``shown`` gives the names by which this service knows the images of the finding: the audited
+    data may be others than those of the index. ``same`` counts the findings with this caption,
+    ``same_images`` names the first of their images.
+    """
+
+    shown: dict[str, str]
+    same: int
+    same_images: list[str]
+
+
+class Findings(BaseModel):
+    """Findings of `counterfoil audit`: most suspicious first, or near-duplicates.
+
+    ``total`` counts the entries of this list, ``counts`` the captions of each section.
+    """
+
+    section: Section
     total: int
     offset: int
+    counts: dict[Section, int]
     reasons: list[ReasonCount]
-    findings: list[Finding]
+    findings: list[AuditEntry]
 
 
 class RunSummary(BaseModel):

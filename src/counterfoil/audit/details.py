@@ -18,7 +18,7 @@ from counterfoil.audit.findings import (
     WrongWord,
 )
 from counterfoil.audit.survey import Survey
-from counterfoil.audit.suspicion import NAMED, SIGNS, Scale
+from counterfoil.audit.suspicion import SIGNS, Scale, named_signs
 from counterfoil.audit.words import UsualEffects, WordEffects
 from counterfoil.data.pairs import Split
 
@@ -43,7 +43,7 @@ class Describer:
     scale: Scale | None
 
     def findings(self, threshold: float) -> list[Finding]:
-        """Mismatches, the most suspicious first, then likely false negatives."""
+        """Mismatches from ``threshold`` on, the most suspicious first, then near-duplicates."""
         captions = self.survey.captions
         own = self.survey.own[captions]
         quantiles = np.searchsorted(np.sort(own), own, side="left") / max(1, len(own))
@@ -96,17 +96,13 @@ class Describer:
     ) -> tuple[Reason, ...]:
         """The signs that are strong enough to be named, or the strongest; then duplicates."""
         signs = self.signs[number]
-        named = [k for k in np.argsort(-signs, kind="stable") if signs[k] >= NAMED]
-        if not named and kind == "mismatch":
-            named = [int(signs.argmax())]
         found = [
             Reason(
                 sign=SIGNS[k],
                 strength=float(signs[k]),
                 text=self._sentence(SIGNS[k], number, quantile, words),
             )
-            for k in named
-            if kind == "mismatch"
+            for k in (named_signs(signs) if kind == "mismatch" else ())
         ]
         near = self.duplicates.get(number)
         if near is not None:

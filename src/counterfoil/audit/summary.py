@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
+from numpy.typing import NDArray
 
-from counterfoil.audit.findings import Finding, Summary
+from counterfoil.audit.duplicates import Duplicate
+from counterfoil.audit.findings import Summary
 from counterfoil.audit.survey import Survey
-from counterfoil.audit.suspicion import SIGNS
+from counterfoil.audit.suspicion import SIGNS, SUSPICIOUS, named_signs
 from counterfoil.audit.words import WordEffects
 from counterfoil.data.pairs import Split
+
+Values = NDArray[np.float64]
 
 FEW = 50
 LISTED = 20
@@ -19,13 +21,15 @@ LISTED = 20
 def summarise(
     split: Split,
     survey: Survey,
-    findings: Sequence[Finding],
-    threshold: float,
+    signs: Values,
+    suspicion: Values,
+    duplicates: dict[int, Duplicate],
     effects: WordEffects,
 ) -> Summary:
-    """Counts of the findings of a split, and what a reader should know about them."""
+    """What was found in a split, and what a reader should know about it."""
     captions, examined = survey.captions, len(effects.words)
-    wrong = [finding for finding in findings if finding.kind == "mismatch"]
+    wrong = captions[suspicion[captions] >= SUSPICIOUS]
+    reasons = [SIGNS[k] for number in wrong for k in named_signs(signs[number])]
     notes = []
     if len(captions) < FEW:
         notes.append(
@@ -44,10 +48,10 @@ def summarise(
         images=survey.compared,
         captions=len(captions),
         suspicious=len(wrong),
-        false_negatives=len(findings) - len(wrong),
+        false_negatives=len(duplicates),
+        false_negative_images=len({found.own for found in duplicates.values()}),
         share=len(wrong) / max(1, len(captions)),
-        threshold=threshold,
-        signs={sign: sum(sign in finding.signs for finding in wrong) for sign in SIGNS},
+        signs={sign: reasons.count(sign) for sign in SIGNS},
         words_examined=examined,
         word_method=effects.method,
         score_median=float(np.median(survey.own[captions])),

@@ -59,9 +59,9 @@ export function link(view, params = {}) {
 }
 
 // An image, or its name where there are no pixels.
-export function image(id, side, alt) {
+export function image(id, side, alt, name = id) {
   const shown = h("img", { src: picture(id, side), alt, loading: "lazy", decoding: "async" });
-  shown.addEventListener("error", () => shown.replaceWith(h("span", { class: "nopixels" }, id)));
+  shown.addEventListener("error", () => shown.replaceWith(h("span", { class: "nopixels" }, name)));
   return shown;
 }
 
