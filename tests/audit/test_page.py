@@ -84,6 +84,8 @@ def summary(**changes) -> Summary:
         "recall_at_1": 0.6,
         "skipped_images": 1,
         "skipped_captions": 5,
+        "unknown_captions": 0,
+        "unknown_words": 0,
         "skipped": ("image 7: <b>broken</b>",),
         "notes": (),
     }

@@ -17,14 +17,13 @@ from counterfoil.app.scale import distributions, similarities
 from counterfoil.app.searching import Searcher
 from counterfoil.data.batches import pad_fragments
 from counterfoil.data.fragments import Fragments
-from counterfoil.data.texts import WordText
-from counterfoil.data.words import words
 from counterfoil.encoders import Encoded
 from counterfoil.evaluation.explain_chart import method_note, shades
 from counterfoil.evaluation.scoring import encode_texts
 from counterfoil.features import Extractor, extractors
 from counterfoil.models.correct import Correction, correct
 from counterfoil.models.model import Model
+from counterfoil.models.word_spans import known_text
 from counterfoil.search.explain import explain_encoded
 from counterfoil.search.items import Side
 
@@ -120,7 +119,7 @@ class Engine:
         )
         scores = self._paired(
             Encoded.cat([self._image(name) for name in images]),
-            encode_texts(self.model, texts),
+            self._texts(texts),
             pairs,
         )
         return [
@@ -147,7 +146,7 @@ class Engine:
             groups.setdefault((asked, job.target or other), []).append(place)
         for (asked, target), places in groups.items():
             if asked == "captions":
-                queries = encode_texts(self.model, [jobs[place].text or "" for place in places])
+                queries = self._texts([jobs[place].text or "" for place in places])
             else:
                 queries = Encoded.cat([self._image(jobs[p].image or "") for p in places])
             found = self.searcher.search(asked, target, queries, [jobs[p].k for p in places])
@@ -163,14 +162,11 @@ class Engine:
         for place, (word, shade) in enumerate(zip(told["words"], shades(match), strict=True)):
             word["shade"] = shade
             word["similarity"] = near[place] if near else None
-            word["known"] = self._knows(word["word"])
         return {**told, "image": job.image, "note": method_note(match), "scale": self.scale}
 
-    def _knows(self, word: str) -> bool:
-        text = self.model.text
-        return not isinstance(text, WordText) or all(
-            part in text.vocabulary.index for part in words(word)
-        )
+    def _texts(self, texts: Sequence[str]) -> Encoded:
+        """Sentences without the words that the model does not know."""
+        return encode_texts(self.model, [known_text(self.model.text, text).text for text in texts])
 
     def _correct(self, job: Correct) -> dict[str, Any]:
         if self.corrector is None:
@@ -182,7 +178,7 @@ class Engine:
         image = self._image(job.image)
 
         def scores(texts: Sequence[str]) -> list[float]:
-            encoded = encode_texts(self.model, texts)
+            encoded = self._texts(texts)
             pairs = [(0, column) for column in range(len(texts))]
             return list(self._paired(image, encoded, pairs).values())
 

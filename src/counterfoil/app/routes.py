@@ -17,8 +17,9 @@ from counterfoil.app.limits import ID_LETTERS, PAGE
 from counterfoil.app.pictures import MEDIA_TYPE, SIDES, decode_upload
 from counterfoil.app.problems import Problem, documented
 from counterfoil.app.service import Service, the_service
-from counterfoil.data.texts import WordText
-from counterfoil.data.words import words
+from counterfoil.errors import DataError
+from counterfoil.models.model import Model
+from counterfoil.models.word_spans import require_known
 
 T = TypeVar("T")
 router = APIRouter()
@@ -110,8 +111,9 @@ async def score(service: TheService, asked: s.ScoreRequest) -> s.ScoreResponse:
     """Scores of every image with every text."""
     for name in asked.images:
         service.library.check(name)
+    unknown = [_unknown(service, text) for text in asked.texts]
     scores = await service.queue.submit(Score(tuple(asked.images), tuple(asked.texts)))
-    return s.ScoreResponse(scores=scores)
+    return s.ScoreResponse(scores=scores, unknown=unknown)
 
 
 @router.post("/api/search", tags=["matching"], responses=documented(404, 422))
@@ -119,9 +121,9 @@ async def search(service: TheService, asked: s.SearchRequest) -> s.SearchRespons
     """The best images for a text, or captions for an image."""
     if asked.image is not None:
         service.library.check(asked.image)
+    unknown = _unknown(service, asked.text) if asked.text is not None else []
     job = Search(asked.text, asked.image, asked.k, asked.target)
     results: dict[str, Any] = await service.queue.submit(job)
-    unknown = _unknown(service, asked.text) if asked.text is not None else []
     return s.SearchResponse(**results, unknown=unknown)
 
 
@@ -129,6 +131,7 @@ async def search(service: TheService, asked: s.SearchRequest) -> s.SearchRespons
 async def explain(service: TheService, asked: s.ExplainRequest) -> s.ExplainResponse:
     """How every word of a sentence bears on its match with an image."""
     service.library.check(asked.image)
+    _unknown(service, asked.text)
     return s.ExplainResponse(**await service.queue.submit(Explain(asked.image, asked.text)))
 
 
@@ -136,6 +139,9 @@ async def explain(service: TheService, asked: s.ExplainRequest) -> s.ExplainResp
 async def correct(service: TheService, asked: s.CorrectRequest) -> s.CorrectResponse:
     """Which words are wrong for an image, and what should stand there."""
     service.library.check(asked.image)
+    _unknown(service, asked.text)
+    if service.content.corrector is not None:
+        _unknown(service, asked.text, service.content.corrector)
     job = Correct(asked.image, asked.text, asked.threshold)
     return s.CorrectResponse(**await service.queue.submit(job))
 
@@ -204,8 +210,9 @@ async def _read(service: Service, read: Callable[..., T], *of: Any) -> T:
     return await to_thread.run_sync(read, *of, limiter=service.readers)
 
 
-def _unknown(service: Service, text: str) -> list[str]:
-    processor = service.model.text
-    if not isinstance(processor, WordText):
-        return []
-    return list(dict.fromkeys(w for w in words(text) if w not in processor.vocabulary.index))
+def _unknown(service: Service, text: str, model: Model | None = None) -> list[str]:
+    """Words that a model does not know, by default the matcher; refused if it knows none."""
+    try:
+        return require_known((model or service.model).text, text).unknown_words
+    except DataError as error:
+        raise Problem(422, str(error)) from None

@@ -50,9 +50,13 @@ class ScoreRequest(Asked):
 
 
 class ScoreResponse(BaseModel):
-    """``scores[i][t]`` is that of image ``i`` with text ``t``."""
+    """``scores[i][t]`` is that of image ``i`` with text ``t``.
+
+    ``unknown[t]`` are the words of text ``t`` that the model does not know; they are left out.
+    """
 
     scores: list[list[float]]
+    unknown: list[list[str]]
 
 
 class SearchRequest(Asked):
@@ -86,7 +90,7 @@ class SearchResponse(BaseModel):
 
     target: Target
     hits: list[Hit]
-    unknown: list[str] = Field(description="Words the model has never seen.")
+    unknown: list[str] = Field(description="Words that the model does not know; left out.")
 
 
 class ExplainRequest(Asked):
@@ -98,6 +102,7 @@ class Word(BaseModel):
     """A word, its effect on the score and where it looked.
 
     ``shade`` is the effect from −1 to 1 for colouring, ``similarity`` the highest with a region.
+    A word that is not ``known`` was left out: its effect is 0.
     """
 
     word: str
@@ -136,6 +141,7 @@ class ExplainResponse(BaseModel):
     additive: bool
     note: str
     words: list[Word]
+    unknown: list[str] = Field(description="Words that the model does not know; left out.")
     specials: list[Word]
     boxes: list[tuple[float, float, float, float]] | None
     scale: Scale | None
@@ -152,6 +158,7 @@ class Suspect(BaseModel):
     span: tuple[int, int]
     wrong: float
     suggestions: list[str]
+    known: bool = True
 
 
 class Change(BaseModel):

@@ -15,6 +15,7 @@ from counterfoil.audit.findings import (
     OtherCaption,
     OtherImage,
     Reason,
+    UnknownWord,
     WrongWord,
 )
 from counterfoil.audit.survey import Survey
@@ -89,6 +90,7 @@ class Describer:
             better_caption=self._better_caption(number) if kind == "mismatch" else None,
             near_duplicate=self._caption(near.caption, near.similarity) if near else None,
             near_duplicate_images=near.others if near else 0,
+            unknown_words=self._unknown_words(number),
         )
 
     def _reasons(
@@ -137,6 +139,15 @@ class Describer:
             )
             for word, named in zip(spoken, doubtful, strict=True)
             if named
+        )
+
+    def _unknown_words(self, number: int) -> tuple[UnknownWord, ...]:
+        read = self.survey.unknown.get(number)
+        words = () if read is None else read.unknown
+        return tuple(
+            UnknownWord(word=writable(word.text), span=(word.start, word.end))
+            for word in words
+            if not word.is_punctuation
         )
 
     def _better_caption(self, number: int) -> OtherCaption | None:

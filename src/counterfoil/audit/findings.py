@@ -38,6 +38,13 @@ class WrongWord(Report):
     suggestions: tuple[str, ...] = ()
 
 
+class UnknownWord(Report):
+    """A word that the model does not know, and its place; it was left out before scoring."""
+
+    word: str
+    span: tuple[int, int]
+
+
 class OtherImage(Report):
     """Another image of the split, and the caption's score with it."""
 
@@ -89,6 +96,7 @@ class Finding(Report):
     better_caption: OtherCaption | None
     near_duplicate: OtherCaption | None
     near_duplicate_images: int
+    unknown_words: tuple[UnknownWord, ...] = ()
     correction: Corrected | None = None
     correction_note: str = ""
 
@@ -108,6 +116,8 @@ class Summary(Report):
 
     ``suspicious`` counts captions with a suspicion of at least 0.5, ``signs`` their reasons.
     ``false_negatives`` counts captions with a near-duplicate at another image, which is no error.
+    ``unknown_words`` counts different words outside the model's vocabulary, ``unknown_captions``
+    those skipped captions that have no other words.
     """
 
     split: str
@@ -124,6 +134,8 @@ class Summary(Report):
     recall_at_1: float
     skipped_images: int
     skipped_captions: int
+    unknown_captions: int
+    unknown_words: int
     skipped: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -136,6 +148,7 @@ class Summary(Report):
             *((f"  {SIGN_NAMES[sign]}", count) for sign, count in self.signs.items()),
             ("own image ranked first", f"{100 * self.recall_at_1:.1f} %"),
             ("images skipped", self.skipped_images),
+            ("captions skipped, no word known", self.unknown_captions),
         ]
         return [(name, str(value)) for name, value in table]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from counterfoil.audit.findings import Finding, OtherCaption, WrongWord
+from counterfoil.audit.findings import Finding, OtherCaption, UnknownWord, WrongWord
 from counterfoil.data.pairs import Split
-from counterfoil.evaluation.explain_chart import signed
+from counterfoil.evaluation.explain_chart import UNKNOWN, signed
 from counterfoil.markup import clean
 from counterfoil.training.report import picture
 
@@ -82,13 +82,18 @@ def _head(finding: Finding) -> str:
 
 
 def _sentence(finding: Finding) -> str:
-    """The caption with the words in doubt marked."""
+    """The caption with the words in doubt and the unknown ones marked."""
+    marked: list[WrongWord | UnknownWord] = [*finding.wrong_words, *finding.unknown_words]
     parts, last = [], 0
-    for word in finding.wrong_words:
+    for word in sorted(marked, key=lambda each: each.span):
         start, end = word.span
-        title = f"effect {signed(word.effect)}, usually {signed(word.usual)}"
+        letters = clean(finding.text[start:end])
         parts.append(clean(finding.text[last:start]))
-        parts.append(f'<mark title="{title}">{clean(finding.text[start:end])}</mark>')
+        if isinstance(word, WrongWord):
+            title = f"effect {signed(word.effect)}, usually {signed(word.usual)}"
+            parts.append(f'<mark title="{title}">{letters}</mark>')
+        else:
+            parts.append(f'<span class="unknown" title="{UNKNOWN}">{letters}</span>')
         last = end
     return "".join([*parts, clean(finding.text[last:])])
 
@@ -102,6 +107,9 @@ def _facts(finding: Finding, pictures: Pictures) -> str:
     facts: list[tuple[str, str]] = []
     if finding.wrong_words:
         facts.append(("words", "; ".join(_word(word) for word in finding.wrong_words)))
+    if finding.unknown_words:
+        names = ", ".join(dict.fromkeys(clean(word.word) for word in finding.unknown_words))
+        facts.append(("unknown, left out", names))
     if finding.correction is not None:
         fixed = finding.correction
         text = f"<ins><bdi>{clean(fixed.text)}</bdi></ins>"

@@ -45,6 +45,7 @@ STYLE = """
 .finding dt { color: var(--soft); } .finding dd { margin: 0; overflow-wrap: anywhere; }
 mark { background: color-mix(in srgb, var(--bad) 25%, transparent); color: inherit;
   border-radius: .25em; padding: 0 .15em; text-decoration: underline wavy var(--bad); }
+.unknown { color: var(--soft); border-bottom: 2px dotted var(--soft); }
 ins { color: var(--good); text-decoration: none; font-weight: 600; }
 .row { display: flex; flex-wrap: wrap; gap: .5rem; align-items: flex-end; }
 .small { width: 110px; } .small .nopixels { min-height: 60px; }

@@ -16,6 +16,7 @@ Values = NDArray[np.float64]
 
 FEW = 50
 LISTED = 20
+NAMED_WORDS = 10
 
 
 def summarise(
@@ -41,6 +42,16 @@ def summarise(
             f"words were examined in {examined} of {len(captions)} captions: the most suspicious "
             "by their scores, and some drawn at random; --examine looks at more"
         )
+    names = list(dict.fromkeys(w for each in survey.unknown.values() for w in each.unknown_words))
+    skipped = sum(not each.is_readable for each in survey.unknown.values())
+    if names:
+        more = f" and {len(names) - NAMED_WORDS} more" if len(names) > NAMED_WORDS else ""
+        notes.append(
+            f"words outside the model's vocabulary were left out of {len(survey.unknown)} "
+            f"captions: {', '.join(names[:NAMED_WORDS])}{more}"
+        )
+    if skipped:
+        notes.append(f"{skipped} captions were skipped: the model knows none of their words")
     if survey.compared < 2:
         notes.append("there is no other image to compare with")
     return Summary(
@@ -58,6 +69,8 @@ def summarise(
         recall_at_1=float((survey.rank[captions] == 1).mean()),
         skipped_images=len(survey.skipped),
         skipped_captions=len(survey.own) - len(captions),
+        unknown_captions=skipped,
+        unknown_words=len(names),
         skipped=tuple(survey.skipped[:LISTED]),
         notes=tuple(notes),
     )

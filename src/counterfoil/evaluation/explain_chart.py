@@ -27,6 +27,7 @@ from counterfoil.evaluation.word_chips import (
 from counterfoil.models.explain import Match, WordEffect
 
 LEAST_WEIGHT = 0.04
+UNKNOWN = "unknown word, left out"
 
 
 def shades(match: Match) -> list[float]:
@@ -52,6 +53,13 @@ def sentence_html(match: Match) -> str:
         start, end = word.span or (last, last)
         red, green, blue = FOR if shade > 0 else AGAINST
         parts.append(escape(match.text[last:start]))
+        if not word.known:
+            parts.append(
+                '<span class="word unknown" style="color:#6b7280;border-bottom:2px dotted" '
+                f'title="{UNKNOWN}">{escape(match.text[start:end])}</span>'
+            )
+            last = end
+            continue
         parts.append(
             f'<span class="word" style="background:rgba({red},{green},{blue},'
             f'{0.7 * abs(shade):.2f});border-radius:.25em;padding:.1em .2em" '
@@ -80,7 +88,7 @@ def explain_png(match: Match, image: Image.Image | None = None) -> bytes:
     Without an image, the sentence alone.
     """
     chips = [
-        Chip(_shown(match, word), _number(word.effect), shade)
+        Chip(_shown(match, word), _under(word), shade, word.known)
         for word, shade in zip(match.words, shades(match), strict=True)
     ]
     below = height_of(chips)
@@ -172,6 +180,6 @@ def _framed(picture: Image.Image, box: list[float], strength: float, hue: Colour
     return Image.alpha_composite(picture.convert("RGBA"), layer).convert("RGB")
 
 
-def _number(effect: float) -> str:
-    """`signed` for the picture: not every font has a minus of its own."""
-    return signed(effect).replace("−", "-")
+def _under(word: WordEffect) -> str:
+    """What stands under a word; not every font has a minus of its own."""
+    return signed(word.effect).replace("−", "-") if word.known else "unknown"

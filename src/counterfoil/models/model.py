@@ -28,6 +28,7 @@ from counterfoil.models.asking import asked
 from counterfoil.models.dual import with_one_checkpoint
 from counterfoil.models.memory_guard import MemoryGuard
 from counterfoil.models.spec import ModelSpec, resolve
+from counterfoil.models.word_spans import require_known
 from counterfoil.registry import Registry
 
 if TYPE_CHECKING:
@@ -114,10 +115,14 @@ class Model(nn.Module):
 
     @torch.inference_mode()
     def score(self, images: Sequence[Fragments], captions: Sequence[str]) -> Tensor:
-        """Scores of images, given as fragments, with captions, given as text."""
+        """Scores of images, given as fragments, with captions, given as text.
+
+        Words that the model does not know are left out; a caption of such words alone is refused.
+        """
+        read = [require_known(self.text, caption).text for caption in captions]
         with asked(self):
             batch = pad_fragments(images).to(self.device)
-            texts = pad_texts([self.text.encode(c) for c in captions], self.text.pad)
+            texts = pad_texts([self.text.encode(caption) for caption in read], self.text.pad)
             return self(batch, texts.to(self.device)).float().cpu()
 
     def explain(self, image: Fragments, text: str) -> Match:

@@ -87,7 +87,7 @@ async function byText(results, text) {
   results.replaceChildren(
     h("h2", {}, `Best ${found.hits.length} for “${text}”`),
     found.unknown.length
-      ? h("p", { class: "note" }, `The model has never seen: ${found.unknown.join(", ")}`)
+      ? h("p", { class: "note" }, `Unknown words, left out: ${found.unknown.join(", ")}`)
       : "",
     grid,
   );
