@@ -20,9 +20,12 @@ from counterfoil.models import Model, create_model, from_pretrained, save_pretra
 from counterfoil.progress import Progress
 from counterfoil.training.distributed import on_first_process
 from counterfoil.training.loop import RunResult, Trainer
+from counterfoil.training.run import save_yardstick
 from counterfoil.training.run_folder import locked_run, make_room
 
 if TYPE_CHECKING:
+    import torch
+
     from counterfoil.search import SearchIndex
 
 __all__ = [
@@ -113,7 +116,15 @@ def train(
     with locked_run(folder):
         if not resume:
             on_first_process(lambda: make_room(folder, overwrite, "resume=True or overwrite=True"))
-        return Trainer(model, pairs, config, folder, progress).run(resume=resume)
+        result = Trainer(model, pairs, config, folder, progress).run(resume=resume)
+        if not result.interrupted:
+            on_first_process(lambda: _measure(folder, pairs[config.evaluation.split], model.device))
+        return result
+
+
+def _measure(folder: Path, dev: Split, device: torch.device) -> None:
+    """Keep with a run what the scores of its best checkpoint usually are."""
+    save_yardstick(folder, from_pretrained(folder / "best").to(device), dev)
 
 
 def build_index(

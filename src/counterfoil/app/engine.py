@@ -18,7 +18,7 @@ from counterfoil.app.searching import Searcher
 from counterfoil.data.batches import pad_fragments
 from counterfoil.data.fragments import Fragments
 from counterfoil.encoders import Encoded
-from counterfoil.evaluation.explain_chart import method_note, shades
+from counterfoil.evaluation.explain_chart import colour_note, method_note, shades, standing
 from counterfoil.evaluation.scoring import encode_texts
 from counterfoil.features import Extractor, extractors
 from counterfoil.models.correct import Correction, correct
@@ -162,7 +162,12 @@ class Engine:
         for place, (word, shade) in enumerate(zip(told["words"], shades(match), strict=True)):
             word["shade"] = shade
             word["similarity"] = near[place] if near else None
-        return {**told, "image": job.image, "note": method_note(match), "scale": self.scale}
+        notes = {
+            "note": method_note(match),
+            "standing": standing(match),
+            "colours": colour_note(match),
+        }
+        return {**told, **notes, "image": job.image, "scale": self.scale}
 
     def _texts(self, texts: Sequence[str]) -> Encoded:
         """Sentences without the words that the model does not know."""

@@ -21,9 +21,12 @@ from counterfoil.app.pictures import shrunk
 from counterfoil.app.problems import Problem
 from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError
+from counterfoil.models.word_spans import known_text
 from counterfoil.search import SearchIndex
 
 UPLOAD = "upload:"
+EXAMPLES, EXAMPLES_READ, EXAMPLE_LETTERS = 4, 24, 90
+"""Captions to try a search with, images looked at for them, and how long one may be."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,19 @@ class Library:
         self.ids = list(index.items["images"].names)
         self._uploads: OrderedDict[str, Upload] = OrderedDict()
         self._lock = threading.Lock()
+        self.examples = self._examples()
+
+    def _examples(self) -> list[str]:
+        """A few different captions of the library whose words the model knows."""
+        step = max(1, len(self.ids) // EXAMPLES_READ)
+        texts: dict[str, None] = {}
+        for name in self.ids[::step][:EXAMPLES_READ]:
+            captions = self.about(name)["captions"]
+            fits = (text for text in captions if len(text) <= EXAMPLE_LETTERS and text.strip())
+            text = next((t for t in fits if not known_text(self.index.model.text, t).unknown), None)
+            if text is not None:
+                texts[text.strip()] = None
+        return list(texts)[:EXAMPLES]
 
     @property
     def uploads(self) -> int:

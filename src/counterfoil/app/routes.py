@@ -42,6 +42,7 @@ async def about(service: TheService) -> s.About:
         images=len(items["images"]),
         captions=len(items["captions"]),
         can_upload=service.model.fragments_from is not None,
+        examples=service.library.examples,
         scale=s.Scale.model_validate(service.engine.scale) if service.engine.scale else None,
         audit=content.audit is not None,
         runs=len(content.runs),

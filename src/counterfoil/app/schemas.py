@@ -75,10 +75,15 @@ class SearchRequest(Asked):
 
 
 class Hit(BaseModel):
-    """An image, or a caption with the image it belongs to."""
+    """An image, or a caption with the image it belongs to.
+
+    Identical captions are one hit: ``count`` says how many, ``images`` names their images.
+    """
 
     id: str
     image: str
+    count: int
+    images: list[str]
     rank: int
     score: float
     text: str | None
@@ -140,6 +145,11 @@ class ExplainResponse(BaseModel):
     method: Literal["parts", "leave-one-out"]
     additive: bool
     note: str
+    above: dict[str, float] | None = Field(
+        description="Shares of right and of wrong dev pairs with a lower score; null if unknown."
+    )
+    standing: str = Field(description="The same in words; empty if unknown.")
+    colours: str = Field(description="What the shades are relative to.")
     words: list[Word]
     unknown: list[str] = Field(description="Words that the model does not know; left out.")
     specials: list[Word]
@@ -224,6 +234,7 @@ class About(BaseModel):
     images: int
     captions: int
     can_upload: bool
+    examples: list[str] = Field(description="Captions of the library, to try a search with.")
     scale: Scale | None
     audit: bool
     runs: int

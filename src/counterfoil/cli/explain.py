@@ -174,7 +174,7 @@ def _from_data(
 
 
 def _print(match: Match) -> None:
-    from counterfoil.evaluation.explain_chart import method_note, signed
+    from counterfoil.evaluation.explain_chart import colour_note, method_note, signed, standing
     from counterfoil.models.word_spans import unknown_note
 
     def row(word: WordEffect) -> list[str]:
@@ -194,7 +194,8 @@ def _print(match: Match) -> None:
     )
     boundary = f", boundary {match.boundary:.4f}" if match.boundary is not None else ""
     out.print(f"score {match.score:.4f}{boundary}", highlight=False, style="bold")
-    out.print(method_note(match), highlight=False, markup=False)
+    for line in filter(None, (standing(match), method_note(match), colour_note(match))):
+        out.print(line, highlight=False, markup=False)
     if match.unknown:
         out.print(unknown_note(match.unknown), highlight=False, markup=False, style="yellow")
 

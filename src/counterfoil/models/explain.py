@@ -33,6 +33,7 @@ from counterfoil.models.word_spans import (
 
 if TYPE_CHECKING:
     from counterfoil.models.model import Model
+    from counterfoil.models.yardstick import Yardstick
 
 Floats = NDArray[np.float32]
 Method = Literal["parts", "leave-one-out"]
@@ -84,7 +85,8 @@ class Match:
     ``words`` are those of the caption, in order. ``method`` says what an effect is: the word's own
     share of the score ("parts"; where ``additive``, ``words`` and ``specials`` together add up to
     the score), or how much the score falls when the word is left out ("leave-one-out").
-    ``boundary`` is NAAF's, below which a word counts against the pair.
+    ``boundary`` is NAAF's, below which a word counts against the pair. ``yardstick`` is that of
+    the model.
     """
 
     text: str
@@ -95,6 +97,12 @@ class Match:
     additive: bool
     boundary: float | None = None
     boxes: Floats | None = None
+    yardstick: Yardstick | None = None
+
+    @property
+    def above(self) -> dict[str, float] | None:
+        """Shares of right and of wrong dev pairs that score lower; None without a yardstick."""
+        return None if self.yardstick is None else self.yardstick.above(self.score)
 
     @property
     def worst(self) -> WordEffect:
@@ -114,6 +122,7 @@ class Match:
         return {
             "text": self.text,
             "score": self.score,
+            "above": self.above,
             "boundary": self.boundary,
             "method": self.method,
             "additive": self.additive,
@@ -160,6 +169,7 @@ def explain_pair(model: Model, image: Encoded, caption: str, boxes: Floats | Non
         additive=parts is not None and parts.additive,
         boundary=boundary_of(model),
         boxes=boxes,
+        yardstick=model.yardstick,
     )
 
 

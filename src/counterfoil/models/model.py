@@ -33,6 +33,7 @@ from counterfoil.registry import Registry
 
 if TYPE_CHECKING:
     from counterfoil.models.explain import Match
+    from counterfoil.models.yardstick import Yardstick
 
 
 class Model(nn.Module):
@@ -41,6 +42,7 @@ class Model(nn.Module):
     ``fragments_from`` names the extractor those fragments came from, where they were not
     precomputed, so that a saved model can read a new image. ``pretrained`` are the names of the
     parameters that began as those of a language or vision model; a saved model remembers them.
+    ``yardstick`` says what its scores and word effects usually are, where that was measured.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Model(nn.Module):
         self.spec, self.input_dim, self.text = spec, input_dim, text
         self.fragments_from = fragments_from
         self.fragments_options = dict(fragments_options or {})
+        self.yardstick: Yardstick | None = None
         members = [
             (
                 _create(image_encoders, "image", spec.image, input_dim, spec.embed_size),

@@ -1,7 +1,7 @@
 // Findings of an audit: what is wrong, and what should stand there; near-duplicates apart.
 
 import { about, get } from "./api.js";
-import { h, image, link, say, signed } from "./dom.js";
+import { h, image, link, say, signed, strip } from "./dom.js";
 
 const PAGE = 20;
 const SECTIONS = { suspicious: "Suspicious", "near-duplicates": "Near-duplicates" };
@@ -38,7 +38,8 @@ export async function auditView(place, params) {
     class: "tag", href: link("audit", sign ? { reason: sign } : {}),
     "aria-current": (sign || null) === reason && "true",
   }, name, count != null && h("b", {}, count.toLocaleString("en")));
-  const what = section === "suspicious" ? "captions, " : "different captions. ";
+  const many = page.total === 1 ? "caption" : section === "suspicious" ? "captions" : "different captions";
+  const what = many + (section === "suspicious" ? ", " : ". ");
   place.append(
     h("h1", {}, "Captions to look at"),
     h("nav", { class: "tabs", "aria-label": "Sections of the audit" }, Object.keys(SECTIONS).map(tab)),
@@ -84,22 +85,18 @@ function nearDuplicate(found) {
       h("p", { class: "facts" }, `${found.near_duplicate_images.toLocaleString("en")} other ${found.near_duplicate_images === 1 ? "image" : "images"} · likeness ${near.score.toFixed(2)} · ${found.image}`)));
 }
 
-// Small pictures that open the caption with each image.
-export function strip(ids, text, more) {
-  return h("p", { class: "strip" },
-    ids.map((id) => h("a", { href: link("match", { image: id, text }), "aria-label": `Open ${id}` }, image(id, 160, ""))),
-    more > 0 && h("span", { class: "fine" }, `and ${more.toLocaleString("en")} more`));
-}
-
-// The caption with its wrong words struck and the likeliest suggestion beside.
+// The caption with its wrong words struck, the likeliest suggestion beside, and unknown words marked.
 function struck(found) {
   const parts = [];
   let last = 0;
-  for (const word of [...found.wrong_words].sort((a, b) => a.span[0] - b.span[0])) {
+  for (const word of [...found.wrong_words, ...found.unknown_words].sort((a, b) => a.span[0] - b.span[0])) {
     const [start, end] = word.span;
     if (start < last) continue;
-    parts.push(found.text.slice(last, start), h("s", { title: `effect ${signed(word.effect)}, usually ${signed(word.usual)}` }, found.text.slice(start, end)));
-    if (word.suggestions.length) parts.push(" ", h("ins", {}, word.suggestions[0]));
+    const letters = found.text.slice(start, end);
+    parts.push(found.text.slice(last, start), word.suggestions
+      ? h("s", { title: `effect ${signed(word.effect)}, usually ${signed(word.usual)}` }, letters)
+      : h("span", { class: "unknown", title: "unknown word, left out" }, letters));
+    if (word.suggestions?.length) parts.push(" ", h("ins", {}, word.suggestions[0]));
     last = end;
   }
   return [...parts, found.text.slice(last)];

@@ -65,6 +65,13 @@ export function image(id, side, alt, name = id) {
   return shown;
 }
 
+// Small pictures that open the caption with each image.
+export function strip(ids, text, more) {
+  return h("p", { class: "strip" },
+    ids.map((id) => h("a", { href: link("match", { image: id, text }), "aria-label": `Open ${id}` }, image(id, 160, ""))),
+    more > 0 && h("span", { class: "fine" }, `and ${more.toLocaleString("en")} more`));
+}
+
 export function failure(error) {
   return h("p", { class: "problem", role: "alert" }, error.message || String(error));
 }
