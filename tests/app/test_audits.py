@@ -126,6 +126,7 @@ def test_a_damaged_list_of_images_is_refused_with_its_line(report, tmp_path) -> 
 def test_the_audit_tab_shows_pictures_and_a_tab_of_near_duplicates(browser, other) -> None:
     page = Page(browser, other)
     page.open("audit")
+    browser.complaints.clear()  # pictures of the page before, whose service has stopped
     browser.wait("[...document.querySelectorAll('.finding .shot img')].some(i => i.naturalWidth)")
     assert browser.count(".finding .nopixels") == 0
     assert "near-duplicate" not in browser.text(".filters")
