@@ -27,9 +27,12 @@ from counterfoil.models import Model, create_model, from_pretrained, save_pretra
 from counterfoil.progress import Progress
 from counterfoil.training.distributed import on_first_process
 from counterfoil.training.loop import RunResult, Trainer
+from counterfoil.training.run import save_yardstick
 from counterfoil.training.run_folder import locked_run, make_room
 
 if TYPE_CHECKING:
+    import torch
+
     from counterfoil.search import SearchIndex
 
 __all__ = [
@@ -131,7 +134,15 @@ def train(
         on_first_process(lambda: save_dev_split(folder, pairs, config.data.dev_share))
         if progress is not None and (note := dev_note(pairs)):
             progress.say(f"note: {note}")
-        return Trainer(model, pairs, config, folder, progress).run(resume=resume)
+        result = Trainer(model, pairs, config, folder, progress).run(resume=resume)
+        if not result.interrupted:
+            on_first_process(lambda: _measure(folder, pairs[config.evaluation.split], model.device))
+        return result
+
+
+def _measure(folder: Path, dev: Split, device: torch.device) -> None:
+    """Keep with a run what the scores of its best checkpoint usually are."""
+    save_yardstick(folder, from_pretrained(folder / "best").to(device), dev)
 
 
 def build_index(

@@ -28,7 +28,7 @@ from counterfoil.evaluation.scoring import score_split
 from counterfoil.models import create_model, save_pretrained
 from counterfoil.progress import Silent
 from counterfoil.training.loop import Trainer
-from counterfoil.training.run import read_data
+from counterfoil.training.run import read_data, save_yardstick
 from tests.app.browser import Browser, find_browser
 
 DATA = {"source": "scenes", "options": {"images": [64, 8, 24]}, "min_count": 1}
@@ -125,6 +125,7 @@ def run(tmp_path_factory, pairs) -> Path:
     Trainer(model, pairs, config, folder).run()
     report = report_scores([score_split(model, pairs.test)], "test", bootstrap=0)
     (folder / "results.json").write_text(report.to_json())
+    save_yardstick(folder, model, pairs["dev"])
     return folder
 
 

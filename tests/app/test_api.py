@@ -155,7 +155,7 @@ def test_errors_are_problems_with_a_reason(client, image) -> None:
         (client.get("/nowhere"), 404),
         (client.ask("DELETE", "/api/score"), 405),
         (client.post("/api/explain", {"image": "no such", "text": "a dog"}), 404),
-        (client.post("/api/explain", {"image": image, "text": "…"}), 200),
+        (client.post("/api/explain", {"image": image, "text": "…"}), 422),
         (client.post("/api/search", {"text": "a", "image": image}), 422),
         (client.post("/api/search", {"text": "a", "kk": 3}), 422),
         (client.get("/api/run?name=..%2F.."), 404),

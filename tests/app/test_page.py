@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -11,6 +12,8 @@ import pytest
 from PIL import Image
 
 from counterfoil.app.access import Access
+from counterfoil.search import SearchIndex
+from counterfoil.training.load import load_model
 from tests.app.browser import Browser
 from tests.app.conftest import LIMITS, Client, running
 
@@ -86,12 +89,12 @@ def test_every_word_is_coloured_by_its_effect(page, client, image) -> None:
     kinds = browser.js(
         "[...document.querySelectorAll('.word')].map(w => w.classList.contains('for'))"
     )
-    assert kinds == [word["effect"] >= 0 for word in words]
+    assert kinds == [word["known"] and word["effect"] >= 0 for word in words]
     shades = browser.js(
         "[...document.querySelectorAll('.word')].map(w => +w.style.getPropertyValue('--shade'))"
     )
     assert shades == pytest.approx([abs(word["shade"]) for word in words], abs=1e-3)
-    assert browser.count(".scale .dot") == len(words)
+    assert browser.count(".scale .dot") == sum(word["known"] for word in words)
     assert "boundary" in browser.js("document.querySelector('.scale svg').textContent")
 
 
@@ -164,6 +167,110 @@ def test_effects_change_as_a_sentence_is_typed(page, client, image) -> None:
     score = client.post("/api/explain", {"image": image, "text": "a cat on a beach"}).json["score"]
     browser.wait(f"document.querySelector('output.number').textContent === '{score:.3f}'")
     assert "beach" in browser.js("decodeURIComponent(location.hash)")
+
+
+KINDS = """[...document.querySelectorAll('.word')].map((word) =>
+  ['for', 'against', 'neutral', 'unknown'].find((kind) => word.classList.contains(kind)))"""
+
+
+def test_a_dot_and_a_word_of_one_colour_mean_the_same(page, client, pairs) -> None:
+    for name in pairs.test.ids[:4]:
+        text = "a red dog, a cow and a zyzzyva in front of a house."
+        match = client.post("/api/explain", {"image": name, "text": text}).json
+        browser = page.open("match", image=name, text=text)
+        kinds = browser.js(KINDS)
+        assert kinds == [
+            "unknown"
+            if not word["known"]
+            else "neutral"
+            if word["word"] in ",."
+            else "against"
+            if word["effect"] < 0
+            else "for"
+            for word in match["words"]
+        ]
+        dots = browser.js(
+            "[...document.querySelectorAll('.dot')].map(d => [Number(d.dataset.place),"
+            " d.classList[1]])"
+        )
+        assert dots == [[n, kind] for n, kind in enumerate(kinds) if kind in ("for", "against")]
+        assert browser.count(".key") == 1
+        assert browser.count(".scale b") == 0  # no legend of its own
+
+
+def test_an_unknown_word_is_marked_and_a_sentence_of_such_words_refused(page, image) -> None:
+    browser = page.open("match", image=image, text="a zyzzyva dog")
+    assert browser.text(".word.unknown .letters") == "zyzzyva"
+    assert browser.text(".word.unknown .effect") == "unknown"
+    assert "dotted" in browser.js(
+        "getComputedStyle(document.querySelector('.word.unknown .letters')).outlineStyle"
+    )
+    page.open("match", image=image, text="zyzzyva")
+    assert "knows no word" in browser.text(".problem")
+    browser.complaints.clear()  # the browser notes the refusal
+
+
+def test_a_score_has_its_yardstick_beside_it(page, client, image) -> None:
+    match = client.post("/api/explain", {"image": image, "text": "a dog"}).json
+    browser = page.open("match", image=image, text="a dog")
+    assert match["standing"].startswith("higher than ")
+    assert browser.text(".standing") == match["standing"]
+
+
+def test_what_to_try_are_captions_of_the_library(page, client, pairs) -> None:
+    browser = page.open()
+    examples = client.get("/api/about").json["examples"]
+    captions = {text for texts in pairs.test.captions for text in texts}
+    assert len(examples) == 4
+    assert set(examples) <= captions
+    assert browser.js("document.getElementById('query').placeholder") == examples[0]
+    assert browser.text(".tries a") in examples
+
+
+def test_identical_captions_are_one_result_with_the_images_behind_it(
+    browser, content, run, pairs, tmp_path
+) -> None:
+    same = "a red dog next to a green tree"
+    split = pairs.test.select(range(12))
+    captions = [[same, *texts[:1]] for texts in split.captions]
+    model = load_model(run, "cpu")
+    index = SearchIndex.build(
+        tmp_path / "index", model, replace(split, captions=captions), first_stage="pooled"
+    )
+    with running(replace(content, index=index), LIMITS) as client:
+        found = client.post("/api/search", {"image": split.ids[0], "k": 13}).json["hits"]
+        texts = [hit["text"] for hit in found]
+        distinct = {text for texts in captions for text in texts}
+        assert len(texts) == len(distinct)
+        assert set(texts) == distinct
+        assert [hit["rank"] for hit in found] == list(range(1, len(distinct) + 1))
+        group = found[texts.index(same)]
+        assert group["count"] == 12
+        assert set(group["images"]) == set(split.ids)
+        for k in (1, 3):
+            fewer = client.post("/api/search", {"image": split.ids[0], "k": k}).json["hits"]
+            assert [(hit["text"], hit["count"]) for hit in fewer] == [
+                (hit["text"], hit["count"]) for hit in found[:k]
+            ]
+        page = Page(browser, client)
+        page.open(image=split.ids[0])
+        assert "×12" in browser.text(".sentences")
+        assert browser.count(".sentence-hit") == len(distinct)
+        browser.click(".behind summary")
+        browser.wait("document.querySelector('.behind .strip img').naturalWidth > 0")
+        behind = sum(hit["count"] for hit in found if hit["count"] > 1)
+        assert browser.count(".behind .strip a") == behind
+
+
+def test_the_table_of_a_run_fits_a_phone(page) -> None:
+    page.browser.size(390, 844, phone=True)
+    browser = page.open("runs")
+    assert browser.js("document.documentElement.scrollWidth") <= 390
+    sizes = browser.js(
+        "(({scrollWidth, clientWidth}) => [scrollWidth, clientWidth])"
+        "(document.querySelector('.scroll'))"
+    )
+    assert sizes[0] <= sizes[1]
 
 
 @pytest.mark.parametrize("way", ["chosen", "dropped"])

@@ -69,14 +69,26 @@ def test_findings_come_in_order_with_their_facts(audit) -> None:
             assert finding.better_caption.score > finding.score
 
 
-def test_the_summary_counts_what_is_listed(audit) -> None:
+def test_the_summary_counts_what_was_found(audit) -> None:
     summary = audit.summary
     assert summary.captions == len(audit.split.texts)
     assert summary.suspicious == sum(f.kind == "mismatch" for f in audit.findings)
-    assert summary.suspicious + summary.false_negatives == len(audit.findings)
+    assert summary.false_negatives == sum(f.near_duplicate is not None for f in audit.findings)
     assert summary.share == summary.suspicious / summary.captions
     assert summary.words_examined == summary.captions
     assert max(summary.signs.values()) <= summary.suspicious
+    near = {f.image for f in audit.findings if f.near_duplicate is not None}
+    assert summary.false_negative_images == len(near)
+
+
+@pytest.mark.parametrize("threshold", [0.05, 0.5, 0.95])
+def test_the_summary_does_not_change_with_the_threshold_of_the_list(
+    audit, learned, truth, threshold
+) -> None:
+    other = audit_split(learned, truth.split, threshold=threshold)
+    assert other.summary == audit.summary
+    wrong = [finding for finding in other.findings if finding.kind == "mismatch"]
+    assert len(wrong) == other.listed == int((audit.suspicion >= threshold).sum())
 
 
 def test_the_same_said_of_another_image_is_a_likely_false_negative(learned, concepts) -> None:
@@ -122,11 +134,12 @@ def test_unreadable_images_are_counted_and_their_captions_not_judged(
     assert all(f.image not in (split.ids[4], split.ids[5]) for f in audit.findings)
 
 
-def test_captions_of_any_kind_are_judged(learned, concepts) -> None:
+def test_captions_of_any_kind_are_judged_or_skipped(learned, concepts) -> None:
     odd = ["", "!!!", "a dog \ud800", "x" * 3000, "犬 と 猫", "=1+1", "a\x00b"]
     split = concepts.test.select(range(len(odd)))
     audit = audit_split(learned, replace(split, captions=[[text] for text in odd]), threshold=1e-6)
-    assert audit.summary.captions == len(odd)
+    assert audit.summary.captions + audit.summary.unknown_captions == len(odd)
+    assert audit.summary.unknown_captions == 4
     assert "too few" in audit.summary.notes[0]
     assert [f.to_json() for f in audit.findings]
 
@@ -170,3 +183,23 @@ def test_corruption_tells_the_truth_about_itself(scenes) -> None:
     assert corrupt(scenes, 0.2, 0.3, seed=5).split.texts != bad.split.texts
     with pytest.raises(ConfigError, match="at most 1"):
         corrupt(scenes, 0.7, 0.7)
+
+
+def test_unknown_words_change_no_finding_and_captions_of_such_words_alone_are_skipped(
+    learned, concepts
+) -> None:
+    split = concepts.test
+    plain = audit_split(learned, split, threshold=0.01)
+    captions = [[f"zorp {text}" for text in texts] for texts in split.captions]
+    captions[0] = [*captions[0], "zorp blah"]
+    odd = audit_split(learned, replace(split, captions=captions), threshold=0.01)
+    assert (odd.summary.unknown_words, odd.summary.unknown_captions) == (2, 1)
+    assert odd.summary.captions == plain.summary.captions
+    assert any("left out of 65 captions: zorp, blah" in note for note in odd.summary.notes)
+    assert any("1 captions were skipped" in note for note in odd.summary.notes)
+    assert np.isnan(odd.suspicion[2])
+    kept = np.delete(odd.suspicion, 2)
+    assert kept == pytest.approx(plain.suspicion, abs=1e-4)
+    found = next(finding for finding in odd.findings if finding.kind == "mismatch")
+    assert [(word.word, word.span) for word in found.unknown_words] == [("zorp", (0, 4))]
+    assert "zorp" not in [word.word for word in found.wrong_words]

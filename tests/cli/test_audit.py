@@ -83,7 +83,9 @@ def test_a_run_is_audited_on_its_own_data(run, cache, tmp_path) -> None:
     assert (told["captions"], told["model"], told["passed"]) == (60, "naaf", True)
     assert told["splits"][0]["images"] == 12
     found = lines_of(out)
-    assert sum(line["kind"] == "mismatch" for line in found) == told["suspicious"] > 0
+    wrong = sum(line["kind"] == "mismatch" for line in found)
+    assert told["listed"] == {"threshold": 0.05, "captions": wrong}
+    assert wrong > told["suspicious"] == sum(line["suspicion"] >= 0.5 for line in found)
     assert all(line["correction"] is None for line in found)
     rows = list(csv.DictReader(io.StringIO((out / "findings.csv").read_text())))
     assert [row["image"] for row in rows] == [line["image"] for line in found]
@@ -105,11 +107,26 @@ def test_too_many_suspicious_captions_are_an_exit_code(run, cache, tmp_path) -> 
     asked = ["audit", run, "--split", "dev", "--out", tmp_path, "--cache", cache, "--json"]
     asked += ["--threshold", 0.05, "--examine", 10]
     found = json.loads(invoke(*asked, "--fail-above", 0.0, code=TOO_MANY))
-    assert found["suspicious"] > 1
+    listed = found["listed"]["captions"]
+    assert listed > 1
     assert found["passed"] is False
     assert (tmp_path / "index.html").is_file()
-    invoke(*asked, "--max-suspicious", found["suspicious"] - 1, code=TOO_MANY)
-    invoke(*asked, "--max-suspicious", found["suspicious"], "--fail-above", found["share"])
+    invoke(*asked, "--max-suspicious", listed - 1, code=TOO_MANY)
+    invoke(*asked, "--max-suspicious", listed, "--fail-above", listed / found["captions"])
+
+
+def test_near_duplicates_have_a_table_of_their_own_that_no_threshold_changes(
+    run, cache, tmp_path
+) -> None:
+    asked = ["audit", run, "--split", "test", "--out", tmp_path, "--examine", 10, "--cache", cache]
+    printed = [invoke(*asked, "--threshold", level) for level in (0.05, 0.9)]
+    tables = [text[: text.index("listed:")] for text in printed]
+    assert tables[0] == tables[1]
+    title, table = tables[0].index("Audit"), tables[0].index("Near-duplicates")
+    assert "suspicious" in tables[0][title:table]
+    assert "suspicious" not in tables[0][table:]
+    near = json.loads((tmp_path / "summary.json").read_text())["false_negatives"]
+    assert str(near) in tables[0][table:]
 
 
 def test_no_error_has_the_exit_code_of_too_many() -> None:

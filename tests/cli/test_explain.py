@@ -77,7 +77,8 @@ def test_an_image_file_and_its_id_are_explained_alike(runs, cache, pairs, tmp_pa
 def test_the_printed_sentence_is_green_for_and_red_against(runs, pairs, many) -> None:
     model = from_pretrained(runs["naaf"] / "best")
     match = model.explain(pairs.test.fragments.read(0), "a dog")
-    words = [replace(word, effect=e) for word, e in zip(match.words, (0.2, -0.2), strict=True)]
+    effects = zip(match.words, (0.2, -0.2), strict=True)
+    words = [replace(word, effect=effect, known=True) for word, effect in effects]
     first, second = coloured(replace(match, words=words), many).spans
     assert (first.start, first.end, second.start, second.end) == (0, 1, 2, 5)
     good, bad = (span.style.bgcolor.get_truecolor() for span in (first, second))

@@ -167,3 +167,26 @@ def test_unreadable_images_are_counted(model, concepts, tmp_path) -> None:
 def test_judgements_of_other_data_are_refused(model, concepts, tmp_path) -> None:
     with pytest.raises(DataError, match="1 are not in the data set 'concepts'"):
         judge(model, concepts, write(tmp_path / "a.txt", [("x.jpg", "y.jpg#0", 1, 1, 1)]))
+
+
+def test_unknown_words_of_judged_captions_are_left_out_and_pairs_of_such_alone_counted(
+    model, concepts, tmp_path
+) -> None:
+    def odd(captions):
+        return [["zorp blah", f"zorp {texts[1]}"] for texts in captions]
+
+    test = concepts.test
+    splits = {**concepts.splits, "test": replace(test, captions=odd(test.captions))}
+    rng = np.random.default_rng(3)
+    rows = [
+        (f"dev-{image}.jpg", f"test-{image + 1}.jpg#{number}", *rng.integers(1, 5, size=3).tolist())
+        for image in range(8)
+        for number in (0, 1)
+    ]
+    plain = judge(
+        model, concepts, write(tmp_path / "a.txt", [row for row in rows if "#1" in row[1]])
+    )
+    found = judge(model, replace(concepts, splits=splits), write(tmp_path / "b.txt", rows))
+    assert (found.pairs, found.unknown) == (8, 8)
+    assert found.tau == pytest.approx(plain.tau)
+    assert "8 without a known word" in found.headline()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -261,9 +262,26 @@ def test_a_text_that_cannot_be_a_query_is_refused(indexes, text, message) -> Non
         indexes["naaf"].search(text)
 
 
-def test_words_never_seen_are_named(indexes) -> None:
-    notes = indexes["naaf"].search("a dog on a skateboard").notes
-    assert notes == ["words the model has never seen: on, skateboard"]
+def test_unknown_words_are_named_and_change_no_score(indexes) -> None:
+    found = indexes["naaf"].search("a dog on a skateboard")
+    assert found.notes == ["unknown words, left out: on, skateboard"]
+    plain = indexes["naaf"].search("a dog a")
+    assert [hit.id for hit in found.hits] == [hit.id for hit in plain.hits]
+    assert [hit.score for hit in found.hits] == pytest.approx([hit.score for hit in plain.hits])
+    with pytest.raises(DataError, match="knows no word"):
+        indexes["naaf"].search("skateboard")
+
+
+def test_captions_without_a_known_word_are_left_out_of_an_index(models, concepts, tmp_path) -> None:
+    split = concepts.test.select([0, 1])
+    odd = replace(split, captions=[["skateboard", "a dog"], ["a zorp dog"]])
+    index = SearchIndex.build(tmp_path / "index", models["naaf"], first_stage="pooled")
+    added = index.add(odd)
+    assert (added.images, added.captions) == (2, 2)
+    assert len(added.left_out) == 1
+    assert "skateboard" in added.left_out[0]
+    scores = {hit.text: hit.score for hit in index.search(image=odd.ids[0]).hits}
+    assert scores["a zorp dog"] == pytest.approx(scores["a dog"], abs=1e-3)
 
 
 def test_more_results_than_items_are_all_items(indexes) -> None:

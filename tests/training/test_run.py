@@ -19,7 +19,7 @@ from counterfoil.config import build_config, merge
 from counterfoil.errors import ConfigError, CounterfoilError, DataError
 from counterfoil.progress import Silent
 from counterfoil.training.guide_runs import shared_train_split
-from counterfoil.training.load import evaluation_split
+from counterfoil.training.load import evaluation_split, load_model
 from counterfoil.training.run import execute, located, read_data
 from counterfoil.training.run_folder import clear_run
 from tests.training.test_run_folder import children
@@ -258,3 +258,18 @@ def test_what_is_judged_on_dev_is_what_chose_the_epoch(tmp_path) -> None:
     finished = execute(build_config(settings), tmp_path / "other", tmp_path / "cache")
     assert finished.report is not None
     assert finished.report.images == 8
+
+
+def test_a_run_keeps_a_yardstick_measured_on_dev_and_works_without_it(tmp_path) -> None:
+    settings = {
+        "data": {"source": "scenes", "options": {"images": [16, 6, 4]}, "min_count": 1},
+        "model": {"name": "vse-fc", "embed_size": 16, "text": {"word_dim": 8}},
+        "train": {"epochs": 1, "batch_size": 16},
+        "evaluation": {"bootstrap": 0},
+    }
+    finished = execute(build_config(settings), tmp_path / "run", tmp_path / "cache")
+    model = load_model(tmp_path / "run", "cpu")
+    assert model.yardstick == finished.model.yardstick
+    assert (model.yardstick.split, model.yardstick.pairs) == ("dev", 2 * 30)
+    (tmp_path / "run" / "yardstick.json").unlink()
+    assert load_model(tmp_path / "run", "cpu").yardstick is None

@@ -1,51 +1,111 @@
-"""Findings of `counterfoil audit` on disk, as the page shows them."""
+"""Findings of `counterfoil audit` on disk, and their images, as the page shows them."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from PIL import Image
 
 from counterfoil.audit.findings import SIGN_NAMES, Finding
+from counterfoil.audit.page import grouped
+from counterfoil.audit.report import IMAGES, LINES
+from counterfoil.data.images import open_image
 from counterfoil.errors import DataError
+from counterfoil.search.references import as_image
 
-FINDINGS = "findings.jsonl"
 MOST = 50_000
 """Findings that are read; they come most suspicious first."""
 
+SAME_SHOWN = 12
+"""Images with the same caption that are named in one entry."""
+
+AUDITED = "audit:"
+Section = Literal["suspicious", "near-duplicates"]
+
+
+@dataclass(frozen=True)
+class AuditedImage:
+    """An image of the audited data: its id there, its captions, and where its pixels are.
+
+    ``captions`` is None if the report does not say.
+    """
+
+    id: str
+    captions: list[str] | None = None
+    pixels: dict[str, Any] | None = None
+
+    def open(self) -> Image.Image:
+        return open_image(as_image(self.pixels))
+
+
+def audited_name(split: str, image: str) -> str:
+    """The name by which clients ask for an image of the audit; it is looked up, never parsed."""
+    return f"{AUDITED}{split}:{image}"
+
 
 class Audit:
-    """The findings of a folder, read once."""
+    """The findings of a folder, read once; ``images`` are those they name, by `audited_name`."""
 
     def __init__(self, folder: Path) -> None:
-        path = folder / FINDINGS
+        path = folder / LINES
         if not path.is_file():
             raise DataError(
-                f"{folder}: no {FINDINGS} there; write one with: counterfoil audit RUN PAIRS "
+                f"{folder}: no {LINES} there; write one with: counterfoil audit RUN PAIRS "
                 f"--out {folder}"
             )
-        self.findings = list(islice(_read(path), MOST))
-        self._by_reason: dict[str, list[Finding]] = defaultdict(list)
-        for found in self.findings:
-            for sign in dict.fromkeys(found.signs):
-                self._by_reason[sign].append(found)
+        findings = list(islice(_read(path), MOST))
+        named = (key for found in findings for key in found.images)
+        self.images = {audited_name(*key): AuditedImage(key[1]) for key in named}
+        self.images.update(_read_images(folder / IMAGES))
+        wrong = [[found] for found in findings if found.kind == "mismatch"]
+        near = grouped([found for found in findings if found.near_duplicate is not None])
+        self._sections: dict[Section, list[list[Finding]]] = {
+            "suspicious": wrong,
+            "near-duplicates": near,
+        }
+        self._by_reason: dict[str, list[list[Finding]]] = defaultdict(list)
+        for group in wrong:
+            for sign in dict.fromkeys(group[0].signs):
+                self._by_reason[sign].append(group)
         counts = Counter({sign: len(found) for sign, found in self._by_reason.items()})
         self.reasons = [
             {"sign": sign, "name": SIGN_NAMES.get(sign, sign), "count": count}
             for sign, count in counts.most_common()
+            if sign != "near-duplicate"
         ]
 
-    def page(self, offset: int, limit: int, reason: str | None) -> dict[str, Any]:
-        """Some findings, those with one reason where it is given."""
-        chosen = self.findings if reason is None else self._by_reason.get(reason, [])
+    def page(
+        self, offset: int, limit: int, reason: str | None, section: Section = "suspicious"
+    ) -> dict[str, Any]:
+        """Entries of a section, those with one reason where it is given."""
+        groups = self._sections[section]
+        if reason is not None and section == "suspicious":
+            groups = self._by_reason.get(reason, [])
         return {
-            "total": len(chosen),
+            "section": section,
+            "total": len(groups),
             "offset": offset,
+            "counts": {name: sum(map(len, found)) for name, found in self._sections.items()},
             "reasons": self.reasons,
-            "findings": chosen[offset : offset + limit],
+            "findings": [_entry(group) for group in groups[offset : offset + limit]],
         }
+
+
+def _entry(group: Sequence[Finding]) -> dict[str, Any]:
+    """A finding, and the images of those with the same caption, under the names to ask by."""
+    first = group[0]
+    return {
+        **first.as_dict(),
+        "shown": {name: audited_name(split, name) for split, name in first.images},
+        "same": len(group),
+        "same_images": [audited_name(one.split, one.image) for one in group[:SAME_SHOWN]],
+    }
 
 
 def _read(path: Path) -> Iterator[Finding]:
@@ -56,3 +116,17 @@ def _read(path: Path) -> Iterator[Finding]:
                     yield Finding.from_json(line)
                 except DataError as error:
                     raise DataError(f"{path}: line {number}: {error}") from None
+
+
+def _read_images(path: Path) -> Iterator[tuple[str, AuditedImage]]:
+    """The images of a report; none if it has no such file."""
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                about = json.loads(line)
+                image = AuditedImage(about["id"], list(about["captions"]), about["pixels"])
+                yield audited_name(about["split"], image.id), image
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(f"{path}: line {number}: damaged ({error!r})") from None

@@ -17,14 +17,13 @@ from counterfoil.app.scale import distributions, similarities
 from counterfoil.app.searching import Searcher
 from counterfoil.data.batches import pad_fragments
 from counterfoil.data.fragments import Fragments
-from counterfoil.data.texts import WordText
-from counterfoil.data.words import words
 from counterfoil.encoders import Encoded
-from counterfoil.evaluation.explain_chart import method_note, shades
+from counterfoil.evaluation.explain_chart import colour_note, method_note, shades, standing
 from counterfoil.evaluation.scoring import encode_texts
 from counterfoil.features import Extractor, extractors
 from counterfoil.models.correct import Correction, correct
 from counterfoil.models.model import Model
+from counterfoil.models.word_spans import known_text
 from counterfoil.search.explain import explain_encoded
 from counterfoil.search.items import Side
 
@@ -95,12 +94,14 @@ class Engine:
 
     def _encode(self, jobs: Sequence[Encode]) -> list[Encoded]:
         extractor = self._extractor(self.model)
-        batch = pad_fragments([extractor.extract(job.picture) for job in jobs])
-        batch = batch.to(self.model.device)
+        return self._encode_fragments([extractor.extract(job.picture) for job in jobs])
+
+    def _encode_fragments(self, items: Sequence[Fragments]) -> list[Encoded]:
+        batch = pad_fragments(items).to(self.model.device)
         encoded = self.model.encode_images(batch)
         if encoded.fragments is not None and encoded.mask.shape == batch.mask.shape:
             encoded = replace(encoded, boxes=batch.boxes)  # for explanations
-        return [encoded[row : row + 1] for row in range(len(jobs))]
+        return [encoded[row : row + 1] for row in range(len(items))]
 
     def _score(self, jobs: Sequence[Score]) -> list[list[list[float]]]:
         """All pairs of all jobs at once; a text or an image that stands twice is encoded once."""
@@ -117,8 +118,8 @@ class Engine:
             )
         )
         scores = self._paired(
-            Encoded.cat([self.library.encoded(name) for name in images]),
-            encode_texts(self.model, texts),
+            Encoded.cat([self._image(name) for name in images]),
+            self._texts(texts),
             pairs,
         )
         return [
@@ -145,30 +146,32 @@ class Engine:
             groups.setdefault((asked, job.target or other), []).append(place)
         for (asked, target), places in groups.items():
             if asked == "captions":
-                queries = encode_texts(self.model, [jobs[place].text or "" for place in places])
+                queries = self._texts([jobs[place].text or "" for place in places])
             else:
-                queries = Encoded.cat([self.library.encoded(jobs[p].image or "") for p in places])
+                queries = Encoded.cat([self._image(jobs[p].image or "") for p in places])
             found = self.searcher.search(asked, target, queries, [jobs[p].k for p in places])
             for place, hits in zip(places, found, strict=True):
                 results[place] = {"target": target, "hits": hits}
         return results
 
     def _explain(self, job: Explain) -> dict[str, Any]:
-        image = self.library.encoded(job.image)
+        image = self._image(job.image)
         match = explain_encoded(self.model, image, job.text)
         near = similarities(self.model, image, job.text) if self.scale else []
         told = match.as_dict()
         for place, (word, shade) in enumerate(zip(told["words"], shades(match), strict=True)):
             word["shade"] = shade
             word["similarity"] = near[place] if near else None
-            word["known"] = self._knows(word["word"])
-        return {**told, "image": job.image, "note": method_note(match), "scale": self.scale}
+        notes = {
+            "note": method_note(match),
+            "standing": standing(match),
+            "colours": colour_note(match),
+        }
+        return {**told, **notes, "image": job.image, "scale": self.scale}
 
-    def _knows(self, word: str) -> bool:
-        text = self.model.text
-        return not isinstance(text, WordText) or all(
-            part in text.vocabulary.index for part in words(word)
-        )
+    def _texts(self, texts: Sequence[str]) -> Encoded:
+        """Sentences without the words that the model does not know."""
+        return encode_texts(self.model, [known_text(self.model.text, text).text for text in texts])
 
     def _correct(self, job: Correct) -> dict[str, Any]:
         if self.corrector is None:
@@ -177,10 +180,10 @@ class Engine:
         found: Correction = correct(
             self.corrector, fragments, job.text, threshold=job.threshold, suggestions=SUGGESTIONS
         )
-        image = self.library.encoded(job.image)
+        image = self._image(job.image)
 
         def scores(texts: Sequence[str]) -> list[float]:
-            encoded = encode_texts(self.model, texts)
+            encoded = self._texts(texts)
             pairs = [(0, column) for column in range(len(texts))]
             return list(self._paired(image, encoded, pairs).values())
 
@@ -188,6 +191,13 @@ class Engine:
         agreed = agree(found, job.threshold, effects, scores)
         asked = {"image": job.image, "threshold": job.threshold}
         return {**found.as_dict(), **asked, "agreed": agreed.as_dict()}
+
+    def _image(self, name: str) -> Encoded:
+        """One image as the matcher reads it: as the index or an upload has it, or from pixels."""
+        encoded = self.library.find_encoded(name)
+        if encoded is None:
+            encoded = self._encode_fragments([self._read(self.model, name)])[0]
+        return encoded
 
     def _read(self, model: Model, name: str) -> Fragments:
         """An image's fragments of the kind a model reads, from its pixels."""

@@ -1,4 +1,4 @@
-"""The images the service knows: those of its index, and the last few uploads.
+"""The images the service knows: those of its index, of its audit, and the last few uploads.
 
 A client names an image by an id, which is looked up here; it is never taken for a path.
 """
@@ -8,20 +8,25 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from counterfoil.app.audits import AuditedImage
 from counterfoil.app.limits import Limits
 from counterfoil.app.pictures import shrunk
 from counterfoil.app.problems import Problem
 from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError
+from counterfoil.models.word_spans import known_text
 from counterfoil.search import SearchIndex
 
 UPLOAD = "upload:"
+EXAMPLES, EXAMPLES_READ, EXAMPLE_LETTERS = 4, 24, 90
+"""Captions to try a search with, images looked at for them, and how long one may be."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +40,31 @@ class Upload:
 class Library:
     """Images by id."""
 
-    def __init__(self, index: SearchIndex, limits: Limits) -> None:
+    def __init__(
+        self,
+        index: SearchIndex,
+        limits: Limits,
+        audited: Mapping[str, AuditedImage] | None = None,
+    ) -> None:
         self.index, self.limits = index, limits
+        self._audited = audited or {}
         # read from disk now: a lookup during a request must not wait for that
         self.ids = list(index.items["images"].names)
         self._uploads: OrderedDict[str, Upload] = OrderedDict()
         self._lock = threading.Lock()
+        self.examples = self._examples()
+
+    def _examples(self) -> list[str]:
+        """A few different captions of the library whose words the model knows."""
+        step = max(1, len(self.ids) // EXAMPLES_READ)
+        texts: dict[str, None] = {}
+        for name in self.ids[::step][:EXAMPLES_READ]:
+            captions = self.about(name)["captions"]
+            fits = (text for text in captions if len(text) <= EXAMPLE_LETTERS and text.strip())
+            text = next((t for t in fits if not known_text(self.index.model.text, t).unknown), None)
+            if text is not None:
+                texts[text.strip()] = None
+        return list(texts)[:EXAMPLES]
 
     @property
     def uploads(self) -> int:
@@ -56,17 +80,33 @@ class Library:
         return name
 
     def check(self, name: str) -> None:
-        if name not in self._uploads and name not in self.index.items["images"].names:
+        known = (self._uploads, self.index.items["images"].names, self._audited)
+        if not any(name in names for names in known):
             gone = " (uploads are kept for a while only: send it again)"
             raise Problem(404, f"no such image{gone if name.startswith(UPLOAD) else ''}")
 
-    def encoded(self, name: str) -> Encoded:
-        """One image as the matcher reads it."""
+    def find_encoded(self, name: str) -> Encoded | None:
+        """One image as the matcher reads it; None if it has to be made from its pixels."""
         upload = self._uploads.get(name)
         if upload is not None:
             return upload.encoded
         self.check(name)
-        return self.index.items["images"].encoded(self._key(name))
+        indexed = self._indexed(name)
+        return None if indexed is None else self.index.items["images"].encoded(self._key(indexed))
+
+    def _indexed(self, name: str) -> str | None:
+        """The id of an image in the index; of an audited one, if the index holds the same image.
+
+        Other data may use the same id for another image: the captions must agree, too.
+        """
+        names = self.index.items["images"].names
+        if name in names:
+            return name
+        audited = self._audited[name]
+        if audited.id not in names:
+            return None
+        own = self.index.items["images"].about(self._key(audited.id))[0].get("captions", [])
+        return audited.id if audited.captions in (None, own) else None
 
     def picture(self, name: str) -> Image.Image:
         """Pixels, from where the index says they are; a `Problem` where there are none."""
@@ -74,8 +114,11 @@ class Library:
         if upload is not None:
             return upload.picture
         self.check(name)
+        indexed = self._indexed(name)
         try:
-            return self.index.picture(name)
+            if indexed is None or (name in self._audited and self._audited[name].pixels):
+                return self._audited[name].open()
+            return self.index.picture(indexed)
         except DataError:
             raise Problem(404, "there are no pixels of this image, or they are damaged") from None
 
@@ -84,7 +127,10 @@ class Library:
         self.check(name)
         if name in self._uploads:
             return {"id": name, "captions": []}
-        found = self.index.items["images"].about(self._key(name))[0]
+        indexed = self._indexed(name)
+        if indexed is None:
+            return {"id": name, "captions": self._audited[name].captions or []}
+        found = self.index.items["images"].about(self._key(indexed))[0]
         return {"id": name, "captions": found.get("captions", [])}
 
     def listed(self, offset: int, limit: int) -> list[dict[str, Any]]:

@@ -10,14 +10,16 @@ from fastapi import APIRouter, Depends, File, Query, Request, UploadFile
 from starlette.responses import PlainTextResponse, Response
 
 from counterfoil.app import schemas as s
+from counterfoil.app.audits import Section
 from counterfoil.app.body import too_long
 from counterfoil.app.engine import Correct, Encode, Explain, Score, Search
 from counterfoil.app.limits import ID_LETTERS, PAGE
 from counterfoil.app.pictures import MEDIA_TYPE, SIDES, decode_upload
 from counterfoil.app.problems import Problem, documented
 from counterfoil.app.service import Service, the_service
-from counterfoil.data.texts import WordText
-from counterfoil.data.words import words
+from counterfoil.errors import DataError
+from counterfoil.models.model import Model
+from counterfoil.models.word_spans import require_known
 
 T = TypeVar("T")
 router = APIRouter()
@@ -40,6 +42,7 @@ async def about(service: TheService) -> s.About:
         images=len(items["images"]),
         captions=len(items["captions"]),
         can_upload=service.model.fragments_from is not None,
+        examples=service.library.examples,
         scale=s.Scale.model_validate(service.engine.scale) if service.engine.scale else None,
         audit=content.audit is not None,
         runs=len(content.runs),
@@ -109,8 +112,9 @@ async def score(service: TheService, asked: s.ScoreRequest) -> s.ScoreResponse:
     """Scores of every image with every text."""
     for name in asked.images:
         service.library.check(name)
+    unknown = [_unknown(service, text) for text in asked.texts]
     scores = await service.queue.submit(Score(tuple(asked.images), tuple(asked.texts)))
-    return s.ScoreResponse(scores=scores)
+    return s.ScoreResponse(scores=scores, unknown=unknown)
 
 
 @router.post("/api/search", tags=["matching"], responses=documented(404, 422))
@@ -118,9 +122,9 @@ async def search(service: TheService, asked: s.SearchRequest) -> s.SearchRespons
     """The best images for a text, or captions for an image."""
     if asked.image is not None:
         service.library.check(asked.image)
+    unknown = _unknown(service, asked.text) if asked.text is not None else []
     job = Search(asked.text, asked.image, asked.k, asked.target)
     results: dict[str, Any] = await service.queue.submit(job)
-    unknown = _unknown(service, asked.text) if asked.text is not None else []
     return s.SearchResponse(**results, unknown=unknown)
 
 
@@ -128,6 +132,7 @@ async def search(service: TheService, asked: s.SearchRequest) -> s.SearchRespons
 async def explain(service: TheService, asked: s.ExplainRequest) -> s.ExplainResponse:
     """How every word of a sentence bears on its match with an image."""
     service.library.check(asked.image)
+    _unknown(service, asked.text)
     return s.ExplainResponse(**await service.queue.submit(Explain(asked.image, asked.text)))
 
 
@@ -135,6 +140,9 @@ async def explain(service: TheService, asked: s.ExplainRequest) -> s.ExplainResp
 async def correct(service: TheService, asked: s.CorrectRequest) -> s.CorrectResponse:
     """Which words are wrong for an image, and what should stand there."""
     service.library.check(asked.image)
+    _unknown(service, asked.text)
+    if service.content.corrector is not None:
+        _unknown(service, asked.text, service.content.corrector)
     job = Correct(asked.image, asked.text, asked.threshold)
     return s.CorrectResponse(**await service.queue.submit(job))
 
@@ -145,11 +153,12 @@ async def audit(
     offset: Offset = 0,
     limit: Limit = 20,
     reason: Annotated[str | None, Query(max_length=ID_LETTERS)] = None,
+    section: Section = "suspicious",
 ) -> s.Findings:
-    """Findings of the audit that is served, most suspicious first."""
+    """Findings of the audit that is served: suspicious captions, or near-duplicates."""
     if service.content.audit is None:
         raise Problem(404, "no audit is served: start the service with --audit DIR")
-    return s.Findings(**service.content.audit.page(offset, limit, reason))
+    return s.Findings(**service.content.audit.page(offset, limit, reason, section))
 
 
 @router.get("/api/runs", tags=["runs"], responses=documented())
@@ -202,8 +211,9 @@ async def _read(service: Service, read: Callable[..., T], *of: Any) -> T:
     return await to_thread.run_sync(read, *of, limiter=service.readers)
 
 
-def _unknown(service: Service, text: str) -> list[str]:
-    processor = service.model.text
-    if not isinstance(processor, WordText):
-        return []
-    return list(dict.fromkeys(w for w in words(text) if w not in processor.vocabulary.index))
+def _unknown(service: Service, text: str, model: Model | None = None) -> list[str]:
+    """Words that a model does not know, by default the matcher; refused if it knows none."""
+    try:
+        return require_known((model or service.model).text, text).unknown_words
+    except DataError as error:
+        raise Problem(422, str(error)) from None

@@ -11,7 +11,7 @@ from counterfoil.encoders import Encoded
 from counterfoil.evaluation.scoring import encode_texts
 from counterfoil.matchers.naaf import NAAF
 from counterfoil.models.model import Model
-from counterfoil.models.word_spans import caption_words, words_of_tokens
+from counterfoil.models.word_spans import CaptionWord, caption_words, known_text, words_of_tokens
 
 
 def distributions(model: Model) -> dict[str, Any] | None:
@@ -30,14 +30,16 @@ def distributions(model: Model) -> dict[str, Any] | None:
 @torch.inference_mode()
 def similarities(model: Model, image: Encoded, caption: str) -> list[float | None]:
     """The highest similarity of each word with a region, which NAAF holds against its boundary."""
-    text = encode_texts(model, [caption])
-    found = caption_words(caption)
+    read = known_text(model.text, caption)
+    known = caption_words(read.text)
+    found = sorted([*known, *read.unknown], key=lambda word: word.start)
+    text = encode_texts(model, [read.text])
     if image.fragments is None or text.fragments is None or not bool(image.mask.any()):
         return [None] * len(found)
     regions = F.normalize(image.fragments[0][image.mask[0]].float(), dim=-1)
     best = (F.normalize(text.fragments[0].float(), dim=-1) @ regions.T).amax(-1).tolist()
-    by_word: list[list[float]] = [[] for _ in found]
-    for token, word in enumerate(words_of_tokens(model.text, caption, found)):
+    by_word: dict[CaptionWord, list[float]] = {}
+    for token, word in enumerate(words_of_tokens(model.text, read.text, known)):
         if word is not None:
-            by_word[word].append(best[token])
-    return [max(values) if values else None for values in by_word]
+            by_word.setdefault(known[word], []).append(best[token])
+    return [max(by_word[word]) if word in by_word else None for word in found]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
+from counterfoil.app.audits import Section
 from counterfoil.app.limits import ID_LETTERS, RESULTS, TEXT_LETTERS, TEXT_WORDS, TEXTS
 from counterfoil.audit.findings import Finding
 from counterfoil.data.words import words
@@ -49,9 +50,13 @@ class ScoreRequest(Asked):
 
 
 class ScoreResponse(BaseModel):
-    """``scores[i][t]`` is that of image ``i`` with text ``t``."""
+    """``scores[i][t]`` is that of image ``i`` with text ``t``.
+
+    ``unknown[t]`` are the words of text ``t`` that the model does not know; they are left out.
+    """
 
     scores: list[list[float]]
+    unknown: list[list[str]]
 
 
 class SearchRequest(Asked):
@@ -70,10 +75,15 @@ class SearchRequest(Asked):
 
 
 class Hit(BaseModel):
-    """An image, or a caption with the image it belongs to."""
+    """An image, or a caption with the image it belongs to.
+
+    Identical captions are one hit: ``count`` says how many, ``images`` names their images.
+    """
 
     id: str
     image: str
+    count: int
+    images: list[str]
     rank: int
     score: float
     text: str | None
@@ -85,7 +95,7 @@ class SearchResponse(BaseModel):
 
     target: Target
     hits: list[Hit]
-    unknown: list[str] = Field(description="Words the model has never seen.")
+    unknown: list[str] = Field(description="Words that the model does not know; left out.")
 
 
 class ExplainRequest(Asked):
@@ -97,6 +107,7 @@ class Word(BaseModel):
     """A word, its effect on the score and where it looked.
 
     ``shade`` is the effect from −1 to 1 for colouring, ``similarity`` the highest with a region.
+    A word that is not ``known`` was left out: its effect is 0.
     """
 
     word: str
@@ -134,7 +145,13 @@ class ExplainResponse(BaseModel):
     method: Literal["parts", "leave-one-out"]
     additive: bool
     note: str
+    above: dict[str, float] | None = Field(
+        description="Shares of right and of wrong dev pairs with a lower score; null if unknown."
+    )
+    standing: str = Field(description="The same in words; empty if unknown.")
+    colours: str = Field(description="What the shades are relative to.")
     words: list[Word]
+    unknown: list[str] = Field(description="Words that the model does not know; left out.")
     specials: list[Word]
     boxes: list[tuple[float, float, float, float]] | None
     scale: Scale | None
@@ -151,6 +168,7 @@ class Suspect(BaseModel):
     span: tuple[int, int]
     wrong: float
     suggestions: list[str]
+    known: bool = True
 
 
 class Change(BaseModel):
@@ -216,6 +234,7 @@ class About(BaseModel):
     images: int
     captions: int
     can_upload: bool
+    examples: list[str] = Field(description="Captions of the library, to try a search with.")
     scale: Scale | None
     audit: bool
     runs: int
@@ -228,13 +247,31 @@ class ReasonCount(BaseModel):
     count: int
 
 
-class Findings(BaseModel):
-    """Findings of `counterfoil audit`, most suspicious first."""
+class AuditEntry(Finding):
+    """A finding, or several with the same caption.
 
+    ``shown`` gives the names by which this service knows the images of the finding: the audited
+    data may be others than those of the index. ``same`` counts the findings with this caption,
+    ``same_images`` names the first of their images.
+    """
+
+    shown: dict[str, str]
+    same: int
+    same_images: list[str]
+
+
+class Findings(BaseModel):
+    """Findings of `counterfoil audit`: most suspicious first, or near-duplicates.
+
+    ``total`` counts the entries of this list, ``counts`` the captions of each section.
+    """
+
+    section: Section
     total: int
     offset: int
+    counts: dict[Section, int]
     reasons: list[ReasonCount]
-    findings: list[Finding]
+    findings: list[AuditEntry]
 
 
 class RunSummary(BaseModel):

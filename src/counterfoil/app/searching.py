@@ -17,6 +17,12 @@ from counterfoil.search.vectors import Floats
 HELD_FLOATS = 1 << 25
 """Numbers of encoded items that may stay in memory, for each side."""
 
+MOST_CAPTIONS = 2000
+"""Captions looked at for one list of different ones."""
+
+IMAGES_NAMED = 100
+"""Images of one caption that are named."""
+
 Blocks = list[tuple[Ids, Encoded]]
 
 
@@ -34,7 +40,26 @@ class Searcher:
     def search(
         self, asked: Side, target: Side, queries: Encoded, ks: Sequence[int]
     ) -> list[list[dict[str, Any]]]:
-        """For each query its best items, as plain values; ``ks`` says how many."""
+        """For each query its best items, as plain values; ``ks`` says how many.
+
+        Identical captions are one item. They score alike, so they stand together.
+        """
+        if target == "images":
+            return self._best(asked, target, queries, ks)
+        total, wider = len(self.index.items[target]), 2
+        while True:
+            asked_for = [min(k * wider, total, MOST_CAPTIONS) for k in ks]
+            found = [collapsed(hits) for hits in self._best(asked, target, queries, asked_for)]
+            # one more than is shown, or the last of these may lack some of its captions
+            if wider * max(ks) >= min(total, MOST_CAPTIONS) or all(
+                len(hits) > k for hits, k in zip(found, ks, strict=True)
+            ):
+                return [hits[:k] for hits, k in zip(found, ks, strict=True)]
+            wider *= 4
+
+    def _best(
+        self, asked: Side, target: Side, queries: Encoded, ks: Sequence[int]
+    ) -> list[list[dict[str, Any]]]:
         most = min(max(ks), len(self.index.items[target]))
         if not most:
             return [[] for _ in ks]
@@ -87,6 +112,8 @@ class Searcher:
             {
                 "id": item["id"],
                 "image": item.get("image", item["id"]),
+                "count": 1,
+                "images": [item.get("image", item["id"])],
                 "rank": rank,
                 "score": float(score),
                 "text": item.get("text"),
@@ -94,3 +121,14 @@ class Searcher:
             }
             for rank, (item, score) in enumerate(zip(about, scores[kept], strict=True), start=1)
         ]
+
+
+def collapsed(hits: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Captions with the same text as one hit each, which counts them and names their images."""
+    by_text: dict[str, dict[str, Any]] = {}
+    for hit in hits:
+        first = by_text.setdefault(hit["text"], {**hit, "count": 0, "images": []})
+        first["count"] += 1
+        if hit["image"] not in first["images"] and len(first["images"]) < IMAGES_NAMED:
+            first["images"].append(hit["image"])
+    return [{**hit, "rank": rank} for rank, hit in enumerate(by_text.values(), start=1)]

@@ -49,7 +49,8 @@ class Service:
         self.content, self.limits, self.access = content, limits, access
         self.meters = Meters()
         self.model = content.index.model
-        self.library = Library(content.index, limits)
+        audited = content.audit.images if content.audit is not None else None
+        self.library = Library(content.index, limits, audited)
         self.engine = Engine(self.model, self.library, content.corrector)
         self.queue = BatchQueue(self.engine.run, limits, self.meters)
         self.pictures = PictureCache()

@@ -32,19 +32,27 @@ REFERENCE = 1000
 class Audit:
     """The findings of a split, the most suspicious first, and what they were drawn from.
 
-    ``suspicion`` has an entry for every caption of the split, NaN where its image could not be
-    read; ``signs`` [captions, 3] the evidence it was made of; ``word_effects`` the words of the
-    captions that were examined; ``word_doubts`` their shortfalls in robust deviations.
+    ``findings`` lists captions with a suspicion of at least ``threshold``, and near-duplicates;
+    ``summary`` does not depend on it. ``suspicion`` has an entry for every caption of the split,
+    NaN where its image could not be read; ``signs`` [captions, 3] the evidence it was made of;
+    ``word_effects`` the words of the captions that were examined; ``word_doubts`` their shortfalls
+    in robust deviations.
     """
 
     split: Split
     summary: Summary
     findings: list[Finding]
+    threshold: float
     survey: Survey
     suspicion: Values
     signs: Values
     word_doubts: dict[int, Values]
     word_effects: WordEffects
+
+    @property
+    def listed(self) -> int:
+        """Captions listed as suspicious."""
+        return sum(finding.kind == "mismatch" for finding in self.findings)
 
 
 def audit_split(
@@ -88,9 +96,9 @@ def audit_split(
     findings = describer.findings(threshold)
     if corrector is not None:
         findings = corrector.correct_all(findings, details, progress)
-    summary = summarise(split, survey, findings, threshold, effects)
+    summary = summarise(split, survey, signs, suspicion, duplicates, effects)
     doubts = _doubts(effects, usual, scale)
-    return Audit(split, summary, findings, survey, suspicion, signs, doubts, effects)
+    return Audit(split, summary, findings, threshold, survey, suspicion, signs, doubts, effects)
 
 
 def _score_signs(survey: Survey, duplicates: dict[int, Duplicate]) -> Values:

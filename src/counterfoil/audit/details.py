@@ -14,10 +14,11 @@ from counterfoil.audit.findings import (
     OtherCaption,
     OtherImage,
     Reason,
+    UnknownWord,
     WrongWord,
 )
 from counterfoil.audit.survey import Survey
-from counterfoil.audit.suspicion import NAMED, SIGNS, Scale
+from counterfoil.audit.suspicion import SIGNS, Scale, named_signs
 from counterfoil.audit.words import UsualEffects, WordEffects
 from counterfoil.data.duplicates import Duplicate, content
 from counterfoil.data.pairs import Split
@@ -43,7 +44,7 @@ class Describer:
     scale: Scale | None
 
     def findings(self, threshold: float) -> list[Finding]:
-        """Mismatches, the most suspicious first, then likely false negatives."""
+        """Mismatches from ``threshold`` on, the most suspicious first, then near-duplicates."""
         captions = self.survey.captions
         own = self.survey.own[captions]
         quantiles = np.searchsorted(np.sort(own), own, side="left") / max(1, len(own))
@@ -89,6 +90,7 @@ class Describer:
             better_caption=self._better_caption(number) if kind == "mismatch" else None,
             near_duplicate=self._caption(near.caption, near.similarity) if near else None,
             near_duplicate_images=near.others if near else 0,
+            unknown_words=self._unknown_words(number),
         )
 
     def _reasons(
@@ -96,17 +98,13 @@ class Describer:
     ) -> tuple[Reason, ...]:
         """The signs that are strong enough to be named, or the strongest; then duplicates."""
         signs = self.signs[number]
-        named = [k for k in np.argsort(-signs, kind="stable") if signs[k] >= NAMED]
-        if not named and kind == "mismatch":
-            named = [int(signs.argmax())]
         found = [
             Reason(
                 sign=SIGNS[k],
                 strength=float(signs[k]),
                 text=self._sentence(SIGNS[k], number, quantile, words),
             )
-            for k in named
-            if kind == "mismatch"
+            for k in (named_signs(signs) if kind == "mismatch" else ())
         ]
         near = self.duplicates.get(number)
         if near is not None:
@@ -141,6 +139,15 @@ class Describer:
             )
             for word, named in zip(spoken, doubtful, strict=True)
             if named
+        )
+
+    def _unknown_words(self, number: int) -> tuple[UnknownWord, ...]:
+        read = self.survey.unknown.get(number)
+        words = () if read is None else read.unknown
+        return tuple(
+            UnknownWord(word=writable(word.text), span=(word.start, word.end))
+            for word in words
+            if not word.is_punctuation
         )
 
     def _better_caption(self, number: int) -> OtherCaption | None:

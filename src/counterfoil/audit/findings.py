@@ -38,6 +38,13 @@ class WrongWord(Report):
     suggestions: tuple[str, ...] = ()
 
 
+class UnknownWord(Report):
+    """A word that the model does not know, and its place; it was left out before scoring."""
+
+    word: str
+    span: tuple[int, int]
+
+
 class OtherImage(Report):
     """Another image of the split, and the caption's score with it."""
 
@@ -89,6 +96,7 @@ class Finding(Report):
     better_caption: OtherCaption | None
     near_duplicate: OtherCaption | None
     near_duplicate_images: int
+    unknown_words: tuple[UnknownWord, ...] = ()
     correction: Corrected | None = None
     correction_note: str = ""
 
@@ -96,11 +104,20 @@ class Finding(Report):
     def signs(self) -> tuple[str, ...]:
         return tuple(reason.sign for reason in self.reasons)
 
+    @property
+    def images(self) -> list[tuple[str, str]]:
+        """Split and id of the own image, and of every other image that the finding names."""
+        others = (self.better_image, self.better_caption, self.near_duplicate)
+        return [(self.split, name) for name in (self.image, *(o.image for o in others if o))]
+
 
 class Summary(Report):
-    """Counts of an audit of one split.
+    """What an audit of one split found, whatever the threshold of its list.
 
-    ``suspicious`` counts mismatches only: a likely false negative is no error of its caption.
+    ``suspicious`` counts captions with a suspicion of at least 0.5, ``signs`` their reasons.
+    ``false_negatives`` counts captions with a near-duplicate at another image, which is no error.
+    ``unknown_words`` counts different words outside the model's vocabulary, ``unknown_captions``
+    those skipped captions that have no other words.
     """
 
     split: str
@@ -108,8 +125,8 @@ class Summary(Report):
     captions: int
     suspicious: int
     false_negatives: int
+    false_negative_images: int
     share: float
-    threshold: float
     signs: dict[str, int]
     words_examined: int
     word_method: str
@@ -117,6 +134,8 @@ class Summary(Report):
     recall_at_1: float
     skipped_images: int
     skipped_captions: int
+    unknown_captions: int
+    unknown_words: int
     skipped: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -127,8 +146,16 @@ class Summary(Report):
             ("images", self.images),
             ("suspicious", f"{self.suspicious} ({100 * self.share:.1f} %)"),
             *((f"  {SIGN_NAMES[sign]}", count) for sign, count in self.signs.items()),
-            ("likely false negatives", self.false_negatives),
             ("own image ranked first", f"{100 * self.recall_at_1:.1f} %"),
             ("images skipped", self.skipped_images),
+            ("captions skipped, no word known", self.unknown_captions),
         ]
         return [(name, str(value)) for name, value in table]
+
+    def near_duplicate_rows(self) -> list[tuple[str, str]]:
+        """Name and number, for a table of its own: near-duplicates are no suspicious captions."""
+        share = self.false_negatives / max(1, self.captions)
+        return [
+            ("captions", f"{self.false_negatives} ({100 * share:.1f} %)"),
+            ("images", str(self.false_negative_images)),
+        ]

@@ -20,7 +20,7 @@ from counterfoil.models.importers.pickles import read_checkpoint
 from counterfoil.models.model import Model
 from counterfoil.search.identity import model_digest
 
-FORMAT = 1
+FORMAT = 2
 """To be raised with every change of what is kept, or of how a split is cut into blocks."""
 
 OPERATIONS = 20_000_000

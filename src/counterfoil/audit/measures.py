@@ -74,7 +74,7 @@ def measure_audit(
     """
     read = ~np.isnan(audit.suspicion)
     labels, suspicion = truth.labels[read], audit.suspicion[read]
-    listed = suspicion >= audit.summary.threshold
+    listed = suspicion >= audit.threshold
     exchanged = np.isin(np.arange(len(read)), list(truth.wrong))[read]
     swapped = truth.swapped[read]
 
@@ -96,7 +96,7 @@ def measure_audit(
         words=_words(audit, truth, inside, audit.word_doubts),
         everywhere=_words(audit, truth, [*inside, *outside], audit.word_doubts),
         plain=_words(audit, truth, inside, _plain_doubts(audit)),
-        clean_listed=None if clean is None else 100.0 * clean.summary.share,
+        clean_listed=None if clean is None else 100.0 * clean.listed / clean.summary.captions,
     )
 
 
@@ -121,7 +121,7 @@ def _words(
     if not any(mark.any() for mark in marks):
         return None
     # a word is listed where its caption is
-    threshold = audit.summary.threshold
+    threshold = audit.threshold
     shown = [
         (doubt >= DOUBTFUL) & bool(audit.suspicion[number] >= threshold)
         for number, doubt in zip(captions, doubts, strict=True)

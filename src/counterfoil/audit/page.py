@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -23,7 +24,11 @@ ORDERS = {
     "image": "image",
 }
 LISTED = 20
-KINDS = {"": "everything", "mismatch": "suspicious", "false-negative": "likely false negatives"}
+SUSPICIOUS, NEAR = "Suspicious captions", "Near-duplicates"
+NEAR_NOTE = (
+    "Captions that say nearly the same of different images: likely false negatives in training, "
+    "no errors. Identical captions are one entry."
+)
 
 
 def render(
@@ -36,13 +41,16 @@ def render(
     problems: Sequence[Problem] = (),
 ) -> str:
     """The page; pictures come from ``splits``, by the name of a finding's split."""
-    chosen = _shown(findings, most)
+    wrong = [finding for finding in findings if finding.kind == "mismatch"]
+    alike = grouped([finding for finding in findings if finding.kind != "mismatch"])
+    chosen, groups = _shown(wrong, alike, most)
     pictures = Pictures(splits)
-    cards = "".join(finding_html(finding, pictures) for finding in chosen)
     remarks = [*notes, *(f"{one.split}: {note}" for one in summaries for note in one.notes)]
-    if len(chosen) < len(findings):
+    near, near_shown = sum(map(len, alike)), sum(map(len, groups))
+    if len(chosen) < len(wrong) or near_shown < near:
         remarks.append(
-            f"This page shows {len(chosen)} of {len(findings)} findings; findings.jsonl has all."
+            f"This page shows {len(chosen)} of {len(wrong)} listed suspicious captions and "
+            f"{near_shown} of {near} near-duplicates; findings.jsonl has all."
         )
     skipped = [*map(str, problems), *(line for one in summaries for line in one.skipped)]
     remarks += [f"Left out: {line}" for line in skipped[:LISTED]]
@@ -56,19 +64,37 @@ def render(
         notes="".join(f'<p class="note">{clean(note)}</p>' for note in remarks),
         chips=_chips(chosen),
         orders=_options(ORDERS),
-        kinds=_options(KINDS),
-        total=len(chosen),
-        cards=cards or '<p class="note">Nothing found: no caption is suspicious.</p>',
+        tabs=_tab("suspicious", SUSPICIOUS, len(wrong)) + _tab("near-duplicates", NEAR, near),
+        suspicious=SUSPICIOUS,
+        near=NEAR,
+        near_note=NEAR_NOTE,
+        total=len(chosen) + len(groups),
+        cards="".join(finding_html(finding, pictures) for finding in chosen)
+        or '<p class="note">Nothing found: no caption is listed as suspicious.</p>',
+        groups="".join(finding_html(group[0], pictures, group[1:]) for group in groups)
+        or '<p class="note">Nothing found: no caption is nearly the same as another.</p>',
         script=SCRIPT,
     )
 
 
-def _shown(findings: Sequence[Finding], most: int) -> list[Finding]:
-    """The first mismatches; likely false negatives have a fifth of the room, or what is left."""
-    wrong = [finding for finding in findings if finding.kind == "mismatch"]
-    alike = [finding for finding in findings if finding.kind != "mismatch"]
+def grouped(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Near-duplicates with the same caption together, those of the most images first."""
+    groups: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    for finding in findings:
+        groups[finding.split, finding.text].append(finding)
+    return sorted(groups.values(), key=lambda group: -group[0].near_duplicate_images)
+
+
+def _shown(
+    wrong: list[Finding], alike: list[list[Finding]], most: int
+) -> tuple[list[Finding], list[list[Finding]]]:
+    """The first suspicious captions; near-duplicates have a fifth of the room, or what is left."""
     kept = wrong[: max(most - min(len(alike), most // 5), 0)]
-    return kept + alike[: most - len(kept)]
+    return kept, alike[: most - len(kept)]
+
+
+def _tab(section: str, name: str, count: int) -> str:
+    return f'<button type="button" data-section="{section}">{name} ({count:,})</button>'
 
 
 def _counts(summaries: Sequence[Summary], problems: Sequence[Problem]) -> str:
@@ -77,7 +103,7 @@ def _counts(summaries: Sequence[Summary], problems: Sequence[Problem]) -> str:
         "captions": f"{captions:,}",
         "suspicious": f"{suspicious:,}",
         "share": f"{100 * suspicious / max(1, captions):.1f} %",
-        "likely false negatives": f"{sum(one.false_negatives for one in summaries):,}",
+        "near-duplicates": f"{sum(one.false_negatives for one in summaries):,}",
         "images skipped": f"{skipped_images(summaries, problems):,}",
     }
     return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in cells.items())
@@ -108,14 +134,18 @@ PAGE = """<!doctype html>
 <header><p class="brand">Counterfoil audit</p><h1>{title}</h1></header>
 <dl class="counts">{counts}</dl>
 {notes}
+<nav class="tabs" aria-label="Sections" hidden>{tabs}</nav>
 <div class="tools" role="search" hidden>
 <fieldset><legend>Only with all of these reasons</legend>{chips}</fieldset>
-<label>Show <select id="kind">{kinds}</select></label>
 <label>Sort by <select id="order">{orders}</select></label>
 <input id="search" type="search" placeholder="words of a caption, an image id"
  aria-label="Filter by text" title="/ to type here; j and k move between findings">
 </div>
 <p id="shown" role="status">{total} findings</p>
-<div id="findings">{cards}</div>
+<div id="findings">
+<section id="suspicious"><h2>{suspicious}</h2><div class="list">{cards}</div></section>
+<section id="near-duplicates"><h2>{near}</h2><p class="note">{near_note}</p>
+<div class="list">{groups}</div></section>
+</div>
 </main><script>{script}</script></body></html>
 """

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from counterfoil.audit.findings import Finding, OtherCaption, WrongWord
+from counterfoil.audit.findings import Finding, OtherCaption, UnknownWord, WrongWord
 from counterfoil.data.pairs import Split
-from counterfoil.evaluation.explain_chart import signed
+from counterfoil.evaluation.explain_chart import UNKNOWN, signed
 from counterfoil.markup import clean
 from counterfoil.training.report import picture
 
 SIDE, SMALL = 190, 110
+SAME_SHOWN = 8
+"""Pictures of other images with the same caption."""
 
 
 class Pictures:
@@ -30,9 +32,13 @@ class Pictures:
         return picture(self.splits[split], place, side)
 
 
-def finding_html(finding: Finding, pictures: Pictures) -> str:
-    """A card that can be focused, sorted and filtered by what it carries in its attributes."""
-    searched = f"{finding.text} {finding.image} {finding.split}"
+def finding_html(finding: Finding, pictures: Pictures, same: Sequence[Finding] = ()) -> str:
+    """A card that can be focused, sorted and filtered by what it carries in its attributes.
+
+    ``same`` are findings with the same caption, which share the card.
+    """
+    names = " ".join(one.image for one in (finding, *same))
+    searched = f"{finding.text} {names} {finding.split}"
     margin = 0.0 if finding.margin is None else finding.margin
     return (
         f'<article class="finding {finding.kind}" tabindex="0" data-kind="{finding.kind}" '
@@ -41,16 +47,34 @@ def finding_html(finding: Finding, pictures: Pictures) -> str:
         f'data-rank="{finding.rank}" data-image="{clean(finding.image)}" '
         f'data-text="{clean(searched)}">'
         f'<div class="own">{pictures.show(finding.split, finding.image, SIDE)}</div>'
-        f"<div>{_head(finding)}<h3><bdi>{_sentence(finding)}</bdi></h3>{_reasons(finding)}"
-        f"<dl>{_facts(finding, pictures)}</dl></div></article>"
+        f"<div>{_head(finding)}<h3><bdi>{_sentence(finding)}</bdi>{_times(same)}</h3>"
+        f"{_reasons(finding)}<dl>{_facts(finding, pictures)}{_same(same, pictures)}</dl></div>"
+        "</article>"
     )
+
+
+def _times(same: Sequence[Finding]) -> str:
+    return f" <small>×{1 + len(same)}</small>" if same else ""
+
+
+def _same(same: Sequence[Finding], pictures: Pictures) -> str:
+    """Other images with the same caption: some pictures, then how many more there are."""
+    if not same:
+        return ""
+    shown = "".join(
+        f'<div class="small">{pictures.show(one.split, one.image, SMALL)}'
+        f"<small>{clean(one.image)}</small></div>"
+        for one in same[:SAME_SHOWN]
+    )
+    rest = len(same) - SAME_SHOWN
+    more = f"<small>and {rest} more</small>" if rest > 0 else ""
+    return f'<dt>same caption</dt><dd class="row">{shown}{more}</dd>'
 
 
 def _head(finding: Finding) -> str:
     share = f"{100 * finding.suspicion:.0f}"
-    name = "suspicion" if finding.kind == "mismatch" else "likely false negative, suspicion"
     return (
-        f'<header><span><span class="bar"><i style="width:{share}%"></i></span>{name} {share} %'
+        f'<header><span><span class="bar"><i style="width:{share}%"></i></span>suspicion {share} %'
         f"</span><span>{clean(finding.split)} · {clean(finding.image)} · caption "
         f"{finding.caption + 1}</span><span>score {finding.score:.3f}, rank {finding.rank} of "
         f"{finding.compared}</span></header>"
@@ -58,13 +82,18 @@ def _head(finding: Finding) -> str:
 
 
 def _sentence(finding: Finding) -> str:
-    """The caption with the words in doubt marked."""
+    """The caption with the words in doubt and the unknown ones marked."""
+    marked: list[WrongWord | UnknownWord] = [*finding.wrong_words, *finding.unknown_words]
     parts, last = [], 0
-    for word in finding.wrong_words:
+    for word in sorted(marked, key=lambda each: each.span):
         start, end = word.span
-        title = f"effect {signed(word.effect)}, usually {signed(word.usual)}"
+        letters = clean(finding.text[start:end])
         parts.append(clean(finding.text[last:start]))
-        parts.append(f'<mark title="{title}">{clean(finding.text[start:end])}</mark>')
+        if isinstance(word, WrongWord):
+            title = f"effect {signed(word.effect)}, usually {signed(word.usual)}"
+            parts.append(f'<mark title="{title}">{letters}</mark>')
+        else:
+            parts.append(f'<span class="unknown" title="{UNKNOWN}">{letters}</span>')
         last = end
     return "".join([*parts, clean(finding.text[last:])])
 
@@ -78,6 +107,9 @@ def _facts(finding: Finding, pictures: Pictures) -> str:
     facts: list[tuple[str, str]] = []
     if finding.wrong_words:
         facts.append(("words", "; ".join(_word(word) for word in finding.wrong_words)))
+    if finding.unknown_words:
+        names = ", ".join(dict.fromkeys(clean(word.word) for word in finding.unknown_words))
+        facts.append(("unknown, left out", names))
     if finding.correction is not None:
         fixed = finding.correction
         text = f"<ins><bdi>{clean(fixed.text)}</bdi></ins>"

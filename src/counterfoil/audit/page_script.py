@@ -2,11 +2,13 @@
 
 SCRIPT = """
 "use strict";
-const list = document.querySelector("#findings");
-const cards = [...list.children];
 const by = (name) => document.querySelector(name);
+const lists = [...document.querySelectorAll(".list")];
+const cardsOf = (list) => [...list.querySelectorAll(".finding")];
+let cards = lists.flatMap(cardsOf);
+const tabs = [...document.querySelectorAll(".tabs button")];
 const checks = [...document.querySelectorAll(".chip input")];
-const search = by("#search"), order = by("#order"), kind = by("#kind"), shown = by("#shown");
+const search = by("#search"), order = by("#order"), shown = by("#shown");
 const value = (card, key) => key === "image" ? card.dataset.image : Number(card.dataset[key]);
 const compare = {
   suspicion: (a, b) => value(b, "suspicion") - value(a, "suspicion"),
@@ -18,20 +20,32 @@ const compare = {
 function update() {
   const wanted = checks.filter((box) => box.checked).map((box) => box.value);
   const words = search.value.toLowerCase().split(/\\s+/).filter(Boolean);
-  let count = 0;
   for (const card of cards) {
     const signs = card.dataset.signs.split(" ");
     const text = card.dataset.text.toLowerCase();
     card.hidden = !(wanted.every((sign) => signs.includes(sign)) &&
-      words.every((word) => text.includes(word)) &&
-      (!kind.value || card.dataset.kind === kind.value));
-    count += !card.hidden;
+      words.every((word) => text.includes(word)));
   }
-  shown.textContent = `${count} of ${cards.length} findings shown`;
+  const open = cards.filter((card) => !card.closest("section").hidden);
+  const count = open.filter((card) => !card.hidden).length;
+  shown.textContent = `${count} of ${open.length} findings shown`;
 }
-function sort() { list.append(...cards.sort(compare[order.value])); }
+function sort() {
+  for (const list of lists) list.append(...cardsOf(list).sort(compare[order.value]));
+  cards = lists.flatMap(cardsOf);
+}
+function open(name) {
+  for (const tab of tabs) {
+    const own = tab.dataset.section === name;
+    tab.setAttribute("aria-pressed", own);
+    document.getElementById(tab.dataset.section).hidden = !own;
+  }
+  by("fieldset").hidden = name !== "suspicious";
+  if (name !== "suspicious") for (const box of checks) box.checked = false;
+  update();
+}
 function move(step) {
-  const visible = cards.filter((card) => !card.hidden);
+  const visible = cards.filter((card) => !card.hidden && !card.closest("section").hidden);
   const here = visible.indexOf(document.activeElement.closest(".finding"));
   const next = here < 0 ? visible[0] : visible[here + step];
   if (next) next.focus();
@@ -44,8 +58,10 @@ document.addEventListener("keydown", (event) => {
   if (step) { move(step); event.preventDefault(); }
   if (event.key === "/") { search.focus(); event.preventDefault(); }
 });
-for (const control of [search, kind, ...checks]) control.addEventListener("input", update);
+for (const tab of tabs) tab.addEventListener("click", () => open(tab.dataset.section));
+for (const control of [search, ...checks]) control.addEventListener("input", update);
 order.addEventListener("input", sort);
-by(".tools").hidden = false;
-update();
+by(".tools").hidden = by(".tabs").hidden = false;
+const first = location.hash === "#near-duplicates" ? 1 : 0;
+open(tabs[first].dataset.section);
 """

@@ -22,6 +22,12 @@ STYLE = """
 .chip:has(:checked) { background: var(--ink); color: var(--paper); border-color: var(--ink); }
 .chip:has(:focus-visible), .finding:focus-visible, .tools :focus-visible {
   outline: 3px solid var(--brand); outline-offset: 2px; }
+.tabs { display: flex; flex-wrap: wrap; gap: .4rem; margin: 1rem 0 0; }
+.tabs[hidden] { display: none; }
+.tabs button { font: inherit; color: inherit; cursor: pointer; background: var(--card);
+  border: 1px solid var(--line); border-radius: 10px; padding: .4rem .9rem; }
+.tabs button[aria-pressed=true] { border-color: var(--brand); color: var(--brand);
+  font-weight: 650; }
 #shown { color: var(--soft); font-size: .9rem; margin: .8rem 0 0; }
 .finding { display: grid; grid-template-columns: 190px minmax(0, 1fr); gap: 1.1rem;
   background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 1rem;
@@ -39,10 +45,12 @@ STYLE = """
 .finding dt { color: var(--soft); } .finding dd { margin: 0; overflow-wrap: anywhere; }
 mark { background: color-mix(in srgb, var(--bad) 25%, transparent); color: inherit;
   border-radius: .25em; padding: 0 .15em; text-decoration: underline wavy var(--bad); }
+.unknown { color: var(--soft); border-bottom: 2px dotted var(--soft); }
 ins { color: var(--good); text-decoration: none; font-weight: 600; }
+.row { display: flex; flex-wrap: wrap; gap: .5rem; align-items: flex-end; }
 .small { width: 110px; } .small .nopixels { min-height: 60px; }
 @media (max-width: 640px) { .finding { grid-template-columns: 1fr; }
   .finding > .own { max-width: 260px; } .finding dl { grid-template-columns: 1fr; gap: 0; }
   .finding dd { margin-bottom: .4rem; } .tools { position: static; } }
-@media print { .tools, .skip { display: none; } .finding { break-inside: avoid; } }
+@media print { .tools, .tabs, .skip { display: none; } .finding { break-inside: avoid; } }
 """

@@ -21,6 +21,7 @@ from counterfoil.evaluation.score_plan import plan_scores
 from counterfoil.evaluation.scoring import encode_texts
 from counterfoil.models.asking import asked
 from counterfoil.models.model import Model
+from counterfoil.models.word_spans import KnownText, known_text
 from counterfoil.progress import Progress, Silent
 
 Floats = NDArray[np.float32]
@@ -44,7 +45,8 @@ class Survey:
 
     Arrays over captions: the score with the own image (NaN where that could not be read), the rank
     of that image among ``compared`` (1 is best; ties count against it), and the best other image
-    (−1 where there is none) with its score. Arrays [images, kept]: the captions of other images
+    (−1 where there is none) with its score. ``unknown`` are captions with words that the model does
+    not know, which were left out. Arrays [images, kept]: the captions of other images
     that fit an image best, best first, with their scores; −1 where there are no more.
     """
 
@@ -56,6 +58,7 @@ class Survey:
     pool_score: Floats
     compared: int
     skipped: list[str]
+    unknown: dict[int, KnownText]
 
     @property
     def captions(self) -> Ints:
@@ -79,13 +82,13 @@ def survey_split(
     progress = progress or Silent()
     with asked(model):
         blocks = ImageBlocks(model, split, block_size)
-        found = _Running(split, blocks)
+        found = _Running(split, blocks, [known_text(model.text, text) for text in split.texts])
         if keeper is None or not found.restore(keeper.load()):
             own = found.own_pairs()
             count = -(-len(split.texts) // TOGETHER)
             for block, pairs in progress.track(own, f"own scores ({split.name})", count):
                 found.add_own(model, block, pairs)
-        parts = caption_blocks(split.texts, found.judged())
+        parts = caption_blocks(found.texts, found.judged())
         label, count = f"scoring ({split.name})", len(blocks) * len(parts)
         steps = found.steps(parts)
         for step, block, part in progress.track(steps, label, count, done=found.done):
@@ -101,8 +104,10 @@ def survey_split(
 class _Running:
     """What has been seen so far."""
 
-    def __init__(self, split: Split, blocks: ImageBlocks) -> None:
+    def __init__(self, split: Split, blocks: ImageBlocks, read: list[KnownText]) -> None:
         self.split, self.blocks = split, blocks
+        self.texts = [each.text for each in read]
+        self.unknown = {number: each for number, each in enumerate(read) if each.unknown}
         self.done = 0
         images, captions = len(split), len(split.texts)
         self.owner = torch.from_numpy(split.image_of)
@@ -151,6 +156,7 @@ class _Running:
                 (row, text)
                 for row, image in enumerate(block.images)
                 for text in range(int(self.starts[image]), int(self.ends[image]))
+                if text not in self.unknown or self.unknown[text].is_readable
             ]
             for start in range(0, len(pairs), TOGETHER):
                 yield block, pairs[start : start + TOGETHER]
@@ -158,22 +164,24 @@ class _Running:
     def add_own(self, model: Model, block: ImageBlock, pairs: list[tuple[int, int]]) -> None:
         first, last = pairs[0][0], pairs[-1][0]  # rows stand in order
         texts = [text for _, text in pairs]
-        encoded = encode_texts(model, [self.split.texts[text] for text in texts])
+        encoded = encode_texts(model, [self.texts[text] for text in texts])
         rows = [row - first for row, _ in pairs]
         scores = _matched(model, block.encoded[first : last + 1], encoded, rows)
         self.own[texts] = scores.float().cpu()
         self.has_own[texts] = True
 
     def judged(self) -> list[int]:
-        """The captions whose image could be read."""
+        """The captions whose image could be read, and of which the model knows a word."""
         if not self.has_own.any():
-            raise DataError(f"split '{self.split.name}' has no readable image with a caption")
+            raise DataError(
+                f"split '{self.split.name}' has no readable image with a caption of known words"
+            )
         _refuse_not_finite(self.own[self.has_own])
         return self.has_own.nonzero()[:, 0].tolist()
 
     def add_captions(self, model: Model, block: ImageBlock, captions: list[int]) -> None:
         """Score some captions with a block of images, tile by tile."""
-        texts = encode_texts(model, [self.split.texts[caption] for caption in captions])
+        texts = encode_texts(model, [self.texts[caption] for caption in captions])
         plan = plan_scores(block.encoded, texts)
         for tile, scores in on_host(scored_tiles(model.matcher, block.encoded, texts, plan)):
             columns = [captions[place] for place in plan.columns_on_host(tile).tolist()]
@@ -211,6 +219,7 @@ class _Running:
             pool_score=self.pool_score.numpy(),
             compared=self.compared,
             skipped=[self.blocks.skipped[image] for image in sorted(self.blocks.skipped)],
+            unknown=self.unknown,
         )
 
 

@@ -23,6 +23,9 @@ asks for one deviation more. Chosen on the dev split of the scenes."""
 NAMED = 0.2
 """Evidence from which a sign is named: with three signs, suspicion 0.5 has at least one such."""
 
+SUSPICIOUS = 0.5
+"""Suspicion from which a caption counts as suspicious in a summary, whatever is listed."""
+
 SIGNS = ("low-score", "other-image", "wrong-words")
 TO_NORMAL = 1.4826
 """Median absolute deviations to standard deviations, where values are normal."""
@@ -55,3 +58,12 @@ def evidence(z: Values, centre: float = CENTRE) -> Values:
 def combine(signs: Values) -> Values:
     """Suspicion [n] from evidence [n, signs]."""
     return np.asarray(1.0 - np.prod(1.0 - signs, axis=1))
+
+
+def named_signs(signs: Values) -> list[int]:
+    """Places in `SIGNS` of the reasons for suspecting one caption, the strongest first.
+
+    Those with enough evidence to be named; if there are none, the strongest.
+    """
+    named = [int(k) for k in np.argsort(-signs, kind="stable") if signs[k] >= NAMED]
+    return named or [int(signs.argmax())]

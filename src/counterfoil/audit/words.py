@@ -26,6 +26,7 @@ class SpokenWord:
     word: str
     span: tuple[int, int]
     effect: float
+    known: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,9 @@ def measure_effects(
         match = explain(model, split.fragments.read(int(split.image_of[caption])), text)
         method = match.method
         found[caption] = [
-            SpokenWord(each.word, each.span, each.effect)
+            SpokenWord(each.word, each.span, each.effect, each.known)
             for each in match.words
-            if each.span is not None and any(letter.isalnum() for letter in each.word)
+            if each.span is not None and not each.is_punctuation
         ]
     return WordEffects(found, method)
 
@@ -75,7 +76,8 @@ class UsualEffects:
         effects: dict[str, list[float]] = defaultdict(list)
         for spoken in captions:
             for each in spoken:
-                effects[each.word.lower()].append(each.effect)
+                if each.known:
+                    effects[each.word.lower()].append(each.effect)
         every = [effect for values in effects.values() for effect in values]
         self.overall = float(np.median(every)) if every else 0.0
         self.usual = {
@@ -87,9 +89,9 @@ class UsualEffects:
         return self.usual.get(word.lower(), self.overall)
 
     def shortfall(self, spoken: SpokenWord) -> float:
-        """How far a word's effect lies below what is usual for it."""
-        return self.of(spoken.word) - spoken.effect
+        """How far a word's effect lies below what is usual for it; 0 for an unknown word."""
+        return self.of(spoken.word) - spoken.effect if spoken.known else 0.0
 
     def worst(self, spoken: Sequence[SpokenWord]) -> float:
         """The largest shortfall of a caption; 0 where there are no words."""
-        return max((self.shortfall(each) for each in spoken), default=0.0)
+        return max((self.shortfall(each) for each in spoken if each.known), default=0.0)

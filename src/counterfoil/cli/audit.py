@@ -60,7 +60,8 @@ def audit(
         float,
         typer.Option(
             callback=ABOVE_0_TO_1,
-            help="Suspicion from which a caption is listed: above 0, at most 1.",
+            help="Suspicion (above 0, at most 1) from which a caption is listed and counts for "
+            "--fail-above and --max-suspicious. The summary always counts from 0.5.",
         ),
     ] = 0.5,
     examine: Annotated[
@@ -71,11 +72,11 @@ def audit(
     ] = 500,
     fail_above: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(callback=SHARE, help="Exit with 7 if a larger share (0 to 1) is suspicious."),
+        typer.Option(callback=SHARE, help="Exit with 7 if a larger share (0 to 1) is listed."),
     ] = None,
     max_suspicious: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=0, help="Exit with 7 if more captions are suspicious."),
+        typer.Option(min=0, help="Exit with 7 if more captions are listed."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     cache: Path = CACHE_OPTION,
@@ -91,7 +92,7 @@ def audit(
 
     Writes index.html (for people), findings.jsonl, findings.csv and summary.json (for programs).
     Scoring that was interrupted goes on where it stopped, with the same command.
-    Exit code 7 means that more is suspicious than --fail-above or --max-suspicious allow.
+    Exit code 7 means that more captions are listed than --fail-above or --max-suspicious allow.
     """
     check_inputs([run, *([corrector] if corrector else [])], pairs, format)
     from counterfoil.audit import NO_CORRECTOR, audit_split, can_correct, total, write_report
@@ -135,8 +136,9 @@ def audit(
             ]
         able = corrector is not None or can_correct(model)
         about: dict[str, Any] = {"run": str(run), "model": model.spec.name, "data": data.name}
-        suspicious, captions = total([one.summary for one in audits])
-        failed = _too_many(suspicious, captions, fail_above, max_suspicious)
+        _, captions = total([one.summary for one in audits])
+        listed = sum(one.listed for one in audits)
+        failed = _too_many(listed, captions, threshold, fail_above, max_suspicious)
         about["passed"] = not failed
         title = f"{data.name}, read by {run.resolve().name}"
         notes = [] if able else [NO_CORRECTOR]
@@ -199,16 +201,18 @@ def _refuse_other_features(named: Path, model: Model, data: Pairs) -> None:
 
 
 def _too_many(
-    suspicious: int, captions: int, fail_above: float | None, max_suspicious: int | None
+    listed: int,
+    captions: int,
+    threshold: float,
+    fail_above: float | None,
+    max_suspicious: int | None,
 ) -> str:
     """Which limit was passed, in words; empty where none was."""
-    share = suspicious / max(1, captions)
+    share, level = listed / max(1, captions), f"suspicion {threshold:g} or more"
     if fail_above is not None and share > fail_above:
-        return (
-            f"{100 * share:.2f} % of the captions are suspicious, allowed: {100 * fail_above:g} %"
-        )
-    if max_suspicious is not None and suspicious > max_suspicious:
-        return f"{suspicious} captions are suspicious, allowed: {max_suspicious}"
+        return f"{100 * share:.2f} % of the captions have {level}, allowed: {100 * fail_above:g} %"
+    if max_suspicious is not None and listed > max_suspicious:
+        return f"{listed} captions have {level}, allowed: {max_suspicious}"
     return ""
 
 
@@ -216,12 +220,17 @@ def _show(page: Path, audits: list[Audit], notes: list[str], failed: str, as_jso
     if as_json:
         print_json(_summary(page))
         return
-    columns = [one.summary.rows() for one in audits]
-    names = [name for name, _ in columns[0]]
-    rows = [["", *(one.summary.split for one in audits)]]
-    rows += [[name, *(column[k][1] for column in columns)] for k, name in enumerate(names)]
-    print_table(rows, title="Audit")
+    splits = [one.summary.split for one in audits]
+    _print_columns("Audit", splits, [one.summary.rows() for one in audits])
+    near = [one.summary.near_duplicate_rows() for one in audits]
+    _print_columns("Near-duplicates (likely false negatives, no errors)", splits, near)
     out = console()
+    listed, level = sum(one.listed for one in audits), audits[0].threshold
+    out.print(
+        f"listed: {listed} captions with a suspicion of at least {level:g} (--threshold)",
+        highlight=False,
+        markup=False,
+    )
     for kind, count in _summary(page)["problems"].items():
         out.print(f"left out of the data, {kind}: {count}", highlight=False, markup=False)
     found = (f"{one.summary.split}: {note}" for one in audits for note in one.summary.notes)
@@ -230,6 +239,13 @@ def _show(page: Path, audits: list[Audit], notes: list[str], failed: str, as_jso
     out.print(f"report: {page}", highlight=False, markup=False)
     if failed:
         console(stderr=True).print(failed, highlight=False, markup=False, style="bold red")
+
+
+def _print_columns(title: str, splits: list[str], columns: list[list[tuple[str, str]]]) -> None:
+    """A table with a column per split; all columns have the same names of rows."""
+    names = [name for name, _ in columns[0]]
+    rows = [[name, *(column[k][1] for column in columns)] for k, name in enumerate(names)]
+    print_table([["", *splits], *rows], title=title)
 
 
 def _summary(page: Path) -> dict[str, Any]:

@@ -68,9 +68,11 @@ def correct(
         raise ConfigError(f"--out {out}: the picture is a PNG, name it so")
     check_inputs([run], data, format)
     from counterfoil.models.correct import correct as correct_caption
+    from counterfoil.models.word_spans import require_known, unknown_note
     from counterfoil.training.load import load_model
 
     model = load_model(run, device)
+    unknown = require_known(model.text, text).unknown_words
     source = ImageSource(run, data, format, option or [], split, cache, quiet=as_json)
     fragments, pixels = source.read(model, image)
     found = correct_caption(model, fragments, text, threshold=threshold, suggestions=suggestions)
@@ -83,13 +85,16 @@ def correct(
         print_json({"run": str(run), "model": model.spec.name, "image": image, **found.as_dict()})
         return
     _print(found)
+    if unknown:
+        console().print(unknown_note(unknown), highlight=False, markup=False, style="yellow")
     if out is not None:
         console().print(f"picture: {out}", highlight=False, markup=False)
 
 
 def _print(found: Correction) -> None:
     def row(word: SuspectWord) -> list[str]:
-        return [word.word, f"{word.wrong:.3f}", ", ".join(word.suggestions)]
+        wrong = f"{word.wrong:.3f}" if word.known else "unknown"
+        return [word.word, wrong, ", ".join(word.suggestions)]
 
     print_table([["word", "wrong", "instead"], *(row(word) for word in found.words)])
     out = console()

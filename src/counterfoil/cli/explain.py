@@ -63,7 +63,7 @@ def explain(
 
     Green words count for the match, red ones against it. With matchers that are a sum over words,
     effects add up to the score; with others, an effect is what the score loses when the word is
-    left out.
+    left out. Words that the model does not know are left out before scoring, and marked.
     """
     from counterfoil.errors import ConfigError
 
@@ -177,9 +177,12 @@ def _from_data(
 
 
 def _print(match: Match) -> None:
-    from counterfoil.evaluation.explain_chart import method_note, signed
+    from counterfoil.evaluation.explain_chart import colour_note, method_note, signed, standing
+    from counterfoil.models.word_spans import unknown_note
 
     def row(word: WordEffect) -> list[str]:
+        if not word.known:
+            return [word.word, "unknown, left out", "", ""]
         return [word.word, signed(word.effect), signed(word.positive), signed(word.negative)]
 
     out = console()
@@ -194,7 +197,10 @@ def _print(match: Match) -> None:
     )
     boundary = f", boundary {match.boundary:.4f}" if match.boundary is not None else ""
     out.print(f"score {match.score:.4f}{boundary}", highlight=False, style="bold")
-    out.print(method_note(match), highlight=False, markup=False)
+    for line in filter(None, (standing(match), method_note(match), colour_note(match))):
+        out.print(line, highlight=False, markup=False)
+    if match.unknown:
+        out.print(unknown_note(match.unknown), highlight=False, markup=False, style="yellow")
 
 
 def coloured(match: Match, many: bool = True) -> Text:
@@ -208,6 +214,9 @@ def coloured(match: Match, many: bool = True) -> Text:
 
     sentence = Text(match.text)
     for word, shade in zip(match.words, shades(match), strict=True):
+        if word.span is not None and not word.known:
+            sentence.stylize(Style(dim=True, underline=True), *word.span)
+            continue
         if word.span is None or abs(shade) <= 0.05:
             continue
         name, strong = ("green" if shade > 0 else "red"), abs(shade) > 0.5

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from counterfoil.cli.output import JSON_OPTION, check_inputs, print_json, print_table
+from counterfoil.cli.output import JSON_OPTION, check_inputs, console, print_json, print_table
 
 
 def score(
@@ -29,6 +29,8 @@ def score(
     [bold]Example[/]
 
       counterfoil score runs/demo photo.png -t "a man on a red bicycle" -t "two cows"
+
+    Words that the model does not know are left out, and named.
     """
     from counterfoil.errors import ConfigError
 
@@ -38,6 +40,7 @@ def score(
     check_inputs([run])
     from counterfoil.data.images import FileImage, open_image
     from counterfoil.features import extractors
+    from counterfoil.models.word_spans import require_known, unknown_note
     from counterfoil.training.load import load_model
 
     model = load_model(run, device)
@@ -48,12 +51,14 @@ def score(
         )
     extractor = extractors.create(model.fragments_from, model.fragments_options)
     fragments = [extractor.extract(open_image(FileImage(image))) for image in images]
+    unknown = [require_known(model.text, sentence).unknown_words for sentence in sentences]
     scores = model.score(fragments, sentences)
     if as_json:
         print_json(
             {
                 "images": [str(image) for image in images],
                 "texts": sentences,
+                "unknown": unknown,
                 "scores": [[round(float(x), 6) for x in row] for row in scores],
             }
         )
@@ -64,6 +69,10 @@ def score(
         for sentence, column in zip(sentences, scores.T, strict=True)
     ]
     print_table([header, *rows])
+    for sentence, words in zip(sentences, unknown, strict=True):
+        if words:
+            note = f"{sentence}: {unknown_note(words)}"
+            console().print(note, highlight=False, markup=False, style="yellow")
 
 
 def _lines(path: Path) -> list[str]:

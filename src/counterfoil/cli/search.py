@@ -104,7 +104,10 @@ def _print_match(hit: Hit, match: Match) -> None:
     title = f"{hit.rank}. {hit.id}  {place}".rstrip()
     out.print(title, highlight=False, markup=False, style="bold")
     if out.color_system is None:
-        effects = ", ".join(f"{word.word} {word.effect:+.3f}" for word in match.words)
+        effects = ", ".join(
+            f"{word.word} {word.effect:+.3f}" if word.known else f"{word.word} (unknown)"
+            for word in match.words
+        )
         out.print(f"   {effects}", highlight=False, markup=False)
     else:
         out.print(coloured(match, out.color_system in ("256", "truecolor")))

@@ -29,7 +29,10 @@ def correct_png(found: Correction, image: Image.Image | None = None) -> bytes:
     Without an image, the sentences alone.
     """
     changed = {change.place: change.instead for change in found.changes}
-    before = [Chip(word.word, f"{word.wrong:.2f}", -word.wrong) for word in found.words]
+    before = [
+        Chip(word.word, f"{word.wrong:.2f}" if word.known else "unknown", -word.wrong, word.known)
+        for word in found.words
+    ]
     after = [
         Chip(changed.get(place, word.word), "", 1.0 if place in changed else 0.0)
         for place, word in enumerate(found.words)

@@ -25,20 +25,62 @@ from counterfoil.evaluation.word_chips import (
     png,
 )
 from counterfoil.models.explain import Match, WordEffect
+from counterfoil.models.yardstick import LEAST_AGAINST
 
 LEAST_WEIGHT = 0.04
+UNKNOWN = "unknown word, left out"
 
 
 def shades(match: Match) -> list[float]:
     """For each word a number from −1 (counts against, strongly) to 1 (counts for, strongly).
 
+    On the scale of the model's yardstick, the same for every picture; without one, on that of this
+    match. Punctuation and unknown words have no colour.
+    """
+    most, least = effect_scale(match)
+    return [
+        0.0
+        if word.is_punctuation or not word.known or not most
+        else max(-1.0, min(1.0, word.effect / (most if word.effect > 0 else least)))
+        for word in match.words
+    ]
+
+
+def effect_scale(match: Match) -> tuple[float, float]:
+    """Sizes of the effects, for and against, from which a word has its full colour.
+
     What counts against is often small beside what counts for; it is shown up to four times as
     strong, so that it can be seen.
     """
-    effects = [word.effect for word in match.words]
+    if match.yardstick is not None:
+        return match.yardstick.effect_for, match.yardstick.effect_against
+    effects = [word.effect for word in match.words if word.known and not word.is_punctuation]
     largest = max(map(abs, effects), default=0.0)
-    lowest = max(-min(effects, default=0.0), largest / 4)
-    return [effect / (largest if effect > 0 else lowest) if largest else 0.0 for effect in effects]
+    return largest, max(-min(effects, default=0.0), LEAST_AGAINST * largest)
+
+
+def standing(match: Match) -> str:
+    """The score beside those of other pairs, in words; empty without a yardstick."""
+    above = match.above
+    if above is None or match.yardstick is None:
+        return ""
+    wrong, right = (f"{100 * above[side]:.0f} %" for side in ("wrong", "right"))
+    split = match.yardstick.split
+    return f"higher than {wrong} of wrong pairs, than {right} of right pairs ({split})"
+
+
+def colour_note(match: Match) -> str:
+    """What the colours mean, in one line."""
+    if match.yardstick is None:
+        return (
+            "Colours compare within this sentence only: the run has no yardstick, which is "
+            "measured at the end of training."
+        )
+    most, least = effect_scale(match)
+    return (
+        f"Colours compare from picture to picture: full green from {signed(most)}, full red from "
+        f"{signed(-least)}."
+    )
 
 
 def sentence_html(match: Match) -> str:
@@ -52,6 +94,13 @@ def sentence_html(match: Match) -> str:
         start, end = word.span or (last, last)
         red, green, blue = FOR if shade > 0 else AGAINST
         parts.append(escape(match.text[last:start]))
+        if not word.known:
+            parts.append(
+                '<span class="word unknown" style="color:#6b7280;border-bottom:2px dotted" '
+                f'title="{UNKNOWN}">{escape(match.text[start:end])}</span>'
+            )
+            last = end
+            continue
         parts.append(
             f'<span class="word" style="background:rgba({red},{green},{blue},'
             f'{0.7 * abs(shade):.2f});border-radius:.25em;padding:.1em .2em" '
@@ -80,13 +129,13 @@ def explain_png(match: Match, image: Image.Image | None = None) -> bytes:
     Without an image, the sentence alone.
     """
     chips = [
-        Chip(_shown(match, word), _number(word.effect), shade)
+        Chip(_shown(match, word), _under(word), shade, word.known)
         for word, shade in zip(match.words, shades(match), strict=True)
     ]
     below = height_of(chips)
     picture = _picture(match, image) if image is not None else None
     top = MARGIN + (picture.height + 74 if picture is not None else 0)
-    page = Image.new("RGB", (WIDTH, top + below + 108), PAPER)
+    page = Image.new("RGB", (WIDTH, top + below + 156), PAPER)
     draw = ImageDraw.Draw(page)
     if picture is not None:
         page.paste(picture, ((WIDTH - picture.width) // 2, MARGIN))
@@ -108,7 +157,9 @@ def _draw_footer(draw: ImageDraw.ImageDraw, match: Match, y: int) -> None:
     if match.boundary is not None:
         x = MARGIN + font(26).getlength(score) + 28
         draw.text((x, y + 21), f"boundary {match.boundary:.4f}", FAINT, font(21))
-    draw.text((MARGIN, y + 54), method_note(match).replace("−", "-"), FAINT, font(17))
+    lines = (standing(match), method_note(match), colour_note(match))
+    for number, line in enumerate(filter(None, lines)):
+        draw.text((MARGIN, y + 56 + 26 * number), line.replace("−", "-"), FAINT, font(17))
     x = float(WIDTH - MARGIN)
     for name, shade in (("for", 1.0), ("against", -1.0)):
         x -= font(17).getlength(name)
@@ -172,6 +223,6 @@ def _framed(picture: Image.Image, box: list[float], strength: float, hue: Colour
     return Image.alpha_composite(picture.convert("RGBA"), layer).convert("RGB")
 
 
-def _number(effect: float) -> str:
-    """`signed` for the picture: not every font has a minus of its own."""
-    return signed(effect).replace("−", "-")
+def _under(word: WordEffect) -> str:
+    """What stands under a word; not every font has a minus of its own."""
+    return signed(word.effect).replace("−", "-") if word.known else "unknown"

@@ -26,6 +26,7 @@ from counterfoil.evaluation.report import Report
 from counterfoil.evaluation.scoring import encode_texts
 from counterfoil.models.asking import asked
 from counterfoil.models.model import Model
+from counterfoil.models.word_spans import known_text
 from counterfoil.progress import Progress, Silent
 from counterfoil.reading import read_text
 
@@ -61,6 +62,7 @@ class JudgementReport(Report):
     own_left_out: int
     not_found: int
     unreadable: int
+    unknown: int
     published: dict[str, float]
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -76,7 +78,7 @@ class JudgementReport(Report):
         return (
             f"{self.kind} judgements: {self.ratings} ratings of {self.pairs} pairs, {self.images} "
             f"images (left out: {self.own_left_out} with an own caption, {self.not_found} not in "
-            f"the data, {self.unreadable} unreadable)"
+            f"the data, {self.unreadable} unreadable, {self.unknown} without a known word)"
         )
 
 
@@ -138,12 +140,13 @@ def judge(
 ) -> JudgementReport:
     """Kendall's τ of a model's scores with the judgements of a file, over all splits of the data.
 
-    Images are found by name, with or without the ending of their file.
+    Images are found by name, with or without the ending of their file. Words that the model does
+    not know are left out of a caption; a pair without a known word is left out and counted.
     """
     kind, every = read_judgements(path)
     places = _places(pairs)
     kept: list[tuple[Judgement, _Place, str]] = []
-    own = lost = 0
+    own = lost = unknown = 0
     for one in every:
         image, writer = places.get(_stem(one.image)), places.get(_stem(one.caption_of))
         if image is None or writer is None or not 0 <= one.number < len(writer.captions):
@@ -151,29 +154,33 @@ def judge(
         elif kind == "expert" and writer.captions[one.number] in image.captions:
             own += 1
         else:
-            kept.append((one, image, writer.captions[one.number]))
+            read = known_text(model.text, writer.captions[one.number])
+            unknown += not read.is_readable
+            if read.is_readable:
+                kept.append((one, image, read.text))
     if not kept:
         raise DataError(
             f"{path}: none of its {len(every)} pairs can be used: {lost} are not in the data set "
-            f"'{pairs.name}', {own} have an own caption"
+            f"'{pairs.name}', {own} have an own caption, {unknown} no word that the model knows"
         )
     scores = _scores(model, [(place, text) for _, place, text in kept], progress or Silent())
-    read = ~np.isnan(scores)
-    if not read.any():
+    readable = ~np.isnan(scores)
+    if not readable.any():
         raise DataError(f"{path}: no image of its {len(kept)} pairs can be read")
-    rated = [one.ratings for (one, _, _), good in zip(kept, read, strict=True) if good]
-    x = np.repeat(scores[read], [len(ratings) for ratings in rated])
+    rated = [one.ratings for (one, _, _), good in zip(kept, readable, strict=True) if good]
+    x = np.repeat(scores[readable], [len(ratings) for ratings in rated])
     found = concordance(x, [value for ratings in rated for value in ratings])
     return JudgementReport(
         kind=kind,
         variant="c" if kind == "expert" else "b",
         tau=100.0 * (found.tau_c if kind == "expert" else found.tau_b),
-        pairs=int(read.sum()),
+        pairs=int(readable.sum()),
         ratings=found.items,
-        images=len({place.key for (_, place, _), good in zip(kept, read, strict=True) if good}),
+        images=len({place.key for (_, place, _), good in zip(kept, readable, strict=True) if good}),
         own_left_out=own,
         not_found=lost,
-        unreadable=int((~read).sum()),
+        unreadable=int((~readable).sum()),
+        unknown=unknown,
         published=PUBLISHED[kind],
     )
 

@@ -29,11 +29,15 @@ def colour_of(shade: float, ground: Colour = PAPER) -> Colour:
 
 @dataclass(frozen=True)
 class Chip:
-    """A word, what stands under it, and its shade from −1 (red) to 1 (green)."""
+    """A word, what stands under it, and its shade from −1 (red) to 1 (green).
+
+    A word that the model does not know has a dotted frame and grey letters.
+    """
 
     word: str
     under: str
     shade: float
+    known: bool = True
 
 
 def draw_chips(draw: ImageDraw.ImageDraw, chips: Sequence[Chip], top: float) -> None:
@@ -42,9 +46,20 @@ def draw_chips(draw: ImageDraw.ImageDraw, chips: Sequence[Chip], top: float) -> 
         upper = top + y
         ground = colour_of(chip.shade, GROUND)
         draw.rounded_rectangle((x, upper, x + width, upper + CHIP_HEIGHT), 9, fill=ground)
-        ink = PAPER if _luminance(ground) < 0.5 else INK
+        if not chip.known:
+            _draw_dots(draw, (x, upper, x + width, upper + CHIP_HEIGHT))
+        ink = (PAPER if _luminance(ground) < 0.5 else INK) if chip.known else FAINT
         draw.text((x + width / 2, upper + CHIP_HEIGHT / 2), text, ink, font(26), "mm")
         draw.text((x + width / 2, upper + CHIP_HEIGHT + 13), chip.under, FAINT, font(15), "mm")
+
+
+def _draw_dots(draw: ImageDraw.ImageDraw, box: tuple[float, float, float, float]) -> None:
+    """A dotted frame."""
+    left, upper, right, lower = map(round, box)
+    across = [(x, y) for x in range(left + 4, right - 3, 7) for y in (upper, lower)]
+    down = [(x, y) for y in range(upper + 4, lower - 3, 7) for x in (left, right)]
+    for x, y in across + down:
+        draw.ellipse((x - 1.5, y - 1.5, x + 1.5, y + 1.5), fill=FAINT)
 
 
 def height_of(chips: Sequence[Chip]) -> int:

@@ -21,7 +21,12 @@ from counterfoil.foils.masking import MaskTokens
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models.asking import asked
 from counterfoil.models.foil_maker import word_table
-from counterfoil.models.word_spans import CaptionWord, caption_words, words_of_tokens
+from counterfoil.models.word_spans import (
+    CaptionWord,
+    caption_words,
+    known_text,
+    words_of_tokens,
+)
 
 if TYPE_CHECKING:
     from counterfoil.models.model import Model
@@ -49,12 +54,16 @@ def correcting(model: Model) -> CrossEncoder:
 
 @dataclass(frozen=True)
 class SuspectWord:
-    """A word, how likely it is wrong, and what could stand in its place, likeliest first."""
+    """A word, how likely it is wrong, and what could stand in its place, likeliest first.
+
+    A word that the model does not know is left out, so nothing is said of it.
+    """
 
     word: str
     span: tuple[int, int]
     wrong: float
     suggestions: tuple[str, ...]
+    known: bool = True
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -62,6 +71,7 @@ class SuspectWord:
             "span": list(self.span),
             "wrong": self.wrong,
             "suggestions": list(self.suggestions),
+            "known": self.known,
         }
 
 
@@ -173,11 +183,14 @@ class _Corrector:
 
     def suspects(self, caption: str) -> list[SuspectWord]:
         """Each word of a caption; one that the tokenizer cut off is not suspected."""
-        found = caption_words(caption)
+        read = known_text(self.model.text, caption)
+        known = caption_words(read.text)
+        found = sorted([*known, *read.unknown], key=lambda word: word.start)
+        place_of = {word: place for place, word in enumerate(found)}
         tokens: dict[int, list[int]] = {}
-        for token, word in enumerate(words_of_tokens(self.model.text, caption, found)):
+        for token, word in enumerate(words_of_tokens(self.model.text, read.text, known)):
             if word is not None:
-                tokens.setdefault(word, []).append(token)
+                tokens.setdefault(place_of[known[word]], []).append(token)
         states = self.matcher.states(self.image, self._encode([caption])).words[0]
         wrong = self.matcher.heads["discrimination"](states).softmax(-1)[:, 0]
         logits = self.matcher.heads["correction"](states, word_table(self.model))
@@ -189,6 +202,7 @@ class _Corrector:
                 (word.start, word.end),
                 max((float(wrong[token]) for token in tokens.get(place, ())), default=0.0),
                 self._suggested(word, [ids[token] for token in tokens.get(place, ())]),
+                word not in read.unknown,
             )
             for place, word in enumerate(found)
         ]
@@ -209,7 +223,8 @@ class _Corrector:
 
     def _encode(self, captions: list[str]) -> Encoded:
         text = self.model.text
-        batch = pad_texts([text.encode(caption) for caption in captions], text.pad)
+        read = [known_text(text, caption).text for caption in captions]
+        batch = pad_texts([text.encode(caption) for caption in read], text.pad)
         return self.model.encode_texts(batch.to(self.model.device))
 
 

@@ -23,10 +23,17 @@ from counterfoil.matchers.local import LocalMatcher, WordParts
 from counterfoil.matchers.naaf import NAAF
 from counterfoil.matchers.sets import SetSimilarity
 from counterfoil.models.asking import asked
-from counterfoil.models.word_spans import CaptionWord, caption_words, without, words_of_tokens
+from counterfoil.models.word_spans import (
+    CaptionWord,
+    caption_words,
+    require_known,
+    without,
+    words_of_tokens,
+)
 
 if TYPE_CHECKING:
     from counterfoil.models.model import Model
+    from counterfoil.models.yardstick import Yardstick
 
 Floats = NDArray[np.float32]
 Method = Literal["parts", "leave-one-out"]
@@ -41,6 +48,7 @@ class WordEffect:
 
     ``region_weights`` say where it looked, summing to at most 1; None where a model has no regions.
     ``span`` is the word's place in the caption, None for ``special`` tokens (the start, the end).
+    A word that is not ``known`` was left out before scoring, so its effect is 0.
     """
 
     word: str
@@ -50,6 +58,11 @@ class WordEffect:
     region_weights: Floats | None = None
     span: tuple[int, int] | None = None
     special: bool = False
+    known: bool = True
+
+    @property
+    def is_punctuation(self) -> bool:
+        return not any(letter.isalnum() for letter in self.word)
 
     def as_dict(self) -> dict[str, Any]:
         weights = self.region_weights
@@ -61,6 +74,7 @@ class WordEffect:
             "region_weights": None if weights is None else [float(x) for x in weights],
             "span": self.span,
             "special": self.special,
+            "known": self.known,
         }
 
 
@@ -71,7 +85,8 @@ class Match:
     ``words`` are those of the caption, in order. ``method`` says what an effect is: the word's own
     share of the score ("parts"; where ``additive``, ``words`` and ``specials`` together add up to
     the score), or how much the score falls when the word is left out ("leave-one-out").
-    ``boundary`` is NAAF's, below which a word counts against the pair.
+    ``boundary`` is NAAF's, below which a word counts against the pair. ``yardstick`` is that of
+    the model.
     """
 
     text: str
@@ -82,22 +97,37 @@ class Match:
     additive: bool
     boundary: float | None = None
     boxes: Floats | None = None
+    yardstick: Yardstick | None = None
+
+    @property
+    def above(self) -> dict[str, float] | None:
+        """Shares of right and of wrong dev pairs that score lower; None without a yardstick."""
+        return None if self.yardstick is None else self.yardstick.above(self.score)
 
     @property
     def worst(self) -> WordEffect:
-        """The word that counts most against the pair, or least for it; punctuation left out."""
-        spoken = [w for w in self.words if any(letter.isalnum() for letter in w.word)]
-        return min(spoken or self.words, key=lambda word: word.effect)
+        """The known word that counts most against the pair, or least for it; no punctuation."""
+        known = [word for word in self.words if word.known]
+        spoken = [word for word in known if not word.is_punctuation]
+        return min(spoken or known, key=lambda word: word.effect)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Words that the model does not know, each once."""
+        left_out = (w.word for w in self.words if not w.known and not w.is_punctuation)
+        return list(dict.fromkeys(left_out))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold."""
         return {
             "text": self.text,
             "score": self.score,
+            "above": self.above,
             "boundary": self.boundary,
             "method": self.method,
             "additive": self.additive,
             "words": [word.as_dict() for word in self.words],
+            "unknown": self.unknown,
             "specials": [word.as_dict() for word in self.specials],
             "boxes": None if self.boxes is None else [[float(x) for x in b] for b in self.boxes],
         }
@@ -106,28 +136,40 @@ class Match:
 @torch.inference_mode()
 def explain(model: Model, image: Fragments, caption: str) -> Match:
     """How each word of a caption bears on its match with an image, given as fragments."""
-    found = caption_words(caption)
-    if not found:
-        raise DataError("the caption has no words: there is nothing to explain")
     with asked(model):
-        images = model.encode_images(pad_fragments([image]).to(model.device))
-        texts = _encode(model, [caption])
-        parts = word_parts(model, images, texts)
-        words, specials = (
-            merge_parts(model, caption, found, parts)
-            if parts is not None
-            else (_leave_one_out(model, images, texts, caption, found), [])
-        )
-        score = float(model.matcher(images, texts)[0, 0])
+        encoded = model.encode_images(pad_fragments([image]).to(model.device))
+        return explain_pair(model, encoded, caption, image.boxes)
+
+
+def explain_pair(model: Model, image: Encoded, caption: str, boxes: Floats | None) -> Match:
+    """The same for one image that is encoded already, by a model in its mode of evaluation."""
+    if not caption_words(caption):
+        raise DataError("the caption has no words: there is nothing to explain")
+    read = require_known(model.text, caption)
+    found = caption_words(read.text)
+    texts = _encode(model, [read.text])
+    parts = word_parts(model, image, texts)
+    words, specials = (
+        merge_parts(model, read.text, found, parts)
+        if parts is not None
+        else (_leave_one_out(model, image, texts, read.text, found), [])
+    )
+    looked = words[0].region_weights
+    nowhere = None if looked is None else np.zeros_like(looked)
+    left_out = [
+        WordEffect(word.text, 0.0, 0.0, 0.0, nowhere, (word.start, word.end), known=False)
+        for word in read.unknown
+    ]
     return Match(
         text=caption,
-        score=score,
-        words=words,
+        score=float(model.matcher(image, texts)[0, 0]),
+        words=sorted([*words, *left_out], key=lambda word: word.span or (0, 0)),
         specials=specials,
         method="parts" if parts is not None else "leave-one-out",
         additive=parts is not None and parts.additive,
         boundary=boundary_of(model),
-        boxes=image.boxes,
+        boxes=boxes,
+        yardstick=model.yardstick,
     )
 
 

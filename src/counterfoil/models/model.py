@@ -28,10 +28,12 @@ from counterfoil.models.asking import asked
 from counterfoil.models.dual import with_one_checkpoint
 from counterfoil.models.memory_guard import MemoryGuard
 from counterfoil.models.spec import ModelSpec, resolve
+from counterfoil.models.word_spans import require_known
 from counterfoil.registry import Registry
 
 if TYPE_CHECKING:
     from counterfoil.models.explain import Match
+    from counterfoil.models.yardstick import Yardstick
 
 
 class Model(nn.Module):
@@ -40,6 +42,7 @@ class Model(nn.Module):
     ``fragments_from`` names the extractor those fragments came from, where they were not
     precomputed, so that a saved model can read a new image. ``pretrained`` are the names of the
     parameters that began as those of a language or vision model; a saved model remembers them.
+    ``yardstick`` says what its scores and word effects usually are, where that was measured.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Model(nn.Module):
         self.spec, self.input_dim, self.text = spec, input_dim, text
         self.fragments_from = fragments_from
         self.fragments_options = dict(fragments_options or {})
+        self.yardstick: Yardstick | None = None
         members = [
             (
                 _create(image_encoders, "image", spec.image, input_dim, spec.embed_size),
@@ -114,10 +118,14 @@ class Model(nn.Module):
 
     @torch.inference_mode()
     def score(self, images: Sequence[Fragments], captions: Sequence[str]) -> Tensor:
-        """Scores of images, given as fragments, with captions, given as text."""
+        """Scores of images, given as fragments, with captions, given as text.
+
+        Words that the model does not know are left out; a caption of such words alone is refused.
+        """
+        read = [require_known(self.text, caption).text for caption in captions]
         with asked(self):
             batch = pad_fragments(images).to(self.device)
-            texts = pad_texts([self.text.encode(c) for c in captions], self.text.pad)
+            texts = pad_texts([self.text.encode(caption) for caption in read], self.text.pad)
             return self(batch, texts.to(self.device)).float().cpu()
 
     def explain(self, image: Fragments, text: str) -> Match:

@@ -29,6 +29,7 @@ from counterfoil.models.checksums import check_sum, check_sums, write_sums
 from counterfoil.models.memory_guard import MemoryGuard
 from counterfoil.models.model import Model
 from counterfoil.models.spec import ModelSpec
+from counterfoil.models.yardstick import YARDSTICK, load_yardstick
 from counterfoil.reading import read_text
 
 FORMAT = 1
@@ -68,6 +69,8 @@ def write_files(model: Model, folder: Path) -> None:
     }
     (folder / CONFIG).write_text(json.dumps(layout, indent=2), encoding="utf-8")
     model.text.save(folder)
+    if model.yardstick is not None:
+        (folder / YARDSTICK).write_text(model.yardstick.to_json(), encoding="utf-8")
     if isinstance(text_encoder, BertEncoder):
         text_encoder.bert.save(folder / LANGUAGE_MODEL)
     if isinstance(text_encoder, DualTextEncoder):
@@ -102,6 +105,7 @@ def from_pretrained(folder: str | Path) -> Model:
         raise CheckpointError(f"{folder / CONFIG}: damaged ({reason[:300]})") from None
     load_weights(model, folder)
     model.pretrained = frozenset(layout["pretrained"])
+    model.yardstick = load_yardstick(folder)
     return model.eval()
 
 

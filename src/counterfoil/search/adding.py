@@ -13,6 +13,7 @@ from counterfoil.data.batches import pad_fragments
 from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError, nearest
+from counterfoil.models.word_spans import known_text
 from counterfoil.progress import Progress
 from counterfoil.search.encoding import ItemEncoder
 from counterfoil.search.items import BLOCK, Block, write_blocks
@@ -158,6 +159,7 @@ class _Addition:
     def captions(self) -> Iterator[Block]:
         split, kept = self.split, set(self.kept)
         chosen = [t for t, image in enumerate(split.image_of) if int(image) in kept]
+        chosen = [text for text in chosen if self._is_readable(text)]
         counts = np.bincount(split.image_of, minlength=len(split))
         firsts = np.cumsum(counts) - counts
         starts = range(0, len(chosen), 4 * BLOCK)
@@ -171,6 +173,15 @@ class _Addition:
                 name = f"{split.ids[image]}#{text - int(firsts[image])}"
                 about.append({"id": name, "image": split.ids[image], "text": split.texts[text]})
             yield Block(keys, encoded, about)
+
+    def _is_readable(self, text: int) -> bool:
+        """Whether the model knows a word of a caption; a score of any other would mean nothing."""
+        read = known_text(self.index.model.text, self.split.texts[text])
+        if not read.is_readable:
+            image = self.split.ids[int(self.split.image_of[text])]
+            words = ", ".join(read.unknown_words)
+            self.left_out.append(f"a caption of image {image}: no known word in it ({words})")
+        return read.is_readable
 
     def _about_image(self, image: int) -> dict[str, Any]:
         split = self.split

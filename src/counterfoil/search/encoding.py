@@ -16,6 +16,7 @@ from counterfoil.encoders import Encoded
 from counterfoil.errors import ConfigError
 from counterfoil.evaluation.scoring import encode_texts
 from counterfoil.models.model import Model
+from counterfoil.models.word_spans import known_text
 from counterfoil.search.proxy import pooled_vectors
 
 
@@ -27,10 +28,11 @@ class ItemEncoder:
     first: Model | None = None
 
     def texts(self, texts: Sequence[str]) -> Encoded:
-        encoded = encode_texts(self.model, texts)
+        """Encoded sentences, each without the words that the model at work does not know."""
+        encoded = encode_texts(self.model, _known(self.model, texts))
         if self.first is None:
             return encoded
-        return _beside(encoded, self.first, encode_texts(self.first, texts))
+        return _beside(encoded, self.first, encode_texts(self.first, _known(self.first, texts)))
 
     @torch.inference_mode()
     def images(self, batch: ImageBatch) -> Encoded:
@@ -42,6 +44,10 @@ class ItemEncoder:
         if self.first is None:
             return encoded
         return _beside(encoded, self.first, self.first.encode_images(batch.to(self.first.device)))
+
+
+def _known(model: Model, texts: Sequence[str]) -> list[str]:
+    return [known_text(model.text, text).text for text in texts]
 
 
 def _beside(encoded: Encoded, first: Model, other: Encoded) -> Encoded:

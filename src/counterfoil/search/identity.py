@@ -10,6 +10,7 @@ from counterfoil.errors import CheckpointError
 from counterfoil.models.checksums import SUMS
 from counterfoil.models.model import Model
 from counterfoil.models.store import CONFIG, LANGUAGE_MODEL, VISION_MODEL, write_files
+from counterfoil.models.yardstick import YARDSTICK
 from counterfoil.reading import open_regular, read_text
 from counterfoil.scratch import scratch_folder
 
@@ -19,8 +20,10 @@ def folder_digest(folder: Path) -> str:
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder}: the model of the index is missing; build it again")
     digest = hashlib.sha256()
-    # the sums follow from the files, and from paths in the config that do not count here
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / SUMS):
+    # the sums follow from the files, and from paths in the config that do not count here; the
+    # yardstick bears on no score
+    apart = {folder / SUMS, folder / YARDSTICK}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p not in apart):
         digest.update(f"{path.relative_to(folder).as_posix()}\n".encode())
         if path == folder / CONFIG:
             digest.update(_portable(path))

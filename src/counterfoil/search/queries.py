@@ -11,12 +11,12 @@ from PIL import Image
 
 from counterfoil.data.batches import pad_fragments
 from counterfoil.data.images import FileImage, open_image
-from counterfoil.data.texts import WordText
 from counterfoil.data.words import MOST_LETTERS, MOST_WORDS, words
 from counterfoil.encoders import Encoded
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.features import extractors
 from counterfoil.models.model import Model
+from counterfoil.models.word_spans import require_known, unknown_note
 from counterfoil.search.encoding import ItemEncoder
 from counterfoil.search.items import Side
 
@@ -46,12 +46,9 @@ def text_query(model: Model, text: str, first: Model | None = None) -> Query:
         raise DataError(
             f"the query has {len(asked):,} words, at most {MOST_WORDS} are read: shorten it"
         )
-    notes = []
-    if isinstance(model.text, WordText):
-        unknown = [word for word in asked if word not in model.text.vocabulary.index]
-        if unknown:
-            notes.append(f"words the model has never seen: {', '.join(dict.fromkeys(unknown))}")
-    return Query(text, "captions", ItemEncoder(model, first).texts([text]), notes)
+    note = unknown_note(require_known(model.text, text).unknown_words)
+    encoded = ItemEncoder(model, first).texts([text])
+    return Query(text, "captions", encoded, [note] if note else [])
 
 
 def image_query(index: SearchIndex, image: str | Path | Image.Image) -> Query:

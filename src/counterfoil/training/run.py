@@ -31,7 +31,7 @@ from counterfoil.data.dev_split import (
 from counterfoil.data.leakage import leakage_warning, shared_by, shared_with_train
 from counterfoil.data.load import is_named, load_pairs
 from counterfoil.data.noise import shuffled_captions, with_noise_index
-from counterfoil.data.pairs import DEV_NAMES, Pairs
+from counterfoil.data.pairs import DEV_NAMES, Pairs, Split
 from counterfoil.data.problems import Severity, count_kinds
 from counterfoil.encoders.provenance import loading_notes
 from counterfoil.errors import CheckpointError, ConfigError, DataError
@@ -44,6 +44,7 @@ from counterfoil.files import write_atomically
 from counterfoil.models import Model, create_model, from_pretrained, resolve
 from counterfoil.models.dual import pixel_options
 from counterfoil.models.start import start_from
+from counterfoil.models.yardstick import YARDSTICK, measure_yardstick
 from counterfoil.objectives import create_objective
 from counterfoil.progress import Progress, Silent
 from counterfoil.training.distributed import on_first_process
@@ -293,6 +294,7 @@ def _conclude(
 ) -> FinishedRun:
     settings = config.evaluation
     best = from_pretrained(folder / "best").to(choose_device(config.train.device))
+    save_yardstick(folder, best, pairs[settings.split])
     name = settings.test_split if settings.test_split in pairs else settings.split
     judged = pairs[name]
     if name == settings.split:  # no other data than what chose the epoch, and no more of it
@@ -323,6 +325,15 @@ def _conclude(
     page = write_report(folder, config, report, judged, gallery, notes)
     shared = shared_ids(config, pairs)
     return FinishedRun(replace(result, folder=folder), best, pairs, report, gallery, page, shared)
+
+
+def save_yardstick(folder: Path, best: Model, dev: Split) -> None:
+    """Measure what the scores of a trained model usually are, and keep it with the run."""
+    best.yardstick = measure_yardstick(best, dev)
+    if best.yardstick is None:  # too few pairs
+        (folder / YARDSTICK).unlink(missing_ok=True)
+    else:
+        write_atomically(folder / YARDSTICK, best.yardstick.to_json())
 
 
 def located(config: RunConfig) -> RunConfig:

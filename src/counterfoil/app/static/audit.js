@@ -1,9 +1,14 @@
-// Findings of an audit: what is wrong, and what should stand there.
+// Findings of an audit: what is wrong, and what should stand there; near-duplicates apart.
 
 import { about, get } from "./api.js";
-import { h, image, link, say, signed } from "./dom.js";
+import { h, image, link, say, signed, strip } from "./dom.js";
 
 const PAGE = 20;
+const SECTIONS = { suspicious: "Suspicious", "near-duplicates": "Near-duplicates" };
+const HINTS = {
+  suspicious: "most suspicious first.",
+  "near-duplicates": "Nearly the same is said of different images: likely false negatives in training, no errors.",
+};
 
 export async function auditView(place, params) {
   const facts = await about();
@@ -14,54 +19,84 @@ export async function auditView(place, params) {
     return;
   }
   const reason = params.get("reason");
+  const section = params.get("section") in SECTIONS ? params.get("section") : "suspicious";
   const list = h("ul", { class: "findings", role: "list" });
   let offset = 0;
   const more = h("button", { type: "button", class: "quiet more", onclick: () => add() }, "Show more");
   async function add() {
-    const page = await get("/api/audit", { offset, limit: PAGE, reason });
-    list.append(...page.findings.map(finding));
+    const page = await get("/api/audit", { offset, limit: PAGE, reason, section });
+    list.append(...page.findings.map(section === "suspicious" ? finding : nearDuplicate));
     offset += page.findings.length;
     more.hidden = offset >= page.total;
     return page;
   }
   const page = await add();
+  const tab = (name) => h("a", {
+    href: link("audit", name === "suspicious" ? {} : { section: name }), "aria-current": name === section && "true",
+  }, SECTIONS[name], h("b", {}, page.counts[name].toLocaleString("en")));
   const filter = (sign, name, count) => h("a", {
     class: "tag", href: link("audit", sign ? { reason: sign } : {}),
     "aria-current": (sign || null) === reason && "true",
   }, name, count != null && h("b", {}, count.toLocaleString("en")));
+  const many = page.total === 1 ? "caption" : section === "suspicious" ? "captions" : "different captions";
+  const what = many + (section === "suspicious" ? ", " : ". ");
   place.append(
     h("h1", {}, "Captions to look at"),
-    h("p", { class: "filters" }, filter("", "All"), page.reasons.map((one) => filter(one.sign, one.name, one.count))),
-    h("p", { class: "hint" }, `${page.total.toLocaleString("en")} findings, most suspicious first.`),
+    h("nav", { class: "tabs", "aria-label": "Sections of the audit" }, Object.keys(SECTIONS).map(tab)),
+    section === "suspicious"
+      ? h("p", { class: "filters" }, filter("", "All"), page.reasons.map((one) => filter(one.sign, one.name, one.count)))
+      : "",
+    h("p", { class: "hint" }, page.total.toLocaleString("en"), " ", what, HINTS[section]),
     list, more);
   say(`${page.total} findings`);
 }
 
-function finding(found) {
-  const falseNegative = found.kind === "false-negative";
-  return h("li", { class: "finding" },
-    h("a", { class: "shot", href: link("match", { image: found.image, text: found.text }), "aria-label": `Open ${found.image}` },
-      image(found.image, 320, "")),
-    h("div", { class: "told" },
-      h("p", { class: "caption" }, h("a", { href: link("match", { image: found.image, text: found.text }) }, struck(found))),
-      found.correction && h("p", { class: "instead" }, h("span", { class: "label" }, "Correction"),
-        h("a", { href: link("match", { image: found.image, text: found.correction.text }) }, found.correction.text),
-        h("span", { class: "moved for" }, signed(found.correction.after - found.correction.before))),
-      !falseNegative && found.better_caption && h("p", { class: "instead" }, h("span", { class: "label" }, "From the pool"),
-        h("a", { href: link("match", { image: found.image, text: found.better_caption.text }) }, found.better_caption.text)),
-      h("ul", { class: "reasons" }, found.reasons.map((reason) => h("li", {}, reason.text))),
-      h("p", { class: "facts" }, falseNegative ? "likely false negative · " : "", `suspicion ${found.suspicion.toFixed(2)} · score ${found.score.toFixed(3)} · own image at rank ${found.rank} of ${found.compared.toLocaleString("en")} · ${found.image}`)));
+const opened = (found, text) => link("match", { image: found.shown[found.image], text });
+
+function shot(found) {
+  return h("a", { class: "shot", href: opened(found, found.text), "aria-label": `Open ${found.image}` },
+    image(found.shown[found.image], 320, "", found.image));
 }
 
-// The caption with its wrong words struck and the likeliest suggestion beside.
+function finding(found) {
+  return h("li", { class: "finding" }, shot(found),
+    h("div", { class: "told" },
+      h("p", { class: "caption" }, h("a", { href: opened(found, found.text) }, struck(found))),
+      found.correction && h("p", { class: "instead" }, h("span", { class: "label" }, "Correction"),
+        h("a", { href: opened(found, found.correction.text) }, found.correction.text),
+        h("span", { class: "moved for" }, signed(found.correction.after - found.correction.before))),
+      found.better_caption && h("p", { class: "instead" }, h("span", { class: "label" }, "From the pool"),
+        h("a", { href: opened(found, found.better_caption.text) }, found.better_caption.text)),
+      h("ul", { class: "reasons" }, found.reasons.map((reason) => h("li", {}, reason.text))),
+      h("p", { class: "facts" }, `suspicion ${found.suspicion.toFixed(2)} · score ${found.score.toFixed(3)} · own image at rank ${found.rank} of ${found.compared.toLocaleString("en")} · ${found.image}`)));
+}
+
+// One caption with the images it belongs to, and the likest caption of another image.
+function nearDuplicate(found) {
+  const near = found.near_duplicate;
+  const other = near.text !== found.text;
+  return h("li", { class: "finding" }, shot(found),
+    h("div", { class: "told" },
+      h("p", { class: "caption" }, h("a", { href: opened(found, found.text) }, found.text),
+        found.same > 1 && h("b", { class: "times" }, `×${found.same}`)),
+      found.same > 1 && strip(found.same_images.slice(1), found.text, found.same - found.same_images.length),
+      other && h("p", { class: "instead" }, h("span", { class: "label" }, "Nearly the same"), near.text),
+      other && strip([found.shown[near.image]], near.text, 0),
+      h("p", { class: "facts" }, `${found.near_duplicate_images.toLocaleString("en")} other ${found.near_duplicate_images === 1 ? "image" : "images"} · likeness ${near.score.toFixed(2)} · ${found.image}`)));
+}
+
+// The caption with its wrong words struck, the likeliest suggestion beside, and unknown words marked.
 function struck(found) {
   const parts = [];
   let last = 0;
-  for (const word of [...found.wrong_words].sort((a, b) => a.span[0] - b.span[0])) {
+  for (const word of [...found.wrong_words, ...found.unknown_words].sort((a, b) => a.span[0] - b.span[0])) {
     const [start, end] = word.span;
     if (start < last) continue;
-    parts.push(found.text.slice(last, start), h("s", { title: `effect ${signed(word.effect)}, usually ${signed(word.usual)}` }, found.text.slice(start, end)));
-    if (word.suggestions.length) parts.push(" ", h("ins", {}, word.suggestions[0]));
+    const letters = found.text.slice(start, end);
+    parts.push(found.text.slice(last, start), word.suggestions
+      ? h("s", { title: `effect ${signed(word.effect)}, usually ${signed(word.usual)}` }, letters)
+      : h("span", { class: "unknown", title: "unknown word, left out" }, letters));
+    if (word.suggestions?.length) parts.push(" ", h("ins", {}, word.suggestions[0]));
     last = end;
   }
   return [...parts, found.text.slice(last)];

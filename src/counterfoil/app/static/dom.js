@@ -59,10 +59,17 @@ export function link(view, params = {}) {
 }
 
 // An image, or its name where there are no pixels.
-export function image(id, side, alt) {
+export function image(id, side, alt, name = id) {
   const shown = h("img", { src: picture(id, side), alt, loading: "lazy", decoding: "async" });
-  shown.addEventListener("error", () => shown.replaceWith(h("span", { class: "nopixels" }, id)));
+  shown.addEventListener("error", () => shown.replaceWith(h("span", { class: "nopixels" }, name)));
   return shown;
+}
+
+// Small pictures that open the caption with each image.
+export function strip(ids, text, more) {
+  return h("p", { class: "strip" },
+    ids.map((id) => h("a", { href: link("match", { image: id, text }), "aria-label": `Open ${id}` }, image(id, 160, ""))),
+    more > 0 && h("span", { class: "fine" }, `and ${more.toLocaleString("en")} more`));
 }
 
 export function failure(error) {

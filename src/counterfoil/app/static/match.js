@@ -4,7 +4,7 @@ import { about, get, post } from "./api.js";
 import { debounce, failure, h, link, say, signed } from "./dom.js";
 import { Regions } from "./regions.js";
 import { scale } from "./scale.js";
-import { darkWords, lightWords, sentence } from "./sentence.js";
+import { darkWords, legend, lightWords, sentence } from "./sentence.js";
 
 const TYPING = 160, CORRECTING = 450;
 
@@ -27,6 +27,7 @@ class Match {
     this.field = h("textarea", { id: "sentence", rows: 2, maxlength: 600, spellcheck: "false", oninput: () => this.typed() });
     this.score = h("output", { class: "number", for: "sentence" }, "–");
     this.moved = h("span", { class: "moved", "aria-hidden": "true" });
+    this.standing = h("p", { class: "standing" });
     this.list = h("div", { class: "weighed" });
     this.below = h("div", { class: "below" });
     this.mending = h("p", { class: facts.corrector ? "mending expected" : "mending" });
@@ -42,15 +43,18 @@ class Match {
         h("label", { for: "sentence", class: "label" }, "Sentence"),
         this.field,
         h("div", { class: "reading" }, h("span", { class: "label" }, "Score"), this.score, this.moved),
-        this.list, this.mending, this.below, this.captions(info)));
+        this.standing, this.list, legend(), this.mending, this.below, this.captions(info)));
   }
 
   captions(info) {
     if (!info.captions.length) return null;
+    const counts = new Map();
+    for (const text of info.captions) counts.set(text, (counts.get(text) ?? 0) + 1);
     return h("details", { class: "captions" },
       h("summary", {}, "Captions of this image"),
-      h("ul", {}, info.captions.map((text) =>
-        h("li", {}, h("button", { type: "button", class: "quiet", onclick: () => this.write(text) }, text)))));
+      h("ul", {}, [...counts].map(([text, count]) =>
+        h("li", {}, h("button", { type: "button", class: "quiet", onclick: () => this.write(text) },
+          text, count > 1 && h("b", { class: "times" }, `×${count}`))))));
   }
 
   back(event) {
@@ -115,7 +119,7 @@ class Match {
   nothing() {
     this.match = this.correction = null;
     this.score.textContent = "–";
-    this.moved.textContent = "";
+    this.moved.textContent = this.standing.textContent = "";
     this.list.replaceChildren(h("p", { class: "hint" }, "Write a few words about the image."));
     this.mending.replaceChildren();
     this.below.replaceChildren();
@@ -131,9 +135,10 @@ class Match {
     const visible = Math.abs(change) >= 0.0005;
     this.moved.textContent = visible ? signed(change) : "";
     this.moved.className = `moved ${visible ? (change > 0 ? "for" : "against") : ""}`;
-    say(`Score ${match.score.toFixed(3)}`);
+    this.standing.textContent = match.standing;
+    say(`Score ${match.score.toFixed(3)}${match.standing ? `, ${match.standing}` : ""}`);
     this.scale = scale(match, this.handlers());
-    this.below.replaceChildren(...[this.scale?.node, h("p", { class: "note" }, match.note)].filter(Boolean));
+    this.below.replaceChildren(...[this.scale?.node, h("p", { class: "note" }, [match.note, match.colours].join(" "))].filter(Boolean));
     this.draw();
   }
 

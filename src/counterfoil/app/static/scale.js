@@ -2,24 +2,26 @@
 // the words of this sentence lie.
 
 import { h, signed, svg } from "./dom.js";
+import { kindOf } from "./sentence.js";
 
 const WIDTH = 640, HEIGHT = 132, FLOOR = 84, ROOM = 14;
 
 export function scale(match, handlers) {
   const { scale: learned, words } = match;
-  const known = words.map((word, place) => ({ ...word, place })).filter((word) => word.similarity != null);
+  const known = words.map((word, place) => ({ ...word, place }))
+    .filter((word) => word.similarity != null && ["for", "against"].includes(kindOf(word)));
   if (!learned || !known.length) return null;
   const sides = [learned.matched, learned.mismatched].filter(Boolean);
   const reach = [...known.map((word) => word.similarity), learned.boundary, ...sides.flatMap((s) => [s.mean - 2.6 * s.std, s.mean + 2.6 * s.std])];
   const low = Math.min(...reach) - 0.02, high = Math.max(...reach) + 0.02;
   const x = (value) => ROOM + ((value - low) / (high - low)) * (WIDTH - 2 * ROOM);
-  const bells = [["mismatched", "against"], ["matched", "for"]]
+  const bells = [["mismatched", "wrong"], ["matched", "right"]]
     .filter(([side]) => learned[side])
     .map(([side, kind]) => bell(learned[side], low, high, x, kind, sides));
   const t = x(learned.boundary);
   const end = t > WIDTH - 150;
   const dots = known.map((word) => svg("circle", {
-    class: `dot ${word.similarity < learned.boundary ? "against" : "for"}`, "data-place": word.place,
+    class: `dot ${kindOf(word)}`, "data-place": word.place,
     cx: x(word.similarity), cy: FLOOR, r: 6,
     onpointerenter: () => handlers.enter(word.place), onpointerleave: () => handlers.leave(),
   }, svg("title", {}, `${word.word}: ${word.similarity.toFixed(3)}`)));
@@ -34,8 +36,8 @@ export function scale(match, handlers) {
     svg("text", { class: "edge", x: ROOM, y: HEIGHT - 4 }, "fits no region"),
     svg("text", { class: "edge", x: WIDTH - ROOM, y: HEIGHT - 4, "text-anchor": "end" }, "fits a region well"));
   const node = h("figure", { class: "scale" }, drawing,
-    h("figcaption", {}, "Each dot is a word at its highest similarity with a region. The curves are what words reached in training: with ",
-      h("b", { class: "against" }, "wrong"), " and with ", h("b", { class: "for" }, "right"), " images."));
+    h("figcaption", {}, "Each dot is a word, in the colour of the word above, at its highest similarity with a region. ",
+      bells.length > 0 && "The curves are what words reached in training: filled with right images, dashed with wrong ones."));
   return { node, point: (place) => point(node, label, known, x, place) };
 }
 

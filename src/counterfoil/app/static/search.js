@@ -1,9 +1,9 @@
 // Search by a sentence or an image, and the library where nothing is asked yet.
 
 import { about, get, post } from "./api.js";
-import { failure, h, image, link, roving, say } from "./dom.js";
+import { failure, h, image, link, roving, say, strip } from "./dom.js";
 
-const LIBRARY = 24;
+const LIBRARY = 24, BEHIND = 12;
 
 export async function searchView(place, params) {
   const text = (params.get("q") ?? "").trim();
@@ -23,7 +23,7 @@ async function head(text, home) {
   const facts = await about();
   const field = h("input", {
     id: "query", type: "search", name: "q", value: text, maxlength: 600, autocomplete: "off",
-    enterkeyhint: "search", placeholder: "a girl in red holding a black guitar",
+    enterkeyhint: "search", placeholder: facts.examples[0] ?? "Say what to look for",
     "aria-label": "Say what to look for",
   });
   const file = h("input", {
@@ -70,12 +70,9 @@ async function library(results) {
     return page;
   }
   const page = await add();
-  const spread = page.images.filter((item) => item.captions.length).filter((_, place) => place % 6 === 2);
-  tries.append("Try ", ...spread.slice(0, 3).flatMap((item) => {
-    const words = item.captions.reduce((a, b) => (b.length > a.length ? b : a));
-    return [h("a", { href: link("", { q: words }) }, words), " "];
-  }));
-  results.append(spread.length ? tries : "", h("h2", {}, `The library: ${page.total.toLocaleString("en")} images`), grid, more);
+  const { examples } = await about();
+  tries.append("Try ", ...examples.slice(0, 3).flatMap((words) => [h("a", { href: link("", { q: words }) }, words), " "]));
+  results.append(examples.length ? tries : "", h("h2", {}, `The library: ${page.total.toLocaleString("en")} images`), grid, more);
   arrows(grid);
 }
 
@@ -87,7 +84,7 @@ async function byText(results, text) {
   results.replaceChildren(
     h("h2", {}, `Best ${found.hits.length} for “${text}”`),
     found.unknown.length
-      ? h("p", { class: "note" }, `The model has never seen: ${found.unknown.join(", ")}`)
+      ? h("p", { class: "note" }, `Unknown words, left out: ${found.unknown.join(", ")}`)
       : "",
     grid,
   );
@@ -119,17 +116,20 @@ async function byImage(results, id) {
   const top = Math.max(...found.hits.map((hit) => hit.score), 1e-9);
   const items = found.hits.map((hit) =>
     h("a", { class: "sentence-hit", href: link("match", { image: id, text: hit.text }) },
-      h("span", { class: "says" }, hit.text),
+      h("span", { class: "says" }, hit.text, hit.count > 1 && h("b", { class: "times" }, `×${hit.count}`)),
       h("span", { class: "score" }, hit.score.toFixed(3)),
       h("span", { class: "bar" }, h("i", { style: { width: `${Math.max(2, (100 * hit.score) / top)}%` } }))));
   roving(items, true);
+  const behind = (hit) => hit.count > 1 && h("details", { class: "behind" },
+    h("summary", {}, `${hit.images.length} ${hit.images.length === 1 ? "image" : "images"} with this caption`),
+    strip(hit.images.slice(0, BEHIND), hit.text, hit.images.length - BEHIND));
   results.replaceChildren(
     h("h2", {}, "Sentences that fit this image best"),
     h("div", { class: "by-image" },
       h("figure", { class: "asked" }, image(id, 640, "The image you searched with"),
         h("figcaption", {}, h("a", { href: link("match", { image: id, text: found.hits[0]?.text ?? "" }) },
           "Write a sentence of your own"))),
-      h("div", { class: "sentences" }, items)),
+      h("div", { class: "sentences" }, items.map((item, place) => [item, behind(found.hits[place])]))),
   );
   say(`${found.hits.length} sentences found`);
 }

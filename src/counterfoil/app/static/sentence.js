@@ -1,4 +1,5 @@
 // A sentence as words on their colours: for the match or against it, with a bar for how much.
+// Punctuation and unknown words have no colour.
 
 import { h, roving, signed } from "./dom.js";
 
@@ -16,16 +17,35 @@ export function sentence(match, correction, handlers) {
   return h("ol", { class: "words", "aria-label": "The words and their effects" }, words);
 }
 
+// What a word's colour means; the dots of the scale have the same.
+export function kindOf(word) {
+  if (!word.known) return "unknown";
+  if (!/[\p{L}\p{N}]/u.test(word.word)) return "neutral";
+  return word.effect < 0 ? "against" : "for";
+}
+
+const SPOKEN = {
+  for: "counts for the match", against: "counts against it", neutral: "punctuation", unknown: "unknown word, left out",
+};
+
+export function legend() {
+  const item = (kind, text) => h("li", { class: kind }, h("i", { "aria-hidden": "true" }), text);
+  return h("ul", { class: "key", "aria-label": "Colours" },
+    item("for", "counts for the match"), item("against", "counts against it"),
+    item("neutral", "punctuation"), item("unknown", "unknown word, left out"));
+}
+
 function one(match, word, place, change, doubted, handlers) {
-  const kind = word.effect < 0 ? "against" : "for";
-  const spoken = kind === "for" ? "counts for the match" : "counts against it";
+  const kind = kindOf(word);
+  const number = kind === "unknown" ? "" : `, ${signed(word.effect)}`;
   const text = word.span ? match.text.slice(...word.span) : word.word;
   const button = h(
     "button",
     {
       type: "button", class: `word ${kind}${change ? " struck" : ""}${doubted && !change ? " doubted" : ""}`,
       "data-place": place,
-      "aria-label": `${text}: ${spoken}, ${signed(word.effect)}${word.known ? "" : "; never seen by the model"}`,
+      "aria-label": `${text}: ${SPOKEN[kind]}${number}`,
+      title: kind === "unknown" && SPOKEN.unknown,
       style: { "--shade": Math.abs(word.shade).toFixed(3) },
       onpointerenter: () => handlers.enter(place),
       onpointerleave: () => handlers.leave(),

@@ -1,0 +1,191 @@
+"""What scores and word effects of a model usually are: measured once on dev, kept with the model.
+
+A score means little by itself. The yardstick says how many right and how many wrong pairs score
+lower, and how large word effects are, so that colours compare from one picture to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from counterfoil.data.batches import pad_fragments, pad_texts
+from counterfoil.data.fragments import Fragments
+from counterfoil.data.pairs import Split
+from counterfoil.errors import CheckpointError, DataError
+from counterfoil.models.asking import asked
+from counterfoil.models.word_spans import known_text
+from counterfoil.reading import read_text
+
+if TYPE_CHECKING:
+    from counterfoil.encoders import Encoded
+    from counterfoil.models.model import Model
+
+YARDSTICK = "yardstick.json"
+FILE_BYTES = 1 << 16
+POINTS = 101
+"""Quantiles of the scores: 0, 1, … 100 %."""
+
+CAPTIONS, EXPLAINED = 500, 50
+"""Captions scored with a right and a wrong image, and those of them that are explained."""
+
+TOGETHER = 16
+FEWEST = 10
+FULL = 95
+"""Percentile of effects from which a word has its full colour."""
+
+LEAST_AGAINST = 0.25
+"""What counts against is often small beside what counts for: its scale may be finer, up to this."""
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """Quantiles of the scores of right and of wrong pairs, and the effects of a full colour.
+
+    ``effect_for`` and ``effect_against`` are positive: effects of that size or more, for and
+    against a match, have their full colour in every picture.
+    """
+
+    split: str
+    pairs: int
+    right: tuple[float, ...]
+    wrong: tuple[float, ...]
+    effect_for: float
+    effect_against: float
+
+    def above(self, score: float) -> dict[str, float]:
+        """Shares of the right and of the wrong pairs that score lower."""
+        return {"right": _share_below(self.right, score), "wrong": _share_below(self.wrong, score)}
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self)) + "\n"
+
+
+def load_yardstick(folder: Path) -> Yardstick | None:
+    """The yardstick of a run or of a saved model; None if it has none."""
+    path = folder / YARDSTICK
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(read_text(path, FILE_BYTES))
+        right, wrong = (tuple(map(float, values.pop(side))) for side in ("right", "wrong"))
+        loaded = Yardstick(**values, right=right, wrong=wrong)
+        ordered = all(list(side) == sorted(side) and len(side) == POINTS for side in (right, wrong))
+        numbers = (*right, *wrong, loaded.effect_for, loaded.effect_against)
+        if not ordered or not all(map(math.isfinite, numbers)) or min(numbers[-2:]) <= 0:
+            raise ValueError("numbers that no yardstick has")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: damaged ({error}); remove it: colours then differ from picture to picture"
+        ) from None
+    return loaded
+
+
+@torch.inference_mode()
+def measure_yardstick(model: Model, split: Split, seed: int = 0) -> Yardstick | None:
+    """The yardstick of a model on a sample of a split; None if the split has too few pairs."""
+    right: list[float] = []
+    wrong: list[float] = []
+    effects: list[float] = []
+    with asked(model):
+        for images, texts, owners in _batches(model, split, seed):
+            partner = [_other(owners, row) for row in range(len(owners))]
+            batch = pad_texts([model.text.encode(text) for text in texts], model.text.pad)
+            encoded = model.encode_texts(batch.to(model.device))
+            paired = [(row, row) for row in range(len(texts))]
+            paired += [(image, text) for text, image in enumerate(partner) if image is not None]
+            scores = _scores(model, images, encoded, paired)
+            if len(right) < EXPLAINED:
+                effects += _effects(model, images, texts, paired)
+            right += scores[: len(texts)]
+            wrong += scores[len(texts) :]
+    if min(len(right), len(wrong)) < FEWEST or not any(effects):
+        return None
+    levels = np.linspace(0.0, 100.0, POINTS)
+    full = [abs(effect) for effect in effects if effect > 0] or [abs(e) for e in effects]
+    against = [-effect for effect in effects if effect < 0] or [0.0]
+    effect_for = float(np.percentile(full, FULL))
+    return Yardstick(
+        split=split.name,
+        pairs=len(right) + len(wrong),
+        right=tuple(np.percentile(right, levels).tolist()),
+        wrong=tuple(np.percentile(wrong, levels).tolist()),
+        effect_for=effect_for,
+        effect_against=max(float(np.percentile(against, FULL)), LEAST_AGAINST * effect_for),
+    )
+
+
+def _batches(
+    model: Model, split: Split, seed: int
+) -> Iterator[tuple[Encoded, list[str], list[int]]]:
+    """Encoded images, one caption of each, and the images' numbers, a few pairs at a time."""
+    order = np.random.default_rng(seed).permutation(len(split.texts))[:CAPTIONS].tolist()
+    for start in range(0, len(order), TOGETHER):
+        found = [_read(model, split, caption) for caption in order[start : start + TOGETHER]]
+        kept = [each for each in found if each is not None]
+        if kept:
+            items, texts, owners = map(list, zip(*kept, strict=True))
+            yield model.encode_images(pad_fragments(items).to(model.device)), texts, owners
+
+
+def _read(model: Model, split: Split, caption: int) -> tuple[Fragments, str, int] | None:
+    """Image, text and the image's number; None if there is nothing to read."""
+    if split.fragments is None:
+        raise DataError(f"split '{split.name}' has no fragments; extract features first")
+    read, image = known_text(model.text, split.texts[caption]), int(split.image_of[caption])
+    if not read.is_readable or not read.text.strip():
+        return None
+    try:
+        return split.fragments.read(image), read.text, image
+    except DataError:  # training and evaluation count images that cannot be read
+        return None
+
+
+def _other(owners: list[int], row: int) -> int | None:
+    """The next row with another image."""
+    count = len(owners)
+    steps = ((row + step) % count for step in range(1, count))
+    return next((other for other in steps if owners[other] != owners[row]), None)
+
+
+def _scores(
+    model: Model, images: Encoded, texts: Encoded, pairs: list[tuple[int, int]]
+) -> list[float]:
+    at = torch.tensor(pairs, device=model.device)
+    rows, columns = at[:, 0].contiguous(), at[:, 1].contiguous()
+    scores = model.matcher.paired(images[rows], texts[columns])
+    if scores is None:
+        scores = model.matcher(images, texts)[rows, columns]
+    return [float(score) for score in scores.float().cpu()]
+
+
+def _effects(
+    model: Model, images: Encoded, texts: list[str], pairs: list[tuple[int, int]]
+) -> list[float]:
+    """Effects of the words of some pairs, punctuation left out."""
+    from counterfoil.models.explain import explain_pair
+
+    return [
+        word.effect
+        for row, column in pairs
+        for word in explain_pair(model, images[row : row + 1], texts[column], None).words
+        if not word.is_punctuation
+    ]
+
+
+def _share_below(quantiles: tuple[float, ...], score: float) -> float:
+    """The share of values below a score, between two quantiles in proportion."""
+    low = int(np.searchsorted(quantiles, score, side="left"))
+    if low == 0:
+        return 0.0
+    if low == len(quantiles):
+        return 1.0
+    before, after = quantiles[low - 1], quantiles[low]
+    return float((low - 1 + (score - before) / (after - before)) / (len(quantiles) - 1))

@@ -1,0 +1,135 @@
+"""One scale over pictures, and a score beside those of other pairs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from counterfoil.errors import CheckpointError
+from counterfoil.evaluation.explain_chart import colour_note, shades, standing
+from counterfoil.models import from_pretrained, save_pretrained
+from counterfoil.models.yardstick import POINTS, YARDSTICK, Yardstick, measure_yardstick
+from counterfoil.search.identity import model_digest
+from tests.models.test_explain import image_of, make
+
+RAMP = tuple(np.linspace(0.0, 1.0, POINTS).tolist())
+
+
+def yardstick(**changes) -> Yardstick:
+    low = tuple(value / 2 for value in RAMP)
+    return replace(Yardstick("dev", 200, RAMP, low, 0.1, 0.05), **changes)
+
+
+@pytest.fixture
+def model(concepts):
+    made = make("naaf", concepts).eval()
+    made.yardstick = yardstick()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("score", "right", "wrong"),
+    [(-1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.25, 0.25, 0.5), (0.405, 0.405, 0.81), (9.0, 1.0, 1.0)],
+)
+def test_a_score_is_held_against_right_and_wrong_pairs(score, right, wrong) -> None:
+    assert yardstick().above(score) == pytest.approx({"right": right, "wrong": wrong})
+
+
+def test_pairs_that_all_score_the_same_divide_nothing_by_zero() -> None:
+    flat = yardstick(right=(0.5,) * POINTS)
+    assert [flat.above(score)["right"] for score in (0.4, 0.5, 0.6)] == [0.0, 0.0, 1.0]
+
+
+def test_the_score_is_told_with_its_yardstick(model, concepts) -> None:
+    match = replace(model.explain(image_of(concepts), "a dog"), score=0.31)
+    assert standing(match) == "higher than 62 % of wrong pairs, than 31 % of right pairs (dev)"
+    assert match.as_dict()["above"] == pytest.approx({"right": 0.31, "wrong": 0.62})
+
+
+@pytest.mark.parametrize("effect", [0.02, 0.1, 0.7, -0.01, -0.05, -3.0])
+def test_an_effect_has_the_same_shade_beside_any_other_word(model, concepts, effect) -> None:
+    match = model.explain(image_of(concepts), "a dog near the kite")
+    shade = []
+    for other in (0.001, 5.0):
+        words = [replace(word, effect=other) for word in match.words]
+        words[1] = replace(words[1], effect=effect)
+        shade.append(shades(replace(match, words=words))[1])
+    wanted = max(-1.0, min(1.0, effect / (0.1 if effect > 0 else 0.05)))
+    assert shade == pytest.approx([wanted, wanted])
+    assert "full green from +0.1000, full red from −0.0500" in colour_note(match)
+
+
+def test_without_a_yardstick_colours_compare_within_a_sentence_and_say_so(concepts) -> None:
+    match = make("naaf", concepts).explain(image_of(concepts), "a dog near the kite")
+    words = [replace(word, effect=0.01 * n) for n, word in enumerate(match.words)]
+    assert max(shades(replace(match, words=words))) == 1.0
+    assert "within this sentence only" in colour_note(match)
+    assert standing(match) == ""
+    assert match.as_dict()["above"] is None
+
+
+def test_punctuation_has_no_colour(model, concepts) -> None:
+    model.text.vocabulary.entries[-1] = "."  # a vocabulary with a full stop
+    model.text.vocabulary.index["."] = len(model.text.vocabulary.entries) - 1
+    match = model.explain(image_of(concepts), "a dog .")
+    stop = replace(match.words[2], effect=0.5)
+    assert stop.known
+    assert shades(replace(match, words=[*match.words[:2], stop]))[2] == 0.0
+
+
+@pytest.mark.parametrize("name", ["naaf", "vse-fc", "scan-t2i"])
+def test_the_yardstick_is_measured_on_a_sample_of_pairs(name, concepts) -> None:
+    model = make(name, concepts).eval()
+    found = measure_yardstick(model, concepts["dev"])
+    assert found == measure_yardstick(model, concepts["dev"])
+    assert (found.split, len(found.right), len(found.wrong)) == ("dev", POINTS, POINTS)
+    split = concepts["dev"]
+    assert found.pairs == 2 * len(split.texts)
+    own = [
+        float(model.score([split.fragments.read(int(image))], [text]))
+        for image, text in zip(split.image_of, split.texts, strict=True)
+    ]
+    assert (found.right[0], found.right[-1]) == pytest.approx((min(own), max(own)), abs=1e-5)
+    assert found.right[POINTS // 2] == pytest.approx(float(np.median(own)), abs=1e-5)
+    assert found.effect_for > 0
+    assert found.effect_against >= found.effect_for / 4
+
+
+def test_too_few_pairs_give_no_yardstick(concepts) -> None:
+    assert measure_yardstick(make("naaf", concepts), concepts["dev"].select([0, 1])) is None
+
+
+def test_a_saved_model_keeps_its_yardstick_which_is_no_part_of_its_identity(
+    model, tmp_path
+) -> None:
+    save_pretrained(model, tmp_path / "model")
+    loaded = from_pretrained(tmp_path / "model")
+    assert loaded.yardstick == model.yardstick
+    digest = model_digest(loaded)
+    loaded.yardstick = None
+    assert model_digest(loaded) == digest
+    save_pretrained(loaded, tmp_path / "bare")
+    assert from_pretrained(tmp_path / "bare").yardstick is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"right": [1.0, 0.0]},
+        {"effect_for": 0.0},
+        {"effect_against": float("nan")},
+        {"wrong": None},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_damaged_yardstick_is_refused_by_name(change, tmp_path) -> None:
+    from counterfoil.models.yardstick import load_yardstick
+
+    tree = {**json.loads(yardstick().to_json()), **change}
+    (tmp_path / YARDSTICK).write_text(json.dumps(tree))
+    with pytest.raises(CheckpointError, match=YARDSTICK):
+        load_yardstick(tmp_path)
