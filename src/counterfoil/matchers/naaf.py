@@ -294,6 +294,11 @@ class NAAF(SimilarityMatcher):
             additive=True,
         )
 
+    def beyond_boundary(self, image: Encoded, text: Encoded) -> Tensor:
+        """s − t of each word with each region of one pair: [W, R], 0 at padding (figure 4)."""
+        tile, place = one_pair(text, image)
+        return place(tile.sims_QNCK[0, :, 0] - self.boundary_of(self.directions[0]))
+
 
 def _refuse_unused(**options: Any) -> None:
     """Raise on options that have no effect beside the others."""
