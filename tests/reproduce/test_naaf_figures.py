@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+import yaml
 from typer.testing import CliRunner
 
 from counterfoil.cli import app
@@ -241,3 +242,25 @@ def test_a_row_of_several_runs_has_no_histograms_or_maps(kind) -> None:
     more = {"confused": "all"} if kind == "maps" else {}
     with pytest.raises(ConfigError, match=f"row 'both': {kind} are of one run each"):
         build_artefact(tiny(kind=kind, rows=rows, **more), "tiny.yaml")
+
+
+def some_rows(*rows: str) -> list[str]:
+    return [part for row in rows for part in ("--rows", row)]
+
+
+def test_the_rows_without_maximum_updating_masks_and_glove_run(reproduce, tmp_path) -> None:
+    glove = tmp_path / "glove.txt"
+    glove.write_text("dog 1 0 0 0 0 0 0 0\na 0 1 0 0 0 0 0 0\n")
+    words = f"model.text.glove={glove}"
+    sampling, _ = reproduce("naaf.table3", words, *some_rows("mismatches not*", "without up*"))
+    design, _ = reproduce("naaf.table4", words, *some_rows("without masks", "without GloVe"))
+    rows = [*sampling["rows"], *design["rows"]]
+    assert [row["published"]["f30k"][-1] for row in rows] == [500.9, 500.9, 492.1, 491.6]
+    assert all("rsum" in row["numbers"] and not row["errors"] for row in rows)
+    files = [tmp_path / row["runs"][0] / "config.yaml" for row in rows]
+    models = [yaml.safe_load(file.read_text())["model"] for file in files]
+    given = [model["text"].get("glove") for model in models]
+    assert given == [str(glove), str(glove), str(glove), None]
+    assert [model["matcher"].get("mismatched") for model in models] == ["all", None, None, None]
+    assert models[1]["matcher"]["update_mismatched"] is False
+    assert models[2]["matcher"]["masks"] is False
