@@ -403,14 +403,18 @@ def test_images_with_several_captions_are_mined_as_a_loop_over_right_captions_do
                 found[kind].extend((sims if side == "t2i" else sims.T).amax(1).tolist())
     texts_before = [0, *positives.sum(1).cumsum(0).tolist()]
     shares = [(0, 4), (4, 6)]  # of two processes, which together see what one sees
-    whole = Mismatches.of(Observation(images, texts, scores, positives, 0, 0), shift).maxima(side)
+    whole = (
+        Mismatches.of(Observation(images, texts, scores, positives, 0, 0), shift)
+        .samples(side)
+        .moments()
+    )
     parts = []
     for a, b in shares:
         own = slice(texts_before[a], texts_before[b])
         seen = Observation(images[a:b], texts, scores, positives, a, 0, own)
         compared = Mismatches.of(seen, shift)
         assert len(compared.sims) == own.stop - own.start  # none that another process counts
-        parts.append(compared.maxima(side))
+        parts.append(compared.samples(side).moments())
     matcher.observe(Observation(images, texts, scores, positives, 0, 0))
     for sums in (whole, sum(parts), matcher.boundaries[side].pending):
         for kind, samples in enumerate(found):

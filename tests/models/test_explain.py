@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from counterfoil.config import build_config
+from counterfoil.data.batches import pad_fragments, pad_texts
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.words import words
 from counterfoil.errors import DataError
 from counterfoil.evaluation import word_chips
 from counterfoil.evaluation.explain_chart import explain_png, method_note, sentence_html, shades
 from counterfoil.models import create_model, models
+from counterfoil.models.explain import explain, word_map
 from counterfoil.models.word_spans import caption_words, without
 from tests.models.test_models import FEATURE_MODELS, tiny_bert  # noqa: F401 - a fixture
 
@@ -217,3 +219,25 @@ def test_a_note_says_what_effects_are(match) -> None:
     assert "add up to the score" in method_note(match)
     assert "<start> and <end>" in method_note(match)
     assert "left out" in method_note(replace(match, method="leave-one-out", additive=False))
+
+
+def test_a_word_map_is_what_lies_beyond_naafs_boundary_or_where_words_attend(concepts) -> None:
+    image, caption = image_of(concepts), concepts.test.texts[0]
+    naaf = make("naaf", concepts, boundary=0.2, mining=False).eval()
+    words, values = word_map(naaf, image, caption)
+    assert values.shape == (len(words), len(image))
+    assert [effect.word for effect in explain(naaf, image, caption).words] == words
+    with torch.no_grad():
+        regions = naaf.encode_images(pad_fragments([image])).fragments[0, : len(image)]
+        tokens = naaf.encode_texts(pad_texts([naaf.text.encode(caption)], naaf.text.pad))
+    expected = tokens.fragments[0, 1:-1] @ regions.T - 0.2  # without the start and the end
+    torch.testing.assert_close(torch.from_numpy(values), expected)
+    scan = make("scan-t2i", concepts).eval()
+    _, attention = word_map(scan, image, caption)
+    effects = explain(scan, image, caption).words
+    for row, effect in zip(attention, effects, strict=True):
+        np.testing.assert_allclose(row, effect.region_weights[: len(image)], rtol=1e-5)
+    with pytest.raises(DataError, match="compares no words with regions"):
+        word_map(make("vse-fc", concepts), image, caption)
+    with pytest.raises(DataError, match="no words"):
+        word_map(naaf, image, " ")

@@ -10,6 +10,7 @@ import pytest
 from counterfoil.config import RunConfig, load_config
 from counterfoil.reproduce.catalogue import load_artefact
 from counterfoil.reproduce.plan import Settings, make_plan
+from tests.reproduce.conftest import TINY, planned, tiny
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MODELS = [
@@ -67,3 +68,29 @@ def test_a_run_has_the_settings_of_its_recipe(
     plan = make_plan(load_artefact(table), Settings(data, published, seeds=1), tmp_path)
     ours = settings_of(plan.runs[run][0].config)
     assert ours == settings_of(load_config(RECIPES / f"{name}.yaml"))
+
+
+@pytest.mark.parametrize("data", ["scenes", "f30k_precomp"])
+@pytest.mark.parametrize("override", ["model.text.glove=g.npz", 'model.text={"glove": "g.npz"}'])
+@pytest.mark.parametrize("table", ["table1", "table2", "table3", "table4", "figure3", "figure4"])
+def test_glove_is_given_to_the_rows_that_have_it_in_the_paper_only(
+    table, data, override, tmp_path
+) -> None:
+    artefact = load_artefact(f"naaf.{table}")
+    plain = make_plan(artefact, Settings(data, "f30k", seeds=1), tmp_path)
+    given = make_plan(artefact, Settings(data, "f30k", seeds=1, overrides=(override,)), tmp_path)
+    for name, [run] in given.runs.items():
+        has_it = name.startswith("naaf") and name != "naaf-no-glove"
+        assert bool(run.config.model.text.get("glove")) == has_it, name
+        if not override.startswith("model.text={"):  # which replaces other keys, too
+            assert (run.digest == plain.runs[name][0].digest) == (not has_it), name
+    assert "GloVe" in (artefact.note or "")
+
+
+def test_an_override_does_not_reach_a_key_that_a_run_ignores(tmp_path) -> None:
+    runs = TINY["runs"] | {"deaf": {"like": "hard", "ignores": ["train.epochs", "model.text.x"]}}
+    rows = [{"label": [name], "run": name} for name in runs]
+    plan = planned(tiny(runs=runs, rows=rows), tmp_path, overrides=("train.epochs=7", "seed=5"))
+    epochs = {name: run.config.train.epochs for name, [run] in plan.runs.items()}
+    assert epochs == {"all": 7, "hard": 7, "deaf": 2}
+    assert plan.runs["deaf"][0].config.seed == 5

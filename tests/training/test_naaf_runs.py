@@ -83,3 +83,62 @@ def test_the_tangential_gradients_are_those_of_the_objectives_margin(
     Trainer(model, concepts, config, tmp_path).run()
     assert margins
     assert set(margins) == {margin}
+
+
+def epochs_of(folder):
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+    return records, [record for record in records if record["kind"] == "epoch"]
+
+
+def test_each_epoch_of_a_run_keeps_a_histogram_of_matched_and_mismatched_samples(
+    concepts, tmp_path
+) -> None:
+    run(concepts, tmp_path, {"direction": "both"})
+    records, epochs = epochs_of(tmp_path)
+    for side in ("t2i", "i2t"):
+        [kept] = [record["mismatch_histogram"][side] for record in epochs]
+        assert sum(kept["matched"]) > 0
+        assert sum(kept["mismatched"]) > 0
+        assert -1 <= kept["low"] < kept["high"] <= 1
+        assert kept["boundary"] == records[-2][f"mismatch/{side}/boundary"]
+    assert {"similarities-t2i", "similarities-i2t"} <= set(plots_of(records, "dev"))
+
+
+def test_a_run_cut_off_within_an_epoch_keeps_the_histogram_it_had(concepts, tmp_path) -> None:
+    tree = {
+        "model": {
+            "name": "naaf",
+            "embed_size": 16,
+            "text": {"word_dim": 8},
+            "matcher": {"min_samples": 5},
+        },
+        "data": {"min_count": 1},
+        "train": {"epochs": 2, "batch_size": 32},
+    }
+    config = build_config(tree)
+
+    def trainer(folder, stop=lambda: False):
+        torch.manual_seed(0)
+        model = create_model(config.model, concepts.train, config.data)
+        return Trainer(model, concepts, config, folder, should_stop=stop)
+
+    trainer(tmp_path / "whole").run()
+    batches = iter(range(99))
+    cut = trainer(tmp_path / "cut", lambda: next(batches) >= 2).run()
+    assert cut.interrupted
+    assert not epochs_of(tmp_path / "cut")[1]
+    trainer(tmp_path / "cut").run(resume=True)
+    whole, again = (epochs_of(tmp_path / name)[1] for name in ("whole", "cut"))
+    assert len(whole) == 2
+    for one, other in zip(whole, again, strict=True):
+        assert one.get("mismatch_histogram") == other.get("mismatch_histogram")
+    assert any("mismatch_histogram" in record for record in whole)
+
+
+@pytest.mark.parametrize(
+    "option", [{"masks": False}, {"mismatched": "all"}, {"update_mismatched": False}]
+)
+def test_an_ablation_changes_what_a_run_learns(concepts, tmp_path, option) -> None:
+    plain, _ = run(concepts, tmp_path / "plain")
+    ablated, _ = run(concepts, tmp_path / "ablated", option)
+    assert plain.matcher.boundary_of("t2i") != ablated.matcher.boundary_of("t2i")

@@ -130,8 +130,9 @@ def _list(as_json: bool) -> None:
         print_json([{"name": one.name, "kind": one.kind, "summary": one.summary} for one in known])
         return
     wide = max(len(one.name) for one in known)
+    kinds = max(len(one.kind) for one in known)
     for one in known:
-        typer.echo(f"{one.name:{wide}}  {one.kind:7}  {one.summary}")
+        typer.echo(f"{one.name:{wide}}  {one.kind:{kinds}}  {one.summary}")
     typer.echo("\nRun one with: counterfoil reproduce NAME [--scale smoke] [--dry-run]")
 
 

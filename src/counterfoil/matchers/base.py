@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -67,6 +68,10 @@ class Matcher(nn.Module):
 
     def diagnostics(self) -> dict[str, float]:
         """What was learned that way, for the log of the run."""
+        return {}
+
+    def close_epoch(self, epoch: int) -> dict[str, Any]:
+        """What an epoch's batches came to, for its record; the next epoch starts anew."""
         return {}
 
     def notes(self, epochs: int) -> list[str]:

@@ -19,6 +19,9 @@ SMALLEST_STD = 1e-4
 
 ESTIMATES = ("mean_pos", "std_pos", "mean_neg", "std_neg")
 
+BINS = 400
+"""Bins of the histograms of similarities, from −1 to 1. Cosines beyond are rounding errors."""
+
 
 def optimal_boundary(
     mean_pos: float, std_pos: float, mean_neg: float, std_neg: float, alpha: float
@@ -138,8 +141,11 @@ class MismatchBoundary(nn.Module):
     ``momentum`` (the first ones are taken as they are), over all processes alike. From
     ``adjust_epoch`` on, α gives way to α*: the boundary is μ₊ − 3σ₊. Before that, estimates that
     do not have the matched similarities as the higher ones leave the boundary as it is.
+    Without ``update_mismatched`` the mismatched estimates stay those of the first update.
 
-    Those of a GPU count from the moment somebody asks for what they imply (`settle`): until then
+    A histogram of all samples of the current epoch is a buffer, too (`close_epoch`).
+
+    Samples of a GPU count from the moment somebody asks for what they imply (`settle`): until then
     it has sent them, and nobody has to wait for it in the middle of a step.
     """
 
@@ -150,16 +156,26 @@ class MismatchBoundary(nn.Module):
     boundary: Tensor
     updates: Tensor
     pending: Tensor
+    histogram: Tensor
 
-    def __init__(self, alpha: float, adjust_epoch: int, momentum: float, min_samples: int) -> None:
+    def __init__(
+        self,
+        alpha: float,
+        adjust_epoch: int,
+        momentum: float,
+        min_samples: int,
+        update_mismatched: bool = True,
+    ) -> None:
         super().__init__()
         self.alpha, self.adjust_epoch = alpha, adjust_epoch
         self.momentum, self.min_samples = momentum, min_samples
+        self.update_mismatched = update_mismatched
         for name in (*ESTIMATES, "boundary"):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64))
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
         # rows: matched, mismatched; columns: number, sum, sum of squares
         self.register_buffer("pending", torch.zeros(2, 3, dtype=torch.float64))
+        self.register_buffer("histogram", torch.zeros(2, BINS, dtype=torch.float64))
         self._known = Known()
         self._coming: _OnItsWay | None = None
 
@@ -171,13 +187,23 @@ class MismatchBoundary(nn.Module):
     @torch.no_grad()
     def observe(self, matched: Tensor, mismatched: Tensor, epoch: int) -> None:
         """Take in maxima of words over the regions of right and of wrong images (eq. 13, 14)."""
-        self.take(torch.stack([moments(matched), moments(mismatched)]), epoch)
+        counts = [histogram(kind.reshape(1, 1, -1)) for kind in (matched, mismatched)]
+        self.take(torch.stack([moments(matched), moments(mismatched)]), epoch, torch.cat(counts))
 
     @torch.no_grad()
-    def take(self, sums: Tensor, epoch: int) -> None:
-        """Take in number, sum and sum of squares [2, 3] of matched and of mismatched maxima."""
+    def take(self, sums: Tensor, epoch: int, counts: Tensor | None = None) -> None:
+        """Take in number, sum and sum of squares [2, 3] of matched and of mismatched samples.
+
+        ``counts`` [2, BINS] is their `histogram`.
+        """
         self.settle()
-        self.pending += sum_over_processes(sums.to(self.pending))
+        sums = sums.to(self.pending)
+        if counts is not None:  # one collective for both
+            sums = torch.cat([sums, counts.to(sums)], 1)
+        sums = sum_over_processes(sums)
+        self.pending += sums[:, :3]
+        if counts is not None:
+            self.histogram += sums[:, 3:]
         self._coming = _OnItsWay.send(self.pending, epoch)
         if self._coming.arrived is None:
             self.settle()
@@ -196,6 +222,8 @@ class MismatchBoundary(nn.Module):
         now = [part for kind in samples for part in mean_and_std(*kind)]
         after = [old + step * (new - old) if updates else new
                  for old, new in zip(before, now, strict=True)]  # fmt: skip
+        if updates and not self.update_mismatched:
+            after[2:] = before[2:]
         pos, neg = (after[0], after[1]), (after[2], after[3])
         adjusted = coming.epoch >= self.adjust_epoch
         new = cautious_boundary(*pos) if adjusted else optimal_boundary(*pos, *neg, self.alpha)
@@ -220,6 +248,11 @@ class MismatchBoundary(nn.Module):
     def diagnostics(self) -> dict[str, float]:
         names = (*ESTIMATES, "boundary")
         return {f"mismatch/{k}": x for k, x in zip(names, self._numbers(), strict=False)}
+
+    def close_epoch(self, epoch: int) -> dict[str, Any]:
+        """The histogram of the epoch's samples with its boundary; the next epoch starts anew."""
+        alpha = None if epoch >= self.adjust_epoch else self.alpha
+        return close_histogram(self.histogram, self.value, alpha)
 
     def _save_to_state_dict(self, *args: Any, **options: Any) -> None:
         self.settle()
@@ -247,6 +280,39 @@ def moments(
     over = tuple(range(samples.ndim)) if dim is None else dim
     squares = torch.linalg.vector_norm(kept, dim=over, dtype=wide).square()
     return torch.stack([counted.sum(over, dtype=wide), kept.sum(over, dtype=wide), squares], -1)
+
+
+@torch.no_grad()
+def histogram(samples: Tensor, counted: Tensor | None = None) -> Tensor:
+    """Counts [kinds, BINS] of samples [P, kinds, N], or of those that are ``counted``."""
+    kinds = samples.shape[1]
+    places = ((samples.float() + 1) * (BINS / 2)).long().clamp_(0, BINS - 1)
+    places += BINS * torch.arange(kinds, device=samples.device)[:, None]
+    ones = torch.ones_like(places) if counted is None else counted.to(places.dtype)
+    counts = places.new_zeros(kinds * BINS)
+    # not bincount, for which the host waits
+    return counts.scatter_add_(0, places.flatten(), ones.flatten()).view(kinds, BINS)
+
+
+def close_histogram(counts: Tensor, boundary: float, alpha: float | None) -> dict[str, Any]:
+    """Counts [2, BINS] as plain values without the empty ends; the counts become zero.
+
+    ``alpha`` is None when the boundary is μ₊ − 3σ₊. Nothing was sampled: an empty record.
+    """
+    matched, mismatched = ([int(count) for count in row] for row in counts.tolist())
+    counts.zero_()
+    filled = [k for k, pair in enumerate(zip(matched, mismatched, strict=True)) if any(pair)]
+    if not filled:
+        return {}
+    first, last = filled[0], filled[-1] + 1
+    return {
+        "low": 2 * first / BINS - 1,
+        "high": 2 * last / BINS - 1,
+        "matched": matched[first:last],
+        "mismatched": mismatched[first:last],
+        "boundary": boundary,
+        "alpha": alpha,
+    }
 
 
 def mean_and_std(number: float, total: float, squares: float) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +52,13 @@ class CopiedMatcher(Matcher):
 
     def diagnostics(self) -> dict[str, float]:
         return self._first.diagnostics()
+
+    def close_epoch(self, epoch: int) -> dict[str, Any]:
+        closed: list[dict[str, Any]] = []
+        for member in self.members:
+            assert isinstance(member, Matcher)  # noqa: S101 - nn.ModuleList forgets the type
+            closed.append(member.close_epoch(epoch))
+        return closed[0]
 
     def notes(self, epochs: int) -> list[str]:
         return self._first.notes(epochs)

@@ -1,22 +1,44 @@
 """Word-region similarities of right and wrong pairs of a batch, for NAAF's mismatch mining.
 
 Section 3.1.3: for each caption whose own image scores highest of the batch, every word gives its
-highest similarity with that image as matched, and with one other image as mismatched.
+highest similarity with that image as matched, and with one other image as mismatched. An ablation
+takes its similarities with all regions of that other image.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from counterfoil.data.on_host import surely_whole
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.base import Observation
-from counterfoil.matchers.boundary import moments
+from counterfoil.matchers.boundary import histogram, moments
 from counterfoil.matchers.local import fragments
+
+Mismatched = Literal["max", "all"]
+"""What a word gives as mismatched: its highest similarity (eq. 14), or all of them."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Similarities [P, 2, N], matched and mismatched, and which of them count."""
+
+    values: Tensor
+    counted: Tensor
+
+    def moments(self) -> Tensor:
+        """Number, sum and sum of squares [2, 3]."""
+        return moments(self.values, self.counted, dim=(0, 2))
+
+    def histogram(self) -> Tensor:
+        """Counts [2, BINS]."""
+        return histogram(self.values, self.counted)
 
 
 @dataclass(frozen=True)
@@ -52,8 +74,8 @@ class Mismatches:
         whole = surely_whole(texts.mask), surely_whole(images.mask)
         return cls(sims.unflatten(1, (2, -1)), words, images.mask, whole, counted)
 
-    def maxima(self, side: str) -> Tensor:
-        """Moments [2, 3] of the highest similarities of the asking side's real fragments."""
+    def samples(self, side: str, mismatched: Mismatched = "max") -> Samples:
+        """Highest similarities of the asking side's real fragments; of mismatched ones, or all."""
         words, regions = self.words, self.regions[:, None]
         asking, answers, axis = (words, regions[:, :, None], -1)
         if side == "i2t":
@@ -61,7 +83,19 @@ class Mismatches:
         sims = self.sims
         if not self.whole[side == "t2i"]:
             sims = sims.masked_fill(~answers, -2.0)
-        return moments(sims.amax(axis), asking & self.counted[..., None], dim=(0, 2))
+        values = sims.amax(axis)
+        best = Samples(values, (asking & self.counted[..., None]).expand_as(values))
+        return best if mismatched == "max" else self._with_all(best)
+
+    def _with_all(self, best: Samples) -> Samples:
+        """The matched maxima beside every similarity of a mismatched word with a region."""
+        real = self.words[:, 1, :, None] & self.regions[:, None] & self.counted[:, 1, None, None]
+        every = self.sims[:, 1].flatten(1)
+        rest = (0, every.shape[1] - best.values.shape[2])
+        return Samples(
+            torch.stack([F.pad(best.values[:, 0], rest), every], 1),
+            torch.stack([F.pad(best.counted[:, 0], rest), real.flatten(1)], 1),
+        )
 
 
 Chosen = tuple[Encoded, Tensor, Tensor]

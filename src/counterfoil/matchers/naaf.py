@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from counterfoil.kernels.host_naaf import host_naaf
 from counterfoil.matchers.base import Observation, matchers
 from counterfoil.matchers.boundary import Known, MismatchBoundary
 from counterfoil.matchers.local import WordParts, fragments
-from counterfoil.matchers.mismatches import Mismatches
+from counterfoil.matchers.mismatches import Mismatched, Mismatches
 from counterfoil.matchers.naaf_reference import ReferenceBoundary, score_with_mining
 from counterfoil.matchers.paired import block_diagonals
 from counterfoil.matchers.similarity import SimilarityMatcher, one_pair
@@ -28,6 +28,12 @@ Intra = Literal["none", "inference", "always"]
 
 REFERENCE_LAMBDA_INTRA = 5.0
 """λ of the propagation gate in the public code."""
+
+SAMPLING = (
+    *("alpha", "adjust_epoch", "momentum", "min_samples"),
+    *("mismatched", "update_mismatched"),
+)
+"""Options of how the boundary is learned."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,11 @@ class NAAF(SimilarityMatcher):
 
     ``intra`` says when a word's match is propagated to words like it (eq. 9): at inference as in
     the paper, always, or never. ``direction`` adds the image-to-text side, where regions ask and
-    words answer, with a boundary of its own. ``negative=False`` and ``mining=False`` (then t is
-    ``boundary``) are the paper's ablations.
+    words answer, with a boundary of its own. The paper's ablations: ``negative=False``,
+    ``mining=False`` (then t is ``boundary``), ``masks=False`` (every word's closeness to t counts,
+    not only what is below it, and words attend to all regions), ``mismatched="all"`` (a mismatched
+    word is sampled by its similarities with all regions, not by the highest one), and
+    ``update_mismatched=False`` (mismatched estimates stay those of the first update).
 
     ``form="reference"`` reproduces the public code: its boundary (recomputed caption by caption
     within a batch, with the least similar image as the wrong one), LeakyReLU in the relevance
@@ -71,6 +80,9 @@ class NAAF(SimilarityMatcher):
         direction: Literal["t2i", "i2t", "both"] = "t2i",
         negative: bool = True,
         mining: bool = True,
+        masks: bool = True,
+        mismatched: Mismatched = "max",
+        update_mismatched: bool = True,
         boundary: float = 0.0,
         alpha: float = 2.0,
         adjust_epoch: int = 15,
@@ -81,13 +93,19 @@ class NAAF(SimilarityMatcher):
         super().__init__(embed_size)
         self.lambda_softmax, self.lambda_intra = lambda_softmax, lambda_intra
         self.intra, self.negative, self.mining = intra, negative, mining
+        self.masks, self.mismatched = masks, mismatched
         self.directions = ("t2i", "i2t") if direction == "both" else (direction,)
         self.form, self.alpha, self.adjust_epoch = form, alpha, adjust_epoch
         if alpha <= 0:
             raise ConfigError(f"model.matcher.alpha: above 0, got {alpha:g}")
+        if mismatched not in get_args(Mismatched):
+            raise ConfigError(f"model.matcher.mismatched: 'max' or 'all', got {mismatched!r}")
         _refuse_unused(
             form=form,
             mining=mining,
+            masks=masks,
+            mismatched=mismatched,
+            update_mismatched=update_mismatched,
             negative=negative,
             intra=intra,
             lambda_intra=lambda_intra,
@@ -103,7 +121,9 @@ class NAAF(SimilarityMatcher):
         else:
             self.boundaries = torch.nn.ModuleDict(
                 {
-                    side: MismatchBoundary(alpha, adjust_epoch, momentum, min_samples)
+                    side: MismatchBoundary(
+                        alpha, adjust_epoch, momentum, min_samples, update_mismatched
+                    )
                     for side in self.directions
                 }
             )
@@ -141,6 +161,8 @@ class NAAF(SimilarityMatcher):
         return block_diagonals(super().forward, images, texts)
 
     def recipes(self) -> tuple[Recipe, ...]:
+        if not self.masks:  # an ablation, which PyTorch computes everywhere
+            return ()
         return tuple(self.recipe(side) for side in self.directions)
 
     def recipe(self, side: str) -> Recipe:
@@ -160,7 +182,7 @@ class NAAF(SimilarityMatcher):
         )
 
     def eager(self, images: Encoded, texts: Encoded) -> Tensor:
-        if self.directions == ("t2i",):
+        if self.directions == ("t2i",) and self.masks:
             pair = (fragments(images), images.mask), (fragments(texts), texts.mask)
             found = host_naaf(self.recipe("t2i"), *pair, kept=self.kept)
             if found is not None:
@@ -188,8 +210,11 @@ class NAAF(SimilarityMatcher):
         best = reachable.amax(-1)
         negative = self._negative(tile.kin_QNN, best - t) if self.negative else best * 0
         # eq. 10; the cosine below does not see the scale of the weights
-        logits = (reachable - best[..., None]).mul_(self.lambda_softmax)
-        weights = logits.exp_() * _above(reachable, t)
+        weights = (reachable - best[..., None]).mul_(self.lambda_softmax).exp_()
+        if self.masks:
+            weights = weights * _above(reachable, t)
+        elif answers is not None:
+            weights = weights * answers
         # the public code takes words as unit vectors, so no gradient flows through their length
         norms = tile.norms_QN if self.form == "paper" else torch.ones_like(tile.norms_QN)
         feature = packed_cosine(sims, weights, tile.gram_CKK, norms)
@@ -205,11 +230,11 @@ class NAAF(SimilarityMatcher):
     def _negative(self, kin_QNN: Tensor | None, closeness_QNC: Tensor) -> Tensor:
         """Eq. 7 and 8, with eq. 9 where it applies."""
         if kin_QNN is None or not self.wants_kin:
-            return closeness_QNC.clamp(max=0)
+            return closeness_QNC.clamp(max=0) if self.masks else closeness_QNC
         spread = (self.lambda_intra * kin_QNN).softmax(-1) @ closeness_QNC
-        if self.form == "reference":
-            return closeness_QNC * (spread < 0)
-        return spread.clamp(max=0)
+        if self.form == "reference":  # propagation is the mask there
+            return closeness_QNC * (spread < 0) if self.masks else closeness_QNC
+        return spread.clamp(max=0) if self.masks else spread
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> None:
@@ -224,7 +249,17 @@ class NAAF(SimilarityMatcher):
         self._known.remember([batches + 1], self.batches)
         pairs = Mismatches.of(seen, shift=1 + batches % max(1, len(seen.texts) - 1))
         for side in self.directions:
-            self.learned(side).take(pairs.maxima(side), seen.epoch)
+            samples = pairs.samples(side, self.mismatched)
+            self.learned(side).take(samples.moments(), seen.epoch, samples.histogram())
+
+    def close_epoch(self, epoch: int) -> dict[str, Any]:
+        """Histograms of matched and mismatched samples, by direction (figure 3)."""
+        if self.form == "reference":
+            closed = {"t2i": self.reference.close_epoch()}
+        else:
+            closed = {side: self.learned(side).close_epoch(epoch) for side in self.directions}
+        sampled = {side: record for side, record in closed.items() if record}
+        return {"mismatch_histogram": sampled} if sampled else {}
 
     def diagnostics(self) -> dict[str, float]:
         """``mismatch/boundary`` and so on; with two directions ``mismatch/t2i/boundary`` …"""
@@ -259,14 +294,22 @@ class NAAF(SimilarityMatcher):
             additive=True,
         )
 
+    def beyond_boundary(self, image: Encoded, text: Encoded) -> Tensor:
+        """s − t of each word with each region of one pair: [W, R], 0 at padding (figure 4)."""
+        tile, place = one_pair(text, image)
+        return place(tile.sims_QNCK[0, :, 0] - self.boundary_of(self.directions[0]))
+
 
 def _refuse_unused(**options: Any) -> None:
     """Raise on options that have no effect beside the others."""
     if options["form"] == "reference" and options["lambda_intra"] == REFERENCE_LAMBDA_INTRA:
         del options["lambda_intra"]  # what that form takes anyway
     unused = {
-        "form=reference": ("boundary", "adjust_epoch", "momentum", "lambda_intra"),
-        "mining=false": ("alpha", "adjust_epoch", "momentum", "min_samples"),
+        "form=reference": (
+            *("boundary", "adjust_epoch", "momentum", "lambda_intra"),
+            *("mismatched", "update_mismatched"),
+        ),
+        "mining=false": SAMPLING,
         "negative=false": ("intra", "lambda_intra"),
         "intra=none": ("lambda_intra",),
     }
@@ -275,6 +318,12 @@ def _refuse_unused(**options: Any) -> None:
         if options[option] == {"false": False}.get(value, value):
             given = {name: options[name] for name in names if name in options}
             refuse_unused(NAAF, "model.matcher", mode, **given)
+    if not options["masks"] and not options["negative"]:  # nothing is compared with the boundary
+        given = {name: options[name] for name in (*SAMPLING, "boundary")}
+        refuse_unused(NAAF, "model.matcher", "masks=false and negative=false", **given)
+    if not options["masks"] and options["form"] == "reference":
+        given = {"intra": options["intra"]}
+        refuse_unused(NAAF, "model.matcher", "masks=false and form=reference", **given)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ is the one place that goes caption by caption. The paper's form does not.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from counterfoil.collectives import world_size
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.errors import ConfigError
+from counterfoil.matchers.boundary import BINS, close_histogram, histogram
 from counterfoil.matchers.precision import single_fragments, single_precision
 
 if TYPE_CHECKING:
@@ -29,11 +30,13 @@ class ReferenceBoundary(nn.Module):
     """thres, thres_safe, mean_pos, mean_neg, stnd_pos, stnd_neg of the public code, as a buffer."""
 
     state: Tensor
+    histogram: Tensor
 
     def __init__(self, alpha: float, min_words: int) -> None:
         super().__init__()
         self.alpha, self.min_words = alpha, min_words
         self.register_buffer("state", torch.zeros(6, dtype=torch.float64))
+        self.register_buffer("histogram", torch.zeros(2, BINS, dtype=torch.float64))
 
     @property
     def thres(self) -> float:
@@ -46,6 +49,10 @@ class ReferenceBoundary(nn.Module):
     def diagnostics(self) -> dict[str, float]:
         names = ("boundary", "safe", "mean_pos", "mean_neg", "std_pos", "std_neg")
         return {f"mismatch/{n}": float(x) for n, x in zip(names, self.state, strict=True)}
+
+    def close_epoch(self) -> dict[str, Any]:
+        """The histogram of the epoch's samples with its boundary; the next epoch starts anew."""
+        return close_histogram(self.histogram, self.thres, self.alpha)
 
     def update(self, matched: Tensor, mismatched: Tensor) -> None:
         """Boundaries from all samples of the batch so far, mixed with the ones before."""
@@ -99,6 +106,9 @@ def _score_by_caption(matcher: NAAF, images: Encoded, texts: Encoded) -> Tensor:
                     learned.update(torch.cat(matched), torch.cat(mismatched))
             if sampled < learned.min_words:
                 learned.state[:2] = 0.0
+    for row, kind in zip(learned.histogram, (matched, mismatched), strict=True):
+        if kind:
+            row += histogram(torch.cat(kind).view(1, 1, -1))[0]
     return torch.stack(columns, dim=1)
 
 

@@ -173,6 +173,35 @@ def explain_pair(model: Model, image: Encoded, caption: str, boxes: Floats | Non
     )
 
 
+@torch.inference_mode()
+def word_map(model: Model, image: Fragments, caption: str) -> tuple[list[str], Floats]:
+    """Words of a caption, and a number for each of them and each region: [words, regions].
+
+    NAAF: the similarity beyond its boundary, s − t. Other matchers of words with regions: attention
+    weights. A word of several tokens has their mean.
+    """
+    found = caption_words(caption)
+    if not found:
+        raise DataError("the caption has no words: there is nothing to map")
+    with asked(model):
+        images = model.encode_images(pad_fragments([image]).to(model.device))
+        texts = _encode(model, [caption])
+        if isinstance(model.matcher, NAAF):
+            values: Tensor | None = model.matcher.beyond_boundary(images, texts)
+        else:
+            parts = word_parts(model, images, texts)
+            values = parts.weights if parts is not None else _look(model, images, texts)
+    if values is None:
+        raise DataError("this model compares no words with regions: there is nothing to map")
+    owners = words_of_tokens(model.text, caption, found)
+    values = values.float().cpu()
+    rows = [
+        _mean_weights(values, [place for place, owner in enumerate(owners) if owner == number])
+        for number in range(len(found))
+    ]
+    return [word.text for word in found], np.stack(rows)[:, : len(image)]
+
+
 def boundary_of(model: Model) -> float | None:
     """NAAF's boundary now in force; None for other matchers."""
     matcher = model.matcher

@@ -40,6 +40,9 @@ class RunSpec(Layers):
     change: Tree = Field(
         default_factory=dict, description="single keys by their full names, in every layer"
     )
+    ignores: list[str] = Field(
+        default_factory=list, description="keys, by their full names, that no override reaches"
+    )
 
 
 class DataSet(Section):

@@ -7,6 +7,7 @@ from typing import Any
 
 from counterfoil.evaluation.evaluate import flat_metrics
 from counterfoil.reproduce.cost import read_cost
+from counterfoil.reproduce.distributions import read_distributions
 from counterfoil.reproduce.foil_judge import FoilJudge
 from counterfoil.reproduce.judge import Judge
 from counterfoil.reproduce.measures import MeasureColumn
@@ -24,8 +25,9 @@ from counterfoil.reproduce.results import (
 )
 from counterfoil.reproduce.runner import Outcome, describe
 from counterfoil.reproduce.shown import ShownRow, shown_rows
-from counterfoil.reproduce.spec import METRICS, Curves, Panel, Row, Scatter, Table
+from counterfoil.reproduce.spec import METRICS, Curves, Histograms, Maps, Panel, Row, Scatter, Table
 from counterfoil.reproduce.sweep import Sweep
+from counterfoil.reproduce.word_maps import map_pairs
 from counterfoil.training.metrics import read_metrics
 
 MOST_POINTS = 200
@@ -80,6 +82,14 @@ def collect(
             for row, spec in zip(rows, artefact.rows, strict=True)
         ]
     plots = collector.plots(artefact) if isinstance(artefact, Curves) else []
+    if isinstance(artefact, Histograms):
+        found = found.model_copy(update={"distributions": read_distributions(plan, artefact)})
+    if isinstance(artefact, Maps) and with_measures:
+        try:
+            found = found.model_copy(update={"pairs": map_pairs(plan, artefact, judge)})
+        except Exception as error:  # the rows are wanted all the same
+            failed = {"errors": [*rows[0].errors, describe(error)]}
+            rows[0] = rows[0].model_copy(update=failed)
     if isinstance(artefact, Table):
         foil_judge = FoilJudge(judge, artefact.foils)
         rows = [

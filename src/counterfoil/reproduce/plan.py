@@ -222,8 +222,11 @@ class _Maker:
         changes = {key: value for spec in chain for key, value in spec.change.items()}
         for key, value in changes.items():
             tree = apply_override(tree, f"{key}={json.dumps(value)}")
+        before = tree
         for override in filter(None, (change, *self.settings.overrides)):
             tree = apply_override(tree, override)
+        for key in {key: None for spec in chain for key in spec.ignores}:
+            tree = _with_former(tree, before, key)
         first = tree.get("seed", 0)
         return merge(tree, {"seed": first + seed if isinstance(first, int) else first})
 
@@ -241,6 +244,23 @@ class _Maker:
 
 def _parts(kind: str, named: str) -> list[str]:
     return named.split(",") if kind == "guide" else [named]
+
+
+def _with_former(tree: Tree, former: Tree, key: str) -> Tree:
+    """A tree that has at ``key`` what another one has there, or nothing.
+
+    >>> _with_former({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}}, "a.b")
+    {'a': {'c': 2}}
+    """
+    first, _, rest = key.partition(".")
+    here, there = tree.get(first), former.get(first)
+    if rest:
+        if not isinstance(here, dict):
+            return tree
+        below = _with_former(here, there if isinstance(there, dict) else {}, rest)
+        return {**tree, first: below}
+    others = {name: value for name, value in tree.items() if name != first}
+    return {**others, first: former[first]} if first in former else others
 
 
 def _beside(chain: Sequence[RunSpec]) -> Tree:

@@ -8,13 +8,15 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from counterfoil.errors import MissingExtraError
 from counterfoil.evaluation.chart_axes import tick_text
 from counterfoil.evaluation.chart_marks import COLOURS
 from counterfoil.evaluation.charts import line_chart, save_line_chart_png
 from counterfoil.files import write_atomically
+from counterfoil.reproduce.histogram_chart import histogram_grid
+from counterfoil.reproduce.map_chart import map_sheets
 from counterfoil.reproduce.pair_chart import Pair, pair_chart
 from counterfoil.reproduce.panel_chart import Dot, Panel, panel_chart
 from counterfoil.reproduce.point_chart import Mark, Ruler, by_line, point_chart
@@ -22,12 +24,21 @@ from counterfoil.reproduce.results import Found, Measure, Reproduction
 from counterfoil.reproduce.spec import METRICS
 
 
+class Drawing(Protocol):
+    """A picture that draws itself in both formats."""
+
+    def svg(self) -> str: ...
+
+    def draw(self, figure: Any) -> None:
+        """Onto a figure of matplotlib."""
+
+
 @dataclass(frozen=True)
 class Chart:
     """A picture before it is drawn in either format."""
 
     name: str
-    kind: Literal["bars", "lines", "panels", "points"]
+    kind: Literal["bars", "lines", "panels", "points", "drawing"]
     title: str
     x_label: str
     y_label: str = ""
@@ -38,6 +49,7 @@ class Chart:
     panels: list[Panel] = field(default_factory=list)
     log: bool = False
     joined: bool = True
+    drawing: Drawing | None = None
 
 
 MOST_LINES = 12
@@ -59,6 +71,8 @@ def charts_of(found: Reproduction) -> list[Chart]:
             for plot in found.plots
             if plot.curves
         ]
+    if found.kind in ("histograms", "maps"):
+        return _drawings(found)
     scored = [row for row in found.rows if "rsum" in row.numbers]
     if found.kind == "sweep" and len({row.varied_run for row in scored}) > MOST_LINES:
         return []
@@ -91,6 +105,18 @@ def charts_of(found: Reproduction) -> list[Chart]:
         joined=found.kind == "sweep",
     )
     return [chart] if marks else []
+
+
+def _drawings(found: Reproduction) -> list[Chart]:
+    drawings: dict[str, Drawing] = {}
+    if found.distributions:
+        drawings["distributions"] = histogram_grid(found.title, found.distributions)
+    for number, sheet in enumerate(map_sheets(found.pairs), 1):
+        drawings[f"pair-{number}"] = sheet
+    return [
+        Chart(name, "drawing", found.title, "", drawing=drawing)
+        for name, drawing in drawings.items()
+    ]
 
 
 def _panels(found: Reproduction) -> list[Chart]:
@@ -129,6 +155,8 @@ def write_charts(found: Reproduction, folder: Path) -> list[Path]:
 
 
 def to_svg(chart: Chart) -> str:
+    if chart.drawing is not None:
+        return chart.drawing.svg()
     if chart.kind == "bars":
         return pair_chart(chart.pairs, chart.title, ("our RSUM", "the paper's"))
     if chart.kind == "panels":
@@ -158,7 +186,9 @@ def save_png(chart: Chart, path: Path) -> None:
     rows = len(chart.pairs) or len(chart.names)
     figure = Figure(figsize=(8, max(3.5, 0.45 * rows)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    if chart.kind == "panels":
+    if chart.drawing is not None:
+        chart.drawing.draw(figure)
+    elif chart.kind == "panels":
         _draw_panels(figure, chart)
     else:
         _draw_axes(figure.add_subplot(), chart)

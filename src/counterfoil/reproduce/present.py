@@ -8,9 +8,11 @@ from pathlib import Path
 from counterfoil.evaluation.report import markdown_table
 from counterfoil.files import write_atomically
 from counterfoil.reproduce.claims import claim_rows
+from counterfoil.reproduce.distributions import distribution_notes, distribution_rows
 from counterfoil.reproduce.plots import write_charts
 from counterfoil.reproduce.results import Found, Reproduction
 from counterfoil.reproduce.spec import METRICS
+from counterfoil.reproduce.word_maps import pair_sections
 
 HEADS = ("i→t R@1", "R@5", "R@10", "t→i R@1", "R@5", "R@10", "RSUM")
 
@@ -36,6 +38,9 @@ def body(found: Reproduction, pictures: Sequence[str] = ()) -> str:
     parts = [*markdown_table(_rows(found)), ""]
     claims = claim_rows(found)
     parts += [*markdown_table(claims), ""] if claims else []
+    if found.distributions:
+        parts += [*markdown_table(distribution_rows(found)), ""]
+    parts += pair_sections(found)
     parts += [f"- {line}" for line in _notes(found)]
     parts += ["", *(f"![{found.title}]({name})" for name in pictures)]
     return "\n".join(parts).rstrip() + "\n"
@@ -150,6 +155,7 @@ def _notes(found: Reproduction) -> list[str]:
             f"Kpps: thousand image-text pairs scored in a second on {measured[0].images} × "
             f"{measured[0].captions}, encoding included ({measured[0].device})."
         )
+    notes += distribution_notes(found)
     for plot in found.plots:
         if not plot.curves:
             notes.append(f"{plot.title}: no finished run logged '{plot.metric}'.")

@@ -111,6 +111,45 @@ class Plot(Report):
     curves: list[Curve]
 
 
+class Distribution(Report):
+    """Matched and mismatched similarities that a row sampled in one epoch of training.
+
+    Counts, in equal bins from ``low`` to ``high``, are those of its first seed; so are boundary and
+    ``alpha`` (None where the boundary is μ₊ − 3σ₊). ``numbers`` are over all seeds.
+    """
+
+    row: str
+    when: str
+    epoch: int
+    low: float
+    high: float
+    matched: list[int]
+    mismatched: list[int]
+    boundary: float
+    alpha: float | None
+    numbers: dict[str, Measure]
+
+
+class WordMap(Report):
+    """What one model makes of a pair: a number for each word (row) and region (column)."""
+
+    row: str
+    quantity: Literal["s − t", "attention"]
+    score: float
+    values: list[list[float]]
+
+
+class MappedPair(Report):
+    """A caption with an image, its own or a wrong one, and the maps of all models."""
+
+    caption: str
+    image: str
+    own: bool
+    words: list[str]
+    regions: list[str]
+    maps: list[WordMap]
+
+
 class StatedClaim(Report):
     """That one row is ahead of another, by their names."""
 
@@ -123,7 +162,7 @@ class Reproduction(Report):
     """A whole table or figure."""
 
     name: str
-    kind: Literal["table", "scatter", "curves", "sweep"]
+    kind: Literal["table", "scatter", "curves", "histograms", "maps", "sweep"]
     title: str
     paper: str
     data: str
@@ -143,6 +182,8 @@ class Reproduction(Report):
     folds: int | None = None
     note: str | None = None
     plots: list[Plot] = Field(default_factory=list)
+    distributions: list[Distribution] = Field(default_factory=list)
+    pairs: list[MappedPair] = Field(default_factory=list)
     x_label: str = ""
     log: bool = False
 

@@ -197,7 +197,45 @@ class Curves(_WithRows):
         return self
 
 
-AnyArtefact = Table | Scatter | Curves | Sweep
+class Histograms(_WithRows):
+    """Distributions of the similarities that NAAF's runs sample (its figure 3)."""
+
+    kind: Literal["histograms"]
+    epochs: list[Literal["first", "unadjusted", "last"]] = Field(
+        ["first", "unadjusted", "last"],
+        min_length=1,
+        description="epochs that sampled anything; 'unadjusted' is the last one before α*",
+    )
+
+    @model_validator(mode="after")
+    def _every_row_is_one_run(self) -> Self:
+        for row in self.rows:
+            if row.run is None:
+                raise ValueError(f"row '{row.name}': histograms are of one run each")
+        return self
+
+
+class Maps(_WithRows):
+    """Words × regions of some test pairs, model beside model (NAAF, figure 4)."""
+
+    kind: Literal["maps"]
+    captions: int = Field(3, ge=1, description="each with its own image and with a wrong one")
+    confused: str = Field(description="the run whose best wrong image a caption is shown with")
+
+    @property
+    def used(self) -> list[str]:
+        return list(dict.fromkeys([*super().used, self.confused]))
+
+    @model_validator(mode="after")
+    def _every_row_is_one_run(self) -> Self:
+        for row in self.rows:
+            if row.run is None:
+                raise ValueError(f"row '{row.name}': maps are of one run each")
+        return self
+
+
+AnyArtefact = Table | Scatter | Curves | Histograms | Maps | Sweep
+KINDS = ("table", "scatter", "curves", "histograms", "maps", "sweep")
 _ADAPTER: TypeAdapter[AnyArtefact] = TypeAdapter(
     Annotated[AnyArtefact, Field(discriminator="kind")]
 )
@@ -213,12 +251,11 @@ def build_artefact(tree: Mapping[str, Any], where: str) -> AnyArtefact:
 
 def _explain(error: Any) -> str:
     # the first part of a place is the kind that was chosen, which the file says itself
-    keys = [str(part) for part in error["loc"] if part not in ("table", "scatter", "curves")]
-    place = ".".join(key for key in keys if key != "sweep") or "(top)"
+    place = ".".join(str(part) for part in error["loc"] if part not in KINDS) or "(top)"
     if error["type"] == "extra_forbidden":
         return f"unknown key '{place}'"
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     if error["type"].startswith("union_tag"):
-        return "kind: expected table, scatter, curves or sweep"
+        return f"kind: expected {', '.join(KINDS[:-1])} or {KINDS[-1]}"
     return f"{place}: {error['msg']}, got {error['input']!r}"

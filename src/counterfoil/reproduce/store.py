@@ -17,6 +17,7 @@ from counterfoil.locks import LOCK, locked_in_turn
 from counterfoil.reproduce.plan import Plan
 from counterfoil.reproduce.results import Found, Reproduction, SeedResult
 from counterfoil.reproduce.shown import shown_rows
+from counterfoil.reproduce.spec import Histograms, Maps
 from counterfoil.reproduce.sweep import Sweep
 
 Known = dict[str, dict[int, SeedResult]]
@@ -99,6 +100,11 @@ def merged(
     if stored is not None and any(label not in now for label in labels):
         said = [one for one in said if one in stored.overrides]  # what is true of every row
     changed = {"rows": rows, "seeds": seeds or found.seeds, "overrides": said}
+    if stored is not None:
+        drawn = {one.row for one in found.distributions}
+        others = [one for one in stored.distributions if one.row not in drawn]
+        changed["distributions"] = [*found.distributions, *others]
+        changed["pairs"] = found.pairs or stored.pairs
     return found.model_copy(update=changed)
 
 
@@ -156,8 +162,9 @@ class Kept:
         self.known = known_results([one for one in stored if one is not None], like)
 
     def settle(self) -> None:
-        """Leave out of the plan what is known."""
-        settle(self.plan, self.known)
+        """Leave out of the plan what is known; histograms and maps are read from the runs."""
+        if not isinstance(self.plan.artefact, (Histograms, Maps)):
+            settle(self.plan, self.known)
 
     def add(self, found: Reproduction) -> Reproduction:
         """Write what was found beside what is known by now, and give back both."""

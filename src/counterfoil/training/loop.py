@@ -319,7 +319,9 @@ class Trainer:
 
     def _finish_epoch(self, logs: RunLogs) -> None:
         place, train = self.position, self.config.train
+        closed = self.model.matcher.close_epoch(place.epoch)
         rsum, record = self._validate()
+        record |= closed
         place.epoch += 1
         place.batch = 0
         better = rsum > place.best_rsum

@@ -45,6 +45,7 @@ def plots_of(records: Sequence[Record], split: str) -> dict[str, Plot]:
             margin_lines(epochs),
         ),
         **_boundaries(steps),
+        **_similarities(epochs),
     }
     drawn = {name: plot._replace(series=_known(plot.series)) for name, plot in plots.items()}
     return {name: plot for name, plot in drawn.items() if plot.series}
@@ -164,6 +165,20 @@ def mismatch_curves(steps: Sequence[Record], side: str = "") -> Series:
             ]
     series["boundary t"] = _over(steps, {f"{prefix}boundary": "t"})["t"]
     return series if series["boundary t"] else {}
+
+
+def _similarities(epochs: Sequence[Record]) -> dict[str, Plot]:
+    """Histograms of NAAF's samples in the last epoch that has any, by direction."""
+    sampled = [r["mismatch_histogram"] for r in epochs if r.get("mismatch_histogram")]
+    plots = {}
+    for side, record in sampled[-1].items() if sampled else ():
+        asking = "words" if side == "t2i" else "regions"
+        title = f"Similarities sampled in the last epoch, {asking} ask (NAAF fig. 3)"
+        ends = {"low": record["low"], "high": record["high"]}
+        kinds = [kind for kind in ("matched", "mismatched") if any(record[kind])]
+        series = {kind: density(counts=record[kind], **ends) for kind in kinds}
+        plots[f"similarities-{side}"] = Plot(title, "similarity", "density", series)
+    return plots
 
 
 def thin(points: Points, most: int = 400) -> Points:

@@ -19,7 +19,7 @@ class TensorBoard:
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
 
     def write(self, record: dict[str, Any]) -> None:
-        shown = {key: value for key, value in record.items() if key != "margin_histogram"}
+        shown = {key: value for key, value in record.items() if not key.endswith("_histogram")}
         self._write(record["kind"], shown, record["step"])
 
     def _write(self, prefix: str, values: dict[str, Any], step: int) -> None:

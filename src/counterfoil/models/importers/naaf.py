@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from counterfoil.data.vocabulary import END, PAD, START, UNK
+from counterfoil.matchers.boundary import BINS
 from counterfoil.models.importers.base import importers
 from counterfoil.models.importers.scan import IMAGE_NAMES, TEXT_NAMES, ScanFamily
 from counterfoil.models.importers.vocabularies import SPECIALS
@@ -41,7 +42,10 @@ class NaafImporter(ScanFamily):
             self.options.number(name) if name == "thres_safe" or name in self.options else 0.0
             for name in STATE
         ]
-        return {"matcher.reference.state": torch.tensor(state, dtype=torch.float64)}
+        return {
+            "matcher.reference.state": torch.tensor(state, dtype=torch.float64),
+            "matcher.reference.histogram": torch.zeros(2, BINS, dtype=torch.float64),
+        }
 
     @property
     def specials(self) -> Sequence[str]:

@@ -1,0 +1,177 @@
+"""Distributions of matched and mismatched similarities (NAAF, figure 3), as runs recorded them.
+
+Every epoch of a NAAF run has a histogram of its samples in `metrics.jsonl`. All numbers here are of
+its bins, each of which stands for its middle, so that anybody can compute them again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from counterfoil.reproduce.plan import Plan
+from counterfoil.reproduce.results import Distribution, Measure, Reproduction
+from counterfoil.reproduce.spec import Histograms
+from counterfoil.training.metrics import read_metrics
+
+Record = dict[str, Any]
+
+WHEN = {"first": "first epoch", "unadjusted": "last epoch with α", "last": "last epoch"}
+
+HEADS = (
+    *("epoch", "boundary t"),
+    *("matched: mean", "std", "skewness", "excess kurtosis", "below t, %"),
+    *("mismatched: mean", "std", "skewness", "excess kurtosis", "above t, %"),
+    *("error at t, %", "of normals, %"),
+)
+NUMBERS = (
+    *("matched_mean", "matched_std", "matched_skewness", "matched_kurtosis", "matched_below"),
+    *("mismatched_mean", "mismatched_std", "mismatched_skewness", "mismatched_kurtosis"),
+    *("mismatched_above", "error", "normal_error"),
+)
+
+
+def read_distributions(plan: Plan, artefact: Histograms) -> list[Distribution]:
+    """Of every row with a finished seed, at the epochs that the figure shows."""
+    distributions = []
+    for row in artefact.rows:
+        runs = [run for run in plan.runs[row.members[0]] if run.state == "finished"]
+        by_seed = [sampled_epochs(read_metrics(run.folder / "metrics.jsonl")) for run in runs]
+        shown: set[int] = set()
+        for name in reversed(artefact.epochs):  # of two names for one epoch, the later one
+            chosen = [epoch for epochs in by_seed if (epoch := choose_epoch(name, epochs))]
+            if chosen and chosen[0]["epoch"] not in shown:
+                shown.add(chosen[0]["epoch"])
+                distributions.append(_distribution(row.name, WHEN[name], chosen))
+    order = {(row.name, when): k for row in artefact.rows for k, when in enumerate(WHEN.values())}
+    names = [row.name for row in artefact.rows]
+    return sorted(distributions, key=lambda one: (names.index(one.row), order[(one.row, one.when)]))
+
+
+def sampled_epochs(records: Sequence[Record]) -> list[Record]:
+    """Histograms by epoch, counted from 1; of two directions the text-to-image one."""
+    epochs = []
+    for record in records:
+        sides = record.get("mismatch_histogram") or {}
+        if record["kind"] == "epoch" and sides:
+            side = sides.get("t2i") or next(iter(sides.values()))
+            epochs.append({"epoch": record["epoch"], **side})
+    return epochs
+
+
+def choose_epoch(name: str, epochs: Sequence[Record]) -> Record | None:
+    """The first, the last, or the last one in which α was in force; None if there is none."""
+    if name == "unadjusted":
+        epochs = [epoch for epoch in epochs if epoch["alpha"] is not None]
+    if not epochs:
+        return None
+    return epochs[0] if name == "first" else epochs[-1]
+
+
+def _distribution(row: str, when: str, seeds: Sequence[Record]) -> Distribution:
+    each = [describe_samples(record) for record in seeds]
+    keys = dict.fromkeys(key for numbers in each for key in numbers)
+    numbers = {key: Measure.over([one[key] for one in each if key in one]) for key in keys}
+    return Distribution(row=row, when=when, **seeds[0], numbers=numbers)
+
+
+def describe_samples(record: Record) -> dict[str, float]:
+    """Shape of both distributions, and their errors at the boundary in percent.
+
+    The error is the mean of the shares of matched samples below and of mismatched ones above t.
+    That of normals is what distributions of the same means and deviations would have.
+    """
+    t, ends = record["boundary"], (record["low"], record["high"])
+    numbers = {"boundary": t}
+    normal: list[float] = []
+    for kind, below in (("matched", True), ("mismatched", False)):
+        counts = record[kind]
+        if not any(counts):
+            continue
+        shape = shape_of(*ends, counts)
+        numbers |= {f"{kind}_{name}": value for name, value in shape.items()}
+        under = share_below(t, *ends, counts)
+        numbers[f"{kind}_{'below' if below else 'above'}"] = 100 * (under if below else 1 - under)
+        under = _normal_share_below(t, shape["mean"], shape["std"])
+        normal.append(100 * (under if below else 1 - under))
+    if len(normal) == 2:
+        numbers["error"] = (numbers["matched_below"] + numbers["mismatched_above"]) / 2
+        numbers["normal_error"] = sum(normal) / 2
+    return numbers
+
+
+def shape_of(low: float, high: float, counts: Sequence[int]) -> dict[str, float]:
+    """Mean, deviation, skewness and excess kurtosis of a histogram; 0 and 0 of a normal one.
+
+    >>> shape_of(0.0, 4.0, [1, 1, 1, 1])["mean"], shape_of(0.0, 4.0, [1, 1, 1, 1])["skewness"]
+    (2.0, 0.0)
+    """
+    width = (high - low) / len(counts)
+    middles = low + width * (np.arange(len(counts)) + 0.5)
+    number = sum(counts)
+    mean = float(np.dot(counts, middles) / number)
+    second, third, fourth = (
+        float(np.dot(counts, (middles - mean) ** power) / number) for power in (2, 3, 4)
+    )
+    flat = second < 1e-12  # all in one bin
+    return {
+        "mean": mean,
+        "std": math.sqrt(second),
+        "skewness": 0.0 if flat else third / second**1.5,
+        "kurtosis": 0.0 if flat else fourth / second**2 - 3,
+    }
+
+
+def share_below(t: float, low: float, high: float, counts: Sequence[int]) -> float:
+    """Share of a histogram below t; the bin that t lies in is divided as t divides it.
+
+    >>> share_below(1.5, 0.0, 4.0, [1, 1, 1, 1])
+    0.375
+    """
+    place = (t - low) / (high - low) * len(counts)
+    whole = min(len(counts), max(0, math.floor(place)))
+    below = float(sum(counts[:whole]))
+    if 0 <= place < len(counts):
+        below += (place - whole) * counts[whole]
+    return below / sum(counts)
+
+
+def _normal_share_below(t: float, mean: float, std: float) -> float:
+    return 0.5 * math.erfc((mean - t) / (max(std, 1e-6) * math.sqrt(2)))
+
+
+def distribution_rows(found: Reproduction) -> list[tuple[str, ...]]:
+    """A header, and the numbers of each row at each epoch."""
+    table: list[tuple[str, ...]] = [(", ".join(found.columns), *HEADS)]
+    for one in found.distributions:
+        cells = [one.numbers["boundary"].text(3)]
+        for name in NUMBERS:
+            number = one.numbers.get(name)
+            percent = name.endswith(("below", "above", "error"))
+            cells.append("" if number is None else number.text(1 if percent else 3))
+        table.append((one.row, f"{one.epoch} ({one.when})", *cells))
+    return table
+
+
+def distribution_notes(found: Reproduction) -> list[str]:
+    """What the table of distributions means, and which rows have none."""
+    if found.kind != "histograms":
+        return []
+    drawn = {one.row for one in found.distributions}
+    notes = [
+        f"{row.name}: no finished run sampled any similarity."
+        for row in found.rows
+        if row.name not in drawn and not row.quoted
+    ]
+    if drawn:
+        notes.insert(
+            0,
+            "Error at t: the mean of the shares of matched samples below and of mismatched ones "
+            "above the boundary; of normals: what the fitted normal distributions would give. A "
+            "normal distribution has skewness 0 and excess kurtosis 0. The picture is of the first "
+            "seed.",
+        )
+    return notes
