@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from counterfoil.audit.duplicates import Duplicate
 from counterfoil.audit.findings import Summary
 from counterfoil.audit.survey import Survey
 from counterfoil.audit.suspicion import SIGNS, SUSPICIOUS, named_signs
 from counterfoil.audit.words import WordEffects
+from counterfoil.data.duplicates import Duplicate
 from counterfoil.data.pairs import Split
 
 Values = NDArray[np.float64]
