@@ -7,10 +7,10 @@ from pathlib import Path
 
 from counterfoil.evaluation.report import markdown_table
 from counterfoil.files import write_atomically
+from counterfoil.reproduce.artefact import METRICS
 from counterfoil.reproduce.claims import claim_rows
 from counterfoil.reproduce.plots import write_charts
 from counterfoil.reproduce.results import Found, Reproduction
-from counterfoil.reproduce.spec import METRICS
 
 HEADS = ("i→t R@1", "R@5", "R@10", "t→i R@1", "R@5", "R@10", "RSUM")
 

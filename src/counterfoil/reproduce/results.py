@@ -10,7 +10,7 @@ from pydantic import Field
 from typing_extensions import Self
 
 from counterfoil.evaluation.report import Report
-from counterfoil.reproduce.spec import METRICS
+from counterfoil.reproduce.artefact import METRICS
 
 
 class Measure(Report):
@@ -62,6 +62,15 @@ class ShownMeasure(Report):
     decimals: int = 1
 
 
+class ShownPanel(Report):
+    """A plot of a sweep: the sum of some numbers of each row."""
+
+    name: str
+    title: str
+    y_label: str = ""
+    parts: list[str]
+
+
 class Found(Report):
     """One row: what its runs scored, what the paper says, what went wrong."""
 
@@ -84,6 +93,15 @@ class Found(Report):
     def name(self) -> str:
         return ", ".join(self.label)
 
+    def total(self, parts: Sequence[str]) -> Measure | None:
+        """The sum of some numbers over seeds; None if no seed has all of them."""
+        sums = [
+            math.fsum(one.numbers[part] for part in parts)
+            for one in self.each
+            if all(part in one.numbers for part in parts)
+        ]
+        return Measure.over(sums) if sums else None
+
     def with_each(self, each: Sequence[SeedResult]) -> Self:
         """The row with these results of seeds, and the numbers over them."""
         ordered = sorted(each, key=lambda one: one.seed)
@@ -103,12 +121,14 @@ class Curve(Report):
 
 
 class Plot(Report):
-    """One panel with its lines."""
+    """One panel with its lines, and named levels that lines are compared with."""
 
     metric: str
     title: str
     y_label: str
     curves: list[Curve]
+    x_label: str = "epoch"
+    levels: dict[str, float] = Field(default_factory=dict)
 
 
 class StatedClaim(Report):
@@ -143,6 +163,7 @@ class Reproduction(Report):
     folds: int | None = None
     note: str | None = None
     plots: list[Plot] = Field(default_factory=list)
+    panels: list[ShownPanel] = Field(default_factory=list)
     x_label: str = ""
     log: bool = False
 

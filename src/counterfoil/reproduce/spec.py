@@ -14,11 +14,10 @@ from typing_extensions import Self
 
 from counterfoil.config import Section
 from counterfoil.errors import ConfigError, nearest
-from counterfoil.reproduce.artefact import Artefact
+from counterfoil.reproduce.artefact import METRICS, Artefact
 from counterfoil.reproduce.measures import FoilOptions, MeasureColumn
 from counterfoil.reproduce.sweep import Sweep
 
-METRICS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
 ROUNDING = 0.15
 """Six recalls rounded to a tenth may differ so much from their rounded sum, and hardly more."""
 
@@ -94,6 +93,15 @@ class Panel(Section):
     title: str
     y_label: str = ""
     remainder: str | None = Field(None, description="also draw 1 − the metric, under this name")
+    per_pair: bool = Field(
+        False, description="loss of one pair, both directions added; 2 × margin is drawn"
+    )
+
+    @model_validator(mode="after")
+    def _only_losses_are_per_pair(self) -> Self:
+        if self.per_pair and (self.metric != "loss" or self.remainder is not None):
+            raise ValueError(f"panel '{self.title}': per_pair is for the metric 'loss', alone")
+        return self
 
 
 class _WithRows(Artefact):
