@@ -82,6 +82,12 @@ def foil_verdict(scene: Scene, caption: SceneCaption, foil: str) -> Verdict:
     return "unsure" if "unsure" in verdicts else "true"
 
 
+def makes_sense(scene: Scene, caption: SceneCaption, foil: str) -> bool:
+    """Whether every word of a foil can stand where it does; of another number of words, it may."""
+    new = tokens(foil)
+    return len(new) != len(caption.words) or claims_of(caption, new) is not None
+
+
 def manner_of(scene: Scene, caption: SceneCaption, foil: str) -> Manner | None:
     """In which manner a foil is true; None of one that is not.
 

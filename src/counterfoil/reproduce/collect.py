@@ -11,9 +11,11 @@ from counterfoil.evaluation.evaluate import flat_metrics
 from counterfoil.objectives import create_objective
 from counterfoil.reproduce.artefact import METRICS
 from counterfoil.reproduce.cost import read_cost
+from counterfoil.reproduce.examples import collect_sheet
 from counterfoil.reproduce.foil_judge import FoilJudge
 from counterfoil.reproduce.judge import Judge
 from counterfoil.reproduce.measures import MeasureColumn
+from counterfoil.reproduce.negatives import collect_negatives
 from counterfoil.reproduce.plan import Plan
 from counterfoil.reproduce.planned import PlannedRun
 from counterfoil.reproduce.results import (
@@ -29,7 +31,7 @@ from counterfoil.reproduce.results import (
 )
 from counterfoil.reproduce.runner import Outcome, describe
 from counterfoil.reproduce.shown import ShownRow, shown_rows
-from counterfoil.reproduce.spec import Curves, Panel, Row, Scatter, Table
+from counterfoil.reproduce.spec import Curves, Examples, Measured, Negatives, Panel, Row, Scatter
 from counterfoil.reproduce.sweep import Sweep
 from counterfoil.training.metrics import read_metrics
 
@@ -89,7 +91,12 @@ def collect(
             for row, spec in zip(rows, artefact.rows, strict=True)
         ]
     plots = collector.plots(artefact) if isinstance(artefact, Curves) else []
-    if isinstance(artefact, Table):
+    if isinstance(artefact, Negatives):
+        more = collect_negatives(artefact, rows, shown, judge) if with_measures else {}
+        return found.model_copy(
+            update={"columns": artefact.columns, "metrics": ["rsum"], "rows": rows, **more}
+        )
+    if isinstance(artefact, Measured):
         foil_judge = FoilJudge(judge, artefact.foils)
         rows = [
             collector.with_measures(
@@ -101,6 +108,12 @@ def collect(
         claims = [StatedClaim(**claim.model_dump()) for claim in artefact.claims]
         told = {"metrics": artefact.metrics, "measures": columns, "claims": claims}
         found = found.model_copy(update=told)
+        if isinstance(artefact, Examples) and with_measures:
+            try:
+                found = found.model_copy(update={"sheet": collect_sheet(plan, shown, foil_judge)})
+            except Exception as error:  # the table is wanted all the same
+                errors = [*rows[-1].errors, f"examples: {describe(error)}"]
+                rows[-1] = rows[-1].model_copy(update={"errors": errors})
     return found.model_copy(update={"columns": artefact.columns, "rows": rows, "plots": plots})
 
 
@@ -146,7 +159,8 @@ class _Collector:
             if len(members) != 1 or members[0].state != "finished":
                 continue
             values: dict[str, float] = {}
-            for column in columns:
+            for given in columns:
+                column = given.of_row(shown.foils, shown.blind)
                 writer = self.plan.runs[column.writer][index] if column.writer else None
                 if writer is not None and writer.state != "finished":
                     continue

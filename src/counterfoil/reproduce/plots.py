@@ -16,10 +16,19 @@ from counterfoil.evaluation.chart_marks import COLOURS
 from counterfoil.evaluation.charts import line_chart, save_line_chart_png
 from counterfoil.files import write_atomically
 from counterfoil.reproduce.artefact import METRICS
+from counterfoil.reproduce.examples_chart import sheet_svg
+from counterfoil.reproduce.map_chart import draw_map, map_chart
 from counterfoil.reproduce.pair_chart import Pair, pair_chart
 from counterfoil.reproduce.panel_chart import Dot, Panel, panel_chart
 from counterfoil.reproduce.point_chart import Mark, Ruler, by_line, point_chart
-from counterfoil.reproduce.results import Found, Measure, Reproduction, ShownPanel
+from counterfoil.reproduce.results import (
+    Example,
+    Found,
+    Measure,
+    PointMap,
+    Reproduction,
+    ShownPanel,
+)
 
 
 @dataclass(frozen=True)
@@ -27,7 +36,7 @@ class Chart:
     """A picture before it is drawn in either format."""
 
     name: str
-    kind: Literal["bars", "lines", "panels", "points"]
+    kind: Literal["bars", "lines", "panels", "points", "map", "examples"]
     title: str
     x_label: str
     y_label: str = ""
@@ -37,6 +46,9 @@ class Chart:
     marks: list[Mark] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     panels: list[Panel] = field(default_factory=list)
+    groups: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    examples: list[Example] = field(default_factory=list)
+    diagonal: bool = False
     log: bool = False
     joined: bool = True
 
@@ -47,20 +59,48 @@ MOST_LINES = 12
 
 def charts_of(found: Reproduction) -> list[Chart]:
     """What there is to draw; nothing where nothing is finished."""
+    maps = [*found.maps, *(found.sheet.maps if found.sheet is not None else [])]
+    drawn = [*_plot_charts(found), *map(_map_chart, maps)]
+    if found.sheet is not None and found.sheet.examples:
+        sheet = Chart("examples", "examples", found.title, "", examples=found.sheet.examples)
+        drawn.append(sheet)
+    if found.kind in ("examples", "negatives"):
+        return drawn
+    return _charts_of(found)
+
+
+def _map_chart(one: PointMap) -> Chart:
+    return Chart(
+        name=one.name,
+        kind="map",
+        title=one.title,
+        x_label=one.x_label,
+        y_label=one.y_label,
+        groups=one.groups,
+        diagonal=one.diagonal,
+    )
+
+
+def _plot_charts(found: Reproduction) -> list[Chart]:
+    """Lines of each plot that has any."""
+    return [
+        Chart(
+            name=re.sub(r"[^a-z0-9]+", "-", plot.metric.lower()).strip("-"),
+            kind="lines",
+            title=plot.title,
+            x_label=plot.x_label,
+            y_label=plot.y_label,
+            lines={line.name: [(x, y) for x, y, _ in line.points] for line in plot.curves},
+            levels=plot.levels,
+        )
+        for plot in found.plots
+        if plot.curves
+    ]
+
+
+def _charts_of(found: Reproduction) -> list[Chart]:
     if found.kind == "curves":
-        return [
-            Chart(
-                name=re.sub(r"[^a-z0-9]+", "-", plot.metric.lower()).strip("-"),
-                kind="lines",
-                title=plot.title,
-                x_label=plot.x_label,
-                y_label=plot.y_label,
-                lines={line.name: [(x, y) for x, y, _ in line.points] for line in plot.curves},
-                levels=plot.levels,
-            )
-            for plot in found.plots
-            if plot.curves
-        ]
+        return _plot_charts(found)
     scored = [row for row in found.rows if "rsum" in row.numbers]
     if found.kind == "sweep" and len({row.varied_run for row in scored}) > MOST_LINES:
         return []
@@ -147,6 +187,8 @@ def write_charts(found: Reproduction, folder: Path) -> list[Path]:
         path = folder / f"{chart.name}.svg"
         write_atomically(path, to_svg(chart))
         written.append(path)
+        if chart.kind == "examples":  # pictures and words: the SVG and the page hold them
+            continue
         try:
             save_png(chart, path.with_suffix(".png"))
         except MissingExtraError:
@@ -159,6 +201,12 @@ def to_svg(chart: Chart) -> str:
         return pair_chart(chart.pairs, chart.title, ("our RSUM", "the paper's"))
     if chart.kind == "panels":
         return panel_chart(chart.names, chart.panels, chart.title)
+    if chart.kind == "examples":
+        return sheet_svg(chart.examples, chart.title)
+    if chart.kind == "map":
+        return map_chart(
+            chart.groups, chart.title, chart.x_label, chart.y_label, diagonal=chart.diagonal
+        )
     if chart.kind == "lines":
         return line_chart(
             chart.lines, chart.title, chart.x_label, chart.y_label, levels=chart.levels
@@ -200,6 +248,8 @@ def save_png(chart: Chart, path: Path) -> None:
 def _draw_axes(axes: Any, chart: Chart) -> None:
     if chart.kind == "bars":
         _draw_pairs(axes, chart.pairs)
+    elif chart.kind == "map":
+        draw_map(axes, chart.groups, chart.diagonal)
     else:
         _draw_marks(axes, chart.marks, chart.log, chart.joined)
     axes.set_title(textwrap.fill(chart.title, 90), loc="left", fontweight="bold", fontsize=10)

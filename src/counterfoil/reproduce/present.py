@@ -9,6 +9,7 @@ from counterfoil.evaluation.report import markdown_table
 from counterfoil.files import write_atomically
 from counterfoil.reproduce.artefact import METRICS
 from counterfoil.reproduce.claims import claim_rows
+from counterfoil.reproduce.examples_chart import sheet_markdown
 from counterfoil.reproduce.plots import write_charts
 from counterfoil.reproduce.results import Found, Reproduction
 
@@ -37,6 +38,7 @@ def body(found: Reproduction, pictures: Sequence[str] = ()) -> str:
     claims = claim_rows(found)
     parts += [*markdown_table(claims), ""] if claims else []
     parts += [f"- {line}" for line in _notes(found)]
+    parts += ["", *sheet_markdown(found.sheet)] if found.sheet is not None else []
     parts += ["", *(f"![{found.title}]({name})" for name in pictures)]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -96,9 +98,9 @@ def _cell(row: Found, metric: str, published_on: str | None) -> str:
 
 
 def _metrics(found: Reproduction) -> list[str]:
-    if found.kind == "table":
-        return found.metrics
-    return list(METRICS) if found.kind == "sweep" else [METRICS[-1]]
+    if found.kind == "sweep":
+        return list(METRICS)
+    return [METRICS[-1]] if found.kind in ("scatter", "curves") else found.metrics
 
 
 def _head(metric: str, shown: Sequence[str]) -> str:
@@ -150,6 +152,8 @@ def _notes(found: Reproduction) -> list[str]:
             f"Kpps: thousand image-text pairs scored in a second on {measured[0].images} × "
             f"{measured[0].captions}, encoding included ({measured[0].device})."
         )
+    maps = [*found.maps, *(found.sheet.maps if found.sheet is not None else [])]
+    notes += [one.note for one in maps if one.note]
     for plot in found.plots:
         if not plot.curves:
             notes.append(f"{plot.title}: no finished run logged '{plot.metric}'.")

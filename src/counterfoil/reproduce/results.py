@@ -131,6 +131,52 @@ class Plot(Report):
     levels: dict[str, float] = Field(default_factory=dict)
 
 
+class PointMap(Report):
+    """Points in a plane, by group; ``diagonal`` draws where both coordinates are equal."""
+
+    name: str
+    title: str
+    groups: dict[str, list[tuple[float, float]]]
+    x_label: str = ""
+    y_label: str = ""
+    diagonal: bool = False
+    note: str = ""
+
+
+class ExampleWord(Report):
+    """A word of an example: whether its caption lacks it, how likely it is wrong (TAGS-DC)."""
+
+    text: str
+    new: bool = False
+    wrong: float | None = None
+
+
+class ExampleLine(Report):
+    """A sentence about an image: what it is, its words, and the score of each run."""
+
+    kind: str
+    words: list[ExampleWord]
+    scores: dict[str, float]
+
+
+class Example(Report):
+    """An image by its id, its picture (base64 of a JPEG file, if there are pixels), sentences."""
+
+    image: str
+    picture: str
+    lines: list[ExampleLine]
+
+
+class ExampleSheet(Report):
+    """Examples of one seed, and the rule by which they were chosen."""
+
+    split: str
+    seed: int
+    rule: str
+    examples: list[Example]
+    maps: list[PointMap] = Field(default_factory=list)
+
+
 class StatedClaim(Report):
     """That one row is ahead of another, by their names."""
 
@@ -143,7 +189,7 @@ class Reproduction(Report):
     """A whole table or figure."""
 
     name: str
-    kind: Literal["table", "scatter", "curves", "sweep"]
+    kind: Literal["table", "scatter", "curves", "sweep", "examples", "negatives"]
     title: str
     paper: str
     data: str
@@ -164,6 +210,8 @@ class Reproduction(Report):
     note: str | None = None
     plots: list[Plot] = Field(default_factory=list)
     panels: list[ShownPanel] = Field(default_factory=list)
+    maps: list[PointMap] = Field(default_factory=list)
+    sheet: ExampleSheet | None = None
     x_label: str = ""
     log: bool = False
 
