@@ -86,7 +86,7 @@ def _truths(split: Split, pairs: Sequence[FoilPair]) -> dict[str, Any]:
         return found
     places = places_of(split, [pair.caption for pair in pairs])
     senseless = sum(
-        not makes_sense(*truth_of(split, *place), pair.foil)
+        not makes_sense(truth_of(split, *place)[1], pair.foil)
         for place, pair in zip(places, pairs, strict=True)
     )
     return found | {

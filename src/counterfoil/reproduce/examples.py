@@ -13,6 +13,7 @@ from PIL import Image
 
 from counterfoil.data.images import open_image
 from counterfoil.data.pairs import Split
+from counterfoil.data.words import words
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.evaluation.foil_scores import score_foils
 from counterfoil.evaluation.foil_sets import FoilPair, FoilSet
@@ -139,7 +140,7 @@ def choose(split: Split, foils: Sequence[FoilSet], count: int, seed: int) -> lis
 
 def _negatives(split: Split, caption: int, sources: Sequence[_Source]) -> list[ExampleLine]:
     """The caption, then the foil of each row; scores by each row's own run."""
-    text = split.texts[caption]
+    text, own = split.texts[caption], split.captions[int(split.image_of[caption])]
     foils = [_foil_of(one.foils, caption) for one in sources]
     scores = [
         _scores(one.model, split, caption, [foil]) for one, foil in zip(sources, foils, strict=True)
@@ -154,7 +155,7 @@ def _negatives(split: Split, caption: int, sources: Sequence[_Source]) -> list[E
     ]
     for one, foil, score in zip(sources, foils, scores, strict=True):
         lines.append(
-            ExampleLine(kind=one.name, words=_marked(text, foil), scores={one.run.name: score[1]})
+            ExampleLine(kind=one.name, words=_foreign(own, foil), scores={one.run.name: score[1]})
         )
     return lines
 
@@ -175,9 +176,9 @@ def _corrections(split: Split, caption: int, sources: Sequence[_Source]) -> list
     )
     return [
         ExampleLine(
-            kind=kind, words=words, scores={name: some[place] for name, some in scores.items()}
+            kind=kind, words=some, scores={name: each[place] for name, each in scores.items()}
         )
-        for place, (kind, words) in enumerate(sentences)
+        for place, (kind, some) in enumerate(sentences)
     ]
 
 
@@ -193,6 +194,14 @@ def _scores(model: Model, split: Split, caption: int, sentences: Sequence[str]) 
     return [float(found.true[0]), *(float(score) for score in found.foil)]
 
 
+def _foreign(own: Sequence[str], sentence: str) -> list[ExampleWord]:
+    """The words of a sentence, those marked as new that no caption of the image has."""
+    known = {word for text in own for word in words(text)}
+    return [
+        ExampleWord(text=word, new=not known.issuperset(words(word))) for word in sentence.split()
+    ]
+
+
 def _marked(text: str, other: str) -> list[ExampleWord]:
     """The words of another sentence, those marked as new that the caption lacks at their place."""
     before, after = text.split(), other.split()
@@ -205,7 +214,7 @@ def _marked(text: str, other: str) -> list[ExampleWord]:
 
 def _suspected(text: str, result: Correction) -> list[ExampleWord]:
     """The words of a foil with how likely each is wrong."""
-    words, place = [], 0
+    marked, place = [], 0
     suspects = list(result.words)
     for word in _marked(text, result.text):
         # one word of the sentence may be several of the model's: "dog." has a full stop
@@ -216,8 +225,8 @@ def _suspected(text: str, result: Correction) -> list[ExampleWord]:
             place += 1
             if not rest:
                 break
-        words.append(word.model_copy(update={"wrong": wrong}))
-    return words
+        marked.append(word.model_copy(update={"wrong": wrong}))
+    return marked
 
 
 def picture_of(split: Split, image: int) -> str:

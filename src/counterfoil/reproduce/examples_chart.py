@@ -32,7 +32,7 @@ def sheet_markdown(sheet: ExampleSheet) -> list[str]:
             "",
         ]
     else:
-        lines += ["**Bold**: not in the caption at this place.", ""]
+        lines += ["**Bold**: in none of the image's captions.", ""]
     for example in sheet.examples:
         names = list(dict.fromkeys(name for line in example.lines for name in line.scores))
         rows: list[tuple[str, ...]] = [(example.image, "sentence", *names)]
@@ -40,7 +40,9 @@ def sheet_markdown(sheet: ExampleSheet) -> list[str]:
             (line.kind, _sentence(line), *(_score(line, name) for name in names))
             for line in example.lines
         ]
-        lines += [*markdown_table(rows), ""]
+        head, _, *others = markdown_table(rows)
+        aligned = "| --- | --- |" + " ---: |" * len(names)  # sentences begin at the left
+        lines += [head, aligned, *others, ""]
     return lines
 
 
