@@ -15,6 +15,7 @@ from counterfoil.evaluation.scoring import SplitScores, score_split
 from counterfoil.progress import Silent
 from counterfoil.reproduce import negatives
 from counterfoil.reproduce.catalogue import load_artefact, names
+from counterfoil.reproduce.choose import labels
 from counterfoil.reproduce.judge import Judge
 from counterfoil.reproduce.map_chart import map_chart
 from counterfoil.reproduce.negatives import HARDEST, OTHER, POSITIVE, QUERY, margin_report
@@ -22,6 +23,7 @@ from counterfoil.reproduce.plots import charts_of
 from counterfoil.reproduce.present import to_markdown, write_reproduction
 from counterfoil.reproduce.results import Reproduction
 from counterfoil.reproduce.spec import Negatives, build_artefact
+from counterfoil.reproduce.store import Kept
 from counterfoil.reproduce.tsne import embed
 from counterfoil.training.load import load_model
 from tests.reproduce.conftest import planned, tiny
@@ -196,3 +198,14 @@ def test_a_map_without_points_says_so_and_its_diagonal_lies_inside() -> None:
 def test_the_plots_of_negatives_are_all_that_is_drawn(out, cache) -> None:
     found = finish(planned(figure("margins", MARGINS), out), cache)
     assert [chart.name for chart in charts_of(found)] == ["margin-i2t", "margin-t2i"]
+
+
+def test_a_later_call_without_runs_leaves_the_stored_plots(out, cache, tmp_path) -> None:
+    plan = planned(figure("margins", MARGINS), out)
+    order = labels(plan.artefact)
+    found = Kept(tmp_path / "store", plan, order).add(finish(plan, cache))
+    later = planned(figure("margins", MARGINS), tmp_path / "fresh")  # nothing is trained here
+    kept = Kept(tmp_path / "store", later, order)
+    kept.settle()
+    assert later.missing() == []
+    assert kept.add(shown(later, cache)).plots == found.plots

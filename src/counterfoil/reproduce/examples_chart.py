@@ -10,7 +10,8 @@ from counterfoil.evaluation.report import markdown_table
 from counterfoil.reproduce.results import Example, ExampleLine, ExampleSheet, ExampleWord
 
 WIDTH, PICTURE, MARGIN = 860, 200, 20
-LINE, HEADING, LETTER = 24, 20, 7.2
+LINE, HEADING = 24, 20
+LETTER, BOLD = 7.2, 8.2  # widths of a character
 SUSPECTED = 0.5
 """Words that are wrong with at least this probability are marked."""
 
@@ -91,7 +92,7 @@ def _drawn(line: ExampleLine, y: float) -> tuple[list[str], float]:
     marks = [label(left, y + 10, f"{line.kind}: {scores}", opacity=0.75)]
     x, y = left, y + HEADING
     for word in line.words:
-        wide = len(word.text) * LETTER + 8
+        wide = len(word.text) * (BOLD if word.new else LETTER) + 8
         if x + wide > WIDTH - MARGIN and x > left:
             x, y = left, y + LINE
         if word.wrong is not None:

@@ -18,7 +18,7 @@ from counterfoil.evaluation.chart_marks import (
 )
 
 Groups = Mapping[str, Sequence[tuple[float, float]]]
-FEW = 3
+FEW = 10
 """Groups of so many points are drawn larger: they are what the others are compared with."""
 
 

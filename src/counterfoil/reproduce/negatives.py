@@ -258,12 +258,14 @@ def _histograms(by_row: dict[str, list[list[float]]]) -> list[Curve]:
 
 def _distribution(artefact: Negatives, reports: dict[str, list[NegativeReport]]) -> Plot:
     grid = np.linspace(-1.0, 1.0, GRID)
+    every = np.array([side for of in reports.values() for one in of for side in one.below.values()])
+    first = max(0, int((every > 0).any(0).argmax()) - 1) if len(every) else 0  # below it is nothing
     curves = []
     for name, of_row in reports.items():
         for side, title in (("image", "images"), ("text", "captions")):
             shares = np.array([report.below[side] for report in of_row])
             label = title if len(reports) == 1 else f"{name}, {title}"
-            curves.append(Curve(name=label, points=_points(grid, shares)))
+            curves.append(Curve(name=label, points=_points(grid[first:], shares[:, first:])))
     return Plot(
         metric="similarity",
         title=f"Hardest negative and the {artefact.nearest} negatives nearest to the query",
