@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from counterfoil.errors import ConfigError
+from counterfoil.errors import ConfigError, DataError
 from counterfoil.evaluation.evaluate import flat_metrics
 from counterfoil.evaluation.report import RetrievalReport
 from counterfoil.evaluation.scoring import SplitScores, score_split
@@ -51,6 +51,12 @@ def test_margins_are_those_of_a_loop_over_all_queries() -> None:
         margin = float(scores[image_of[text], text]) - max(other)
         assert report.margins["t2i"][text] == pytest.approx(margin, abs=1e-6)
     assert report.numbers["t2i_margin"] == pytest.approx(np.mean(report.margins["t2i"]))
+
+
+def test_a_split_of_one_image_has_no_margins_and_says_so() -> None:
+    one = SplitScores(torch.ones(1, 2), np.array([0, 0]), [0], [0, 1], [])
+    with pytest.raises(DataError, match="at least two images"):
+        margin_report(one)
 
 
 def test_margins_of_two_models_are_drawn_for_both_directions(out, cache, tmp_path) -> None:

@@ -131,7 +131,7 @@ def _list(as_json: bool) -> None:
         return
     wide = max(len(one.name) for one in known)
     for one in known:
-        typer.echo(f"{one.name:{wide}}  {one.kind:7}  {one.summary}")
+        typer.echo(f"{one.name:{wide}}  {one.kind:9}  {one.summary}")
     typer.echo("\nRun one with: counterfoil reproduce NAME [--scale smoke] [--dry-run]")
 
 

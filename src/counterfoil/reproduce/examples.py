@@ -67,11 +67,10 @@ def collect_sheet(plan: Plan, shown: Sequence[ShownRow], judge: FoilJudge) -> Ex
         if all(run.state == "finished" for run in runs):
             names = [row.found.name for row in shown]
             columns = [[column.foils, column.blind] for column, _, _ in asked]
-            key = [run.digest for run in runs]
-            options = judge.options.model_dump()
-            told = ["sheet", SHEET, artefact.show, artefact.examples, names, columns, key, options]
+            digests, options = [run.digest for run in runs], judge.options.model_dump()
+            wanted = [artefact.show, artefact.examples, names, columns]
             return judge.kept(
-                told,
+                ["sheet", SHEET, *wanted, digests, options],
                 ExampleSheet,
                 lambda: _sheet(artefact, names, asked, index, judge),  # noqa: B023
             )

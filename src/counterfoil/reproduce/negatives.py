@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from counterfoil.data.pairs import Split
-from counterfoil.errors import ConfigError
+from counterfoil.errors import ConfigError, DataError
 from counterfoil.evaluation.report import Report
 from counterfoil.evaluation.scoring import SplitScores, encode_images, encode_texts, score_split
 from counterfoil.files import write_atomically
@@ -70,7 +70,7 @@ def collect_negatives(
             if seed not in by_seed:  # not finished, or its folder is damaged
                 continue
             try:
-                report = _kept(artefact, run, judge)
+                report = _report(artefact, run, judge)
             except Exception as error:  # the other rows are wanted all the same
                 errors.append(f"{run.title}: {describe(error)}")
                 continue
@@ -89,7 +89,7 @@ def collect_negatives(
     }
 
 
-def _kept(artefact: Negatives, run: PlannedRun, judge: Judge) -> NegativeReport:
+def _report(artefact: Negatives, run: PlannedRun, judge: Judge) -> NegativeReport:
     """Measured once, and kept beside the judge's other results."""
     key = f"{artefact.show} {artefact.nearest} {run.digest}"
     path = judge.folder / f"negatives-{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
@@ -119,7 +119,9 @@ def margin_report(scored: SplitScores) -> NegativeReport:
         hardest = scores.masked_fill(positive, -torch.inf).amax(1)
         margin = best - hardest
         margins[direction] = margin[margin.isfinite()].tolist()
-    numbers = {f"{key}_margin": float(np.mean(some)) for key, some in margins.items() if some}
+    if not all(margins.values()):
+        raise DataError("margins: the test split needs at least two images with captions")
+    numbers = {f"{key}_margin": float(np.mean(some)) for key, some in margins.items()}
     numbers |= {f"{k}_won": 100 * float(np.mean(np.array(v) > 0)) for k, v in margins.items()}
     return NegativeReport(numbers=numbers, margins=margins)
 
@@ -159,7 +161,7 @@ class _Vectors:
 
 def similarity_report(vectors: _Vectors, nearest: int) -> NegativeReport:
     """Cosines between the hardest negative of each query and its other near negatives."""
-    found: dict[str, NDArray[np.float64]] = {}
+    cosines: dict[str, NDArray[np.float64]] = {}
     for name, side, scores, own in (
         ("image", vectors.images, vectors.scores.T, vectors.own.T),
         ("text", vectors.texts, vectors.scores, vectors.own),
@@ -169,12 +171,15 @@ def similarity_report(vectors: _Vectors, nearest: int) -> NegativeReport:
             for some in vectors.hardest(scores, own, nearest)
             if len(some) > 1
         ]
-        found[name] = torch.cat(parts).double().numpy() if parts else np.array([np.nan])
+        if not parts:
+            raise DataError("similarity: the test split needs at least three images with captions")
+        cosines[name] = torch.cat(parts).clamp(-1, 1).double().numpy()
     grid = np.linspace(-1.0, 1.0, GRID)
-    numbers = {f"{name}_below_half": 100 * float(np.mean(v < 0.5)) for name, v in found.items()}
-    numbers |= {f"{name}_similarity": float(np.mean(v)) for name, v in found.items()}
+    numbers = {f"{name}_below_half": 100 * float(np.mean(v < 0.5)) for name, v in cosines.items()}
+    numbers |= {f"{name}_similarity": float(np.mean(v)) for name, v in cosines.items()}
     below = {
-        name: [float(np.mean(values <= value)) for value in grid] for name, values in found.items()
+        name: [float(np.mean(values <= value)) for value in grid]
+        for name, values in cosines.items()
     }
     return NegativeReport(numbers=numbers, below=below)
 
@@ -187,7 +192,7 @@ def map_report(vectors: _Vectors, nearest: int) -> NegativeReport:
     ).amax(1)
     usable = torch.nonzero(margin.isfinite())[:, 0]
     if not len(usable):
-        raise ConfigError("a map of negatives needs an image with captions, and one more")
+        raise DataError("map: the test split needs at least two images with captions")
     ordered = usable[margin[usable].argsort(stable=True)]
     query = int(ordered[(len(ordered) - 1) // 2])
     negatives = vectors.hardest(scores[query : query + 1], own[query : query + 1], nearest)[0]
