@@ -148,8 +148,12 @@ class FoilJudge:
         """Foils of the run's split; a run's are written once, for whoever is judged on them."""
         source, split = _source(column, writer), self.judge.split_of(run)
         if source in RETRIEVED:
-            batch = source == RETRIEVED[0]
-            return retrieved_set(_model(run), split, self.choice, batch, self.judge.progress)
+            retrieved = (f"{source} {run.digest}", False)
+            if retrieved not in self._foils:  # every pair of the split is scored for it
+                self._foils[retrieved] = retrieved_set(
+                    _model(run), split, self.choice, source == RETRIEVED[0], self.judge.progress
+                )
+            return self._foils[retrieved]
         if writer is None:
             return foils_by(source, split, self.choice, _never, self.judge.progress)
         theirs = self.judge.split_of(writer)
