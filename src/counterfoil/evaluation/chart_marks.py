@@ -108,6 +108,15 @@ def rule(x1: float, y1: float, x2: float, y2: float, opacity: float) -> str:
     )
 
 
+def level_line(name: str, x_axis: Axis, y: float) -> list[str]:
+    """A dashed horizontal line at height ``y``, with its name above its right end."""
+    return [
+        f'<line x1="{x_axis.start:.1f}" y1="{y:.1f}" x2="{x_axis.end:.1f}" y2="{y:.1f}" '
+        'stroke="currentColor" stroke-opacity="0.7" stroke-width="1.5" stroke-dasharray="6 4"/>',
+        label(x_axis.end, y - 5, name, anchor="end", opacity=0.85),
+    ]
+
+
 def label(
     x: float,
     y: float,

@@ -25,11 +25,13 @@ from counterfoil.evaluation.chart_marks import (
     label,
     legend,
     legend_rows,
+    level_line,
     vertical_grid,
 )
 from counterfoil.files import write_atomically
 
 Points = Sequence[tuple[float, float]]
+NO_LEVELS: Mapping[str, float] = {}
 
 
 def line_chart(
@@ -38,10 +40,11 @@ def line_chart(
     x_label: str = "",
     y_label: str = "",
     *,
+    levels: Mapping[str, float] = NO_LEVELS,
     width: int = 640,
     height: int = 340,
 ) -> str:
-    """A line per series; NaN and infinite values are gaps.
+    """A line per series; NaN and infinite values are gaps. Each level is a dashed line, named.
 
     >>> chart = line_chart({"R@1": [(0, 10.0), (1, 20.0)]}, "recall", "epoch", "%")
     >>> chart.startswith("<svg") and "R@1" in chart
@@ -53,7 +56,8 @@ def line_chart(
     top = 20 + (24 if title else 0) + LEGEND_LINE * len(keys)
     if not points:
         return empty_chart(title, width, height)
-    y_ticks = nice_ticks(min(y for _, y in points), max(y for _, y in points), max(2, height // 60))
+    heights = [*(y for _, y in points), *levels.values()]
+    y_ticks = nice_ticks(min(heights), max(heights), max(2, height // 60))
     left = 26 + max(len(tick_text(tick, y_ticks)) for tick in y_ticks) * CHARACTER
     left += 16 if y_label else 0
     x_axis = Axis.over((x for x, _ in points), left, width - 20, max(2, width // 90), snug=True)
@@ -61,6 +65,8 @@ def line_chart(
     body = [*grid(x_axis, y_axis), *axis_labels(x_axis, y_axis, x_label, y_label, height)]
     for index, (name, parts) in enumerate(runs.items()):
         body.append(_line(name, parts, x_axis, y_axis, COLOURS[index % len(COLOURS)]))
+    for name, level in levels.items():
+        body += level_line(name, x_axis, y_axis.at(level))
     body += legend(keys, left, 20 + (24 if title else 0))
     return document(title, width, height, body)
 
@@ -159,6 +165,7 @@ def save_line_chart_png(
     x_label: str = "",
     y_label: str = "",
     *,
+    levels: Mapping[str, float] = NO_LEVELS,
     width: int = 960,
     height: int = 540,
 ) -> Path:
@@ -182,12 +189,15 @@ def save_line_chart_png(
             marker="o" if len(points) <= 40 else None,
             markersize=3.5,
         )
+    for name, level in levels.items():
+        label_text = name.replace("$", r"\$")
+        axes.axhline(level, linestyle="--", color="grey", linewidth=1.2, label=label_text)
     axes.set_title(title.replace("$", r"\$"), loc="left", fontweight="bold", fontsize=11)
     axes.set_xlabel(x_label.replace("$", r"\$"))
     axes.set_ylabel(y_label.replace("$", r"\$"))
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    if len(series) > 1:
+    if len(series) > 1 or levels:
         axes.legend(frameon=False)
     path = Path(path)
     buffer = io.BytesIO()

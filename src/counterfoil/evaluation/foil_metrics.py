@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,14 @@ from counterfoil.evaluation.foil_kinds import kinds_on, manners_on, shares_by_ki
 from counterfoil.evaluation.foil_report import FoilReport
 from counterfoil.evaluation.foil_scores import FoilScores, score_foils
 from counterfoil.evaluation.foil_sets import FoilPair, FoilSet
-from counterfoil.evaluation.foil_truth import Verdict, has_truth, places_of, verdict_on
+from counterfoil.evaluation.foil_truth import (
+    Verdict,
+    has_truth,
+    makes_sense,
+    places_of,
+    truth_of,
+    verdict_on,
+)
 from counterfoil.evaluation.foil_words import FoilWords, judge_words
 from counterfoil.models.correct import can_correct
 from counterfoil.models.model import Model
@@ -52,7 +60,7 @@ def judge_foils(
         caption_accuracy=100 * scores.caption_accuracy,
         harder=100 * float(np.mean(scores.foil > scores.true)),
         gap=scores.gap,
-        **_truths(verdicts_on(split, foils.pairs)),
+        **_truths(split, foils.pairs),
         **_on_false(scores, verdicts),
         **(_words(words) if words is not None else {}),
         **(_perplexities(fluency, split, foils, words) if fluency is not None else {}),
@@ -69,11 +77,24 @@ def verdicts_on(split: Split, pairs: Sequence[FoilPair]) -> list[Verdict]:
     return [verdict_on(split, *place, pair.foil) for place, pair in zip(places, pairs, strict=True)]
 
 
-def _truths(verdicts: Sequence[Verdict]) -> dict[str, float | int | None]:
-    counts = Counter(verdicts)
+def _truths(split: Split, pairs: Sequence[FoilPair]) -> dict[str, Any]:
+    """How many foils are false of their image; the other shares only if some could be checked."""
+    counts = Counter(verdicts_on(split, pairs))
     checked = counts["false"] + counts["true"]
-    share = 100 * counts["false"] / checked if checked else None
-    return {"true_negatives": share, "checked": checked, "unsure": counts["unsure"]}
+    found = {"checked": checked, "unsure": counts["unsure"]}
+    if not checked:
+        return found
+    places = places_of(split, [pair.caption for pair in pairs])
+    senseless = sum(
+        not makes_sense(truth_of(split, *place)[1], pair.foil)
+        for place, pair in zip(places, pairs, strict=True)
+    )
+    return found | {
+        "true_negatives": 100 * counts["false"] / checked,
+        "false_negatives": 100 * counts["true"] / checked,
+        "senseless": 100 * senseless / checked,
+        "undecided": 100 * counts["unsure"] / len(pairs),
+    }
 
 
 def _on_false(scores: FoilScores, verdicts: Sequence[Verdict]) -> dict[str, float]:

@@ -42,7 +42,9 @@ class FoilReport(Report):
     image for sure. Of the words of foils (TAGS-DC §4.4): ``wod_auc`` and ``wod_accuracy``
     of telling replaced ones, ``wod_found`` how many of these are told at a threshold of one half,
     ``woc_accuracy`` how many are set right. ``true_negatives`` are the foils that are false of
-    their image for sure, of those ``checked``; ``unsure`` ones could not be told. If asked for,
+    their image for sure, of those ``checked``; ``false_negatives`` are the others of these, and
+    ``senseless`` those true negatives in which a word makes no sense. ``unsure`` ones could not be
+    told, ``undecided`` is their share of all foils. If asked for,
     ``by_kind`` has the foils by what they exchange, and ``manners`` how those that are true are so
     (`MANNERS`).
     """
@@ -60,6 +62,9 @@ class FoilReport(Report):
     false_accuracy: float | None = None
     checked: int = 0
     unsure: int = 0
+    false_negatives: float | None = None
+    senseless: float | None = None
+    undecided: float | None = None
     wod_auc: float | None = None
     wod_accuracy: float | None = None
     wod_found: float | None = None

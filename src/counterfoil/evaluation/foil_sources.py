@@ -22,6 +22,7 @@ RULES = "rules"
 class FoilChoice:
     """How many foils of how many captions, and how a model writes them.
 
+    A model that writes ``blind`` gets blank images: it goes by the language alone.
     The seed is another one than that of training, whose foils the model may have learned from.
     """
 
@@ -33,6 +34,7 @@ class FoilChoice:
     temperature: float = 1.5
     unit: MaskUnit = "graph"
     extractor: str = "rules"
+    blind: bool = False
 
     def __post_init__(self) -> None:
         if min(self.per_caption, self.masks, self.samples) < 1:
@@ -94,5 +96,6 @@ def foils_of_model(
         name=name,
         most=choice.captions,
         seed=choice.seed,
+        blind=choice.blind,
         progress=progress,
     )

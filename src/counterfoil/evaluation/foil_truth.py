@@ -28,9 +28,27 @@ from counterfoil.evaluation.foil_claims import (
     SAYS_NOTHING,
     claims_of,
 )
+from counterfoil.foils.lists import ATTRIBUTES, LONG_RELATIONS, NUMERALS, RELATIONS
+from counterfoil.foils.lists import PLACES as PICTURE_PLACES
+from counterfoil.foils.nouns import NOUN_FORMS
 
 Verdict = Literal["false", "true", "unsure"]
 Manner = Literal["same", "meant", "generous"]
+
+_ATTRIBUTES = frozenset(ATTRIBUTES) | frozenset(NUMERALS)
+_CLASSES: dict[str, frozenset[str]] = {
+    "noun": frozenset(NOUN_FORMS),
+    "relation": frozenset(RELATIONS)
+    | {word for words in RELATIONS.values() for word in words}
+    | {word for phrase in LONG_RELATIONS for word in phrase}
+    | {word for others in LONG_RELATIONS.values() for phrase in others for word in phrase},
+    "count": _ATTRIBUTES,
+    "colour": _ATTRIBUTES,
+    "size": _ATTRIBUTES,
+    "pattern": _ATTRIBUTES,
+    "position": frozenset(PICTURE_PLACES),
+}
+"""English words that can stand in each role, whether scenes know them or not."""
 
 _GREEN = frozenset({"meadow", "park"})
 """Grass with trees: what is one to the painter may be the other to a reader."""
@@ -80,6 +98,22 @@ def foil_verdict(scene: Scene, caption: SceneCaption, foil: str) -> Verdict:
     if "false" in verdicts:
         return "false"
     return "unsure" if "unsure" in verdicts else "true"
+
+
+def makes_sense(caption: SceneCaption, foil: str) -> bool:
+    """Whether every word of a foil can stand where it does; of another number of words, it may.
+
+    *A zebra* for *a cat* makes sense although no scene has one; *a red* for *a cat* does not.
+    """
+    new = tokens(foil)
+    if len(new) != len(caption.words):
+        return True
+    # a word of the right class that scenes do not know claims something else, but makes sense
+    known = [
+        word.text.lower() if text in _CLASSES.get(word.role.split(":")[0], ()) else text
+        for word, text in zip(caption.words, new, strict=True)
+    ]
+    return claims_of(caption, new) is not None or claims_of(caption, known) is not None
 
 
 def manner_of(scene: Scene, caption: SceneCaption, foil: str) -> Manner | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,12 +28,13 @@ def written_set(
     name: str = "written",
     most: int | None = None,
     seed: int = 0,
+    blind: bool = False,
     progress: Progress | None = None,
 ) -> FoilSet:
     """The ``options.kept`` foils of each caption that the model itself holds to match best.
 
     Captions of images that cannot be read have none. The same seed gives the same foils on the
-    same kind of device.
+    same kind of device. ``blind``: all features of the images are zero, for writing and choosing.
     """
     chosen = choose_captions(split, most, seed)
     starts = range(0, len(chosen), CAPTIONS_AT_ONCE)
@@ -41,15 +43,22 @@ def written_set(
         author = FoilAuthor(model, options)
         for start in (progress or Silent()).track(starts, f"writing foils ({name})", len(starts)):
             block = chosen[start : start + CAPTIONS_AT_ONCE]
-            pairs += _write(author, split, block, np.random.default_rng([seed, block[0]]))
+            rng = np.random.default_rng([seed, block[0]])
+            pairs += _write(author, split, block, rng, blind)
     return FoilSet.of(name, pairs, len(chosen))
 
 
 def _write(
-    author: FoilAuthor, split: Split, block: Sequence[int], rng: np.random.Generator
+    author: FoilAuthor,
+    split: Split,
+    block: Sequence[int],
+    rng: np.random.Generator,
+    blind: bool,
 ) -> list[FoilPair]:
     image_of = {index: int(split.image_of[index]) for index in block}
     images = readable_images(split, list(image_of.values()))
+    if blind:
+        images = {image: _blank(fragments) for image, fragments in images.items()}
     readable = [index for index in block if image_of[index] in images]
     if not readable:
         return []
@@ -64,6 +73,11 @@ def _write(
         for index, foils in zip(readable, written, strict=True)
         for foil in foils
     ]
+
+
+def _blank(image: Fragments) -> Fragments:
+    """An image of which nothing can be seen: as many fragments, all zero."""
+    return replace(image, features=np.zeros_like(image.features))
 
 
 def readable_images(split: Split, wanted: Sequence[int]) -> dict[int, Fragments]:

@@ -16,6 +16,8 @@ from counterfoil.reproduce.references import run_reference
 
 Tree = dict[str, Any]
 
+METRICS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
+
 
 class Layers(Section):
     """Settings of a run, in the layers of which those that apply are merged from first to last."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """table2 before table10."""
-    digits = "".join(c for c in name if c.isdigit())
-    return [(0, name.rstrip("0123456789")), (int(digits or 0), name)]
+    """table2 before table10, figure1b before figure3."""
+    found = re.fullmatch(r"(.*?)(\d+)[a-z]?", name)
+    return [(0, found[1] if found else name), (int(found[2]) if found else 0, name)]

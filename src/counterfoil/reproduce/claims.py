@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from counterfoil.reproduce.artefact import METRICS
 from counterfoil.reproduce.results import Found, Measure, Reproduction, StatedClaim
-from counterfoil.reproduce.spec import METRICS
 
 HEADS = ("Claim", "ours, Δ RSUM", "published Δ", "held")
 RSUM = METRICS[-1]

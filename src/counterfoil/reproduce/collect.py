@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from counterfoil.config import RunConfig
+from counterfoil.errors import ConfigError
 from counterfoil.evaluation.evaluate import flat_metrics
+from counterfoil.objectives import create_objective
+from counterfoil.reproduce.artefact import METRICS
 from counterfoil.reproduce.cost import read_cost
 from counterfoil.reproduce.distributions import read_distributions
+from counterfoil.reproduce.examples import collect_sheet
 from counterfoil.reproduce.foil_judge import FoilJudge
 from counterfoil.reproduce.judge import Judge
 from counterfoil.reproduce.measures import MeasureColumn
+from counterfoil.reproduce.negatives import collect_negatives
 from counterfoil.reproduce.plan import Plan
 from counterfoil.reproduce.planned import PlannedRun
 from counterfoil.reproduce.results import (
@@ -21,11 +27,22 @@ from counterfoil.reproduce.results import (
     Reproduction,
     SeedResult,
     ShownMeasure,
+    ShownPanel,
     StatedClaim,
 )
 from counterfoil.reproduce.runner import Outcome, describe
 from counterfoil.reproduce.shown import ShownRow, shown_rows
-from counterfoil.reproduce.spec import METRICS, Curves, Histograms, Maps, Panel, Row, Scatter, Table
+from counterfoil.reproduce.spec import (
+    Curves,
+    Examples,
+    Histograms,
+    Maps,
+    Measured,
+    Negatives,
+    Panel,
+    Row,
+    Scatter,
+)
 from counterfoil.reproduce.sweep import Sweep
 from counterfoil.reproduce.word_maps import map_pairs
 from counterfoil.training.metrics import read_metrics
@@ -73,6 +90,10 @@ def collect(
             "log": artefact.log,
             "key": artefact.key,
             "judged_on": artefact.judged_on,
+            "panels": [
+                ShownPanel(name=p.metric, title=p.title, y_label=p.y_label, parts=list(p.parts))
+                for p in artefact.panels
+            ],
         }
         return found.model_copy(update={"rows": rows, **more})
     rows = [collector.row(row) for row in shown]
@@ -90,7 +111,12 @@ def collect(
         except Exception as error:  # the rows are wanted all the same
             failed = {"errors": [*rows[0].errors, describe(error)]}
             rows[0] = rows[0].model_copy(update=failed)
-    if isinstance(artefact, Table):
+    if isinstance(artefact, Negatives):
+        more = collect_negatives(artefact, rows, shown, judge) if with_measures else {}
+        return found.model_copy(
+            update={"columns": artefact.columns, "metrics": ["rsum"], "rows": rows, **more}
+        )
+    if isinstance(artefact, Measured):
         foil_judge = FoilJudge(judge, artefact.foils)
         rows = [
             collector.with_measures(
@@ -102,6 +128,12 @@ def collect(
         claims = [StatedClaim(**claim.model_dump()) for claim in artefact.claims]
         told = {"metrics": artefact.metrics, "measures": columns, "claims": claims}
         found = found.model_copy(update=told)
+        if isinstance(artefact, Examples) and with_measures:
+            try:
+                found = found.model_copy(update={"sheet": collect_sheet(plan, shown, foil_judge)})
+            except Exception as error:  # the table is wanted all the same
+                errors = [*rows[-1].errors, f"examples: {describe(error)}"]
+                rows[-1] = rows[-1].model_copy(update={"errors": errors})
     return found.model_copy(update={"columns": artefact.columns, "rows": rows, "plots": plots})
 
 
@@ -147,7 +179,8 @@ class _Collector:
             if len(members) != 1 or members[0].state != "finished":
                 continue
             values: dict[str, float] = {}
-            for column in columns:
+            for given in columns:
+                column = given.of_row(shown.foils, shown.blind)
                 writer = self.plan.runs[column.writer][index] if column.writer else None
                 if writer is not None and writer.state != "finished":
                     continue
@@ -171,29 +204,65 @@ class _Collector:
     def plots(self, artefact: Curves) -> list[Plot]:
         """A panel a metric, a line a row that has it."""
         records: dict[str, list[list[dict[str, Any]]]] = {}
+        configs: dict[str, RunConfig] = {}
         for row in artefact.rows:
             runs = self.plan.runs[row.members[0]]
             done = [run for run in runs if run.state == "finished"]
             records[row.name] = [read_metrics(run.folder / "metrics.jsonl") for run in done]
+            configs[row.name] = runs[0].config
         return [
             Plot(
                 metric=panel.metric,
                 title=panel.title,
                 y_label=panel.y_label,
-                curves=_curves(panel, records),
+                curves=_curves(panel, records, configs),
+                levels=_levels(list(configs.values())) if panel.per_pair else {},
             )
             for panel in artefact.panels
         ]
 
 
-def _curves(panel: Panel, records: dict[str, list[list[dict[str, Any]]]]) -> list[Curve]:
+def _curves(
+    panel: Panel,
+    records: dict[str, list[list[dict[str, Any]]]],
+    configs: dict[str, RunConfig],
+) -> list[Curve]:
     lines = []
     for name, of_seeds in records.items():
-        lines.append(Curve(name=name, points=curve(of_seeds, panel.metric)))
+        scale = per_pair(configs[name]) if panel.per_pair else 1.0
+        points = curve(of_seeds, panel.metric, lambda value, scale=scale: scale * value)  # type: ignore[misc]
+        lines.append(Curve(name=name, points=points))
         if panel.remainder is not None:
             rest = curve(of_seeds, panel.metric, lambda value: 1 - value)
             lines.append(Curve(name=panel.remainder, points=rest))
     return [line for line in lines if line.points]
+
+
+def per_pair(config: RunConfig) -> float:
+    """What a logged loss is multiplied by to be that of one pair, both directions added.
+
+    Then a hinge on the hardest negative is 2 × margin while all scores are equal, whatever the
+    reduction, the weight and the batch size.
+    """
+    last, size = config.train.epochs - 1, config.train.batch_size
+    margin, flat = _margin(config), create_objective(config.objective).uninformed(size, 1.0, last)
+    if margin is None or not flat:
+        raise ConfigError(
+            f"per_pair: the loss {', '.join(config.objective)} has no level at which all scores "
+            "are equal; use it for hinge losses such as 'hardest'"
+        )
+    return 2 * margin / flat
+
+
+def _levels(configs: Sequence[RunConfig]) -> dict[str, float]:
+    """2 × margin of each margin that the runs have: where a loss stays while scores are equal."""
+    known = sorted({margin for one in configs if (margin := _margin(one)) is not None})
+    return {f"2 × margin ({margin:g}): all scores equal": 2 * margin for margin in known}
+
+
+def _margin(config: RunConfig) -> float | None:
+    """The margin of a run's hinge in its last epoch, after any epochs of warm-up."""
+    return create_objective(config.objective).hinge_margin(config.train.epochs - 1)
 
 
 def curve(

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,13 +27,14 @@ from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models import Model
 from counterfoil.reproduce.cost import read_cost
 from counterfoil.reproduce.judge import Judge
-from counterfoil.reproduce.measures import OWN, FoilOptions, MeasureColumn
+from counterfoil.reproduce.measures import OWN, RETRIEVED, FoilOptions, MeasureColumn
 from counterfoil.reproduce.planned import PlannedRun
+from counterfoil.reproduce.retrieved import retrieved_set
 from counterfoil.training.load import load_model
 
 R = TypeVar("R", bound=Report)
 
-TRUTH = 2
+TRUTH = 3
 """Of how foils are held against the truth of scenes: what was judged otherwise is judged again."""
 
 
@@ -42,7 +44,7 @@ class FoilJudge:
     def __init__(self, judge: Judge, options: FoilOptions) -> None:
         self.judge, self.options = judge, options
         self.choice = FoilChoice(**options.model_dump())
-        self._foils: dict[str, FoilSet] = {}
+        self._foils: dict[tuple[str, bool], FoilSet] = {}
 
     def number(
         self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None
@@ -89,7 +91,7 @@ class FoilJudge:
                 _model(run), split, max_captions=most, bootstrap=0, seed=seed, progress=progress
             )
 
-        return self._kept(self._words_key(run, by_rule), WordReport, measure)
+        return self.kept(self._words_key(run, by_rule), WordReport, measure)
 
     def _words_key(self, run: PlannedRun, by_rule: bool) -> list[object]:
         by = ["rules"] if by_rule else []
@@ -103,7 +105,7 @@ class FoilJudge:
         path = folder / name
         if not path.is_file():
             raise DataError(f"{path}: no such file of judgements; copy it there")
-        report = self._kept(
+        report = self.kept(
             self._tau_key(name, run),
             JudgementReport,
             lambda: judge_by_people(
@@ -123,26 +125,35 @@ class FoilJudge:
             needed.append(run)
         if not all(_has_words(one) for one in needed if one is not None):
             return None
-        source = _source(column, writer)
 
         def measure() -> FoilReport:
             model = _model(run)
             fluency = RunFluency(model, run.name) if column.reads_fluency else None
-            foils = self._foil_set(source, run, writer)
+            foils = self.foil_set(column, run, writer)
             split, progress = self.judge.split_of(run), self.judge.progress
             return judge_foils(model, split, foils, fluency=fluency, progress=progress)
 
-        return self._kept(self._foils_key(column, run, writer), FoilReport, measure)
+        return self.kept(self._foils_key(column, run, writer), FoilReport, measure)
 
     def _foils_key(
         self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None
     ) -> list[object]:
         source, options = _source(column, writer), self.options.model_dump()
-        return ["foils", run.digest, source, options, column.reads_fluency, TRUTH]
+        blind = ["blind"] if column.blind else []
+        return ["foils", run.digest, source, options, column.reads_fluency, TRUTH, *blind]
 
-    def _foil_set(self, source: str, run: PlannedRun, writer: PlannedRun | None) -> FoilSet:
+    def foil_set(
+        self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None
+    ) -> FoilSet:
         """Foils of the run's split; a run's are written once, for whoever is judged on them."""
-        split = self.judge.split_of(run)
+        source, split = _source(column, writer), self.judge.split_of(run)
+        if source in RETRIEVED:
+            retrieved = (f"{source} {run.digest}", False)
+            if retrieved not in self._foils:  # every pair of the split is scored for it
+                self._foils[retrieved] = retrieved_set(
+                    _model(run), split, self.choice, source == RETRIEVED[0], self.judge.progress
+                )
+            return self._foils[retrieved]
         if writer is None:
             return foils_by(source, split, self.choice, _never, self.judge.progress)
         theirs = self.judge.split_of(writer)
@@ -151,13 +162,15 @@ class FoilJudge:
                 f"{run.title} cannot be judged on foils by {writer.title}: their test splits have "
                 "other captions"
             )
-        if source not in self._foils:
-            self._foils[source] = foils_of_model(
-                _model(writer), writer.title, theirs, self.choice, self.judge.progress
+        key = (source, column.blind)
+        if key not in self._foils:
+            choice = replace(self.choice, blind=column.blind)
+            self._foils[key] = foils_of_model(
+                _model(writer), writer.title, theirs, choice, self.judge.progress
             )
-        return self._foils[source]
+        return self._foils[key]
 
-    def _kept(self, key: Sequence[object], kind: type[R], measure: Callable[[], R]) -> R:
+    def kept(self, key: Sequence[object], kind: type[R], measure: Callable[[], R]) -> R:
         path = self._path(key)
         if path.is_file():
             return kind.from_json(path.read_text(encoding="utf-8"))

@@ -15,6 +15,8 @@ from counterfoil.errors import nearest
 from counterfoil.reproduce.references import run_reference
 
 RULES, OWN = "rules", "own"
+RETRIEVED = ("hardest-of-batch", "hardest-of-split")
+"""Captions of other images for foils: those that the row's run scores highest."""
 FOIL_NUMBERS = (
     "accuracy",
     "false_accuracy",
@@ -22,6 +24,9 @@ FOIL_NUMBERS = (
     "harder",
     "gap",
     "true_negatives",
+    "false_negatives",
+    "senseless",
+    "undecided",
     "wod_auc",
     "wod_accuracy",
     "wod_found",
@@ -40,7 +45,8 @@ class MeasureColumn(Section):
 
     ``foils`` are by ``rules``, by the row's ``own`` run, or by another run (``tags@+1``); where it
     is left out, the number is of the words of captions made false from the truth of drawn scenes.
-    With ``rules``, numbers of a `WordReport` are of the words that the rules exchanged.
+    With ``rules``, numbers of a `WordReport` are of the words that the rules exchanged. Foils can
+    also be captions of other images (`RETRIEVED`). A run that writes ``blind`` gets blank images.
 
     ``judgements`` is a file of people's judgements in the folder of the data; its number is
     ``tau``. Numbers of the cost are of the run alone, and need neither.
@@ -51,11 +57,18 @@ class MeasureColumn(Section):
     foils: str | None = None
     judgements: str | None = None
     decimals: int = Field(1, ge=0)
+    blind: bool = False
 
     @property
     def writer(self) -> str | None:
         """The run that writes the foils, where another one than the row's does."""
-        return None if self.foils in (None, RULES, OWN) else self.foils
+        return None if self.foils in (None, RULES, OWN, *RETRIEVED) else self.foils
+
+    def of_row(self, foils: str | None, blind: bool) -> Self:
+        """The column as a row has it that names the source of its ``own`` foils."""
+        if self.foils != OWN:
+            return self
+        return self.model_copy(update={"foils": foils or OWN, "blind": blind})
 
     @property
     def reads_fluency(self) -> bool:

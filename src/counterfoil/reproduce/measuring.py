@@ -23,7 +23,7 @@ from counterfoil.reproduce.measures import OWN, FoilOptions, MeasureColumn
 from counterfoil.reproduce.plan import Plan
 from counterfoil.reproduce.planned import PlannedRun
 from counterfoil.reproduce.shown import shown_rows
-from counterfoil.reproduce.spec import Table
+from counterfoil.reproduce.spec import Measured
 from counterfoil.reproduce.workers import own_processes
 
 POLL = 0.5
@@ -61,13 +61,14 @@ def tasks(plan: Plan, judge: FoilJudge, columns: bool = True) -> list[Task]:
 
 def _columns(plan: Plan) -> Iterator[tuple[Asked, str]]:
     """Columns of rows that are one finished run each, and who writes foils for them."""
-    if not isinstance(plan.artefact, Table):
+    if not isinstance(plan.artefact, Measured):
         return
     for row in shown_rows(plan):
         for index, members in enumerate(row.runs):
             if len(members) != 1 or members[0].state != "finished":
                 continue
-            for column in plan.artefact.measures:
+            for given in plan.artefact.measures:
+                column = given.of_row(row.foils, row.blind)
                 writer = plan.runs[column.writer][index] if column.writer else None
                 if writer is None or writer.state == "finished":
                     by = members[0] if column.foils == OWN else writer
@@ -76,7 +77,7 @@ def _columns(plan: Plan) -> Iterator[tuple[Asked, str]]:
 
 def _ensembles(plan: Plan) -> Iterator[tuple[tuple[PlannedRun, ...], bool]]:
     """Ensembles whose members are all there, and whether their scores are standardised."""
-    if not isinstance(plan.artefact, Table):
+    if not isinstance(plan.artefact, Measured):
         return
     for row in shown_rows(plan):
         for members in row.runs:
@@ -97,7 +98,7 @@ def measure_together(
     What is under way where the user wants to stop is not waited for: results are written whole or
     not at all.
     """
-    options = plan.artefact.foils if isinstance(plan.artefact, Table) else FoilOptions()
+    options = plan.artefact.foils if isinstance(plan.artefact, Measured) else FoilOptions()
     waiting = tasks(plan, FoilJudge(judge, options), columns)
     if jobs < 2 or len(waiting) < 2:
         return 0

@@ -15,13 +15,22 @@ from counterfoil.evaluation.chart_axes import tick_text
 from counterfoil.evaluation.chart_marks import COLOURS
 from counterfoil.evaluation.charts import line_chart, save_line_chart_png
 from counterfoil.files import write_atomically
+from counterfoil.reproduce.artefact import METRICS
+from counterfoil.reproduce.examples_chart import sheet_svg
 from counterfoil.reproduce.histogram_chart import histogram_grid
 from counterfoil.reproduce.map_chart import map_sheets
 from counterfoil.reproduce.pair_chart import Pair, pair_chart
 from counterfoil.reproduce.panel_chart import Dot, Panel, panel_chart
+from counterfoil.reproduce.plane_chart import draw_map, map_chart
 from counterfoil.reproduce.point_chart import Mark, Ruler, by_line, point_chart
-from counterfoil.reproduce.results import Found, Measure, Reproduction
-from counterfoil.reproduce.spec import METRICS
+from counterfoil.reproduce.results import (
+    Example,
+    Found,
+    Measure,
+    PointMap,
+    Reproduction,
+    ShownPanel,
+)
 
 
 class Drawing(Protocol):
@@ -38,15 +47,19 @@ class Chart:
     """A picture before it is drawn in either format."""
 
     name: str
-    kind: Literal["bars", "lines", "panels", "points", "drawing"]
+    kind: Literal["bars", "lines", "panels", "points", "map", "examples", "drawing"]
     title: str
     x_label: str
     y_label: str = ""
     pairs: list[Pair] = field(default_factory=list)
     lines: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    levels: dict[str, float] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     panels: list[Panel] = field(default_factory=list)
+    groups: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    examples: list[Example] = field(default_factory=list)
+    diagonal: bool = False
     log: bool = False
     joined: bool = True
     drawing: Drawing | None = None
@@ -58,24 +71,55 @@ MOST_LINES = 12
 
 def charts_of(found: Reproduction) -> list[Chart]:
     """What there is to draw; nothing where nothing is finished."""
+    maps = [*found.maps, *(found.sheet.maps if found.sheet is not None else [])]
+    drawn = [*_plot_charts(found), *map(_map_chart, maps)]
+    if found.sheet is not None and found.sheet.examples:
+        sheet = Chart("examples", "examples", found.title, "", examples=found.sheet.examples)
+        drawn.append(sheet)
+    if found.kind in ("examples", "negatives"):
+        return drawn
+    return _charts_of(found)
+
+
+def _map_chart(one: PointMap) -> Chart:
+    return Chart(
+        name=one.name,
+        kind="map",
+        title=one.title,
+        x_label=one.x_label,
+        y_label=one.y_label,
+        groups=one.groups,
+        diagonal=one.diagonal,
+    )
+
+
+def _plot_charts(found: Reproduction) -> list[Chart]:
+    """Lines of each plot that has any."""
+    return [
+        Chart(
+            name=re.sub(r"[^a-z0-9]+", "-", plot.metric.lower()).strip("-"),
+            kind="lines",
+            title=plot.title,
+            x_label=plot.x_label,
+            y_label=plot.y_label,
+            lines={line.name: [(x, y) for x, y, _ in line.points] for line in plot.curves},
+            levels=plot.levels,
+        )
+        for plot in found.plots
+        if plot.curves
+    ]
+
+
+def _charts_of(found: Reproduction) -> list[Chart]:
     if found.kind == "curves":
-        return [
-            Chart(
-                name=re.sub(r"[^a-z0-9]+", "-", plot.metric.lower()).strip("-"),
-                kind="lines",
-                title=plot.title,
-                x_label="epoch",
-                y_label=plot.y_label,
-                lines={line.name: [(x, y) for x, y, _ in line.points] for line in plot.curves},
-            )
-            for plot in found.plots
-            if plot.curves
-        ]
+        return _plot_charts(found)
     if found.kind in ("histograms", "maps"):
         return _drawings(found)
     scored = [row for row in found.rows if "rsum" in row.numbers]
     if found.kind == "sweep" and len({row.varied_run for row in scored}) > MOST_LINES:
         return []
+    if found.kind == "sweep":
+        return _sweep_charts(found)
     if found.kind == "table" and found.measures:
         return _panels(found)
     if found.kind == "table":
@@ -84,25 +128,23 @@ def charts_of(found: Reproduction) -> list[Chart]:
         return [Chart("rsum", "bars", found.title, "RSUM", pairs=pairs)] if shown else []
     marks = [
         Mark(
-            x,
+            row.speed.kpps,
             row.numbers["rsum"].mean,
             row.numbers["rsum"].std,
-            name=row.name if found.kind == "scatter" else "",
-            line=", ".join(row.label[:-1]) if found.kind == "sweep" else "",
+            name=row.name,
         )
         for row in scored
-        if (x := _place(row)) is not None
+        if row.speed is not None
     ]
-    x_label = found.x_label if found.kind == "sweep" else "thousand pairs scored in a second"
     chart = Chart(
-        name="rsum" if found.kind == "sweep" else "speed",
+        name="speed",
         kind="points",
         title=found.title,
-        x_label=x_label,
+        x_label="thousand pairs scored in a second",
         y_label="RSUM",
         marks=marks,
-        log=found.log or found.kind == "scatter",
-        joined=found.kind == "sweep",
+        log=True,
+        joined=False,
     )
     return [chart] if marks else []
 
@@ -117,6 +159,30 @@ def _drawings(found: Reproduction) -> list[Chart]:
         Chart(name, "drawing", found.title, "", drawing=drawing)
         for name, drawing in drawings.items()
     ]
+
+
+def _sweep_charts(found: Reproduction) -> list[Chart]:
+    """A plot for each panel, or of RSUM: numbers against the values of the key."""
+    rsum = ShownPanel(name="rsum", title=found.title, y_label="RSUM", parts=["rsum"])
+    charts = []
+    for panel in found.panels or [rsum]:
+        totals = [(row, row.total(panel.parts)) for row in found.rows if row.value is not None]
+        marks = [
+            Mark(row.value, total.mean, total.std, line=", ".join(row.label[:-1]))
+            for row, total in totals
+            if row.value is not None and total is not None
+        ]
+        chart = Chart(
+            name=panel.name,
+            kind="points",
+            title=panel.title,
+            x_label=found.x_label,
+            y_label=panel.y_label,
+            marks=marks,
+            log=found.log,
+        )
+        charts += [chart] if marks else []
+    return charts
 
 
 def _panels(found: Reproduction) -> list[Chart]:
@@ -147,6 +213,8 @@ def write_charts(found: Reproduction, folder: Path) -> list[Path]:
         path = folder / f"{chart.name}.svg"
         write_atomically(path, to_svg(chart))
         written.append(path)
+        if chart.kind == "examples":  # pictures and words: the SVG and the page hold them
+            continue
         try:
             save_png(chart, path.with_suffix(".png"))
         except MissingExtraError:
@@ -161,8 +229,16 @@ def to_svg(chart: Chart) -> str:
         return pair_chart(chart.pairs, chart.title, ("our RSUM", "the paper's"))
     if chart.kind == "panels":
         return panel_chart(chart.names, chart.panels, chart.title)
+    if chart.kind == "examples":
+        return sheet_svg(chart.examples, chart.title)
+    if chart.kind == "map":
+        return map_chart(
+            chart.groups, chart.title, chart.x_label, chart.y_label, diagonal=chart.diagonal
+        )
     if chart.kind == "lines":
-        return line_chart(chart.lines, chart.title, chart.x_label, chart.y_label)
+        return line_chart(
+            chart.lines, chart.title, chart.x_label, chart.y_label, levels=chart.levels
+        )
     return point_chart(
         chart.marks,
         chart.title,
@@ -176,7 +252,9 @@ def to_svg(chart: Chart) -> str:
 def save_png(chart: Chart, path: Path) -> None:
     """The same picture by matplotlib."""
     if chart.kind == "lines":
-        save_line_chart_png(path, chart.lines, chart.title, chart.x_label, chart.y_label)
+        save_line_chart_png(
+            path, chart.lines, chart.title, chart.x_label, chart.y_label, levels=chart.levels
+        )
         return
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -200,6 +278,8 @@ def save_png(chart: Chart, path: Path) -> None:
 def _draw_axes(axes: Any, chart: Chart) -> None:
     if chart.kind == "bars":
         _draw_pairs(axes, chart.pairs)
+    elif chart.kind == "map":
+        draw_map(axes, chart.groups, chart.diagonal)
     else:
         _draw_marks(axes, chart.marks, chart.log, chart.joined)
     axes.set_title(textwrap.fill(chart.title, 90), loc="left", fontweight="bold", fontsize=10)
@@ -247,11 +327,6 @@ def _draw_marks(axes: Any, marks: Sequence[Mark], log: bool, joined: bool) -> No
     axes.set_xticks(
         [ruler.at(tick) for tick in ruler.ticks], [tick_text(tick) for tick in ruler.ticks]
     )
-
-
-def _place(row: Found) -> float | None:
-    """Where a row is on the x axis: the value of a sweep, or the speed."""
-    return row.speed.kpps if row.speed is not None else row.value
 
 
 def _pair(found: Reproduction, row: Found) -> Pair:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from counterfoil.evaluation.report import markdown_table
 from counterfoil.files import write_atomically
+from counterfoil.reproduce.artefact import METRICS
 from counterfoil.reproduce.claims import claim_rows
 from counterfoil.reproduce.distributions import distribution_notes, distribution_rows
+from counterfoil.reproduce.examples_chart import sheet_markdown
 from counterfoil.reproduce.plots import write_charts
 from counterfoil.reproduce.results import Found, Reproduction
-from counterfoil.reproduce.spec import METRICS
 from counterfoil.reproduce.word_maps import pair_sections
 
 HEADS = ("i→t R@1", "R@5", "R@10", "t→i R@1", "R@5", "R@10", "RSUM")
@@ -42,6 +43,7 @@ def body(found: Reproduction, pictures: Sequence[str] = ()) -> str:
         parts += [*markdown_table(distribution_rows(found)), ""]
     parts += pair_sections(found)
     parts += [f"- {line}" for line in _notes(found)]
+    parts += ["", *sheet_markdown(found.sheet)] if found.sheet is not None else []
     parts += ["", *(f"![{found.title}]({name})" for name in pictures)]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -101,9 +103,9 @@ def _cell(row: Found, metric: str, published_on: str | None) -> str:
 
 
 def _metrics(found: Reproduction) -> list[str]:
-    if found.kind == "table":
-        return found.metrics
-    return list(METRICS) if found.kind == "sweep" else [METRICS[-1]]
+    if found.kind == "sweep":
+        return list(METRICS)
+    return [METRICS[-1]] if found.kind in ("scatter", "curves") else found.metrics
 
 
 def _head(metric: str, shown: Sequence[str]) -> str:
@@ -156,6 +158,8 @@ def _notes(found: Reproduction) -> list[str]:
             f"{measured[0].captions}, encoding included ({measured[0].device})."
         )
     notes += distribution_notes(found)
+    maps = [*found.maps, *(found.sheet.maps if found.sheet is not None else [])]
+    notes += [one.note for one in maps if one.note]
     for plot in found.plots:
         if not plot.curves:
             notes.append(f"{plot.title}: no finished run logged '{plot.metric}'.")

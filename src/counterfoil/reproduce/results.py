@@ -10,7 +10,7 @@ from pydantic import Field
 from typing_extensions import Self
 
 from counterfoil.evaluation.report import Report
-from counterfoil.reproduce.spec import METRICS
+from counterfoil.reproduce.artefact import METRICS
 
 
 class Measure(Report):
@@ -62,6 +62,15 @@ class ShownMeasure(Report):
     decimals: int = 1
 
 
+class ShownPanel(Report):
+    """A plot of a sweep: the sum of some numbers of each row."""
+
+    name: str
+    title: str
+    y_label: str = ""
+    parts: list[str]
+
+
 class Found(Report):
     """One row: what its runs scored, what the paper says, what went wrong."""
 
@@ -84,6 +93,15 @@ class Found(Report):
     def name(self) -> str:
         return ", ".join(self.label)
 
+    def total(self, parts: Sequence[str]) -> Measure | None:
+        """The sum of some numbers over seeds; None if no seed has all of them."""
+        sums = [
+            math.fsum(one.numbers[part] for part in parts)
+            for one in self.each
+            if all(part in one.numbers for part in parts)
+        ]
+        return Measure.over(sums) if sums else None
+
     def with_each(self, each: Sequence[SeedResult]) -> Self:
         """The row with these results of seeds, and the numbers over them."""
         ordered = sorted(each, key=lambda one: one.seed)
@@ -103,12 +121,60 @@ class Curve(Report):
 
 
 class Plot(Report):
-    """One panel with its lines."""
+    """One panel with its lines, and named levels that lines are compared with."""
 
     metric: str
     title: str
     y_label: str
     curves: list[Curve]
+    x_label: str = "epoch"
+    levels: dict[str, float] = Field(default_factory=dict)
+
+
+class PointMap(Report):
+    """Points in a plane, by group; ``diagonal`` draws where both coordinates are equal."""
+
+    name: str
+    title: str
+    groups: dict[str, list[tuple[float, float]]]
+    x_label: str = ""
+    y_label: str = ""
+    diagonal: bool = False
+    note: str = ""
+
+
+class ExampleWord(Report):
+    """A word of an example: whether its caption lacks it, how likely it is wrong (TAGS-DC)."""
+
+    text: str
+    new: bool = False
+    wrong: float | None = None
+
+
+class ExampleLine(Report):
+    """A sentence about an image: what it is, its words, and the score of each run."""
+
+    kind: str
+    words: list[ExampleWord]
+    scores: dict[str, float]
+
+
+class Example(Report):
+    """An image by its id, its picture (base64 of a JPEG file, if there are pixels), sentences."""
+
+    image: str
+    picture: str
+    lines: list[ExampleLine]
+
+
+class ExampleSheet(Report):
+    """Examples of one seed, and the rule by which they were chosen."""
+
+    split: str
+    seed: int
+    rule: str
+    examples: list[Example]
+    maps: list[PointMap] = Field(default_factory=list)
 
 
 class Distribution(Report):
@@ -162,7 +228,9 @@ class Reproduction(Report):
     """A whole table or figure."""
 
     name: str
-    kind: Literal["table", "scatter", "curves", "histograms", "maps", "sweep"]
+    kind: Literal[
+        "table", "scatter", "curves", "histograms", "maps", "sweep", "examples", "negatives"
+    ]
     title: str
     paper: str
     data: str
@@ -184,6 +252,9 @@ class Reproduction(Report):
     plots: list[Plot] = Field(default_factory=list)
     distributions: list[Distribution] = Field(default_factory=list)
     pairs: list[MappedPair] = Field(default_factory=list)
+    panels: list[ShownPanel] = Field(default_factory=list)
+    maps: list[PointMap] = Field(default_factory=list)
+    sheet: ExampleSheet | None = None
     x_label: str = ""
     log: bool = False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from counterfoil.reproduce.plan import Plan
 from counterfoil.reproduce.planned import PlannedRun
@@ -22,6 +22,8 @@ class ShownRow:
     seeds: tuple[int, ...]
     runs: tuple[tuple[PlannedRun, ...], ...]
     standardise: bool = False
+    foils: str | None = None
+    blind: bool = False
 
 
 def shown_rows(plan: Plan) -> list[ShownRow]:
@@ -41,7 +43,14 @@ def _of_row(plan: Plan, row: Row) -> ShownRow:
         quoted=row.published_only,
     )
     runs = [plan.runs[name] for name in row.members]
-    return _shown(found, row.members, runs, row.standardise)
+    shown = _shown(found, row.members, runs, row.standardise)
+    if row.foils is None and not row.blind:
+        return shown
+    # rows of one run that differ in their foils are different results
+    source = f"{shown.found.recipe} {row.foils} {row.blind}"
+    recipe = hashlib.sha256(source.encode()).hexdigest()[:12]
+    told = shown.found.model_copy(update={"recipe": recipe})
+    return replace(shown, found=told, foils=row.foils, blind=row.blind)
 
 
 def _of_point(plan: Plan, point: Point) -> ShownRow:

@@ -14,11 +14,17 @@ from typing_extensions import Self
 
 from counterfoil.config import Section
 from counterfoil.errors import ConfigError, nearest
-from counterfoil.reproduce.artefact import Artefact
+from counterfoil.reproduce.artefact import METRICS, Artefact
 from counterfoil.reproduce.measures import FoilOptions, MeasureColumn
 from counterfoil.reproduce.sweep import Sweep
 
-METRICS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
+KINDS = ("table", "scatter", "curves", "histograms", "maps", "sweep", "examples", "negatives")
+NEGATIVE_NUMBERS = {
+    "margins": ("i2t_margin", "t2i_margin", "i2t_won", "t2i_won"),
+    "similarity": ("image_below_half", "text_below_half", "image_similarity", "text_similarity"),
+    "map": ("similarity_to_hardest", "hardest_score", "positive_score"),
+}
+"""What columns of `Negatives` may show, by what the figure shows."""
 ROUNDING = 0.15
 """Six recalls rounded to a tenth may differ so much from their rounded sum, and hardly more."""
 
@@ -38,6 +44,10 @@ class Row(Section):
         default_factory=dict, description="one number for each measure of the table"
     )
     note: str | None = Field(None, description="e.g. why the paper's numbers do not add up")
+    foils: str | None = Field(
+        None, description="source of the foils in columns with `own`: rules, a run, or retrieved"
+    )
+    blind: bool = Field(False, description="`own` foils are written without the image")
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -57,6 +67,8 @@ class Row(Section):
             )
         if self.standardise and not self.ensemble:
             raise ValueError(f"row '{self.name}': standardise is for ensembles")
+        if (self.foils is not None or self.blind) and not self.run:
+            raise ValueError(f"row '{self.name}': foils and blind are for rows of one run")
         if self.published_only and not (self.published or self.published_measures):
             raise ValueError(f"row '{self.name}': published_only, but nothing is published")
         for data, numbers in self.published.items():
@@ -94,6 +106,23 @@ class Panel(Section):
     title: str
     y_label: str = ""
     remainder: str | None = Field(None, description="also draw 1 − the metric, under this name")
+    per_pair: bool = Field(
+        False, description="loss of one pair, both directions added; 2 × margin is drawn"
+    )
+
+    @model_validator(mode="after")
+    def _only_losses_are_per_pair(self) -> Self:
+        if self.per_pair and (self.metric != "loss" or self.remainder is not None):
+            raise ValueError(f"panel '{self.title}': per_pair is for the metric 'loss', alone")
+        return self
+
+
+class ShownNumber(Section):
+    """A column of `Negatives`."""
+
+    title: str
+    number: str
+    decimals: int = Field(1, ge=0)
 
 
 class _WithRows(Artefact):
@@ -130,14 +159,13 @@ class _WithRows(Artefact):
         return [data for data in self.data_sets if data in named]
 
 
-class Table(_WithRows):
+class Measured(_WithRows):
     """Recalls both ways and RSUM of every row, beside what the paper says.
 
     ``metrics`` says which of these are shown; ``measures`` are columns besides them, measured on
     foils as ``foils`` says. ``claims`` are differences that the paper reports, set beside ours.
     """
 
-    kind: Literal["table"]
     metrics: list[str] = Field(list(METRICS))
     measures: list[MeasureColumn] = Field(default_factory=list)
     foils: FoilOptions = FoilOptions()
@@ -145,8 +173,12 @@ class Table(_WithRows):
 
     @property
     def used(self) -> list[str]:
-        writers = [column.writer for column in self.measures if column.writer is not None]
-        return list(dict.fromkeys([*super().used, *writers]))
+        of_rows = [
+            column.of_row(row.foils, row.blind).writer
+            for row in self.rows
+            for column in self.measures
+        ]
+        return list(dict.fromkeys([*super().used, *filter(None, of_rows)]))
 
     @model_validator(mode="after")
     def _columns_fit(self) -> Self:
@@ -173,6 +205,68 @@ class Table(_WithRows):
                         f"row '{row.name}', {data}: {len(numbers)} published measures for "
                         f"{len(titles)} columns"
                     )
+        return self
+
+
+class Table(Measured):
+    """A table of a paper."""
+
+    kind: Literal["table"]
+
+
+class Examples(Measured):
+    """Sentences about some images of the test split, with the scores of the rows' runs.
+
+    ``negatives`` shows the foil of each row beside its caption, and the scores of both over the
+    whole split. ``corrections`` shows a foil of the last row, and what its run makes of it.
+    """
+
+    kind: Literal["examples"]
+    show: Literal["negatives", "corrections"]
+    examples: int = Field(6, ge=1, description="captions, drawn at random from different images")
+
+    @model_validator(mode="after")
+    def _rows_have_runs(self) -> Self:
+        for row in self.rows:
+            if row.run is None:
+                raise ValueError(f"row '{row.name}': examples are of one run each")
+        return self
+
+
+class Negatives(_WithRows):
+    """What trained models make of the negatives of the test split.
+
+    ``margins``: the positive's score minus that of the hardest negative. ``similarity``: cosines
+    between the hardest negative and the ``nearest`` others of the same query. ``map``: t-SNE of
+    one image, its captions and its ``nearest`` negative captions.
+    """
+
+    kind: Literal["negatives"]
+    show: Literal["margins", "similarity", "map"]
+    nearest: int = Field(30, ge=2, description="negatives of a query that score highest")
+    panels: dict[Literal["i2t", "t2i"], str] = Field(
+        default_factory=dict, description="titles of the plots, by direction"
+    )
+    measures: list[ShownNumber] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _rows_fit(self) -> Self:
+        for row in self.rows:
+            if row.run is None:
+                raise ValueError(f"row '{row.name}': negatives are those of one run each")
+            for data, numbers in row.published_measures.items():
+                if len(numbers) != len(self.measures):
+                    raise ValueError(
+                        f"row '{row.name}', {data}: {len(numbers)} published measures for "
+                        f"{len(self.measures)} columns"
+                    )
+        for column in self.measures:
+            known = NEGATIVE_NUMBERS[self.show]
+            if column.number not in known:
+                raise ValueError(
+                    f"column '{column.title}': unknown number '{column.number}'"
+                    f"{nearest(column.number, known)} (known: {', '.join(known)})"
+                )
         return self
 
 
@@ -234,8 +328,7 @@ class Maps(_WithRows):
         return self
 
 
-AnyArtefact = Table | Scatter | Curves | Histograms | Maps | Sweep
-KINDS = ("table", "scatter", "curves", "histograms", "maps", "sweep")
+AnyArtefact = Table | Scatter | Curves | Histograms | Maps | Sweep | Examples | Negatives
 _ADAPTER: TypeAdapter[AnyArtefact] = TypeAdapter(
     Annotated[AnyArtefact, Field(discriminator="kind")]
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.files import write_atomically
@@ -101,11 +102,19 @@ def merged(
         said = [one for one in said if one in stored.overrides]  # what is true of every row
     changed = {"rows": rows, "seeds": seeds or found.seeds, "overrides": said}
     if stored is not None:
-        drawn = {one.row for one in found.distributions}
-        others = [one for one in stored.distributions if one.row not in drawn]
+        again = {one.row for one in found.distributions}
+        others = [one for one in stored.distributions if one.row not in again]
         changed["distributions"] = [*found.distributions, *others]
         changed["pairs"] = found.pairs or stored.pairs
-    return found.model_copy(update=changed)
+    drawn = _figures(stored) if stored is not None and not _figures(found) else {}
+    return found.model_copy(update=changed | drawn)
+
+
+def _figures(one: Reproduction) -> dict[str, Any]:
+    """What is drawn besides rows; nothing where no run of it was at hand."""
+    if any(plot.curves for plot in one.plots) or one.maps or one.sheet is not None:
+        return {"plots": one.plots, "maps": one.maps, "sheet": one.sheet}
+    return {}
 
 
 def _with_known(row: Found, known: Mapping[int, SeedResult]) -> Found:

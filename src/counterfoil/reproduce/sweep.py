@@ -8,7 +8,10 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from counterfoil.config import Section
-from counterfoil.reproduce.artefact import Artefact
+from counterfoil.errors import nearest
+from counterfoil.reproduce.artefact import METRICS, Artefact
+
+DIRECTIONS = ("i2t", "t2i")
 
 
 class Line(Section):
@@ -17,6 +20,31 @@ class Line(Section):
     label: str
     run: str
     published: dict[str, list[float | None]] = Field(default_factory=dict)
+
+
+class SweepPanel(Section):
+    """One plot of a sweep: a recall, RSUM, or the sum of the recalls of one direction."""
+
+    metric: str = Field(description="a recall such as i2t_r1; rsum; i2t or t2i: sum of its three")
+    title: str
+    y_label: str = ""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The metrics of a row that are added up."""
+        if self.metric in DIRECTIONS:
+            return tuple(name for name in METRICS if name.startswith(f"{self.metric}_"))
+        return (self.metric,)
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        known = (*METRICS, *DIRECTIONS)
+        if self.metric not in known:
+            raise ValueError(
+                f"panel '{self.title}': unknown metric '{self.metric}'"
+                f"{nearest(self.metric, known)} (known: {', '.join(known)})"
+            )
+        return self
 
 
 class Point(NamedTuple):
@@ -43,6 +71,9 @@ class Sweep(Artefact):
     values: list[int | float] = Field(min_length=1)
     x_label: str
     log: bool = True
+    panels: list[SweepPanel] = Field(
+        default_factory=list, description="plots; by default one, of RSUM"
+    )
 
     @property
     def used(self) -> list[str]:

@@ -1,0 +1,302 @@
+"""Margins, similarities and a map of the negatives of trained models (NDGL, figures 1 and 3)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from counterfoil.data.pairs import Split
+from counterfoil.errors import ConfigError, DataError
+from counterfoil.evaluation.report import Report
+from counterfoil.evaluation.scoring import SplitScores, encode_images, encode_texts, score_split
+from counterfoil.files import write_atomically
+from counterfoil.models import Model
+from counterfoil.models.asking import asked
+from counterfoil.progress import Progress
+from counterfoil.reproduce.judge import Judge
+from counterfoil.reproduce.planned import PlannedRun
+from counterfoil.reproduce.results import (
+    Curve,
+    Found,
+    Measure,
+    Plot,
+    PointMap,
+    ShownMeasure,
+)
+from counterfoil.reproduce.runner import describe
+from counterfoil.reproduce.shown import ShownRow
+from counterfoil.reproduce.spec import Negatives
+from counterfoil.reproduce.tsne import embed
+from counterfoil.training.load import load_model
+
+BINS = 40
+"""Of a histogram of margins."""
+GRID = 101
+"""Cosines from −1 to 1 at which the distribution of similarities is read."""
+QUERY, POSITIVE, HARDEST, OTHER = "query image", "its captions", "hardest negative", "negatives"
+
+
+class NegativeReport(Report):
+    """What one run makes of the negatives of a split; what a figure does not show stays empty.
+
+    ``margins`` of each query by direction. ``below``: shares of cosines up to each value of the
+    grid, of images and of texts. ``points``: places on the map, by group.
+    """
+
+    numbers: dict[str, float]
+    margins: dict[str, list[float]] = Field(default_factory=dict)
+    below: dict[str, list[float]] = Field(default_factory=dict)
+    points: dict[str, list[tuple[float, float]]] = Field(default_factory=dict)
+    note: str = ""
+
+
+def collect_negatives(
+    artefact: Negatives, rows: list[Found], shown: Sequence[ShownRow], judge: Judge
+) -> dict[str, Any]:
+    """Rows with their numbers, and the plots or the map, of every run that is finished."""
+    reports: dict[str, list[NegativeReport]] = {}
+    for place, each in enumerate(shown):
+        by_seed = {one.seed: one for one in rows[place].each}
+        errors = list(rows[place].errors)
+        for seed, (run,) in zip(each.seeds, each.runs, strict=True):
+            if seed not in by_seed:  # not finished, or its folder is damaged
+                continue
+            try:
+                report = _report(artefact, run, judge)
+            except Exception as error:  # the other rows are wanted all the same
+                errors.append(f"{run.title}: {describe(error)}")
+                continue
+            reports.setdefault(rows[place].name, []).append(report)
+            named = {c.title: report.numbers[c.number] for c in artefact.measures}
+            before = by_seed[seed]
+            by_seed[seed] = before.model_copy(update={"numbers": before.numbers | named})
+        changed = rows[place].with_each(list(by_seed.values()))
+        rows[place] = changed.model_copy(update={"errors": errors})
+    measures = [ShownMeasure(title=c.title, decimals=c.decimals) for c in artefact.measures]
+    return {
+        "rows": rows,
+        "measures": measures,
+        "plots": _plots(artefact, reports),
+        "maps": _maps(artefact, reports),
+    }
+
+
+def _report(artefact: Negatives, run: PlannedRun, judge: Judge) -> NegativeReport:
+    """Measured once, and kept beside the judge's other results."""
+    key = f"{artefact.show} {artefact.nearest} {run.digest}"
+    path = judge.folder / f"negatives-{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
+    if path.is_file():
+        return NegativeReport.from_json(path.read_text(encoding="utf-8"))
+    model = load_model(run.folder, run.config.train.device)
+    split, size = judge.split_of(run), run.config.evaluation.batch_size
+    if artefact.show == "margins":
+        report = margin_report(score_split(model, split, size, judge.progress))
+    else:
+        vectors = _Vectors.of(model, split, size, judge.progress)
+        show = similarity_report if artefact.show == "similarity" else map_report
+        report = show(vectors, artefact.nearest)
+    write_atomically(path, report.to_json())
+    return report
+
+
+def margin_report(scored: SplitScores) -> NegativeReport:
+    """Of each query, the score of its best positive minus that of its hardest negative."""
+    own = _positives(scored.scores, torch.from_numpy(scored.image_of))
+    margins = {}
+    for direction, scores, positive in (
+        ("i2t", scored.scores, own),
+        ("t2i", scored.scores.T, own.T),
+    ):
+        best = scores.masked_fill(~positive, -torch.inf).amax(1)
+        hardest = scores.masked_fill(positive, -torch.inf).amax(1)
+        margin = best - hardest
+        margins[direction] = margin[margin.isfinite()].tolist()
+    if not all(margins.values()):
+        raise DataError("margins: the test split needs at least two images with captions")
+    numbers = {f"{key}_margin": float(np.mean(some)) for key, some in margins.items()}
+    numbers |= {f"{k}_won": 100 * float(np.mean(np.array(v) > 0)) for k, v in margins.items()}
+    return NegativeReport(numbers=numbers, margins=margins)
+
+
+class _Vectors:
+    """Unit vectors of all images and captions of a split, and all their scores."""
+
+    def __init__(self, images: Tensor, texts: Tensor, image_of: Tensor, split: Split) -> None:
+        self.images, self.texts, self.image_of, self.split = images, texts, image_of, split
+        self.scores = images @ texts.T
+        self.own = _positives(self.scores, image_of)
+
+    @classmethod
+    def of(cls, model: Model, split: Split, size: int, progress: Progress) -> _Vectors:
+        with asked(model):
+            images, kept, _ = encode_images(model, split, size, progress)
+            row_of = {image: row for row, image in enumerate(kept)}
+            known = [t for t, image in enumerate(split.image_of) if int(image) in row_of]
+            texts = encode_texts(model, [split.texts[t] for t in known], size, progress)
+        if images.pooled is None or texts.pooled is None:
+            raise ConfigError(
+                f"the model '{model.spec.name}' has no vector for a whole image or caption; choose "
+                "one that compares such vectors, e.g. vse-infty"
+            )
+        image_of = torch.tensor([row_of[int(split.image_of[t])] for t in known])
+        chosen = split.select(kept) if len(kept) < len(split) else split
+        unit = [F.normalize(side.pooled.float().cpu(), dim=1) for side in (images, texts)]  # type: ignore[union-attr]
+        return cls(unit[0], unit[1], image_of, chosen)
+
+    def hardest(self, scores: Tensor, own: Tensor, nearest: int) -> list[Tensor]:
+        """Of each query, its negatives that score highest, the hardest first."""
+        ranked = scores.masked_fill(own, -torch.inf)
+        most = min(nearest, scores.shape[1])
+        best = ranked.topk(most, dim=1)
+        return [i[v.isfinite()] for i, v in zip(best.indices, best.values, strict=True)]
+
+
+def similarity_report(vectors: _Vectors, nearest: int) -> NegativeReport:
+    """Cosines between the hardest negative of each query and its other near negatives."""
+    cosines: dict[str, NDArray[np.float64]] = {}
+    for name, side, scores, own in (
+        ("image", vectors.images, vectors.scores.T, vectors.own.T),
+        ("text", vectors.texts, vectors.scores, vectors.own),
+    ):
+        parts = [
+            side[some[1:]] @ side[some[0]]
+            for some in vectors.hardest(scores, own, nearest)
+            if len(some) > 1
+        ]
+        if not parts:
+            raise DataError("similarity: the test split needs at least three images with captions")
+        cosines[name] = torch.cat(parts).clamp(-1, 1).double().numpy()
+    grid = np.linspace(-1.0, 1.0, GRID)
+    numbers = {f"{name}_below_half": 100 * float(np.mean(v < 0.5)) for name, v in cosines.items()}
+    numbers |= {f"{name}_similarity": float(np.mean(v)) for name, v in cosines.items()}
+    below = {
+        name: [float(np.mean(values <= value)) for value in grid]
+        for name, values in cosines.items()
+    }
+    return NegativeReport(numbers=numbers, below=below)
+
+
+def map_report(vectors: _Vectors, nearest: int) -> NegativeReport:
+    """The image of median margin, its captions and its nearest negative captions, by t-SNE."""
+    scores, own = vectors.scores, vectors.own
+    margin = scores.masked_fill(~own, -torch.inf).amax(1) - scores.masked_fill(
+        own, -torch.inf
+    ).amax(1)
+    usable = torch.nonzero(margin.isfinite())[:, 0]
+    if not len(usable):
+        raise DataError("map: the test split needs at least two images with captions")
+    ordered = usable[margin[usable].argsort(stable=True)]
+    query = int(ordered[(len(ordered) - 1) // 2])
+    negatives = vectors.hardest(scores[query : query + 1], own[query : query + 1], nearest)[0]
+    positives = torch.nonzero(own[query])[:, 0]
+    chosen = torch.cat([vectors.images[query : query + 1], vectors.texts[positives]])
+    chosen = torch.cat([chosen, vectors.texts[negatives]])
+    places = [(float(x), float(y)) for x, y in embed(chosen.numpy())]
+    first = 1 + len(positives)
+    others = vectors.texts[negatives[1:]] @ vectors.texts[negatives[0]]
+    texts = [text for texts in vectors.split.captions for text in texts]
+    return NegativeReport(
+        numbers={
+            "similarity_to_hardest": float(others.mean()) if len(others) else 1.0,
+            "hardest_score": float(scores[query, negatives[0]]),
+            "positive_score": float(scores[query, positives].max()),
+        },
+        points={
+            QUERY: places[:1],
+            POSITIVE: places[1:first],
+            HARDEST: places[first : first + 1],
+            OTHER: places[first + 1 :],
+        },
+        note=f"image {vectors.split.ids[query]} (\u201c{texts[int(positives[0])]}\u201d); hardest "
+        f"negative: \u201c{texts[int(negatives[0])]}\u201d",
+    )
+
+
+def _positives(scores: Tensor, image_of: Tensor) -> Tensor:
+    """Which captions are whose [n_images, n_texts]."""
+    return torch.arange(scores.shape[0])[:, None] == image_of[None]
+
+
+DIRECTIONS = {"i2t": "image to text", "t2i": "text to image"}
+
+
+def _plots(artefact: Negatives, reports: dict[str, list[NegativeReport]]) -> list[Plot]:
+    if artefact.show == "margins":
+        return [
+            Plot(
+                metric=f"margin-{key}",
+                title=artefact.panels.get(key, f"Margins, {title}"),  # type: ignore[call-overload]
+                x_label="margin: positive minus hardest negative",
+                y_label="number of queries",
+                curves=_histograms(
+                    {name: [r.margins[key] for r in of] for name, of in reports.items()}
+                ),
+            )
+            for key, title in DIRECTIONS.items()
+        ]
+    if artefact.show == "similarity":
+        return [_distribution(artefact, reports)]
+    return []
+
+
+def _histograms(by_row: dict[str, list[list[float]]]) -> list[Curve]:
+    """Counts in bins that all rows share, at their middles, mean and deviation over seeds."""
+    every = [value for runs in by_row.values() for values in runs for value in values]
+    if not every:
+        return []
+    edges = np.histogram_bin_edges(every, BINS)
+    middles = (edges[:-1] + edges[1:]) / 2
+    curves = []
+    for name, runs in by_row.items():
+        counts = np.array([np.histogram(values, edges)[0] for values in runs], dtype=float)
+        curves.append(Curve(name=name, points=_points(middles, counts)))
+    return curves
+
+
+def _distribution(artefact: Negatives, reports: dict[str, list[NegativeReport]]) -> Plot:
+    grid = np.linspace(-1.0, 1.0, GRID)
+    every = np.array([side for of in reports.values() for one in of for side in one.below.values()])
+    first = max(0, int((every > 0).any(0).argmax()) - 1) if len(every) else 0  # below it is nothing
+    curves = []
+    for name, of_row in reports.items():
+        for side, title in (("image", "images"), ("text", "captions")):
+            shares = np.array([report.below[side] for report in of_row])
+            label = title if len(reports) == 1 else f"{name}, {title}"
+            curves.append(Curve(name=label, points=_points(grid[first:], shares[:, first:])))
+    return Plot(
+        metric="similarity",
+        title=f"Hardest negative and the {artefact.nearest} negatives nearest to the query",
+        x_label="cosine similarity s",
+        y_label="share of negatives up to s",
+        curves=curves,
+    )
+
+
+def _points(
+    places: NDArray[np.float64], of_seeds: NDArray[np.float64]
+) -> list[tuple[float, float, float | None]]:
+    measures = [Measure.over(column.tolist()) for column in of_seeds.T]
+    return [(float(x), one.mean, one.std) for x, one in zip(places, measures, strict=True)]
+
+
+def _maps(artefact: Negatives, reports: dict[str, list[NegativeReport]]) -> list[PointMap]:
+    """The map of each row's first seed: places of different runs have nothing in common."""
+    if artefact.show != "map":
+        return []
+    return [
+        PointMap(
+            name=f"map-{number}" if len(reports) > 1 else "map",
+            title=f"{artefact.title}: {name}" if len(reports) > 1 else artefact.title,
+            groups=of_row[0].points,
+            note=f"{name}, the first of its seeds: {of_row[0].note}.",
+        )
+        for number, (name, of_row) in enumerate(reports.items(), start=1)
+    ]
