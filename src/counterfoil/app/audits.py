@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import islice
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from counterfoil.audit.findings import SIGN_NAMES, Finding
+from counterfoil.audit.report import SUMMARY
 from counterfoil.errors import DataError
+from counterfoil.reading import read_text
 
 FINDINGS = "findings.jsonl"
 MOST = 50_000
@@ -27,6 +30,7 @@ class Audit:
                 f"--out {folder}"
             )
         self.findings = list(islice(_read(path), MOST))
+        self.notes = _notes(folder / SUMMARY)
         self._by_reason: dict[str, list[Finding]] = defaultdict(list)
         for found in self.findings:
             for sign in dict.fromkeys(found.signs):
@@ -44,8 +48,18 @@ class Audit:
             "total": len(chosen),
             "offset": offset,
             "reasons": self.reasons,
+            "notes": self.notes,
             "findings": chosen[offset : offset + limit],
         }
+
+
+def _notes(path: Path) -> list[str]:
+    """What the audit says of itself as a whole; nothing if there is no summary to read."""
+    try:
+        notes = json.loads(read_text(path))["notes"]
+    except (OSError, ValueError, KeyError, TypeError, DataError):
+        return []
+    return [str(note) for note in notes] if isinstance(notes, list) else []
 
 
 def _read(path: Path) -> Iterator[Finding]:

@@ -234,6 +234,7 @@ class Findings(BaseModel):
     total: int
     offset: int
     reasons: list[ReasonCount]
+    notes: list[str] = []
     findings: list[Finding]
 
 

@@ -11,6 +11,7 @@ from counterfoil.markup import clean
 from counterfoil.training.report import picture
 
 SIDE, SMALL = 190, 110
+PLANTED = {"swapped": "caption of another image", "words": "words exchanged"}
 
 
 class Pictures:
@@ -76,6 +77,9 @@ def _reasons(finding: Finding) -> str:
 
 def _facts(finding: Finding, pictures: Pictures) -> str:
     facts: list[tuple[str, str]] = []
+    if finding.planted is not None:
+        was = f"<bdi>{clean(finding.planted.original)}</bdi>"
+        facts.append(("planted", f"{PLANTED[finding.planted.error]}; the caption was: {was}"))
     if finding.wrong_words:
         facts.append(("words", "; ".join(_word(word) for word in finding.wrong_words)))
     if finding.correction is not None:

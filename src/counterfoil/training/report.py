@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,15 @@ from counterfoil.training.plots import Plot, plots_of, thin
 from counterfoil.training.report_style import STYLE
 
 
+@dataclass(frozen=True)
+class Section:
+    """A result besides retrieval: a title, sentences, and a table whose first row is its header."""
+
+    title: str
+    sentences: Sequence[str]
+    rows: Sequence[Sequence[str]] = ()
+
+
 def write_report(
     folder: Path,
     config: RunConfig,
@@ -30,6 +40,7 @@ def write_report(
     split: Split,
     gallery: Gallery,
     notes: Sequence[str] = (),
+    sections: Sequence[Section] = (),
 ) -> Path:
     """Write ``report.html`` and, where matplotlib is installed, the plots as PNG files."""
     records = read_metrics(folder / "metrics.jsonl")
@@ -39,10 +50,11 @@ def write_report(
         title=clean(f"{config.model.name} on {Path(config.data.source).name}"),
         headline=clean(report.headline()),
         warnings=warning_box(records),
-        table=_table(report),
+        table=_table(report.rows()),
         tie_rule=clean(report.tie_rule),
         by_text="".join(_text_search(s, split) for s in gallery.text_to_image),
         by_image="".join(_image_search(s, split) for s in gallery.image_to_text),
+        sections="".join(map(_section, sections)),
         charts=draw(plots_of(records, config.evaluation.split), folder),
         notes="".join(f"<p>{clean(note)}</p>" for note in notes),
         config=clean(config.to_yaml()),
@@ -82,8 +94,14 @@ def warning_box(records: Sequence[dict[str, Any]], most: int = 8) -> str:
     return f'<aside class="warning" role="note"><h2>Warnings</h2>{"".join(lines)}</aside>'
 
 
-def _table(report: RetrievalReport) -> str:
-    header, *rows = report.rows()
+def _section(section: Section) -> str:
+    sentences = "".join(f"<p>{clean(sentence)}</p>" for sentence in section.sentences)
+    table = _table(section.rows) if section.rows else ""
+    return f"<h2>{clean(section.title)}</h2>{sentences}{table}"
+
+
+def _table(table: Sequence[Sequence[str]]) -> str:
+    header, *rows = table
     head = "".join(f"<th>{clean(cell)}</th>" for cell in header)
     body = "".join(
         "<tr>" + "".join(f"<td>{clean(cell)}</td>" for cell in row) + "</tr>" for row in rows
@@ -154,6 +172,7 @@ PAGE = """<!doctype html>
 <p class="rule">{tie_rule}; brackets are bootstrap 95 % intervals.</p>
 <h2>Searching images with a sentence</h2>{by_text}
 <h2>Searching sentences with an image</h2>{by_image}
+{sections}
 <h2>Training</h2><div class="charts">{charts}</div>
 {notes}
 <details><summary>Configuration</summary><pre>{config}</pre></details>

@@ -59,7 +59,8 @@ MAY_CHANGE = {
 class FinishedRun:
     """A run with its result on the test split; ``report`` is None where it was interrupted.
 
-    ``shared`` counts images of the splits that judge it whose ids are also in the training split.
+    ``shared`` counts images of the splits that judge it whose ids are also in the training split;
+    ``notes`` are the sentences below the charts of the report.
     """
 
     result: RunResult
@@ -69,6 +70,7 @@ class FinishedRun:
     gallery: Gallery | None = None
     page: Path | None = None
     shared: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def read_data(
@@ -276,7 +278,8 @@ def _conclude(
         notes.append(f"{warning[0].upper()}{warning[1:]}.")
     page = write_report(folder, config, report, judged, gallery, notes)
     shared = shared_ids(config, pairs)
-    return FinishedRun(replace(result, folder=folder), best, pairs, report, gallery, page, shared)
+    result = replace(result, folder=folder)
+    return FinishedRun(result, best, pairs, report, gallery, page, shared, tuple(notes))
 
 
 def located(config: RunConfig) -> RunConfig:

@@ -4,6 +4,7 @@ import { about, get } from "./api.js";
 import { h, image, link, say, signed } from "./dom.js";
 
 const PAGE = 20;
+const PLANTED = { swapped: "caption of another image", words: "words exchanged" };
 
 export async function auditView(place, params) {
   const facts = await about();
@@ -33,6 +34,7 @@ export async function auditView(place, params) {
     h("h1", {}, "Captions to look at"),
     h("p", { class: "filters" }, filter("", "All"), page.reasons.map((one) => filter(one.sign, one.name, one.count))),
     h("p", { class: "hint" }, `${page.total.toLocaleString("en")} findings, most suspicious first.`),
+    ...page.notes.map((note) => h("p", { class: "hint" }, note)),
     list, more);
   say(`${page.total} findings`);
 }
@@ -49,6 +51,9 @@ function finding(found) {
         h("span", { class: "moved for" }, signed(found.correction.after - found.correction.before))),
       !falseNegative && found.better_caption && h("p", { class: "instead" }, h("span", { class: "label" }, "From the pool"),
         h("a", { href: link("match", { image: found.image, text: found.better_caption.text }) }, found.better_caption.text)),
+      found.planted && h("p", { class: "instead" }, h("span", { class: "label" }, "Planted"),
+        `${PLANTED[found.planted.error]}; it was: `,
+        h("a", { href: link("match", { image: found.image, text: found.planted.original }) }, found.planted.original)),
       h("ul", { class: "reasons" }, found.reasons.map((reason) => h("li", {}, reason.text))),
       h("p", { class: "facts" }, falseNegative ? "likely false negative · " : "", `suspicion ${found.suspicion.toFixed(2)} · score ${found.score.toFixed(3)} · own image at rank ${found.rank} of ${found.compared.toLocaleString("en")} · ${found.image}`)));
 }
