@@ -340,7 +340,8 @@ class Demo:
         ]
         split = run.pairs[run.report.split]
         config = load_config(self.folder / "config.yaml")
-        write_report(self.folder, config, run.report, split, run.gallery, run.notes, sections)
+        page = (run.report, split, run.gallery, run.notes, sections)
+        write_report(self.folder, config, *page, png=False)  # the plots are there already
         write_atomically(self.audit_folder / RESULT, result.to_json())
 
 

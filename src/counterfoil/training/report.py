@@ -41,8 +41,9 @@ def write_report(
     gallery: Gallery,
     notes: Sequence[str] = (),
     sections: Sequence[Section] = (),
+    png: bool = True,
 ) -> Path:
-    """Write ``report.html`` and, where matplotlib is installed, the plots as PNG files."""
+    """Write ``report.html`` and, if ``png`` and matplotlib is installed, the plots as PNG files."""
     records = read_metrics(folder / "metrics.jsonl")
     page = PAGE.format(
         policy=escape(page_policy()),
@@ -55,7 +56,7 @@ def write_report(
         by_text="".join(_text_search(s, split) for s in gallery.text_to_image),
         by_image="".join(_image_search(s, split) for s in gallery.image_to_text),
         sections="".join(map(_section, sections)),
-        charts=draw(plots_of(records, config.evaluation.split), folder),
+        charts=draw(plots_of(records, config.evaluation.split), folder if png else None),
         notes="".join(f"<p>{clean(note)}</p>" for note in notes),
         config=clean(config.to_yaml()),
     )
@@ -64,8 +65,18 @@ def write_report(
     return path
 
 
-def draw(plots: Mapping[str, Plot], folder: Path) -> str:
-    """The plots as inline figures, thinned; each as a PNG of all points where matplotlib is."""
+def draw(plots: Mapping[str, Plot], folder: Path | None) -> str:
+    """The plots as inline figures, thinned; in a folder each as a PNG, where matplotlib is."""
+    if folder is not None:
+        _save_png(plots, folder)
+    figures = []
+    for title, x_label, y_label, series in plots.values():
+        light = {name: thin(points) for name, points in series.items()}
+        figures.append(f"<figure>{line_chart(light, title, x_label, y_label)}</figure>")
+    return "".join(figures)
+
+
+def _save_png(plots: Mapping[str, Plot], folder: Path) -> None:
     for name, plot in plots.items():
         try:
             save_line_chart_png(
@@ -73,11 +84,6 @@ def draw(plots: Mapping[str, Plot], folder: Path) -> str:
             )
         except MissingExtraError:
             break
-    figures = []
-    for title, x_label, y_label, series in plots.values():
-        light = {name: thin(points) for name, points in series.items()}
-        figures.append(f"<figure>{line_chart(light, title, x_label, y_label)}</figure>")
-    return "".join(figures)
 
 
 def warning_box(records: Sequence[dict[str, Any]], most: int = 8) -> str:
