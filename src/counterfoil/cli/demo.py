@@ -43,7 +43,7 @@ DEMO = {
     },
 }
 
-# A TAGS-DC as small as it can be and still learn something in two minutes.
+# A TAGS-DC as small as it can be and still learn something.
 CORRECTOR = {
     "data": {"source": "scenes", "min_count": 2},
     "model": {

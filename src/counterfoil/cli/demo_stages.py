@@ -54,7 +54,7 @@ DATA_SECONDS = 0.016
 MATCHER_SECONDS = 0.09
 TEST_SECONDS = 0.02
 AUDIT_SECONDS = 0.04
-CORRECTOR_SECONDS = 0.9
+CORRECTOR_SECONDS = 1.2
 """On two cores: per scene; per training step; per tested image; per audited image; per step."""
 
 
