@@ -14,11 +14,13 @@ from counterfoil.app.audits import Audit
 from counterfoil.app.load import can_correct, open_content
 from counterfoil.audit.findings import Corrected, Planted
 from counterfoil.cli.demo import _end_at_the_page
-from counterfoil.cli.demo_stages import count_corrections
+from counterfoil.cli.demo_stages import _make_room, count_corrections
 from counterfoil.cli.signals import StopSignals
+from counterfoil.config import load_config
 from counterfoil.errors import ConfigError
 from counterfoil.progress import Silent
 from counterfoil.training.load import load_model
+from counterfoil.training.run_folder import holds_a_run
 from tests.app.conftest import finding
 from tests.cli.test_cli import invoke
 
@@ -123,6 +125,15 @@ def test_a_demo_with_a_damaged_checkpoint_begins_anew(copied, cache) -> None:
     weights.write_bytes(weights.read_bytes()[:100])
     invoke(*SMALL, "--out", copied, "--cache", cache)
     assert load_model(copied).spec.name == "naaf"
+
+
+def test_a_demo_folder_that_lost_its_config_is_cleared(copied) -> None:
+    config = load_config(copied / "config.yaml")
+    (copied / "config.yaml").unlink()
+    with pytest.raises(ConfigError, match="--overwrite"):
+        _make_room(copied, config, may_delete=False)
+    _make_room(copied, config, may_delete=True)
+    assert not holds_a_run(copied)
 
 
 def test_an_interrupted_demo_exits_with_130_and_goes_on_next_time(

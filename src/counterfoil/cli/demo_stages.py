@@ -252,7 +252,7 @@ class Demo:
         except (CheckpointError, DataError) as error:
             if not again:
                 raise
-            self.progress.say(f"begins anew, as the run there is damaged ({error})")
+            self._say_damaged(error)
             clear_run(self.folder)
             self.stage = 1
             run = self._execute(resume=False)
@@ -293,20 +293,36 @@ class Demo:
         few = {name: pairs[name].select(range(HELD_OUT)) for name in ("dev", "test")}
         pairs = replace(pairs, splits={**pairs.splits, **few})
         again = _goes_on(folder, config) and (folder / "last").exists()
-        if again:
+        try:
+            interrupted = self._fit(config, pairs, again)
+        except CheckpointError as error:
+            if not again:
+                raise
+            self._say_damaged(error)
+            clear_run(folder)
+            interrupted = self._fit(config, pairs, resume=False)
+        self._stop_if(interrupted)
+        return load_model(folder, "cpu")
+
+    def _fit(self, config: RunConfig, pairs: Pairs, resume: bool) -> bool:
+        """Train the corrector; True if it was interrupted."""
+        folder = self.corrector_folder
+        if resume:
             model = from_pretrained(folder / "last")
         else:
             torch.manual_seed(config.seed)
             model = create_model(config.model, pairs.train, config.data)
             model.fragments_from = pairs.train.fragments.made_by if pairs.train.fragments else None
-        stop = lambda: self.signals.asked  # noqa: E731
-        trainer = Trainer(model, pairs, config, folder, self.progress, stop)
-        self.signals.listen()
-        interrupted = trainer.run(resume=again).interrupted
+        signals = self.signals
+        trainer = Trainer(model, pairs, config, folder, self.progress, lambda: signals.asked)
+        signals.listen()
+        interrupted = trainer.run(resume).interrupted
         if not interrupted:
-            self.signals.stop_listening()
-        self._stop_if(interrupted)
-        return load_model(folder, "cpu")
+            signals.stop_listening()
+        return interrupted
+
+    def _say_damaged(self, error: CounterfoilError) -> None:
+        self.progress.say(f"begins anew, as the run there is damaged ({error})")
 
     def _audit(self, model: Model, truth: Corrupted, corrector: Corrector | None) -> Audit:
         """List captions from `THRESHOLD` on, or as many as were planted if none reaches it."""
@@ -389,9 +405,10 @@ def _goes_on(folder: Path, config: RunConfig) -> bool:
 def _make_room(folder: Path, config: RunConfig, may_delete: bool) -> None:
     if _goes_on(folder, config):
         return
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if may_delete and "config.yaml" not in names and names <= RUN_FILES:
-        write_config(folder, config)  # without one, its remains would be no run to delete
+    if may_delete and folder.is_dir() and not (folder / "config.yaml").exists():
+        names = {path.name for path in folder.iterdir() if path.suffix != ".png"}
+        if {name for name in names if not name.startswith(".")} <= RUN_FILES:
+            write_config(folder, config)  # without one, what is left of it would be no run
     make_room(folder, may_delete, "choose another --out; --overwrite deletes it")
 
 
