@@ -14,9 +14,10 @@ from PIL import Image
 
 from counterfoil.audit.findings import SIGN_NAMES, Finding
 from counterfoil.audit.page import grouped
-from counterfoil.audit.report import IMAGES, LINES
+from counterfoil.audit.report import IMAGES, LINES, SUMMARY
 from counterfoil.data.images import open_image
 from counterfoil.errors import DataError
+from counterfoil.reading import read_text
 from counterfoil.search.references import as_image
 
 MOST = 50_000
@@ -60,6 +61,7 @@ class Audit:
                 f"--out {folder}"
             )
         findings = list(islice(_read(path), MOST))
+        self.notes = _notes(folder / SUMMARY)
         named = (key for found in findings for key in found.images)
         self.images = {audited_name(*key): AuditedImage(key[1]) for key in named}
         self.images.update(_read_images(folder / IMAGES))
@@ -93,6 +95,7 @@ class Audit:
             "offset": offset,
             "counts": {name: sum(map(len, found)) for name, found in self._sections.items()},
             "reasons": self.reasons,
+            "notes": self.notes,
             "findings": [_entry(group) for group in groups[offset : offset + limit]],
         }
 
@@ -106,6 +109,15 @@ def _entry(group: Sequence[Finding]) -> dict[str, Any]:
         "same": len(group),
         "same_images": [audited_name(one.split, one.image) for one in group[:SAME_SHOWN]],
     }
+
+
+def _notes(path: Path) -> list[str]:
+    """What the audit says of itself as a whole; nothing if there is no summary to read."""
+    try:
+        notes = json.loads(read_text(path))["notes"]
+    except (OSError, ValueError, KeyError, TypeError, DataError):
+        return []
+    return [str(note) for note in notes] if isinstance(notes, list) else []
 
 
 def _read(path: Path) -> Iterator[Finding]:

@@ -271,6 +271,7 @@ class Findings(BaseModel):
     offset: int
     counts: dict[Section, int]
     reasons: list[ReasonCount]
+    notes: list[str] = []
     findings: list[AuditEntry]
 
 

@@ -69,13 +69,20 @@ class Corrected(Report):
     changes: tuple[tuple[str, str], ...]
 
 
+class Planted(Report):
+    """A caption that was made wrong on purpose: how, and what stood there before."""
+
+    error: Literal["swapped", "words"]
+    original: str
+
+
 class Finding(Report):
     """A caption to look at.
 
     ``caption`` is its number among the captions of ``image``, ``rank`` the place of the image among
     ``compared`` images by their score with the caption (1: no other fits as well), ``margin`` the
     score less that of the best other image, ``quantile`` the share of the split's captions that
-    score lower with their images.
+    score lower with their images. ``planted`` is set when the error is a known one.
     """
 
     kind: Kind
@@ -99,6 +106,7 @@ class Finding(Report):
     unknown_words: tuple[UnknownWord, ...] = ()
     correction: Corrected | None = None
     correction_note: str = ""
+    planted: Planted | None = None
 
     @property
     def signs(self) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from counterfoil.audit.audit import Audit
 from counterfoil.audit.corruption import Corrupted
 from counterfoil.audit.details import DOUBTFUL
+from counterfoil.audit.findings import Finding, Planted
+from counterfoil.data.pairs import Split
 from counterfoil.evaluation.report import Report
 from counterfoil.evaluation.word_metrics import Ranking
 
@@ -63,6 +65,48 @@ class AuditMeasures(Report):
             ("wrong words, everywhere", self.everywhere),
         ]
         return [header, *(_row(name, found) for name, found in named if found is not None)]
+
+
+class PlantedCaption(Planted):
+    """A planted caption, and whether the audit lists it."""
+
+    image: str
+    caption: int
+    text: str
+    suspicion: float
+    listed: bool
+
+
+def planted_captions(audit: Audit, truth: Corrupted, original: Split) -> list[PlantedCaption]:
+    """The captions of ``original`` that were made wrong, the most suspicious first."""
+    first = np.cumsum([0, *(len(texts) for texts in original.captions)])
+    threshold = audit.summary.threshold
+    planted = []
+    for number in np.flatnonzero(truth.labels & ~np.isnan(audit.suspicion)).tolist():
+        image = int(original.image_of[number])
+        planted.append(
+            PlantedCaption(
+                error="swapped" if truth.swapped[number] else "words",
+                original=original.texts[number],
+                image=original.ids[image],
+                caption=number - int(first[image]),
+                text=truth.split.texts[number],
+                suspicion=float(audit.suspicion[number]),
+                listed=bool(audit.suspicion[number] >= threshold),
+            )
+        )
+    return sorted(planted, key=lambda one: -one.suspicion)
+
+
+def mark_planted(findings: list[Finding], planted: list[PlantedCaption]) -> list[Finding]:
+    """The findings; those of planted captions say what was planted."""
+    errors = {
+        (one.image, one.caption): Planted(error=one.error, original=one.original) for one in planted
+    }
+    return [
+        finding.model_copy(update={"planted": errors.get((finding.image, finding.caption))})
+        for finding in findings
+    ]
 
 
 def measure_audit(

@@ -13,6 +13,7 @@ from counterfoil.training.report import picture
 SIDE, SMALL = 190, 110
 SAME_SHOWN = 8
 """Pictures of other images with the same caption."""
+PLANTED = {"swapped": "caption of another image", "words": "words exchanged"}
 
 
 class Pictures:
@@ -105,6 +106,9 @@ def _reasons(finding: Finding) -> str:
 
 def _facts(finding: Finding, pictures: Pictures) -> str:
     facts: list[tuple[str, str]] = []
+    if finding.planted is not None:
+        was = f"<bdi>{clean(finding.planted.original)}</bdi>"
+        facts.append(("planted", f"{PLANTED[finding.planted.error]}; the caption was: {was}"))
     if finding.wrong_words:
         facts.append(("words", "; ".join(_word(word) for word in finding.wrong_words)))
     if finding.unknown_words:

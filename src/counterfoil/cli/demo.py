@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,13 +22,11 @@ from counterfoil.cli.output import (
     print_table,
     progress,
 )
+from counterfoil.cli.signals import ENDED_BY
 from counterfoil.cli.train import ADVICE
 
 if TYPE_CHECKING:
-    from counterfoil.cli.output import Bars
-    from counterfoil.data.pairs import Pairs
-    from counterfoil.progress import Silent
-    from counterfoil.training.run import FinishedRun
+    from counterfoil.cli.demo_stages import Demo, DemoResult, Example
 
 DEMO_FOLDER = Path("runs/demo")
 
@@ -37,13 +36,14 @@ DEMO = {
     "objective": {"hardest": {"warmup_epochs": 1}},
     "train": {
         "epochs": 3,
-        "batch_size": 128,
+        # NAAF scores all pairs of a batch: smaller batches give more steps for the same time.
+        "batch_size": 32,
         "optimiser": {"lr": 0.0015},
         "schedule": {"name": "cosine", "warmup_steps": 50},
     },
 }
 
-# A TAGS-DC as small as it can be and still learn something in two minutes.
+# A TAGS-DC as small as it can be and still learn something.
 CORRECTOR = {
     "data": {"source": "scenes", "min_count": 2},
     "model": {
@@ -77,13 +77,12 @@ CORRECTOR = {
         "schedule": {"name": "linear", "warmup_steps": 100},
     },
 }
-HELD_OUT = 10
 
 
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = DEMO_FOLDER,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs to train.")] = 3,
-    images: Annotated[int, typer.Option(min=100, help="Scenes to draw, all splits.")] = 5000,
+    images: Annotated[int, typer.Option(min=100, help="Scenes to draw, all splits.")] = 2500,
     corrector: Annotated[
         bool,
         typer.Option(
@@ -95,104 +94,113 @@ def demo(
         bool, typer.Option(help="End with the page; without a terminal it never does.")
     ] = True,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page.")] = 8000,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run there.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Train anew, and replace a run there.")
+    ] = False,
     cache: Path = CACHE_OPTION,
     as_json: bool = JSON_OPTION,
 ) -> None:
-    """Draw scenes, train a matcher on them, search both ways, open the page.
+    """Draw scenes, train a matcher, search both ways, find planted errors, open the page.
 
-    Needs no download and no GPU; a few minutes on two cores.
+    Needs no download and no GPU; a few minutes on two cores. A demo that was interrupted goes on
+    with the same command. One that is finished is shown again.
     """
+    from counterfoil.cli.demo_stages import INTERRUPTED, Demo
     from counterfoil.config import build_config, merge
-    from counterfoil.training.run import execute
-    from counterfoil.training.run_folder import locked_run
+    from counterfoil.locks import locked_folder
+    from counterfoil.training.run_folder import clear_run, holds_a_run, locked_run
 
     started = time.monotonic()
-    change = {"train": {"epochs": epochs}, "data": {"options": {"images": images}}}
-    beside = _beside(out)
+    data = {"data": {"options": {"images": images}}}
     bars = progress(quiet=as_json)
-    with locked_run(out, ADVICE), locked_run(beside, ADVICE) if corrector else nullcontext():
-        _make_room(out, overwrite)
+    own = Demo(
+        matcher=build_config(merge(merge(DEMO, data), {"train": {"epochs": epochs}}), "demo"),
+        corrector=build_config(merge(CORRECTOR, data), "demo") if corrector else None,
+        folder=out,
+        cache=cache,
+        progress=bars,
+        may_delete=overwrite or out == DEMO_FOLDER,
+    )
+    with ExitStack() as locks:
+        locks.enter_context(locked_run(out, ADVICE))
+        locks.enter_context(locked_folder(own.audit_folder, "writing an audit there", ADVICE))
         if corrector:
-            _make_room(beside, overwrite)
-        finished = execute(build_config(merge(DEMO, change), "demo"), out, cache, progress=bars)
-        if corrector:
-            _train_corrector(finished.pairs, images, beside, bars)
-    assert finished.report is not None  # noqa: S101 - nothing interrupts the demo but a signal
+            locks.enter_context(locked_run(own.corrector_folder, ADVICE))
+        result = None if overwrite else own.finished()
+        if result is not None:
+            bars.say(f"{out} is finished, with these settings; --overwrite trains it anew")
+        else:
+            if overwrite:
+                for folder in (out, own.corrector_folder) if corrector else (out,):
+                    if holds_a_run(folder):
+                        clear_run(folder)
+            own.clear()
+            try:
+                result = own.make()
+            except KeyboardInterrupt:
+                bars.say(INTERRUPTED)
+                raise typer.Exit(ENDED_BY[signal.SIGINT]) from None
+    _show(result, own, time.monotonic() - started, as_json)
+    if not as_json:
+        helper = own.corrector_folder if "corrector" in result.configs else None
+        _end_at_the_page(out, helper, own.audit_folder, serve, port, cache)
+
+
+def _show(result: DemoResult, demo: Demo, seconds: float, as_json: bool) -> None:
+    page = demo.folder / "report.html"
     if as_json:
-        print_json({"report": str(finished.page), "results": finished.report.as_dict()})
+        print_json(
+            {
+                "report": str(page),
+                "results": result.retrieval.as_dict(),
+                "audit": {
+                    "folder": str(demo.audit_folder),
+                    "threshold": result.threshold,
+                    "measures": result.measures.as_dict(),
+                    "planted": [one.as_dict() for one in result.planted],
+                },
+                "corrections": result.corrections and result.corrections.as_dict(),
+            }
+        )
         return
-    print_table(finished.report.rows(), title=finished.report.headline())
-    _searches(finished)
-    console().print(
-        f"\n{time.monotonic() - started:.0f} s in all. Open the report, with the pictures: "
-        f"[bold]{finished.page}[/]\nTry a sentence of your own: counterfoil score {out} IMAGE.png "
+    print_table(result.retrieval.rows(), title=result.retrieval.headline())
+    _print_searches("Searching images with a sentence", result.by_text)
+    _print_searches("Searching sentences with an image", result.by_image)
+    out = console()
+    out.print()
+    print_table(result.planted_rows(), title="Planted errors", words=(0, 2, 3, 4, 5))
+    print_table(result.measure_rows())
+    for sentence in (result.audit_sentence(), result.correction_sentence()):
+        out.print(sentence, highlight=False, markup=False)
+    out.print(
+        f"\n{seconds:.0f} s in all. Open the report, with the pictures: [bold]{page}[/]\n"
+        f"Try a sentence of your own: counterfoil score {demo.folder} IMAGE.png "
         '-t "a small red car next to a tree"',
         highlight=False,
     )
-    _end_at_the_page(out, beside if corrector else None, serve, port, cache)
 
 
-def _make_room(folder: Path, overwrite: bool) -> None:
-    from counterfoil.training.run_folder import make_room
-
-    of_a_demo = folder in (DEMO_FOLDER, _beside(DEMO_FOLDER))
-    make_room(folder, overwrite or of_a_demo, "--overwrite deletes it")
-
-
-def _beside(run: Path) -> Path:
-    """Where the corrector of a demo goes."""
-    return run.parent / f"{run.name}-corrector"
-
-
-def _train_corrector(pairs: Pairs, images: int, folder: Path, bars: Bars | Silent) -> None:
-    """Train on the same scenes; few are held out, as it reads every pair at length."""
-    import torch
-
-    from counterfoil.config import build_config, merge
-    from counterfoil.models import create_model
-    from counterfoil.training.loop import Trainer
-
-    bars.say("a small TAGS-DC, to suggest corrections")
-    few = {name: pairs[name].select(range(HELD_OUT)) for name in ("dev", "test")}
-    pairs = replace(pairs, splits={**pairs.splits, **few})
-    change = {"data": {"options": {"images": images}}}
-    config = build_config(merge(CORRECTOR, change), "demo")
-    torch.manual_seed(config.seed)
-    model = create_model(config.model, pairs.train, config.data)
-    model.fragments_from = pairs.train.fragments.made_by if pairs.train.fragments else None
-    Trainer(model, pairs, config, folder, bars).run()
+def _print_searches(title: str, examples: Sequence[Example]) -> None:
+    out = console()
+    out.print(f"\n[bold]{title}[/]")
+    for example in examples:
+        out.print(f"  {example.query}", highlight=False, markup=False)
+        for right, score, item in example.hits[:3]:
+            mark = "✓" if right else " "
+            out.print(f"    {mark} {score:6.3f}  {item}", highlight=False, markup=False)
 
 
 def _end_at_the_page(
-    run: Path, corrector: Path | None, wanted: bool, port: int, cache: Path
+    run: Path, corrector: Path | None, audit: Path, wanted: bool, port: int, cache: Path
 ) -> None:
-    """Serve, where somebody is there to look; else say how to."""
+    """Serve, if somebody is there to look; else say how to."""
     more = f" --corrector {corrector}" if corrector is not None else ""
     watched = sys.stdin.isatty() and sys.stdout.isatty() and not os.environ.get("CI")
     installed = all(find_spec(name) for name in ("fastapi", "uvicorn", "python_multipart"))
     if not (wanted and watched and installed):
-        console().print(f"Open the page: counterfoil serve {run}{more}", highlight=False)
+        text = f"Open the page: counterfoil serve {run}{more} --audit {audit}"
+        console().print(text, highlight=False)
         return
     from counterfoil.cli.serve import serve
 
-    serve(run, corrector=corrector, port=port, cache=cache)
-
-
-def _searches(finished: FinishedRun) -> None:
-    assert finished.gallery is not None  # noqa: S101
-    split = finished.pairs[finished.report.split]  # type: ignore[union-attr]
-    out = console()
-    out.print("\n[bold]Searching images with a sentence[/]")
-    for search in finished.gallery.text_to_image:
-        out.print(f"  “{split.texts[search.query]}”", highlight=False, markup=False)
-        for hit in search.hits[:3]:
-            mark = "✓" if hit.right else " "
-            out.print(f"    {mark} {hit.score:6.3f}  {split.ids[hit.index]}", highlight=False)
-    out.print("\n[bold]Searching sentences with an image[/]")
-    for search in finished.gallery.image_to_text:
-        out.print(f"  {split.ids[search.query]}", highlight=False, markup=False)
-        for hit in search.hits[:3]:
-            mark = "✓" if hit.right else " "
-            text = split.texts[hit.index]
-            out.print(f"    {mark} {hit.score:6.3f}  {text}", highlight=False, markup=False)
+    serve(run, corrector=corrector, audit=audit, port=port, cache=cache)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,15 @@ from counterfoil.training.plots import Plot, plots_of, thin
 from counterfoil.training.report_style import STYLE
 
 
+@dataclass(frozen=True)
+class Section:
+    """A result besides retrieval: a title, sentences, and a table whose first row is its header."""
+
+    title: str
+    sentences: Sequence[str]
+    rows: Sequence[Sequence[str]] = ()
+
+
 def write_report(
     folder: Path,
     config: RunConfig,
@@ -30,8 +40,10 @@ def write_report(
     split: Split,
     gallery: Gallery,
     notes: Sequence[str] = (),
+    sections: Sequence[Section] = (),
+    png: bool = True,
 ) -> Path:
-    """Write ``report.html`` and, where matplotlib is installed, the plots as PNG files."""
+    """Write ``report.html`` and, if ``png`` and matplotlib is installed, the plots as PNG files."""
     records = read_metrics(folder / "metrics.jsonl")
     page = PAGE.format(
         policy=escape(page_policy()),
@@ -43,7 +55,8 @@ def write_report(
         tie_rule=clean(report.tie_rule),
         by_text="".join(_text_search(s, split) for s in gallery.text_to_image),
         by_image="".join(_image_search(s, split) for s in gallery.image_to_text),
-        charts=draw(plots_of(records, config.evaluation.split), folder),
+        sections="".join(map(_section, sections)),
+        charts=draw(plots_of(records, config.evaluation.split), folder if png else None),
         notes="".join(f"<p>{clean(note)}</p>" for note in notes),
         config=clean(config.to_yaml()),
     )
@@ -52,8 +65,18 @@ def write_report(
     return path
 
 
-def draw(plots: Mapping[str, Plot], folder: Path) -> str:
-    """The plots as inline figures, thinned; each as a PNG of all points where matplotlib is."""
+def draw(plots: Mapping[str, Plot], folder: Path | None) -> str:
+    """The plots as inline figures, thinned; in a folder each as a PNG, where matplotlib is."""
+    if folder is not None:
+        _save_png(plots, folder)
+    figures = []
+    for title, x_label, y_label, series in plots.values():
+        light = {name: thin(points) for name, points in series.items()}
+        figures.append(f"<figure>{line_chart(light, title, x_label, y_label)}</figure>")
+    return "".join(figures)
+
+
+def _save_png(plots: Mapping[str, Plot], folder: Path) -> None:
     for name, plot in plots.items():
         try:
             save_line_chart_png(
@@ -61,11 +84,6 @@ def draw(plots: Mapping[str, Plot], folder: Path) -> str:
             )
         except MissingExtraError:
             break
-    figures = []
-    for title, x_label, y_label, series in plots.values():
-        light = {name: thin(points) for name, points in series.items()}
-        figures.append(f"<figure>{line_chart(light, title, x_label, y_label)}</figure>")
-    return "".join(figures)
 
 
 def warning_box(records: Sequence[dict[str, Any]], most: int = 8) -> str:
@@ -88,7 +106,13 @@ def _titled(report: RetrievalReport) -> list[tuple[str, list[tuple[str, ...]]]]:
     return tables if len(tables) > 1 else [("", tables[0][1])]
 
 
-def _table(title: str, table: list[tuple[str, ...]]) -> str:
+def _section(section: Section) -> str:
+    sentences = "".join(f"<p>{clean(sentence)}</p>" for sentence in section.sentences)
+    table = _table("", section.rows) if section.rows else ""
+    return f"<h2>{clean(section.title)}</h2>{sentences}{table}"
+
+
+def _table(title: str, table: Sequence[Sequence[str]]) -> str:
     header, *rows = table
     above = f"<p>{clean(title)}</p>" if title else ""
     head = "".join(f"<th>{clean(cell)}</th>" for cell in header)
@@ -161,6 +185,7 @@ PAGE = """<!doctype html>
 <p class="rule">{tie_rule}; brackets are bootstrap 95 % intervals.</p>
 <h2>Searching images with a sentence</h2>{by_text}
 <h2>Searching sentences with an image</h2>{by_image}
+{sections}
 <h2>Training</h2><div class="charts">{charts}</div>
 {notes}
 <details><summary>Configuration</summary><pre>{config}</pre></details>

@@ -72,7 +72,8 @@ MAY_CHANGE = {
 class FinishedRun:
     """A run with its result on the test split; ``report`` is None where it was interrupted.
 
-    ``shared`` counts images of the splits that judge it whose ids are also in the training split.
+    ``shared`` counts images of the splits that judge it whose ids are also in the training split;
+    ``notes`` are the sentences below the charts of the report.
     """
 
     result: RunResult
@@ -82,6 +83,7 @@ class FinishedRun:
     gallery: Gallery | None = None
     page: Path | None = None
     shared: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def read_data(
@@ -324,7 +326,8 @@ def _conclude(
         notes.append(f"{twins[0].upper()}{twins[1:]}.")
     page = write_report(folder, config, report, judged, gallery, notes)
     shared = shared_ids(config, pairs)
-    return FinishedRun(replace(result, folder=folder), best, pairs, report, gallery, page, shared)
+    result = replace(result, folder=folder)
+    return FinishedRun(result, best, pairs, report, gallery, page, shared, tuple(notes))
 
 
 def save_yardstick(folder: Path, best: Model, dev: Split) -> None:

@@ -9,6 +9,7 @@ const HINTS = {
   suspicious: "most suspicious first.",
   "near-duplicates": "Nearly the same is said of different images: likely false negatives in training, no errors.",
 };
+const PLANTED = { swapped: "caption of another image", words: "words exchanged" };
 
 export async function auditView(place, params) {
   const facts = await about();
@@ -47,6 +48,7 @@ export async function auditView(place, params) {
       ? h("p", { class: "filters" }, filter("", "All"), page.reasons.map((one) => filter(one.sign, one.name, one.count)))
       : "",
     h("p", { class: "hint" }, page.total.toLocaleString("en"), " ", what, HINTS[section]),
+    ...page.notes.map((note) => h("p", { class: "hint" }, note)),
     list, more);
   say(`${page.total} findings`);
 }
@@ -67,6 +69,9 @@ function finding(found) {
         h("span", { class: "moved for" }, signed(found.correction.after - found.correction.before))),
       found.better_caption && h("p", { class: "instead" }, h("span", { class: "label" }, "From the pool"),
         h("a", { href: opened(found, found.better_caption.text) }, found.better_caption.text)),
+      found.planted && h("p", { class: "instead" }, h("span", { class: "label" }, "Planted"),
+        `${PLANTED[found.planted.error]}; it was: `,
+        h("a", { href: opened(found, found.planted.original) }, found.planted.original)),
       h("ul", { class: "reasons" }, found.reasons.map((reason) => h("li", {}, reason.text))),
       h("p", { class: "facts" }, `suspicion ${found.suspicion.toFixed(2)} · score ${found.score.toFixed(3)} · own image at rank ${found.rank} of ${found.compared.toLocaleString("en")} · ${found.image}`)));
 }

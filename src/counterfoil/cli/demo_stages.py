@@ -1,0 +1,427 @@
+"""The stages of `counterfoil demo`: train, plant errors and audit, correct, report.
+
+A finished demo is read back from its `demo.json`. An unfinished one goes on from what is there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import typer
+
+from counterfoil.audit import Audit, Corrector, Finding, audit_split
+from counterfoil.audit import write_report as write_audit
+from counterfoil.audit.corruption import Corrupted, corrupt
+from counterfoil.audit.measures import (
+    AuditMeasures,
+    PlantedCaption,
+    mark_planted,
+    measure_audit,
+    planted_captions,
+)
+from counterfoil.cli.signals import StopSignals
+from counterfoil.config import RunConfig, load_config
+from counterfoil.data.pairs import Pairs, Split
+from counterfoil.errors import CheckpointError, CounterfoilError, DataError
+from counterfoil.evaluation.gallery import Search
+from counterfoil.evaluation.report import Report, RetrievalReport
+from counterfoil.files import write_atomically
+from counterfoil.models import Model, create_model, from_pretrained
+from counterfoil.progress import Progress
+from counterfoil.reading import read_text
+from counterfoil.training.load import load_model
+from counterfoil.training.loop import Trainer
+from counterfoil.training.report import Section, write_report
+from counterfoil.training.run import FinishedRun, execute, resumed_config
+from counterfoil.training.run_folder import RUN_FILES, clear_run, make_room, write_config
+
+RESULT = "demo.json"
+INTERRUPTED = "interrupted; the same command goes on"
+PLANTED = 12
+"""Captions given to other images; as many others get exchanged words."""
+THRESHOLD = 0.8
+"""Few captions are wrong: at the default of 0.5, most of those listed would be right."""
+HELD_OUT = 10
+SEED = 0
+
+DATA_SECONDS = 0.016
+MATCHER_SECONDS = 0.09
+TEST_SECONDS = 0.02
+AUDIT_SECONDS = 0.04
+CORRECTOR_SECONDS = 1.2
+"""On two cores: per scene; per training step; per tested image; per audited image; per step."""
+
+
+class Example(Report):
+    """A search: its query, and for each of the first hits its score and whether it is right."""
+
+    query: str
+    hits: tuple[tuple[bool, float, str], ...]
+
+
+class Corrections(Report):
+    """Corrections of listed captions, those of other images left out.
+
+    ``restored`` are captions as they were before their words were exchanged.
+    """
+
+    made: int
+    restored: int
+
+    @property
+    def precision(self) -> float:
+        return 100.0 * self.restored / self.made if self.made else float("nan")
+
+
+class DemoResult(Report):
+    """Everything that the demo prints; ``configs`` are those of its runs."""
+
+    configs: dict[str, dict[str, Any]]
+    retrieval: RetrievalReport
+    by_text: tuple[Example, ...]
+    by_image: tuple[Example, ...]
+    threshold: float
+    measures: AuditMeasures
+    planted: tuple[PlantedCaption, ...]
+    corrections: Corrections | None = None
+
+    def audit_sentence(self) -> str:
+        """What the audit found, beside what a list drawn by chance would hold."""
+        found, listed = self.measures.captions, sum(one.listed for one in self.planted)
+        precision = f"{found.precision:.0f} %" if found.listed else "undefined"
+        return (
+            f"{found.wrong} of {found.items} captions were made wrong on purpose. From suspicion "
+            f"{self.threshold:.2g} on, the audit lists {found.listed}, {listed} of them planted: "
+            f"precision {precision} (chance {found.chance:.1f} %), recall {found.recall:.0f} %."
+        )
+
+    def correction_sentence(self) -> str:
+        made = self.corrections
+        if made is None:
+            return "No corrector was trained: counterfoil demo --corrector trains one."
+        precision = f"{made.precision:.0f} %" if made.made else "undefined"
+        return (
+            f"{made.made} listed captions were corrected, {made.restored} of them to what they "
+            f"were before: precision {precision}."
+        )
+
+    def measure_rows(self) -> Sequence[Sequence[str]]:
+        """A header, and a row of text for all planted captions and for each kind."""
+        kinds = {"all": self.measures.captions}
+        if self.measures.swapped is not None:
+            kinds["captions of other images"] = self.measures.swapped
+        if self.measures.exchanged is not None:
+            kinds["words exchanged"] = self.measures.exchanged
+        header = ("planted", "captions", "found", "recall %", "AP %", "AP by chance %")
+        return [header] + [
+            (
+                name,
+                str(one.wrong),
+                str(round(one.recall * one.wrong / 100)),
+                f"{one.recall:.0f}",
+                f"{one.ap:.0f}",
+                f"{one.chance:.1f}",
+            )
+            for name, one in kinds.items()
+        ]
+
+    def planted_rows(self) -> Sequence[Sequence[str]]:
+        """A header and a row of text per planted caption."""
+        names = {"swapped": "other image", "words": "words"}
+        header = ("found", "suspicion", "error", "image", "planted caption", "it was")
+        return [header] + [
+            (
+                "✓" if one.listed else "–",
+                f"{one.suspicion:.2f}",
+                names[one.error],
+                one.image,
+                one.text,
+                one.original,
+            )
+            for one in self.planted
+        ]
+
+
+@dataclass
+class Demo:
+    """What a demo is made from, and where; ``corrector`` is None if none is trained.
+
+    ``may_delete``: other runs in its folders are deleted, not refused.
+    """
+
+    matcher: RunConfig
+    corrector: RunConfig | None
+    folder: Path
+    cache: Path
+    progress: Progress
+    may_delete: bool = False
+    signals: StopSignals = field(default_factory=StopSignals)
+    stage: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def audit_folder(self) -> Path:
+        return beside(self.folder, "audit")
+
+    @property
+    def corrector_folder(self) -> Path:
+        return beside(self.folder, "corrector")
+
+    @property
+    def configs(self) -> dict[str, dict[str, Any]]:
+        """Settings by which a finished demo is known again."""
+        named = {"matcher": self.matcher, "corrector": self.corrector}
+        return {name: config.model_dump(mode="json") for name, config in named.items() if config}
+
+    def finished(self) -> DemoResult | None:
+        """The result of an earlier demo with these settings; None if any part of it is missing."""
+        try:
+            result = DemoResult.from_json(read_text(self.audit_folder / RESULT))
+            if result.configs != {**result.configs, **self.configs}:
+                return None
+            resumed_config(self.folder, self.matcher)
+            load_model(self.folder, "cpu")
+            if "corrector" in result.configs:
+                load_model(self.corrector_folder, "cpu")
+        except (CounterfoilError, OSError, ValueError):
+            return None
+        audit = (self.audit_folder / name for name in ("index.html", "findings.jsonl"))
+        whole = all(path.is_file() for path in (self.folder / "report.html", *audit))
+        return result if whole else None
+
+    def clear(self) -> None:
+        """Make room for new runs; one with the same settings stays, to go on from."""
+        _make_room(self.folder, self.matcher, self.may_delete)
+        if self.corrector is not None:
+            _make_room(self.corrector_folder, self.corrector, self.may_delete)
+
+    def make(self) -> DemoResult:
+        """Train, audit and report; goes on from what an interrupted demo left."""
+        (self.audit_folder / RESULT).unlink(missing_ok=True)
+        run = self._train_matcher()
+        corrector = self._train_corrector(run.pairs)
+        assert run.report is not None and run.gallery is not None  # noqa: S101, PT018
+        split = run.pairs[run.report.split]
+        self._begin("plants wrong captions and audits the test split", AUDIT_SECONDS * len(split))
+        truth = plant(split)
+        audit = self._audit(
+            run.model, truth, None if corrector is None else Corrector(corrector, split)
+        )
+        quoted = [f"“{text}”" for text in split.texts]
+        planted = planted_captions(audit, truth, split)
+        audit = replace(audit, findings=mark_planted(audit.findings, planted))
+        result = DemoResult(
+            configs=self.configs,
+            retrieval=run.report,
+            by_text=tuple(_example(one, quoted, split.ids) for one in run.gallery.text_to_image),
+            by_image=tuple(
+                _example(one, split.ids, split.texts) for one in run.gallery.image_to_text
+            ),
+            threshold=audit.summary.threshold,
+            measures=measure_audit(audit, truth),
+            planted=tuple(planted),
+            corrections=None if corrector is None else count_corrections(audit.findings),
+        )
+        self._report(run, audit, result)
+        return result
+
+    def _begin(self, what: str, seconds: float) -> None:
+        """Say which stage begins, and how long it will take."""
+        self.stage += 1
+        stages = 4 if self.corrector is None else 5
+        so_far = f", {_duration(time.monotonic() - self.started)} so far" if self.stage > 1 else ""
+        self.progress.say(
+            f"[{self.stage}/{stages}{so_far}] {what}: about {_duration(seconds)} on two cores"
+        )
+
+    def _train_matcher(self) -> FinishedRun:
+        images = int(self.matcher.data.options["images"])
+        self._begin(
+            f"draws {images:,} scenes and finds regions (once; kept in {self.cache})",
+            DATA_SECONDS * images,
+        )
+        again = _goes_on(self.folder, self.matcher)
+        try:
+            run = self._execute(again)
+        except (CheckpointError, DataError) as error:
+            if not again:
+                raise
+            self._say_damaged(error)
+            clear_run(self.folder)
+            self.stage = 1
+            run = self._execute(resume=False)
+        self._stop_if(run.result.interrupted)
+        return run
+
+    def _execute(self, resume: bool) -> FinishedRun:
+        epochs, images = self.matcher.train.epochs, int(self.matcher.data.options["images"])
+
+        def training() -> None:
+            seconds = MATCHER_SECONDS * _steps(self.matcher)
+            self._begin(f"trains a NAAF for {epochs} epochs", seconds)
+            self.signals.listen()
+
+        def trained() -> None:
+            self.signals.stop_listening()
+            self._begin("tests the best epoch and writes the report", TEST_SECONDS * images // 10)
+
+        return execute(
+            self.matcher,
+            self.folder,
+            self.cache,
+            resume=resume,
+            progress=self.progress,
+            should_stop=lambda: self.signals.asked,
+            on_training=training,
+            on_trained=trained,
+        )
+
+    def _train_corrector(self, pairs: Pairs) -> Model | None:
+        """A TAGS-DC on the same scenes; few are held out, as it reads every pair at length."""
+        config, folder = self.corrector, self.corrector_folder
+        if config is None:
+            return None
+        self._begin(
+            "trains a small TAGS-DC, to suggest corrections", CORRECTOR_SECONDS * _steps(config)
+        )
+        few = {name: pairs[name].select(range(HELD_OUT)) for name in ("dev", "test")}
+        pairs = replace(pairs, splits={**pairs.splits, **few})
+        again = _goes_on(folder, config) and (folder / "last").exists()
+        try:
+            interrupted = self._fit(config, pairs, again)
+        except CheckpointError as error:
+            if not again:
+                raise
+            self._say_damaged(error)
+            clear_run(folder)
+            interrupted = self._fit(config, pairs, resume=False)
+        self._stop_if(interrupted)
+        return load_model(folder, "cpu")
+
+    def _fit(self, config: RunConfig, pairs: Pairs, resume: bool) -> bool:
+        """Train the corrector; True if it was interrupted."""
+        folder = self.corrector_folder
+        if resume:
+            model = from_pretrained(folder / "last")
+        else:
+            torch.manual_seed(config.seed)
+            model = create_model(config.model, pairs.train, config.data)
+            model.fragments_from = pairs.train.fragments.made_by if pairs.train.fragments else None
+        signals = self.signals
+        trainer = Trainer(model, pairs, config, folder, self.progress, lambda: signals.asked)
+        signals.listen()
+        interrupted = trainer.run(resume).interrupted
+        if not interrupted:
+            signals.stop_listening()
+        return interrupted
+
+    def _say_damaged(self, error: CounterfoilError) -> None:
+        self.progress.say(f"begins anew, as the run there is damaged ({error})")
+
+    def _audit(self, model: Model, truth: Corrupted, corrector: Corrector | None) -> Audit:
+        """List captions from `THRESHOLD` on, or as many as were planted if none reaches it."""
+        audit = audit_split(
+            model, truth.split, threshold=THRESHOLD, corrector=corrector, progress=self.progress
+        )
+        if audit.summary.suspicious:
+            return audit
+        self.progress.say("no caption is that suspicious: lists those that are most")
+        lowest = float(np.sort(audit.suspicion)[-max(1, int(truth.labels.sum()))])
+        return audit_split(
+            model, truth.split, threshold=lowest, corrector=corrector, progress=self.progress
+        )
+
+    def _stop_if(self, interrupted: bool) -> None:
+        if interrupted:
+            self.progress.say(INTERRUPTED)
+            raise typer.Exit(self.signals.exit_code)
+
+    def _report(self, run: FinishedRun, audit: Audit, result: DemoResult) -> None:
+        """Write the audit, add it to the run's report, and at last what tells it is finished."""
+        assert run.report is not None and run.gallery is not None  # noqa: S101, PT018
+        sentences = [result.audit_sentence(), result.correction_sentence()]
+        about = {"run": str(self.folder), "model": run.model.spec.name, "data": run.pairs.name}
+        title = f"{run.pairs.name} with planted errors, read by {self.folder.name}"
+        write_audit(self.audit_folder, title, [audit], about, notes=sentences)
+        sections = [
+            Section("Audit", sentences[:1], result.measure_rows()),
+            Section("Planted captions", [], result.planted_rows()),
+            Section("Corrections", sentences[1:]),
+        ]
+        split = run.pairs[run.report.split]
+        config = load_config(self.folder / "config.yaml")
+        page = (run.report, split, run.gallery, run.notes, sections)
+        write_report(self.folder, config, *page, png=False)  # the plots are there already
+        write_atomically(self.audit_folder / RESULT, result.to_json())
+
+
+def beside(run: Path, what: str) -> Path:
+    """Where the audit or the corrector of a demo goes."""
+    return run.parent / f"{run.name}-{what}"
+
+
+def plant(split: Split) -> Corrupted:
+    """The split with a few wrong captions: `PLANTED` of each kind, at most a tenth of all."""
+    captions = len(split.texts)
+    share = min(PLANTED, captions // 10) / max(1, captions)
+    return corrupt(split, share, share, SEED)
+
+
+def count_corrections(findings: Sequence[Finding]) -> Corrections:
+    """How many corrections of listed captions give back what stood there before.
+
+    A right caption has nothing to be corrected. Captions of other images are left out: no
+    exchange of words makes them what they were.
+    """
+    judged = [
+        one
+        for one in findings
+        if one.correction is not None and (one.planted is None or one.planted.error == "words")
+    ]
+    restored = sum(
+        one.planted is not None
+        and one.correction is not None
+        and one.correction.text == one.planted.original
+        for one in judged
+    )
+    return Corrections(made=len(judged), restored=restored)
+
+
+def _goes_on(folder: Path, config: RunConfig) -> bool:
+    """Whether a folder holds a run with these settings."""
+    try:
+        resumed_config(folder, config)
+    except CounterfoilError:
+        return False
+    return True
+
+
+def _make_room(folder: Path, config: RunConfig, may_delete: bool) -> None:
+    if _goes_on(folder, config):
+        return
+    if may_delete and folder.is_dir() and not (folder / "config.yaml").exists():
+        names = {path.name for path in folder.iterdir() if path.suffix != ".png"}
+        if {name for name in names if not name.startswith(".")} <= RUN_FILES:
+            write_config(folder, config)  # without one, what is left of it would be no run
+    make_room(folder, may_delete, "choose another --out; --overwrite deletes it")
+
+
+def _example(search: Search, queries: Sequence[str], items: Sequence[str]) -> Example:
+    hits = tuple((hit.right, hit.score, items[hit.index]) for hit in search.hits)
+    return Example(query=queries[search.query], hits=hits)
+
+
+def _steps(config: RunConfig) -> int:
+    """Training steps of a run on scenes: 80 % of the images, five captions each."""
+    pairs = 4 * int(config.data.options["images"])
+    return config.train.epochs * (pairs // config.train.batch_size)
+
+
+def _duration(seconds: float) -> str:
+    return f"{max(1, round(seconds))} s" if seconds < 100 else f"{seconds / 60:.0f} min"
