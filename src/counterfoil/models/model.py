@@ -31,6 +31,7 @@ from counterfoil.models.spec import ModelSpec, resolve
 from counterfoil.registry import Registry
 
 if TYPE_CHECKING:
+    from counterfoil.models.correct import CorrectionRule
     from counterfoil.models.explain import Match
 
 
@@ -40,6 +41,7 @@ class Model(nn.Module):
     ``fragments_from`` names the extractor those fragments came from, where they were not
     precomputed, so that a saved model can read a new image. ``pretrained`` are the names of the
     parameters that began as those of a language or vision model; a saved model remembers them.
+    ``correction_rule`` says when a model that corrects captions replaces a word.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Model(nn.Module):
         self.spec, self.input_dim, self.text = spec, input_dim, text
         self.fragments_from = fragments_from
         self.fragments_options = dict(fragments_options or {})
+        self.correction_rule: CorrectionRule | None = None
         members = [
             (
                 _create(image_encoders, "image", spec.image, input_dim, spec.embed_size),

@@ -15,6 +15,7 @@ from counterfoil.models import Model, from_pretrained, resolve
 from counterfoil.models.dual import reads_pixels
 from counterfoil.models.store import model_folder
 from counterfoil.progress import Progress
+from counterfoil.training.corrections import load_rule
 from counterfoil.training.loop import choose_device
 from counterfoil.training.run import read_data
 
@@ -25,7 +26,9 @@ Leaked = dict[str, int]
 
 def load_model(folder: Path, device: str = "auto") -> Model:
     """The best checkpoint of a run, or a saved model's folder."""
-    return from_pretrained(model_folder(folder)).to(choose_device(device))
+    model = from_pretrained(model_folder(folder)).to(choose_device(device))
+    model.correction_rule = load_rule(folder) or model.correction_rule
+    return model
 
 
 def run_config(folder: Path) -> RunConfig | None:
