@@ -28,20 +28,16 @@ def corrections(draw) -> tuple[Correction, list[float], dict[str, float]]:
     return Correction(text, 0.0, text, 0.0, tuple(words), (), ()), effects, worth
 
 
-@given(corrections(), st.floats(0, 1))
-def test_words_that_both_doubt_are_exchanged_while_the_score_rises(drawn, threshold) -> None:
+@given(corrections())
+def test_words_that_both_doubt_are_exchanged_while_the_score_rises(drawn) -> None:
     found, effects, worth = drawn
 
     def score(text: str) -> float:
         return sum(worth[word] for word in text.split())
 
-    agreed = agree(found, threshold, effects, lambda texts: [score(text) for text in texts])
+    agreed = agree(found, effects, lambda texts: [score(text) for text in texts])
     before, words = score(found.text), found.text.split()
-    doubtful = {
-        place
-        for place, word in enumerate(found.words)
-        if word.wrong >= threshold and effects[place] < 0
-    }
+    doubtful = {place for place, effect in enumerate(effects) if effect < 0}
     for change in agreed.changes:
         assert change.place in doubtful
         assert change.instead in found.words[change.place].suggestions

@@ -79,7 +79,7 @@ def test_a_correction_is_that_of_the_corrector(client, content, pairs, image) ->
     asked = {"image": image, "text": TEXT, "threshold": 0.3}
     found = client.post("/api/correct", asked).json
     fragments = pairs.test.fragments.read(3)
-    wanted = correct(content.corrector, fragments, TEXT, threshold=0.3, suggestions=8)
+    wanted = correct(content.corrector, fragments, TEXT, threshold=0.3)
     assert found["corrected"] == wanted.corrected
     assert [change["instead"] for change in found["changes"]] == [c.instead for c in wanted.changes]
     assert found["corrected_score"] >= found["score"]

@@ -11,7 +11,7 @@ from PIL import Image
 
 from counterfoil.config import build_config
 from counterfoil.data.images import open_image
-from counterfoil.errors import ConfigError
+from counterfoil.errors import CheckpointError, ConfigError
 from counterfoil.evaluation.correct_chart import correct_png
 from counterfoil.evaluation.word_chips import GROUND, colour_of
 from counterfoil.models import create_model, save_pretrained
@@ -116,3 +116,33 @@ def test_the_words_that_were_changed_are_green_and_those_that_are_wrong_red() ->
         colours = {colour for _, colour in page.getcolors(1 << 20)}
         assert colour_of(-0.9, GROUND) in colours
         assert (colour_of(1.0, GROUND) in colours) == green
+
+
+def test_corrections_are_measured_and_the_rule_is_chosen_again(run, cache) -> None:
+    asked = ["correct", run, "--measure", "--captions", 10, "--cache", cache]
+    told = json.loads(invoke(*asked, "--margin", 0, "--threshold", 0, "--json"))
+    assert told["exchanged"] == 10
+    assert 0 <= told["none_made"] <= 1
+    shown = invoke(*asked)
+    assert "no change made" in shown
+    assert "as they are" in shown
+    invoke("correct", run, "--choose", "--captions", 5, "--cache", cache)
+    rule = json.loads((run / "correction_rule.json").read_text())
+    assert set(rule) >= {"threshold", "margin", "candidates", "usable", "precision", "made"}
+    (run / "correction_rule.json").unlink()
+
+
+def test_a_damaged_rule_is_named(run, cache) -> None:
+    (run / "correction_rule.json").write_text('{"threshold": 7}')
+    try:
+        with pytest.raises(CheckpointError, match=r"correction_rule\.json"):
+            invoke("correct", run, "--measure", "--cache", cache)
+    finally:
+        (run / "correction_rule.json").unlink()
+
+
+def test_to_measure_takes_no_sentence_and_to_correct_needs_one(run) -> None:
+    with pytest.raises(ConfigError, match="take no image"):
+        invoke("correct", run, "a.png", "a dog", "--measure")
+    with pytest.raises(ConfigError, match="expected an image and a sentence"):
+        invoke("correct", run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from counterfoil.data.caption_words import caption_words
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.vocabulary import SPECIALS
 from counterfoil.errors import ConfigError, DataError
-from counterfoil.models import Model, create_model
-from counterfoil.models.correct import correct
+from counterfoil.models import Model, create_model, from_pretrained, save_pretrained
+from counterfoil.models.correct import CorrectionRule, correct, correct_batch, exchanged
 from counterfoil.objectives.token_losses import discrimination_losses, word_losses
 from tests.conftest import CONCEPTS, load_fixture, make_split
 from tests.models.cross import model_of
@@ -108,7 +109,7 @@ def test_no_correction_scores_below_the_caption(split, seed) -> None:
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     caption = "A dog, and a ZEBRA near the boat!"
-    found = correct(model, image_of(split), caption, threshold=0.0, suggestions=2)
+    found = correct(model, image_of(split), caption, threshold=0.0, candidates=2)
     (score,) = model.score([image_of(split)], [found.corrected])[0].tolist()
     assert found.corrected_score == pytest.approx(score, abs=1e-5)
     assert found.corrected_score >= found.score
@@ -133,10 +134,10 @@ def test_an_imported_tags_model_with_its_word_pieces_corrects_too(tmp_path) -> N
     found = correct(model, Fragments(regions, boxes), caption, threshold=0.0)
     assert [word.word for word in found.words] == ["Dog", "a", "doggy", "w12", "."]
     assert found.corrected_score >= found.score
-    for word in found.words[:-1]:
-        assert word.suggestions
-        assert all("#" not in new and "[" not in new for new in word.suggestions)
-        assert 0 < word.wrong < 1
+    spelt = [*found.changes, *found.refused]
+    assert spelt
+    assert all("#" not in change.instead and "[" not in change.instead for change in spelt)
+    assert all(0 < word.wrong < 1 for word in found.words[:-1])
 
 
 def test_what_cannot_be_corrected_is_refused(split) -> None:
@@ -148,4 +149,79 @@ def test_what_cannot_be_corrected_is_refused(split) -> None:
     with pytest.raises(DataError, match="no words"):
         correct(small(split), image_of(split), "  ")
     with pytest.raises(ConfigError, match="at least 1"):
-        correct(small(split), image_of(split), "a dog", suggestions=0)
+        correct(small(split), image_of(split), "a dog", candidates=0)
+
+
+def test_a_change_below_the_margin_is_refused(split, taught) -> None:
+    model, cases = taught
+    image, true, foil = cases[0]
+    made = correct(model, image_of(split, image), foil)
+    gain = made.corrected_score - made.score
+    within = correct(model, image_of(split, image), foil, margin=0.9 * gain)
+    assert within.corrected == true
+    beyond = correct(model, image_of(split, image), foil, margin=1.1 * gain)
+    assert beyond.corrected == foil
+    assert beyond.changes == ()
+    assert [change.instead for change in beyond.refused] == [made.changes[0].instead]
+    assert not any(word.suggestions for word in beyond.words)
+
+
+def test_a_model_whose_changes_were_wrong_on_dev_suggests_nothing_unless_asked(
+    split, taught, tmp_path
+) -> None:
+    model, cases = taught
+    image, true, foil = cases[0]
+    save_pretrained(model, tmp_path / "model")
+    model = from_pretrained(tmp_path / "model")
+    assert model.correction_rule is None
+    model.correction_rule = CorrectionRule(usable=False, precision=0.2, made=40)
+    save_pretrained(model, tmp_path / "unusable")
+    model = from_pretrained(tmp_path / "unusable")
+    assert model.correction_rule == CorrectionRule(usable=False, precision=0.2, made=40)
+    refused = correct(model, image_of(split, image), foil)
+    assert (refused.corrected, refused.changes) == (foil, ())
+    assert correct(model, image_of(split, image), foil, margin=0.0).corrected == true
+
+
+def test_a_noun_is_never_replaced_by_an_adjective_or_a_verb(split) -> None:
+    captions = ["a man and a dog near the tree", "a red and tall dog jumps", "black large riding"]
+    split = replace(split, captions=[captions] * len(split))
+    model = small(split)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.5 * torch.randn_like(parameter))
+        found = correct(model, image_of(split), "a man near the tree", threshold=0.0, candidates=9)
+        for change in [*found.changes, *found.refused]:
+            if change.word in ("man", "tree"):
+                assert change.instead in {"man", "dog", "tree"}
+
+
+def test_captions_are_corrected_together_as_one_by_one(split, taught) -> None:
+    model, cases = taught
+    images = [image_of(split, image) for image, _, _ in cases]
+    together = correct_batch(model, images, [foil for _, _, foil in cases], CorrectionRule())
+    for (_, _, foil), image, batched in zip(cases, images, together, strict=True):
+        alone = correct(model, image, foil)
+        assert batched.corrected == alone.corrected
+        assert batched.score == pytest.approx(alone.score, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("caption", "place", "new", "wanted"),
+    [
+        ("A dog runs.", 1, "elephant", "An elephant runs."),
+        ("an old, OLD dog", 4, "cat", "an old, OLD cat"),
+        ("an elephant", 1, "dog", "a dog"),
+        ("the dog", 1, "owl", "the owl"),
+    ],
+)
+def test_the_article_follows_a_replaced_word(caption, place, new, wanted) -> None:
+    assert exchanged(caption, place, new) == wanted
+
+
+@pytest.mark.parametrize("wrong", [{"threshold": 1.5}, {"margin": -1.0}, {"margin": float("nan")}])
+def test_a_senseless_rule_is_refused(wrong) -> None:
+    with pytest.raises(ConfigError, match="must be"):
+        CorrectionRule(**wrong)

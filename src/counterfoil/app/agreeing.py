@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from counterfoil.models.correct import Change, Correction, SuspectWord
+from counterfoil.models.correct import Change, Correction, exchanged
 
 MOST_CHANGES = 4
 LEAST_GAIN = 0.05
@@ -36,22 +36,23 @@ class Agreed:
         }
 
 
-def agree(found: Correction, threshold: float, effects: Sequence[float], scores: Scores) -> Agreed:
+def agree(found: Correction, effects: Sequence[float], scores: Scores) -> Agreed:
     """Make the change that raises the score most, then the next, while there is one.
 
-    ``effects`` are the matcher's, word by word: what counts for the match is left alone.
+    Only the corrector's suggestions are tried. ``effects`` are the matcher's, word by word: what
+    counts for the match is left alone.
     """
     doubtful = {
         place: word
         for place, (word, effect) in enumerate(zip(found.words, effects, strict=True))
-        if word.wrong >= threshold and effect < 0 and word.suggestions
+        if effect < 0 and word.suggestions
     }
     made: dict[int, str] = {}
     changes: list[Change] = []
     score = scores([found.text])[0]
     while doubtful and len(changes) < MOST_CHANGES:
         tries = [(place, new) for place, word in doubtful.items() for new in word.suggestions]
-        sentences = [_written(found.text, found.words, {**made, at: new}) for at, new in tries]
+        sentences = [_written(found.text, {**made, at: new}) for at, new in tries]
         reached = scores(sentences)
         best = max(range(len(tries)), key=reached.__getitem__)
         if reached[best] < score + LEAST_GAIN * abs(score):
@@ -59,12 +60,11 @@ def agree(found: Correction, threshold: float, effects: Sequence[float], scores:
         place, new = tries[best]
         score, made[place] = reached[best], new
         changes.append(Change(place, doubtful.pop(place).word, new, score))
-    return Agreed(_written(found.text, found.words, made), score, tuple(changes))
+    return Agreed(_written(found.text, made), score, tuple(changes))
 
 
-def _written(text: str, words: Sequence[SuspectWord], made: dict[int, str]) -> str:
-    """The sentence with some words exchanged, from the last on, so that places hold."""
-    for place in sorted(made, reverse=True):
-        start, end = words[place].span
-        text = text[:start] + made[place] + text[end:]
+def _written(text: str, made: dict[int, str]) -> str:
+    """The sentence with some words exchanged, by their places."""
+    for place, new in made.items():
+        text = exchanged(text, place, new)
     return text

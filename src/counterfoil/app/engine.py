@@ -28,7 +28,6 @@ from counterfoil.search.explain import explain_encoded
 from counterfoil.search.items import Side
 
 FRAGMENTS_KEPT = 256
-SUGGESTIONS = 8
 """For each doubtful word."""
 
 
@@ -67,7 +66,7 @@ class Explain:
 class Correct:
     image: str
     text: str
-    threshold: float
+    threshold: float | None
 
 
 class Engine:
@@ -177,9 +176,7 @@ class Engine:
         if self.corrector is None:
             raise Problem(409, "no model here was taught to correct: serve one with --corrector")
         fragments = self._read(self.corrector, job.image)
-        found: Correction = correct(
-            self.corrector, fragments, job.text, threshold=job.threshold, suggestions=SUGGESTIONS
-        )
+        found: Correction = correct(self.corrector, fragments, job.text, threshold=job.threshold)
         image = self._image(job.image)
 
         def scores(texts: Sequence[str]) -> list[float]:
@@ -188,8 +185,8 @@ class Engine:
             return list(self._paired(image, encoded, pairs).values())
 
         effects = [word.effect for word in explain_encoded(self.model, image, job.text).words]
-        agreed = agree(found, job.threshold, effects, scores)
-        asked = {"image": job.image, "threshold": job.threshold}
+        agreed = agree(found, effects, scores)
+        asked = {"image": job.image, "threshold": found.rule.threshold}
         return {**found.as_dict(), **asked, "agreed": agreed.as_dict()}
 
     def _image(self, name: str) -> Encoded:

@@ -160,7 +160,7 @@ class ExplainResponse(BaseModel):
 class CorrectRequest(Asked):
     image: ImageId
     text: Sentence
-    threshold: float = Field(0.5, ge=0, le=1, allow_inf_nan=False)
+    threshold: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
 
 
 class Suspect(BaseModel):

@@ -24,7 +24,7 @@ class Corrector:
     ``split`` has the same images as the one that is audited, with fragments of the model's kind.
     """
 
-    def __init__(self, model: Model, split: Split, threshold: float = 0.5) -> None:
+    def __init__(self, model: Model, split: Split, threshold: float | None = None) -> None:
         correcting(model)
         if split.fragments is None:
             raise DataError(f"split '{split.name}' has no fragments; extract features first")
@@ -75,6 +75,12 @@ def _with_correction(finding: Finding, found: Correction) -> Finding:
             after=found.corrected_score,
             changes=tuple((change.word, change.instead) for change in found.changes),
         )
-    note = "" if corrected else "the corrector found no exchange of words that raises the score"
+    note = "" if corrected else _no_change_note(found)
     update = {"wrong_words": words, "correction": corrected, "correction_note": note}
     return finding.model_copy(update=update)
+
+
+def _no_change_note(correction: Correction) -> str:
+    if not correction.rule.usable:
+        return "no suggestion: too many of the corrector's changes were wrong on its dev split"
+    return "no suggestion: no word of the same part of speech raises the score enough"

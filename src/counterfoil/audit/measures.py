@@ -80,7 +80,7 @@ class PlantedCaption(Planted):
 def planted_captions(audit: Audit, truth: Corrupted, original: Split) -> list[PlantedCaption]:
     """The captions of ``original`` that were made wrong, the most suspicious first."""
     first = np.cumsum([0, *(len(texts) for texts in original.captions)])
-    threshold = audit.summary.threshold
+    threshold = audit.threshold
     planted = []
     for number in np.flatnonzero(truth.labels & ~np.isnan(audit.suspicion)).tolist():
         image = int(original.image_of[number])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Optional
 
 import typer
 
@@ -16,33 +16,72 @@ from counterfoil.cli.output import (
     SourceOptions,
     check_inputs,
     console,
+    parse_options,
     print_json,
     print_table,
+    progress,
 )
 from counterfoil.cli.sentences import check_sentence
 
 if TYPE_CHECKING:
-    from counterfoil.models.correct import Change, Correction, SuspectWord
+    from counterfoil.models.correct import Change, Correction, CorrectionRule, SuspectWord
 
 
 def correct(
     run: Annotated[Path, typer.Argument(help="Run or model folder, trained with tags-dc.")],
-    image: Annotated[str, typer.Argument(help="An image file, or an image id of the data set.")],
-    text: Annotated[str, typer.Argument(help="The sentence.")],
-    data: Annotated[
+    image: Annotated[
         Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        typer.Argument(help="An image file, or an image id of the data set."),
+    ] = None,
+    text: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(help="The sentence."),
+    ] = None,
+    data: Annotated[
+        Optional[str],  # noqa: UP045
         typer.Option("--data", help="Data set of the id; by default the one of the run."),
     ] = None,
     format: FormatOption = None,
     option: SourceOptions = None,
     split: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Split of the id; by default all are searched."),
+        typer.Option(help="Split of the id (default: all), or to measure on (default: test)."),
     ] = None,
     threshold: Annotated[
-        float, typer.Option(callback=SHARE, help="Words less likely wrong (0 to 1) are left alone.")
-    ] = 0.5,
-    suggestions: Annotated[int, typer.Option(min=1, help="Words tried in place of one.")] = 5,
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            callback=SHARE,
+            help="Leave words alone that are less likely wrong (0 to 1). Default: chosen on dev.",
+        ),
+    ] = None,
+    margin: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            min=0.0,
+            help="Replace a word only if its score gain is above this. Default: chosen on dev.",
+        ),
+    ] = None,
+    candidates: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Words tried in place of one. Default: chosen on dev."),
+    ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Measure precision on captions with words exchanged by rule; no image, no text.",
+        ),
+    ] = False,
+    choose: Annotated[
+        bool,
+        typer.Option(
+            "--choose", help="Choose threshold and margin on dev again, and keep them in the run."
+        ),
+    ] = False,
+    captions: Annotated[
+        int, typer.Option(min=1, help="Captions to measure on, of each kind (with --measure).")
+    ] = 500,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed (with --measure).")] = 1,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--out", "-o", help="Also draw the correction, as a PNG file."),
@@ -57,12 +96,23 @@ def correct(
 
       counterfoil correct runs/tags-dc-scenes photo.png "a man carrying a white helmet"
       counterfoil correct runs/tags-dc-scenes scene-test-000012 "two cows by a tree" -o right.png
+      counterfoil correct runs/tags-dc-scenes --measure
 
-    A word is exchanged only where the sentence then scores higher; what was thought of but would
-    lower the score is named.
+    A word is replaced only by one of the same part of speech, and only if the score rises by more
+    than a margin. Margin and threshold were chosen on the run's dev split. --measure prints how
+    many of the changes are right, and how often none is made.
     """
     from counterfoil.errors import ConfigError
 
+    if measure or choose:
+        if image is not None or text is not None or out is not None:
+            raise ConfigError("--measure and --choose take no image, no sentence and no --out")
+        check_inputs([run], data, format)
+        read = Reading(run, data, format, option or [], split, cache)
+        _measure(read, (threshold, margin, candidates), choose, captions, seed, device, as_json)
+        return
+    if image is None or text is None:
+        raise ConfigError("expected an image and a sentence (or --measure to measure the model)")
     check_sentence(text, "correct")
     if out is not None and out.suffix.lower() != ".png":
         raise ConfigError(f"--out {out}: the picture is a PNG, name it so")
@@ -75,20 +125,66 @@ def correct(
     unknown = require_known(model.text, text).unknown_words
     source = ImageSource(run, data, format, option or [], split, cache, quiet=as_json)
     fragments, pixels = source.read(model, image)
-    found = correct_caption(model, fragments, text, threshold=threshold, suggestions=suggestions)
+    result = correct_caption(
+        model, fragments, text, threshold=threshold, margin=margin, candidates=candidates
+    )
     if out is not None:
         from counterfoil.evaluation.correct_chart import correct_png
         from counterfoil.files import write_atomically
 
-        write_atomically(out, correct_png(found, pixels))
+        write_atomically(out, correct_png(result, pixels))
     if as_json:
-        print_json({"run": str(run), "model": model.spec.name, "image": image, **found.as_dict()})
+        print_json({"run": str(run), "model": model.spec.name, "image": image, **result.as_dict()})
         return
-    _print(found)
+    _print(result)
     if unknown:
         console().print(unknown_note(unknown), highlight=False, markup=False, style="yellow")
     if out is not None:
         console().print(f"picture: {out}", highlight=False, markup=False)
+
+
+class Reading(NamedTuple):
+    """Which captions to measure corrections on."""
+
+    run: Path
+    data: str | None
+    format: str | None
+    option: list[str]
+    split: str | None
+    cache: Path
+
+
+def _measure(
+    read: Reading,
+    asked: tuple[float | None, float | None, int | None],
+    choose: bool,
+    captions: int,
+    seed: int,
+    device: str,
+    as_json: bool,
+) -> None:
+    from counterfoil.evaluation.corrections import measure_corrections
+    from counterfoil.models.correct import correcting, rule_of
+    from counterfoil.training.corrections import choose_run_rule
+    from counterfoil.training.load import evaluation_split, load_model
+
+    bars = progress(quiet=as_json)
+    model = load_model(read.run, device)
+    correcting(model)
+    if choose:
+        model.correction_rule = choose_run_rule(read.run, model, read.cache, bars)
+    pairs = evaluation_split(
+        read.run, read.data, read.format, parse_options(read.option), read.cache, bars
+    )
+    rule = rule_of(model, *asked)
+    report = measure_corrections(
+        model, pairs[read.split or "test"], rule, captions=captions, seed=seed, progress=bars
+    )
+    if as_json:
+        print_json({"run": str(read.run), "model": model.spec.name, **report.as_dict()})
+        return
+    print_table(report.rows())
+    console().print(report.headline(), highlight=False, markup=False)
 
 
 def _print(found: Correction) -> None:
@@ -106,10 +202,22 @@ def _print(found: Correction) -> None:
         out.print("nothing was changed", highlight=False)
     for change in found.refused:
         out.print(_refusal(change), highlight=False, markup=False)
+    out.print(_rule_note(found.rule), highlight=False, markup=False, style="dim")
 
 
 def _refusal(change: Change) -> str:
     return (
-        f"'{change.word}' looks wrong, but the best word found instead, '{change.instead}', "
-        f"does not raise the score ({change.score:.4f}): left as it is"
+        f"'{change.word}' looks wrong, but the best candidate, '{change.instead}', does not raise "
+        f"the score enough ({change.score:.4f}): left as it is"
     )
+
+
+def _rule_note(rule: CorrectionRule) -> str:
+    if not rule.usable:
+        return (
+            "this model suggests nothing: too few of its changes were right on dev; --margin M "
+            "makes them nevertheless"
+        )
+    if rule.precision is None:
+        return "how often such a change is right was not measured: --measure"
+    return f"on dev, {rule.precision:.0%} of {rule.made} changes by this rule were right"

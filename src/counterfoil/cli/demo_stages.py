@@ -223,7 +223,7 @@ class Demo:
             by_image=tuple(
                 _example(one, split.ids, split.texts) for one in run.gallery.image_to_text
             ),
-            threshold=audit.summary.threshold,
+            threshold=audit.threshold,
             measures=measure_audit(audit, truth),
             planted=tuple(planted),
             corrections=None if corrector is None else count_corrections(audit.findings),

@@ -126,14 +126,22 @@ def _with_articles(tokens: list[str], edit: Edit) -> Edit:
     """The edit, and the articles before its words where these begin otherwise."""
     articles = {}
     for place, word in edit.items():
-        article = tokens[place - 1] if place else ""
-        if article in ("a", "an") and place - 1 not in edit and article != _article(word):
-            articles[place - 1] = _article(word)
+        article = article_before(tokens[place - 1], word) if place else None
+        if article and place - 1 not in edit:
+            articles[place - 1] = article
     return {**edit, **articles}
 
 
-def _article(word: str) -> str:
-    return "an" if word[0] in "aeiou" else "a"
+def article_before(article: str, word: str) -> str | None:
+    """The other indefinite article if a word needs it, in the same case; else None.
+
+    >>> article_before("An", "dog")
+    'A'
+    """
+    fitting = "an" if word[:1].lower() in tuple("aeiou") else "a"
+    if article.lower() not in ("a", "an") or article.lower() == fitting:
+        return None
+    return _in_case_of(article, fitting) if len(article) > 1 or article.islower() else "An"
 
 
 def _in_case_of(old: str, new: str) -> str:

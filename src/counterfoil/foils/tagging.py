@@ -218,3 +218,56 @@ def _clause_has_verb(tokens: Sequence[str], tags: list[str]) -> bool:
 
 def _is_participle(word: str) -> bool:
     return _is_ing(word) or _is_past(word)
+
+
+def keeps_word_class(tokens: Sequence[str], place: int, new: str) -> bool:
+    """Whether another word could stand at a place as the same part of speech, in the same form.
+
+    The tags of the whole sentence must stay. Context alone is not enough: after *a*, every
+    adjective looks like a noun (*a black in red*), so the new word must be known to be one.
+
+    >>> keeps_word_class("a man in red".split(), 1, "woman")
+    True
+    >>> keeps_word_class("a man in red".split(), 1, "black")
+    False
+    """
+    tags = tag(tokens)
+    exchanged = [*tokens[:place], new, *tokens[place + 1 :]]
+    if tag(exchanged) != tags:
+        return False
+    old, kind = tokens[place], tags[place]
+    if kind == NOUN:
+        return _is_a_noun(new) and not _numbers(old).isdisjoint(_numbers(new))
+    if kind == VERB:
+        return _verb_form(old) == _verb_form(new)
+    if kind == ADJECTIVE:
+        known = new in ADJECTIVES or _ends_as_adjective(new)
+        return known or (_is_participle(new) and _verb_form(old) == _verb_form(new))
+    if kind == ADVERB and old not in CLOSED:
+        return new not in CLOSED
+    return CLOSED.get(old) == CLOSED.get(new)
+
+
+def _is_a_noun(word: str) -> bool:
+    """Whether a word is a noun by itself: listed, or in no list and with no ending of another."""
+    if word in NOUN_FORMS or word in _ALSO_NOUNS or word in USUALLY_PLURALS:
+        return True
+    others = word in CLOSED or word in ADJECTIVES or word in VERBS or _ends_as_adjective(word)
+    return not (others or _is_participle(word) or _is_third_person(word))
+
+
+def _numbers(noun: str) -> set[str]:
+    """The grammatical numbers that a noun can have: *sheep* has both."""
+    form = NOUN_FORMS.get(noun)
+    if form is None:
+        return {"plural" if _is_plural(noun) else "singular"}
+    listed = (("singular", form.is_singular), ("plural", form.is_plural))
+    return {number for number, has in listed if has}
+
+
+def _verb_form(word: str) -> str:
+    if _is_ing(word):
+        return "ing"
+    if _is_past(word):
+        return "past"
+    return "third" if _is_third_person(word) else "plain"

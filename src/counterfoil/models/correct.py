@@ -1,12 +1,14 @@
 """Which words of a caption are wrong for an image, and what they should be (TAGS-DC).
 
-The head ``discrimination`` finds the words, ``correction`` says what could stand there, and the
-matching score has the last word: of what could stand there, the likeliest that raises it is taken.
+The head ``discrimination`` finds the words and ``correction`` proposes others. A proposal becomes a
+suggestion if it is of the same part of speech as the word it replaces, and if it raises the
+matching score by more than a margin. `CorrectionRule` holds that margin; it is chosen on dev.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +17,12 @@ import torch
 from counterfoil.data.batches import pad_fragments, pad_texts
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.texts import HuggingFaceText, TextProcessor, WordText
+from counterfoil.data.words import words as tokens_of
 from counterfoil.encoders import Encoded
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.foils.masking import MaskTokens
+from counterfoil.foils.rules import article_before
+from counterfoil.foils.tagging import keeps_word_class
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models.asking import asked
 from counterfoil.models.foil_maker import word_table
@@ -33,6 +38,9 @@ if TYPE_CHECKING:
 
 HEADS = ("discrimination", "correction")
 PIECE = "##"
+SCORED_AT_ONCE = 512
+CANDIDATES_READ = 8
+"""Likeliest tokens read for each candidate wanted: many are of another word class."""
 
 
 def can_correct(model: Model) -> bool:
@@ -53,10 +61,42 @@ def correcting(model: Model) -> CrossEncoder:
 
 
 @dataclass(frozen=True)
-class SuspectWord:
-    """A word, how likely it is wrong, and what could stand in its place, likeliest first.
+class CorrectionRule:
+    """When a word is replaced: it is likely enough wrong, and the score rises by enough.
 
-    A word that the model does not know is left out, so nothing is said of it.
+    Of the words that could stand there, only the ``candidates`` likeliest are tried. ``precision``
+    is the share of changes that were right on the captions that the rule was chosen on, ``made``
+    how many changes that were; None if it was not chosen on any. A rule that is not ``usable``
+    allows no change: too many of the model's changes were wrong.
+    """
+
+    threshold: float = 0.5
+    margin: float = 0.0
+    candidates: int = 5
+    usable: bool = True
+    precision: float | None = None
+    made: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise ConfigError(f"correct: the threshold must be 0 to 1, got {self.threshold}")
+        if not 0 <= self.margin < float("inf"):
+            raise ConfigError(f"correct: the margin must be 0 or more, got {self.margin}")
+        if self.candidates < 1:
+            raise ConfigError(f"correct: expected at least 1 candidate, got {self.candidates}")
+
+    def allows(self, gain: float) -> bool:
+        """Whether a change that raises the score by ``gain`` is made."""
+        return self.usable and gain > self.margin
+
+
+@dataclass(frozen=True)
+class SuspectWord:
+    """A word, how likely it is wrong, and the words suggested in its place, likeliest first.
+
+    Only a word at least as likely wrong as the rule's threshold has suggestions, and only such as
+    keep its part of speech and raise the score by more than the rule's margin. A word that the
+    model does not know is left out, so nothing is said of it.
     """
 
     word: str
@@ -73,6 +113,35 @@ class SuspectWord:
             "suggestions": list(self.suggestions),
             "known": self.known,
         }
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A word that may be wrong, by its place in the caption, and what was tried in its place.
+
+    ``gains`` are the changes of the matching score, one for each of the ``candidates``.
+    """
+
+    place: int
+    word: str
+    wrong: float
+    candidates: tuple[str, ...]
+    gains: tuple[float, ...]
+
+    def first_allowed(self, rule: CorrectionRule) -> int | None:
+        """The likeliest candidate that a rule allows."""
+        gains = self.gains[: rule.candidates]
+        return next((at for at, gain in enumerate(gains) if rule.allows(gain)), None)
+
+
+def choose_change(proposals: Sequence[Proposal], rule: CorrectionRule) -> tuple[int, int] | None:
+    """Which proposal and which of its candidates a rule takes first: the likeliest wrong word."""
+    for number in sorted(range(len(proposals)), key=lambda at: -proposals[at].wrong):
+        if proposals[number].wrong >= rule.threshold:
+            candidate = proposals[number].first_allowed(rule)
+            if candidate is not None:
+                return number, candidate
+    return None
 
 
 @dataclass(frozen=True)
@@ -97,9 +166,9 @@ class Change:
 class Correction:
     """A caption, its words, and the sentence that should stand there.
 
-    ``corrected`` never scores below ``text``: it is the same where no change helps. ``changes`` are
-    those made, each with the score after it; ``refused`` the best that was thought of for a word
-    held to be wrong, but lowers the score.
+    ``corrected`` never scores below ``text``: it is the same if no change helps. ``changes`` are
+    those made, each with the score after it. ``refused`` are the best candidates for words that are
+    likely wrong, but whose change the ``rule`` does not allow.
     """
 
     text: str
@@ -109,6 +178,7 @@ class Correction:
     words: tuple[SuspectWord, ...]
     changes: tuple[Change, ...]
     refused: tuple[Change, ...]
+    rule: CorrectionRule = CorrectionRule()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold."""
@@ -120,6 +190,7 @@ class Correction:
             "words": [word.as_dict() for word in self.words],
             "changes": [change.as_dict() for change in self.changes],
             "refused": [change.as_dict() for change in self.refused],
+            "rule": asdict(self.rule),
         }
 
 
@@ -129,103 +200,252 @@ def correct(
     image: Fragments,
     caption: str,
     *,
-    threshold: float = 0.5,
-    suggestions: int = 5,
+    threshold: float | None = None,
+    margin: float | None = None,
+    candidates: int | None = None,
 ) -> Correction:
     """Find the wrong words of a caption of an image, given as fragments, and correct them.
 
-    The word most likely wrong comes first; after a change, the whole sentence is looked at again.
-    Words below the ``threshold`` stay. ``suggestions`` are tried for each.
+    The word most likely wrong comes first; after a change, the whole sentence is read again.
+    ``threshold``, ``margin`` and ``candidates`` default to those of the model's own rule.
     """
-    if suggestions < 1:
-        raise ConfigError(f"correct: expected at least 1 suggestion, got {suggestions}")
-    if not caption_words(caption):
+    rule = rule_of(model, threshold, margin, candidates)
+    return correct_batch(model, [image], [caption], rule)[0]
+
+
+@torch.inference_mode()
+def correct_batch(
+    model: Model, images: Sequence[Fragments], captions: Sequence[str], rule: CorrectionRule
+) -> list[Correction]:
+    """Correct a caption of each image, all at once; as `correct` does one by one."""
+    if not all(caption_words(caption) for caption in captions):
         raise DataError("the caption has no words: there is nothing to correct")
     with asked(model):
-        corrector = _Corrector(model, image, suggestions)
-        return corrector.correct(caption, threshold)
+        reader = CaptionReader(model, images, rule.candidates)
+        return _correct_all(reader, captions, rule)
 
 
-class _Corrector:
-    """A model that looks at one image."""
+def rule_of(
+    model: Model,
+    threshold: float | None = None,
+    margin: float | None = None,
+    candidates: int | None = None,
+) -> CorrectionRule:
+    """The rule of a model, with what is asked for in its place.
 
-    def __init__(self, model: Model, image: Fragments, suggestions: int) -> None:
-        self.model, self.matcher, self.suggestions = model, correcting(model), suggestions
-        self.image = model.encode_images(pad_fragments([image]).to(model.device))
-        self.ordinary = torch.from_numpy(MaskTokens.of(model.text).ordinary).to(model.device)
+    To ask for a margin allows changes, whatever was measured.
+    """
+    rule = model.correction_rule or CorrectionRule()
+    asked = {"threshold": threshold, "margin": margin, "candidates": candidates}
+    changed = {name: value for name, value in asked.items() if value is not None}
+    if margin is not None:
+        rule = replace(rule, usable=True)
+    other = replace(rule, **changed)  # type: ignore[arg-type]
+    return rule if other == rule else replace(other, precision=None, made=None)
 
-    def correct(self, caption: str, threshold: float) -> Correction:
-        first = self.suspects(caption)
-        text, score = caption, self.scores([caption])[0]
-        before, words = score, first
-        changes: list[Change] = []
-        refused: list[Change] = []
-        looked_at: set[int] = set()
-        while True:
-            place = _worst(words, threshold, looked_at)
-            if place is None:
-                break
-            looked_at.add(place)
-            sentences = [_exchanged(text, words[place], new) for new in words[place].suggestions]
-            found = self.scores(sentences)
-            chosen = _likeliest_better(found, score)
-            instead = words[place].suggestions[chosen]
-            change = Change(place, words[place].word, instead, found[chosen])
-            if found[chosen] <= score:
-                refused.append(change)
-                continue
-            changes.append(change)
-            text, score = sentences[chosen], found[chosen]
-            words = self.suspects(text)
+
+def _correct_all(
+    reader: CaptionReader, captions: Sequence[str], rule: CorrectionRule
+) -> list[Correction]:
+    """Rounds of at most one change per caption; only changed captions are read again."""
+    read = reader.read(range(len(captions)), captions, rule.threshold)
+    drafts = [_Draft(one, one.text) for one in read]
+    open_rows = list(range(len(captions)))
+    while open_rows:
+        open_rows = [
+            row for row, one in zip(open_rows, read, strict=True) if drafts[row].change(one, rule)
+        ]
+        texts = [drafts[row].text for row in open_rows]
+        read = reader.read(open_rows, texts, rule.threshold) if open_rows else []
+    return [draft.finished(rule) for draft in drafts]
+
+
+@dataclass
+class _Draft:
+    """A caption on its way to a correction."""
+
+    first: ReadCaption
+    text: str
+    score: float = 0.0
+    changes: list[Change] = field(default_factory=list)
+    refused: dict[int, Change] = field(default_factory=dict)
+
+    def change(self, read: ReadCaption, rule: CorrectionRule) -> bool:
+        """Make the next change that a rule allows; False if there is none."""
+        self.score = read.score
+        changed = {change.place for change in self.changes}
+        left = [one for one in read.proposals if one.place not in changed]
+        self.refused |= {one.place: _best(one, read.score) for one in left}
+        chosen = choose_change(left, rule)
+        if chosen is None:
+            return False
+        proposal, new = left[chosen[0]], left[chosen[0]].candidates[chosen[1]]
+        score = read.score + proposal.gains[chosen[1]]
+        self.changes.append(Change(proposal.place, proposal.word, new, score))
+        self.text = exchanged(self.text, proposal.place, new)
+        return True
+
+    def finished(self, rule: CorrectionRule) -> Correction:
+        for change in self.changes:
+            self.refused.pop(change.place, None)
         return Correction(
-            caption, before, text, score, tuple(first), tuple(changes), tuple(refused)
+            self.first.text,
+            self.first.score,
+            self.text,
+            self.score,
+            tuple(_suspect(place, self.first, rule) for place in range(len(self.first.words))),
+            tuple(self.changes),
+            tuple(self.refused.values()),
+            rule,
         )
 
-    def suspects(self, caption: str) -> list[SuspectWord]:
-        """Each word of a caption; one that the tokenizer cut off is not suspected."""
-        read = known_text(self.model.text, caption)
+
+def _best(proposal: Proposal, score: float) -> Change:
+    at = max(range(len(proposal.gains)), key=proposal.gains.__getitem__)
+    gain = proposal.gains[at]
+    return Change(proposal.place, proposal.word, proposal.candidates[at], score + gain)
+
+
+def _suspect(place: int, read: ReadCaption, rule: CorrectionRule) -> SuspectWord:
+    """A word with those of its candidates that the rule allows."""
+    allowed = [
+        new
+        for one in read.proposals
+        if one.place == place
+        for new, gain in zip(one.candidates, one.gains, strict=True)
+        if rule.allows(gain)
+    ]
+    return replace(read.words[place], suggestions=tuple(allowed))
+
+
+@dataclass(frozen=True)
+class ReadCaption:
+    """A caption as a corrector reads it: its score, its words, and what could replace some."""
+
+    text: str
+    score: float
+    words: tuple[SuspectWord, ...]
+    proposals: tuple[Proposal, ...]
+
+
+class CaptionReader:
+    """A model that reads captions of a few images."""
+
+    def __init__(self, model: Model, images: Sequence[Fragments], candidates: int) -> None:
+        self.model, self.matcher, self.candidates = model, correcting(model), candidates
+        self.images = model.encode_images(pad_fragments(list(images)).to(model.device))
+        self.ordinary = torch.from_numpy(MaskTokens.of(model.text).ordinary).to(model.device)
+
+    def read(
+        self, rows: Sequence[int], captions: Sequence[str], threshold: float, most: int = 0
+    ) -> list[ReadCaption]:
+        """Read captions, each of the image of its row.
+
+        Candidates are scored for words at least as likely wrong as ``threshold``, and only for the
+        ``most`` likely ones if that is above 0.
+        """
+        suspects = self.suspects(rows, captions)
+        doubtful = [_doubtful(words, threshold, most) for words in suspects]
+        tries = [
+            (at, place, candidate)
+            for at, places in enumerate(doubtful)
+            for place in places
+            for candidate in suspects[at][place].suggestions
+        ]
+        scores = self.scores(
+            [*rows, *(rows[at] for at, _, _ in tries)],
+            [*captions, *(exchanged(captions[at], place, new) for at, place, new in tries)],
+        )
+        before = scores[: len(captions)]
+        gains: dict[tuple[int, int], list[float]] = {}
+        for (at, place, _), score in zip(tries, scores[len(captions) :], strict=True):
+            gains.setdefault((at, place), []).append(score - before[at])
+        return [
+            ReadCaption(
+                captions[at],
+                before[at],
+                tuple(words),
+                tuple(_proposal(place, words[place], gains[at, place]) for place in doubtful[at]),
+            )
+            for at, words in enumerate(suspects)
+        ]
+
+    def suspects(self, rows: Sequence[int], captions: Sequence[str]) -> list[list[SuspectWord]]:
+        """Every word of each caption, with all candidates of its word class.
+
+        A word that the tokenizer cut off is not suspected.
+        """
+        states = self.matcher.states(self._image(rows), self._encode(captions)).words
+        wrong = self.matcher.heads["discrimination"](states).softmax(-1)[..., 0].tolist()
+        logits = self.matcher.heads["correction"](states, word_table(self.model))
+        wide = min(len(self.ordinary), CANDIDATES_READ * self.candidates)
+        ids = self.ordinary[logits[..., self.ordinary].topk(wide).indices].tolist()
+        return [self._words(caption, wrong[at], ids[at]) for at, caption in enumerate(captions)]
+
+    def _words(self, caption: str, wrong: list[float], ids: list[list[int]]) -> list[SuspectWord]:
+        read, found = known_text(self.model.text, caption), caption_words(caption)
         known = caption_words(read.text)
-        found = sorted([*known, *read.unknown], key=lambda word: word.start)
-        place_of = {word: place for place, word in enumerate(found)}
+        places = {word.start: place for place, word in enumerate(found)}
         tokens: dict[int, list[int]] = {}
         for token, word in enumerate(words_of_tokens(self.model.text, read.text, known)):
-            if word is not None:
-                tokens.setdefault(place_of[known[word]], []).append(token)
-        states = self.matcher.states(self.image, self._encode([caption])).words[0]
-        wrong = self.matcher.heads["discrimination"](states).softmax(-1)[:, 0]
-        logits = self.matcher.heads["correction"](states, word_table(self.model))
-        ranked = logits[:, self.ordinary].topk(min(len(self.ordinary), 4 * self.suggestions))
-        ids = self.ordinary[ranked.indices].tolist()
+            if word is not None and known[word].start in places:
+                tokens.setdefault(places[known[word].start], []).append(token)
+        unknown = {word.start for word in read.unknown}
+        parts = tokens_of(caption)
         return [
             SuspectWord(
                 word.text,
                 (word.start, word.end),
-                max((float(wrong[token]) for token in tokens.get(place, ())), default=0.0),
-                self._suggested(word, [ids[token] for token in tokens.get(place, ())]),
-                word not in read.unknown,
+                max((wrong[token] for token in tokens.get(place, ())), default=0.0),
+                self._suggested(parts, place, word, [ids[at] for at in tokens.get(place, ())]),
+                word.start not in unknown,
             )
             for place, word in enumerate(found)
         ]
 
-    def _suggested(self, word: CaptionWord, ranked: list[list[int]]) -> tuple[str, ...]:
+    def _suggested(
+        self, parts: list[str], place: int, word: CaptionWord, ranked: list[list[int]]
+    ) -> tuple[str, ...]:
         """Words spelt by the likeliest ids of each token of a word, then by the next, and so on."""
         if word.is_punctuation:
             return ()
-        spelt = (spell(self.model.text, list(ids)) for ids in zip(*ranked, strict=True))
-        kept = dict.fromkeys(_cased(new, word.text) for new in spelt if _is_one_word(new))
+        kept: dict[str, None] = {}
+        for ids in zip(*ranked, strict=True):
+            new = spell(self.model.text, list(ids))
+            if _is_one_word(new) and keeps_word_class(parts, place, new.lower()):
+                kept.setdefault(_cased(new, word.text))
+            if len(kept) > self.candidates:
+                break
         kept.pop(word.text, None)
-        return tuple(kept)[: self.suggestions]
+        return tuple(kept)[: self.candidates]
 
-    def scores(self, captions: list[str]) -> list[float]:
-        rows = torch.zeros(len(captions), dtype=torch.long, device=self.model.device)
-        scores = self.matcher.paired(self.image[rows], self._encode(captions))
-        return [float(score) for score in scores]
+    def scores(self, rows: Sequence[int], captions: Sequence[str]) -> list[float]:
+        """Scores of captions, each with the image of its row."""
+        scores: list[float] = []
+        for start in range(0, len(captions), SCORED_AT_ONCE):
+            some = slice(start, start + SCORED_AT_ONCE)
+            images, texts = self._image(rows[some]), self._encode(captions[some])
+            scores += self.matcher.paired(images, texts).tolist()
+        return scores
 
-    def _encode(self, captions: list[str]) -> Encoded:
+    def _image(self, rows: Sequence[int]) -> Encoded:
+        return self.images[torch.tensor(list(rows), dtype=torch.long, device=self.model.device)]
+
+    def _encode(self, captions: Sequence[str]) -> Encoded:
         text = self.model.text
         read = [known_text(text, caption).text for caption in captions]
         batch = pad_texts([text.encode(caption) for caption in read], text.pad)
         return self.model.encode_texts(batch.to(self.model.device))
+
+
+def _proposal(place: int, word: SuspectWord, gains: Sequence[float]) -> Proposal:
+    return Proposal(place, word.word, word.wrong, word.suggestions, tuple(gains))
+
+
+def _doubtful(words: Sequence[SuspectWord], threshold: float, most: int) -> list[int]:
+    """Places of the words that are likely enough wrong and can be replaced, likeliest first."""
+    places = [at for at, one in enumerate(words) if one.wrong >= threshold and one.suggestions]
+    return sorted(places, key=lambda at: -words[at].wrong)[: most or None]
 
 
 def spell(text: TextProcessor, ids: list[int]) -> str:
@@ -242,12 +462,6 @@ def spell(text: TextProcessor, ids: list[int]) -> str:
     return spelt.strip()
 
 
-def _likeliest_better(scores: list[float], before: float) -> int:
-    """The first suggestion that raises the score, as the likeliest comes first; else the best."""
-    best = max(range(len(scores)), key=scores.__getitem__)
-    return next((place for place, score in enumerate(scores) if score > before), best)
-
-
 def _is_one_word(text: str) -> bool:
     found = caption_words(text)
     return len(found) == 1 and not found[0].is_punctuation
@@ -258,16 +472,16 @@ def _cased(word: str, like: str) -> str:
     return word[:1].upper() + word[1:] if like[:1].isupper() else word
 
 
-def _exchanged(caption: str, word: SuspectWord, instead: str) -> str:
-    start, end = word.span
-    return caption[:start] + instead + caption[end:]
+def exchanged(caption: str, place: int, instead: str) -> str:
+    """A caption with one word replaced; an article before it follows (*a dog*, *an elephant*).
 
-
-def _worst(words: list[SuspectWord], threshold: float, looked_at: set[int]) -> int | None:
-    """The word most likely wrong that was not looked at yet and can be replaced."""
-    places = [
-        place
-        for place, word in enumerate(words)
-        if word.wrong >= threshold and word.suggestions and place not in looked_at
-    ]
-    return max(places, key=lambda place: words[place].wrong, default=None)
+    >>> exchanged("An elephant runs.", 1, "dog")
+    'A dog runs.'
+    """
+    spans = caption_words(caption)
+    word = spans[place]
+    start, before = word.start, caption[: word.start]
+    if place and (article := article_before(spans[place - 1].text, instead)):
+        start = spans[place - 1].start
+        before = caption[:start] + article + caption[spans[place - 1].end : word.start]
+    return before + instead + caption[word.end :]

@@ -32,6 +32,7 @@ from counterfoil.models.word_spans import require_known
 from counterfoil.registry import Registry
 
 if TYPE_CHECKING:
+    from counterfoil.models.correct import CorrectionRule
     from counterfoil.models.explain import Match
     from counterfoil.models.yardstick import Yardstick
 
@@ -43,6 +44,7 @@ class Model(nn.Module):
     precomputed, so that a saved model can read a new image. ``pretrained`` are the names of the
     parameters that began as those of a language or vision model; a saved model remembers them.
     ``yardstick`` says what its scores and word effects usually are, where that was measured.
+    ``correction_rule`` says when a model that corrects captions replaces a word.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Model(nn.Module):
         self.fragments_from = fragments_from
         self.fragments_options = dict(fragments_options or {})
         self.yardstick: Yardstick | None = None
+        self.correction_rule: CorrectionRule | None = None
         members = [
             (
                 _create(image_encoders, "image", spec.image, input_dim, spec.embed_size),

@@ -9,6 +9,7 @@ import json
 import os
 import reprlib
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from counterfoil.errors import CheckpointError, DataError, MissingExtraError
 from counterfoil.files import atomic_folder
 from counterfoil.matchers.copies import CopiedMatcher
 from counterfoil.models.checksums import check_sum, check_sums, write_sums
+from counterfoil.models.correct import CorrectionRule
 from counterfoil.models.memory_guard import MemoryGuard
 from counterfoil.models.model import Model
 from counterfoil.models.spec import ModelSpec
@@ -67,6 +69,8 @@ def write_files(model: Model, folder: Path) -> None:
         "fragments_options": model.fragments_options,
         "pretrained": sorted(model.pretrained),
     }
+    if model.correction_rule is not None:
+        layout["correction_rule"] = asdict(model.correction_rule)
     (folder / CONFIG).write_text(json.dumps(layout, indent=2), encoding="utf-8")
     model.text.save(folder)
     if model.yardstick is not None:
@@ -117,13 +121,16 @@ def _build(layout: dict[str, Any], folder: Path) -> Model:
             spec[part] = {**spec[part], "pretrained": str(folder / place)}
     text = load_text_processor(layout["text_processor"], folder)
     with MemoryGuard(copies=1):  # to load a model takes no gradients and no optimizer
-        return Model(
+        model = Model(
             ModelSpec.model_validate(spec),
             layout["input_dim"],
             text,
             layout["fragments_from"],
             layout["fragments_options"],
         )
+    if "correction_rule" in layout:
+        model.correction_rule = CorrectionRule(**layout["correction_rule"])
+    return model
 
 
 def load_weights(model: Model, folder: Path) -> None:

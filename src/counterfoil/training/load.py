@@ -16,6 +16,7 @@ from counterfoil.models import Model, from_pretrained, resolve
 from counterfoil.models.dual import reads_pixels
 from counterfoil.models.yardstick import load_yardstick
 from counterfoil.progress import Progress
+from counterfoil.training.corrections import load_rule
 from counterfoil.training.loop import choose_device
 from counterfoil.training.run import read_data
 
@@ -28,6 +29,7 @@ def load_model(folder: Path, device: str = "auto") -> Model:
     """The best checkpoint of a run, or a saved model's folder."""
     model = from_pretrained(model_folder(folder)).to(choose_device(device))
     model.yardstick = load_yardstick(folder) or model.yardstick
+    model.correction_rule = load_rule(folder) or model.correction_rule
     return model
 
 

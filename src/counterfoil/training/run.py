@@ -42,11 +42,13 @@ from counterfoil.evaluation.scoring import score_split
 from counterfoil.features import with_fragments
 from counterfoil.files import write_atomically
 from counterfoil.models import Model, create_model, from_pretrained, resolve
+from counterfoil.models.correct import can_correct
 from counterfoil.models.dual import pixel_options
 from counterfoil.models.start import start_from
 from counterfoil.models.yardstick import YARDSTICK, measure_yardstick
 from counterfoil.objectives import create_objective
 from counterfoil.progress import Progress, Silent
+from counterfoil.training.corrections import save_rule
 from counterfoil.training.distributed import on_first_process
 from counterfoil.training.loop import (
     RunResult,
@@ -297,6 +299,8 @@ def _conclude(
     settings = config.evaluation
     best = from_pretrained(folder / "best").to(choose_device(config.train.device))
     save_yardstick(folder, best, pairs[settings.split])
+    if can_correct(best):
+        best.correction_rule = save_rule(folder, best, pairs[settings.split], progress)
     name = settings.test_split if settings.test_split in pairs else settings.split
     judged = pairs[name]
     if name == settings.split:  # no other data than what chose the epoch, and no more of it
