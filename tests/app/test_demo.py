@@ -12,16 +12,14 @@ import pytest
 
 from counterfoil.app.audits import Audit
 from counterfoil.app.load import can_correct, open_content
-from counterfoil.audit.findings import Corrected, Planted
 from counterfoil.cli.demo import _end_at_the_page
-from counterfoil.cli.demo_stages import _make_room, count_corrections
+from counterfoil.cli.demo_stages import Corrections, DemoResult, _make_room
 from counterfoil.cli.signals import StopSignals
 from counterfoil.config import load_config
 from counterfoil.errors import ConfigError
 from counterfoil.progress import Silent
 from counterfoil.training.load import load_model
 from counterfoil.training.run_folder import holds_a_run
-from tests.app.conftest import finding
 from tests.cli.test_cli import invoke
 
 ROOT = Path(__file__).parents[2]
@@ -149,18 +147,13 @@ def test_an_interrupted_demo_exits_with_130_and_goes_on_next_time(
     assert (tmp_path / "d" / "metrics.jsonl").read_bytes().startswith(first)
 
 
-def test_corrections_count_if_they_restore_the_caption() -> None:
-    def corrected(text: str, planted: Planted | None):
-        fixed = Corrected(text=text, before=0.1, after=0.2, changes=(("a", "b"),))
-        update = {"correction": fixed, "planted": planted}
-        return finding("i", "a red dog", "wrong-words").model_copy(update=update)
-
-    words = Planted(error="words", original="a dog")
-    swapped = Planted(error="swapped", original="a dog")
-    cases = [("a dog", words), ("a cat", words), ("a dog", None), ("a dog", swapped)]
-    counts = count_corrections([corrected(*case) for case in cases])
-    assert (counts.made, counts.restored) == (3, 1)
-    assert counts.precision == pytest.approx(100 / 3)
+def test_the_precision_of_corrections_and_how_often_none_is_made_are_said(small) -> None:
+    result = DemoResult.from_json((small.with_name("d-audit") / "demo.json").read_text())
+    made = Corrections(exchanged=200, unchanged=150, changes=50, right=40, needless=3)
+    said = result.model_copy(update={"corrections": made}).correction_sentence()
+    assert "50 were corrected (none made: 75 %)" in said
+    assert "40 of 50 changes are right: precision 80 %" in said
+    assert "3 had a word changed" in said
 
 
 def test_make_shows_the_progress_of_pip_and_corrects_only_if_asked() -> None:
@@ -187,4 +180,6 @@ def test_a_small_demo_leaves_a_matcher_and_a_corrector(cache, tmp_path) -> None:
     assert said.endswith(f"{serve} --audit {tmp_path}/d-audit")
     assert can_correct(load_model(tmp_path / "d-corrector"))
     assert load_model(tmp_path / "d").spec.name == "naaf"
-    assert "listed captions were corrected" in (tmp_path / "d" / "report.html").read_text()
+    assert (
+        "test captions with words exchanged by rule" in (tmp_path / "d" / "report.html").read_text()
+    )
