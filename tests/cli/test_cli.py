@@ -91,7 +91,7 @@ def test_scoring_an_image_with_sentences(run, cache, tmp_path) -> None:
 
     pairs = load_pairs("scenes", options={"images": 100}, cache_dir=cache)
     open_image(pairs.test.pixels[0]).save(tmp_path / "a.png")
-    (tmp_path / "lines.txt").write_text("a dog\n\nzwei Hunde\n", encoding="utf-8")
+    (tmp_path / "lines.txt").write_text("a dog\n\nzwei red Hunde\n", encoding="utf-8")
     printed = json.loads(
         invoke(
             "score",
@@ -104,8 +104,11 @@ def test_scoring_an_image_with_sentences(run, cache, tmp_path) -> None:
             "--json",
         )
     )
-    assert printed["texts"] == ["a red car", "a dog", "zwei Hunde"]
+    assert printed["texts"] == ["a red car", "a dog", "zwei red Hunde"]
+    assert printed["unknown"] == [[], [], ["zwei", "Hunde"]]
     assert np.isfinite(printed["scores"]).all()
+    with pytest.raises(DataError, match="knows no word"):
+        invoke("score", run, tmp_path / "a.png", "-t", "zwei Hunde")
     with pytest.raises(ConfigError, match="nothing to score"):
         invoke("score", run, tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes(b"no image")
@@ -167,7 +170,9 @@ def test_the_catalogue_lists_models_and_parts() -> None:
 def test_inspecting_a_faulty_folder_names_the_faults_and_fails(tmp_path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes(b"broken")
-    (tmp_path / "captions.csv").write_text("image,caption\na.png,a dog\na.png,\nb.png,x\nc.png,y\n")
+    (tmp_path / "captions.csv").write_text(
+        "image,caption,split\na.png,a dog,train\na.png,,train\nb.png,x,train\nc.png,y,train\n"
+    )
     shown = invoke("data", "inspect", tmp_path / "captions.csv", "--json")
     kinds = json.loads(shown)["problem_counts"]
     assert kinds.keys() >= {"empty-caption"}

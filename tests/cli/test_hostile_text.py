@@ -25,6 +25,9 @@ ODD = {
 }
 
 
+NOTES = {"hashed-split", "shared-captions", "similar-images", "identical-captions"}
+
+
 def write(folder: Path, change: dict[str, object]) -> Path:
     write_images(folder, ["a.png", "b.png"])
     odd = {**GOOD, "image": "b.png", "id": "b", **change}
@@ -42,7 +45,7 @@ def test_half_a_character_in_a_data_set_is_a_counted_skip(name, tmp_path) -> Non
     assert found.exit_code == 0, found.output
     problems = json.loads(found.stdout)["problems"]
     assert {p["severity"] for p in problems} <= {"skip", "note"}
-    kinds = {p["kind"] for p in problems} - {"hashed-split", "shared-captions", "similar-images"}
+    kinds = {p["kind"] for p in problems} - NOTES
     if name in ("id", "caption", "one of two captions"):
         assert "bad-text" in kinds
     assert bool(kinds) == (name != "extra")
