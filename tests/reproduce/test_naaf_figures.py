@@ -160,11 +160,22 @@ def scored(matrix: list[list[float]], captions: int) -> tuple[Split, SplitScores
 def test_pairs_are_captions_that_confuse_the_model_with_its_best_wrong_image() -> None:
     # captions 0 and 2 are ranked right; caption 1 has image 2, then 0 above its own
     split, scores = scored([[3.0, 2.0, 0.0], [1.0, 1.0, 2.0], [2.0, 5.0, 4.0]], captions=1)
-    chosen = list(choose_pairs(split, scores, 3))
+    chosen = choose_pairs(split, scores, 3)
     assert chosen[0] == (1, 1, 2)
     assert sorted(chosen[1:]) == [(0, 0, 2), (2, 2, 1)]
-    assert list(choose_pairs(split, scores, 1)) == chosen[:1]
-    assert list(choose_pairs(split, scores, 3)) == chosen
+    assert choose_pairs(split, scores, 1) == chosen[:1]
+    assert choose_pairs(split, scores, 3) == chosen
+
+
+def test_an_image_with_the_same_caption_is_not_the_wrong_one_of_a_pair() -> None:
+    # image 1 is above caption 0's own, and image 2 above caption 1's
+    matrix = [[3.0, 0.0, 0.0], [4.0, 5.0, 0.0], [1.0, 6.0, 7.0]]
+    split, scores = scored(matrix, captions=1)
+    assert set(choose_pairs(split, scores, 2)) == {(0, 0, 1), (1, 1, 2)}
+    twins = Split("test", split.ids, [["a dog"], ["a dog"], ["a cat"]])
+    chosen = choose_pairs(twins, scores, 3)
+    assert chosen[0] == (1, 1, 2)  # of caption 0, image 1 is no mistake, so it comes later
+    assert (0, 0, 2) in chosen
 
 
 def test_regions_of_a_scene_are_called_like_the_object_they_show() -> None:
@@ -227,11 +238,25 @@ def test_bars_of_a_panel_have_an_area_of_one() -> None:
     assert "100.0 % matched below" not in to_svg(chart)
 
 
+def test_the_picture_of_several_seeds_has_the_normals_and_errors_of_the_seed_it_draws() -> None:
+    one = with_numbers(DISTRIBUTION)
+    moved = {key: {**each, "mean": each["mean"] + 1} for key, each in one["numbers"].items()}
+    pictures = [
+        to_svg(charts_of(reproduction("histograms", distributions=[each]))[0])
+        for each in (one, {**one, "numbers": moved})
+    ]
+    assert pictures[0] == pictures[1]
+
+
 def test_a_store_keeps_the_distributions_of_rows_that_were_not_asked_for() -> None:
     before = reproduction("histograms", distributions=[with_numbers(DISTRIBUTION)])
     other = {**with_numbers(DISTRIBUTION), "row": "b"}
     now = reproduction("histograms", distributions=[other])
-    assert [one.row for one in merged(before, now).distributions] == ["b", "a"]
+    now = now.model_copy(update={"rows": [Found(label=["b"])]})
+    rows = [["b"], ["a"], ["c"]]
+    assert [one.row for one in merged(before, now, order=rows).distributions] == ["b", "a"]
+    assert [one.row for one in merged(before, now, order=rows[1::-1]).distributions] == ["a", "b"]
+    assert [one.row for one in merged(before, now, order=rows[:1]).distributions] == ["b"]
     pairs = reproduction("maps", pairs=[PAIR])
     assert merged(pairs, reproduction("maps")).pairs == pairs.pairs
 
