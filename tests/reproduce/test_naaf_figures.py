@@ -41,6 +41,10 @@ SMALL = [
 ]
 
 
+def some_rows(*rows: str) -> list[str]:
+    return [part for row in rows for part in ("--rows", row)]
+
+
 @pytest.fixture
 def reproduce(tmp_path, cache, monkeypatch):
     """The command with very few scenes; pictures as where matplotlib is missing."""
@@ -56,13 +60,14 @@ def reproduce(tmp_path, cache, monkeypatch):
     return call
 
 
-def test_figure_3_draws_histograms_normals_and_boundary_for_each_alpha(reproduce) -> None:
-    found, folder = reproduce(
-        "naaf.figure3", "model.matcher.min_samples=5", "model.matcher.adjust_epoch=1"
-    )
+@pytest.mark.parametrize("alphas", [[2], pytest.param([1, 2, 3], marks=pytest.mark.slow)])
+def test_figure_3_draws_histograms_normals_and_boundary_for_each_alpha(reproduce, alphas) -> None:
+    options = ("model.matcher.min_samples=5", "model.matcher.adjust_epoch=1")
+    rows = [f"α = {alpha}" for alpha in alphas]
+    found, folder = reproduce("naaf.figure3", *options, *some_rows(*rows))
     drawn = found["distributions"]
-    assert [one["row"] for one in drawn] == ["α = 1", "α = 1", "α = 2", "α = 2", "α = 3", "α = 3"]
-    assert [one["alpha"] for one in drawn] == [1.0, None, 2.0, None, 3.0, None]
+    assert [one["row"] for one in drawn] == [row for row in rows for _ in range(2)]
+    assert [one["alpha"] for one in drawn] == [x for alpha in alphas for x in (alpha, None)]
     for one in drawn:
         numbers = {key: value["mean"] for key, value in one["numbers"].items()}
         assert numbers["boundary"] == one["boundary"]
@@ -76,8 +81,8 @@ def test_figure_3_draws_histograms_normals_and_boundary_for_each_alpha(reproduce
     assert f"{drawn[0]['numbers']['matched_kurtosis']['mean']:.3f}" in page
     assert Reproduction.from_json((folder / "naaf.figure3.json").read_text()).distributions
     svg = ElementTree.fromstring((folder / "distributions.svg").read_text())  # noqa: S314 - ours
-    assert len(svg.findall(f"{SVG}line[@class='boundary']")) == 6
-    assert len(svg.findall(f"{SVG}polyline")) == 12  # two normals a panel
+    assert len(svg.findall(f"{SVG}line[@class='boundary']")) == len(drawn)
+    assert len(svg.findall(f"{SVG}polyline")) == 2 * len(drawn)  # two normals per panel
 
 
 def test_figure_4_maps_words_to_regions_beside_scans_attention(reproduce) -> None:
@@ -269,10 +274,16 @@ def test_a_row_of_several_runs_has_no_histograms_or_maps(kind) -> None:
         build_artefact(tiny(kind=kind, rows=rows, **more), "tiny.yaml")
 
 
-def some_rows(*rows: str) -> list[str]:
-    return [part for row in rows for part in ("--rows", row)]
+def test_the_row_without_masks_runs_by_its_command(reproduce, tmp_path) -> None:
+    found, _ = reproduce("naaf.table4", "train.epochs=1", *some_rows("without masks"))
+    [row] = found["rows"]
+    assert "rsum" in row["numbers"]
+    assert not row["errors"]
+    config = yaml.safe_load((tmp_path / row["runs"][0] / "config.yaml").read_text())
+    assert config["model"]["matcher"]["masks"] is False
 
 
+@pytest.mark.slow
 def test_the_rows_without_maximum_updating_masks_and_glove_run(reproduce, tmp_path) -> None:
     glove = tmp_path / "glove.txt"
     glove.write_text("dog 1 0 0 0 0 0 0 0\na 0 1 0 0 0 0 0 0\n")
