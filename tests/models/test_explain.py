@@ -224,16 +224,18 @@ def test_a_note_says_what_effects_are(match) -> None:
 def test_a_word_map_is_what_lies_beyond_naafs_boundary_or_where_words_attend(concepts) -> None:
     image, caption = image_of(concepts), concepts.test.texts[0]
     naaf = make("naaf", concepts, boundary=0.2, mining=False).eval()
-    words, values = word_map(naaf, image, caption)
+    words, values, score = word_map(naaf, image, caption)
     assert values.shape == (len(words), len(image))
-    assert [effect.word for effect in explain(naaf, image, caption).words] == words
+    match = explain(naaf, image, caption)
+    assert [effect.word for effect in match.words] == words
+    assert score == pytest.approx(match.score)
     with torch.no_grad():
         regions = naaf.encode_images(pad_fragments([image])).fragments[0, : len(image)]
         tokens = naaf.encode_texts(pad_texts([naaf.text.encode(caption)], naaf.text.pad))
     expected = tokens.fragments[0, 1:-1] @ regions.T - 0.2  # without the start and the end
     torch.testing.assert_close(torch.from_numpy(values), expected)
     scan = make("scan-t2i", concepts).eval()
-    _, attention = word_map(scan, image, caption)
+    _, attention, _ = word_map(scan, image, caption)
     effects = explain(scan, image, caption).words
     for row, effect in zip(attention, effects, strict=True):
         np.testing.assert_allclose(row, effect.region_weights[: len(image)], rtol=1e-5)
@@ -241,3 +243,16 @@ def test_a_word_map_is_what_lies_beyond_naafs_boundary_or_where_words_attend(con
         word_map(make("vse-fc", concepts), image, caption)
     with pytest.raises(DataError, match="no words"):
         word_map(naaf, image, " ")
+
+
+def test_a_word_map_keeps_unknown_words_and_scores_them_as_evaluation_does(concepts) -> None:
+    image, caption = image_of(concepts), "zzyzx " + concepts.test.texts[0]
+    naaf = make("naaf", concepts, boundary=0.2, mining=False).eval()
+    words, values, score = word_map(naaf, image, caption)
+    assert words[0] == "zzyzx"
+    assert np.abs(values[0]).sum() > 0
+    with torch.no_grad():
+        images = naaf.encode_images(pad_fragments([image]))
+        texts = naaf.encode_texts(pad_texts([naaf.text.encode(caption)], naaf.text.pad))
+        assert score == pytest.approx(float(naaf.matcher(images, texts)[0, 0]))
+    assert word_map(naaf, image, "zzyzx")[0] == ["zzyzx"]  # explain has nothing to explain

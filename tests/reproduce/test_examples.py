@@ -17,16 +17,19 @@ from counterfoil.evaluation.foil_sets import FoilPair, FoilSet
 from counterfoil.evaluation.foil_sources import FoilChoice, foils_of_model
 from counterfoil.evaluation.foil_truth import makes_sense, places_of, truth_of
 from counterfoil.evaluation.scoring import score_split
+from counterfoil.models.correct import CorrectionRule, correct
 from counterfoil.progress import Silent
 from counterfoil.reproduce import examples
 from counterfoil.reproduce.catalogue import load_artefact
 from counterfoil.reproduce.examples import choose
+from counterfoil.reproduce.foil_judge import FoilJudge
 from counterfoil.reproduce.judge import Judge
 from counterfoil.reproduce.present import write_reproduction
-from counterfoil.reproduce.results import Reproduction
+from counterfoil.reproduce.results import Reproduction, SeedResult
 from counterfoil.reproduce.retrieved import retrieved_set
 from counterfoil.reproduce.shown import shown_rows
 from counterfoil.reproduce.spec import Examples, build_artefact
+from counterfoil.reproduce.store import settle
 from counterfoil.training.load import load_model
 from tests.reproduce.conftest import TINY, planned, tiny
 from tests.reproduce.test_measures import SMALL
@@ -154,6 +157,24 @@ def test_a_foil_is_shown_with_its_suspected_words_and_its_correction(corrections
     assert "<rect" in (tmp_path / "examples.svg").read_text()
 
 
+def test_examples_are_corrected_although_the_run_found_its_corrections_unusable(
+    corrections, cache, tmp_path, monkeypatch
+) -> None:
+    plan, _ = corrections
+    results = []
+
+    def corrected(model, *given, **options):
+        model.correction_rule = CorrectionRule(threshold=0.9, margin=3.0, usable=False)
+        results.append(correct(model, *given, **options))
+        return results[-1]
+
+    monkeypatch.setattr(examples, "correct", corrected)
+    judge = FoilJudge(Judge(tmp_path, cache, Silent()), plan.artefact.foils)
+    sheet = examples.collect_sheet(plan, shown_rows(plan), judge)
+    assert len(results) == len(sheet.examples)
+    assert {(r.rule.usable, r.rule.threshold, r.rule.margin) for r in results} == {(True, 0.5, 0.0)}
+
+
 def test_examples_wait_until_all_their_runs_are_finished(tmp_path, cache) -> None:
     plan = planned(sheet("negatives", NEGATIVES), tmp_path)
     assert [run.name for run in plan.in_order()] == ["plain", "writer"]
@@ -248,6 +269,7 @@ def test_retrieved_negatives_are_the_captions_of_others_that_score_highest(out, 
     ("change", "message"),
     [
         ({"show": "nothing"}, "show"),
+        ({"examples": 0}, "mine.yaml: examples: "),
         ({"rows": [{"label": ["a"], "ensemble": ["plain", "writer"]}]}, "of one run each"),
         (
             {"rows": [{"label": ["a"], "published_only": True, "foils": "rules",
@@ -260,6 +282,20 @@ def test_retrieved_negatives_are_the_captions_of_others_that_score_highest(out, 
 def test_a_mistake_in_examples_is_named(change, message) -> None:
     with pytest.raises(ConfigError, match=message):
         build_artefact(sheet("negatives", NEGATIVES) | change, "mine.yaml")
+
+
+def test_the_writer_of_foils_is_trained_for_a_new_row_although_its_own_row_is_known(
+    tmp_path,
+) -> None:
+    tree = sheet("corrections", CORRECTIONS, "accuracy")
+    tree = {k: v for k, v in tree.items() if k not in ("show", "examples")} | {"kind": "table"}
+    plan = planned(tree, tmp_path)
+    plain, writer = (each.found.recipe for each in shown_rows(plan))
+    one = SeedResult(seed=0, recipe=writer, numbers={"rsum": 1.0})
+    settle(plan, {writer: {0: one}})
+    assert {run.name for run in plan.missing()} == {"plain", "writer"}
+    settle(plan, {writer: {0: one}, plain: {0: one}})
+    assert plan.missing() == []
 
 
 def test_the_figures_1_and_3_and_the_truth_of_tags_quote_what_the_paper_prints() -> None:

@@ -16,7 +16,13 @@ from counterfoil.reproduce.store import best_values, read_stored
 from counterfoil.reproduce.sweep import Sweep
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted((ROOT / "recipes" / "flickr8k").glob("*.yaml"))
+UNPLANNED = {"corrector", "corrector-pretrain"}
+"""Recipes of models that are used, not compared: no table has a run of them."""
+RECIPES = [
+    path
+    for path in sorted((ROOT / "recipes" / "flickr8k").glob("*.yaml"))
+    if path.stem not in UNPLANNED
+]
 TABLES = [name for name in names() if name.startswith("flickr8k.")]
 
 
@@ -53,6 +59,14 @@ def test_a_recipe_has_the_settings_of_the_run_of_its_name(path, planned) -> None
         tree["objective"].get("ndgl", {}).pop("guide", None)
         tree["objective"].get("aoq", {}).pop("first", None)
     assert ours == theirs
+
+
+@pytest.mark.parametrize("name", sorted(UNPLANNED))
+def test_a_recipe_of_no_table_has_a_model_and_an_objective(name, planned) -> None:
+    config = load_config(ROOT / "recipes" / "flickr8k" / f"{name}.yaml")
+    resolve(config.model)
+    create_objective(config.objective)
+    assert name not in planned
 
 
 def test_every_model_of_the_tables_has_a_recipe(planned) -> None:

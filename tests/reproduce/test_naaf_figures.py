@@ -41,6 +41,10 @@ SMALL = [
 ]
 
 
+def some_rows(*rows: str) -> list[str]:
+    return [part for row in rows for part in ("--rows", row)]
+
+
 @pytest.fixture
 def reproduce(tmp_path, cache, monkeypatch):
     """The command with very few scenes; pictures as where matplotlib is missing."""
@@ -56,13 +60,14 @@ def reproduce(tmp_path, cache, monkeypatch):
     return call
 
 
-def test_figure_3_draws_histograms_normals_and_boundary_for_each_alpha(reproduce) -> None:
-    found, folder = reproduce(
-        "naaf.figure3", "model.matcher.min_samples=5", "model.matcher.adjust_epoch=1"
-    )
+@pytest.mark.parametrize("alphas", [[2], pytest.param([1, 2, 3], marks=pytest.mark.slow)])
+def test_figure_3_draws_histograms_normals_and_boundary_for_each_alpha(reproduce, alphas) -> None:
+    options = ("model.matcher.min_samples=5", "model.matcher.adjust_epoch=1")
+    rows = [f"α = {alpha}" for alpha in alphas]
+    found, folder = reproduce("naaf.figure3", *options, *some_rows(*rows))
     drawn = found["distributions"]
-    assert [one["row"] for one in drawn] == ["α = 1", "α = 1", "α = 2", "α = 2", "α = 3", "α = 3"]
-    assert [one["alpha"] for one in drawn] == [1.0, None, 2.0, None, 3.0, None]
+    assert [one["row"] for one in drawn] == [row for row in rows for _ in range(2)]
+    assert [one["alpha"] for one in drawn] == [x for alpha in alphas for x in (alpha, None)]
     for one in drawn:
         numbers = {key: value["mean"] for key, value in one["numbers"].items()}
         assert numbers["boundary"] == one["boundary"]
@@ -76,8 +81,8 @@ def test_figure_3_draws_histograms_normals_and_boundary_for_each_alpha(reproduce
     assert f"{drawn[0]['numbers']['matched_kurtosis']['mean']:.3f}" in page
     assert Reproduction.from_json((folder / "naaf.figure3.json").read_text()).distributions
     svg = ElementTree.fromstring((folder / "distributions.svg").read_text())  # noqa: S314 - ours
-    assert len(svg.findall(f"{SVG}line[@class='boundary']")) == 6
-    assert len(svg.findall(f"{SVG}polyline")) == 12  # two normals a panel
+    assert len(svg.findall(f"{SVG}line[@class='boundary']")) == len(drawn)
+    assert len(svg.findall(f"{SVG}polyline")) == 2 * len(drawn)  # two normals per panel
 
 
 def test_figure_4_maps_words_to_regions_beside_scans_attention(reproduce) -> None:
@@ -160,11 +165,22 @@ def scored(matrix: list[list[float]], captions: int) -> tuple[Split, SplitScores
 def test_pairs_are_captions_that_confuse_the_model_with_its_best_wrong_image() -> None:
     # captions 0 and 2 are ranked right; caption 1 has image 2, then 0 above its own
     split, scores = scored([[3.0, 2.0, 0.0], [1.0, 1.0, 2.0], [2.0, 5.0, 4.0]], captions=1)
-    chosen = list(choose_pairs(split, scores, 3))
+    chosen = choose_pairs(split, scores, 3)
     assert chosen[0] == (1, 1, 2)
     assert sorted(chosen[1:]) == [(0, 0, 2), (2, 2, 1)]
-    assert list(choose_pairs(split, scores, 1)) == chosen[:1]
-    assert list(choose_pairs(split, scores, 3)) == chosen
+    assert choose_pairs(split, scores, 1) == chosen[:1]
+    assert choose_pairs(split, scores, 3) == chosen
+
+
+def test_an_image_with_the_same_caption_is_not_the_wrong_one_of_a_pair() -> None:
+    # image 1 is above caption 0's own, and image 2 above caption 1's
+    matrix = [[3.0, 0.0, 0.0], [4.0, 5.0, 0.0], [1.0, 6.0, 7.0]]
+    split, scores = scored(matrix, captions=1)
+    assert set(choose_pairs(split, scores, 2)) == {(0, 0, 1), (1, 1, 2)}
+    twins = Split("test", split.ids, [["a dog"], ["a dog"], ["a cat"]])
+    chosen = choose_pairs(twins, scores, 3)
+    assert chosen[0] == (1, 1, 2)  # of caption 0, image 1 is no mistake, so it comes later
+    assert (0, 0, 2) in chosen
 
 
 def test_regions_of_a_scene_are_called_like_the_object_they_show() -> None:
@@ -227,11 +243,25 @@ def test_bars_of_a_panel_have_an_area_of_one() -> None:
     assert "100.0 % matched below" not in to_svg(chart)
 
 
+def test_the_picture_of_several_seeds_has_the_normals_and_errors_of_the_seed_it_draws() -> None:
+    one = with_numbers(DISTRIBUTION)
+    moved = {key: {**each, "mean": each["mean"] + 1} for key, each in one["numbers"].items()}
+    pictures = [
+        to_svg(charts_of(reproduction("histograms", distributions=[each]))[0])
+        for each in (one, {**one, "numbers": moved})
+    ]
+    assert pictures[0] == pictures[1]
+
+
 def test_a_store_keeps_the_distributions_of_rows_that_were_not_asked_for() -> None:
     before = reproduction("histograms", distributions=[with_numbers(DISTRIBUTION)])
     other = {**with_numbers(DISTRIBUTION), "row": "b"}
     now = reproduction("histograms", distributions=[other])
-    assert [one.row for one in merged(before, now).distributions] == ["b", "a"]
+    now = now.model_copy(update={"rows": [Found(label=["b"])]})
+    rows = [["b"], ["a"], ["c"]]
+    assert [one.row for one in merged(before, now, order=rows).distributions] == ["b", "a"]
+    assert [one.row for one in merged(before, now, order=rows[1::-1]).distributions] == ["a", "b"]
+    assert [one.row for one in merged(before, now, order=rows[:1]).distributions] == ["b"]
     pairs = reproduction("maps", pairs=[PAIR])
     assert merged(pairs, reproduction("maps")).pairs == pairs.pairs
 
@@ -244,10 +274,16 @@ def test_a_row_of_several_runs_has_no_histograms_or_maps(kind) -> None:
         build_artefact(tiny(kind=kind, rows=rows, **more), "tiny.yaml")
 
 
-def some_rows(*rows: str) -> list[str]:
-    return [part for row in rows for part in ("--rows", row)]
+def test_the_row_without_masks_runs_by_its_command(reproduce, tmp_path) -> None:
+    found, _ = reproduce("naaf.table4", "train.epochs=1", *some_rows("without masks"))
+    [row] = found["rows"]
+    assert "rsum" in row["numbers"]
+    assert not row["errors"]
+    config = yaml.safe_load((tmp_path / row["runs"][0] / "config.yaml").read_text())
+    assert config["model"]["matcher"]["masks"] is False
 
 
+@pytest.mark.slow
 def test_the_rows_without_maximum_updating_masks_and_glove_run(reproduce, tmp_path) -> None:
     glove = tmp_path / "glove.txt"
     glove.write_text("dog 1 0 0 0 0 0 0 0\na 0 1 0 0 0 0 0 0\n")

@@ -19,15 +19,17 @@ from counterfoil.reproduce.choose import labels
 from counterfoil.reproduce.judge import Judge
 from counterfoil.reproduce.negatives import HARDEST, OTHER, POSITIVE, QUERY, margin_report
 from counterfoil.reproduce.plane_chart import map_chart
-from counterfoil.reproduce.plots import charts_of
+from counterfoil.reproduce.plots import charts_of, write_charts
 from counterfoil.reproduce.present import to_markdown, write_reproduction
-from counterfoil.reproduce.results import Reproduction
+from counterfoil.reproduce.results import PointMap, Reproduction
+from counterfoil.reproduce.shown import shown_rows
 from counterfoil.reproduce.spec import Negatives, build_artefact
-from counterfoil.reproduce.store import Kept
+from counterfoil.reproduce.store import Kept, write_stored
 from counterfoil.reproduce.tsne import embed
 from counterfoil.training.load import load_model
 from tests.reproduce.conftest import planned, tiny
 from tests.reproduce.test_reproduce import finish, shown
+from tests.reproduce.test_store import result, table
 
 
 def figure(show: str, columns: list[tuple[str, str]], **change):
@@ -199,6 +201,27 @@ def test_a_map_without_points_says_so_and_its_diagonal_lies_inside() -> None:
     dashed = [e for e in root.iter() if e.get("stroke-dasharray")]
     assert len(dashed) == 1
     assert "<line" not in map_chart({"a": [(0.0, 9.0)]}, diagonal=True).partition("dasharray")[1]
+
+
+@pytest.mark.parametrize("groups", [{"a": []}, {"a": [(0.0, 9.0)], "b": []}])
+def test_a_map_without_a_diagonal_is_written_as_svg_and_png(tmp_path, groups) -> None:
+    one = PointMap(name="scores", title="T", groups=groups, diagonal=True)
+    found = Reproduction(
+        name="tiny", kind="negatives", title="T", paper="p", data="scenes", scale="full", seeds=1,
+        overrides=[], columns=["Loss"], rows=[], maps=[one],
+    )  # fmt: skip
+    assert [path.stem for path in write_charts(found, tmp_path)] == ["scores"]
+    assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_row_known_from_a_table_is_trained_for_a_figure_that_was_never_drawn(tmp_path) -> None:
+    plan = planned(figure("margins", MARGINS), tmp_path)
+    rows = [each.found for each in shown_rows(plan)]
+    known = [one.with_each([result(0, 7.0, one.recipe)]) for one in rows]
+    write_stored(tmp_path / "store", table(*known), "other@scenes.json")
+    kept = Kept(tmp_path / "store", plan, labels(plan.artefact))
+    kept.settle()
+    assert len(plan.missing()) == len(rows)
 
 
 def test_the_plots_of_negatives_are_all_that_is_drawn(out, cache) -> None:

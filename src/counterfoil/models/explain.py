@@ -174,11 +174,11 @@ def explain_pair(model: Model, image: Encoded, caption: str, boxes: Floats | Non
 
 
 @torch.inference_mode()
-def word_map(model: Model, image: Fragments, caption: str) -> tuple[list[str], Floats]:
-    """Words of a caption, and a number for each of them and each region: [words, regions].
+def word_map(model: Model, image: Fragments, caption: str) -> tuple[list[str], Floats, float]:
+    """Words of a caption, a number for each of them and each region [words, regions], the score.
 
     NAAF: the similarity beyond its boundary, s − t. Other matchers of words with regions: attention
-    weights. A word of several tokens has their mean.
+    weights. A word of several tokens has their mean. Unknown words are `<unk>`, as in evaluation.
     """
     found = caption_words(caption)
     if not found:
@@ -191,6 +191,7 @@ def word_map(model: Model, image: Fragments, caption: str) -> tuple[list[str], F
         else:
             parts = word_parts(model, images, texts)
             values = parts.weights if parts is not None else _look(model, images, texts)
+        score = float(model.matcher(images, texts)[0, 0])
     if values is None:
         raise DataError("this model compares no words with regions: there is nothing to map")
     owners = words_of_tokens(model.text, caption, found)
@@ -199,7 +200,7 @@ def word_map(model: Model, image: Fragments, caption: str) -> tuple[list[str], F
         _mean_weights(values, [place for place, owner in enumerate(owners) if owner == number])
         for number in range(len(found))
     ]
-    return [word.text for word in found], np.stack(rows)[:, : len(image)]
+    return [word.text for word in found], np.stack(rows)[:, : len(image)], score
 
 
 def boundary_of(model: Model) -> float | None:

@@ -20,6 +20,8 @@ from counterfoil.evaluation.foil_sets import FoilPair, FoilSet
 from counterfoil.evaluation.foil_writing import readable_images
 from counterfoil.models import Model
 from counterfoil.models.correct import Correction, correct
+from counterfoil.models.word_spans import known_text
+from counterfoil.reproduce.examples_chart import SUSPECTED
 from counterfoil.reproduce.foil_judge import FoilJudge
 from counterfoil.reproduce.measures import OWN, MeasureColumn
 from counterfoil.reproduce.plan import Plan
@@ -164,11 +166,12 @@ def _corrections(split: Split, caption: int, sources: Sequence[_Source]) -> list
     writer, text = sources[-1], split.texts[caption]
     foil = _foil_of(writer.foils, caption)
     image = readable_images(split, [int(split.image_of[caption])])
-    result = correct(writer.model, image[int(split.image_of[caption])], foil)
-    scores = {
-        one.name: _scores(one.model, split, caption, [foil, result.corrected]) for one in sources
-    }
-    sentences = (
+    # as in the paper: no margin that was chosen on dev
+    fragments = image[int(split.image_of[caption])]
+    result = correct(writer.model, fragments, foil, threshold=SUSPECTED, margin=0.0)
+    sentences = [text, foil, result.corrected]
+    scores = {one.name: _read_scores(one.model, split, caption, sentences) for one in sources}
+    lines = (
         ("positive", [ExampleWord(text=word) for word in text.split()]),
         ("synthetic", _suspected(text, result)),
         ("corrected", _marked(text, result.corrected)),
@@ -177,7 +180,7 @@ def _corrections(split: Split, caption: int, sources: Sequence[_Source]) -> list
         ExampleLine(
             kind=kind, words=some, scores={name: each[place] for name, each in scores.items()}
         )
-        for place, (kind, some) in enumerate(sentences)
+        for place, (kind, some) in enumerate(lines)
     ]
 
 
@@ -191,6 +194,12 @@ def _scores(model: Model, split: Split, caption: int, sentences: Sequence[str]) 
     pairs = [FoilPair(caption, sentence) for sentence in sentences]
     found = score_foils(model, split, FoilSet.of("examples", pairs, 1))
     return [float(found.true[0]), *(float(score) for score in found.foil)]
+
+
+def _read_scores(model: Model, split: Split, caption: int, sentences: Sequence[str]) -> list[float]:
+    """Scores of sentences with a caption's image, without unknown words, as `correct` scores."""
+    read = [known_text(model.text, sentence).text or sentence for sentence in sentences]
+    return _scores(model, split, caption, read)[1:]
 
 
 def _foreign(own: Sequence[str], sentence: str) -> list[ExampleWord]:

@@ -28,8 +28,8 @@ def sheet_markdown(sheet: ExampleSheet) -> list[str]:
     if suspects:
         lines += [
             "**Bold**: not in the caption at this place. In brackets: how likely the word is wrong,"
-            f" if at least {SUSPECTED:g}. Corrected: a suspected word is exchanged if the score"
-            " rises.",
+            f" if at least {SUSPECTED:g}. Corrected: such a word is exchanged for one of the same"
+            " part of speech if the score rises.",
             "",
         ]
     else:

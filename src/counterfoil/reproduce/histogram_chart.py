@@ -20,6 +20,7 @@ from counterfoil.evaluation.chart_marks import (
     rule,
     vertical_grid,
 )
+from counterfoil.reproduce.distributions import describe_samples
 from counterfoil.reproduce.results import Distribution
 
 WIDTH, TALL, HEAD = 1020, 200, 38
@@ -98,18 +99,19 @@ def histogram_grid(title: str, distributions: Sequence[Distribution]) -> Histogr
 
 def _panel_of(one: Distribution) -> HistogramPanel:
     bars, curves = {}, {}
+    drawn = describe_samples(one.model_dump())  # of the seed that is drawn, not over all seeds
     for kind, counts in (("matched", one.matched), ("mismatched", one.mismatched)):
         if not any(counts):
             continue
         bars[kind] = density_bars(one.low, one.high, counts)
-        mean, std = (one.numbers[f"{kind}_{name}"].mean for name in ("mean", "std"))
+        mean, std = drawn[f"{kind}_mean"], drawn[f"{kind}_std"]
         curves[kind] = normal_curve(one.low, one.high, mean, max(std, 1e-3))
     errors = {"matched_below": "matched below", "mismatched_above": "mismatched above"}
-    told = [f"{one.numbers[k].mean:.1f} % {v}" for k, v in errors.items() if k in one.numbers]
+    shares = [f"{drawn[key]:.1f} % {text}" for key, text in errors.items() if key in drawn]
     alpha = "" if one.alpha is None else f", α = {one.alpha:g}"
     return HistogramPanel(
         f"{one.row}: epoch {one.epoch} ({one.when})",
-        (f"t = {one.boundary:.3f}{alpha}", ", ".join(told)),
+        (f"t = {one.boundary:.3f}{alpha}", ", ".join(shares)),
         bars,
         curves,
         one.boundary,

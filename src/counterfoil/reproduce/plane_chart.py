@@ -61,15 +61,24 @@ def map_chart(
 
 def _diagonal(points: Sequence[tuple[float, float]], x_axis: Axis, y_axis: Axis) -> list[str]:
     """Where x equals y, as far as both axes have it."""
-    low = max(min(x for x, _ in points), min(y for _, y in points))
-    high = min(max(x for x, _ in points), max(y for _, y in points))
-    if low >= high:
+    ends = _shared_range(points)
+    if ends is None:
         return []
+    low, high = ends
     return [
         f'<line x1="{x_axis.at(low):.1f}" y1="{y_axis.at(low):.1f}" x2="{x_axis.at(high):.1f}" '
         f'y2="{y_axis.at(high):.1f}" stroke="currentColor" stroke-opacity="0.7" '
         'stroke-dasharray="6 4"/>'
     ]
+
+
+def _shared_range(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """Values that occur on both axes, from the lowest to the highest; None if there are none."""
+    if not points:
+        return None
+    low = max(min(point[axis] for point in points) for axis in (0, 1))
+    high = min(max(point[axis] for point in points) for axis in (0, 1))
+    return (low, high) if low < high else None
 
 
 def draw_map(axes: Any, groups: Groups, diagonal: bool) -> None:
@@ -85,9 +94,7 @@ def draw_map(axes: Any, groups: Groups, diagonal: bool) -> None:
             label=name,
             zorder=3 if few else 2,
         )
-    if diagonal:
-        points = [point for some in groups.values() for point in some]
-        low = max(min(p[axis] for p in points) for axis in (0, 1))
-        high = min(max(p[axis] for p in points) for axis in (0, 1))
-        axes.plot([low, high], [low, high], "--", color="grey", linewidth=1.2)
+    ends = _shared_range([point for some in groups.values() for point in some])
+    if diagonal and ends is not None:
+        axes.plot(ends, ends, "--", color="grey", linewidth=1.2)
     axes.legend(frameon=False)

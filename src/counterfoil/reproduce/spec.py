@@ -344,7 +344,8 @@ def build_artefact(tree: Mapping[str, Any], where: str) -> AnyArtefact:
 
 def _explain(error: Any) -> str:
     # the first part of a place is the kind that was chosen, which the file says itself
-    place = ".".join(str(part) for part in error["loc"] if part not in KINDS) or "(top)"
+    parts = error["loc"][1:] if error["loc"][:1] in [(kind,) for kind in KINDS] else error["loc"]
+    place = ".".join(map(str, parts)) or "(top)"
     if error["type"] == "extra_forbidden":
         return f"unknown key '{place}'"
     if error["type"] == "value_error":

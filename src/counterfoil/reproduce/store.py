@@ -16,9 +16,10 @@ from counterfoil.errors import ConfigError, DataError
 from counterfoil.files import write_atomically
 from counterfoil.locks import LOCK, locked_in_turn
 from counterfoil.reproduce.plan import Plan
-from counterfoil.reproduce.results import Found, Reproduction, SeedResult
-from counterfoil.reproduce.shown import shown_rows
-from counterfoil.reproduce.spec import Histograms, Maps
+from counterfoil.reproduce.planned import PlannedRun
+from counterfoil.reproduce.results import Distribution, Found, Reproduction, SeedResult
+from counterfoil.reproduce.shown import ShownRow, shown_rows
+from counterfoil.reproduce.spec import Curves, Examples, Histograms, Maps, Measured, Negatives
 from counterfoil.reproduce.sweep import Sweep
 
 Known = dict[str, dict[int, SeedResult]]
@@ -69,9 +70,18 @@ def settle(plan: Plan, known: Known) -> None:
     wanted: set[str] = set()
     for shown in shown_rows(plan):
         seeds = known.get(shown.found.recipe, {})
-        for seed, members in zip(shown.seeds, shown.runs, strict=True):
-            (done if seed in seeds else wanted).update(run.digest for run in members)
+        for index, (seed, members) in enumerate(zip(shown.seeds, shown.runs, strict=True)):
+            needed = [*members, *_writers(plan, shown, index)]
+            (done if seed in seeds else wanted).update(run.digest for run in needed)
     plan.settled |= done - wanted
+
+
+def _writers(plan: Plan, shown: ShownRow, index: int) -> list[PlannedRun]:
+    """Other runs of a seed that write the foils on which a row is measured."""
+    if not isinstance(plan.artefact, Measured):
+        return []
+    columns = [column.of_row(shown.foils, shown.blind) for column in plan.artefact.measures]
+    return [plan.runs[column.writer][index] for column in columns if column.writer]
 
 
 def merged(
@@ -102,12 +112,19 @@ def merged(
         said = [one for one in said if one in stored.overrides]  # what is true of every row
     changed = {"rows": rows, "seeds": seeds or found.seeds, "overrides": said}
     if stored is not None:
-        again = {one.row for one in found.distributions}
-        others = [one for one in stored.distributions if one.row not in again]
-        changed["distributions"] = [*found.distributions, *others]
+        changed["distributions"] = _distributions(stored, found, [row.name for row in rows])
         changed["pairs"] = found.pairs or stored.pairs
     drawn = _figures(stored) if stored is not None and not _figures(found) else {}
     return found.model_copy(update=changed | drawn)
+
+
+def _distributions(
+    stored: Reproduction, found: Reproduction, names: Sequence[str]
+) -> list[Distribution]:
+    """Those of each row in order, the new before the old; rows that are gone have none."""
+    again = {one.row for one in found.distributions}
+    every = [*found.distributions, *(one for one in stored.distributions if one.row not in again)]
+    return [one for name in names for one in every if one.row == name]
 
 
 def _figures(one: Reproduction) -> dict[str, Any]:
@@ -171,8 +188,15 @@ class Kept:
         self.known = known_results([one for one in stored if one is not None], like)
 
     def settle(self) -> None:
-        """Leave out of the plan what is known; histograms and maps are read from the runs."""
-        if not isinstance(self.plan.artefact, (Histograms, Maps)):
+        """Leave out of the plan what is known, unless a figure is still to be drawn from runs.
+
+        Another table knows the numbers of a row, but not its curves, plots and examples.
+        """
+        artefact = self.plan.artefact
+        if isinstance(artefact, (Histograms, Maps)):
+            return
+        drawn = self.before is not None and bool(_figures(self.before))
+        if drawn or not isinstance(artefact, (Curves, Negatives, Examples)):
             settle(self.plan, self.known)
 
     def add(self, found: Reproduction) -> Reproduction:

@@ -1,14 +1,15 @@
 """Words × regions of some test pairs, model beside model (NAAF, figure 4).
 
 Which pairs, is a rule: captions in the order of the SHA-256 of image id and caption, first those
-for which one model (``confused``) ranks a wrong image first. Each is shown with its own image and
-with the wrong image that this model ranks highest.
+for which one model (``confused``) ranks a wrong image above their own. Each is shown with its own
+image and with the wrong image that this model ranks highest. An image that has the same caption, or
+a drawn scene of which it is true, is not wrong.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -54,21 +55,30 @@ def map_pairs(plan: Plan, artefact: Maps, judge: Judge) -> list[MappedPair]:
 
 def choose_pairs(
     split: Split, scored: SplitScores, count: int
-) -> Iterator[tuple[int, int, int | None]]:
+) -> list[tuple[int, int, int | None]]:
     """Captions, each with its own and with a wrong image, as indices into the split."""
-    scores = scored.scores.float().numpy().copy()
-    columns = np.arange(len(scored.texts))
-    own_scores = scores[scored.image_of, columns]
-    scores[scored.image_of, columns] = -np.inf
-    order = sorted(range(len(scored.texts)), key=lambda t: _key(split, scored.texts[t]))
-    order.sort(key=lambda t: bool(scores[:, t].max() <= own_scores[t]))  # confused ones first
-    for column in order[:count]:
-        caption = scored.texts[column]
-        ranked = (scored.images[row] for row in np.argsort(-scores[:, column], kind="stable"))
-        own = scored.images[int(scored.image_of[column])]
-        others = (image for image in ranked if image != own)
-        wrong = next((image for image in others if not _may_be_true(split, caption, image)), None)
-        yield caption, own, wrong
+    scores = scored.scores.float().numpy()
+    confused: list[tuple[int, int, int | None]] = []
+    others: list[tuple[int, int, int | None]] = []
+    for column in sorted(range(len(scored.texts)), key=lambda t: _key(split, scored.texts[t])):
+        if len(confused) == count:
+            break
+        caption, own = scored.texts[column], int(scored.image_of[column])
+        row = _highest_wrong(split, scored, scores[:, column], caption, own)
+        wrong = None if row is None else scored.images[row]
+        mistaken = row is not None and scores[row, column] > scores[own, column]
+        (confused if mistaken else others).append((caption, scored.images[own], wrong))
+    return [*confused, *others][:count]
+
+
+def _highest_wrong(
+    split: Split, scored: SplitScores, scores: NDArray[np.float32], caption: int, own: int
+) -> int | None:
+    """The row of the image that scores highest of those that a caption is false of."""
+    for row in np.argsort(-scores, kind="stable").tolist():
+        if row != own and not _may_be_true(split, caption, scored.images[row]):
+            return int(row)
+    return None
 
 
 def _key(split: Split, caption: int) -> str:
@@ -77,7 +87,9 @@ def _key(split: Split, caption: int) -> str:
 
 
 def _may_be_true(split: Split, caption: int, image: int) -> bool:
-    """Whether the drawn scenes know that a caption could pass for another image; else False."""
+    """Whether another image has the caption, too, or the drawn scenes know that it could be so."""
+    if split.texts[caption] in split.captions[image]:
+        return True
     scene = _scene(split, image)
     if scene is None or split.extras is None:
         return False
@@ -100,10 +112,9 @@ def _mapped(
     words: list[str] = []
     maps = []
     for name, model in models.items():
-        words, values = word_map(model, fragments, text)
+        words, values, score = word_map(model, fragments, text)
         naaf = isinstance(model.matcher, NAAF)
         quantity: Literal["s − t", "attention"] = "s − t" if naaf else "attention"
-        score = model.explain(fragments, text).score
         rows = [[round(float(value), 5) for value in row] for row in values]
         maps.append(WordMap(row=name, quantity=quantity, score=score, values=rows))
     return MappedPair(
