@@ -19,7 +19,7 @@ import torch
 from counterfoil.data.batches import pad_fragments, pad_texts
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
-from counterfoil.errors import CheckpointError, DataError
+from counterfoil.errors import CheckpointError, ConfigError, DataError
 from counterfoil.models.asking import asked
 from counterfoil.models.word_spans import known_text
 from counterfoil.reading import read_text
@@ -90,7 +90,10 @@ def load_yardstick(folder: Path) -> Yardstick | None:
 
 @torch.inference_mode()
 def measure_yardstick(model: Model, split: Split, seed: int = 0) -> Yardstick | None:
-    """The yardstick of a model on a sample of a split; None if the split has too few pairs."""
+    """The yardstick of a model on a sample of a split.
+
+    None if too few pairs have a number for a score, or if the words have no effects.
+    """
     right: list[float] = []
     wrong: list[float] = []
     effects: list[float] = []
@@ -106,20 +109,37 @@ def measure_yardstick(model: Model, split: Split, seed: int = 0) -> Yardstick | 
                 effects += _effects(model, images, texts, paired)
             right += scores[: len(texts)]
             wrong += scores[len(texts) :]
-    if min(len(right), len(wrong)) < FEWEST or not any(effects):
+    right, wrong = ([score for score in side if math.isfinite(score)] for side in (right, wrong))
+    full = full_colours(effects)
+    if min(len(right), len(wrong)) < FEWEST or full is None:
         return None
-    levels = np.linspace(0.0, 100.0, POINTS)
-    full = [abs(effect) for effect in effects if effect > 0] or [abs(e) for e in effects]
-    against = [-effect for effect in effects if effect < 0] or [0.0]
-    effect_for = float(np.percentile(full, FULL))
     return Yardstick(
         split=split.name,
         pairs=len(right) + len(wrong),
-        right=tuple(np.percentile(right, levels).tolist()),
-        wrong=tuple(np.percentile(wrong, levels).tolist()),
-        effect_for=effect_for,
-        effect_against=max(float(np.percentile(against, FULL)), LEAST_AGAINST * effect_for),
+        right=_quantiles(right),
+        wrong=_quantiles(wrong),
+        effect_for=full[0],
+        effect_against=full[1],
     )
+
+
+def full_colours(effects: list[float]) -> tuple[float, float] | None:
+    """Sizes of the effects, for and against, from which a word has its full colour.
+
+    None if no word has an effect.
+    """
+    sizes = [abs(effect) for effect in effects if effect and math.isfinite(effect)]
+    favourable = [effect for effect in effects if 0 < effect < math.inf]
+    against = [-effect for effect in effects if -math.inf < effect < 0] or [0.0]
+    if not sizes:
+        return None
+    effect_for = float(np.percentile(favourable or sizes, FULL))
+    return effect_for, max(float(np.percentile(against, FULL)), LEAST_AGAINST * effect_for)
+
+
+def _quantiles(scores: list[float]) -> tuple[float, ...]:
+    levels = np.percentile(scores, np.linspace(0.0, 100.0, POINTS))
+    return tuple(np.sort(levels).tolist())  # rounding may exchange two that are nearly the same
 
 
 def _batches(
@@ -169,15 +189,18 @@ def _scores(
 def _effects(
     model: Model, images: Encoded, texts: list[str], pairs: list[tuple[int, int]]
 ) -> list[float]:
-    """Effects of the words of some pairs, punctuation left out."""
+    """Effects of the words of some pairs, punctuation left out; none if words have no places."""
     from counterfoil.models.explain import explain_pair
 
-    return [
-        word.effect
-        for row, column in pairs
-        for word in explain_pair(model, images[row : row + 1], texts[column], None).words
-        if not word.is_punctuation
-    ]
+    try:
+        return [
+            word.effect
+            for row, column in pairs
+            for word in explain_pair(model, images[row : row + 1], texts[column], None).words
+            if not word.is_punctuation
+        ]
+    except ConfigError:  # of a tokenizer that is not fast: the model cannot be explained at all
+        return []
 
 
 def _share_below(quantiles: tuple[float, ...], score: float) -> float:
