@@ -108,6 +108,17 @@ def test_the_yardstick_is_measured_on_a_sample_of_pairs(name, concepts) -> None:
     assert found.effect_against >= found.effect_for / 4
 
 
+def test_an_image_with_the_same_caption_is_no_wrong_one(concepts) -> None:
+    """Images that all have one caption make no wrong pairs; another caption makes some."""
+    model, dev = make("naaf", concepts), concepts["dev"]
+    same = replace(dev, captions=[["a dog near the kite"]] * len(dev))
+    assert measure_yardstick(model, same) is None
+    spelt = replace(dev, captions=[["a dog near the kite"], ["A dog, near the kite!"]] * 16)
+    assert measure_yardstick(model, spelt) is None
+    mixed = replace(dev, captions=[["a dog near the kite"], ["the kite"]] * (len(dev) // 2))
+    assert measure_yardstick(model, mixed).pairs == 2 * len(dev)
+
+
 def test_too_few_pairs_give_no_yardstick(concepts) -> None:
     assert measure_yardstick(make("naaf", concepts), concepts["dev"].select([0, 1])) is None
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from counterfoil.data.batches import pad_fragments, pad_texts
+from counterfoil.data.duplicates import spoken
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
 from counterfoil.errors import CheckpointError, ConfigError, DataError
@@ -98,15 +99,15 @@ def measure_yardstick(model: Model, split: Split, seed: int = 0) -> Yardstick | 
     wrong: list[float] = []
     effects: list[float] = []
     with asked(model):
-        for images, texts, owners in _batches(model, split, seed):
-            partner = [_other(owners, row) for row in range(len(owners))]
+        for images, texts, captions in _batches(model, split, seed):
+            partner = _partners(split, captions)
             batch = pad_texts([model.text.encode(text) for text in texts], model.text.pad)
             encoded = model.encode_texts(batch.to(model.device))
             paired = [(row, row) for row in range(len(texts))]
             paired += [(image, text) for text, image in enumerate(partner) if image is not None]
             scores = _scores(model, images, encoded, paired)
-            if len(right) < EXPLAINED:
-                effects += _effects(model, images, texts, paired)
+            room = EXPLAINED - len(right)
+            effects += _effects(model, images, texts, [pair for pair in paired if pair[1] < room])
             right += scores[: len(texts)]
             wrong += scores[len(texts) :]
     right, wrong = ([score for score in side if math.isfinite(score)] for side in (right, wrong))
@@ -145,34 +146,44 @@ def _quantiles(scores: list[float]) -> tuple[float, ...]:
 def _batches(
     model: Model, split: Split, seed: int
 ) -> Iterator[tuple[Encoded, list[str], list[int]]]:
-    """Encoded images, one caption of each, and the images' numbers, a few pairs at a time."""
+    """Encoded images, one caption of each as it is read, and its number; a few at a time."""
     order = np.random.default_rng(seed).permutation(len(split.texts))[:CAPTIONS].tolist()
     for start in range(0, len(order), TOGETHER):
         found = [_read(model, split, caption) for caption in order[start : start + TOGETHER]]
         kept = [each for each in found if each is not None]
         if kept:
-            items, texts, owners = map(list, zip(*kept, strict=True))
-            yield model.encode_images(pad_fragments(items).to(model.device)), texts, owners
+            items, texts, numbers = map(list, zip(*kept, strict=True))
+            yield model.encode_images(pad_fragments(items).to(model.device)), texts, numbers
 
 
 def _read(model: Model, split: Split, caption: int) -> tuple[Fragments, str, int] | None:
-    """Image, text and the image's number; None if there is nothing to read."""
+    """Image, text and the caption's number; None if there is nothing to read."""
     if split.fragments is None:
         raise DataError(f"split '{split.name}' has no fragments; extract features first")
     read, image = known_text(model.text, split.texts[caption]), int(split.image_of[caption])
     if not read.is_readable or not read.text.strip():
         return None
     try:
-        return split.fragments.read(image), read.text, image
+        return split.fragments.read(image), read.text, caption
     except DataError:  # training and evaluation count images that cannot be read
         return None
 
 
-def _other(owners: list[int], row: int) -> int | None:
-    """The next row with another image."""
-    count = len(owners)
-    steps = ((row + step) % count for step in range(1, count))
-    return next((other for other in steps if owners[other] != owners[row]), None)
+def _partners(split: Split, captions: list[int]) -> list[int | None]:
+    """For each caption of a batch, the next row with an image that it does not describe.
+
+    An image that has the same caption is no wrong one.
+    """
+    images = [int(split.image_of[caption]) for caption in captions]
+    said = [{spoken(text) for text in split.captions[image]} for image in images]
+    count = len(captions)
+    partners = []
+    for row, caption in enumerate(captions):
+        own = spoken(split.texts[caption])
+        others = ((row + step) % count for step in range(1, count))
+        wrong = (other for other in others if images[other] != images[row])
+        partners.append(next((other for other in wrong if own not in said[other]), None))
+    return partners
 
 
 def _scores(
