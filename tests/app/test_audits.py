@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from dataclasses import replace
 from urllib.parse import urlencode
 
+import numpy as np
 import pytest
 from PIL import Image, ImageChops
 
 from counterfoil.app.audits import Audit, audited_name
+from counterfoil.app.library import Library
 from counterfoil.app.pictures import shrunk
+from counterfoil.app.problems import Problem
 from counterfoil.audit import audit_split, write_report
 from counterfoil.data.images import FileImage, open_image
 from counterfoil.errors import DataError
@@ -98,6 +102,120 @@ def test_an_image_of_other_data_with_the_same_id_is_not_taken_for_the_audited_on
         else:
             shown = Image.open(io.BytesIO(answer.body)).convert("RGB").getpixel((30, 30))
             assert shown[0] > 200 > 60 > max(shown[1:])
+
+
+PLACES = [
+    {"file": "/etc/passwd", "name": "a.png"},
+    {"file": "/dev/zero"},
+    {"file": "/proc/self/environ", "name": None},
+    {"file": "a\0b.png", "name": "a.png"},
+    {"file": "\ud800.png", "name": "a.png"},
+    {"file": ["/etc/passwd"], "name": "a.png"},
+    {"file": "FOLDER/fifo", "name": "a.png"},
+    {"file": "FOLDER/link.png", "name": "a.png"},
+    {"file": "FOLDER/loop.png", "name": 5},
+    {"file": "FOLDER", "name": "a.png"},
+    {"array": "/etc/passwd", "row": 0},
+    {"array": "FOLDER/numbers.npy", "row": 0},
+    {"array": "FOLDER/wide.npy", "row": 0},
+    {"array": "FOLDER/pictures.npy", "row": 9},
+    {"array": "FOLDER/pictures.npy", "row": -1},
+    {"array": "FOLDER/pictures.npy", "row": "0"},
+    {"archive": "/etc/passwd", "name": "a.png", "offset": 0, "size": 9},
+    {"archive": "/etc/passwd", "name": "a.png", "offset": -1, "size": -1},
+    {"archive": "/etc/passwd", "name": "a.png", "offset": 2**70, "size": 2**70},
+    {"archive": "/etc/passwd"},
+    {"name": "a.png"},
+    {},
+]
+
+
+@pytest.mark.parametrize("pixels", PLACES, ids=str)
+def test_a_report_that_names_no_image_of_data_shows_no_picture(
+    content, report, pixels, tmp_path
+) -> None:
+    """Places in a report are read by the rules of an index: whole images, and nothing else."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link.png").symlink_to("/etc/passwd")
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    np.save(tmp_path / "numbers.npy", np.zeros((2, 4)))
+    np.save(tmp_path / "pictures.npy", np.zeros((2, 4, 4, 3), np.uint8))
+    header = {"descr": "|u1", "fortran_order": False, "shape": (1, 10**5, 10**5, 3)}
+    with (tmp_path / "wide.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        file.truncate(file.tell() + 3 * 10**10)
+    place = json.loads(json.dumps(pixels).replace("FOLDER", str(tmp_path)))
+    line = json.loads((report / "findings.jsonl").read_text().splitlines()[0])
+    about = {"split": line["split"], "id": line["image"], "captions": ["a"], "pixels": place}
+    (tmp_path / "findings.jsonl").write_text(json.dumps(line))
+    (tmp_path / "images.jsonl").write_text(json.dumps(about))
+    name = audited_name(line["split"], line["image"])
+    library = Library(content.index, LIMITS, Audit(tmp_path).images)
+    with pytest.raises(Problem) as refused:
+        library.picture(name)
+    assert refused.value.status == 404
+    assert "passwd" not in refused.value.detail
+
+
+def test_images_that_no_finding_names_are_not_served(report, tmp_path) -> None:
+    line = (report / "findings.jsonl").read_text().splitlines()[0]
+    (tmp_path / "findings.jsonl").write_text(line)
+    other = {"split": "train", "id": "secret", "captions": [], "pixels": {"file": "/secret.png"}}
+    (tmp_path / "images.jsonl").write_text(json.dumps(other))
+    assert audited_name("train", "secret") not in Audit(tmp_path).images
+
+
+def test_pixels_that_moved_are_taken_from_the_index_if_it_has_the_image(
+    content, pairs, report, tmp_path
+) -> None:
+    name = pairs.test.ids[0]
+    line = json.loads((report / "findings.jsonl").read_text().splitlines()[0])
+    line |= {"image": name, "better_image": None, "better_caption": None, "near_duplicate": None}
+    captions = list(pairs.test.captions[0])
+    pixels = {"file": str(tmp_path / "gone.png"), "name": "gone.png"}
+    about = {"split": line["split"], "id": name, "captions": captions, "pixels": pixels}
+    (tmp_path / "findings.jsonl").write_text(json.dumps(line))
+    (tmp_path / "images.jsonl").write_text(json.dumps(about))
+    library = Library(content.index, LIMITS, Audit(tmp_path).images)
+    shown = library.picture(audited_name(line["split"], name))
+    assert shown.tobytes() == content.index.picture(name).tobytes()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"captions": "a dog"},
+        {"captions": [5]},
+        {"captions": None},
+        {"id": ["x"]},
+        {"pixels": "/etc/passwd"},
+        {"split": {}},
+    ],
+    ids=str,
+)
+def test_images_of_a_report_with_other_types_are_refused(report, change, tmp_path) -> None:
+    (tmp_path / "findings.jsonl").write_bytes((report / "findings.jsonl").read_bytes())
+    about = {"split": "train", "id": "x", "captions": [], "pixels": None, **change}
+    (tmp_path / "images.jsonl").write_text(json.dumps(about))
+    with pytest.raises(DataError, match=r"images\.jsonl: line 1"):
+        Audit(tmp_path)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_a_finding_with_a_number_that_cannot_be_sent_is_refused(report, number, tmp_path) -> None:
+    line = json.loads((report / "findings.jsonl").read_text().splitlines()[0])
+    (tmp_path / "findings.jsonl").write_text(json.dumps({**line, "suspicion": number}))
+    with pytest.raises(DataError, match="line 1"):
+        Audit(tmp_path)
+
+
+def test_an_image_that_has_a_caption_twice_is_shown_once(report, tmp_path) -> None:
+    near = json.loads((report / "findings.jsonl").read_text().splitlines()[-1])
+    lines = [{**near, "image": name, "caption": k} for name in "ab" for k in range(2)]
+    (tmp_path / "findings.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (entry,) = Audit(tmp_path).page(0, 9, None, "near-duplicates")["findings"]
+    assert (entry["same"], entry["more_images"]) == (4, 0)
+    assert entry["same_images"] == [audited_name(near["split"], name) for name in "ab"]
 
 
 def test_near_duplicates_are_listed_apart_and_identical_captions_are_one_entry(

@@ -210,6 +210,27 @@ def test_near_duplicates_have_a_section_of_their_own_and_identical_captions_shar
     assert "Near-duplicates (3)" in suspicious
 
 
+def test_near_duplicates_stay_in_their_section_whatever_the_threshold() -> None:
+    """A low threshold lists them as suspicious, too, which takes nothing from their section."""
+    near = OtherCaption(text="a cat", image="image-9", score=1.0)
+    sections = []
+    for kind in ("false-negative", "mismatch"):
+        page = page_of([finding("a dog", 0, kind=kind, near_duplicate=near)])
+        sections.append(page.partition('<section id="near-duplicates">')[2])
+        assert "Near-duplicates (1)" in page
+    assert all('<article class="finding' in section for section in sections)
+
+
+def test_an_image_that_has_a_near_duplicate_twice_is_pictured_once() -> None:
+    near = OtherCaption(text="a dog", image="image-9", score=1.0)
+    place = {"kind": "false-negative", "near_duplicate": near}
+    findings = [finding("a dog", k // 2, caption=k % 2, **place) for k in range(4)]
+    rest = page_of(findings).partition('<section id="near-duplicates">')[2]
+    assert "×4" in rest
+    assert rest.count("<small>image-1</small>") == 1
+    assert "<small>image-0</small>" not in rest
+
+
 def test_files_for_programs_hold_every_finding() -> None:
     found = [finding(text, n) for n, text in enumerate(HOSTILE)]
     lines = [json.loads(line) for line in to_jsonl(found).splitlines()]

@@ -92,7 +92,8 @@ def test_a_run_is_audited_on_its_own_data(run, cache, tmp_path) -> None:
     rows = list(csv.DictReader(io.StringIO((out / "findings.csv").read_text())))
     assert [row["image"] for row in rows] == [line["image"] for line in found]
     page = (out / "index.html").read_text()
-    assert page.count("<article") == len(found)
+    near = {line["text"] for line in found if line["near_duplicate"]}
+    assert page.count("<article") == wrong + len(near)
     assert "data:image/jpeg;base64," in page
     assert "no corrections" in page
 
@@ -208,6 +209,7 @@ def test_another_run_corrects_what_this_one_finds(run, corrector, cache, tmp_pat
         assert (line["correction"] is None) == bool(line["correction_note"])
         for word in line["wrong_words"]:
             assert word["word"] not in word["suggestions"]
+    assert any(word["suggestions"] for line in wrong[:3] for word in line["wrong_words"])
     assert any(line["correction"] for line in wrong[:3])
     assert all("--details" in line["correction_note"] for line in wrong[3:])
 

@@ -7,11 +7,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from counterfoil.data.texts import HuggingFaceText
 from counterfoil.errors import CheckpointError
 from counterfoil.evaluation.explain_chart import colour_note, shades, standing
 from counterfoil.models import from_pretrained, save_pretrained
-from counterfoil.models.yardstick import POINTS, YARDSTICK, Yardstick, measure_yardstick
+from counterfoil.models.yardstick import (
+    POINTS,
+    YARDSTICK,
+    Yardstick,
+    _quantiles,
+    full_colours,
+    load_yardstick,
+    measure_yardstick,
+)
 from counterfoil.search.identity import model_digest
 from tests.models.test_explain import image_of, make
 
@@ -98,8 +108,51 @@ def test_the_yardstick_is_measured_on_a_sample_of_pairs(name, concepts) -> None:
     assert found.effect_against >= found.effect_for / 4
 
 
+def test_an_image_with_the_same_caption_is_no_wrong_one(concepts) -> None:
+    """Images that all have one caption make no wrong pairs; another caption makes some."""
+    model, dev = make("naaf", concepts), concepts["dev"]
+    same = replace(dev, captions=[["a dog near the kite"]] * len(dev))
+    assert measure_yardstick(model, same) is None
+    spelt = replace(dev, captions=[["a dog near the kite"], ["A dog, near the kite!"]] * 16)
+    assert measure_yardstick(model, spelt) is None
+    mixed = replace(dev, captions=[["a dog near the kite"], ["the kite"]] * (len(dev) // 2))
+    assert measure_yardstick(model, mixed).pairs == 2 * len(dev)
+
+
 def test_too_few_pairs_give_no_yardstick(concepts) -> None:
     assert measure_yardstick(make("naaf", concepts), concepts["dev"].select([0, 1])) is None
+
+
+def test_a_model_whose_scores_are_no_numbers_has_no_yardstick(concepts) -> None:
+    model = make("naaf", concepts)
+    for weight in model.parameters():
+        weight.data.fill_(float("nan"))
+    assert measure_yardstick(model, concepts["dev"]) is None
+
+
+@pytest.mark.parametrize(
+    ("effects", "full"),
+    [
+        ([0.0] * 50 + [-0.2], (0.2, 0.2)),
+        ([0.0] * 50 + [0.4], (0.4, 0.1)),
+        ([0.4, float("nan"), float("inf"), float("-inf"), -0.01], (0.4, 0.1)),
+        ([0.0, 0.0], None),
+        ([float("nan")], None),
+        ([], None),
+    ],
+)
+def test_the_effect_of_a_full_colour_is_a_number_above_zero(effects, full) -> None:
+    assert full_colours(effects) == (full and pytest.approx(full))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_measured_yardstick_can_always_be_read_back(seed, concepts, tmp_path) -> None:
+    """Quantiles of scores that differ in their last digits are in order, too."""
+    rng = np.random.default_rng(seed)
+    scores = (0.1 + rng.integers(0, 4, 333) * 2.0**-56).tolist()
+    found = replace(yardstick(), right=_quantiles(scores), wrong=_quantiles(scores))
+    (tmp_path / YARDSTICK).write_text(found.to_json())
+    assert load_yardstick(tmp_path) == found
 
 
 def test_a_saved_model_keeps_its_yardstick_which_is_no_part_of_its_identity(
@@ -127,9 +180,17 @@ def test_a_saved_model_keeps_its_yardstick_which_is_no_part_of_its_identity(
     ids=str,
 )
 def test_a_damaged_yardstick_is_refused_by_name(change, tmp_path) -> None:
-    from counterfoil.models.yardstick import load_yardstick
-
     tree = {**json.loads(yardstick().to_json()), **change}
     (tmp_path / YARDSTICK).write_text(json.dumps(tree))
     with pytest.raises(CheckpointError, match=YARDSTICK):
         load_yardstick(tmp_path)
+
+
+def test_a_tokenizer_that_gives_no_places_of_words_stops_no_training(concepts) -> None:
+    """Such a model trains and scores; it cannot be explained, so it has no yardstick."""
+    from transformers import ByT5Tokenizer
+
+    model = make("naaf", concepts)
+    model.text = HuggingFaceText(ByT5Tokenizer())
+    model.text_encoder.embed = torch.nn.Embedding(len(model.text), 300)
+    assert measure_yardstick(model, concepts["dev"]) is None

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from counterfoil.api import train
 from counterfoil.config import build_config, merge
 from counterfoil.errors import ConfigError, CounterfoilError, DataError
+from counterfoil.models.yardstick import measure_yardstick
 from counterfoil.progress import Silent
+from counterfoil.training.checkpoint import Checkpoints, Position
 from counterfoil.training.guide_runs import shared_train_split
 from counterfoil.training.load import evaluation_split, load_model
 from counterfoil.training.run import execute, located, read_data
-from counterfoil.training.run_folder import clear_run
+from counterfoil.training.run_folder import clear_run, holds_a_run
+from tests.models.test_explain import make
 from tests.training.test_run_folder import children
 
 SMALL = [
@@ -273,3 +278,35 @@ def test_a_run_keeps_a_yardstick_measured_on_dev_and_works_without_it(tmp_path) 
     assert (model.yardstick.split, model.yardstick.pairs) == ("dev", 2 * 30)
     (tmp_path / "run" / "yardstick.json").unlink()
     assert load_model(tmp_path / "run", "cpu").yardstick is None
+
+
+def test_a_new_best_checkpoint_takes_away_what_was_measured_of_the_one_before(
+    concepts, tmp_path
+) -> None:
+    checkpoints, model = Checkpoints(tmp_path), make("vse-fc", concepts)
+    checkpoints.save(model, {}, Position(step=1), best=True)
+    measured = [tmp_path / name for name in ("yardstick.json", "correction_rule.json")]
+    for path in measured:
+        path.write_text("{}")
+    checkpoints.save(model, {}, Position(step=2))
+    checkpoints.load()
+    assert all(path.exists() for path in measured)
+    checkpoints.save(model, {}, Position(step=3), best=True)
+    assert not any(path.exists() for path in measured)
+
+
+def test_training_a_loaded_model_further_does_not_keep_its_yardstick(concepts, tmp_path) -> None:
+    model = make("vse-fc", concepts)
+    model.yardstick = measure_yardstick(model, concepts["dev"])
+    few = replace(concepts, splits={**concepts.splits, "dev": concepts["dev"].select([0, 1])})
+    train(model, few, folder=tmp_path / "run", epochs=1, batch_size=32)
+    assert load_model(tmp_path / "run", "cpu").yardstick is None
+
+
+def test_a_run_with_all_that_it_measures_can_be_deleted(concepts, tmp_path) -> None:
+    model = make("vse-fc", concepts)
+    train(model, concepts, folder=tmp_path / "run", epochs=1, batch_size=32)
+    assert (tmp_path / "run" / "yardstick.json").exists()
+    (tmp_path / "run" / "correction_rule.json").write_text("{}")
+    clear_run(tmp_path / "run")
+    assert not holds_a_run(tmp_path / "run")

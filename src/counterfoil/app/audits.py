@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ from typing import Any, Literal
 
 from PIL import Image
 
+from counterfoil.audit.details import writable
 from counterfoil.audit.findings import SIGN_NAMES, Finding
 from counterfoil.audit.page import grouped
 from counterfoil.audit.report import IMAGES, LINES, SUMMARY
 from counterfoil.data.images import open_image
 from counterfoil.errors import DataError
-from counterfoil.reading import read_text
+from counterfoil.reading import LINES_BYTES, open_regular, read_lines, read_text
 from counterfoil.search.references import as_image
 
 MOST = 50_000
@@ -64,7 +66,9 @@ class Audit:
         self.notes = _notes(folder / SUMMARY)
         named = (key for found in findings for key in found.images)
         self.images = {audited_name(*key): AuditedImage(key[1]) for key in named}
-        self.images.update(_read_images(folder / IMAGES))
+        for name, image in _read_images(folder / IMAGES):
+            if name in self.images:  # what no finding names is not served
+                self.images[name] = image
         wrong = [[found] for found in findings if found.kind == "mismatch"]
         near = grouped([found for found in findings if found.near_duplicate is not None])
         self._sections: dict[Section, list[list[Finding]]] = {
@@ -103,11 +107,13 @@ class Audit:
 def _entry(group: Sequence[Finding]) -> dict[str, Any]:
     """A finding, and the images of those with the same caption, under the names to ask by."""
     first = group[0]
+    images = list(dict.fromkeys(audited_name(one.split, one.image) for one in group))
     return {
         **first.as_dict(),
         "shown": {name: audited_name(split, name) for split, name in first.images},
         "same": len(group),
-        "same_images": [audited_name(one.split, one.image) for one in group[:SAME_SHOWN]],
+        "same_images": images[:SAME_SHOWN],
+        "more_images": max(0, len(images) - SAME_SHOWN),
     }
 
 
@@ -120,25 +126,50 @@ def _notes(path: Path) -> list[str]:
     return [str(note) for note in notes] if isinstance(notes, list) else []
 
 
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines of a file that are not blank, with their numbers."""
+    try:
+        with open_regular(path, LINES_BYTES) as file:
+            for number, line in enumerate(read_lines(file, path), start=1):
+                if text := line.decode("utf-8", "replace").strip():
+                    yield number, text
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+
+
 def _read(path: Path) -> Iterator[Finding]:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                try:
-                    yield Finding.from_json(line)
-                except DataError as error:
-                    raise DataError(f"{path}: line {number}: {error}") from None
+    for number, line in _lines(path):
+        try:
+            found = Finding.from_json(line)
+        except DataError as error:
+            raise DataError(f"{path}: line {number}: {error}") from None
+        if not _is_finite(found.as_dict()):
+            raise DataError(f"{path}: line {number}: damaged (a number is not finite)")
+        yield found
+
+
+def _is_finite(tree: object) -> bool:
+    """Whether all numbers of a tree can be sent; reports write others as words."""
+    if isinstance(tree, dict):
+        return all(map(_is_finite, tree.values()))
+    if isinstance(tree, (list, tuple)):
+        return all(map(_is_finite, tree))
+    return not isinstance(tree, float) or math.isfinite(tree)
 
 
 def _read_images(path: Path) -> Iterator[tuple[str, AuditedImage]]:
     """The images of a report; none if it has no such file."""
     if not path.is_file():
         return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                about = json.loads(line)
-                image = AuditedImage(about["id"], list(about["captions"]), about["pixels"])
-                yield audited_name(about["split"], image.id), image
-            except (ValueError, KeyError, TypeError) as error:
-                raise DataError(f"{path}: line {number}: damaged ({error!r})") from None
+    for number, line in _lines(path):
+        try:
+            about = json.loads(line)
+            split, image, texts, pixels = (about[k] for k in ("split", "id", "captions", "pixels"))
+            if not all(isinstance(text, str) for text in (split, image, *texts)):
+                raise TypeError("names and captions are text")
+            if not isinstance(texts, list) or not isinstance(pixels, (dict, type(None))):
+                raise TypeError("captions are a list, pixels an object")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(f"{path}: line {number}: damaged ({error!r})") from None
+        captions = [writable(text) for text in texts]
+        yield audited_name(split, image), AuditedImage(image, captions, pixels)

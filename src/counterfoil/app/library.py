@@ -9,6 +9,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,18 +110,19 @@ class Library:
         return audited.id if audited.captions in (None, own) else None
 
     def picture(self, name: str) -> Image.Image:
-        """Pixels, from where the index says they are; a `Problem` where there are none."""
+        """Pixels, from where the audit or the index says they are; a `Problem` where are none."""
         upload = self._uploads.get(name)
         if upload is not None:
             return upload.picture
         self.check(name)
-        indexed = self._indexed(name)
-        try:
-            if indexed is None or (name in self._audited and self._audited[name].pixels):
+        if name in self._audited:
+            with suppress(DataError):
                 return self._audited[name].open()
-            return self.index.picture(indexed)
-        except DataError:
-            raise Problem(404, "there are no pixels of this image, or they are damaged") from None
+        indexed = self._indexed(name)
+        if indexed is not None:
+            with suppress(DataError):
+                return self.index.picture(indexed)
+        raise Problem(404, "there are no pixels of this image, or they are damaged")
 
     def about(self, name: str) -> dict[str, Any]:
         """Id and captions of an image."""

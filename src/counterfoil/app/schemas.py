@@ -252,12 +252,13 @@ class AuditEntry(Finding):
 
     ``shown`` gives the names by which this service knows the images of the finding: the audited
     data may be others than those of the index. ``same`` counts the findings with this caption,
-    ``same_images`` names the first of their images.
+    ``same_images`` names the first of their images, ``more_images`` counts the rest.
     """
 
     shown: dict[str, str]
     same: int
     same_images: list[str]
+    more_images: int
 
 
 class Findings(BaseModel):

@@ -42,7 +42,8 @@ def render(
 ) -> str:
     """The page; pictures come from ``splits``, by the name of a finding's split."""
     wrong = [finding for finding in findings if finding.kind == "mismatch"]
-    alike = grouped([finding for finding in findings if finding.kind != "mismatch"])
+    # one that is suspicious, too, is in both sections: the threshold takes nothing from this one
+    alike = grouped([one for one in findings if one.kind != "mismatch" or one.near_duplicate])
     chosen, groups = _shown(wrong, alike, most)
     pictures = Pictures(splits)
     remarks = [*notes, *(f"{one.split}: {note}" for one in summaries for note in one.notes)]

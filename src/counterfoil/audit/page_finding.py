@@ -49,8 +49,8 @@ def finding_html(finding: Finding, pictures: Pictures, same: Sequence[Finding] =
         f'data-text="{clean(searched)}">'
         f'<div class="own">{pictures.show(finding.split, finding.image, SIDE)}</div>'
         f"<div>{_head(finding)}<h3><bdi>{_sentence(finding)}</bdi>{_times(same)}</h3>"
-        f"{_reasons(finding)}<dl>{_facts(finding, pictures)}{_same(same, pictures)}</dl></div>"
-        "</article>"
+        f"{_reasons(finding)}<dl>{_facts(finding, pictures)}{_same(finding, same, pictures)}</dl>"
+        "</div></article>"
     )
 
 
@@ -58,16 +58,17 @@ def _times(same: Sequence[Finding]) -> str:
     return f" <small>×{1 + len(same)}</small>" if same else ""
 
 
-def _same(same: Sequence[Finding], pictures: Pictures) -> str:
+def _same(finding: Finding, same: Sequence[Finding], pictures: Pictures) -> str:
     """Other images with the same caption: some pictures, then how many more there are."""
-    if not same:
+    others = {one.image: one for one in same if one.image != finding.image}
+    if not others:
         return ""
     shown = "".join(
         f'<div class="small">{pictures.show(one.split, one.image, SMALL)}'
         f"<small>{clean(one.image)}</small></div>"
-        for one in same[:SAME_SHOWN]
+        for one in list(others.values())[:SAME_SHOWN]
     )
-    rest = len(same) - SAME_SHOWN
+    rest = len(others) - SAME_SHOWN
     more = f"<small>and {rest} more</small>" if rest > 0 else ""
     return f'<dt>same caption</dt><dd class="row">{shown}{more}</dd>'
 

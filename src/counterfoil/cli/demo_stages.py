@@ -119,8 +119,10 @@ class DemoResult(Report):
 
     def correction_sentence(self) -> str:
         made = self.corrections
-        if made is None:
+        if "corrector" not in self.configs:
             return "No corrector was trained: counterfoil demo --corrector trains one."
+        if made is None or not made.exchanged:
+            return "Corrections were not measured: no test caption has a word to exchange."
         precision = f"{100 * made.right / made.changes:.0f} %" if made.changes else "undefined"
         return (
             f"Of {made.exchanged} test captions with words exchanged by rule, "
@@ -309,7 +311,10 @@ class Demo:
         self._begin(
             "trains a small TAGS-DC, to suggest corrections", CORRECTOR_SECONDS * _steps(config)
         )
-        few = {name: pairs[name].select(range(HELD_OUT)) for name in ("dev", "test")}
+        few = {
+            name: pairs[name].select(range(min(HELD_OUT, len(pairs[name]))))
+            for name in ("dev", "test")
+        }
         dev, pairs = pairs["dev"], replace(pairs, splits={**pairs.splits, **few})
         again = _goes_on(folder, config) and (folder / "last").exists()
         try:
@@ -367,7 +372,8 @@ class Demo:
         if any(finding.kind == "mismatch" for finding in audit.findings):
             return audit
         self.progress.say("no caption is that suspicious: lists those that are most")
-        lowest = float(np.sort(audit.suspicion)[-max(1, int(truth.labels.sum()))])
+        ranked = np.sort(audit.suspicion[~np.isnan(audit.suspicion)])
+        lowest = float(ranked[-min(len(ranked), max(1, int(truth.labels.sum())))])
         return audit_split(
             model, truth.split, threshold=lowest, corrector=corrector, progress=self.progress
         )

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from counterfoil.data.batches import pad_fragments, pad_texts
+from counterfoil.data.duplicates import spoken
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
-from counterfoil.errors import CheckpointError, DataError
+from counterfoil.errors import CheckpointError, ConfigError, DataError
 from counterfoil.models.asking import asked
 from counterfoil.models.word_spans import known_text
 from counterfoil.reading import read_text
@@ -90,69 +91,99 @@ def load_yardstick(folder: Path) -> Yardstick | None:
 
 @torch.inference_mode()
 def measure_yardstick(model: Model, split: Split, seed: int = 0) -> Yardstick | None:
-    """The yardstick of a model on a sample of a split; None if the split has too few pairs."""
+    """The yardstick of a model on a sample of a split.
+
+    None if too few pairs have a number for a score, or if the words have no effects.
+    """
     right: list[float] = []
     wrong: list[float] = []
     effects: list[float] = []
     with asked(model):
-        for images, texts, owners in _batches(model, split, seed):
-            partner = [_other(owners, row) for row in range(len(owners))]
+        for images, texts, captions in _batches(model, split, seed):
+            partner = _partners(split, captions)
             batch = pad_texts([model.text.encode(text) for text in texts], model.text.pad)
             encoded = model.encode_texts(batch.to(model.device))
             paired = [(row, row) for row in range(len(texts))]
             paired += [(image, text) for text, image in enumerate(partner) if image is not None]
             scores = _scores(model, images, encoded, paired)
-            if len(right) < EXPLAINED:
-                effects += _effects(model, images, texts, paired)
+            room = EXPLAINED - len(right)
+            effects += _effects(model, images, texts, [pair for pair in paired if pair[1] < room])
             right += scores[: len(texts)]
             wrong += scores[len(texts) :]
-    if min(len(right), len(wrong)) < FEWEST or not any(effects):
+    right, wrong = ([score for score in side if math.isfinite(score)] for side in (right, wrong))
+    full = full_colours(effects)
+    if min(len(right), len(wrong)) < FEWEST or full is None:
         return None
-    levels = np.linspace(0.0, 100.0, POINTS)
-    full = [abs(effect) for effect in effects if effect > 0] or [abs(e) for e in effects]
-    against = [-effect for effect in effects if effect < 0] or [0.0]
-    effect_for = float(np.percentile(full, FULL))
     return Yardstick(
         split=split.name,
         pairs=len(right) + len(wrong),
-        right=tuple(np.percentile(right, levels).tolist()),
-        wrong=tuple(np.percentile(wrong, levels).tolist()),
-        effect_for=effect_for,
-        effect_against=max(float(np.percentile(against, FULL)), LEAST_AGAINST * effect_for),
+        right=_quantiles(right),
+        wrong=_quantiles(wrong),
+        effect_for=full[0],
+        effect_against=full[1],
     )
+
+
+def full_colours(effects: list[float]) -> tuple[float, float] | None:
+    """Sizes of the effects, for and against, from which a word has its full colour.
+
+    None if no word has an effect.
+    """
+    sizes = [abs(effect) for effect in effects if effect and math.isfinite(effect)]
+    favourable = [effect for effect in effects if 0 < effect < math.inf]
+    against = [-effect for effect in effects if -math.inf < effect < 0] or [0.0]
+    if not sizes:
+        return None
+    effect_for = float(np.percentile(favourable or sizes, FULL))
+    return effect_for, max(float(np.percentile(against, FULL)), LEAST_AGAINST * effect_for)
+
+
+def _quantiles(scores: list[float]) -> tuple[float, ...]:
+    levels = np.percentile(scores, np.linspace(0.0, 100.0, POINTS))
+    return tuple(np.sort(levels).tolist())  # rounding may exchange two that are nearly the same
 
 
 def _batches(
     model: Model, split: Split, seed: int
 ) -> Iterator[tuple[Encoded, list[str], list[int]]]:
-    """Encoded images, one caption of each, and the images' numbers, a few pairs at a time."""
+    """Encoded images, one caption of each as it is read, and its number; a few at a time."""
     order = np.random.default_rng(seed).permutation(len(split.texts))[:CAPTIONS].tolist()
     for start in range(0, len(order), TOGETHER):
         found = [_read(model, split, caption) for caption in order[start : start + TOGETHER]]
         kept = [each for each in found if each is not None]
         if kept:
-            items, texts, owners = map(list, zip(*kept, strict=True))
-            yield model.encode_images(pad_fragments(items).to(model.device)), texts, owners
+            items, texts, numbers = map(list, zip(*kept, strict=True))
+            yield model.encode_images(pad_fragments(items).to(model.device)), texts, numbers
 
 
 def _read(model: Model, split: Split, caption: int) -> tuple[Fragments, str, int] | None:
-    """Image, text and the image's number; None if there is nothing to read."""
+    """Image, text and the caption's number; None if there is nothing to read."""
     if split.fragments is None:
         raise DataError(f"split '{split.name}' has no fragments; extract features first")
     read, image = known_text(model.text, split.texts[caption]), int(split.image_of[caption])
     if not read.is_readable or not read.text.strip():
         return None
     try:
-        return split.fragments.read(image), read.text, image
+        return split.fragments.read(image), read.text, caption
     except DataError:  # training and evaluation count images that cannot be read
         return None
 
 
-def _other(owners: list[int], row: int) -> int | None:
-    """The next row with another image."""
-    count = len(owners)
-    steps = ((row + step) % count for step in range(1, count))
-    return next((other for other in steps if owners[other] != owners[row]), None)
+def _partners(split: Split, captions: list[int]) -> list[int | None]:
+    """For each caption of a batch, the next row with an image that it does not describe.
+
+    An image that has the same caption is no wrong one.
+    """
+    images = [int(split.image_of[caption]) for caption in captions]
+    said = [{spoken(text) for text in split.captions[image]} for image in images]
+    count = len(captions)
+    partners = []
+    for row, caption in enumerate(captions):
+        own = spoken(split.texts[caption])
+        others = ((row + step) % count for step in range(1, count))
+        wrong = (other for other in others if images[other] != images[row])
+        partners.append(next((other for other in wrong if own not in said[other]), None))
+    return partners
 
 
 def _scores(
@@ -169,15 +200,18 @@ def _scores(
 def _effects(
     model: Model, images: Encoded, texts: list[str], pairs: list[tuple[int, int]]
 ) -> list[float]:
-    """Effects of the words of some pairs, punctuation left out."""
+    """Effects of the words of some pairs, punctuation left out; none if words have no places."""
     from counterfoil.models.explain import explain_pair
 
-    return [
-        word.effect
-        for row, column in pairs
-        for word in explain_pair(model, images[row : row + 1], texts[column], None).words
-        if not word.is_punctuation
-    ]
+    try:
+        return [
+            word.effect
+            for row, column in pairs
+            for word in explain_pair(model, images[row : row + 1], texts[column], None).words
+            if not word.is_punctuation
+        ]
+    except ConfigError:  # of a tokenizer that is not fast: the model cannot be explained at all
+        return []
 
 
 def _share_below(quantiles: tuple[float, ...], score: float) -> float:

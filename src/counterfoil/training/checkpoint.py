@@ -26,6 +26,9 @@ from counterfoil.models.importers.pickles import read_checkpoint
 from counterfoil.models.model import Model
 from counterfoil.models.store import write_model
 
+MEASURED_OF_BEST = ("yardstick.json", "correction_rule.json")
+"""Files of a run that say something of its best checkpoint: not true of another one."""
+
 OPERATIONS = 20_000_000
 """Pickle instructions of a training state: lists of every caption, more than once."""
 
@@ -110,6 +113,9 @@ class Checkpoints:
         return folder, state, position
 
     def _point(self, link: str, name: str) -> None:
+        if link == "best" and (self.run / "best").resolve().name != name:
+            for measured in MEASURED_OF_BEST:
+                (self.run / measured).unlink(missing_ok=True)
         temporary = self.run / f".{link}.new.{os.getpid()}"
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(Path("checkpoints") / name)

@@ -160,6 +160,7 @@ class Trainer:
             return self._run(resume)
 
     def _run(self, resume: bool) -> RunResult:
+        self.model.yardstick = self.model.correction_rule = None  # measured with older weights
         if resume:
             self._restore()
         elif rank() == 0:

@@ -20,7 +20,7 @@ export async function auditView(place, params) {
     return;
   }
   const reason = params.get("reason");
-  const section = params.get("section") in SECTIONS ? params.get("section") : "suspicious";
+  const section = Object.hasOwn(SECTIONS, params.get("section")) ? params.get("section") : "suspicious";
   const list = h("ul", { class: "findings", role: "list" });
   let offset = 0;
   const more = h("button", { type: "button", class: "quiet more", onclick: () => add() }, "Show more");
@@ -84,7 +84,7 @@ function nearDuplicate(found) {
     h("div", { class: "told" },
       h("p", { class: "caption" }, h("a", { href: opened(found, found.text) }, found.text),
         found.same > 1 && h("b", { class: "times" }, `×${found.same}`)),
-      found.same > 1 && strip(found.same_images.slice(1), found.text, found.same - found.same_images.length),
+      found.same_images.length > 1 && strip(found.same_images.slice(1), found.text, found.more_images),
       other && h("p", { class: "instead" }, h("span", { class: "label" }, "Nearly the same"), near.text),
       other && strip([found.shown[near.image]], near.text, 0),
       h("p", { class: "facts" }, `${found.near_duplicate_images.toLocaleString("en")} other ${found.near_duplicate_images === 1 ? "image" : "images"} · likeness ${near.score.toFixed(2)} · ${found.image}`)));
