@@ -283,8 +283,8 @@ def test_a_and_an_are_not_suggested_in_place_of_each_other(split) -> None:
 
 
 def test_a_suggestion_never_swallows_the_sign_after_it(split) -> None:
-    """*u.s* before a full stop is read as *u.s.*, so that later words change their places."""
-    captions = ["a dog near the u.s", "the dog and a tree"]
+    """*u.k* before a full stop is read as *u.k.*, so that later words change their places."""
+    captions = ["a dog near the u.k", "the dog and a tree"]
     for seed in range(3):
         model = restless(split, captions, seed)
         for caption in ("a dog near the tree.", 'the "dog". And a tree.'):
@@ -296,10 +296,11 @@ def test_a_suggestion_never_swallows_the_sign_after_it(split) -> None:
                     assert len(caption_words(text)) == len(caption_words(caption))
 
 
-def test_a_rule_of_one_candidate_tries_the_first_of_several(split, taught) -> None:
+def test_a_rule_of_one_candidate_tries_the_first_of_several(split) -> None:
     """The rule is chosen with five candidates read: fewer must not read fewer tokens."""
-    model = restless(split, [f"the {word} is {word}ing" for word in CONCEPTS] + ["dog"] * 2, 1)
-    captions = ["the dog is dogging near", "a dog"]
+    colours = ["red blue green yellow black white orange purple", "small large old young tall big"]
+    model = restless(split, [*colours, "the dog and a cat"], 1)
+    captions = ["the dog and a cat", "a dog"]
     one = CaptionReader(model, [image_of(split)], 1).read([0, 0], captions, 0.0)
     five = CaptionReader(model, [image_of(split)], 5).read([0, 0], captions, 0.0)
     for few, many in zip(one, five, strict=True):

@@ -365,7 +365,7 @@ class CaptionReader:
             new = spell(self.model.text, list(ids))
             if _may_replace(parts[place], new) and keeps_word_class(parts, place, new.lower()):
                 new = new.upper() if caption.isupper() else in_case_of(word.text, new)
-                # beside some signs a word is read otherwise: *u.s* before a full stop
+                # beside some signs a word is read otherwise: *u.k* before a full stop
                 if len(caption_words(exchanged(caption, place, new))) == len(parts):
                     fitting.setdefault(new)
             if len(fitting) == self.candidates:
