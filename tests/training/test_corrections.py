@@ -54,3 +54,11 @@ def test_a_rule_is_chosen_again_on_the_images_that_the_run_had_set_aside(
     model = small(make_split(tmp_path, "train", 4, seed=0))
     choose_run_rule(run, model, tmp_path / "cache", Silent())
     assert chosen_on == aside
+
+
+def test_the_best_checkpoint_of_a_run_keeps_to_the_rule_of_the_run(tmp_path) -> None:
+    best = tmp_path / "run" / "best"
+    best.mkdir(parents=True)
+    assert load_rule(best) is None
+    (tmp_path / "run" / "correction_rule.json").write_text('{"usable": false}')
+    assert load_rule(best) == load_rule(tmp_path / "run") == CorrectionRule(usable=False)

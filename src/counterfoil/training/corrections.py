@@ -42,8 +42,10 @@ def _summary(rule: CorrectionRule) -> str:
 
 
 def load_rule(folder: Path) -> CorrectionRule | None:
-    """The rule of a run, if it has one."""
+    """The rule of a run, or of the run whose best checkpoint a folder is, if it has one."""
     path = folder / RULE
+    if folder.name == "best" and not path.is_file():
+        path = folder.parent / RULE
     if not path.is_file():
         return None
     try:
