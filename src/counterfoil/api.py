@@ -24,7 +24,9 @@ from counterfoil.data.pairs import DEV_NAMES, Pairs, Split
 from counterfoil.evaluation.evaluate import evaluate
 from counterfoil.features import with_fragments
 from counterfoil.models import Model, create_model, from_pretrained, save_pretrained
-from counterfoil.progress import Progress
+from counterfoil.models.correct import can_correct
+from counterfoil.progress import Progress, Silent
+from counterfoil.training.corrections import save_rule
 from counterfoil.training.distributed import on_first_process
 from counterfoil.training.loop import RunResult, Trainer
 from counterfoil.training.run import save_yardstick
@@ -136,13 +138,17 @@ def train(
             progress.say(f"note: {note}")
         result = Trainer(model, pairs, config, folder, progress).run(resume=resume)
         if not result.interrupted:
-            on_first_process(lambda: _measure(folder, pairs[config.evaluation.split], model.device))
+            dev = pairs[config.evaluation.split]
+            on_first_process(lambda: _measure(folder, dev, model.device, progress or Silent()))
         return result
 
 
-def _measure(folder: Path, dev: Split, device: torch.device) -> None:
-    """Keep with a run what the scores of its best checkpoint usually are."""
-    save_yardstick(folder, from_pretrained(folder / "best").to(device), dev)
+def _measure(folder: Path, dev: Split, device: torch.device, progress: Progress) -> None:
+    """Keep with a run what the scores of its best checkpoint are, and its rule for corrections."""
+    best = from_pretrained(folder / "best").to(device)
+    save_yardstick(folder, best, dev)
+    if can_correct(best):
+        save_rule(folder, best, dev, progress)
 
 
 def build_index(

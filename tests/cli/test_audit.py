@@ -207,7 +207,7 @@ def test_another_run_corrects_what_this_one_finds(run, corrector, cache, tmp_pat
     assert len(wrong) > 3
     for line in wrong[:3]:
         assert (line["correction"] is None) == bool(line["correction_note"])
-        for word in line["wrong_words"]:
+        for word in line["wrong_words"]:  # the corrector's rule may allow no word there
             assert word["word"] not in word["suggestions"]
     assert any(word["suggestions"] for line in wrong[:3] for word in line["wrong_words"])
     assert any(line["correction"] for line in wrong[:3])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
+from counterfoil.cli import app
 from counterfoil.config import build_config
 from counterfoil.data.images import open_image
 from counterfoil.errors import CheckpointError, ConfigError
@@ -17,6 +20,8 @@ from counterfoil.evaluation.word_chips import GROUND, colour_of
 from counterfoil.models import create_model, save_pretrained
 from counterfoil.models.correct import Change, Correction, SuspectWord
 from counterfoil.progress import Silent
+from counterfoil.training.corrections import load_rule, save_rule
+from counterfoil.training.load import load_model
 from counterfoil.training.run import read_data
 from tests.cli.test_cli import invoke
 
@@ -132,11 +137,51 @@ def test_corrections_are_measured_and_the_rule_is_chosen_again(run, cache) -> No
     (run / "correction_rule.json").unlink()
 
 
-def test_a_damaged_rule_is_named(run, cache) -> None:
-    (run / "correction_rule.json").write_text('{"threshold": 7}')
+@pytest.mark.parametrize(
+    "text",
+    ['{"threshold": 7}', '{"usable": "no"}', '{"candidates": 1e9}', '{"margin": 1e999}',
+     '{"margin": NaN}', '{"margin": ' + "9" * 400 + "}", '{"precision": "x", "made": 1}',
+     '{"more": 1}', "[0.5, 0.1]", "[" * 20_000, "null", "{", " " * 70_000],
+    ids=lambda text: text[:24],
+)  # fmt: skip
+def test_a_damaged_rule_is_named(run, text) -> None:
+    (run / "correction_rule.json").write_text(text)
     try:
-        with pytest.raises(CheckpointError, match=r"correction_rule\.json"):
-            invoke("correct", run, "--measure", "--cache", cache)
+        with pytest.raises(CheckpointError, match=r"correction_rule\.json: damaged .*--choose"):
+            load_rule(run)
+    finally:
+        (run / "correction_rule.json").unlink()
+
+
+def test_a_margin_that_is_no_number_is_refused_before_any_work(run) -> None:
+    for margin in ("nan", "inf", "-0.1"):
+        result = CliRunner().invoke(app, ["correct", str(run), "--measure", "--margin", margin])
+        assert result.exit_code == 2
+    result = CliRunner().invoke(app, ["correct", str(run), "--measure", "--candidates", "101"])
+    assert result.exit_code == 2
+
+
+def test_a_rule_is_chosen_without_a_test_split_and_as_json(run, cache) -> None:
+    chosen = json.loads(invoke("correct", run, "--choose", "--cache", cache, "--json"))["rule"]
+    saved = run / "correction_rule.json"
+    assert chosen == json.loads(saved.read_text())
+    saved.unlink()
+    with pytest.raises(ConfigError, match="leave out"):
+        invoke("correct", run, "--choose", "--margin", 0.1)
+
+
+def test_a_run_whose_dev_captions_have_no_foil_suggests_nothing(run, pairs, cache) -> None:
+    """No margin could be chosen, so none is known to be enough; an older rule is not left there."""
+    dev = replace(pairs["dev"], captions=[["hm"]] * len(pairs["dev"]))
+    (run / "correction_rule.json").write_text("{}")
+    rule = save_rule(run, load_model(run, "cpu"), dev, Silent())
+    try:
+        assert (rule.usable, rule.made) == (False, None)
+        assert load_rule(run) == rule
+        shown = invoke("correct", run, pairs["test"].ids[3], SENTENCE, "--cache", cache)
+        assert "nothing was changed" in shown
+        assert "no margin could be chosen on dev" in " ".join(shown.split())
+        assert "looks wrong" not in shown
     finally:
         (run / "correction_rule.json").unlink()
 

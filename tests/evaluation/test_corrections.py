@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -108,3 +109,19 @@ def test_a_report_counts_changes_and_how_often_none_is_made(split) -> None:
     assert nothing.changes == nothing.untouched_changes == 0
     assert nothing.as_dict()["precision"] is None
     assert nothing.rows()[1][2] == "100.0 %"
+
+
+def test_a_gain_that_is_not_finite_does_not_stop_the_choice(split, monkeypatch) -> None:
+    split = replace(split, captions=[["a dog near the tree"]] * len(split))
+    good = foil_of(split, 0, 1, "zebra")
+    read = [(good, reading(0.9, (2.0 + i / 100,), ("dog",))) for i in range(10)]
+    read += [(good, reading(0.9, (gain,), ("dog",))) for gain in (float("inf"), float("nan"))]
+    assert chosen_for(monkeypatch, split, read).usable
+
+
+def test_a_report_of_unreadable_images_is_json_without_nan(split, monkeypatch) -> None:
+    monkeypatch.setattr(corrections, "readable_images", lambda *_: {})
+    report = measure_corrections(small(split), split, CorrectionRule(), captions=5)
+    values = json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    assert values["precision"] is values["overall_precision"] is values["none_made"] is None
+    assert report.rows()[1][2] == "–"

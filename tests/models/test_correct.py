@@ -15,7 +15,8 @@ from counterfoil.data.fragments import Fragments
 from counterfoil.data.vocabulary import SPECIALS
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.models import Model, create_model, from_pretrained, save_pretrained
-from counterfoil.models.correct import CorrectionRule, correct, correct_batch, exchanged
+from counterfoil.models.correct import CaptionReader, correct, correct_batch, exchanged
+from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.objectives.token_losses import discrimination_losses, word_losses
 from tests.conftest import CONCEPTS, load_fixture, make_split
 from tests.models.cross import model_of
@@ -221,7 +222,106 @@ def test_the_article_follows_a_replaced_word(caption, place, new, wanted) -> Non
     assert exchanged(caption, place, new) == wanted
 
 
-@pytest.mark.parametrize("wrong", [{"threshold": 1.5}, {"margin": -1.0}, {"margin": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"threshold": 1.5},
+        {"threshold": "0.5"},
+        {"threshold": True},
+        {"margin": -1.0},
+        {"margin": float("nan")},
+        {"margin": float("inf")},
+        {"margin": 10**400},
+        {"margin": [0.1]},
+        {"usable": "no"},
+        {"usable": 1},
+        {"precision": "high"},
+        {"precision": float("nan")},
+        {"made": 2.5},
+        {"made": -1},
+    ],
+)
 def test_a_senseless_rule_is_refused(wrong) -> None:
     with pytest.raises(ConfigError, match="must be"):
         CorrectionRule(**wrong)
+
+
+@pytest.mark.parametrize("candidates", [0, 2.5, "3", True, 10**9])
+def test_a_rule_tries_a_countable_number_of_candidates(candidates) -> None:
+    with pytest.raises(ConfigError, match="at least 1 candidate"):
+        CorrectionRule(candidates=candidates)
+
+
+def test_a_word_in_capitals_is_not_replaced_by_itself_and_stays_in_capitals(split, taught) -> None:
+    model, cases = taught
+    for image, true, foil in cases:
+        found = correct(model, image_of(split, image), foil.upper(), threshold=0.0, margin=0.0)
+        for word in found.words:
+            assert all(new.isupper() for new in word.suggestions)
+            assert word.word.lower() not in {new.lower() for new in word.suggestions}
+        assert correct(model, image_of(split, image), foil.upper()).corrected == true.upper()
+
+
+def restless(split, captions: list[str], seed: int) -> Model:
+    """A model that knows some captions' words and proposes any of them anywhere."""
+    model = small(replace(split, captions=[captions] * len(split)))
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    return model
+
+
+def test_a_and_an_are_not_suggested_in_place_of_each_other(split) -> None:
+    model = restless(split, ["a dog near an elephant", "the owl", "an apple"], 0)
+    found = correct(
+        model, image_of(split), "a dog near an elephant", threshold=0.0, margin=0.0, candidates=9
+    )
+    for word in found.words:
+        if word.word in ("a", "an"):
+            assert set(word.suggestions) <= {"the"}
+
+
+def test_a_suggestion_never_swallows_the_sign_after_it(split) -> None:
+    """*u.k* before a full stop is read as *u.k.*, so that later words change their places."""
+    captions = ["a dog near the u.k", "the dog and a tree"]
+    for seed in range(3):
+        model = restless(split, captions, seed)
+        for caption in ("a dog near the tree.", 'the "dog". And a tree.'):
+            read = CaptionReader(model, [image_of(split)], 9).read([0], [caption], 0.0)[0].words
+            assert any(word.suggestions for word in read)
+            for place, word in enumerate(read):
+                for new in word.suggestions:
+                    text = exchanged(caption, place, new)
+                    assert len(caption_words(text)) == len(caption_words(caption))
+
+
+def test_a_rule_of_one_candidate_tries_the_first_of_several(split) -> None:
+    """The rule is chosen with five candidates read: fewer must not read fewer tokens."""
+    colours = ["red blue green yellow black white orange purple", "small large old young tall big"]
+    model = restless(split, [*colours, "the dog and a cat"], 1)
+    captions = ["the dog and a cat", "a dog"]
+    one = CaptionReader(model, [image_of(split)], 1).read([0, 0], captions, 0.0)
+    five = CaptionReader(model, [image_of(split)], 5).read([0, 0], captions, 0.0)
+    for few, many in zip(one, five, strict=True):
+        assert [word.suggestions for word in few.words] == [
+            word.suggestions[:1] for word in many.words
+        ]
+
+
+def test_what_is_refused_would_not_raise_the_score_of_the_corrected_caption(split) -> None:
+    for seed in range(4):
+        model = restless(split, ["a man and a dog near the tree", "the cat and a car"], seed)
+        found = correct(
+            model, image_of(split), "a cat and a man near the car", threshold=0.0, margin=0.0
+        )
+        assert all(change.score <= found.corrected_score for change in found.refused)
+        assert {one.place for one in found.refused}.isdisjoint(one.place for one in found.changes)
+
+
+def test_a_rule_that_allows_nothing_names_no_candidate_either(split) -> None:
+    model = restless(split, ["a man and a dog near the tree"], 0)
+    model.correction_rule = CorrectionRule(0.0, usable=False, precision=0.0, made=0)
+    found = correct(model, image_of(split), "a man near the tree")
+    assert found.changes == found.refused == ()
+    assert not any(word.suggestions for word in found.words)

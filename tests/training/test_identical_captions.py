@@ -255,6 +255,22 @@ def test_mined_quintuplets_hold_no_identical_caption(alike, tmp_path, monkeypatc
         assert not [pair for pair in pairs if spoken(pair[1]) in own[pair[0]]]
 
 
+def test_an_image_that_shares_a_caption_with_every_other_has_quintuplets_too(
+    alike, tmp_path
+) -> None:
+    captions = [["a harbor", "a forest"], *[["a harbor"], ["a forest"], ["a beach"]] * 5]
+    captions[3::3] = [["a forest"]] * 5  # every caption stands at the first image, too
+    train = replace(alike.train, captions=captions)
+    pairs = Pairs("one", {**alike.splits, "train": train})
+    save_pretrained(trainer(pairs, tmp_path / "x", {"hardest": {}}).model, tmp_path / "first")
+    run = trainer(pairs, tmp_path / "run", {"aoq": {"first": str(tmp_path / "first")}}, epochs=1)
+    quintuplets = run.objective.terms["aoq"].quintuplets
+    extra = quintuplets.of(0, np.random.default_rng(0))
+    assert extra.images == (0, 0)
+    assert extra.texts == ("a harbor", "a harbor")
+    run.run()
+
+
 def test_clean_and_noisy_pairs_are_told_apart_without_twins(alike, tmp_path, monkeypatch) -> None:
     from counterfoil.objectives import noisy
 

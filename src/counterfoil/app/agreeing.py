@@ -55,7 +55,7 @@ def agree(found: Correction, effects: Sequence[float], scores: Scores) -> Agreed
         sentences = [_written(found.text, {**made, at: new}) for at, new in tries]
         reached = scores(sentences)
         best = max(range(len(tries)), key=reached.__getitem__)
-        if reached[best] < score + LEAST_GAIN * abs(score):
+        if not reached[best] >= score + LEAST_GAIN * abs(score):  # nan is no gain, either
             break
         place, new = tries[best]
         score, made[place] = reached[best], new

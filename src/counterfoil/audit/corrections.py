@@ -82,5 +82,5 @@ def _with_correction(finding: Finding, found: Correction) -> Finding:
 
 def _no_change_note(correction: Correction) -> str:
     if not correction.rule.usable:
-        return "no suggestion: too many of the corrector's changes were wrong on its dev split"
+        return f"no suggestion: {correction.rule.obstacle()}"
     return "no suggestion: no word of the same part of speech raises the score enough"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Optional
 
@@ -10,6 +11,7 @@ import typer
 from counterfoil.cli.explain import ImageSource
 from counterfoil.cli.output import (
     CACHE_OPTION,
+    FROM_0,
     JSON_OPTION,
     SHARE,
     FormatOption,
@@ -24,7 +26,8 @@ from counterfoil.cli.output import (
 from counterfoil.cli.sentences import check_sentence
 
 if TYPE_CHECKING:
-    from counterfoil.models.correct import Change, Correction, CorrectionRule, SuspectWord
+    from counterfoil.models.correct import Change, Correction, SuspectWord
+    from counterfoil.models.correction_rule import CorrectionRule
 
 
 def correct(
@@ -57,13 +60,15 @@ def correct(
     margin: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(
-            min=0.0,
+            callback=FROM_0,
             help="Replace a word only if its score gain is above this. Default: chosen on dev.",
         ),
     ] = None,
     candidates: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="Words tried in place of one. Default: chosen on dev."),
+        typer.Option(
+            min=1, max=100, help="Words tried in place of one (1 to 100). Default: chosen on dev."
+        ),
     ] = None,
     measure: Annotated[
         bool,
@@ -75,7 +80,8 @@ def correct(
     choose: Annotated[
         bool,
         typer.Option(
-            "--choose", help="Choose threshold and margin on dev again, and keep them in the run."
+            "--choose",
+            help="Choose threshold, margin and candidates on dev again, and keep them in the run.",
         ),
     ] = False,
     captions: Annotated[
@@ -109,7 +115,12 @@ def correct(
             raise ConfigError("--measure and --choose take no image, no sentence and no --out")
         check_inputs([run], data, format)
         read = Reading(run, data, format, option or [], split, cache)
-        _measure(read, (threshold, margin, candidates), choose, captions, seed, device, as_json)
+        asked = (threshold, margin, candidates)
+        if choose and not measure and any(value is not None for value in asked):
+            raise ConfigError(
+                "--choose chooses these: leave out --threshold, --margin, --candidates"
+            )
+        _measure(read, asked, choose, measure, captions, seed, device, as_json)
         return
     if image is None or text is None:
         raise ConfigError("expected an image and a sentence (or --measure to measure the model)")
@@ -158,6 +169,7 @@ def _measure(
     read: Reading,
     asked: tuple[float | None, float | None, int | None],
     choose: bool,
+    measure: bool,
     captions: int,
     seed: int,
     device: str,
@@ -173,6 +185,11 @@ def _measure(
     correcting(model)
     if choose:
         model.correction_rule = choose_run_rule(read.run, model, read.cache, bars)
+    if not measure:
+        if as_json:
+            chosen = asdict(rule_of(model))
+            print_json({"run": str(read.run), "model": model.spec.name, "rule": chosen})
+        return
     pairs = evaluation_split(
         read.run, read.data, read.format, parse_options(read.option), read.cache, bars
     )
@@ -214,10 +231,7 @@ def _refusal(change: Change) -> str:
 
 def _rule_note(rule: CorrectionRule) -> str:
     if not rule.usable:
-        return (
-            "this model suggests nothing: too few of its changes were right on dev; --margin M "
-            "makes them nevertheless"
-        )
+        return f"nothing is suggested: {rule.obstacle()}; --margin M makes changes nevertheless"
     if rule.precision is None:
         return "how often such a change is right was not measured: --measure"
     return f"on dev, {rule.precision:.0%} of {rule.made} changes by this rule were right"

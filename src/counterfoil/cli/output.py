@@ -54,6 +54,7 @@ def between(least: float, most: float, above: bool = False) -> Callable[[float |
 
 
 SHARE = between(0.0, 1.0)
+FROM_0 = between(0.0, sys.float_info.max)
 ABOVE_0 = between(0.0, sys.float_info.max, above=True)
 ABOVE_0_TO_1 = between(0.0, 1.0, above=True)
 

@@ -28,11 +28,10 @@ from counterfoil.models.correct import (
     CaptionReader,
     Change,
     Correction,
-    CorrectionRule,
     ReadCaption,
-    choose_change,
     correct_batch,
 )
+from counterfoil.models.correction_rule import CorrectionRule, choose_change
 from counterfoil.models.model import Model
 from counterfoil.progress import Progress, Silent
 
@@ -96,7 +95,7 @@ class CorrectionReport:
         return {
             **asdict(self),
             **{name: None if np.isnan(value) else value for name, value in shares.items()},
-            "none_made": 1 - self.changed / self.exchanged,
+            "none_made": 1 - self.changed / self.exchanged if self.exchanged else None,
         }
 
     def rows(self) -> list[list[str]]:
@@ -126,10 +125,7 @@ class CorrectionReport:
     def headline(self) -> str:
         rule = self.rule
         if not rule.usable:
-            return (
-                "no change is made: on the split that the rule was chosen on, too many of this "
-                "model's changes were wrong, whatever the threshold and the margin"
-            )
+            return f"split {self.split}: no change is made ({rule.obstacle()})"
         return (
             f"split {self.split}: a word is replaced if it is wrong with a probability of at least "
             f"{rule.threshold:g} and the score rises by more than {rule.margin:.4g} "
@@ -227,7 +223,8 @@ def choose_rule(
     progress = progress or Silent()
     exchanged, untouched = trials_of(split, captions, seed)
     read = list(_read(model, split, [*exchanged, *untouched], progress))
-    gains = [gain for _, one in read for p in one.proposals for gain in p.gains if gain > 0]
+    gains = [gain for _, one in read for p in one.proposals for gain in p.gains]
+    gains = [gain for gain in gains if 0 < gain < float("inf")]
     margins = [0.0]
     if gains:
         margins += np.quantile(gains, np.linspace(0, 0.99, MARGINS)).tolist()

@@ -106,7 +106,7 @@ def _foil(
     parts, cursor = list[str](), 0
     for place in sorted(edit):
         span = spans[place]
-        written = edit[place].upper() if caption.isupper() else _in_case_of(span.text, edit[place])
+        written = edit[place].upper() if caption.isupper() else in_case_of(span.text, edit[place])
         parts += [caption[cursor : span.start], written]
         cursor = span.end
     text = "".join([*parts, caption[cursor:]])
@@ -141,10 +141,11 @@ def article_before(article: str, word: str) -> str | None:
     fitting = "an" if word[:1].lower() in tuple("aeiou") else "a"
     if article.lower() not in ("a", "an") or article.lower() == fitting:
         return None
-    return _in_case_of(article, fitting) if len(article) > 1 or article.islower() else "An"
+    return in_case_of(article, fitting) if len(article) > 1 or article.islower() else "An"
 
 
-def _in_case_of(old: str, new: str) -> str:
+def in_case_of(old: str, new: str) -> str:
+    """A word with the capitals of another: all of them, the first, or none changed."""
     if len(old) > 1 and old.isupper():
         return new.upper()
     return new.capitalize() if old[0].isupper() else new

@@ -21,10 +21,11 @@ from counterfoil.data.words import words as tokens_of
 from counterfoil.encoders import Encoded
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.foils.masking import MaskTokens
-from counterfoil.foils.rules import article_before
+from counterfoil.foils.rules import article_before, in_case_of
 from counterfoil.foils.tagging import keeps_word_class
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models.asking import asked
+from counterfoil.models.correction_rule import CorrectionRule, Proposal, choose_change
 from counterfoil.models.foil_maker import word_table
 from counterfoil.models.word_spans import (
     CaptionWord,
@@ -41,6 +42,8 @@ PIECE = "##"
 SCORED_AT_ONCE = 512
 CANDIDATES_READ = 8
 """Likeliest tokens read for each candidate wanted: many are of another word class."""
+LEAST_READ = 40
+"""Tokens read at least: a rule of few candidates finds the same ones as one of more."""
 
 
 def can_correct(model: Model) -> bool:
@@ -58,36 +61,6 @@ def correcting(model: Model) -> CrossEncoder:
             "objective tags-dc (recipes/tags-dc-scenes.yaml)"
         )
     return matcher
-
-
-@dataclass(frozen=True)
-class CorrectionRule:
-    """When a word is replaced: it is likely enough wrong, and the score rises by enough.
-
-    Of the words that could stand there, only the ``candidates`` likeliest are tried. ``precision``
-    is the share of changes that were right on the captions that the rule was chosen on, ``made``
-    how many changes that were; None if it was not chosen on any. A rule that is not ``usable``
-    allows no change: too many of the model's changes were wrong.
-    """
-
-    threshold: float = 0.5
-    margin: float = 0.0
-    candidates: int = 5
-    usable: bool = True
-    precision: float | None = None
-    made: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise ConfigError(f"correct: the threshold must be 0 to 1, got {self.threshold}")
-        if not 0 <= self.margin < float("inf"):
-            raise ConfigError(f"correct: the margin must be 0 or more, got {self.margin}")
-        if self.candidates < 1:
-            raise ConfigError(f"correct: expected at least 1 candidate, got {self.candidates}")
-
-    def allows(self, gain: float) -> bool:
-        """Whether a change that raises the score by ``gain`` is made."""
-        return self.usable and gain > self.margin
 
 
 @dataclass(frozen=True)
@@ -116,35 +89,6 @@ class SuspectWord:
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """A word that may be wrong, by its place in the caption, and what was tried in its place.
-
-    ``gains`` are the changes of the matching score, one for each of the ``candidates``.
-    """
-
-    place: int
-    word: str
-    wrong: float
-    candidates: tuple[str, ...]
-    gains: tuple[float, ...]
-
-    def first_allowed(self, rule: CorrectionRule) -> int | None:
-        """The likeliest candidate that a rule allows."""
-        gains = self.gains[: rule.candidates]
-        return next((at for at, gain in enumerate(gains) if rule.allows(gain)), None)
-
-
-def choose_change(proposals: Sequence[Proposal], rule: CorrectionRule) -> tuple[int, int] | None:
-    """Which proposal and which of its candidates a rule takes first: the likeliest wrong word."""
-    for number in sorted(range(len(proposals)), key=lambda at: -proposals[at].wrong):
-        if proposals[number].wrong >= rule.threshold:
-            candidate = proposals[number].first_allowed(rule)
-            if candidate is not None:
-                return number, candidate
-    return None
-
-
-@dataclass(frozen=True)
 class Change:
     """A word of the caption, by its place among these, exchanged for another."""
 
@@ -168,7 +112,8 @@ class Correction:
 
     ``corrected`` never scores below ``text``: it is the same if no change helps. ``changes`` are
     those made, each with the score after it. ``refused`` are the best candidates for words that are
-    likely wrong, but whose change the ``rule`` does not allow.
+    likely wrong, but whose change would not raise the score by enough; none if the ``rule`` allows
+    no change at all.
     """
 
     text: str
@@ -178,7 +123,7 @@ class Correction:
     words: tuple[SuspectWord, ...]
     changes: tuple[Change, ...]
     refused: tuple[Change, ...]
-    rule: CorrectionRule = CorrectionRule()
+    rule: CorrectionRule = field(default_factory=CorrectionRule)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold."""
@@ -268,14 +213,14 @@ class _Draft:
     text: str
     score: float = 0.0
     changes: list[Change] = field(default_factory=list)
-    refused: dict[int, Change] = field(default_factory=dict)
+    refused: tuple[Change, ...] = ()
 
     def change(self, read: ReadCaption, rule: CorrectionRule) -> bool:
         """Make the next change that a rule allows; False if there is none."""
         self.score = read.score
         changed = {change.place for change in self.changes}
         left = [one for one in read.proposals if one.place not in changed]
-        self.refused |= {one.place: _best(one, read.score) for one in left}
+        self.refused = tuple(_best(one, read.score) for one in left)
         chosen = choose_change(left, rule)
         if chosen is None:
             return False
@@ -286,8 +231,6 @@ class _Draft:
         return True
 
     def finished(self, rule: CorrectionRule) -> Correction:
-        for change in self.changes:
-            self.refused.pop(change.place, None)
         return Correction(
             self.first.text,
             self.first.score,
@@ -295,7 +238,7 @@ class _Draft:
             self.score,
             tuple(_suspect(place, self.first, rule) for place in range(len(self.first.words))),
             tuple(self.changes),
-            tuple(self.refused.values()),
+            self.refused if rule.usable else (),
             rule,
         )
 
@@ -344,7 +287,7 @@ class CaptionReader:
         Candidates are scored for words at least as likely wrong as ``threshold``, and only for the
         ``most`` likely ones if that is above 0.
         """
-        suspects = self.suspects(rows, captions)
+        suspects = self.suspects(rows, captions, threshold)
         doubtful = [_doubtful(words, threshold, most) for words in suspects]
         tries = [
             (at, place, candidate)
@@ -370,54 +313,64 @@ class CaptionReader:
             for at, words in enumerate(suspects)
         ]
 
-    def suspects(self, rows: Sequence[int], captions: Sequence[str]) -> list[list[SuspectWord]]:
-        """Every word of each caption, with all candidates of its word class.
+    def suspects(
+        self, rows: Sequence[int], captions: Sequence[str], threshold: float
+    ) -> list[list[SuspectWord]]:
+        """Every word of each caption; those likely wrong with all candidates of their word class.
 
         A word that the tokenizer cut off is not suspected.
         """
         states = self.matcher.states(self._image(rows), self._encode(captions)).words
         wrong = self.matcher.heads["discrimination"](states).softmax(-1)[..., 0].tolist()
         logits = self.matcher.heads["correction"](states, word_table(self.model))
-        wide = min(len(self.ordinary), CANDIDATES_READ * self.candidates)
+        wide = max(LEAST_READ, CANDIDATES_READ * self.candidates)
+        wide = min(len(self.ordinary), wide)
         ids = self.ordinary[logits[..., self.ordinary].topk(wide).indices].tolist()
-        return [self._words(caption, wrong[at], ids[at]) for at, caption in enumerate(captions)]
+        return [
+            self._words(caption, wrong[at], ids[at], threshold)
+            for at, caption in enumerate(captions)
+        ]
 
-    def _words(self, caption: str, wrong: list[float], ids: list[list[int]]) -> list[SuspectWord]:
+    def _words(
+        self, caption: str, wrong: list[float], ids: list[list[int]], threshold: float
+    ) -> list[SuspectWord]:
         read, found = known_text(self.model.text, caption), caption_words(caption)
         known = caption_words(read.text)
         places = {word.start: place for place, word in enumerate(found)}
         tokens: dict[int, list[int]] = {}
-        for token, word in enumerate(words_of_tokens(self.model.text, read.text, known)):
-            if word is not None and known[word].start in places:
-                tokens.setdefault(places[known[word].start], []).append(token)
+        for token, owner in enumerate(words_of_tokens(self.model.text, read.text, known)):
+            if owner is not None and known[owner].start in places:
+                tokens.setdefault(places[known[owner].start], []).append(token)
         unknown = {word.start for word in read.unknown}
-        parts = tokens_of(caption)
-        return [
-            SuspectWord(
-                word.text,
-                (word.start, word.end),
-                max((wrong[token] for token in tokens.get(place, ())), default=0.0),
-                self._suggested(parts, place, word, [ids[at] for at in tokens.get(place, ())]),
-                word.start not in unknown,
-            )
-            for place, word in enumerate(found)
-        ]
+        suspects = []
+        for place, word in enumerate(found):
+            own = tokens.get(place, [])
+            doubt = max((wrong[token] for token in own), default=0.0)
+            suggested: tuple[str, ...] = ()
+            if doubt >= threshold:
+                suggested = self._suggested(caption, place, word, [ids[token] for token in own])
+            span, known_word = (word.start, word.end), word.start not in unknown
+            suspects.append(SuspectWord(word.text, span, doubt, suggested, known_word))
+        return suspects
 
     def _suggested(
-        self, parts: list[str], place: int, word: CaptionWord, ranked: list[list[int]]
+        self, caption: str, place: int, word: CaptionWord, ranked: list[list[int]]
     ) -> tuple[str, ...]:
         """Words spelt by the likeliest ids of each token of a word, then by the next, and so on."""
         if word.is_punctuation:
             return ()
-        kept: dict[str, None] = {}
+        parts = tokens_of(caption)
+        fitting: dict[str, None] = {}
         for ids in zip(*ranked, strict=True):
             new = spell(self.model.text, list(ids))
-            if _is_one_word(new) and keeps_word_class(parts, place, new.lower()):
-                kept.setdefault(_cased(new, word.text))
-            if len(kept) > self.candidates:
+            if _may_replace(parts[place], new) and keeps_word_class(parts, place, new.lower()):
+                new = new.upper() if caption.isupper() else in_case_of(word.text, new)
+                # beside some signs a word is read otherwise: *u.k* before a full stop
+                if len(caption_words(exchanged(caption, place, new))) == len(parts):
+                    fitting.setdefault(new)
+            if len(fitting) == self.candidates:
                 break
-        kept.pop(word.text, None)
-        return tuple(kept)[: self.candidates]
+        return tuple(fitting)
 
     def scores(self, rows: Sequence[int], captions: Sequence[str]) -> list[float]:
         """Scores of captions, each with the image of its row."""
@@ -462,14 +415,12 @@ def spell(text: TextProcessor, ids: list[int]) -> str:
     return spelt.strip()
 
 
-def _is_one_word(text: str) -> bool:
-    found = caption_words(text)
-    return len(found) == 1 and not found[0].is_punctuation
-
-
-def _cased(word: str, like: str) -> str:
-    """A word with the capital that another has."""
-    return word[:1].upper() + word[1:] if like[:1].isupper() else word
+def _may_replace(old: str, new: str) -> bool:
+    """Whether ``new`` is one word, and another one; *a* and *an* follow the word after them."""
+    spans = caption_words(new)
+    if len(spans) != 1 or spans[0].is_punctuation or new.lower() == old:
+        return False
+    return not {old, new.lower()} <= {"a", "an"}
 
 
 def exchanged(caption: str, place: int, instead: str) -> str:
@@ -483,5 +434,6 @@ def exchanged(caption: str, place: int, instead: str) -> str:
     start, before = word.start, caption[: word.start]
     if place and (article := article_before(spans[place - 1].text, instead)):
         start = spans[place - 1].start
+        article = article.upper() if caption.isupper() else article
         before = caption[:start] + article + caption[spans[place - 1].end : word.start]
     return before + instead + caption[word.end :]

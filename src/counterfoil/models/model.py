@@ -32,7 +32,7 @@ from counterfoil.models.word_spans import require_known
 from counterfoil.registry import Registry
 
 if TYPE_CHECKING:
-    from counterfoil.models.correct import CorrectionRule
+    from counterfoil.models.correction_rule import CorrectionRule
     from counterfoil.models.explain import Match
     from counterfoil.models.yardstick import Yardstick
 

@@ -27,7 +27,7 @@ from counterfoil.errors import CheckpointError, DataError, MissingExtraError
 from counterfoil.files import atomic_folder
 from counterfoil.matchers.copies import CopiedMatcher
 from counterfoil.models.checksums import check_sum, check_sums, write_sums
-from counterfoil.models.correct import CorrectionRule
+from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.models.memory_guard import MemoryGuard
 from counterfoil.models.model import Model
 from counterfoil.models.spec import ModelSpec

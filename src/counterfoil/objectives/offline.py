@@ -92,7 +92,7 @@ class Quintuplets:
         captions = _present(self.captions[self.split.image_of[caption]])
         images = _present(self.images[caption])
         if not len(captions) or not len(images):
-            return Extra()
+            return Extra() if self.twins is None else self._itself(caption)
         place = int(rng.integers(len(captions)))
         from_place = np.roll(images, -(place * len(images) // len(captions)))
         if self.twins is not None:
@@ -124,6 +124,9 @@ class Quintuplets:
                 if others:
                     other = others[int(rng.integers(len(others)))]
                     return Extra((image, owner), (self.split.texts[text], self.split.texts[other]))
+        return self._itself(caption)
+
+    def _itself(self, caption: int) -> Extra:
         own = int(self.split.image_of[caption])
         return Extra((own, own), (self.split.texts[caption],) * 2)
 
@@ -182,7 +185,7 @@ class AdaptiveOfflineQuintuplet(Objective):
         if np.unique(training.train.image_of[of_image[of_image >= 0]]).size < 3:
             raise DataError(
                 "objective.aoq: a quintuplet takes three images, the training split "
-                "has fewer that can be read and have captions"
+                "has fewer that can be read and have captions of their own"
             )
         self.quintuplets = Quintuplets(
             training.train,

@@ -10,7 +10,7 @@ from counterfoil.data.pairs import Split
 from counterfoil.errors import CheckpointError, ConfigError, DataError
 from counterfoil.evaluation.corrections import choose_rule
 from counterfoil.files import write_atomically
-from counterfoil.models.correct import CorrectionRule
+from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.models.model import Model
 from counterfoil.progress import Progress
 from counterfoil.reading import read_text
@@ -19,48 +19,50 @@ RULE = "correction_rule.json"
 RULE_BYTES = 1 << 16
 
 
-def save_rule(folder: Path, model: Model, dev: Split, progress: Progress) -> CorrectionRule | None:
-    """Choose a rule on dev and write it into a run folder; None if no caption has a foil."""
+def save_rule(folder: Path, model: Model, dev: Split, progress: Progress) -> CorrectionRule:
+    """Choose a rule on dev and write it into a run folder; unusable if no caption has a foil."""
+    reason = ""
     try:
         rule = choose_rule(model, dev, progress=progress)
     except DataError as error:  # for one, captions in which no rule finds a word to exchange
-        progress.say(f"no rule for corrections was chosen ({error})")
-        return None
+        rule, reason = CorrectionRule(usable=False), f": {error}"
     write_atomically(folder / RULE, json.dumps(asdict(rule), indent=2))
-    progress.say(_summary(rule))
+    progress.say(f"corrections: {_summary(rule)}{reason}")
     return rule
 
 
 def _summary(rule: CorrectionRule) -> str:
     if not rule.usable:
-        return "corrections: none will be suggested, as too many were wrong on dev"
+        return f"none will be suggested; {rule.obstacle()}"
     return (
-        f"corrections: {rule.precision:.0%} of {rule.made} changes were right on dev (threshold "
+        f"{rule.precision:.0%} of {rule.made} changes were right on dev (threshold "
         f"{rule.threshold:g}, margin {rule.margin:.4g}); measure them on test: "
         "counterfoil correct RUN --measure"
     )
 
 
 def load_rule(folder: Path) -> CorrectionRule | None:
-    """The rule of a run, if it has one."""
+    """The rule of a run, or of the run whose best checkpoint a folder is, if it has one."""
     path = folder / RULE
+    if folder.name == "best" and not path.is_file():
+        path = folder.parent / RULE
     if not path.is_file():
         return None
     try:
         return CorrectionRule(**json.loads(read_text(path, RULE_BYTES)))
-    except (ValueError, TypeError, ConfigError) as error:
-        raise CheckpointError(f"{path}: damaged ({error}); delete it, or choose it anew") from None
+    except (OSError, ValueError, TypeError, RecursionError, ConfigError) as error:
+        raise CheckpointError(
+            f"{path}: damaged ({str(error)[:200]}); delete it, and choose it anew with "
+            "counterfoil correct RUN --choose"
+        ) from None
 
 
-def choose_run_rule(
-    run: Path, model: Model, cache: Path, progress: Progress
-) -> CorrectionRule | None:
+def choose_run_rule(run: Path, model: Model, cache: Path, progress: Progress) -> CorrectionRule:
     """Choose the rule of a finished run again, on the dev split of its own data."""
-    from counterfoil.training.load import run_config
-    from counterfoil.training.run import read_data
+    from counterfoil.training.load import evaluation_split, run_config
 
     config = run_config(run)
     if config is None:
         raise ConfigError(f"{run}: a model without a run has no dev split; --choose needs a run")
-    pairs = read_data(config, cache, progress)
+    pairs = evaluation_split(run, None, None, {}, cache, progress)
     return save_rule(run, model, pairs[config.evaluation.split], progress)

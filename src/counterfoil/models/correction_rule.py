@@ -1,0 +1,98 @@
+"""When a word of a caption is replaced: the rule of a model for corrections, chosen on dev."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from counterfoil.errors import ConfigError
+
+MOST_CANDIDATES = 100
+"""Words tried in place of one; each costs a score."""
+
+
+@dataclass(frozen=True)
+class CorrectionRule:
+    """When a word is replaced: it is likely enough wrong, and the score rises by enough.
+
+    Of the words that could stand there, only the ``candidates`` likeliest are tried. ``precision``
+    is the share of changes that were right on the captions that the rule was chosen on, ``made``
+    how many changes that were; None if it was not chosen on any. A rule that is not ``usable``
+    allows no change: too many of the model's changes were wrong, or none could be tried on dev.
+    """
+
+    threshold: float = 0.5
+    margin: float = 0.0
+    candidates: int = 5
+    usable: bool = True
+    precision: float | None = None
+    made: int | None = None
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.threshold) or not 0 <= self.threshold <= 1:
+            raise ConfigError(f"correct: the threshold must be 0 to 1, got {self.threshold!r:.40}")
+        if not _is_number(self.margin) or self.margin < 0:
+            raise ConfigError(f"correct: the margin must be 0 or more, got {self.margin!r:.40}")
+        if type(self.candidates) is not int or not 1 <= self.candidates <= MOST_CANDIDATES:
+            raise ConfigError(
+                f"correct: expected at least 1 candidate and at most {MOST_CANDIDATES}, got "
+                f"{self.candidates!r:.40}"
+            )
+        self._check_record()
+
+    def _check_record(self) -> None:
+        """What a file says of the rule may be anything."""
+        if not isinstance(self.usable, bool):
+            raise ConfigError(f"correct: usable must be true or false, got {self.usable!r:.40}")
+        known = self.precision is None or (_is_number(self.precision) and 0 <= self.precision <= 1)
+        if not known:
+            raise ConfigError(f"correct: the precision must be 0 to 1, got {self.precision!r:.40}")
+        if self.made is not None and (type(self.made) is not int or self.made < 0):
+            raise ConfigError(f"correct: made must be a number of changes, got {self.made!r:.40}")
+
+    def allows(self, gain: float) -> bool:
+        """Whether a change that raises the score by ``gain`` is made."""
+        return self.usable and gain > self.margin
+
+    def obstacle(self) -> str:
+        """Why no change is allowed; empty if the rule is usable."""
+        if self.usable:
+            return ""
+        if self.made is None:
+            return "no margin could be chosen on dev"
+        return "on dev, no margin made enough of this model's changes right"
+
+
+def _is_number(value: Any) -> bool:
+    """A finite number, and not too large an integer to be one."""
+    return isinstance(value, int | float) and type(value) is not bool and abs(value) < 1e300
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A word that may be wrong, by its place in the caption, and what was tried in its place.
+
+    ``gains`` are the changes of the matching score, one for each of the ``candidates``.
+    """
+
+    place: int
+    word: str
+    wrong: float
+    candidates: tuple[str, ...]
+    gains: tuple[float, ...]
+
+    def first_allowed(self, rule: CorrectionRule) -> int | None:
+        """The likeliest candidate that a rule allows."""
+        gains = self.gains[: rule.candidates]
+        return next((at for at, gain in enumerate(gains) if rule.allows(gain)), None)
+
+
+def choose_change(proposals: Sequence[Proposal], rule: CorrectionRule) -> tuple[int, int] | None:
+    """Which proposal and which of its candidates a rule takes first: the likeliest wrong word."""
+    for number in sorted(range(len(proposals)), key=lambda at: -proposals[at].wrong):
+        if proposals[number].wrong >= rule.threshold:
+            candidate = proposals[number].first_allowed(rule)
+            if candidate is not None:
+                return number, candidate
+    return None
