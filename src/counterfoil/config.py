@@ -35,6 +35,8 @@ MAX_STEPS = 10**9
 MAX_EXTENDS = 16
 
 _PACKAGE = Path(__file__).resolve().parent
+_HOMES = (_PACKAGE, _PACKAGE.parents[1])
+"""Where the folder ``recipes`` is: in the installed package, or in the checkout around it."""
 
 
 class Section(BaseModel):
@@ -262,7 +264,7 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """A YAML mapping; ``extends: other.yaml`` starts from another recipe beside it."""
     if not _is_path(path):
         raise ConfigError(f"{str(path)!r}: no such recipe")
-    path = _shipped(path)
+    path = find_recipe(path)
     if path.resolve() in _seen:
         raise ConfigError(f"{path}: 'extends' goes round in a circle")
     if len(_seen) >= MAX_EXTENDS:
@@ -286,18 +288,22 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     return merge(read_recipe(path.parent / base, (*_seen, path.resolve())), tree)
 
 
-def _shipped(path: Path) -> Path:
-    """``recipes/NAME`` of the package or the checkout, if there is no such file here."""
+def find_recipe(path: Path) -> Path:
+    """The file of a recipe: ``recipes/NAME`` may be one that comes with the package."""
     if path.exists() or path.is_absolute() or path.parts[:1] != ("recipes",):
         return path
-    places = (_PACKAGE / path, _PACKAGE.parents[1] / path)
-    return next((place for place in places if place.is_file()), path)
+    return next((home / path for home in _HOMES if (home / path).is_file()), path)
 
 
 def _nearest_recipe(path: Path) -> str:
     """A hint at a recipe in the same folder or in ``recipes/``, or an empty string."""
-    folders = dict.fromkeys([path.parent, Path("recipes")])
-    known = [str(near) for folder in folders for near in sorted(folder.glob("*.yaml"))]
+    known = []
+    for folder in dict.fromkeys([path.parent, Path("recipes")]):
+        homes = (Path(), *_HOMES) if folder.parts[:1] == ("recipes",) else (Path(),)
+        files = [near for home in homes for near in sorted((home / folder).glob("*.yaml"))]
+        known += [str(folder / near.name) for near in files]
+    if not nearest(path.stem, {Path(one).stem for one in known}):
+        return ""  # all of them end in '.yaml', which alone makes names alike
     name = path if path.suffix else path.with_suffix(".yaml")
     meant = [str(name), str(Path("recipes") / name.name)]
     for text in [text for text in meant if text in known] or meant:

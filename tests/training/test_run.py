@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,10 +19,12 @@ from PIL import Image
 from counterfoil.config import build_config, merge
 from counterfoil.errors import ConfigError, CounterfoilError, DataError
 from counterfoil.progress import Silent
+from counterfoil.training import corrections
+from counterfoil.training.corrections import RULE
 from counterfoil.training.guide_runs import shared_train_split
 from counterfoil.training.load import evaluation_split, load_model
 from counterfoil.training.run import execute, located, read_data
-from counterfoil.training.run_folder import clear_run
+from counterfoil.training.run_folder import clear_run, make_room, write_config
 from tests.training.test_run_folder import children
 
 SMALL = [
@@ -273,3 +276,46 @@ def test_a_run_keeps_a_yardstick_measured_on_dev_and_works_without_it(tmp_path) 
     assert (model.yardstick.split, model.yardstick.pairs) == ("dev", 2 * 30)
     (tmp_path / "run" / "yardstick.json").unlink()
     assert load_model(tmp_path / "run", "cpu").yardstick is None
+
+
+def test_a_finished_run_holds_nothing_that_keeps_it_from_being_overwritten(tmp_path) -> None:
+    settings = {
+        "data": {"source": "scenes", "options": {"images": [16, 6, 4]}, "min_count": 1},
+        "model": {"name": "vse-fc", "embed_size": 16, "text": {"word_dim": 8}},
+        "train": {"epochs": 1, "batch_size": 16},
+        "evaluation": {"bootstrap": 0},
+    }
+    run = tmp_path / "run"
+    execute(build_config(settings), run, tmp_path / "cache")
+    (run / RULE).write_text("{}")  # what a model that corrects leaves there, too
+    assert (run / "yardstick.json").is_file()
+    make_room(run, overwrite=True, otherwise="")
+    assert list(run.iterdir()) == []
+
+
+def test_a_rule_for_corrections_is_chosen_on_the_images_that_the_run_has_set_aside(
+    tmp_path, monkeypatch
+) -> None:
+    source = photos(tmp_path, ["train"] * 12)
+    config = build_config(
+        {"data": {"source": str(source), "min_count": 1}, "model": {"name": "vse-fc"}}
+    )
+    run = tmp_path / "run"
+    run.mkdir()
+    write_config(run, config)
+    aside = sorted(read_data(config, tmp_path / "cache", Silent()).train.ids)[:2]
+    (run / "dev_split.json").write_text(json.dumps({"ids": aside}))
+    chosen_on = []
+    monkeypatch.setattr(corrections, "save_rule", lambda run, model, dev, _: chosen_on.append(dev))
+    corrections.choose_run_rule(run, None, tmp_path / "cache", Silent())
+    assert list(chosen_on[0].ids) == aside
+
+
+def test_a_rule_for_corrections_that_no_longer_holds_is_deleted(tmp_path, monkeypatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise DataError("no caption has a foil")
+
+    monkeypatch.setattr(corrections, "choose_rule", refuse)
+    (tmp_path / RULE).write_text("{}")
+    assert corrections.save_rule(tmp_path, None, None, Silent()) is None
+    assert not (tmp_path / RULE).exists()

@@ -18,7 +18,7 @@ from counterfoil.cli.output import (
     progress,
 )
 from counterfoil.cli.signals import StopSignals
-from counterfoil.config import RunConfig, check_names, load_config
+from counterfoil.config import RunConfig, check_names, find_recipe, load_config
 from counterfoil.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _names_run(word: str, resume: bool) -> bool:
 
 def _objective_notes(recipe: str | None, config: RunConfig, resume: bool) -> list[str]:
     """What changed with an objective on the command line that replaces the recipe's."""
-    if resume or recipe is None or not Path(recipe).is_file():
+    if resume or recipe is None or not find_recipe(Path(recipe)).is_file():
         return []
     from counterfoil.training.objective_notes import objective_notes
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from counterfoil.data.dev_split import read_dev_split
 from counterfoil.data.pairs import Split
 from counterfoil.errors import CheckpointError, ConfigError, DataError
 from counterfoil.evaluation.corrections import choose_rule
@@ -25,6 +26,7 @@ def save_rule(folder: Path, model: Model, dev: Split, progress: Progress) -> Cor
         rule = choose_rule(model, dev, progress=progress)
     except DataError as error:  # for one, captions in which no rule finds a word to exchange
         progress.say(f"no rule for corrections was chosen ({error})")
+        (folder / RULE).unlink(missing_ok=True)
         return None
     write_atomically(folder / RULE, json.dumps(asdict(rule), indent=2))
     progress.say(_summary(rule))
@@ -62,5 +64,5 @@ def choose_run_rule(
     config = run_config(run)
     if config is None:
         raise ConfigError(f"{run}: a model without a run has no dev split; --choose needs a run")
-    pairs = read_data(config, cache, progress)
+    pairs = read_data(config, cache, progress, aside=read_dev_split(run))
     return save_rule(run, model, pairs[config.evaluation.split], progress)

@@ -17,7 +17,8 @@ from counterfoil.training.distributed import on_first_process
 
 RUN_FILES = {
     "config.yaml", "metrics.jsonl", "timing.jsonl", "last", "best", "checkpoints", "results.json",
-    "report.html", "tensorboard", "noise.npy", "dev_split.json",
+    "report.html", "tensorboard", "noise.npy", "dev_split.json", "yardstick.json",
+    "correction_rule.json",
 }  # fmt: skip
 
 

@@ -65,12 +65,13 @@ def hashed_split(image_id: str) -> str:
 def hashed_splits(ids: Sequence[str]) -> list[str]:
     """`hashed_split` of all images of a set that states no split.
 
-    Small sets have at least `least_images` in dev and in test: those with the next hashes.
+    Small sets have at least `least_images` in dev and in test: those with the next hashes. One or
+    two images are all for training.
     """
+    if len(ids) < 3:
+        return ["train"] * len(ids)
     splits = [hashed_split(image) for image in ids]
     least = least_images(len(ids))
-    if len(ids) < 3:
-        return splits
     counts = {name: max(least, splits.count(name)) for name in ("test", "dev")}
     if 2 * sum(counts.values()) > len(ids):  # most of a handful, by chance
         counts = dict.fromkeys(counts, least)
