@@ -392,14 +392,24 @@ def _known_keys(path: Sequence[str]) -> list[str]:
     return list(section.model_fields)
 
 
+PARTS = {
+    "image": ("encoders", "image_encoders"),
+    "text": ("encoders", "text_encoders"),
+    "matcher": ("matchers", "matchers"),
+}
+"""Sections of a model, with the package and the registry of what they name."""
+
+
 def check_names(config: RunConfig) -> None:
-    """Refuse models, objectives and options of objectives that do not exist, without torch.
+    """Refuse models, objectives, and options of both that do not exist, without torch.
 
     What passes is checked again, with its values, when the parts are built.
     """
     models, terms = declared("models", "models"), declared("objectives", "objectives")
     if models and config.model.name not in models:
         raise ConfigError(_unknown("model", config.model.name, models))
+    for part in PARTS:
+        _check_part(part, getattr(config.model, part))
     for name, given in config.objective.items():
         if not terms or name == "protect":
             continue
@@ -414,6 +424,23 @@ def check_names(config: RunConfig) -> None:
                     f"objective.{name}.{key}: objective '{name}' has no option '{key}'"
                     f"{nearest(str(key), known)} (options: {', '.join(known) or 'none'})"
                 )
+
+
+def _check_part(part: str, given: Mapping[str, Any]) -> None:
+    """Refuse options that the named part of a model does not have; no name: that none has."""
+    entries = declared(*PARTS[part])
+    name = given.get("name")
+    if not entries or (name is not None and name not in entries):
+        return
+    listed = [entries[name]] if name is not None else list(entries.values())
+    known = sorted({option for options in listed for option in options or ()})
+    if name is not None and entries[name] is None:
+        return
+    owner = f"'{name}' has" if name is not None else "there is"
+    for key in given:
+        if key not in ("name", *known):
+            hint = nearest(str(key), known)
+            raise ConfigError(f"model.{part}.{key}: {owner} no option '{key}'{hint}")
 
 
 def _unknown(kind: str, name: str, known: Mapping[str, Any]) -> str:
