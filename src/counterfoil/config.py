@@ -35,6 +35,8 @@ MAX_STEPS = 10**9
 MAX_EXTENDS = 16
 
 _PACKAGE = Path(__file__).resolve().parent
+_HOMES = (_PACKAGE, _PACKAGE.parents[1])
+"""Where the folder ``recipes`` is: in the installed package, or in the checkout around it."""
 
 
 class Section(BaseModel):
@@ -262,7 +264,7 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """A YAML mapping; ``extends: other.yaml`` starts from another recipe beside it."""
     if not _is_path(path):
         raise ConfigError(f"{str(path)!r}: no such recipe")
-    path = _shipped(path)
+    path = find_recipe(path)
     if path.resolve() in _seen:
         raise ConfigError(f"{path}: 'extends' goes round in a circle")
     if len(_seen) >= MAX_EXTENDS:
@@ -286,18 +288,22 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     return merge(read_recipe(path.parent / base, (*_seen, path.resolve())), tree)
 
 
-def _shipped(path: Path) -> Path:
-    """``recipes/NAME`` of the package or the checkout, if there is no such file here."""
+def find_recipe(path: Path) -> Path:
+    """The file of a recipe: ``recipes/NAME`` may be one that comes with the package."""
     if path.exists() or path.is_absolute() or path.parts[:1] != ("recipes",):
         return path
-    places = (_PACKAGE / path, _PACKAGE.parents[1] / path)
-    return next((place for place in places if place.is_file()), path)
+    return next((home / path for home in _HOMES if (home / path).is_file()), path)
 
 
 def _nearest_recipe(path: Path) -> str:
     """A hint at a recipe in the same folder or in ``recipes/``, or an empty string."""
-    folders = dict.fromkeys([path.parent, Path("recipes")])
-    known = [str(near) for folder in folders for near in sorted(folder.glob("*.yaml"))]
+    known = []
+    for folder in dict.fromkeys([path.parent, Path("recipes")]):
+        homes = (Path(), *_HOMES) if folder.parts[:1] == ("recipes",) else (Path(),)
+        files = [near for home in homes for near in sorted((home / folder).glob("*.yaml"))]
+        known += [str(folder / near.name) for near in files]
+    if not nearest(path.stem, {Path(one).stem for one in known}):
+        return ""  # all of them end in '.yaml', which alone makes names alike
     name = path if path.suffix else path.with_suffix(".yaml")
     meant = [str(name), str(Path("recipes") / name.name)]
     for text in [text for text in meant if text in known] or meant:
@@ -386,14 +392,24 @@ def _known_keys(path: Sequence[str]) -> list[str]:
     return list(section.model_fields)
 
 
+PARTS = {
+    "image": ("encoders", "image_encoders"),
+    "text": ("encoders", "text_encoders"),
+    "matcher": ("matchers", "matchers"),
+}
+"""Sections of a model, with the package and the registry of what they name."""
+
+
 def check_names(config: RunConfig) -> None:
-    """Refuse models, objectives and options of objectives that do not exist, without torch.
+    """Refuse models, objectives, and options of both that do not exist, without torch.
 
     What passes is checked again, with its values, when the parts are built.
     """
     models, terms = declared("models", "models"), declared("objectives", "objectives")
     if models and config.model.name not in models:
         raise ConfigError(_unknown("model", config.model.name, models))
+    for part in PARTS:
+        _check_part(part, getattr(config.model, part))
     for name, given in config.objective.items():
         if not terms or name == "protect":
             continue
@@ -408,6 +424,23 @@ def check_names(config: RunConfig) -> None:
                     f"objective.{name}.{key}: objective '{name}' has no option '{key}'"
                     f"{nearest(str(key), known)} (options: {', '.join(known) or 'none'})"
                 )
+
+
+def _check_part(part: str, given: Mapping[str, Any]) -> None:
+    """Refuse options that the named part of a model does not have; no name: that none has."""
+    entries = declared(*PARTS[part])
+    name = given.get("name")
+    if not entries or (name is not None and name not in entries):
+        return
+    listed = [entries[name]] if name is not None else list(entries.values())
+    known = sorted({option for options in listed for option in options or ()})
+    if name is not None and entries[name] is None:
+        return
+    owner = f"'{name}' has" if name is not None else "there is"
+    for key in given:
+        if key not in ("name", *known):
+            hint = nearest(str(key), known)
+            raise ConfigError(f"model.{part}.{key}: {owner} no option '{key}'{hint}")
 
 
 def _unknown(kind: str, name: str, known: Mapping[str, Any]) -> str:

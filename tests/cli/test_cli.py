@@ -182,6 +182,13 @@ def test_inspecting_a_faulty_folder_names_the_faults_and_fails(tmp_path) -> None
     invoke("data", "inspect", tmp_path, "--format", "scan", code=3)
 
 
+def test_what_stops_the_work_is_listed_before_thousands_of_images_to_be_skipped(tmp_path) -> None:
+    rows = [f"{number}.jpg,a dog,train" for number in range(60)]
+    (tmp_path / "captions.csv").write_text("\n".join(["image,caption,split", *rows]))
+    shown = invoke("data", "inspect", tmp_path / "captions.csv", code=3)
+    assert "none of its 60 image files exists" in " ".join(shown.split())
+
+
 def test_converting_scenes_with_features_and_training_on_the_copy(cache, tmp_path) -> None:
     invoke(
         "data",

@@ -50,7 +50,7 @@ def make_photos(folder: Path, shape: str, duplicates: bool) -> None:
         split = "Test" if number % 4 == 3 else "train"
         if shape == SHAPES[1] and number % 4 == 2:
             split = "val"
-        first = "an aerial photo" if duplicates else f"a {color} {thing} number {number}"
+        first = "a view on a place" if duplicates else f"a {color} {thing} number {number}"
         rows += [(name, first, split), (name, f"the {thing}; it is {color}, view {number}", split)]
     keep = 2 if shape == SHAPES[2] else 3
     with (folder / "captions.csv").open("w", encoding="utf-8-sig", newline="") as file:

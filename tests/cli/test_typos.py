@@ -46,6 +46,20 @@ TYPOS = [
     (["train", "--resume", "nowhere"], 4, "no run there to resume"),
     (["train", "recipes/rvse-mlp-scenes.yaml", "--resume", "nowhere"], 4, "no run there to resume"),
     (["train", "data.source=nowhere.csv"], 3, "no such file or folder"),
+    (["train", "data.source=docs", "data.format=tabel"], 2, "did you mean 'table'"),
+    (["train", "data.options.imges=9"], 2, "did you mean 'images'"),
+    (["train", "data.features.extractor=segmnts"], 2, "did you mean 'segments'"),
+    (["train", "data.features.options.sies=9"], 2, "extractor 'segments' has no option 'sies'"),
+    (["train", "model=naaf", "model.matcher.adjust_epch=3"], 2, "did you mean 'adjust_epoch'"),
+    (["train", "model.text={name: bigru, word_dimm: 8}"], 2, "did you mean 'word_dim'"),
+    (["train", "model.image.poolling=max"], 2, "did you mean 'pooling'"),
+    (["train", "objective.ndgl.guide=nowhere"], 3, "not a guide"),
+    (["train", "data.vocabulary=nowhere.json"], 3, "data.vocabulary: nowhere.json: no such file"),
+    (["train", "data.noise_index=nowhere.npy"], 3, "data.noise_index: nowhere.npy: no such file"),
+    (["features", "scenes", "-o", "out", "-b", "segmnts"], 2, "did you mean 'segments'"),
+    (["features", "scenes", "-o", "out", "--to", "shard"], 2, "did you mean 'shards'"),
+    (["features", "scenes", "-o", "out", "-b", "segments", "--backbone-option", "sies=9"], 2,
+     "has no option 'sies'"),
     (["evaluate", "nowhere"], 4, "neither a run nor a saved model"),
     (["explain", "nowhere", "photo.png", "a dog"], 4, "neither a run nor a saved model"),
     (["correct", "nowhere", "photo.png", "a dog"], 4, "neither a run nor a saved model"),
@@ -58,7 +72,7 @@ TYPOS = [
     (["index", "add", "nowhere", "scenes"], 3, "not a search index"),
     (["index", "info", "nowhere"], 3, "not a search index"),
     (["search", "nowhere", "a dog"], 3, "not a search index"),
-]
+]  # fmt: skip
 
 BOUNDS = [
     ["audit", "run", "--threshold", "0"],
@@ -111,6 +125,35 @@ def test_a_typo_is_found_before_torch_is_imported(results, number: int) -> None:
     assert results[number][0] == code, results[number]
     assert message in results[number][1]
     assert not results[number][2]
+
+
+OPTIONS = """
+import json
+from counterfoil.config import PARTS, check_names, load_config
+from counterfoil.registry import declared
+read = {part: declared(*place) for part, place in PARTS.items()}
+from pathlib import Path
+for recipe in Path("recipes").rglob("*.yaml"):
+    check_names(load_config(recipe))
+from counterfoil.encoders import image_encoders, text_encoders
+from counterfoil.matchers import matchers
+real = {"image": image_encoders, "text": text_encoders, "matcher": matchers}
+print(json.dumps([
+    [part, name, read[part][name], list(real[part].options(name))]
+    for part in real for name in real[part]
+]))
+"""
+
+
+def test_what_the_source_says_of_a_models_parts_is_what_they_take() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OPTIONS], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    entries = json.loads(done.stdout)
+    assert {part for part, *_ in entries} == {"image", "text", "matcher"}
+    for part, name, read, real in entries:
+        assert (read or []) == real, (part, name)
 
 
 @pytest.mark.parametrize("number", range(len(BOUNDS)), ids=[" ".join(b) for b in BOUNDS])

@@ -88,6 +88,14 @@ def test_a_set_without_splits_has_images_in_each_of_the_three(images: int) -> No
         assert counts["train"] == max(counts.values())
 
 
+@pytest.mark.parametrize("images", [1, 2])
+def test_one_or_two_images_without_splits_are_all_for_training(images: int) -> None:
+    for prefix in ("a", "b", "c", "d", "e", "f", "g", "h"):
+        assert (
+            hashed_splits([f"{prefix}{number}" for number in range(images)]) == ["train"] * images
+        )
+
+
 def test_usual_spellings_of_splits_are_understood() -> None:
     spellings = ["Train", "TRAINING", "val", "Validation", "Test ", "testing", "fold 1"]
     understood = ["train", "train", "val", "validation", "test", "test", "fold 1"]

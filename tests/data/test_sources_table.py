@@ -295,5 +295,18 @@ def test_a_small_set_without_splits_loses_no_more_than_a_broken_test_image(tmp_p
     only.path.write_bytes(b"no image")
     pairs = with_fragments(load_pairs(tmp_path), tmp_path / "cache")
     assert set(pairs.splits) == {"train", "dev"}
-    only.path.unlink()
-    assert set(load_pairs(tmp_path).splits) == {"train", "dev"}
+    only.path.unlink()  # the images that are there are divided among themselves
+    assert set(load_pairs(tmp_path).splits) == {"train", "dev", "test"}
+
+
+@pytest.mark.parametrize("prefix", ["a", "b", "c", "d", "e", "f"])
+def test_images_that_are_missing_are_not_all_that_a_small_set_has_for_training(tmp_path, prefix):
+    names = [f"{prefix}{number}.png" for number in range(8)]
+    write_images(tmp_path, names[:3])
+    rows = [(name, f"a photo of {name}") for name in names]
+    table = write_table(tmp_path, "csv", rows, ("image", "caption"))
+    sizes = {name: len(split) for name, split in load_pairs(table).splits.items()}
+    assert sizes == {"train": 1, "dev": 1, "test": 1}
+    (tmp_path / names[0]).unlink()
+    sizes = {name: len(split) for name, split in load_pairs(table).splits.items()}
+    assert sizes == {"train": 2}

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from counterfoil.cli import app
+from counterfoil.cli.train import _objective_notes
 from counterfoil.config import load_config
 from counterfoil.errors import DataError
 from counterfoil.training.objective_notes import objective_notes
@@ -30,6 +31,13 @@ def test_nothing_is_said_of_a_scale_that_stays_or_an_objective_that_does() -> No
     assert len(notes("objective=triplet")) == 1
     assert notes("train.epochs=2", "objective.hardest.margin=0.3") == []
     assert "clip" not in notes("objective=selhn", "train.optimiser.clip=0")[1]
+
+
+def test_notes_on_a_recipe_of_the_package_come_from_any_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = "recipes/naaf-scenes.yaml"
+    changed = load_config(recipe, ["objective=selhn"])
+    assert _objective_notes(recipe, changed, resume=False) == notes("objective=selhn")
 
 
 def test_a_sum_beside_the_clip_of_an_averaged_loss_is_noted() -> None:
@@ -82,7 +90,8 @@ def test_lost_options_that_are_the_defaults_are_not_noted() -> None:
 
 
 def test_train_prints_the_notes_before_it_reads_data(tmp_path) -> None:
-    overrides = ("objective={hardest: {reduction: mean}}", f"data.source={tmp_path / 'none'}")
+    (tmp_path / "empty").mkdir()  # a path that does not exist is refused before the notes
+    overrides = ("objective={hardest: {reduction: mean}}", f"data.source={tmp_path / 'empty'}")
     command = ["train", "recipes/naaf-scenes.yaml", *overrides, "--out", str(tmp_path / "run")]
     result = CliRunner().invoke(app, command, env={"COLUMNS": "500"})
     assert isinstance(result.exception, DataError)

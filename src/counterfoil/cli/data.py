@@ -93,7 +93,10 @@ def _show(found: Inspection, limit: int) -> None:
     print_table(rows, title=found.source)
     _show_duplicates(found)
     colours = {"fatal": "bold red", "skip": "yellow", "note": "cyan"}
-    shown = found.problems if limit == 0 else found.problems[:limit]
+    order = list(colours)
+    # What stops the work comes first: thousands of images to be skipped may precede it.
+    problems = sorted(found.problems, key=lambda problem: order.index(problem.severity.value))
+    shown = problems if limit == 0 else problems[:limit]
     for problem in shown:
         level = problem.severity.value
         console().print(

@@ -82,7 +82,7 @@ def features(
       counterfoil features coco/ -b transformers --backbone-option model=dinov2-base -o coco-dinov2
     """
     from counterfoil.data.sources.split_names import HASHED
-    from counterfoil.features.build import build_features, default_backbone
+    from counterfoil.features.build import build_features, check_choices, default_backbone
 
     bars = progress(quiet=as_json)
     name = backbone or default_backbone()
@@ -92,6 +92,8 @@ def features(
             '(better: pip install "counterfoil[vision]")'
         )
     options = parse_options(option or [])
+    backbone_options = parse_options(backbone_option or [], "--backbone-option")
+    check_choices(name, backbone_options, to)
     _refuse_backbone_options(options, name)
     data = _read(pairs, format, options, cache, bars)
     for problem in data.problems:
@@ -101,7 +103,7 @@ def features(
         data,
         out,
         name,
-        parse_options(backbone_option or [], "--backbone-option"),
+        backbone_options,
         format=to,
         images=images,
         overwrite=overwrite,

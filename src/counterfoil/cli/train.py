@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -18,8 +19,8 @@ from counterfoil.cli.output import (
     progress,
 )
 from counterfoil.cli.signals import StopSignals
-from counterfoil.config import RunConfig, check_names, load_config
-from counterfoil.errors import CheckpointError, ConfigError
+from counterfoil.config import RunConfig, check_names, find_recipe, load_config
+from counterfoil.errors import CheckpointError, ConfigError, DataError
 
 if TYPE_CHECKING:
     from counterfoil.training.run import FinishedRun
@@ -122,14 +123,40 @@ def _plan(
     asked = load_config(saved if resume and recipe is None else recipe, overrides)
     check_names(asked)
     if not show:
-        from counterfoil.data.load import check_source
-
-        check_source(asked.data.source, asked.data.format)
+        _check_inputs(asked, resume)
     from counterfoil.training.run import located, resumed_config
 
     if not resume or not saved.is_file():  # or nothing was written yet
         return located(asked), folder
     return resumed_config(folder, located(asked)), folder
+
+
+def _check_inputs(config: RunConfig, resume: bool) -> None:
+    """Refuse data, extractors and files that do not exist; a run has its own vocabulary."""
+    from counterfoil.data.load import check_source
+    from counterfoil.features.extractors import extractors, split_full_name
+
+    data = config.data
+    check_source(data.source, data.format, data.options)
+    extractor, _ = split_full_name(data.features.extractor)
+    extractors.check(extractor, data.features.options, where="data.features.options")
+    if not resume:
+        _check_files(config)
+
+
+def _check_files(config: RunConfig) -> None:
+    """Refuse files that a config names but that do not exist, before features are extracted."""
+    data = config.data
+    for key, path in (("vocabulary", data.vocabulary), ("noise_index", data.noise_index)):
+        if path and not Path(path).is_file():
+            raise DataError(f"data.{key}: {path}: no such file")
+    for name, options in config.objective.items():
+        guide = options.get("guide") if isinstance(options, Mapping) else None
+        if isinstance(guide, str) and guide and not (Path(guide) / "guide.json").is_file():
+            raise DataError(
+                f"objective.{name}.guide: {guide}: not a guide (no guide.json there); make one "
+                f"with: counterfoil guide build RUN … --out {guide}"
+            )
 
 
 def _understood(
@@ -168,7 +195,7 @@ def _names_run(word: str, resume: bool) -> bool:
 
 def _objective_notes(recipe: str | None, config: RunConfig, resume: bool) -> list[str]:
     """What changed with an objective on the command line that replaces the recipe's."""
-    if resume or recipe is None or not Path(recipe).is_file():
+    if resume or recipe is None or not find_recipe(Path(recipe)).is_file():
         return []
     from counterfoil.training.objective_notes import objective_notes
 

@@ -64,12 +64,16 @@ def make_named(
     progress: Progress | None,
 ) -> Pairs:
     """A named data set: whatever is registered in `named_sources` is found here."""
+    _check_named(name, options)
+    folder = Path(cache_dir) if cache_dir is not None else Path.home() / ".cache" / "counterfoil"
+    return named_sources[name](folder, progress=progress or Silent(), **options)
+
+
+def _check_named(name: str, options: Mapping[str, Any]) -> None:
     for key in _GIVEN:
         if key in options:
             raise ConfigError(f"options.{key}: not an option of the data set '{name}'")
     named_sources.check(name, options, where="options")
-    folder = Path(cache_dir) if cache_dir is not None else Path.home() / ".cache" / "counterfoil"
-    return named_sources[name](folder, progress=progress or Silent(), **options)
 
 
 def read_path(
@@ -82,13 +86,18 @@ def read_path(
 ) -> Pairs:
     """Read a path with all its problems logged; raises only if there is nothing to read."""
     _check_path(path)
+    reader: Source = sources.create(_reader_of(path, format, log), options, where="options")
+    return assemble(reader.read(path, log), log, drop=drop)
+
+
+def _reader_of(path: Path, format: str | None, log: ProblemLog) -> str:
+    """Name of the source that reads a path: of the format that was given, or detected."""
     name = _ALIASES.get(format, format) if format is not None else detect_format(path, log)
     if name not in sources:
         raise ConfigError(
             f"unknown format '{name}'{nearest(name, sources)} (known: {', '.join(sources)})"
         )
-    reader: Source = sources.create(name, options, where="options")
-    return assemble(reader.read(path, log), log, drop=drop)
+    return name
 
 
 def detect_format(path: Path, log: ProblemLog) -> str:
@@ -133,10 +142,14 @@ def _nearest_format(path: Path) -> str:
     return f"; nearest is '{source}' ('{name}' resembles '{example}')"
 
 
-def check_source(source: str, format: str | None) -> None:
-    """Refuse a path that does not exist before anything is imported or made for it."""
-    if not is_named(source, format):
+def check_source(source: str, format: str | None, options: Mapping[str, Any] | None = None) -> None:
+    """Refuse a path, a format or options that do not exist before anything is read or made."""
+    if is_named(source, format):
+        _check_named(source, options or {})
+    else:
         _check_path(Path(source))
+        name = _reader_of(Path(source), format, ProblemLog())
+        sources.check(name, options or {}, where="options")
 
 
 def _check_path(path: Path) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 from counterfoil.data.convert import ConversionReport, convert
 from counterfoil.data.pairs import Pairs
 from counterfoil.data.problems import Problem, Severity, count_kinds
+from counterfoil.data.writers import writers
 from counterfoil.errors import DataError
 from counterfoil.features.cache import CacheUse
 from counterfoil.features.efficientnet_lite import has_weights
 from counterfoil.features.extract import Job, extract_pairs
-from counterfoil.features.extractors import Extractor, extractors, full_name
+from counterfoil.features.extractors import Extractor, extractors, full_name, split_full_name
 from counterfoil.files import replacing, write_atomically
 from counterfoil.progress import Progress, Silent
 
@@ -55,6 +56,13 @@ class FeatureReport:
         }
 
 
+def check_choices(backbone: str, options: Mapping[str, Any], format: str) -> None:
+    """Refuse names and options that do not exist, before any image is read."""
+    name, _ = split_full_name(backbone)
+    extractors.check(name, options, where="features")
+    writers.check(format, {}, where="features")
+
+
 def build_features(
     pairs: Pairs,
     target: str | Path,
@@ -76,6 +84,7 @@ def build_features(
     what made the features.
     """
     target, name, chosen = Path(target), backbone or default_backbone(), dict(options or {})
+    check_choices(name, chosen, format)
     with replacing(target, "writing features there", "wait for it, or name another folder"):
         _refuse_filled(target, overwrite)
         tool: Extractor = extractors.create(name, chosen, where="features")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 
 ORDER = ("train", "restval", "dev", "val", "valid", "validation", "test", "testall")
@@ -65,12 +65,13 @@ def hashed_split(image_id: str) -> str:
 def hashed_splits(ids: Sequence[str]) -> list[str]:
     """`hashed_split` of all images of a set that states no split.
 
-    Small sets have at least `least_images` in dev and in test: those with the next hashes.
+    Small sets have at least `least_images` in dev and in test: those with the next hashes. One or
+    two images are all for training.
     """
+    if len(ids) < 3:
+        return ["train"] * len(ids)
     splits = [hashed_split(image) for image in ids]
     least = least_images(len(ids))
-    if len(ids) < 3:
-        return splits
     counts = {name: max(least, splits.count(name)) for name in ("test", "dev")}
     if 2 * sum(counts.values()) > len(ids):  # most of a handful, by chance
         counts = dict.fromkeys(counts, least)
@@ -81,11 +82,23 @@ def hashed_splits(ids: Sequence[str]) -> list[str]:
     return splits
 
 
-def fill_splits(images: Sequence[tuple[str, str | None]]) -> list[str]:
-    """The split of each (id, stated split), by a hash of the id if none is stated."""
-    if not any(stated for _, stated in images):
-        return hashed_splits([image for image, _ in images])
-    return [stated or hashed_split(image) for image, stated in images]
+def fill_splits(
+    images: Sequence[tuple[str, str | None]], usable: Collection[int] | None = None
+) -> list[str]:
+    """The split of each (id, stated split), by a hash of the id if none is stated.
+
+    ``usable`` are the places of images that can be used (None: all). If no split is stated, these
+    are divided among themselves: otherwise those that are missing could be all of the training.
+    """
+    if any(stated for _, stated in images):
+        return [stated or hashed_split(image) for image, stated in images]
+    places = sorted(usable or range(len(images)))
+    splits = [hashed_split(image) for image, _ in images]
+    for place, split in zip(
+        places, hashed_splits([images[place][0] for place in places]), strict=True
+    ):
+        splits[place] = split
+    return splits
 
 
 def _share(image_id: str) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from counterfoil.data.images import MissingImage
 from counterfoil.data.json_lines import split_extras
 from counterfoil.data.problems import ProblemLog
 from counterfoil.data.sources.base import Source, sources
@@ -190,17 +191,20 @@ class _Groups:
         images = {group.image for group in self.groups if group.image and not group.id}
         stems = Counter(map(_stem, images))
         items = []
-        ids = [group.id or _short_name(group.image or "", stems) for group in self.groups]
-        hashed = sum(group.split is None for group in self.groups)
-        stated = [group.split for group in self.groups]
-        splits = fill_splits(list(zip(ids, stated, strict=True)))
-        for group, identity, split in zip(self.groups, ids, splits, strict=True):
+        for group in self.groups:
             name = group.image or ""
+            identity = group.id or _short_name(name, stems)
+            split = group.split or ""
             item = Item(identity, split, group.captions, group.file, group.line, group.lines)
             item.extras, item.caption_extras = _merge(group.extras, len(group.captions))
             if name:
                 item.image = folder.find([name], item.where, self.log, group.label)
             items.append(item)
+        hashed = sum(not item.split for item in items)
+        usable = {number for number, item in enumerate(items) if _is_usable(item)}
+        splits = fill_splits([(item.id, item.split) for item in items], usable)
+        for item, split in zip(items, splits, strict=True):
+            item.split = split
         if hashed:
             self.log.note(
                 HASHED,
@@ -228,6 +232,11 @@ class _Groups:
                 first.lines += group.lines
                 first.extras += group.extras
         self.groups = list(joined.values())
+
+
+def _is_usable(item: Item) -> bool:
+    """Whether an image has a file and a caption, as far as is known before it is decoded."""
+    return not isinstance(item.image, MissingImage) and any(map(str.strip, item.captions))
 
 
 def _caption_value(row: dict[str, Any], columns: tuple[str, ...], table: Path) -> Any:
