@@ -19,6 +19,7 @@ from counterfoil.objectives.composite import Composite
 from counterfoil.progress import Silent
 from counterfoil.training.preparation import RunPreparation
 from counterfoil.training.step import TrainingStep
+from tests.training.guides import score_as_trained
 
 
 class Noted:
@@ -65,4 +66,4 @@ def one_step(
 
 
 def score(model: Model, split: Split, image: int, text: str) -> float:
-    return float(model.score([split.fragments.read(image)], [text]))
+    return float(score_as_trained(model, [split.fragments.read(image)], [text]))

@@ -9,9 +9,11 @@ import torch
 
 from counterfoil.config import build_config
 from counterfoil.data.arrays import ArrayFile
-from counterfoil.data.fragments import FragmentTable
+from counterfoil.data.batches import pad_fragments, pad_texts
+from counterfoil.data.fragments import Fragments, FragmentTable
 from counterfoil.data.pairs import Split
 from counterfoil.models import Model, create_model
+from counterfoil.models.asking import asked
 from counterfoil.models.store import save_pretrained
 from tests.conftest import make_split
 
@@ -48,4 +50,11 @@ def with_unreadable(split: Split, folder: Path, images: list[int]) -> Split:
 def direct_scores(models: list[Model], split: Split) -> torch.Tensor:
     """Every image with every caption, by each model itself, and their mean."""
     images = [split.fragments.read(i) for i in range(len(split))]
-    return torch.stack([model.score(images, split.texts) for model in models]).mean(0)
+    return torch.stack([score_as_trained(model, images, split.texts) for model in models]).mean(0)
+
+
+def score_as_trained(model: Model, images: list[Fragments], texts: list[str]) -> torch.Tensor:
+    """Scores with unknown words read as <unk>, as training reads them."""
+    with torch.inference_mode(), asked(model):
+        batch = pad_texts([model.text.encode(text) for text in texts], model.text.pad)
+        return model(pad_fragments(images), batch).float()
