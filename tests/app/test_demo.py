@@ -175,7 +175,7 @@ def test_make_shows_the_progress_of_pip_and_corrects_only_if_asked() -> None:
         pytest.skip("needs make")
 
     def commands(*args: str) -> str:
-        asked = ["make", "--dry-run", "--always-make", "demo", *args]
+        asked = ["make", "--no-print-directory", "--dry-run", "--always-make", "demo", *args]
         return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
     assert "pip --disable-pip-version-check install" in commands()

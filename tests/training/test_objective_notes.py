@@ -90,8 +90,9 @@ def test_lost_options_that_are_the_defaults_are_not_noted() -> None:
 
 
 def test_train_prints_the_notes_before_it_reads_data(tmp_path) -> None:
-    (tmp_path / "empty").mkdir()  # a path that does not exist is refused before the notes
-    overrides = ("objective={hardest: {reduction: mean}}", f"data.source={tmp_path / 'empty'}")
+    table = tmp_path / "captions.csv"  # what is no data set at all is refused before the notes
+    table.write_text("these,are,no,captions\n1,2,3,4\n")
+    overrides = ("objective={hardest: {reduction: mean}}", f"data.source={table}")
     command = ["train", "recipes/naaf-scenes.yaml", *overrides, "--out", str(tmp_path / "run")]
     result = CliRunner().invoke(app, command, env={"COLUMNS": "500"})
     assert isinstance(result.exception, DataError)

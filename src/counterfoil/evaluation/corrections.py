@@ -38,11 +38,15 @@ from counterfoil.progress import Progress, Silent
 WRONG_COSTS = 3.0
 """What a wrong change costs, in right ones: a change pays if it is right three times of four."""
 LEAST_CHANGES = 5
-TRIALS = 600
+TRIALS = 1000
 AT_ONCE = 32
 THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
 CANDIDATES = (1, 2, 3, 5)
-MARGINS = 20
+MARGINS = (
+    *(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    *(0.92, 0.94, 0.95, 0.96, 0.97, 0.975, 0.98, 0.985, 0.99, 0.995),
+)
+"""Quantiles of the gains that are tried as margins: closest where few changes are left."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +231,7 @@ def choose_rule(
     gains = [gain for gain in gains if 0 < gain < float("inf")]
     margins = [0.0]
     if gains:
-        margins += np.quantile(gains, np.linspace(0, 0.99, MARGINS)).tolist()
+        margins += np.quantile(gains, MARGINS).tolist()
     grid = product(THRESHOLDS, margins, CANDIDATES)
     verdicts = _Verdicts(split)
     best, most = CorrectionRule(usable=False, precision=0.0, made=0), 0.0
