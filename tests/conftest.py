@@ -119,3 +119,9 @@ def concepts(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
         "concepts",
         {name: make_split(folder, name, n, seed) for seed, (name, n) in enumerate(sizes.items())},
     )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-scores", action="store_true", help="see tests/models/test_same_scores"
+    )
