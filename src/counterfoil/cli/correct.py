@@ -177,8 +177,7 @@ def _measure(
 ) -> None:
     from counterfoil.evaluation.corrections import measure_corrections
     from counterfoil.models.correct import correcting, rule_of
-    from counterfoil.training.corrections import choose_run_rule
-    from counterfoil.training.load import evaluation_split, load_model
+    from counterfoil.training.load import choose_run_rule, evaluation_split, load_model
 
     bars = progress(quiet=as_json)
     model = load_model(read.run, device)

@@ -28,7 +28,7 @@ from counterfoil.printable import printable
 if TYPE_CHECKING:
     from counterfoil.data.pairs import Pairs
     from counterfoil.foils.files import FoilCounts
-    from counterfoil.objectives.generation import GeneratorOptions
+    from counterfoil.objectives.services import GeneratorOptions
 
 Maker = Literal["rules", "model"]
 
@@ -114,7 +114,7 @@ def foils(
         elif out is not None:
             _report(_write_by_rule(asked, source, out, rules, keep, seed), out, as_json)
         return
-    from counterfoil.objectives.generation import GeneratorOptions
+    from counterfoil.objectives.services import GeneratorOptions
 
     options = GeneratorOptions(
         masks=masks,

@@ -14,7 +14,7 @@ from counterfoil.evaluation.foil_sets import FoilPair, FoilSet, choose_captions
 from counterfoil.models.asking import asked
 from counterfoil.models.foil_files import FoilAuthor
 from counterfoil.models.model import Model
-from counterfoil.objectives.generation import GeneratorOptions
+from counterfoil.objectives.services import GeneratorOptions
 from counterfoil.progress import Progress, Silent
 
 CAPTIONS_AT_ONCE = 64

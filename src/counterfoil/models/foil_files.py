@@ -29,7 +29,7 @@ from counterfoil.foils.store import FoilWriter, StoredFoil
 from counterfoil.models.foil_maker import CrossReader, Masker, cross_encoder_of, write_foils
 from counterfoil.models.foil_text import spell_foil
 from counterfoil.models.model import Model
-from counterfoil.objectives.generation import GeneratorOptions
+from counterfoil.objectives.services import GeneratorOptions
 from counterfoil.progress import Progress, Silent
 
 SPARE = 2

@@ -27,7 +27,7 @@ from counterfoil.evaluation.scoring_path import fallback
 from counterfoil.models.model import Model
 from counterfoil.models.store import load_weights
 from counterfoil.objectives import create_objective
-from counterfoil.objectives.protection import find_twins
+from counterfoil.objectives.twins import find_twins
 from counterfoil.parallel import begin_loader_worker, bounded_workers
 from counterfoil.progress import Progress, Silent
 from counterfoil.training.checkpoint import STATE, Checkpoints, Position

@@ -44,8 +44,9 @@ from counterfoil.files import write_atomically
 from counterfoil.models import Model, create_model, from_pretrained, resolve
 from counterfoil.models.correct import can_correct
 from counterfoil.models.dual import pixel_options
+from counterfoil.models.explain import YARDSTICK
 from counterfoil.models.start import start_from
-from counterfoil.models.yardstick import YARDSTICK, measure_yardstick
+from counterfoil.models.yardstick import measure_yardstick
 from counterfoil.objectives import create_objective
 from counterfoil.progress import Progress, Silent
 from counterfoil.training.corrections import save_rule
