@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from counterfoil.data.stemming import stem
-from counterfoil.data.stop_words import STOP_WORDS
-from counterfoil.data.words import words
+from counterfoil.data.words import STOP_WORDS, words
 from counterfoil.errors import ConfigError
 
 _OVERSAMPLING = 10

@@ -22,7 +22,7 @@ from counterfoil.errors import DataError
 from counterfoil.evaluation.foil_sets import choose_captions, rule_set
 from counterfoil.evaluation.foil_truth import has_truth, places_of, verdict_on
 from counterfoil.evaluation.foil_writing import readable_images
-from counterfoil.foils.nouns import NOUN_FORMS
+from counterfoil.foils.lexicon import NOUN_FORMS
 from counterfoil.models.asking import asked
 from counterfoil.models.correct import (
     CaptionReader,

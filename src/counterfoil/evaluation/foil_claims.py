@@ -20,7 +20,7 @@ from counterfoil.data.scenes.vocabulary import (
     SINGULAR,
     SIZE_WORDS,
 )
-from counterfoil.foils.lists import NUMERALS
+from counterfoil.foils.lexicon import NUMERALS
 
 OUTDOORS = "outdoors"
 PLACES = {
