@@ -53,10 +53,8 @@ class Service:
         self.pictures = PictureCache()
         self.decoders = CapacityLimiter(DECODERS)
         self.readers = CapacityLimiter(READERS)
-        self.meters.gauges |= {
-            "counterfoil_waiting": ("Work before the models.", lambda: len(self.queue)),
-            "counterfoil_uploads": ("Uploads kept.", lambda: self.library.uploads),
-        }
+        self.meters.gauge("waiting", "Work before the models.", lambda: len(self.queue))
+        self.meters.gauge("uploads", "Uploads kept.", lambda: self.library.uploads)
 
     def close(self) -> None:
         self.queue.close()

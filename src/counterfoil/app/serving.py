@@ -120,7 +120,7 @@ def make_server(
     trusted = proxy_networks(proxies)
     connections = Connections(limits, trusted)
     app = create_app(content, limits, access or Access.to(host))
-    app.meters.gauges["counterfoil_connections"] = ("Connections.", lambda: len(connections))
+    app.meters.gauge("connections", "Connections.", lambda: len(connections))
     config = uvicorn.Config(
         app,
         log_level="warning",
