@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -38,7 +38,7 @@ def evaluate(
         typer.Argument(help="Run or model folders; several are averaged as an ensemble."),
     ],
     data: Annotated[
-        Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        str | None,
         typer.Option("--data", help="Data set; by default the one of the first run."),
     ] = None,
     format: FormatOption = None,
@@ -59,7 +59,7 @@ def evaluate(
         ),
     ] = False,
     cxc: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--cxc", help="Crisscrossed Captions file: adds mAP@R and R-precision."),
     ] = None,
     eccv: Annotated[
@@ -73,16 +73,16 @@ def evaluate(
         int, typer.Option(min=1, help="With --words: false captions made of each caption.")
     ] = 1,
     max_captions: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(min=1, help="With --words: use so many captions, drawn at random."),
     ] = None,
     shortlist: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--shortlist", help="A fast run: only the best of its scores are looked at."),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="With --shortlist: how many a query.")] = 50,
     identical_captions: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--identical-captions",
             metavar="positives|negatives",
@@ -95,7 +95,7 @@ def evaluate(
     ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--out", "-o", help="Also write it: Markdown if the name ends in .md, else JSON."
         ),

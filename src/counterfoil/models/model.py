@@ -142,8 +142,7 @@ def create_model(config: ModelConfig, train: Split, data: DataConfig | None = No
     """A new model for a data set: input width and vocabulary come from its training split."""
     data = data or DataConfig()
     spec = with_one_checkpoint(resolve(config))
-    if train.fragments is None:
-        raise DataError(f"split '{train.name}' has no fragments; extract features first")
+    input_dim = train.require_fragments().dim
     text: TextProcessor
     defaults = text_encoders.options(spec.text["name"])
     if "pretrained" in defaults:  # a language model brings its own words
@@ -155,7 +154,7 @@ def create_model(config: ModelConfig, train: Split, data: DataConfig | None = No
     else:
         text = WordText(Vocabulary.build(train.texts, data.min_count))
     with MemoryGuard():
-        return Model(_with_vocabulary(spec, text), train.fragments.dim, text)
+        return Model(_with_vocabulary(spec, text), input_dim, text)
 
 
 def _with_vocabulary(spec: ModelSpec, text: TextProcessor) -> ModelSpec:

@@ -104,13 +104,12 @@ def _batches(
 
 def _read(model: Model, split: Split, caption: int) -> tuple[Fragments, str, int] | None:
     """Image, text and the caption's number; None if there is nothing to read."""
-    if split.fragments is None:
-        raise DataError(f"split '{split.name}' has no fragments; extract features first")
+    table = split.require_fragments()
     read, image = known_text(model.text, split.texts[caption]), int(split.image_of[caption])
     if not read.is_readable or not read.text.strip():
         return None
     try:
-        return split.fragments.read(image), read.text, caption
+        return table.read(image), read.text, caption
     except DataError:  # training and evaluation count images that cannot be read
         return None
 

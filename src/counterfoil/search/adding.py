@@ -67,8 +67,7 @@ def add_splits(
 
 def _chosen(index: IndexState, split: Split, existing: Existing) -> Split:
     """The images of a split that are to be written."""
-    if split.fragments is None:
-        raise DataError(f"split '{split.name}' has no fragments; extract features first")
+    split.require_fragments()  # before anything is written
     there = index.items["images"].names
     known = {i for i, name in enumerate(split.ids) if name in there}
     if known and existing == "refuse":
@@ -193,11 +192,11 @@ def _encode_images(
     encoder: ItemEncoder, split: Split, images: range, left_out: list[str]
 ) -> tuple[Encoded | None, list[int]]:
     """Those of some images that can be read."""
-    assert split.fragments is not None  # noqa: S101 - `_chosen` saw to it
+    table = split.require_fragments()
     items, kept = [], []
     for image in images:
         try:
-            items.append(split.fragments.read(image))
+            items.append(table.read(image))
             kept.append(image)
         except DataError as error:
             left_out.append(f"image {split.ids[image]}: {error}")

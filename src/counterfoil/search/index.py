@@ -24,6 +24,7 @@ from PIL import Image
 
 from counterfoil.data.images import open_image
 from counterfoil.data.pairs import Pairs, Split
+from counterfoil.device import choose_device
 from counterfoil.errors import CheckpointError
 from counterfoil.files import replacing
 from counterfoil.locks import locked_folder
@@ -39,7 +40,6 @@ from counterfoil.search.references import as_image
 from counterfoil.search.search import Request, Results, search
 from counterfoil.search.state import FIRST, KIND, MANIFEST, SIDES, IndexState
 from counterfoil.search.store import CHANGING, SegmentStore
-from counterfoil.training.loop import choose_device
 
 SHORTLIST = 200
 

@@ -10,6 +10,7 @@ from counterfoil.data.dev_split import read_dev_split, with_dev_split
 from counterfoil.data.leakage import shared_with_train
 from counterfoil.data.load import is_named, load_pairs
 from counterfoil.data.pairs import Pairs
+from counterfoil.device import choose_device
 from counterfoil.errors import ConfigError
 from counterfoil.features import with_fragments
 from counterfoil.models import Model, from_pretrained, resolve
@@ -18,7 +19,6 @@ from counterfoil.models.dual import reads_pixels
 from counterfoil.models.explain import load_yardstick
 from counterfoil.progress import Progress
 from counterfoil.training.corrections import load_rule, save_rule
-from counterfoil.training.loop import choose_device
 from counterfoil.training.run import read_data
 
 __all__ = [
