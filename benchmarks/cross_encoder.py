@@ -41,13 +41,14 @@ from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Split
 from counterfoil.data.sampling import BatchPlan, RankBatches
 from counterfoil.data.vocabulary import SPECIALS, Vocabulary
+from counterfoil.device import choose_device
 from counterfoil.evaluation.scoring import encode_images, encode_texts, score_split
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models import Model, create_model
 from counterfoil.models.asking import asked
 from counterfoil.objectives import create_objective
 from counterfoil.progress import Silent
-from counterfoil.training.loop import PRECISIONS, choose_device
+from counterfoil.training.loop import PRECISIONS
 from counterfoil.training.optimiser import create_optimiser
 from counterfoil.training.preparation import RunPreparation
 from counterfoil.training.step import TrainingStep

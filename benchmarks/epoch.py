@@ -32,9 +32,10 @@ from _feature_folder import write_split
 from torch.profiler import ProfilerActivity, profile
 
 from counterfoil.config import RunConfig, load_config
+from counterfoil.device import choose_device
 from counterfoil.evaluation.report import markdown_table
 from counterfoil.models import create_model
-from counterfoil.training.loop import Trainer, choose_device
+from counterfoil.training.loop import Trainer
 from counterfoil.training.resident import COPYING
 from counterfoil.training.run import read_data
 

@@ -29,12 +29,12 @@ from counterfoil.data.batches import Augmentation, CaptionItems, Collate, PairBa
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Split
 from counterfoil.data.sampling import BatchPlan, RankBatches
+from counterfoil.device import choose_device
 from counterfoil.models import Model, create_model
 from counterfoil.models.store import save_pretrained
 from counterfoil.objectives import create_objective
 from counterfoil.progress import Silent
 from counterfoil.training.guide_build import build_guide
-from counterfoil.training.loop import choose_device
 from counterfoil.training.optimiser import create_optimiser
 from counterfoil.training.preparation import RunPreparation
 from counterfoil.training.step import TrainingStep

@@ -18,10 +18,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from _graph_metrics import GraphReport, compare_graphs, true_graph
+
 from counterfoil.data.scenes import SceneCaption, describe, make_scene
 from counterfoil.errors import CounterfoilError
-from counterfoil.evaluation.graph_metrics import GraphReport, compare_graphs
-from counterfoil.evaluation.true_graphs import true_graph
 from counterfoil.foils.extractors import create_extractor
 from counterfoil.foils.graph import GraphExtractor
 

@@ -23,6 +23,7 @@ from counterfoil.data.load import load_pairs as _load_pairs
 from counterfoil.data.pairs import DEV_NAMES, Pairs, Split
 from counterfoil.evaluation.evaluate import evaluate
 from counterfoil.features import with_fragments
+from counterfoil.files import DEFAULT_CACHE
 from counterfoil.models import Model, create_model, from_pretrained, save_pretrained
 from counterfoil.models.correct import can_correct
 from counterfoil.progress import Progress, Silent
@@ -48,8 +49,6 @@ __all__ = [
     "train",
 ]
 
-CACHE = Path.home() / ".cache" / "counterfoil"
-
 
 def load_pairs(
     source: str | Path,
@@ -57,7 +56,7 @@ def load_pairs(
     *,
     extractor: str = "segments",
     dev_share: float = SHARE,
-    cache_dir: str | Path = CACHE,
+    cache_dir: str | Path = DEFAULT_CACHE,
     progress: Progress | None = None,
     **options: Any,
 ) -> Pairs:

@@ -25,6 +25,9 @@ from counterfoil.locks import locked_target
 
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM}
 
+DEFAULT_CACHE = Path.home() / ".cache" / "counterfoil"
+"""Folder of generated scenes and cached features, if none is named."""
+
 MANY = 500
 """Files from which on it is quicker to flush everything than one after the other."""
 

@@ -17,8 +17,7 @@ import pytest
 
 from counterfoil.app import serving
 from counterfoil.app.access import Access
-from counterfoil.app.service import create_app
-from counterfoil.app.serving import make_server
+from counterfoil.app.serving import create_app, make_server
 from counterfoil.cli import app as command_line
 from counterfoil.errors import ConfigError
 from tests.app.conftest import LIMITS, Client, running

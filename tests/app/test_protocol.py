@@ -75,7 +75,7 @@ def heard_until(connection: socket.socket, end: bytes) -> bytes:
 
 def gauge(client: Client, name: str) -> int:
     text = client.get("/metrics").body.decode()
-    found = re.search(rf"^counterfoil_{name} (\d+)$", text, re.M)
+    found = re.search(rf"^counterfoil_{name} (\d+)\.0$", text, re.M)
     assert found is not None
     return int(found[1])
 

@@ -11,7 +11,7 @@ from counterfoil.data.scenes import captions_of, falsify, load_scenes, scene_of
 from counterfoil.data.scenes.scene import Relation, Scene, SceneObject
 from counterfoil.data.scenes.words import SceneCaption, Word
 from counterfoil.evaluation.foil_truth import foil_verdict, has_truth, manner_of, verdict_on
-from counterfoil.foils.lists import NUMERALS
+from counterfoil.foils.lexicon import NUMERALS
 
 
 def an_object(kind: str, colour: str, size: str, left: float) -> SceneObject:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import random
 
 import pytest
+from benchmarks._graph_metrics import (
+    ALL,
+    GARMENTS,
+    LEADS,
+    SURROUNDINGS,
+    compare_graphs,
+    true_graph,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.data.scenes import describe, make_scene
 from counterfoil.data.words import words
-from counterfoil.evaluation.graph_metrics import ALL, compare_graphs
-from counterfoil.evaluation.true_graphs import EMPTY, GARMENTS, LEADS, SURROUNDINGS, true_graph
+from counterfoil.evaluation.foil_claims import EMPTY
 from counterfoil.foils.graph import KINDS, SceneGraph, Unit
 from counterfoil.foils.rule_graph import RuleExtractor
 

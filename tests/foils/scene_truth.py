@@ -15,7 +15,7 @@ from counterfoil.data.scenes.vocabulary import (
 )
 from counterfoil.data.words import words
 from counterfoil.foils import Foil
-from counterfoil.foils.lists import NUMERALS
+from counterfoil.foils.lexicon import NUMERALS
 
 VALUES = {"colour": COLOUR_WORDS, "size": SIZE_WORDS, "pattern": PATTERN_WORDS}
 

@@ -14,7 +14,6 @@ from counterfoil.foils.filtering import (
     is_new,
     penalised_scores,
     select_foils,
-    select_foils_of_one,
 )
 from tests.conftest import load_fixture
 
@@ -63,8 +62,6 @@ def test_the_selection_is_what_a_loop_over_candidates_selects(case, most) -> Non
         one = [part[number] for part in case]
         expected = by_loop(*(part.tolist() for part in one), most)
         assert row == [*expected, *[NONE] * (most - len(expected))]
-        alone = select_foils_of_one(one[0], one[1], one[2], set(one[3].tolist()), most)
-        assert alone.tolist() == expected
 
 
 def test_a_sentence_is_kept_if_one_of_its_new_tokens_is_new_to_the_image() -> None:
@@ -84,9 +81,10 @@ def test_of_equal_sentences_the_best_stays() -> None:
 
 
 def test_an_image_without_tokens_of_its_own_keeps_all_but_copies() -> None:
-    candidates = torch.tensor([[1, 2], [1, 3], [1, 2]])
-    chosen = select_foils_of_one(candidates, torch.tensor([1, 2]), torch.zeros(3), set(), 3)
-    assert chosen.tolist() == [1]
+    candidates = torch.tensor([[[1, 2], [1, 3], [1, 2]]])
+    own = torch.empty(1, 0, dtype=torch.long)
+    chosen = select_foils(candidates, torch.tensor([[1, 2]]), torch.zeros(1, 3), own, 3)
+    assert chosen.tolist() == [[1, NONE, NONE]]
 
 
 @given(cases())
@@ -129,8 +127,9 @@ def test_the_reference_form_lets_copies_through_and_the_paper_form_does_not() ->
     fixture = load_fixture("tags-filter")
     candidates, true = fixture["in.candidate_ids"][1:], fixture["in.gt_input_ids"][0]
     scores = fixture["in.rank_scores"][1:, 0] * 10  # soft penalties fade beside large scores
-    soft = select_foils_of_one(candidates, true, scores, true.tolist(), 5, form="reference")
-    hard = select_foils_of_one(candidates, true, scores, true.tolist(), 5)
+    case = candidates[None], true[None], scores[None], true[None]
+    soft = select_foils(*case, 5, form="reference")[0]
+    hard = select_foils(*case, 5)[0]
     assert any(torch.equal(candidates[i], true) for i in soft)
     assert not any(torch.equal(candidates[i], true) for i in hard)
     assert len({tuple(candidates[i].tolist()) for i in hard}) == len(hard) == 5

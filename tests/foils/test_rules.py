@@ -21,8 +21,14 @@ from counterfoil.data.scenes.vocabulary import (
 from counterfoil.data.words import words
 from counterfoil.errors import ConfigError
 from counterfoil.foils import KINDS, rule_foils
-from counterfoil.foils.lists import ATTRIBUTES, LONG_RELATIONS, NUMERALS, RELATIONS
-from counterfoil.foils.nouns import NOUN_FORMS, THINGS
+from counterfoil.foils.lexicon import (
+    ATTRIBUTES,
+    LONG_RELATIONS,
+    NOUN_FORMS,
+    NUMERALS,
+    RELATIONS,
+    THINGS,
+)
 from tests.foils.scene_truth import is_false
 
 ARTICLES = {"a", "an"}

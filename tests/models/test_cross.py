@@ -13,7 +13,6 @@ from counterfoil.encoders import image_encoders, text_encoders
 from counterfoil.encoders.uniter import box_numbers
 from counterfoil.errors import CheckpointError, ConfigError, DataError
 from counterfoil.models import create_model, from_pretrained, save_pretrained
-from counterfoil.models.cross import add_heads
 from counterfoil.objectives import create_objective
 from counterfoil.training.step import TrainingStep
 from tests.data.test_text import save_tiny_tokenizer
@@ -162,9 +161,8 @@ def test_embeddings_are_the_sums_uniter_adds_up(concepts) -> None:
     assert not encoded[4].any()
 
 
-def test_heads_are_added_to_a_model_and_saved_with_it(concepts, tmp_path) -> None:
-    model = make(concepts)
-    add_heads(model, ["mlm", "discrimination"])
+def test_heads_are_saved_with_a_model(concepts, tmp_path) -> None:
+    model = make(concepts, matcher={"extras": ["mlm", "discrimination"]})
     save_pretrained(model, tmp_path / "m")
     again = from_pretrained(tmp_path / "m")
     assert list(again.matcher.heads) == ["rank", "mlm", "discrimination"]
@@ -174,9 +172,6 @@ def test_heads_are_added_to_a_model_and_saved_with_it(concepts, tmp_path) -> Non
         words = mine.matcher.states(images, texts).words
         logits = mine.matcher.heads["mlm"](words, mine.text_encoder.word_table.weight)
         assert logits.shape == (*batch.texts.ids.shape, len(mine.text))
-    other = build_config({"model": {"name": "vse-fc", "embed_size": 8}, "data": {"min_count": 1}})
-    with pytest.raises(ConfigError, match="only a cross-encoder"):
-        add_heads(create_model(other.model, concepts.train, other.data), ["itm"])
 
 
 def test_a_small_one_learns_what_goes_with_what(concepts) -> None:

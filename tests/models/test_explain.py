@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from counterfoil.data.fragments import Fragments
 from counterfoil.data.words import words
 from counterfoil.errors import DataError
 from counterfoil.evaluation import word_chips
-from counterfoil.evaluation.explain_chart import explain_png, method_note, sentence_html, shades
+from counterfoil.evaluation.explain_chart import explain_png, method_note, shades
 from counterfoil.models import create_model, models
 from counterfoil.models.explain import explain, word_map
 from counterfoil.models.word_spans import caption_words, without
@@ -175,12 +174,6 @@ def match(concepts):
 def test_the_worst_word_is_never_a_punctuation_mark(match) -> None:
     low = [replace(w, effect=-9.0) if w.word in '."<' else w for w in match.words]
     assert replace(match, words=low).worst.word.isalpha()
-
-
-def test_the_sentence_as_html_is_the_sentence(match) -> None:
-    fragment = ElementTree.fromstring(sentence_html(match))  # noqa: S314 - our own
-    assert "".join(fragment.itertext()) == match.text
-    assert len(list(fragment)) == len(match.words)
 
 
 def test_colours_follow_effects(match) -> None:

@@ -21,7 +21,7 @@ from counterfoil.foils.store import read_foils
 from counterfoil.models import create_model
 from counterfoil.models.foil_files import FoilAuthor, write_model_foils
 from counterfoil.models.foil_text import spell_foil
-from counterfoil.objectives.generation import GeneratorOptions
+from counterfoil.objectives.services import GeneratorOptions
 from counterfoil.progress import Silent
 from counterfoil.training.foils import foil_companions
 from tests.conftest import CONCEPTS, make_split

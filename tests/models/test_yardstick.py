@@ -13,15 +13,8 @@ from counterfoil.data.texts import HuggingFaceText
 from counterfoil.errors import CheckpointError
 from counterfoil.evaluation.explain_chart import colour_note, shades, standing
 from counterfoil.models import from_pretrained, save_pretrained
-from counterfoil.models.yardstick import (
-    POINTS,
-    YARDSTICK,
-    Yardstick,
-    _quantiles,
-    full_colours,
-    load_yardstick,
-    measure_yardstick,
-)
+from counterfoil.models.explain import POINTS, YARDSTICK, Yardstick, load_yardstick
+from counterfoil.models.yardstick import _quantiles, full_colours, measure_yardstick
 from counterfoil.search.identity import model_digest
 from tests.models.test_explain import image_of, make
 

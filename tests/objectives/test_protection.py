@@ -10,7 +10,8 @@ from counterfoil.config import build_config
 from counterfoil.errors import ConfigError, TrainingError
 from counterfoil.models import create_model
 from counterfoil.objectives import Context, create_objective
-from counterfoil.objectives.protection import Protection, own_captions
+from counterfoil.objectives.protection import Protection
+from counterfoil.objectives.twins import own_captions
 from counterfoil.training.loop import Trainer
 
 

@@ -20,8 +20,8 @@ from counterfoil.errors import ConfigError, TrainingError
 from counterfoil.models import Model, create_model
 from counterfoil.models.foil_maker import FoilMaker
 from counterfoil.objectives import Context, Objective
-from counterfoil.objectives.generation import GeneratorOptions
 from counterfoil.objectives.hard_candidates import HardCandidates
+from counterfoil.objectives.services import GeneratorOptions
 from counterfoil.objectives.tags import Tags, TagsDc
 from counterfoil.training.step import LiveBatch, TrainingStep, score_batch
 from tests.conftest import make_split

@@ -12,7 +12,8 @@ from counterfoil.data.pairs import Pairs
 from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.progress import Silent
 from counterfoil.training import corrections
-from counterfoil.training.corrections import choose_run_rule, load_rule
+from counterfoil.training.corrections import load_rule
+from counterfoil.training.load import choose_run_rule
 from tests.conftest import make_split
 from tests.objectives.test_tags import small
 

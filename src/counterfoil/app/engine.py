@@ -22,9 +22,9 @@ from counterfoil.evaluation.explain_chart import colour_note, method_note, shade
 from counterfoil.evaluation.scoring import encode_texts
 from counterfoil.features import Extractor, extractors
 from counterfoil.models.correct import Correction, correct
+from counterfoil.models.explain import explain_encoded
 from counterfoil.models.model import Model
 from counterfoil.models.word_spans import known_text
-from counterfoil.search.explain import explain_encoded
 from counterfoil.search.items import Side
 
 FRAGMENTS_KEPT = 256

@@ -82,7 +82,7 @@ class Guard:
         self.slots = Slots(limits.in_flight)
         self._clients: Counter[str] = Counter()
         about = "Requests being answered."
-        meters.gauges["counterfoil_in_flight"] = (about, lambda: self.slots.taken)
+        meters.gauge("in_flight", about, lambda: self.slots.taken)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

@@ -15,7 +15,7 @@ from counterfoil.models.model import Model
 from counterfoil.progress import Progress
 from counterfoil.scratch import Scratch
 from counterfoil.search import SearchIndex
-from counterfoil.search.index import MANIFEST
+from counterfoil.search.state import MANIFEST
 from counterfoil.training.load import evaluation_split, load_model, run_config
 
 MOST_IMAGES = 2000

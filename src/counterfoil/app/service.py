@@ -1,25 +1,22 @@
-"""The service: its parts, put together as one ASGI application."""
+"""What is served, and the parts that routes use."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
 from anyio import CapacityLimiter
-from fastapi import FastAPI, Request
+from fastapi import Request
 
-from counterfoil.app.access import LOOPBACK, Access
+from counterfoil.app.access import Access
 from counterfoil.app.audits import Audit
 from counterfoil.app.batching import BatchQueue
 from counterfoil.app.engine import Engine
-from counterfoil.app.guard import App, Guard
 from counterfoil.app.library import Library
 from counterfoil.app.limits import Limits
 from counterfoil.app.meters import Meters
 from counterfoil.app.pictures import PictureCache
-from counterfoil.app.problems import install
 from counterfoil.app.runs import Runs
 from counterfoil.models.model import Model
 from counterfoil.search import SearchIndex
@@ -56,10 +53,8 @@ class Service:
         self.pictures = PictureCache()
         self.decoders = CapacityLimiter(DECODERS)
         self.readers = CapacityLimiter(READERS)
-        self.meters.gauges |= {
-            "counterfoil_waiting": ("Work before the models.", lambda: len(self.queue)),
-            "counterfoil_uploads": ("Uploads kept.", lambda: self.library.uploads),
-        }
+        self.meters.gauge("waiting", "Work before the models.", lambda: len(self.queue))
+        self.meters.gauge("uploads", "Uploads kept.", lambda: self.library.uploads)
 
     def close(self) -> None:
         self.queue.close()
@@ -69,34 +64,3 @@ class Service:
 async def the_service(request: Request) -> Service:
     # async, or FastAPI would need a thread for it, and /healthz would wait while all are busy
     return cast(Service, request.app.state.service)
-
-
-def create_app(
-    content: Content, limits: Limits | None = None, access: Access | None = None
-) -> Guard:
-    """The application to be run by an ASGI server; without ``access`` for this machine alone."""
-    from counterfoil import __version__
-    from counterfoil.app.pages import add_pages
-    from counterfoil.app.routes import router
-
-    service = Service(content, limits or Limits(), access or Access(LOOPBACK))
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        service.close()
-
-    app = FastAPI(
-        title="Counterfoil",
-        version=__version__,
-        description="Match images with texts: scores, search, explanations, corrections.",
-        docs_url=None,  # FastAPI's own would be fetched from elsewhere
-        redoc_url=None,
-        lifespan=lifespan,
-        separate_input_output_schemas=False,
-    )
-    app.state.service = service
-    app.include_router(router)
-    add_pages(app)
-    install(app)
-    return Guard(cast(App, app), service.limits, service.meters, service.access)

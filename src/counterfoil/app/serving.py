@@ -1,4 +1,4 @@
-"""Runs the service until it is told to stop."""
+"""The service as one ASGI application with its pages, and the server that runs it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,29 @@ import math
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import uvicorn
+from fastapi import FastAPI
+from starlette.responses import FileResponse
+from starlette.staticfiles import StaticFiles
 
-from counterfoil.app.access import Access
+from counterfoil import __version__
+from counterfoil.app.access import LOOPBACK, Access
 from counterfoil.app.connections import Connections, proxy_networks
+from counterfoil.app.guard import App, Guard
 from counterfoil.app.limits import Limits
+from counterfoil.app.problems import install
 from counterfoil.app.protocol import GRACE, protocol_class
-from counterfoil.app.service import Content, create_app
+from counterfoil.app.routes import router
+from counterfoil.app.service import Content, Service
 from counterfoil.errors import ConfigError
+
+STATIC = Path(__file__).parent / "static"
 
 BACKLOG = 512
 """Connections that the system holds until they are accepted."""
@@ -26,6 +37,51 @@ ACCEPTED_AT_ONCE = 64
 
 OTHER_FILES = 128
 """Open files besides connections: the index, pictures being read, uploads on disk."""
+
+
+def create_app(
+    content: Content, limits: Limits | None = None, access: Access | None = None
+) -> Guard:
+    """The application to be run by an ASGI server; without ``access`` for this machine alone."""
+    service = Service(content, limits or Limits(), access or Access(LOOPBACK))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    app = FastAPI(
+        title="Counterfoil",
+        version=__version__,
+        description="Match images with texts: scores, search, explanations, corrections.",
+        docs_url=None,  # FastAPI's own would be fetched from elsewhere
+        redoc_url=None,
+        lifespan=lifespan,
+        separate_input_output_schemas=False,
+    )
+    app.state.service = service
+    app.include_router(router)
+    _add_pages(app)
+    install(app)
+    return Guard(cast(App, app), service.limits, service.meters, service.access)
+
+
+def _add_pages(app: FastAPI) -> None:
+    """`/` is the page, `/docs` the API's documentation."""
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(STATIC / "index.html", headers={"Cache-Control": "no-cache"})
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> FileResponse:
+        return FileResponse(STATIC / "docs.html", headers={"Cache-Control": "no-cache"})
+
+    @app.get("/favicon.ico", include_in_schema=False)
+    async def icon() -> FileResponse:
+        return FileResponse(STATIC / "icon.svg")
+
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
 
 def serve(
@@ -64,7 +120,7 @@ def make_server(
     trusted = proxy_networks(proxies)
     connections = Connections(limits, trusted)
     app = create_app(content, limits, access or Access.to(host))
-    app.meters.gauges["counterfoil_connections"] = ("Connections.", lambda: len(connections))
+    app.meters.gauge("connections", "Connections.", lambda: len(connections))
     config = uvicorn.Config(
         app,
         log_level="warning",

@@ -37,10 +37,8 @@ class ImageBlocks:
     """
 
     def __init__(self, model: Model, split: Split, size: int | None = None) -> None:
-        if split.fragments is None:
-            raise DataError(f"split '{split.name}' has no fragments; extract features first")
-        self.model, self.split, self.table = model, split, split.fragments
-        self.size = size or _images_at_once(model, split.fragments)
+        self.model, self.split, self.table = model, split, split.require_fragments()
+        self.size = size or _images_at_once(model, self.table)
         self.skipped: dict[int, str] = {}
         self._only: ImageBlock | None = None
 

@@ -26,9 +26,7 @@ class Corrector:
 
     def __init__(self, model: Model, split: Split, threshold: float | None = None) -> None:
         correcting(model)
-        if split.fragments is None:
-            raise DataError(f"split '{split.name}' has no fragments; extract features first")
-        self.model, self.fragments, self.threshold = model, split.fragments, threshold
+        self.model, self.fragments, self.threshold = model, split.require_fragments(), threshold
         self.place = {name: number for number, name in enumerate(split.ids)}
 
     def correct_all(

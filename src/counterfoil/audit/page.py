@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 
 from counterfoil.audit.findings import SIGN_NAMES, Finding, Summary
 from counterfoil.audit.page_finding import Pictures, finding_html
-from counterfoil.audit.page_script import SCRIPT
-from counterfoil.audit.page_style import STYLE
 from counterfoil.audit.tables import skipped_images, total
 from counterfoil.data.pairs import Split
 from counterfoil.data.problems import Problem
 from counterfoil.markup import clean, page_policy
-from counterfoil.training.report_style import STYLE as BASE_STYLE
+from counterfoil.training.report import STYLE as BASE_STYLE
 
+STYLE, SCRIPT = (
+    (Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+)
 ORDERS = {
     "suspicion": "most suspicious",
     "score": "lowest score",

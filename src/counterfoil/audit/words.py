@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from counterfoil.data.pairs import Split
-from counterfoil.errors import DataError
 from counterfoil.models.explain import explain
 from counterfoil.models.model import Model
 from counterfoil.models.word_spans import caption_words
@@ -44,8 +43,7 @@ def measure_effects(
 
     By the matcher's own parts where it has any, else by leaving out one word at a time.
     """
-    if split.fragments is None:
-        raise DataError(f"split '{split.name}' has no fragments; extract features first")
+    table = split.require_fragments()
     progress = progress or Silent()
     found: dict[int, list[SpokenWord]] = {}
     method = ""
@@ -54,7 +52,7 @@ def measure_effects(
         if not caption_words(text):
             found[caption] = []
             continue
-        match = explain(model, split.fragments.read(int(split.image_of[caption])), text)
+        match = explain(model, table.read(int(split.image_of[caption])), text)
         method = match.method
         found[caption] = [
             SpokenWord(each.word, each.span, each.effect, each.known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -42,18 +42,18 @@ TOO_MANY = 7
 def audit(
     run: Annotated[Path, typer.Argument(help="Run or model folder.")],
     pairs: Annotated[
-        Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        str | None,
         typer.Argument(help="Data set: a path or a name; by default the one of the run."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the report.")] = Path("audit"),
     format: FormatOption = None,
     option: SourceOptions = None,
     split: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option("--split", help="A split; repeat it for several. Default: all, each apart."),
     ] = None,
     corrector: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(help="Run trained with tags-dc, to suggest corrections; default: RUN."),
     ] = None,
     threshold: Annotated[
@@ -71,11 +71,11 @@ def audit(
         int, typer.Option(min=0, help="Findings on the page, and findings corrected, at most.")
     ] = 500,
     fail_above: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(callback=SHARE, help="Exit with 7 if a larger share (0 to 1) is listed."),
     ] = None,
     max_suspicious: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(min=0, help="Exit with 7 if more captions are listed."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Optional
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -33,39 +33,39 @@ if TYPE_CHECKING:
 def correct(
     run: Annotated[Path, typer.Argument(help="Run or model folder, trained with tags-dc.")],
     image: Annotated[
-        Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        str | None,
         typer.Argument(help="An image file, or an image id of the data set."),
     ] = None,
     text: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Argument(help="The sentence."),
     ] = None,
     data: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--data", help="Data set of the id; by default the one of the run."),
     ] = None,
     format: FormatOption = None,
     option: SourceOptions = None,
     split: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="Split of the id (default: all), or to measure on (default: test)."),
     ] = None,
     threshold: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             callback=SHARE,
             help="Leave words alone that are less likely wrong (0 to 1). Default: chosen on dev.",
         ),
     ] = None,
     margin: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             callback=FROM_0,
             help="Replace a word only if its score gain is above this. Default: chosen on dev.",
         ),
     ] = None,
     candidates: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             min=1, max=100, help="Words tried in place of one (1 to 100). Default: chosen on dev."
         ),
@@ -89,7 +89,7 @@ def correct(
     ] = 500,
     seed: Annotated[int, typer.Option(min=0, help="Random seed (with --measure).")] = 1,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--out", "-o", help="Also draw the correction, as a PNG file."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
@@ -177,8 +177,7 @@ def _measure(
 ) -> None:
     from counterfoil.evaluation.corrections import measure_corrections
     from counterfoil.models.correct import correcting, rule_of
-    from counterfoil.training.corrections import choose_run_rule
-    from counterfoil.training.load import evaluation_split, load_model
+    from counterfoil.training.load import choose_run_rule, evaluation_split, load_model
 
     bars = progress(quiet=as_json)
     model = load_model(read.run, device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -146,7 +146,7 @@ def convert(
     format: FormatOption = None,
     option: SourceOptions = None,
     features: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="Extract features with this extractor first ('segments')."),
     ] = None,
     shard_size: Annotated[int, typer.Option(min=1, help="Images per shard.")] = 1000,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -38,7 +38,7 @@ def evaluate(
         typer.Argument(help="Run or model folders; several are averaged as an ensemble."),
     ],
     data: Annotated[
-        Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        str | None,
         typer.Option("--data", help="Data set; by default the one of the first run."),
     ] = None,
     format: FormatOption = None,
@@ -59,9 +59,13 @@ def evaluate(
         ),
     ] = False,
     cxc: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--cxc", help="Crisscrossed Captions file: adds mAP@R and R-precision."),
     ] = None,
+    eccv: Annotated[
+        bool,
+        typer.Option("--eccv", help="ECCV Caption's positives: adds mAP@R and R-precision."),
+    ] = False,
     words: Annotated[
         bool, typer.Option("--words", help="Also: do word effects find the wrong words? (scenes)")
     ] = False,
@@ -69,16 +73,16 @@ def evaluate(
         int, typer.Option(min=1, help="With --words: false captions made of each caption.")
     ] = 1,
     max_captions: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(min=1, help="With --words: use so many captions, drawn at random."),
     ] = None,
     shortlist: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--shortlist", help="A fast run: only the best of its scores are looked at."),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="With --shortlist: how many a query.")] = 50,
     identical_captions: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--identical-captions",
             metavar="positives|negatives",
@@ -91,7 +95,7 @@ def evaluate(
     ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--out", "-o", help="Also write it: Markdown if the name ends in .md, else JSON."
         ),
@@ -119,12 +123,16 @@ def evaluate(
             "--standardise is about the scores of several runs that are averaged over all pairs: "
             "name two or more, and leave out --each, --words and --shortlist"
         )
-    if shortlist is not None and (each or cxc is not None):
+    extended = cxc is not None or eccv
+    if cxc is not None and eccv:
+        raise ConfigError("--cxc and --eccv are two lists of positives: give one of them")
+    if shortlist is not None and (each or extended):
         raise ConfigError(
-            "--shortlist judges one model or ensemble by its own pairs: leave out --each and --cxc"
+            "--shortlist judges one model or ensemble by its own pairs: leave out --each, --cxc "
+            "and --eccv"
         )
-    if each and cxc is not None:
-        raise ConfigError("--cxc judges one model or ensemble: leave out --each")
+    if each and extended:
+        raise ConfigError("--cxc and --eccv judge one model or ensemble: leave out --each")
     check_inputs([*runs, *([shortlist] if shortlist else [])], data, format)
     from counterfoil.data.leakage import leakage_warning
     from counterfoil.training.load import evaluation_split, leakage_into
@@ -140,6 +148,8 @@ def evaluate(
         device,
         standardise,
         _treatment(identical_captions),
+        cxc,
+        eccv,
         bars,
     )
 
@@ -158,7 +168,7 @@ def evaluate(
     else:
         found = read(runs[0])
         first = _first_stage(shortlist, top, read, found, settings) if shortlist else None
-        show(_together(runs, found, settings, cxc, first), out, markdown, as_json)
+        show(_together(runs, found, settings, first), out, markdown, as_json)
 
 
 def _treatment(given: str | None) -> Identical:
@@ -184,6 +194,8 @@ class _Settings:
     device: str
     standardise: bool
     identical: Identical
+    cxc: Path | None
+    eccv: bool
     bars: Progress
     warned: set[str] = field(default_factory=set)
 
@@ -233,7 +245,6 @@ def _judge(
     split: Split,
     made: Foils | None,
     settings: _Settings,
-    cxc: Path | None,
     first: _FirstStage | None = None,
 ) -> Found:
     from counterfoil.evaluation.word_effects import average_words, measure_words
@@ -242,7 +253,7 @@ def _judge(
     found = (
         _by_two_stages(models, split, settings, first)
         if first is not None
-        else _by_all_pairs(models, split, settings, cxc)
+        else _by_all_pairs(models, split, settings)
     )
     if found.retrieval.warning():
         settings.warn(found.retrieval.warning())
@@ -276,18 +287,13 @@ def _by_two_stages(
     return Found(report, None, found.skipped, found.lists)
 
 
-def _by_all_pairs(
-    models: list[Model], split: Split, settings: _Settings, cxc: Path | None
-) -> Found:
+def _by_all_pairs(models: list[Model], split: Split, settings: _Settings) -> Found:
     from counterfoil.evaluation.evaluate import report_scores
     from counterfoil.evaluation.scoring import score_split
+    from counterfoil.evaluation.split_ids import extended_positives
 
     scores = [score_split(model, split, progress=settings.bars) for model in models]
-    positives = None
-    if cxc is not None:
-        from counterfoil.evaluation.split_ids import cxc_positives
-
-        positives = cxc_positives(cxc, split, scores[0])
+    positives = extended_positives(split, scores[0], cxc=settings.cxc, eccv=settings.eccv)
     report = report_scores(
         scores,
         settings.split,
@@ -305,7 +311,6 @@ def _together(
     runs: list[Path],
     split: Split,
     settings: _Settings,
-    cxc: Path | None,
     first: _FirstStage | None = None,
 ) -> Found:
     """One model, or several as an ensemble."""
@@ -316,7 +321,7 @@ def _together(
     if len({(model.fragments_from, str(model.fragments_options)) for model in models}) > 1:
         raise ConfigError("these runs read different features: evaluate them with --each")
     say_fallback(settings.bars, models)
-    return _judge(models, split, made, settings, cxc, first)
+    return _judge(models, split, made, settings, first)
 
 
 def _compare(runs: list[Path], read: Callable[[Path], Split], settings: _Settings) -> Comparison:
@@ -333,7 +338,7 @@ def _compare(runs: list[Path], read: Callable[[Path], Split], settings: _Setting
         _check_same(run, split, first, settings.split)
         model = load_model(run, settings.device)
         told = told or say_fallback(settings.bars, [model])
-        found = _judge([model], split, made, settings, None)
+        found = _judge([model], split, made, settings)
         name = run.resolve().name
         results.append(
             RunResult(run=name, model=model.spec.name, retrieval=found.retrieval, words=found.words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -37,18 +37,18 @@ def explain(
     image: Annotated[str, typer.Argument(help="An image file, or an image id of the data set.")],
     text: Annotated[str, typer.Argument(help="The sentence.")],
     data: Annotated[
-        Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        str | None,
         typer.Option("--data", help="Data set of the id; by default the one of the run."),
     ] = None,
     format: FormatOption = None,
     option: SourceOptions = None,
     split: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="Split of the id; by default all are searched."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--out", "-o", help="Also draw the explanation, as a PNG file."),
     ] = None,
     cache: Path = CACHE_OPTION,
@@ -170,10 +170,9 @@ def _from_data(
             f"{image}: neither an image file nor an id in the data set '{pairs.name}', splits: "
             f"{names}{nearest(image, known)}{example}"
         )
-    if one.fragments is None:
-        raise DataError(f"split '{one.name}' has no fragments; extract features first")
+    table = one.require_fragments()
     pixels = open_image(one.pixels[index]) if one.pixels is not None else None
-    return one.fragments.read(index), pixels, list(one.captions[index])
+    return table.read(index), pixels, list(one.captions[index])
 
 
 def _print(match: Match) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from counterfoil.cli.output import (
     CACHE_OPTION,
-    DEFAULT_CACHE,
     JSON_OPTION,
     FormatOption,
     SourceOptions,
@@ -19,6 +18,7 @@ from counterfoil.cli.output import (
     print_json,
     progress,
 )
+from counterfoil.files import DEFAULT_CACHE
 
 if TYPE_CHECKING:
     from counterfoil.data import Pairs
@@ -33,7 +33,7 @@ def features(
     pairs: Annotated[str, typer.Argument(help="A data set's path or name, or a folder of photos.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
     backbone: Annotated[
-        Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        str | None,
         typer.Option(
             "--backbone",
             "-b",
@@ -42,7 +42,7 @@ def features(
         ),
     ] = None,
     backbone_option: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(
             "--backbone-option", help="Option of the backbone: key=value; repeatable (variant=2)."
         ),
@@ -55,7 +55,7 @@ def features(
     ] = True,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
     workers: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(min=1, help="Threads (for segments: processes) that decode images."),
     ] = None,
     strict: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -36,7 +36,7 @@ OWN = "own"
 def foil_report(
     run: Annotated[Path, typer.Argument(help="Run or model folder that is judged.")],
     foils: Annotated[
-        Optional[list[str]],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        list[str] | None,
         typer.Option(
             "--foils",
             help="Who made the foils: 'rules' (or 'rules:noun,swap'), a JSONL file, the folder of "
@@ -44,14 +44,14 @@ def foil_report(
         ),
     ] = None,
     data: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--data", help="Data set; by default the one of the run."),
     ] = None,
     format: FormatOption = None,
     option: SourceOptions = None,
     split: Annotated[str, typer.Option(help="Split to evaluate.")] = "test",
     captions: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(min=1, help="Use so many captions, drawn at random."),
     ] = None,
     per_caption: Annotated[int, typer.Option(min=1, help="Foils of each caption.")] = 1,
@@ -67,7 +67,7 @@ def foil_report(
         typer.Option(help="By a run: mask whole units of the scene graph, or single words."),
     ] = "scene-graph",
     lm: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--lm", help="Perplexity, too: folder of a language model, or 'own' for the run's head."
         ),

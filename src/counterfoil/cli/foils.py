@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -28,14 +28,14 @@ from counterfoil.printable import printable
 if TYPE_CHECKING:
     from counterfoil.data.pairs import Pairs
     from counterfoil.foils.files import FoilCounts
-    from counterfoil.objectives.generation import GeneratorOptions
+    from counterfoil.objectives.services import GeneratorOptions
 
 Maker = Literal["rules", "model"]
 
 
 def foils(
     what: Annotated[
-        Optional[list[str]],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        list[str] | None,
         typer.Argument(
             metavar="[RUN] [IMAGE] [CAPTION]",
             help="A run whose model writes foils; an image file or id and a caption of it, to see "
@@ -43,21 +43,21 @@ def foils(
         ),
     ] = None,
     maker: Annotated[
-        Optional[Maker],  # noqa: UP045
+        Maker | None,
         typer.Option(help="rules, or the model of a run (by default where one is named)."),
     ] = None,
     data: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--data", help="Data set; by default the one of the run."),
     ] = None,
     format: FormatOption = None,
     option: SourceOptions = None,
     split: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="Split; by default train, or any that has the image."),
     ] = None,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--out", "-o", help="Write the foils of the whole split to this JSONL file."),
     ] = None,
     keep: Annotated[int, typer.Option(min=1, help="Foils kept of a caption, the hardest (m).")] = 5,
@@ -114,7 +114,7 @@ def foils(
         elif out is not None:
             _report(_write_by_rule(asked, source, out, rules, keep, seed), out, as_json)
         return
-    from counterfoil.objectives.generation import GeneratorOptions
+    from counterfoil.objectives.services import GeneratorOptions
 
     options = GeneratorOptions(
         masks=masks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -33,7 +33,7 @@ def build(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the guide.")],
     form: Annotated[
-        Optional[Literal["matrix", "embeddings"]],  # noqa: UP045 - typer reads this on Python 3.10
+        Literal["matrix", "embeddings"] | None,
         typer.Option(
             help="matrix: every score on disk; embeddings: what the runs' matchers compare. "
             "By default a matrix up to 1 GB."
@@ -53,9 +53,9 @@ def build(
       counterfoil train recipes/chan-scenes.yaml objective.ndgl.guide=guides/ab
     """
     check_inputs(runs)
+    from counterfoil.device import choose_device
     from counterfoil.training.guide_build import build_guide
     from counterfoil.training.guide_runs import shared_train_split
-    from counterfoil.training.loop import choose_device
 
     bars = progress(quiet=as_json)
     place = choose_device(device)

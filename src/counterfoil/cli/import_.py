@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,7 +26,7 @@ def import_(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Model folder to write.")],
     vocab: Annotated[
-        Optional[Path],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        Path | None,
         typer.Option("--vocab", help="The project's vocabulary (.json, .pkl) or tokenizer."),
     ] = None,
     overwrite: Annotated[

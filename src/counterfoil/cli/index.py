@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -60,16 +60,16 @@ QUERIES = typer.Option("--recall", min=0, help="Queries to measure recall with; 
 def build(
     run: Annotated[Path, typer.Argument(help="Run or model folder.")],
     pairs: Annotated[
-        Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        str | None,
         typer.Argument(help="Data set: a path or a name; by default the one of the run."),
     ] = None,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--out", "-o", help="Folder of the index; default: RUN/index."),
     ] = None,
     format: FormatOption = None,
     option: SourceOptions = None,
-    split: Annotated[Optional[list[str]], SPLIT] = None,  # noqa: UP045
+    split: Annotated[list[str] | None, SPLIT] = None,
     backend: Annotated[
         Literal["exact", "faiss", "qdrant"],
         typer.Option(
@@ -77,7 +77,7 @@ def build(
             "a few hundred thousand; qdrant: embedded, or a cluster with --set url=…"
         ),
     ] = "exact",
-    setting: Annotated[Optional[list[str]], SETTING] = None,  # noqa: UP045
+    setting: Annotated[list[str] | None, SETTING] = None,
     api_key: Annotated[str, API_KEY] = "",
     first_stage: Annotated[
         Literal["auto", "pooled", "fitted", "maxsim"],
@@ -87,7 +87,7 @@ def build(
         ),
     ] = "auto",
     first: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--first", help="Run of a model of whole vectors that finds the shortlist instead."
         ),
@@ -148,7 +148,7 @@ def add(
     pairs: Annotated[str, typer.Argument(help="Data set: a path or a name.")],
     format: FormatOption = None,
     option: SourceOptions = None,
-    split: Annotated[Optional[list[str]], SPLIT] = None,  # noqa: UP045
+    split: Annotated[list[str] | None, SPLIT] = None,
     existing: Annotated[
         Literal["refuse", "skip", "update"],
         typer.Option(help="What to do with images whose id is in the index already."),
@@ -223,7 +223,7 @@ def recall(
     index: Annotated[Path, INDEX],
     queries: Annotated[int, typer.Option(min=1, help="Sampled queries each way.")] = 100,
     shortlist: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(min=1, help="By default the one of the index."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the sample.")] = 0,

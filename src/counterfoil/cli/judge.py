@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -27,7 +27,7 @@ def judge(
         Path, typer.Argument(help="ExpertAnnotations.txt or CrowdFlowerAnnotations.txt.")
     ],
     data: Annotated[
-        Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        str | None,
         typer.Option("--data", help="Data set of the images; by default the one of the run."),
     ] = None,
     format: FormatOption = None,

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -23,6 +23,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from counterfoil.files import DEFAULT_CACHE
 from counterfoil.printable import is_encodable, printable
 from counterfoil.progress import Progress as Says
 from counterfoil.progress import Silent
@@ -58,8 +59,6 @@ FROM_0 = between(0.0, sys.float_info.max)
 ABOVE_0 = between(0.0, sys.float_info.max, above=True)
 ABOVE_0_TO_1 = between(0.0, 1.0, above=True)
 
-DEFAULT_CACHE = Path.home() / ".cache" / "counterfoil"
-
 CACHE_OPTION = typer.Option(
     DEFAULT_CACHE,
     "--cache",
@@ -67,11 +66,11 @@ CACHE_OPTION = typer.Option(
     help="Folder of generated scenes and of cached features.",
 )
 FormatOption = Annotated[
-    Optional[str],  # noqa: UP045 - typer reads these annotations on Python 3.10
+    str | None,
     typer.Option("--format", "-f", help="Format of the data, if not detected."),
 ]
 SourceOptions = Annotated[
-    Optional[list[str]],  # noqa: UP045
+    list[str] | None,
     typer.Option("--option", help="Option of the data source: key=value; repeatable."),
 ]
 JSON_OPTION = typer.Option(False, "--json", help="Print one JSON object for a program to read.")

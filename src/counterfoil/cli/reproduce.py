@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -22,18 +22,18 @@ OUT = Path("runs") / "reproduce"
 
 def reproduce(
     name: Annotated[
-        Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        str | None,
         typer.Argument(help="What to reproduce, e.g. selhn.table1, or a YAML file of your own."),
     ] = None,
     overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Argument(help="Changes to every run: train.epochs=5 train.device=cpu"),
     ] = None,
     data: Annotated[
         str, typer.Option("--data", help="'scenes', or a path: then with the paper's settings.")
     ] = "scenes",
     published: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--published",
             help="Which published numbers stand beside ours (f30k, coco-1k, coco-5k); with --data "
@@ -49,22 +49,22 @@ def reproduce(
         Path, typer.Option("--out", "-o", help="Where runs are kept and results written.")
     ] = OUT,
     rows: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option("--rows", help="Only rows of this label or run, e.g. 'NAAF*'; repeatable."),
     ] = None,
     store: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--store",
             help="Folder of results that outlive the runs: what it knows is not trained again.",
         ),
     ] = None,
     tuned: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--tuned", help="Stored sweep on dev whose best values the runs take."),
     ] = None,
     fill: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--fill", help="Page whose tables are written anew from --store; no runs."),
     ] = None,
     again: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -14,11 +14,11 @@ def score(
     run: Annotated[Path, typer.Argument(help="Run or model folder.")],
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
     text: Annotated[
-        Optional[list[str]],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        list[str] | None,
         typer.Option("--text", "-t", help="A sentence; repeat it for several."),
     ] = None,
     texts: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--texts", help="A UTF-8 file with one sentence a line."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",

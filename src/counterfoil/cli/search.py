@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 def search(
     index: Annotated[Path, typer.Argument(help="Folder of an index (counterfoil index).")],
     text: Annotated[
-        Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        str | None,
         typer.Argument(help="What to look for."),
     ] = None,
     image: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--image", "-i", help="An image file, or the id of an image in the index."),
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Number of results.")] = 10,
     target: Annotated[
-        Optional[Literal["images", "captions"]],  # noqa: UP045
+        Literal["images", "captions"] | None,
         typer.Option(help="What to find; by default images for a text, captions for an image."),
     ] = None,
     shortlist: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(min=1, help="How many the matcher ranks; by default as the index was made."),
     ] = None,
     exhaustive: Annotated[

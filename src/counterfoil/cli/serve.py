@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -22,29 +22,29 @@ ACCESS, LIMITS = "Access", "Limits for slow or many clients"
 def serve(
     place: Annotated[Path, typer.Argument(metavar="RUN|INDEX", help="Run, model or index folder.")],
     corrector: Annotated[
-        Optional[Path],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        Path | None,
         typer.Option("--corrector", help="A run trained with tags-dc, for suggestions."),
     ] = None,
     index: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--index", help="An index of this run; else its test split is shown."),
     ] = None,
     audit: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--audit", help="A folder that `counterfoil audit` wrote."),
     ] = None,
     runs: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--runs", help="A folder of runs to show the curves of."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     token_file: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--token-file", help="File with the token.", rich_help_panel=ACCESS),
     ] = None,
     token: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--token",
             envvar="COUNTERFOIL_TOKEN",
@@ -54,7 +54,7 @@ def serve(
         ),
     ] = None,
     allow_host: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(
             "--allow-host",
             help="Another host name or address the service is called by (repeatable).",
@@ -62,15 +62,15 @@ def serve(
         ),
     ] = None,
     tls_cert: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--tls-cert", help="Certificate chain (PEM).", rich_help_panel=ACCESS),
     ] = None,
     tls_key: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--tls-key", help="Its private key (PEM).", rich_help_panel=ACCESS),
     ] = None,
     trust_proxy: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(
             "--trust-proxy",
             help="Address or network of a proxy whose X-Forwarded-For and X-Forwarded-Proto are "

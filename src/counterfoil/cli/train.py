@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,15 +32,15 @@ OTHERWISE = "--resume goes on with it, --out chooses another folder, --overwrite
 
 def train(
     recipe: Annotated[
-        Optional[str],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        str | None,
         typer.Argument(help="A recipe (YAML), or the folder of a run to resume."),
     ] = None,
     overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Argument(help="Changes to it: train.epochs=5 objective=triplet model.embed_size=256"),
     ] = None,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--out", "-o", help="Run folder; by default runs/<recipe>[-<overrides>]."),
     ] = None,
     resume: Annotated[

@@ -143,14 +143,12 @@ class CaptionItems(Dataset["Item | str"]):
         companions: Mapping[str, Companions] | None = None,
         held: NDArray[np.bool_] | None = None,
     ) -> None:
-        if split.fragments is None:
-            raise DataError(f"split '{split.name}' has no fragments; extract features first")
         self.split, self.text, self.augmentation, self.seed = split, text, augmentation, seed
-        self.fragments = split.fragments
-        _check_augmentation(split.fragments, augmentation)
+        self.fragments = split.require_fragments()
+        _check_augmentation(self.fragments, augmentation)
         self.companions = dict(companions or {})
         self.held = held
-        self.whole = np.ones(split.fragments.max_fragments, dtype=np.bool_)
+        self.whole = np.ones(self.fragments.max_fragments, dtype=np.bool_)
         self.draws = _Draws(seed)
         self.tokens_of = Once(self._tokens_of)
 

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from counterfoil.data.stemming import stem
-from counterfoil.data.stop_words import STOP_WORDS
-from counterfoil.data.words import words
+from counterfoil.data.words import STOP_WORDS, words
 
 SIMILAR = 0.8
 LEAST_WORDS = 2

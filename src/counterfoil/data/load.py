@@ -13,6 +13,7 @@ from counterfoil.data.problems import ProblemLog
 from counterfoil.data.sources import Source, named_sources, sources
 from counterfoil.data.sources.assemble import assemble
 from counterfoil.errors import ConfigError, DataError, nearest
+from counterfoil.files import DEFAULT_CACHE
 from counterfoil.progress import Progress, Silent
 
 _GIVEN = ("cache_dir", "progress")
@@ -65,7 +66,7 @@ def make_named(
 ) -> Pairs:
     """A named data set: whatever is registered in `named_sources` is found here."""
     _check_named(name, options)
-    folder = Path(cache_dir) if cache_dir is not None else Path.home() / ".cache" / "counterfoil"
+    folder = Path(cache_dir) if cache_dir is not None else DEFAULT_CACHE
     return named_sources[name](folder, progress=progress or Silent(), **options)
 
 

@@ -55,6 +55,12 @@ class Split:
         counts = [len(texts) for texts in self.captions]
         return np.repeat(np.arange(len(counts), dtype=np.int64), counts)
 
+    def require_fragments(self) -> FragmentTable:
+        """The fragments of the images; an error says what to do if there are none."""
+        if self.fragments is None:
+            raise DataError(f"split '{self.name}' has no fragments; extract features first")
+        return self.fragments
+
     def select(self, images: Sequence[int], name: str | None = None) -> Split:
         """The split made of some of the images, in the order given."""
         return Split(

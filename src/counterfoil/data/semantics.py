@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from counterfoil.data.stemming import stem
-from counterfoil.data.stop_words import STOP_WORDS
-from counterfoil.data.words import words
+from counterfoil.data.words import STOP_WORDS, words
 from counterfoil.errors import ConfigError
 
 _OVERSAMPLING = 10
@@ -113,9 +112,8 @@ def tf_idf(captions: Sequence[str]) -> TermMatrix:
 def truncated_svd(matrix: Tensor, dim: int, seed: int = 122, iterations: int = 10) -> Tensor:
     """U·Σ [rows, dim] of a sparse matrix's largest singular values, largest first.
 
-    Randomised subspace iteration on the side of the columns, so that only two dense blocks as long
-    as the matrix are ever held. Columns beyond the rank are zero. The sign of each column is such
-    that the term which weighs most in it weighs positively.
+    Columns beyond the rank are zero. The sign of each column is such that the term which weighs
+    most in it weighs positively. The seed alone decides the random numbers.
     """
     if dim < 1:
         raise ConfigError(f"caption vectors: expected at least 1 dimension, got {dim}")
@@ -123,34 +121,11 @@ def truncated_svd(matrix: Tensor, dim: int, seed: int = 122, iterations: int = 1
     width = min(dim + _OVERSAMPLING, rows, terms)
     if width == 0:
         return torch.zeros(rows, dim)
-    matrix = matrix.coalesce()
-    transposed = matrix.T.coalesce()
-    draw = torch.randn(terms, width, generator=torch.Generator().manual_seed(seed))
-    basis = torch.linalg.qr(draw).Q
-    for _ in range(iterations):
-        basis = torch.linalg.qr(torch.sparse.mm(transposed, torch.sparse.mm(matrix, basis))).Q
-    projected = torch.sparse.mm(matrix, basis)
-    turn = _principal_axes(projected, dim)
-    axes = basis @ turn
-    heaviest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
-    vectors = projected @ (turn * heaviest.sign())
-    missing = dim - vectors.shape[1]
-    return torch.nn.functional.pad(vectors, (0, missing)) if missing else vectors
-
-
-def _principal_axes(projected: Tensor, dim: int) -> Tensor:
-    """The rotation [width, found] onto the main axes of the rows; found is at most the rank."""
-    squares, turn = torch.linalg.eigh(_gram(projected))
-    squares, turn = squares.flip(0), turn.flip(1)
-    lengths = squares.clamp(min=0).sqrt()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        _, lengths, axes = torch.svd_lowrank(matrix, q=width, niter=iterations)
     rank = int((lengths > _NO_DIRECTION * lengths[0]).sum())
-    return turn[:, : min(dim, rank)].float()
-
-
-def _gram(projected: Tensor, chunk: int = 16384) -> Tensor:
-    """Inner products of the columns in double precision, without a double copy of the whole."""
-    gram = torch.zeros(projected.shape[1], projected.shape[1], dtype=torch.float64)
-    for part in projected.split(chunk):
-        double = part.double()
-        gram += double.T @ double
-    return gram
+    axes = axes[:, : min(dim, rank)]
+    heaviest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
+    vectors = torch.sparse.mm(matrix, axes * heaviest.sign())
+    return torch.nn.functional.pad(vectors, (0, dim - vectors.shape[1]))

@@ -7,9 +7,18 @@ their ids to be of use: contractions apart (``do n't``), hyphens kept, punctuati
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 MOST_WORDS, MOST_LETTERS = 200, 4000
 """Of a sentence that a person asks about; a caption has a dozen words, and time grows with them."""
+
+STOP_WORDS = frozenset(
+    word
+    for line in (Path(__file__).parent / "stop_words.txt").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+    for word in line.split()
+)
+"""English words that say how a caption is built rather than what it shows."""
 
 _CONTRACTION = re.compile(r"(?<=\w)(n't|'(?:s|re|ve|ll|d|m))\b")
 _TOKEN = re.compile(

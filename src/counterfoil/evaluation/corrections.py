@@ -18,11 +18,10 @@ from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
 from counterfoil.data.stemming import stem
 from counterfoil.data.words import words
-from counterfoil.errors import DataError
 from counterfoil.evaluation.foil_sets import choose_captions, rule_set
 from counterfoil.evaluation.foil_truth import has_truth, places_of, verdict_on
 from counterfoil.evaluation.foil_writing import readable_images
-from counterfoil.foils.nouns import NOUN_FORMS
+from counterfoil.foils.lexicon import NOUN_FORMS
 from counterfoil.models.asking import asked
 from counterfoil.models.correct import (
     CaptionReader,
@@ -296,8 +295,6 @@ def _blocks(
     split: Split, trials: Sequence[Trial], progress: Progress, task: str
 ) -> Iterator[tuple[list[Trial], list[Fragments]]]:
     """Trials and their images; those of unreadable images are left out."""
-    if split.fragments is None:
-        raise DataError(f"split '{split.name}' has no fragments; extract features first")
     starts = range(0, len(trials), AT_ONCE)
     for start in progress.track(starts, task, len(starts)):
         some = list(trials[start : start + AT_ONCE])

@@ -1,17 +1,9 @@
-"""Readers of Crisscrossed Captions (Parekh et al. 2021, arXiv:2004.15020).
+"""Reads the image-caption pairs of Crisscrossed Captions (Parekh et al. 2021, arXiv:2004.15020).
 
-The released CSV files have a header and four columns: two ids, ``agg_score`` (0 to 5) and
-``sampling_method``. The ids are
-
-====================== ============================== =============================
-``sits_{val,test}.csv`` caption ``…:sentid:732091``    image ``COCO_…_000000365325.jpg``
-``sts_{val,test}.csv``  caption                        caption
-``sis_{val,test}.csv``  image                          image
-====================== ============================== =============================
-
-vse_infty's JSON files map the id of a query to ``[id of a target, score]`` lists: ``cxc_it.json``
-holds two such maps under ``i2t`` and ``t2i``, ``cxc_i2i.json`` and ``cxc_t2t.json`` are one each.
-Every pair listed in ``cxc_it.json`` is a positive.
+``sits_{val,test}.csv``, as released, has a header and four columns: caption (``…:sentid:732091``),
+image (``COCO_…_000000365325.jpg``), ``agg_score`` (0 to 5) and ``sampling_method``. vse_infty's
+``cxc_it.json`` maps the id of a query to ``[id of a target, score]`` lists, under ``i2t`` and
+``t2i``; every pair listed there is a positive.
 
 Ids are compared by their trailing number, so ``391895``, ``"391895"`` and
 ``COCO_val2014_000000391895.jpg`` are the same image.
@@ -32,7 +24,6 @@ from counterfoil.evaluation.positives import Positives
 from counterfoil.reading import LINES_BYTES, open_text, read_text
 
 TEXT_THRESHOLD = 3.0
-IMAGE_THRESHOLD = 2.5
 
 Id = str | int
 
@@ -69,24 +60,6 @@ def read_cxc_pairs(
     return ExtendedPositives.from_pairs(found, len(images), len(texts), source="CxC")
 
 
-def read_cxc_similar(path: Path | str, ids: Sequence[Id], *, threshold: float) -> Positives:
-    """Positives within one modality, from an ``sts``/``sis`` CSV file or vse_infty's JSON.
-
-    Use `TEXT_THRESHOLD` for captions and `IMAGE_THRESHOLD` for images. A judged pair of the CSV
-    file holds both ways; the JSON files list both ways themselves.
-    """
-    path = Path(path)
-    places = _positions(ids)
-    if path.suffix == ".json":
-        judged = _listed(_load_json(path), path, threshold)
-        found = _located(judged, places, places)
-    else:
-        rows = [(one, other) for one, other, score in _read_csv(path) if score >= threshold]
-        found = _located(rows, places, places)
-        found += [(other, one) for one, other in found]
-    return Positives.from_pairs(found, len(places), len(places)).without_diagonal()
-
-
 def trailing_number(identifier: Id) -> int:
     """The number that COCO's ids end with, their file extension aside.
 
@@ -113,15 +86,12 @@ def _located(
     return [(queries[q], targets[t]) for q, t in numbered if q in queries and t in targets]
 
 
-def _listed(
-    table: Mapping[str, Any], path: Path, threshold: float = float("-inf")
-) -> Iterator[tuple[Id, Id]]:
+def _listed(table: Mapping[str, Any], path: Path) -> Iterator[tuple[Id, Id]]:
     for query, judged in table.items():
         for item in judged:
             if not isinstance(item, Sequence) or isinstance(item, str) or len(item) < 2:
                 raise DataError(f"{path}: '{query}' lists {item!r}, expected [id, score]")
-            if float(item[1]) >= threshold:
-                yield query, item[0]
+            yield query, item[0]
 
 
 def _load_json(path: Path) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from PIL import Image, ImageDraw
 
 from counterfoil.evaluation.word_chips import (
@@ -81,34 +79,6 @@ def colour_note(match: Match) -> str:
         f"Colours compare from picture to picture: full green from {signed(most)}, full red from "
         f"{signed(-least)}."
     )
-
-
-def sentence_html(match: Match) -> str:
-    """The sentence with each word on its colour and its effect under the pointer.
-
-    Colours are translucent, so that it is at home on light and dark pages.
-    """
-    parts = []
-    last = 0
-    for word, shade in zip(match.words, shades(match), strict=True):
-        start, end = word.span or (last, last)
-        red, green, blue = FOR if shade > 0 else AGAINST
-        parts.append(escape(match.text[last:start]))
-        if not word.known:
-            parts.append(
-                '<span class="word unknown" style="color:#6b7280;border-bottom:2px dotted" '
-                f'title="{UNKNOWN}">{escape(match.text[start:end])}</span>'
-            )
-            last = end
-            continue
-        parts.append(
-            f'<span class="word" style="background:rgba({red},{green},{blue},'
-            f'{0.7 * abs(shade):.2f});border-radius:.25em;padding:.1em .2em" '
-            f'title="{signed(word.effect)}">{escape(match.text[start:end])}</span>'
-        )
-        last = end
-    parts.append(escape(match.text[last:]))
-    return f'<span class="sentence">{"".join(parts)}</span>'
 
 
 def signed(effect: float) -> str:

@@ -20,8 +20,7 @@ from counterfoil.data.scenes.vocabulary import (
     SINGULAR,
     SIZE_WORDS,
 )
-from counterfoil.evaluation.true_graphs import EMPTY
-from counterfoil.foils.lists import NUMERALS
+from counterfoil.foils.lexicon import NUMERALS
 
 OUTDOORS = "outdoors"
 PLACES = {
@@ -34,6 +33,11 @@ PLACES = {
 }
 """Words for the surroundings, by the backdrop they name."""
 ALL_PLACES = frozenset[str]().union(*PLACES.values()) | {OUTDOORS}
+EMPTY = frozenset(
+    {"a", "an", "the", "and", "is", "are", "there", "it", "to", "of", "picture", "drawing"}
+    | {"you", "can", "see", "outdoors", "indoors"}
+)
+"""Words of the scenes' captions that stand for nothing in the picture."""
 SAYS_NOTHING = EMPTY | {"in", "on", "at", "by", "with", "of", "to", "near", "front", "next"}
 
 _LOOKS: dict[str, dict[str, str]] = {

@@ -12,7 +12,7 @@ from counterfoil.evaluation.foil_sets import FoilSet, rule_set, stored_set
 from counterfoil.evaluation.foil_writing import written_set
 from counterfoil.foils import DEFAULT_KINDS
 from counterfoil.models.model import Model
-from counterfoil.objectives.generation import GeneratorOptions, MaskUnit
+from counterfoil.objectives.services import GeneratorOptions, MaskUnit
 from counterfoil.progress import Progress
 
 RULES = "rules"

@@ -28,9 +28,8 @@ from counterfoil.evaluation.foil_claims import (
     SAYS_NOTHING,
     claims_of,
 )
-from counterfoil.foils.lists import ATTRIBUTES, LONG_RELATIONS, NUMERALS, RELATIONS
-from counterfoil.foils.lists import PLACES as PICTURE_PLACES
-from counterfoil.foils.nouns import NOUN_FORMS
+from counterfoil.foils.lexicon import ATTRIBUTES, LONG_RELATIONS, NOUN_FORMS, NUMERALS, RELATIONS
+from counterfoil.foils.lexicon import PLACES as PICTURE_PLACES
 
 Verdict = Literal["false", "true", "unsure"]
 Manner = Literal["same", "meant", "generous"]

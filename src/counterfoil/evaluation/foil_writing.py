@@ -14,7 +14,7 @@ from counterfoil.evaluation.foil_sets import FoilPair, FoilSet, choose_captions
 from counterfoil.models.asking import asked
 from counterfoil.models.foil_files import FoilAuthor
 from counterfoil.models.model import Model
-from counterfoil.objectives.generation import GeneratorOptions
+from counterfoil.objectives.services import GeneratorOptions
 from counterfoil.progress import Progress, Silent
 
 CAPTIONS_AT_ONCE = 64
@@ -82,12 +82,11 @@ def _blank(image: Fragments) -> Fragments:
 
 def readable_images(split: Split, wanted: Sequence[int]) -> dict[int, Fragments]:
     """The fragments of some images, each once; those that cannot be read are left out."""
-    if split.fragments is None:
-        raise DataError(f"split '{split.name}' has no fragments; extract features first")
+    table = split.require_fragments()
     found: dict[int, Fragments] = {}
     for image in dict.fromkeys(wanted):
         try:
-            found[image] = split.fragments.read(image)
+            found[image] = table.read(image)
         except DataError:
             continue
     return found

@@ -7,6 +7,7 @@ are left out. Crowd: the share of people who said yes, one item a pair, τ-b, no
 
 from __future__ import annotations
 
+import importlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +16,12 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from counterfoil.data.batches import pad_fragments
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Pairs, Split
-from counterfoil.errors import DataError
-from counterfoil.evaluation.kendall import concordance
+from counterfoil.errors import DataError, MissingExtraError
 from counterfoil.evaluation.report import Report
 from counterfoil.evaluation.scoring import encode_texts
 from counterfoil.models.asking import asked
@@ -169,13 +169,14 @@ def judge(
         raise DataError(f"{path}: no image of its {len(kept)} pairs can be read")
     rated = [one.ratings for (one, _, _), good in zip(kept, readable, strict=True) if good]
     x = np.repeat(scores[readable], [len(ratings) for ratings in rated])
-    found = concordance(x, [value for ratings in rated for value in ratings])
+    y = [value for ratings in rated for value in ratings]
+    variant: Literal["b", "c"] = "c" if kind == "expert" else "b"
     return JudgementReport(
         kind=kind,
-        variant="c" if kind == "expert" else "b",
-        tau=100.0 * (found.tau_c if kind == "expert" else found.tau_b),
+        variant=variant,
+        tau=100.0 * kendall_tau(x, y, variant),
         pairs=int(readable.sum()),
-        ratings=found.items,
+        ratings=len(y),
         images=len({place.key for (_, place, _), good in zip(kept, readable, strict=True) if good}),
         own_left_out=own,
         not_found=lost,
@@ -183,6 +184,15 @@ def judge(
         unknown=unknown,
         published=PUBLISHED[kind],
     )
+
+
+def kendall_tau(x: ArrayLike, y: ArrayLike, variant: Literal["b", "c"]) -> float:
+    """Kendall's rank correlation with ties; not a number if all values of one side are equal."""
+    try:
+        stats = importlib.import_module("scipy.stats")
+    except ImportError as error:
+        raise MissingExtraError("scipy", "judge", "Kendall's rank correlation") from error
+    return float(stats.kendalltau(x, y, variant=variant).statistic)
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,7 @@ def encode_images(
 ) -> tuple[Encoded, list[int], list[str]]:
     """Encoded images of a split, their indices, and what could not be read."""
     progress = progress or Silent()
-    if split.fragments is None:
-        raise DataError(f"split '{split.name}' has no fragments; extract features first")
+    table = split.require_fragments()
     parts: list[Encoded] = []
     kept: list[int] = []
     skipped: list[str] = []
@@ -54,7 +53,7 @@ def encode_images(
         items = []
         for image in range(start, min(start + batch_size, len(split))):
             try:
-                items.append(split.fragments.compact(image))
+                items.append(table.compact(image))
                 kept.append(image)
             except DataError as error:
                 skipped.append(f"image {split.ids[image]}: {error}")

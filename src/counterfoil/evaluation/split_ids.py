@@ -7,6 +7,7 @@ from pathlib import Path
 from counterfoil.data.pairs import Split
 from counterfoil.errors import DataError
 from counterfoil.evaluation.cxc import read_cxc_pairs
+from counterfoil.evaluation.eccv import eccv_positives
 from counterfoil.evaluation.extended import ExtendedPositives
 from counterfoil.evaluation.scoring import SplitScores
 
@@ -38,8 +39,18 @@ def caption_ids(split: Split, texts: list[int]) -> list[str]:
     return [ids[t] for t in texts]
 
 
-def cxc_positives(path: Path, split: Split, found: SplitScores) -> ExtendedPositives:
-    """The split's own pairs and those that Crisscrossed Captions adds."""
-    extra = read_cxc_pairs(path, image_ids(split, found.images), caption_ids(split, found.texts))
+def extended_positives(
+    split: Split, found: SplitScores, *, cxc: Path | None = None, eccv: bool = False
+) -> ExtendedPositives | None:
+    """Positives from other people's annotations; None if none are asked for.
+
+    Crisscrossed Captions did not judge every pair of the split: its pairs are joined with the
+    split's own. ECCV Caption lists all positives of its queries, and is taken as it is.
+    """
+    if cxc is None and not eccv:
+        return None
+    images, texts = image_ids(split, found.images), caption_ids(split, found.texts)
+    if cxc is None:
+        return eccv_positives(images, texts)
     own = ExtendedPositives.from_image_of(found.image_of, len(found.images))
-    return own.union(extra)
+    return own.union(read_cxc_pairs(cxc, images, texts))

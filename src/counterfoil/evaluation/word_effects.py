@@ -48,8 +48,7 @@ def measure_words(
     model: Model, split: Split, cases: Sequence[FoilCase], progress: Progress | None = None
 ) -> WordScores:
     """The word effects of one model on cases that lie image by image."""
-    if split.fragments is None:
-        raise DataError(f"split '{split.name}' has no fragments; extract features first")
+    table = split.require_fragments()
     progress = progress or Silent()
     groups = [(i, list(group)) for i, group in groupby(cases, key=lambda case: case.image)]
     starts = range(0, len(groups), IMAGES_AT_ONCE)
@@ -60,7 +59,7 @@ def measure_words(
             readable: list[tuple[Fragments, list[FoilCase]]] = []
             for image, group in groups[start : start + IMAGES_AT_ONCE]:
                 try:
-                    readable.append((split.fragments.read(image), group))
+                    readable.append((table.read(image), group))
                 except DataError as error:
                     skipped.append(f"image {split.ids[image]}: {error}")
             if readable:

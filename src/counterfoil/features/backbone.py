@@ -144,21 +144,6 @@ def whole(pooled: Array) -> Seen:
     return Seen(pooled[:, None], boxes, pooled)
 
 
-def choose_device(name: str) -> str:
-    """The device asked for; 'auto' takes a GPU where there is one."""
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"device '{name}': expected auto, cpu, cuda or cuda:0 …") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device '{name}': no CUDA device can be used here")
-    return name
-
-
 def to_network(
     pixels: NDArray[np.uint8], device: str, mean: Sequence[float], std: Sequence[float]
 ) -> torch.Tensor:

@@ -15,8 +15,9 @@ from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.pixels import PixelTable
 from counterfoil.data.problems import ProblemLog
 from counterfoil.data.sources.assemble import may_lack
+from counterfoil.device import choose_device
 from counterfoil.errors import DataError
-from counterfoil.features.backbone import Backbone, choose_device
+from counterfoil.features.backbone import Backbone
 from counterfoil.features.cache import (
     CachedRows,
     CacheUse,
@@ -166,7 +167,7 @@ class _Store:
         """Extract and keep; returns messages about images that could not be used."""
         bad: dict[bytes, str] = {}
         if images and isinstance(self.job.tool, Backbone):
-            self.job.tool.to(choose_device(self.job.device))
+            self.job.tool.to(str(choose_device(self.job.device)))
         for digests, chunk in _work(images, self._bounded_job()):
             bad.update((digests[row], message) for row, message in chunk.bad.items())
             self.places.update(self._keep(digests, chunk))

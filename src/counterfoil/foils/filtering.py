@@ -8,7 +8,6 @@ only lowers the scores of copies and duplicates, so that they may still be chose
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -48,25 +47,6 @@ def select_foils(
     order = ranked.argsort(dim=1, descending=True, stable=True)[:, :most]
     selected = order.masked_fill(~kept.gather(1, order), NONE)
     return torch.nn.functional.pad(selected, (0, most - selected.shape[1]), value=NONE)
-
-
-def select_foils_of_one(
-    candidates: Tensor,
-    caption: Tensor,
-    scores: Tensor,
-    own: Iterable[int],
-    most: int,
-    form: Form = "paper",
-) -> Tensor:
-    """`select_foils` for one caption: candidates [N, W], caption [W], scores [N], a set of tokens.
-
-    Only real indices are returned, so there may be fewer than ``most``.
-    """
-    tokens = torch.tensor([list(own)], dtype=candidates.dtype, device=candidates.device)
-    selected = select_foils(
-        candidates[None], caption[None], scores[None], tokens.view(1, -1), most, form
-    )[0]
-    return selected[selected != NONE]
 
 
 def is_new(candidates: Tensor, captions: Tensor, own: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from counterfoil.foils.lists import LONG_RELATIONS
+from counterfoil.foils.lexicon import LONG_RELATIONS
 
 # "a picture of a dog" speaks of a dog; the picture is not in the picture.
 _FRAMES = "picture photo photograph drawing painting image view shot scene sort kind"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from counterfoil.data.stop_words import STOP_WORDS
-from counterfoil.foils.lists import LONG_RELATIONS, NUMERALS, RELATIONS
-from counterfoil.foils.nouns import NOUN_FORMS
+from counterfoil.data.words import STOP_WORDS
+from counterfoil.foils.lexicon import LONG_RELATIONS, NOUN_FORMS, NUMERALS, RELATIONS
 
 Tokens = Sequence[str]
 

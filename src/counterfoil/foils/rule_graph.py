@@ -16,7 +16,7 @@ from counterfoil.foils.graph_words import (
     is_quantity,
     long_relation,
 )
-from counterfoil.foils.tag_words import (
+from counterfoil.foils.lexicon import (
     ADJECTIVE,
     ADVERB,
     COLOURS,

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 
-from counterfoil.data.stop_words import STOP_WORDS
-from counterfoil.foils.lists import (
+from counterfoil.data.words import STOP_WORDS
+from counterfoil.foils.lexicon import (
     ATTRIBUTES,
     ATTRIBUTES_ALIKE,
     DIGITS,
     LONG_RELATIONS,
+    NOUN_FORMS,
     NUMERALS,
     PLACES,
     RELATIONS,
     RELATIONS_ALIKE,
     SYMMETRIC,
+    THINGS,
 )
-from counterfoil.foils.nouns import NOUN_FORMS, THINGS
 from counterfoil.foils.phrases import (
     Relating,
     Tokens,

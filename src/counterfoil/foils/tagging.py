@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from counterfoil.foils.nouns import NOUN_FORMS
-from counterfoil.foils.tag_words import (
+from counterfoil.foils.lexicon import (
     ADJECTIVE,
     ADJECTIVE_ENDINGS,
     ADJECTIVES,
@@ -20,6 +19,7 @@ from counterfoil.foils.tag_words import (
     IRREGULAR_PLURALS,
     LY_NOUNS,
     NOUN,
+    NOUN_FORMS,
     NUMBER,
     PASTS,
     POSSESSIVE,

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from counterfoil.errors import ConfigError
-from counterfoil.matchers.cross_encoder import CrossEncoder
-from counterfoil.matchers.cross_heads import Head
-from counterfoil.models.model import Model
 from counterfoil.models.spec import ModelSpec, models
 
 
@@ -36,23 +30,3 @@ def uniter_base() -> ModelSpec:
 def uniter_large() -> ModelSpec:
     """UNITER-large: 24 layers, for embed_size 1024 (Chen et al. 2020)."""
     return _uniter(24, 1024)
-
-
-def add_heads(model: Model, extras: Sequence[Head]) -> None:
-    """Give a model's cross-encoder further heads, in place; its spec, so its folder, has them too.
-
-    To be done before an optimiser is made of its parameters.
-    """
-    matcher = model.matcher
-    if not isinstance(matcher, CrossEncoder):
-        raise ConfigError(
-            f"the model '{model.spec.name}' reads words and regions apart; only a cross-encoder "
-            "(uniter-small, uniter-base, uniter-large) has heads over both"
-        )
-    matcher.heads.add(extras, len(model.text))
-    options = {
-        **model.spec.matcher,
-        "extras": [name for name in matcher.heads if name != "rank"],
-        "vocabulary": len(model.text),
-    }
-    model.spec = model.spec.model_copy(update={"matcher": options})

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -12,17 +15,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from counterfoil.data.batches import pad_fragments, pad_texts
+from counterfoil.data.batches import ImageBatch, TextBatch, pad_fragments, pad_texts
 from counterfoil.data.fragments import Fragments
+from counterfoil.data.texts import TextProcessor
 from counterfoil.encoders import Encoded
 from counterfoil.encoders.copies import members_of
-from counterfoil.errors import DataError
+from counterfoil.errors import CheckpointError, DataError
+from counterfoil.matchers.base import Matcher
 from counterfoil.matchers.copies import CopiedMatcher
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.matchers.local import LocalMatcher, WordParts
 from counterfoil.matchers.naaf import NAAF
 from counterfoil.matchers.sets import SetSimilarity
-from counterfoil.models.asking import asked
+from counterfoil.models.asking import Trained, asked
 from counterfoil.models.word_spans import (
     CaptionWord,
     caption_words,
@@ -30,16 +35,88 @@ from counterfoil.models.word_spans import (
     without,
     words_of_tokens,
 )
-
-if TYPE_CHECKING:
-    from counterfoil.models.model import Model
-    from counterfoil.models.yardstick import Yardstick
+from counterfoil.reading import read_text
 
 Floats = NDArray[np.float32]
 Method = Literal["parts", "leave-one-out"]
 
 SHARPNESS = 10.0
 """Of the softmax that says where a word looks, for matchers that do not say it themselves."""
+
+
+YARDSTICK = "yardstick.json"
+FILE_BYTES = 1 << 16
+POINTS = 101
+"""Quantiles of the scores: 0, 1, … 100 %."""
+
+
+class Explainable(Trained, Protocol):
+    """What explanations need of a `Model`."""
+
+    text: TextProcessor
+    matcher: Matcher
+    yardstick: Yardstick | None
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def encode_images(self, images: ImageBatch) -> Encoded: ...
+
+    def encode_texts(self, texts: TextBatch) -> Encoded: ...
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """Quantiles of the scores of right and of wrong pairs, and the effects of a full colour.
+
+    ``effect_for`` and ``effect_against`` are positive: effects of that size or more, for and
+    against a match, have their full colour in every picture.
+    """
+
+    split: str
+    pairs: int
+    right: tuple[float, ...]
+    wrong: tuple[float, ...]
+    effect_for: float
+    effect_against: float
+
+    def above(self, score: float) -> dict[str, float]:
+        """Shares of the right and of the wrong pairs that score lower."""
+        return {"right": _share_below(self.right, score), "wrong": _share_below(self.wrong, score)}
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self)) + "\n"
+
+
+def load_yardstick(folder: Path) -> Yardstick | None:
+    """The yardstick of a run or of a saved model; None if it has none."""
+    path = folder / YARDSTICK
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(read_text(path, FILE_BYTES))
+        right, wrong = (tuple(map(float, values.pop(side))) for side in ("right", "wrong"))
+        loaded = Yardstick(**values, right=right, wrong=wrong)
+        ordered = all(list(side) == sorted(side) and len(side) == POINTS for side in (right, wrong))
+        numbers = (*right, *wrong, loaded.effect_for, loaded.effect_against)
+        if not ordered or not all(map(math.isfinite, numbers)) or min(numbers[-2:]) <= 0:
+            raise ValueError("numbers that no yardstick has")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: damaged ({error}); remove it: colours then differ from picture to picture"
+        ) from None
+    return loaded
+
+
+def _share_below(quantiles: tuple[float, ...], score: float) -> float:
+    """The share of values below a score, between two quantiles in proportion."""
+    low = int(np.searchsorted(quantiles, score, side="left"))
+    if low == 0:
+        return 0.0
+    if low == len(quantiles):
+        return 1.0
+    before, after = quantiles[low - 1], quantiles[low]
+    return float((low - 1 + (score - before) / (after - before)) / (len(quantiles) - 1))
 
 
 @dataclass(frozen=True)
@@ -134,14 +211,21 @@ class Match:
 
 
 @torch.inference_mode()
-def explain(model: Model, image: Fragments, caption: str) -> Match:
+def explain(model: Explainable, image: Fragments, caption: str) -> Match:
     """How each word of a caption bears on its match with an image, given as fragments."""
     with asked(model):
         encoded = model.encode_images(pad_fragments([image]).to(model.device))
         return explain_pair(model, encoded, caption, image.boxes)
 
 
-def explain_pair(model: Model, image: Encoded, caption: str, boxes: Floats | None) -> Match:
+@torch.inference_mode()
+def explain_encoded(model: Explainable, image: Encoded, caption: str) -> Match:
+    """What `explain` says, for an image that is encoded already."""
+    boxes = image.boxes[0][image.mask[0]].cpu().numpy() if image.boxes is not None else None
+    return explain_pair(model, image, caption, boxes)
+
+
+def explain_pair(model: Explainable, image: Encoded, caption: str, boxes: Floats | None) -> Match:
     """The same for one image that is encoded already, by a model in its mode of evaluation."""
     if not caption_words(caption):
         raise DataError("the caption has no words: there is nothing to explain")
@@ -174,7 +258,7 @@ def explain_pair(model: Model, image: Encoded, caption: str, boxes: Floats | Non
 
 
 @torch.inference_mode()
-def word_map(model: Model, image: Fragments, caption: str) -> tuple[list[str], Floats, float]:
+def word_map(model: Explainable, image: Fragments, caption: str) -> tuple[list[str], Floats, float]:
     """Words of a caption, a number for each of them and each region [words, regions], the score.
 
     NAAF: the similarity beyond its boundary, s − t. Other matchers of words with regions: attention
@@ -203,13 +287,13 @@ def word_map(model: Model, image: Fragments, caption: str) -> tuple[list[str], F
     return [word.text for word in found], np.stack(rows)[:, : len(image)], score
 
 
-def boundary_of(model: Model) -> float | None:
+def boundary_of(model: Explainable) -> float | None:
     """NAAF's boundary now in force; None for other matchers."""
     matcher = model.matcher
     return matcher.boundary_of(matcher.directions[0]) if isinstance(matcher, NAAF) else None
 
 
-def word_parts(model: Model, image: Encoded, text: Encoded) -> WordParts | None:
+def word_parts(model: Explainable, image: Encoded, text: Encoded) -> WordParts | None:
     """Parts of the score of one pair, token by token, where the matcher has such parts."""
     if not isinstance(model.matcher, CopiedMatcher):
         return _word_parts(model.matcher, image, text)
@@ -236,7 +320,7 @@ def _word_parts(matcher: nn.Module, image: Encoded, text: Encoded) -> WordParts 
 
 
 def merge_parts(
-    model: Model, caption: str, found: Sequence[CaptionWord], parts: WordParts
+    model: Explainable, caption: str, found: Sequence[CaptionWord], parts: WordParts
 ) -> tuple[list[WordEffect], list[WordEffect]]:
     """Effects of words and of special tokens, from the parts of tokens; their sum is kept."""
     owners = words_of_tokens(model.text, caption, found)
@@ -273,7 +357,7 @@ def merge_parts(
 
 
 def _leave_one_out(
-    model: Model, images: Encoded, texts: Encoded, caption: str, found: Sequence[CaptionWord]
+    model: Explainable, images: Encoded, texts: Encoded, caption: str, found: Sequence[CaptionWord]
 ) -> list[WordEffect]:
     shortened = _encode(model, [caption, *(without(caption, word) for word in found)])
     scores = model.matcher(images, shortened)[0].double().cpu()
@@ -297,12 +381,12 @@ def _leave_one_out(
     return effects
 
 
-def _encode(model: Model, captions: Sequence[str]) -> Encoded:
+def _encode(model: Explainable, captions: Sequence[str]) -> Encoded:
     batch = pad_texts([model.text.encode(caption) for caption in captions], model.text.pad)
     return model.encode_texts(batch.to(model.device))
 
 
-def _look(model: Model, image: Encoded, text: Encoded) -> Tensor | None:
+def _look(model: Explainable, image: Encoded, text: Encoded) -> Tensor | None:
     """Softmax [W, R] of the cosines of the tokens with the regions of one pair."""
     if image.fragments is None or text.fragments is None:
         return None

@@ -29,7 +29,7 @@ from counterfoil.foils.store import FoilWriter, StoredFoil
 from counterfoil.models.foil_maker import CrossReader, Masker, cross_encoder_of, write_foils
 from counterfoil.models.foil_text import spell_foil
 from counterfoil.models.model import Model
-from counterfoil.objectives.generation import GeneratorOptions
+from counterfoil.objectives.services import GeneratorOptions
 from counterfoil.progress import Progress, Silent
 
 SPARE = 2
@@ -131,8 +131,7 @@ def write_model_foils(
     ``weights`` tells models apart, so that no file is begun with one and ended with another. An
     image that cannot be read has no foils, and is tried again by a later call.
     """
-    if split.fragments is None:
-        raise DataError(f"split '{split.name}' has no fragments; extract features first")
+    split.require_fragments()  # before a file is begun
     author, progress = FoilAuthor(model, options), progress or Silent()
     settings = {
         "maker": "model",
@@ -167,11 +166,11 @@ def _of_batch(
     unreadable: dict[str, None],
 ) -> Iterator[tuple[Caption, list[StoredFoil]]]:
     """The captions of a batch whose image can be read, with their foils."""
-    assert split.fragments is not None  # noqa: S101 - `write_model_foils` saw to it
+    table = split.require_fragments()
     images, captions = [], []
     for one in batch:
         try:
-            images.append(split.fragments.read(one.row))
+            images.append(table.read(one.row))
             captions.append(one)
         except DataError as error:
             unreadable[f"image {one.image}: {error}"] = None

@@ -38,14 +38,14 @@ from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models.model import Model
 from counterfoil.models.word_spans import caption_words, words_of_tokens
 from counterfoil.objectives.extras import pair_images
-from counterfoil.objectives.generation import (
+from counterfoil.objectives.services import (
     Generated,
     GeneratorOptions,
+    Live,
     MaskedBatch,
     MaskShare,
     MaskUnit,
 )
-from counterfoil.objectives.services import Live
 
 BLOCK = 4096
 """Sentences that are embedded together."""
@@ -115,7 +115,7 @@ class CrossReader:
 
 
 class FoilMaker:
-    """Foils for the captions of training batches (`objectives.generation.Generator`).
+    """Foils for the captions of training batches (`objectives.services.Generator`).
 
     Captions are read from the split, undisturbed. A frozen ``generator`` fills the masks where it
     is given; whichever does, the model in training says which foils are the hardest.

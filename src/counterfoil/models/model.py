@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,16 +25,13 @@ from counterfoil.matchers import Matcher, matchers
 from counterfoil.matchers.copies import CopiedMatcher
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models.asking import asked
+from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.models.dual import with_one_checkpoint
+from counterfoil.models.explain import Match, Yardstick, explain
 from counterfoil.models.memory_guard import MemoryGuard
 from counterfoil.models.spec import ModelSpec, resolve
 from counterfoil.models.word_spans import require_known
 from counterfoil.registry import Registry
-
-if TYPE_CHECKING:
-    from counterfoil.models.correction_rule import CorrectionRule
-    from counterfoil.models.explain import Match
-    from counterfoil.models.yardstick import Yardstick
 
 
 class Model(nn.Module):
@@ -133,8 +130,6 @@ class Model(nn.Module):
 
     def explain(self, image: Fragments, text: str) -> Match:
         """How each word of a caption bears on its match with an image, given as fragments."""
-        from counterfoil.models.explain import explain
-
         return explain(self, image, text)
 
 
@@ -147,8 +142,7 @@ def create_model(config: ModelConfig, train: Split, data: DataConfig | None = No
     """A new model for a data set: input width and vocabulary come from its training split."""
     data = data or DataConfig()
     spec = with_one_checkpoint(resolve(config))
-    if train.fragments is None:
-        raise DataError(f"split '{train.name}' has no fragments; extract features first")
+    input_dim = train.require_fragments().dim
     text: TextProcessor
     defaults = text_encoders.options(spec.text["name"])
     if "pretrained" in defaults:  # a language model brings its own words
@@ -160,7 +154,7 @@ def create_model(config: ModelConfig, train: Split, data: DataConfig | None = No
     else:
         text = WordText(Vocabulary.build(train.texts, data.min_count))
     with MemoryGuard():
-        return Model(_with_vocabulary(spec, text), train.fragments.dim, text)
+        return Model(_with_vocabulary(spec, text), input_dim, text)
 
 
 def _with_vocabulary(spec: ModelSpec, text: TextProcessor) -> ModelSpec:

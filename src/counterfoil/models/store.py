@@ -28,10 +28,10 @@ from counterfoil.files import atomic_folder
 from counterfoil.matchers.copies import CopiedMatcher
 from counterfoil.models.checksums import check_sum, check_sums, write_sums
 from counterfoil.models.correction_rule import CorrectionRule
+from counterfoil.models.explain import YARDSTICK, load_yardstick
 from counterfoil.models.memory_guard import MemoryGuard
 from counterfoil.models.model import Model
 from counterfoil.models.spec import ModelSpec
-from counterfoil.models.yardstick import YARDSTICK, load_yardstick
 from counterfoil.reading import read_text
 
 FORMAT = 1

@@ -1,4 +1,4 @@
-"""What scores and word effects of a model usually are: measured once on dev, kept with the model.
+"""Measures a model's yardstick: what its scores and word effects usually are, on dev.
 
 A score means little by itself. The yardstick says how many right and how many wrong pairs score
 lower, and how large word effects are, so that colours compare from one picture to the next.
@@ -6,12 +6,8 @@ lower, and how large word effects are, so that colours compare from one picture 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,19 +16,12 @@ from counterfoil.data.batches import pad_fragments, pad_texts
 from counterfoil.data.duplicates import spoken
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
-from counterfoil.errors import CheckpointError, ConfigError, DataError
+from counterfoil.encoders import Encoded
+from counterfoil.errors import ConfigError, DataError
 from counterfoil.models.asking import asked
+from counterfoil.models.explain import POINTS, Yardstick, explain_pair
+from counterfoil.models.model import Model
 from counterfoil.models.word_spans import known_text
-from counterfoil.reading import read_text
-
-if TYPE_CHECKING:
-    from counterfoil.encoders import Encoded
-    from counterfoil.models.model import Model
-
-YARDSTICK = "yardstick.json"
-FILE_BYTES = 1 << 16
-POINTS = 101
-"""Quantiles of the scores: 0, 1, … 100 %."""
 
 CAPTIONS, EXPLAINED = 500, 50
 """Captions scored with a right and a wrong image, and those of them that are explained."""
@@ -44,49 +33,6 @@ FULL = 95
 
 LEAST_AGAINST = 0.25
 """What counts against is often small beside what counts for: its scale may be finer, up to this."""
-
-
-@dataclass(frozen=True)
-class Yardstick:
-    """Quantiles of the scores of right and of wrong pairs, and the effects of a full colour.
-
-    ``effect_for`` and ``effect_against`` are positive: effects of that size or more, for and
-    against a match, have their full colour in every picture.
-    """
-
-    split: str
-    pairs: int
-    right: tuple[float, ...]
-    wrong: tuple[float, ...]
-    effect_for: float
-    effect_against: float
-
-    def above(self, score: float) -> dict[str, float]:
-        """Shares of the right and of the wrong pairs that score lower."""
-        return {"right": _share_below(self.right, score), "wrong": _share_below(self.wrong, score)}
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self)) + "\n"
-
-
-def load_yardstick(folder: Path) -> Yardstick | None:
-    """The yardstick of a run or of a saved model; None if it has none."""
-    path = folder / YARDSTICK
-    if not path.is_file():
-        return None
-    try:
-        values = json.loads(read_text(path, FILE_BYTES))
-        right, wrong = (tuple(map(float, values.pop(side))) for side in ("right", "wrong"))
-        loaded = Yardstick(**values, right=right, wrong=wrong)
-        ordered = all(list(side) == sorted(side) and len(side) == POINTS for side in (right, wrong))
-        numbers = (*right, *wrong, loaded.effect_for, loaded.effect_against)
-        if not ordered or not all(map(math.isfinite, numbers)) or min(numbers[-2:]) <= 0:
-            raise ValueError("numbers that no yardstick has")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path}: damaged ({error}); remove it: colours then differ from picture to picture"
-        ) from None
-    return loaded
 
 
 @torch.inference_mode()
@@ -158,13 +104,12 @@ def _batches(
 
 def _read(model: Model, split: Split, caption: int) -> tuple[Fragments, str, int] | None:
     """Image, text and the caption's number; None if there is nothing to read."""
-    if split.fragments is None:
-        raise DataError(f"split '{split.name}' has no fragments; extract features first")
+    table = split.require_fragments()
     read, image = known_text(model.text, split.texts[caption]), int(split.image_of[caption])
     if not read.is_readable or not read.text.strip():
         return None
     try:
-        return split.fragments.read(image), read.text, caption
+        return table.read(image), read.text, caption
     except DataError:  # training and evaluation count images that cannot be read
         return None
 
@@ -201,8 +146,6 @@ def _effects(
     model: Model, images: Encoded, texts: list[str], pairs: list[tuple[int, int]]
 ) -> list[float]:
     """Effects of the words of some pairs, punctuation left out; none if words have no places."""
-    from counterfoil.models.explain import explain_pair
-
     try:
         return [
             word.effect
@@ -212,14 +155,3 @@ def _effects(
         ]
     except ConfigError:  # of a tokenizer that is not fast: the model cannot be explained at all
         return []
-
-
-def _share_below(quantiles: tuple[float, ...], score: float) -> float:
-    """The share of values below a score, between two quantiles in proportion."""
-    low = int(np.searchsorted(quantiles, score, side="left"))
-    if low == 0:
-        return 0.0
-    if low == len(quantiles):
-        return 1.0
-    before, after = quantiles[low - 1], quantiles[low]
-    return float((low - 1 + (score - before) / (after - before)) / (len(quantiles) - 1))

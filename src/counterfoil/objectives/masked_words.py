@@ -7,8 +7,13 @@ from torch import Tensor
 from counterfoil.errors import TrainingError
 from counterfoil.objectives.base import Context, LossReport, Objective, objectives
 from counterfoil.objectives.extras import pair_images
-from counterfoil.objectives.generation import Generator, GeneratorOptions, MaskShare, MaskUnit
-from counterfoil.objectives.services import Preparation
+from counterfoil.objectives.services import (
+    Generator,
+    GeneratorOptions,
+    MaskShare,
+    MaskUnit,
+    Preparation,
+)
 from counterfoil.objectives.tags import fill_losses, global_mean
 
 

@@ -17,8 +17,8 @@ from counterfoil.objectives.base import (
     objectives,
 )
 from counterfoil.objectives.mixture import clean_probability
-from counterfoil.objectives.protection import Twins
 from counterfoil.objectives.services import Preparation, Survey
+from counterfoil.objectives.twins import Twins
 
 SoftMargin = Literal["linear", "exponential", "sin"]
 

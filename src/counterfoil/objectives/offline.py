@@ -21,8 +21,8 @@ from counterfoil.objectives.base import (
     objectives,
 )
 from counterfoil.objectives.extras import brought, pair_images
-from counterfoil.objectives.protection import Twins
 from counterfoil.objectives.services import Preparation
+from counterfoil.objectives.twins import Twins
 
 IMAGES = 5
 """An image candidate for so many caption candidates, as the benchmarks have five captions each."""

@@ -6,9 +6,11 @@ disk, does the work. Each protocol here is implemented in `counterfoil.training`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -19,11 +21,12 @@ from counterfoil.data.batches import Companions, ImageBatch, PairBatch, TextBatc
 from counterfoil.data.pairs import Split
 from counterfoil.data.texts import TextProcessor
 from counterfoil.encoders.encoded import Encoded
+from counterfoil.errors import ConfigError
 from counterfoil.matchers.base import Matcher
+from counterfoil.objectives.twins import Twins
 
-if TYPE_CHECKING:
-    from counterfoil.objectives.generation import Generator, GeneratorOptions
-    from counterfoil.objectives.protection import Twins
+MaskUnit = Literal["graph", "word"]
+MaskShare = Literal["units", "sentence"]
 
 
 class Live(Protocol):
@@ -80,6 +83,63 @@ class Guide(Protocol):
         image could not be read.
         """
         ...
+
+
+@dataclass(frozen=True)
+class GeneratorOptions:
+    """K ``masks`` of a caption by ``unit``, L ``samples`` each, of which ``kept`` become foils.
+
+    ``run`` is the folder of the frozen model that fills the masks (static), or empty for the model
+    that is being trained (dynamic). Only the first ``anchors`` captions of a batch get foils, all
+    of them where it is 0. ``share`` is what 15 % are masked of: the words in units (public code),
+    or all words of the sentence (the paper).
+    """
+
+    masks: int
+    samples: int
+    kept: int
+    temperature: float
+    unit: MaskUnit
+    extractor: str
+    run: str = ""
+    anchors: int = 0
+    share: MaskShare = "units"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(f"foils: the temperature must be above 0, got {self.temperature}")
+
+
+@dataclass(frozen=True)
+class MaskedBatch:
+    """Masked versions [B, K, W] of the first B captions of a batch, all as long as these.
+
+    The labels are the true token where one was masked, −1 elsewhere.
+    """
+
+    captions: TextBatch
+    masked: Tensor
+    masked_labels: Tensor
+
+
+@dataclass(frozen=True)
+class Generated(MaskedBatch):
+    """Masked versions, and the selected ``foils`` [B, m, W], best first, where ``real`` [B, m].
+
+    The labels of foils are those of the versions that they were filled into.
+    """
+
+    foils: Tensor
+    foil_labels: Tensor
+    real: Tensor
+
+
+class Generator(Protocol):
+    """Masks the captions of a batch, and writes foils for them."""
+
+    def mask(self, live: Live, step: int) -> MaskedBatch: ...
+
+    def __call__(self, live: Live, step: int) -> Generated: ...
 
 
 class Preparation(Protocol):

@@ -19,15 +19,16 @@ from counterfoil.errors import ConfigError, TrainingError
 from counterfoil.matchers.cross_encoder import CrossEncoder, CrossStates
 from counterfoil.objectives.base import Context, LossReport, Objective, objectives
 from counterfoil.objectives.extras import pair_images
-from counterfoil.objectives.generation import (
+from counterfoil.objectives.services import (
     Generated,
     Generator,
     GeneratorOptions,
+    Live,
     MaskedBatch,
     MaskShare,
     MaskUnit,
+    Preparation,
 )
-from counterfoil.objectives.services import Live, Preparation
 from counterfoil.objectives.token_losses import (
     CLASS_WEIGHTS,
     UNLABELLED,

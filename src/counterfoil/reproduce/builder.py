@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from counterfoil.device import choose_device
 from counterfoil.progress import Progress
 from counterfoil.reproduce.planned import PlannedGuide
 from counterfoil.training.guide_build import build_guide
 from counterfoil.training.guide_runs import shared_train_split
-from counterfoil.training.loop import choose_device
 
 T = TypeVar("T")
 

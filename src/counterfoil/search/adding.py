@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,11 +18,9 @@ from counterfoil.progress import Progress
 from counterfoil.search.encoding import ItemEncoder
 from counterfoil.search.items import BLOCK, Block, write_blocks
 from counterfoil.search.references import as_json
+from counterfoil.search.state import IndexState
 from counterfoil.search.store import Change
 from counterfoil.search.table import Ids
-
-if TYPE_CHECKING:
-    from counterfoil.search.index import SearchIndex
 
 Existing = Literal["refuse", "skip", "update"]
 
@@ -51,7 +49,7 @@ class Added:
 
 
 def add_splits(
-    index: SearchIndex, splits: Sequence[Split], existing: Existing, progress: Progress
+    index: IndexState, splits: Sequence[Split], existing: Existing, progress: Progress
 ) -> Added:
     """Everything is looked at before anything is changed."""
     chosen = [_chosen(index, split, existing) for split in splits]
@@ -67,10 +65,9 @@ def add_splits(
     return total
 
 
-def _chosen(index: SearchIndex, split: Split, existing: Existing) -> Split:
+def _chosen(index: IndexState, split: Split, existing: Existing) -> Split:
     """The images of a split that are to be written."""
-    if split.fragments is None:
-        raise DataError(f"split '{split.name}' has no fragments; extract features first")
+    split.require_fragments()  # before anything is written
     there = index.items["images"].names
     known = {i for i, name in enumerate(split.ids) if name in there}
     if known and existing == "refuse":
@@ -82,7 +79,7 @@ def _chosen(index: SearchIndex, split: Split, existing: Existing) -> Split:
     return split.select([i for i in range(len(split)) if i not in left])
 
 
-def remove_items(index: SearchIndex, ids: Sequence[str]) -> int:
+def remove_items(index: IndexState, ids: Sequence[str]) -> int:
     """Delete images with their captions, and captions, in one commit."""
     images, captions = index.items["images"], index.items["captions"]
     unknown = [name for name in ids if name not in images.names and name not in captions.names]
@@ -103,7 +100,7 @@ def remove_items(index: SearchIndex, ids: Sequence[str]) -> int:
     return len(gone) + len(texts)
 
 
-def _captions_of(index: SearchIndex, images: set[str]) -> Iterator[int]:
+def _captions_of(index: IndexState, images: set[str]) -> Iterator[int]:
     """Keys of the captions of some images."""
     captions = index.items["captions"]
     if images:
@@ -120,7 +117,7 @@ def _keys(keys: set[int]) -> Ids:
 class _Addition:
     """One commit: some images, and after them the captions of those that could be read."""
 
-    def __init__(self, index: SearchIndex, split: Split, progress: Progress) -> None:
+    def __init__(self, index: IndexState, split: Split, progress: Progress) -> None:
         self.index, self.split, self.progress = index, split, progress
         self.first_key = int(index.store.header["next_key"])
         self.kept: list[int] = []
@@ -195,11 +192,11 @@ def _encode_images(
     encoder: ItemEncoder, split: Split, images: range, left_out: list[str]
 ) -> tuple[Encoded | None, list[int]]:
     """Those of some images that can be read."""
-    assert split.fragments is not None  # noqa: S101 - `_chosen` saw to it
+    table = split.require_fragments()
     items, kept = [], []
     for image in images:
         try:
-            items.append(split.fragments.read(image))
+            items.append(table.read(image))
             kept.append(image)
         except DataError as error:
             left_out.append(f"image {split.ids[image]}: {error}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import ArrayLike
@@ -59,14 +58,5 @@ class VectorIndex(Protocol):
     def close(self) -> None: ...
 
 
-class Backend(Protocol):
-    """The class of a backend: its keyword-only arguments are the user's options."""
-
-    def create(
-        self, folder: Path, dim: int, multi: bool, dtype: str, options: dict[str, Any]
-    ) -> VectorIndex: ...
-
-    def open(self, folder: Path, options: dict[str, Any]) -> VectorIndex: ...
-
-
 backends: Registry[Any] = Registry("search backend")
+"""Classes with `create` and `open`; their keyword-only arguments are the user's options."""

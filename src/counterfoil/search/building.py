@@ -17,8 +17,8 @@ from counterfoil.search.backends import backends
 from counterfoil.search.encoding import ItemEncoder, check_first
 from counterfoil.search.fitting import enough_to_fit, fit_first_stage
 from counterfoil.search.identity import folder_digest
-from counterfoil.search.index import FIRST, FIT, KIND, MANIFEST, SIDES, vectors_folder
 from counterfoil.search.proxy import Asked, FirstStage, FirstStageProxy, choose_form
+from counterfoil.search.state import FIRST, FIT, KIND, MANIFEST, SIDES, vectors_folder
 from counterfoil.search.store import SegmentStore
 
 SECRET = "api_key"  # noqa: S105 - the name of the option that is never written down

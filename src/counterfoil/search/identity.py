@@ -8,9 +8,9 @@ from pathlib import Path
 
 from counterfoil.errors import CheckpointError
 from counterfoil.models.checksums import SUMS
+from counterfoil.models.explain import YARDSTICK
 from counterfoil.models.model import Model
 from counterfoil.models.store import CONFIG, LANGUAGE_MODEL, VISION_MODEL, write_files
-from counterfoil.models.yardstick import YARDSTICK
 from counterfoil.reading import open_regular, read_text
 from counterfoil.scratch import scratch_folder
 

@@ -14,78 +14,38 @@ between the two, opening the index makes up for it.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from counterfoil.data.images import open_image
 from counterfoil.data.pairs import Pairs, Split
-from counterfoil.errors import BusyError, CheckpointError, DataError
-from counterfoil.files import replacing, write_atomically
+from counterfoil.device import choose_device
+from counterfoil.errors import CheckpointError
+from counterfoil.files import replacing
 from counterfoil.locks import locked_folder
 from counterfoil.models import Model, from_pretrained
 from counterfoil.progress import Progress, Silent
-from counterfoil.reading import read_text
-from counterfoil.search.backends import VectorIndex, backends
-from counterfoil.search.encoding import ItemEncoder
-from counterfoil.search.fit import Fit
+from counterfoil.search.adding import Added, Existing, add_splits, remove_items
+from counterfoil.search.building import Settings, create_folder
 from counterfoil.search.identity import folder_digest, model_digest
-from counterfoil.search.items import Items, Side
-from counterfoil.search.proxy import (
-    Asked,
-    FirstStage,
-    FirstStageProxy,
-)
+from counterfoil.search.items import Side
+from counterfoil.search.proxy import Asked
+from counterfoil.search.recall import Recall, measure_recall
 from counterfoil.search.references import as_image
+from counterfoil.search.search import Request, Results, search
+from counterfoil.search.state import FIRST, KIND, MANIFEST, SIDES, IndexState
 from counterfoil.search.store import CHANGING, SegmentStore
-from counterfoil.search.table import Ids
-from counterfoil.training.loop import choose_device
 
-if TYPE_CHECKING:
-    from counterfoil.search.adding import Added, Existing
-    from counterfoil.search.recall import Recall
-    from counterfoil.search.search import Results
-
-KIND, MANIFEST = "search index", "index.json"
-SIDES: tuple[Side, ...] = get_args(Side)
-FIT, FIRST = "first_stage.safetensors", "first"
 SHORTLIST = 200
 
-FLOATS_AT_ONCE = 1 << 26
-"""Numbers of first-stage vectors held at once while a backend catches up."""
 
-
-class SearchIndex:
+class SearchIndex(IndexState):
     """An index that is open; `build` makes one, `open` opens it again."""
-
-    def __init__(
-        self,
-        folder: Path,
-        model: Model,
-        backend_options: dict[str, Any] | None = None,
-        first: Model | None = None,
-    ) -> None:
-        self.folder, self.model = folder, model
-        self.encoder = ItemEncoder(model, first)
-        self.store = SegmentStore(folder, KIND, MANIFEST)
-        header = self.store.header
-        form: FirstStage = header["first_stage"]
-        fit = Fit.load(folder / FIT) if form == "fitted" else None
-        self.proxy = FirstStageProxy(model, form, fit)
-        self.shortlist: int = header["shortlist"]
-        options = {**header["backend_options"], **(backend_options or {})}
-        self.vectors: dict[Side, VectorIndex] = {
-            side: backends[header["backend"]].open(vectors_folder(folder, side), options)
-            for side in SIDES
-        }
-        self._refresh()
-        self._catch_up()
 
     @classmethod
     def build(
@@ -109,8 +69,6 @@ class SearchIndex:
         A fitted first stage is fitted on these, or on ``fit_on``. With ``first``, a model of whole
         vectors, that one finds the shortlist: for cross-encoders, which have nothing to do it with.
         """
-        from counterfoil.search.building import Settings, create_folder
-
         folder, options = Path(folder), dict(backend_options or {})
         first = first.eval() if first is not None else None
         settings = Settings(backend, options, first_stage, dtype, shortlist, first)
@@ -154,10 +112,6 @@ class SearchIndex:
             )
         return cls(folder, model.eval(), backend_options, first)
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Keep other processes from changing the index; they are told, not made to wait."""
-        return locked_folder(self.folder, CHANGING)
-
     def __len__(self) -> int:
         """Number of images."""
         return len(self.items["images"])
@@ -174,15 +128,11 @@ class SearchIndex:
         ``existing`` says what to do with an image whose id is there already: "refuse" the whole
         call, "skip" it, or "update" it, which replaces the image and all its captions.
         """
-        from counterfoil.search.adding import add_splits
-
         with self.locked():
             return add_splits(self, _splits(pairs), existing, progress or Silent())
 
     def remove(self, ids: Sequence[str]) -> int:
         """Delete images, with their captions, or single captions, by id; how many items went."""
-        from counterfoil.search.adding import remove_items
-
         with self.locked():
             return remove_items(self, ids)
 
@@ -201,8 +151,6 @@ class SearchIndex:
 
         See `counterfoil.search.search.search`.
         """
-        from counterfoil.search.search import Request, search
-
         request = Request(text, image, k, target, shortlist, exhaustive, explain)
         return search(self, request)
 
@@ -215,19 +163,12 @@ class SearchIndex:
         progress: Progress | None = None,
     ) -> list[Recall]:
         """How much of exhaustive scoring the two stages find, both ways, on sampled queries."""
-        from counterfoil.search.recall import measure_recall
-
         return measure_recall(self, queries, shortlist, seed, progress or Silent())
 
     def picture(self, image: str) -> Image.Image:
         """The pixels of an image by its id, from where the data set had them."""
         about = self.items["images"].about(np.array([self.key_of("images", image)]))[0]
         return open_image(as_image(about.get("pixels")))
-
-    def key_of(self, side: Side, name: str) -> int:
-        if name not in self.items[side].names:
-            raise DataError(f"{name}: no such id among the {side} of this index")
-        return self.items[side].names[name]
 
     def info(self) -> dict[str, Any]:
         """Plain values for a report."""
@@ -251,73 +192,16 @@ class SearchIndex:
         """Give the room of deleted items back."""
         with self.locked():
             self.store.commit({side: self.items[side].rewritten(0) for side in SIDES})
-            self._refresh()
+            self.refresh()
             for side in SIDES:
                 self.vectors[side].compact()
-                self._mark(side)
+                self.mark(side)
 
     def __enter__(self) -> SearchIndex:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def close(self) -> None:
-        for index in self.vectors.values():
-            index.close()
-
-    def changed(self, side: Side, removed: Ids, added: Ids) -> None:
-        """Bring the first stage of one side up with a commit that has just been made."""
-        index = self.vectors[side]
-        index.delete(removed)
-        start, step = 0, 256
-        while start < len(added):
-            keys = added[start : start + step]
-            vectors = self.proxy.vectors(self.items[side].encoded(keys), side)
-            index.add(keys, vectors)
-            start, step = start + step, max(1, FLOATS_AT_ONCE * len(keys) // vectors.rows.size)
-        self._mark(side)
-
-    def refresh_and_tidy(self) -> None:
-        """Read the new state; join small segments."""
-        self._refresh()
-        starts = {side: self.items[side].table.untidy_from() for side in SIDES}
-        untidy = {side: start for side, start in starts.items() if start is not None}
-        if untidy:
-            self.store.commit(
-                {side: self.items[side].rewritten(start) for side, start in untidy.items()}
-            )
-            self._refresh()
-
-    def _refresh(self) -> None:
-        self.items: dict[Side, Items] = {
-            side: Items(self.store, side, self.model.device) for side in SIDES
-        }
-
-    def _catch_up(self) -> None:
-        """Make up for a change that was cut off before the first stage had it.
-
-        While another process is at work, the change is not cut off but under way: leave it. An
-        index that cannot be written is searched as it is.
-        """
-        behind = [s for s in SIDES if self._marked(s) != self.store.manifest.generation]
-        if not behind or not os.access(self.folder, os.W_OK):
-            return
-        with suppress(BusyError), self.locked():
-            for side in behind:
-                have, wanted = self.vectors[side].ids(), self.items[side].table.live_ids
-                self.changed(side, np.setdiff1d(have, wanted), np.setdiff1d(wanted, have))
-
-    def _mark(self, side: Side) -> None:
-        note = json.dumps({"generation": self.store.manifest.generation})
-        write_atomically(vectors_folder(self.folder, side).with_suffix(".json"), note)
-
-    def _marked(self, side: Side) -> int:
-        try:
-            note = json.loads(read_text(vectors_folder(self.folder, side).with_suffix(".json")))
-            return int(note["generation"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return -1
 
 
 def _check_model(folder: Path, digest: str) -> None:
@@ -331,7 +215,3 @@ def _splits(pairs: Pairs | Split | Sequence[Split] | None) -> list[Split]:
     if pairs is None:
         return []
     return [pairs] if isinstance(pairs, Split) else list(pairs)
-
-
-def vectors_folder(folder: Path, side: Side) -> Path:
-    return folder / "vectors" / side

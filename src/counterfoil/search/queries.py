@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -19,9 +18,7 @@ from counterfoil.models.model import Model
 from counterfoil.models.word_spans import require_known, unknown_note
 from counterfoil.search.encoding import ItemEncoder
 from counterfoil.search.items import Side
-
-if TYPE_CHECKING:
-    from counterfoil.search.index import SearchIndex
+from counterfoil.search.state import IndexState
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ def text_query(model: Model, text: str, first: Model | None = None) -> Query:
     return Query(text, "captions", encoded, [note] if note else [])
 
 
-def image_query(index: SearchIndex, image: str | Path | Image.Image) -> Query:
+def image_query(index: IndexState, image: str | Path | Image.Image) -> Query:
     """A picture, an image file, or the id of an image in the index."""
     if isinstance(image, Image.Image):
         return Query("image", "images", _encode(index.encoder, image.convert("RGB")))

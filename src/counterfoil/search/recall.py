@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +12,7 @@ from counterfoil.errors import DataError
 from counterfoil.progress import Progress
 from counterfoil.search.items import BLOCK, Side
 from counterfoil.search.search import exhaustive, rerank, shortlist
-
-if TYPE_CHECKING:
-    from counterfoil.search.index import SearchIndex
+from counterfoil.search.state import IndexState
 
 DEPTHS = (1, 5, 10)
 
@@ -39,7 +37,7 @@ class Recall:
 
 @torch.inference_mode()
 def measure_recall(
-    index: SearchIndex, queries: int, size: int | None, seed: int, progress: Progress
+    index: IndexState, queries: int, size: int | None, seed: int, progress: Progress
 ) -> list[Recall]:
     """Both ways, with captions and images of the index as queries."""
     if queries < 1:
@@ -54,7 +52,7 @@ def measure_recall(
 
 
 def _one_way(
-    index: SearchIndex,
+    index: IndexState,
     asked: Side,
     target: Side,
     queries: int,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,17 +15,14 @@ from torch import Tensor
 from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError
 from counterfoil.evaluation.scoring import score_all
-from counterfoil.models.explain import Match
+from counterfoil.models.explain import Match, explain_encoded
 from counterfoil.models.model import Model
-from counterfoil.search.explain import explain_encoded
 from counterfoil.search.items import BLOCK, Side
 from counterfoil.search.queries import Query, image_query, text_query
 from counterfoil.search.scan import Best
+from counterfoil.search.state import IndexState
 from counterfoil.search.table import Ids
 from counterfoil.search.vectors import Floats
-
-if TYPE_CHECKING:
-    from counterfoil.search.index import SearchIndex
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ class Results:
 
 
 @torch.inference_mode()
-def search(index: SearchIndex, request: Request) -> Results:
+def search(index: IndexState, request: Request) -> Results:
     """Results of a query, re-ranked by the matcher, or of ``exhaustive`` scoring of every item.
 
     A text asks for images and an image for captions, unless ``target`` says otherwise. What is on
@@ -158,7 +155,7 @@ def search(index: SearchIndex, request: Request) -> Results:
 
 
 def shortlist(
-    index: SearchIndex, asked: Side, target: Side, queries: Encoded, size: int
+    index: IndexState, asked: Side, target: Side, queries: Encoded, size: int
 ) -> tuple[Ids, Floats]:
     """Keys and scores [Q, size] that the first stage finds for queries of one side."""
     vectors = index.proxy.vectors(queries, asked)
@@ -170,7 +167,7 @@ def shortlist(
 
 
 def rerank(
-    index: SearchIndex, asked: Side, target: Side, query: Encoded, keys: Ids, k: int
+    index: IndexState, asked: Side, target: Side, query: Encoded, keys: Ids, k: int
 ) -> tuple[Ids, Floats]:
     """The best ``k`` of a shortlist of one query, scored by the matcher.
 
@@ -189,7 +186,7 @@ def rerank(
     return ids[0], scores[0]
 
 
-def exhaustive(index: SearchIndex, target: Side, queries: Encoded, k: int) -> tuple[Ids, Floats]:
+def exhaustive(index: IndexState, target: Side, queries: Encoded, k: int) -> tuple[Ids, Floats]:
     """The best ``k`` of all items, each of them scored by the matcher."""
     best = Best(len(queries), k)
     for keys, encoded in index.items[target].blocks():
@@ -204,7 +201,7 @@ def scores_of(model: Model, target: Side, queries: Encoded, items: Encoded) -> T
     return score_all(model, queries, items)
 
 
-def _query(index: SearchIndex, request: Request) -> Query:
+def _query(index: IndexState, request: Request) -> Query:
     if (request.text is None) == (request.image is None):
         raise DataError("ask with a text or with an image, one of the two")
     if request.text is not None:
@@ -214,7 +211,7 @@ def _query(index: SearchIndex, request: Request) -> Query:
 
 
 def _explained(
-    index: SearchIndex, query: Query, target: Side, key: int, about: dict[str, Any]
+    index: IndexState, query: Query, target: Side, key: int, about: dict[str, Any]
 ) -> Match:
     if target == "images":
         return explain_encoded(

@@ -55,14 +55,3 @@ def load_rule(folder: Path) -> CorrectionRule | None:
             f"{path}: damaged ({str(error)[:200]}); delete it, and choose it anew with "
             "counterfoil correct RUN --choose"
         ) from None
-
-
-def choose_run_rule(run: Path, model: Model, cache: Path, progress: Progress) -> CorrectionRule:
-    """Choose the rule of a finished run again, on the dev split of its own data."""
-    from counterfoil.training.load import evaluation_split, run_config
-
-    config = run_config(run)
-    if config is None:
-        raise ConfigError(f"{run}: a model without a run has no dev split; --choose needs a run")
-    pairs = evaluation_split(run, None, None, {}, cache, progress)
-    return save_rule(run, model, pairs[config.evaluation.split], progress)

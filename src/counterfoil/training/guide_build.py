@@ -26,7 +26,6 @@ from counterfoil.training.guide_data import (
     CAPTIONS,
     IDS,
     difference,
-    fragments_of,
     keep_texts,
     mark_of,
 )
@@ -112,7 +111,7 @@ def _fill_matrix(
     ]
     for number, model in enumerate(models):
         encode_captions_to(folder, manifest, number, model, split, progress)
-    fill_matrix(folder, manifest, models, fragments_of(split), progress)
+    fill_matrix(folder, manifest, models, split.require_fragments(), progress)
     manifest.complete, manifest.sides = True, {}
     manifest.save(folder)
     for number in range(len(runs)):
@@ -123,7 +122,7 @@ def _look_at(run: Path, split: Split) -> TeacherMark:
     """What a guide remembers of a run, which must read the split's fragments."""
     folder = model_folder(run)
     model = from_pretrained(folder)
-    fragments = fragments_of(split)
+    fragments = split.require_fragments()
     made_by = fragments.made_by
     if model.fragments_from != made_by and None not in (model.fragments_from, made_by):
         raise DataError(

@@ -55,14 +55,8 @@ def mark_of(split: Split) -> DataMark:
         captions=len(split.texts),
         ids_sha256=_digest(split.ids),
         captions_sha256=_digest(split.texts),
-        features=_features_of(fragments_of(split)),
+        features=_features_of(split.require_fragments()),
     )
-
-
-def fragments_of(split: Split) -> FragmentTable:
-    if split.fragments is None:
-        raise DataError(f"split '{split.name}' has no fragments; extract features first")
-    return split.fragments
 
 
 def keep_texts(split: Split, folder: Path) -> None:

@@ -17,7 +17,6 @@ from counterfoil.errors import DataError
 from counterfoil.evaluation.scoring import encode_texts
 from counterfoil.models.model import Model
 from counterfoil.progress import Progress
-from counterfoil.training.guide_data import fragments_of
 from counterfoil.training.guide_manifest import Extent, Manifest, side_name
 from counterfoil.training.guide_store import EncodedWriter
 
@@ -31,7 +30,7 @@ def encode_images_to(
     """The images of teacher ``number``; one that cannot be read leaves a gap."""
     name = side_name(number, "images")
     writer = EncodedWriter(folder / name, manifest.dtype, manifest.sides.get(name, Extent()))
-    table = fragments_of(split)
+    table = split.require_fragments()
     label = f"encoding images ({manifest.teachers[number].run})"
     for images in blocks(writer.done.items, len(split), IMAGE_BLOCK, label, progress):
         encoded, present = encode_image_block(model, table, images)

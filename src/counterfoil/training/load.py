@@ -10,17 +10,25 @@ from counterfoil.data.dev_split import read_dev_split, with_dev_split
 from counterfoil.data.leakage import shared_with_train
 from counterfoil.data.load import is_named, load_pairs
 from counterfoil.data.pairs import Pairs
+from counterfoil.device import choose_device
 from counterfoil.errors import ConfigError
 from counterfoil.features import with_fragments
 from counterfoil.models import Model, from_pretrained, resolve
+from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.models.dual import reads_pixels
-from counterfoil.models.yardstick import load_yardstick
+from counterfoil.models.explain import load_yardstick
 from counterfoil.progress import Progress
-from counterfoil.training.corrections import load_rule
-from counterfoil.training.loop import choose_device
+from counterfoil.training.corrections import load_rule, save_rule
 from counterfoil.training.run import read_data
 
-__all__ = ["evaluation_split", "leakage_into", "load_model", "model_folder", "run_config"]
+__all__ = [
+    "choose_run_rule",
+    "evaluation_split",
+    "leakage_into",
+    "load_model",
+    "model_folder",
+    "run_config",
+]
 
 Leaked = dict[str, int]
 
@@ -89,3 +97,12 @@ def evaluation_split(
     )
     # the run's own images again, from another place: what it has set aside was not trained on
     return with_dev_split(pairs, 0.0, read_dev_split(run))
+
+
+def choose_run_rule(run: Path, model: Model, cache: Path, progress: Progress) -> CorrectionRule:
+    """Choose the rule of a finished run again, on the dev split of its own data."""
+    config = run_config(run)
+    if config is None:
+        raise ConfigError(f"{run}: a model without a run has no dev split; --choose needs a run")
+    pairs = evaluation_split(run, None, None, {}, cache, progress)
+    return save_rule(run, model, pairs[config.evaluation.split], progress)

@@ -20,6 +20,7 @@ from counterfoil.data.batches import Augmentation, CaptionItems, Collate, PairBa
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.pixels import Glance
 from counterfoil.data.sampling import BatchPlan, RankBatches
+from counterfoil.device import choose_device
 from counterfoil.encoders.recorded import replaying
 from counterfoil.errors import CheckpointError, ConfigError, TrainingError
 from counterfoil.evaluation.evaluate import evaluate, flat_metrics
@@ -27,7 +28,7 @@ from counterfoil.evaluation.scoring_path import fallback
 from counterfoil.models.model import Model
 from counterfoil.models.store import load_weights
 from counterfoil.objectives import create_objective
-from counterfoil.objectives.protection import find_twins
+from counterfoil.objectives.twins import find_twins
 from counterfoil.parallel import begin_loader_worker, bounded_workers
 from counterfoil.progress import Progress, Silent
 from counterfoil.training.checkpoint import STATE, Checkpoints, Position
@@ -468,18 +469,3 @@ def everyones(problems: list[str]) -> list[str]:
     met: list[list[str]] = [[] for _ in range(world_size())]
     torch.distributed.all_gather_object(met, problems)
     return list(dict.fromkeys(problem for some in met for problem in some))
-
-
-def choose_device(name: str) -> torch.device:
-    """The device asked for; 'auto' takes this process's GPU where there is one."""
-    if name != "auto":
-        try:
-            device = torch.device(name)
-        except RuntimeError:
-            raise ConfigError(f"device '{name}': expected auto, cpu, cuda or cuda:0 …") from None
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(f"device '{name}': no CUDA device can be used here")
-        return device
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

@@ -16,7 +16,7 @@ from counterfoil.evaluation.score_engine import scored_tiles
 from counterfoil.evaluation.score_plan import plan_scores
 from counterfoil.evaluation.scoring import encode_images, encode_texts
 from counterfoil.models.model import Model
-from counterfoil.objectives.protection import Twins
+from counterfoil.objectives.twins import Twins
 from counterfoil.progress import Progress, Silent
 
 Indices = NDArray[np.int64]

@@ -18,8 +18,8 @@ from counterfoil.models.foil_maker import FoilMaker, cross_encoder_of
 from counterfoil.models.model import Model
 from counterfoil.models.start import same_ids
 from counterfoil.models.store import from_pretrained
-from counterfoil.objectives.generation import GeneratorOptions
-from counterfoil.objectives.protection import Twins
+from counterfoil.objectives.services import GeneratorOptions
+from counterfoil.objectives.twins import Twins
 from counterfoil.progress import Progress
 from counterfoil.training.foils import foil_companions
 from counterfoil.training.guide import EmbeddingGuide, MatrixGuide, open_guide

@@ -21,7 +21,8 @@ from counterfoil.files import write_atomically
 from counterfoil.markup import clean, page_policy
 from counterfoil.training.metrics import read_metrics
 from counterfoil.training.plots import Plot, plots_of, thin
-from counterfoil.training.report_style import STYLE
+
+STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def write_report(
     records = read_metrics(folder / "metrics.jsonl")
     page = PAGE.format(
         policy=escape(page_policy()),
-        style=STYLE + WARNING_STYLE,
+        style=STYLE,
         title=clean(f"{config.model.name} on {Path(config.data.source).name}"),
         headline=clean(report.headline()),
         warnings=warning_box(records),
@@ -168,11 +169,6 @@ def picture(split: Split, image: int, side: int = 224) -> str:
     data = base64.b64encode(buffer.getvalue()).decode("ascii")
     return f'<img alt="{name}" title="{name}" src="data:image/jpeg;base64,{data}">'
 
-
-WARNING_STYLE = """.warning { background: var(--card); border: 1px solid var(--bad);
-  border-left-width: 6px; border-radius: 8px; padding: .8rem 1rem; margin: 1rem 0; }
-.warning h2 { margin: 0 0 .4rem; color: var(--bad); } .warning p { margin: .3rem 0; }
-"""
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">

@@ -33,6 +33,7 @@ from counterfoil.data.load import is_named, load_pairs
 from counterfoil.data.noise import shuffled_captions, with_noise_index
 from counterfoil.data.pairs import DEV_NAMES, Pairs, Split
 from counterfoil.data.problems import Severity, count_kinds
+from counterfoil.device import choose_device
 from counterfoil.encoders.provenance import loading_notes
 from counterfoil.errors import CheckpointError, ConfigError, DataError
 from counterfoil.evaluation.evaluate import report_scores
@@ -44,8 +45,9 @@ from counterfoil.files import write_atomically
 from counterfoil.models import Model, create_model, from_pretrained, resolve
 from counterfoil.models.correct import can_correct
 from counterfoil.models.dual import pixel_options
+from counterfoil.models.explain import YARDSTICK
 from counterfoil.models.start import start_from
-from counterfoil.models.yardstick import YARDSTICK, measure_yardstick
+from counterfoil.models.yardstick import measure_yardstick
 from counterfoil.objectives import create_objective
 from counterfoil.progress import Progress, Silent
 from counterfoil.training.corrections import save_rule
@@ -53,7 +55,6 @@ from counterfoil.training.distributed import on_first_process
 from counterfoil.training.loop import (
     RunResult,
     Trainer,
-    choose_device,
     evenly_spaced,
 )
 from counterfoil.training.report import write_report

@@ -26,7 +26,7 @@ from counterfoil.objectives.diagnostics import (
     separation,
     tangential_gradients,
 )
-from counterfoil.objectives.protection import Twins, twin_pairs
+from counterfoil.objectives.twins import Twins, twin_pairs
 from counterfoil.training.gradient_cache import GradientCache
 
 HISTOGRAM = "margins"

@@ -18,7 +18,7 @@ from counterfoil.errors import TrainingError
 from counterfoil.matchers.boundary import MismatchBoundary
 from counterfoil.models.model import Model
 from counterfoil.objectives import Composite, Objective
-from counterfoil.objectives.protection import Twins, twin_pairs
+from counterfoil.objectives.twins import Twins, twin_pairs
 from counterfoil.training.step import score_batch
 
 

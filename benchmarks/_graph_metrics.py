@@ -1,13 +1,34 @@
-"""How well scene graphs are extracted: against true graphs, or one extractor against another."""
+"""How well scene graphs are extracted: against true graphs, or one extractor against another.
+
+The true graph of a drawn scene's caption comes from the truth of its words.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from counterfoil.foils.graph import KINDS, SceneGraph, Unit
+from counterfoil.data.scenes import SceneCaption, Word
+from counterfoil.data.words import words
+from counterfoil.foils.graph import ATTRIBUTE, KINDS, OBJECT, RELATION, SceneGraph, Unit
+
+_KIND_OF_ROLE = {
+    "noun": OBJECT,
+    "position": OBJECT,
+    "colour": ATTRIBUTE,
+    "size": ATTRIBUTE,
+    "pattern": ATTRIBUTE,
+    "count": ATTRIBUTE,
+}
+# Words without a role of their own that stand for something in the picture all the same.
+GARMENTS = frozenset({"shirt", "shirts", "dress", "dresses", "clothes"})
+SURROUNDINGS = frozenset(
+    {"meadow", "beach", "sea", "street", "city", "room", "park", "path", "snow", "winter", "day"}
+)
+LEADS = frozenset({"in", "on", "at", "by", "near", "wearing", "with"})
+_NOT_RELATING = frozenset({"is", "are", "it"})
 
 ALL = "all"
 Thing = tuple[str, object]
@@ -84,17 +105,17 @@ class GraphReport:
 
 def compare_graphs(pairs: Iterable[tuple[SceneGraph, SceneGraph]]) -> GraphReport:
     """Agreement of graphs with the true ones (or others), given as pairs (found, true)."""
-    units, words, covered = _Counts(), _Counts(), _Counts()
+    units, single, covered = _Counts(), _Counts(), _Counts()
     captions = 0
     for found, true in pairs:
         captions += 1
         units.add(_units(found), _units(true))
-        words.add(_words(found), _words(true))
+        single.add(_words(found), _words(true))
         covered.add(_covered(found), _covered(true))
     return GraphReport(
         captions,
         {kind: units.of(kind) for kind in (*KINDS, ALL)},
-        {kind: words.of(kind) for kind in (*KINDS, ALL)},
+        {kind: single.of(kind) for kind in (*KINDS, ALL)},
         covered.of(ALL),
     )
 
@@ -130,3 +151,45 @@ def _covered(graph: SceneGraph) -> set[Thing]:
 
 def _places(graph: SceneGraph) -> list[tuple[Unit, int]]:
     return [(unit, place) for unit in graph.units() for place in unit.positions]
+
+
+def true_graph(caption: SceneCaption) -> SceneGraph:
+    """Objects, attributes and relations as the scene's words are known to be.
+
+    Counts are attributes, as in SPICE; a place within the picture is an object (``on the left``).
+    A relation has all the words that tell it, so ``sitting on`` is one; ``is`` tells nothing.
+    """
+    places = [place for place, word in enumerate(words(caption.text)) if word[0].isalnum()]
+    units = (
+        Unit(tuple(places[number] for number in numbers), kind)
+        for span in sorted({word.phrase for word in caption.words})
+        for numbers, kind in _units_of_phrase(caption.words, *span)
+    )
+    return SceneGraph.of(units)
+
+
+def _units_of_phrase(
+    spoken: tuple[Word, ...], start: int, end: int
+) -> Iterator[tuple[tuple[int, ...], str]]:
+    numbers = range(start, end)
+    if any(spoken[number].kind == "relation" for number in numbers):
+        yield _relating(spoken, start, end), RELATION
+        return
+    for number in numbers:
+        role = spoken[number].role.split(":")[0]
+        if role:
+            yield (number,), _KIND_OF_ROLE[role]
+    things = tuple(number for number in numbers if spoken[number].text in GARMENTS | SURROUNDINGS)
+    if things:
+        yield things, OBJECT
+    lead = spoken[start]
+    if not lead.role and lead.text in LEADS:
+        yield (start,), RELATION
+
+
+def _relating(spoken: tuple[Word, ...], start: int, end: int) -> tuple[int, ...]:
+    """The words of a relation: without ``is``, without the ``to the`` of ``to the left of``."""
+    told = [number for number in range(start, end) if spoken[number].text not in _NOT_RELATING]
+    if [spoken[number].text for number in told[:2]] == ["to", "the"]:
+        told = told[2:]
+    return tuple(told)

@@ -1,6 +1,3 @@
-"""What the audit page does when its controls are used; without it, everything is simply shown."""
-
-SCRIPT = """
 "use strict";
 const by = (name) => document.querySelector(name);
 const lists = [...document.querySelectorAll(".list")];
@@ -19,7 +16,7 @@ const compare = {
 };
 function update() {
   const wanted = checks.filter((box) => box.checked).map((box) => box.value);
-  const words = search.value.toLowerCase().split(/\\s+/).filter(Boolean);
+  const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
   for (const card of cards) {
     const signs = card.dataset.signs.split(" ");
     const text = card.dataset.text.toLowerCase();
@@ -64,4 +61,3 @@ order.addEventListener("input", sort);
 by(".tools").hidden = by(".tabs").hidden = false;
 const first = location.hash === "#near-duplicates" ? 1 : 0;
 open(tabs[first].dataset.section);
-"""

@@ -1,0 +1,128 @@
+"""The state of an open index: its segments, items and first stage, kept in step with the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from counterfoil.errors import BusyError, DataError
+from counterfoil.files import write_atomically
+from counterfoil.locks import locked_folder
+from counterfoil.models import Model
+from counterfoil.reading import read_text
+from counterfoil.search.backends import VectorIndex, backends
+from counterfoil.search.encoding import ItemEncoder
+from counterfoil.search.fit import Fit
+from counterfoil.search.items import Items, Side
+from counterfoil.search.proxy import FirstStage, FirstStageProxy
+from counterfoil.search.store import CHANGING, SegmentStore
+from counterfoil.search.table import Ids
+
+KIND, MANIFEST = "search index", "index.json"
+SIDES: tuple[Side, ...] = get_args(Side)
+FIT, FIRST = "first_stage.safetensors", "first"
+
+FLOATS_AT_ONCE = 1 << 26
+"""Numbers of first-stage vectors held at once while a backend catches up."""
+
+
+class IndexState:
+    """What adding, searching and measuring work on; `SearchIndex` is what users open."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model: Model,
+        backend_options: dict[str, Any] | None = None,
+        first: Model | None = None,
+    ) -> None:
+        self.folder, self.model = folder, model
+        self.encoder = ItemEncoder(model, first)
+        self.store = SegmentStore(folder, KIND, MANIFEST)
+        header = self.store.header
+        form: FirstStage = header["first_stage"]
+        fit = Fit.load(folder / FIT) if form == "fitted" else None
+        self.proxy = FirstStageProxy(model, form, fit)
+        self.shortlist: int = header["shortlist"]
+        options = {**header["backend_options"], **(backend_options or {})}
+        self.vectors: dict[Side, VectorIndex] = {
+            side: backends[header["backend"]].open(vectors_folder(folder, side), options)
+            for side in SIDES
+        }
+        self.refresh()
+        self._catch_up()
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep other processes from changing the index; they are told, not made to wait."""
+        return locked_folder(self.folder, CHANGING)
+
+    def close(self) -> None:
+        for index in self.vectors.values():
+            index.close()
+
+    def key_of(self, side: Side, name: str) -> int:
+        if name not in self.items[side].names:
+            raise DataError(f"{name}: no such id among the {side} of this index")
+        return self.items[side].names[name]
+
+    def changed(self, side: Side, removed: Ids, added: Ids) -> None:
+        """Bring the first stage of one side up with a commit that has just been made."""
+        index = self.vectors[side]
+        index.delete(removed)
+        start, step = 0, 256
+        while start < len(added):
+            keys = added[start : start + step]
+            vectors = self.proxy.vectors(self.items[side].encoded(keys), side)
+            index.add(keys, vectors)
+            start, step = start + step, max(1, FLOATS_AT_ONCE * len(keys) // vectors.rows.size)
+        self.mark(side)
+
+    def refresh_and_tidy(self) -> None:
+        """Read the new state; join small segments."""
+        self.refresh()
+        starts = {side: self.items[side].table.untidy_from() for side in SIDES}
+        untidy = {side: start for side, start in starts.items() if start is not None}
+        if untidy:
+            self.store.commit(
+                {side: self.items[side].rewritten(start) for side, start in untidy.items()}
+            )
+            self.refresh()
+
+    def refresh(self) -> None:
+        self.items: dict[Side, Items] = {
+            side: Items(self.store, side, self.model.device) for side in SIDES
+        }
+
+    def _catch_up(self) -> None:
+        """Make up for a change that was cut off before the first stage had it.
+
+        While another process is at work, the change is not cut off but under way: leave it. An
+        index that cannot be written is searched as it is.
+        """
+        behind = [s for s in SIDES if self._marked(s) != self.store.manifest.generation]
+        if not behind or not os.access(self.folder, os.W_OK):
+            return
+        with suppress(BusyError), self.locked():
+            for side in behind:
+                have, wanted = self.vectors[side].ids(), self.items[side].table.live_ids
+                self.changed(side, np.setdiff1d(have, wanted), np.setdiff1d(wanted, have))
+
+    def mark(self, side: Side) -> None:
+        note = json.dumps({"generation": self.store.manifest.generation})
+        write_atomically(vectors_folder(self.folder, side).with_suffix(".json"), note)
+
+    def _marked(self, side: Side) -> int:
+        try:
+            note = json.loads(read_text(vectors_folder(self.folder, side).with_suffix(".json")))
+            return int(note["generation"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return -1
+
+
+def vectors_folder(folder: Path, side: Side) -> Path:
+    return folder / "vectors" / side
