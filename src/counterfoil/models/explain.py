@@ -19,7 +19,7 @@ from counterfoil.encoders.copies import members_of
 from counterfoil.errors import DataError
 from counterfoil.matchers.copies import CopiedMatcher
 from counterfoil.matchers.cross_encoder import CrossEncoder
-from counterfoil.matchers.local import LocalMatcher, WordParts
+from counterfoil.matchers.fragment_matcher import FragmentMatcher, WordParts
 from counterfoil.matchers.naaf import NAAF
 from counterfoil.matchers.sets import SetSimilarity
 from counterfoil.models.asking import asked
@@ -232,7 +232,7 @@ def word_parts(model: Model, image: Encoded, text: Encoded) -> WordParts | None:
 
 
 def _word_parts(matcher: nn.Module, image: Encoded, text: Encoded) -> WordParts | None:
-    return matcher.word_parts(image, text) if isinstance(matcher, LocalMatcher) else None
+    return matcher.word_parts(image, text) if isinstance(matcher, FragmentMatcher) else None
 
 
 def merge_parts(
