@@ -16,8 +16,7 @@ about 13.5 on average.
 The second table is a roofline. *floor* is what 2 · words · regions · D operations of all pairs,
 padding not counted, take at the rate of the large product, in the precision in which the engine
 multiplies (on a GPU single precision is rounded to half); *product* is that product alone, done in
-as large pieces as the engine does it, its results thrown away; *share* is floor by engine. It may
-be above 100 %: a CPU with tile units multiplies NAAF's single precision as two int8 digits.
+as large pieces as the engine does it, its results thrown away; *share* is floor by engine.
 
 Errors are against the eager form in double precision of the same fragments, over ``--check`` images
 and captions: the largest, and the share of scores that are off by more than 0.002.
@@ -64,9 +63,9 @@ from counterfoil.evaluation.score_engine import (
     score_on_device,
 )
 from counterfoil.evaluation.score_plan import plan_for_kernels, plan_scores
-from counterfoil.kernels.fused import BUFFER
+from counterfoil.kernels.triton.launch import BUFFER
 from counterfoil.matchers import Matcher, matchers
-from counterfoil.matchers.similarity import BLOCK_CELLS, SimilarityMatcher
+from counterfoil.matchers.fragment_matcher import BLOCK_CELLS, CrossAttentionMatcher
 
 Naive = Callable[[Tensor, Tensor, list[int]], Tensor]
 
@@ -226,10 +225,10 @@ def errors(
     matcher: Matcher, images: Encoded, texts: Encoded, scores: Tensor, sizes: list[int]
 ) -> dict[str, float]:
     """How far scores are from the eager form in double precision."""
-    assert isinstance(matcher, SimilarityMatcher)
+    assert isinstance(matcher, CrossAttentionMatcher)
     rows, columns = check_sample(images, texts, sizes)
     exact = copy.deepcopy(matcher).double()
-    want = exact.eager(_double(images[rows]), _double(texts[columns])).cpu()
+    want = exact.torch_scores(_double(images[rows]), _double(texts[columns])).cpu()
     off = (scores[rows.cpu()][:, columns.cpu()].double() - want).abs()
     return {"error": float(off.max()), "beyond": float((off > TOLERATED).double().mean())}
 

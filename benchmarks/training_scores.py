@@ -40,10 +40,10 @@ from torch import Tensor
 from counterfoil.data.on_host import remember
 from counterfoil.encoders import Encoded
 from counterfoil.evaluation.report import markdown_table
-from counterfoil.kernels.fused import usable
-from counterfoil.kernels.fused_training import trainable
+from counterfoil.kernels.spec import usable
+from counterfoil.kernels.triton.training import trainable
 from counterfoil.matchers import Matcher, matchers
-from counterfoil.matchers.similarity import SimilarityMatcher
+from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher
 
 Naive = Callable[[Tensor, Tensor, list[int]], Tensor]
 
@@ -91,14 +91,14 @@ def forms(name: str, batch: Batch, options: argparse.Namespace) -> Iterator[tupl
     matcher: Matcher = matchers[name](options.dim, **SETTINGS.get(name, {})).train()
     matcher = matcher.to(options.device)
     kernels = (
-        isinstance(matcher, SimilarityMatcher)
+        isinstance(matcher, CrossAttentionMatcher)
         and usable(batch.regions.device, torch.float32)
-        and bool(matcher.recipes())
-        and all(trainable(recipe) for recipe in matcher.recipes())
+        and bool(matcher.kernel_specs())
+        and all(trainable(spec) for spec in matcher.kernel_specs())
     )
     yield ("fused" if kernels else "eager"), lambda: matcher(*batch.sides)
-    if kernels and isinstance(matcher, SimilarityMatcher):
-        yield "eager", lambda: matcher.eager(*batch.sides)
+    if kernels and isinstance(matcher, CrossAttentionMatcher):
+        yield "eager", lambda: matcher.torch_scores(*batch.sides)
     if name in LOOPS and len(batch.lengths) <= options.loop_most:
         yield "loop", lambda: LOOPS[name](batch.regions, batch.words, batch.lengths)
 

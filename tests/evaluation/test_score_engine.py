@@ -29,7 +29,7 @@ from counterfoil.evaluation.score_plan import (
     plan_scores,
 )
 from counterfoil.evaluation.topk import top_k
-from counterfoil.kernels.fused import WORDS
+from counterfoil.kernels.spec import WORDS
 from counterfoil.locks import beside
 from counterfoil.matchers import Matcher, matchers
 from counterfoil.progress import Silent

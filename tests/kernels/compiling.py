@@ -16,7 +16,8 @@ from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction
 
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.kernels import fused_pairs
+from counterfoil.kernels import dispatch
+from counterfoil.kernels.spec import LARGE_JOB_CELLS, ScoringJob
 from tests.kernels.test_fused import MATCHERS, TRAINED, made, sides
 
 POINTERS = {
@@ -59,17 +60,18 @@ def kind(value: Any) -> str:
 
 def main() -> None:
     JITFunction.run = compile_only
-    fused_pairs.usable = lambda device, dtype: True
+    dispatch.usable = lambda device, dtype: True
     for name in MATCHERS:
         for dtype, holes in ((torch.float32, True), (torch.float16, False)):
             images, texts = (
                 Encoded(side.fragments.to(dtype), side.mask) for side in sides(1, holes=holes)
             )
             for large in (False, True):
+                job = ScoringJob(LARGE_JOB_CELLS if large else 0)
                 with torch.no_grad():
-                    recipes = made(name).eval().recipes()
+                    specs = made(name).eval().kernel_specs()
                     pair = (images.fragments, images.mask), (texts.fragments, texts.mask)
-                    assert fused_pairs.fused_pairs(recipes, *pair, large=large) is not None
+                    assert dispatch.try_fused_scores(specs, *pair, job) is not None
             if name in TRAINED:
                 leaf = images.fragments.detach().requires_grad_()
                 made(name).train()(Encoded(leaf, images.mask), texts).sum().backward()

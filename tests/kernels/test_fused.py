@@ -15,21 +15,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.kernels import fused, fused_lanes, fused_pairs, fused_training
-from counterfoil.kernels.packing import lanes, pack
-from counterfoil.matchers import similarity
+from counterfoil.kernels import dispatch, spec
+from counterfoil.kernels.triton import lanes as lane_scoring
+from counterfoil.kernels.triton import launch, training
+from counterfoil.kernels.triton.packing import lanes, pack
+from counterfoil.matchers import fragment_matcher
 from counterfoil.matchers.bfan import BFAN
 from counterfoil.matchers.chan import CHAN
+from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher
 from counterfoil.matchers.naaf import NAAF
+from counterfoil.matchers.naaf_reference import ReferenceNAAF
 from counterfoil.matchers.scan import ScanImageToText, ScanTextToImage
 from counterfoil.matchers.sets import SetSimilarity
-from counterfoil.matchers.similarity import SimilarityMatcher
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from triton.runtime.errors import OutOfResources
 
-from counterfoil.kernels import triton_scores
+from counterfoil.kernels.triton import tile_kernels
 
 D = 16
 
@@ -48,8 +51,8 @@ MATCHERS = {
     "naaf": (NAAF, {"boundary": 0.3}),
     "naaf-no-intra": (NAAF, {"boundary": 0.3, "intra": "none"}),
     "naaf-positive": (NAAF, {"negative": False}),
-    "naaf-reference": (NAAF, {"form": "reference"}),
-    "naaf-reference-both": (NAAF, {"form": "reference", "direction": "both"}),
+    "naaf-reference": (ReferenceNAAF, {}),
+    "naaf-reference-both": (ReferenceNAAF, {"direction": "both"}),
     "naaf-i2t": (NAAF, {"boundary": 0.3, "direction": "i2t"}),
     "naaf-both-ways": (NAAF, {"boundary": 0.3, "direction": "both"}),
     "chamfer": (SetSimilarity, {}),
@@ -65,10 +68,10 @@ TRAINED = [
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Tiles and groups of a size that the interpreter gets through quickly; any device will do."""
-    monkeypatch.setattr(fused, "WORDS", 16)
-    monkeypatch.setattr(fused_pairs, "WORDS", 16)
-    monkeypatch.setattr(fused_lanes, "WIDTH", 4)
-    monkeypatch.setattr(fused_pairs, "usable", lambda device, dtype: dtype == torch.float32)
+    monkeypatch.setattr(launch, "WORDS", 16)
+    monkeypatch.setattr(dispatch, "WORDS", 16)
+    monkeypatch.setattr(lane_scoring, "WIDTH", 4)
+    monkeypatch.setattr(dispatch, "usable", lambda device, dtype: dtype == torch.float32)
 
 
 def sides(
@@ -95,18 +98,22 @@ def single(encoded: Encoded) -> Encoded:
     return Encoded(encoded.fragments.float(), encoded.mask)
 
 
-def made(name: str) -> SimilarityMatcher:
+def made(name: str) -> CrossAttentionMatcher:
     kind, options = MATCHERS[name]
     return kind(D, **options)
+
+
+def try_fused(specs, images, texts) -> Tensor | None:
+    return dispatch.try_fused_scores(specs, images, texts, spec.ScoringJob())
 
 
 def both_ways(name: str, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
     """Scores by kernels, and by the eager form in double precision."""
     matcher = made(name).eval()
     with torch.no_grad():
-        expected = matcher.double().eager(images, texts)
-        found = fused_pairs.fused_pairs(
-            matcher.recipes(),
+        expected = matcher.double().torch_scores(images, texts)
+        found = try_fused(
+            matcher.kernel_specs(),
             (single(images).fragments, images.mask),
             (single(texts).fragments, texts.mask),
         )
@@ -117,7 +124,7 @@ def both_ways(name: str, images: Encoded, texts: Encoded) -> tuple[Tensor, Tenso
 @pytest.mark.parametrize("way", ["tiles", "lanes"])
 @pytest.mark.parametrize("name", MATCHERS)
 def test_kernels_score_as_the_eager_form(name, way, monkeypatch) -> None:
-    monkeypatch.setattr(fused_pairs, "MANY", 0 if way == "lanes" else 1 << 60)
+    monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0 if way == "lanes" else 1 << 60)
     found, expected = both_ways(name, *sides(len(name)))
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
 
@@ -129,9 +136,9 @@ def test_naaf_of_halves_rounds_similarities_no_more(
     way, wide, tolerance, direction, monkeypatch
 ) -> None:
     """In short captions with words that match, what is rounded once more is far off."""
-    monkeypatch.setattr(fused_pairs, "MANY", 0 if way == "lanes" else 1 << 60)
-    monkeypatch.setattr(fused_pairs, "usable", lambda device, dtype: True)
-    for module in (fused, fused_lanes):
+    monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0 if way == "lanes" else 1 << 60)
+    monkeypatch.setattr(dispatch, "usable", lambda device, dtype: True)
+    for module in (launch, lane_scoring):
         monkeypatch.setattr(module, "widens", lambda device: wide)
     made = torch.Generator().manual_seed(0)
     v = F.normalize(torch.randn(2, 12, 256, generator=made), dim=-1)
@@ -142,9 +149,9 @@ def test_naaf_of_halves_rounds_similarities_no_more(
     real, mask = torch.ones(2, 12, dtype=torch.bool), torch.ones(16, 4, dtype=torch.bool)
     matcher = NAAF(256, boundary=0.2, direction=direction).eval()
     with torch.no_grad():
-        found = fused_pairs.fused_pairs(matcher.recipes(), (v.half(), real), (u.half(), mask))
+        found = try_fused(matcher.kernel_specs(), (v.half(), real), (u.half(), mask))
         sides = Encoded(v.half().double(), real), Encoded(u.half().double(), mask)
-        expected = matcher.double().scores(*sides)
+        expected = matcher.double().torch_scores(*sides)
     assert found is not None
     assert float((found.double() - expected).abs().max()) < tolerance
 
@@ -163,8 +170,8 @@ def test_any_shape(seed, regions, lengths, name, way) -> None:
     images, texts = sides(seed, 2, regions, tuple(lengths))
     matcher = made(name).eval()
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(fused_pairs, "MANY", 0 if way == "lanes" else 1 << 60)
-        expected = matcher.double().eager(images, texts)
+        patch.setattr(dispatch, "LARGE_JOB_CELLS", 0 if way == "lanes" else 1 << 60)
+        expected = matcher.double().torch_scores(images, texts)
         found = matcher.float()(single(images), single(texts))
     torch.testing.assert_close(found.double(), expected, atol=5e-5, rtol=1e-5)
 
@@ -173,12 +180,12 @@ def test_any_shape(seed, regions, lengths, name, way) -> None:
     "name", ["scan-t2i-lse", "scan-i2t-lse", "chan-lse", "chamfer", "naaf-both-ways"]
 )
 def test_several_tiles_turns_of_a_program_and_parts_of_the_images(name, monkeypatch) -> None:
-    monkeypatch.setattr(fused, "images_per_program", lambda tiles, images: 2)
+    monkeypatch.setattr(launch, "images_per_program", lambda tiles, images: 2)
     images, texts = sides(5, images=4, lengths=(9, 8, 9))  # a tile each
-    monkeypatch.setattr(fused, "BUFFER", 4 * 5 * 3 * 16 * 3)  # three images at a time
+    monkeypatch.setattr(launch, "BUFFER", 4 * 5 * 3 * 16 * 3)  # three images at a time
     matcher = made(name).eval()
     with torch.no_grad():
-        expected = matcher.double().eager(images, texts)
+        expected = matcher.double().torch_scores(images, texts)
         found = matcher.float()(single(images), single(texts))
     torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
 
@@ -186,7 +193,7 @@ def test_several_tiles_turns_of_a_program_and_parts_of_the_images(name, monkeypa
 @pytest.mark.parametrize("kept", [1 << 27, 1])
 @pytest.mark.parametrize("name", TRAINED)
 def test_gradients_are_the_eager_forms(name, kept, monkeypatch) -> None:
-    monkeypatch.setattr(fused_training, "KEPT", kept)
+    monkeypatch.setattr(training, "KEPT", kept)
     images, texts = sides(7 + len(name))
     matcher = made(name).train()
     weight = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
@@ -195,7 +202,7 @@ def test_gradients_are_the_eager_forms(name, kept, monkeypatch) -> None:
         v = images.fragments.detach().to(dtype).requires_grad_()
         u = texts.fragments.detach().to(dtype).requires_grad_()
         pair = Encoded(v, images.mask), Encoded(u, texts.mask)
-        scores = matcher.to(dtype)(*pair) if fused_way else matcher.to(dtype).eager(*pair)
+        scores = matcher.to(dtype)(*pair) if fused_way else matcher.to(dtype).torch_scores(*pair)
         (scores * weight.to(dtype)).sum().backward()
         return [
             v.grad * images.mask[..., None],
@@ -211,12 +218,12 @@ def test_gradients_are_the_eager_forms(name, kept, monkeypatch) -> None:
 
 @pytest.mark.parametrize("name", ["scan-i2t-lse", "bfan-equal"])
 def test_captions_too_long_for_one_kernel_are_scored_by_the_other(name, monkeypatch) -> None:
-    monkeypatch.setattr(fused_pairs, "MANY", 0)
-    monkeypatch.setattr(fused_lanes, "MOST_WORDS", 4)
+    monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0)
+    monkeypatch.setattr(lane_scoring, "MOST_WORDS", 4)
     images, texts = sides(5, lengths=(6, 2, 9, 4))
     matcher = made(name).eval()
     with torch.no_grad():
-        expected = matcher.double().eager(images, texts)
+        expected = matcher.double().torch_scores(images, texts)
         found = matcher.float()(single(images), single(texts))
     torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
 
@@ -225,7 +232,7 @@ def test_words_all_below_the_boundary() -> None:
     images, texts = sides(3)
     matcher = NAAF(D, boundary=0.999).eval()
     with torch.no_grad():
-        expected = matcher.double().eager(images, texts)
+        expected = matcher.double().torch_scores(images, texts)
         found = matcher.float()(single(images), single(texts))
     torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
     assert (expected < 0.6).all()
@@ -235,7 +242,7 @@ def test_words_all_below_the_boundary() -> None:
 def test_captions_that_no_kernel_holds_are_left_to_pytorch(lengths) -> None:
     images, texts = sides(1, lengths=lengths)
     pair = (images.fragments.float(), images.mask), (texts.fragments.float(), texts.mask)
-    assert fused_pairs.fused_pairs(made("naaf").eval().recipes(), *pair) is None
+    assert try_fused(made("naaf").eval().kernel_specs(), *pair) is None
     assert made("naaf").eval()(single(images), single(texts)).isfinite().all()
 
 
@@ -244,8 +251,8 @@ def test_more_regions_than_a_tile_has_words_cannot_ask_as_words_do(name) -> None
     images, texts = sides(1, regions=20)
     pair = (images.fragments.float(), images.mask), (texts.fragments.float(), texts.mask)
     with torch.no_grad():
-        assert fused_pairs.fused_pairs(made(name).eval().recipes(), *pair) is None
-        assert fused_pairs.fused_pairs(made("naaf").eval().recipes(), *pair) is not None
+        assert try_fused(made(name).eval().kernel_specs(), *pair) is None
+        assert try_fused(made("naaf").eval().kernel_specs(), *pair) is not None
         assert made(name).eval()(single(images), single(texts)).isfinite().all()
 
 
@@ -254,7 +261,7 @@ def test_an_image_without_regions_is_left_to_pytorch() -> None:
     empty = images.mask.clone()
     empty[1] = False
     pair = (images.fragments.float(), empty), (texts.fragments.float(), texts.mask)
-    assert fused_pairs.fused_pairs(made("chan-lse").recipes(), *pair) is None
+    assert try_fused(made("chan-lse").kernel_specs(), *pair) is None
 
 
 def test_where_there_is_no_backward_kernel_training_is_left_to_pytorch() -> None:
@@ -262,43 +269,43 @@ def test_where_there_is_no_backward_kernel_training_is_left_to_pytorch() -> None
     v = images.fragments.float().requires_grad_()
     pair = (v, images.mask), (texts.fragments.float(), texts.mask)
     for name in ("chamfer", "chan-softmax"):
-        assert fused_pairs.fused_pairs(made(name).recipes(), *pair) is None
+        assert try_fused(made(name).kernel_specs(), *pair) is None
 
 
 def test_double_precision_and_processors_are_left_to_pytorch(monkeypatch) -> None:
     monkeypatch.undo()
-    assert not fused.usable(torch.device("cpu"), torch.float32)
-    assert not fused.usable(torch.device("cuda"), torch.float64)
+    assert not spec.usable(torch.device("cpu"), torch.float32)
+    assert not spec.usable(torch.device("cuda"), torch.float64)
 
 
 def test_sets_of_other_than_unit_vectors_are_left_to_pytorch() -> None:
     images, texts = sides(1)
     words = texts.fragments.float(), texts.mask
-    recipes = made("chamfer").eval().recipes()
+    specs = made("chamfer").eval().kernel_specs()
     with torch.no_grad():
-        unit = fused_pairs.fused_pairs(recipes, (images.fragments.float(), images.mask), words)
+        unit = try_fused(specs, (images.fragments.float(), images.mask), words)
         long = images.fragments.float() * 9, images.mask
         assert unit is not None
-        assert fused_pairs.fused_pairs(recipes, long, words) is None
+        assert try_fused(specs, long, words) is None
 
 
 def test_one_side_in_half_precision_is_compared_in_single(monkeypatch) -> None:
-    monkeypatch.setattr(fused_pairs, "usable", lambda device, dtype: dtype != torch.float64)
+    monkeypatch.setattr(dispatch, "usable", lambda device, dtype: dtype != torch.float64)
     images, texts = sides(2)
     halves = Encoded(images.fragments.half(), images.mask)
     matcher = made("chan-mean").eval()
     with torch.no_grad():
         found = matcher(halves, single(texts))
-        expected = matcher.eager(single(halves), single(texts))
+        expected = matcher.torch_scores(single(halves), single(texts))
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
 
 
 def test_double_precision_stays_so_where_half_would_be_raised(monkeypatch) -> None:
-    monkeypatch.setattr(similarity, "usable", lambda device, dtype: True)
+    monkeypatch.setattr(fragment_matcher, "usable", lambda device, dtype: True)
     images, texts = sides(2)
     matcher = made("naaf").eval().double()
     with torch.no_grad():
-        assert torch.equal(matcher(images, texts), matcher.eager(images, texts))
+        assert torch.equal(matcher(images, texts), matcher.torch_scores(images, texts))
 
 
 def short_of_memory(most: int):
@@ -314,48 +321,48 @@ def short_of_memory(most: int):
 def test_a_loop_that_does_not_fit_is_done_without() -> None:
     tried: list[int] = []
     most = short_of_memory(1)
-    fused.run_fitting(lambda count: (tried.append(count), most(count))[1], 8)
+    launch.run_fitting(lambda count: (tried.append(count), most(count))[1], 8)
     assert tried == [8, 1]
     with pytest.raises(OutOfResources):
-        fused.run_fitting(short_of_memory(0), 8)
+        launch.run_fitting(short_of_memory(0), 8)
 
 
 def test_on_a_device_too_small_for_any_kernel_pytorch_scores(monkeypatch) -> None:
     images, texts = sides(4)
     matcher = made("naaf").eval()
-    monkeypatch.setattr(fused, "run_fitting", lambda run, count: short_of_memory(0)(count))
+    monkeypatch.setattr(launch, "run_fitting", lambda run, count: short_of_memory(0)(count))
     with torch.no_grad():
         found = matcher(single(images), single(texts))
-        assert torch.equal(found, matcher.eager(single(images), single(texts)))
+        assert torch.equal(found, matcher.torch_scores(single(images), single(texts)))
 
 
 def test_training_on_a_device_too_small_for_the_backward_kernel_is_left_to_pytorch(
     monkeypatch,
 ) -> None:
-    monkeypatch.setattr(fused_pairs, "fits", lambda *what: False)
+    monkeypatch.setattr(dispatch, "fits", lambda *what: False)
     images, texts = sides(1)
     v = images.fragments.float().requires_grad_()
     pair = (v, images.mask), (texts.fragments.float(), texts.mask)
-    assert fused_pairs.fused_pairs(made("naaf").train().recipes(), *pair) is None
+    assert try_fused(made("naaf").train().kernel_specs(), *pair) is None
 
 
 def test_where_triton_cannot_compile_it_is_said_and_left_alone(monkeypatch) -> None:
-    assert fused.fault(torch.device("cpu")) is None
+    assert spec.fault(torch.device("cpu")) is None
 
     class NoCompiler:
         def __getitem__(self, grid):
             raise RuntimeError("Failed to find C compiler.\nSpecify one")
 
-    monkeypatch.setattr(triton_scores, "write_one", NoCompiler())
-    said = fused.fault(torch.device("cpu"))
+    monkeypatch.setattr(tile_kernels, "write_one", NoCompiler())
+    said = spec.fault(torch.device("cpu"))
     assert said is not None
     assert "Failed to find C compiler." in said
     assert "\n" not in said
 
 
 def test_a_triton_that_cannot_be_imported_is_left_alone(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, triton_scores.__name__, None)
-    assert "Triton does not work here" in (fused.fault(torch.device("cpu")) or "")
+    monkeypatch.setitem(sys.modules, tile_kernels.__name__, None)
+    assert "Triton does not work here" in (spec.fault(torch.device("cpu")) or "")
 
 
 @pytest.fixture
@@ -364,13 +371,13 @@ def gpu(monkeypatch):
 
     def say(capability: tuple[int, int], triton: bool = True) -> str | None:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
-        monkeypatch.setattr(fused, "has_triton", lambda: triton)
-        monkeypatch.setattr(fused, "fault", lambda device: None)
-        fused.obstacle.cache_clear()
-        return fused.without_kernels(torch.device("cuda", 0))
+        monkeypatch.setattr(spec, "has_triton", lambda: triton)
+        monkeypatch.setattr(spec, "fault", lambda device: None)
+        spec.obstacle.cache_clear()
+        return spec.without_kernels(torch.device("cuda", 0))
 
     yield say
-    fused.obstacle.cache_clear()
+    spec.obstacle.cache_clear()
 
 
 def test_where_kernels_cannot_run_one_line_says_why(gpu) -> None:
@@ -379,14 +386,14 @@ def test_where_kernels_cannot_run_one_line_says_why(gpu) -> None:
     old, missing = gpu((7, 0)), gpu((9, 0), triton=False)
     assert "compute capability 8.0, this one has 7.0" in old
     assert "Triton is not installed" in missing
-    assert fused.without_kernels(torch.device("cpu")) == "scoring by PyTorch on the CPU"
+    assert spec.without_kernels(torch.device("cpu")) == "scoring by PyTorch on the CPU"
     assert not any("\n" in line for line in (old, missing))
 
 
 @pytest.mark.parametrize("capability", [(7, 0), (7, 5), (8, 0), (9, 0)])
 def test_what_is_said_and_what_is_done_agree(gpu, capability) -> None:
     line = gpu(capability)
-    assert fused.usable(torch.device("cuda", 0), torch.float16) == (line is None)
+    assert spec.usable(torch.device("cuda", 0), torch.float16) == (line is None)
 
 
 @given(st.lists(st.integers(0, 16), max_size=40), st.integers(1, 5))

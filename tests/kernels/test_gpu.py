@@ -10,7 +10,8 @@ from counterfoil.encoders.encoded import Encoded
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from counterfoil.kernels import fused, fused_pairs
+from counterfoil.kernels import dispatch
+from counterfoil.kernels.triton import launch
 from tests.kernels.test_fused import MATCHERS, TRAINED, made, sides, single
 
 pytestmark = [
@@ -41,14 +42,14 @@ def _refused(self, images, texts):
 @pytest.mark.parametrize("way", ["tiles", "tiles in parts", "lanes"])
 @pytest.mark.parametrize("name", MATCHERS)
 def test_scores_are_those_of_the_eager_form(name, way, monkeypatch) -> None:
-    monkeypatch.setattr(fused_pairs, "MANY", 0 if way == "lanes" else 1 << 60)
+    monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0 if way == "lanes" else 1 << 60)
     if way == "tiles in parts":
-        monkeypatch.setattr(fused, "BUFFER", 4 * 36 * sum(LENGTHS) * 3)
+        monkeypatch.setattr(launch, "BUFFER", 4 * 36 * sum(LENGTHS) * 3)
     images, texts = _pair()
     matcher = made(name).eval()
     with torch.no_grad():
-        expected = matcher.double().eager(images, texts)
-        monkeypatch.setattr(type(matcher), "eager", _refused)
+        expected = matcher.double().torch_scores(images, texts)
+        monkeypatch.setattr(type(matcher), "torch_scores", _refused)
         found = matcher.float().cuda()(_there(images), _there(texts))
     scale = max(1.0, float(expected.abs().max()))
     torch.testing.assert_close(found.double().cpu(), expected, atol=SCORES * scale, rtol=0)
@@ -63,13 +64,13 @@ def test_gradients_are_those_of_the_eager_form(name, monkeypatch) -> None:
     def gradients(pair: tuple[Encoded, Encoded], eager: bool) -> list[Tensor]:
         v, u = (one.fragments.detach().requires_grad_() for one in pair)
         sides = Encoded(v, pair[0].mask), Encoded(u, pair[1].mask)
-        scores = matcher.eager(*sides) if eager else matcher(*sides)
+        scores = matcher.torch_scores(*sides) if eager else matcher(*sides)
         (scores * weight.to(scores)).sum().backward()
         return [v.grad * pair[0].mask[..., None], u.grad * pair[1].mask[..., None]]
 
     matcher.double()
     expected = gradients((images, texts), eager=True)
-    monkeypatch.setattr(type(matcher), "eager", _refused)
+    monkeypatch.setattr(type(matcher), "torch_scores", _refused)
     matcher.float().cuda()
     found = gradients((_there(images), _there(texts)), eager=False)
     for mine, theirs in zip(found, expected, strict=True):
@@ -86,13 +87,13 @@ def test_rounding_does_not_choose_among_fragments_that_are_tied(
 ) -> None:
     """One word attends alike to all regions that it agrees with, however little; so does one region
     to the words of a caption."""
-    monkeypatch.setattr(fused_pairs, "MANY", 0 if way == "lanes" else 1 << 60)
+    monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0 if way == "lanes" else 1 << 60)
     matcher = made(name).eval()
     matcher.lambda_softmax = sharpness
     pairs = [sides(seed, images=7, regions=regions, lengths=lengths) for seed in range(4)]
     with torch.no_grad():
-        expected = [matcher.double().eager(*pair) for pair in pairs]
-        monkeypatch.setattr(type(matcher), "eager", _refused)
+        expected = [matcher.double().torch_scores(*pair) for pair in pairs]
+        monkeypatch.setattr(type(matcher), "torch_scores", _refused)
         found = [matcher.float().cuda()(*map(_there, pair)) for pair in pairs]
     for mine, exact in zip(found, expected, strict=True):
         torch.testing.assert_close(mine.double().cpu(), exact, atol=SCORES, rtol=0)

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.kernels import fused_lanes, fused_pairs
+from counterfoil.kernels import dispatch
+from counterfoil.kernels.triton import lanes as lane_scoring
 from tests.kernels.test_fused import MATCHERS, D, both_ways
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -19,7 +20,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
-from counterfoil.kernels import triton_lanes
+from counterfoil.kernels.triton import lane_kernels
 
 LENGTHS = (1, 5, 1, 2, 6, 1, 3, 2, 6, 1)
 """By four, and by length: a group of one word; of five at most, and unlike; and of six."""
@@ -28,9 +29,9 @@ LENGTHS = (1, 5, 1, 2, 6, 1, 3, 2, 6, 1)
 @pytest.fixture(autouse=True)
 def side_by_side(monkeypatch):
     """Four captions side by side, whatever the job's size and the device."""
-    monkeypatch.setattr(fused_lanes, "WIDTH", 4)
-    monkeypatch.setattr(fused_pairs, "MANY", 0)
-    monkeypatch.setattr(fused_pairs, "usable", lambda device, dtype: True)
+    monkeypatch.setattr(lane_scoring, "WIDTH", 4)
+    monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0)
+    monkeypatch.setattr(dispatch, "usable", lambda device, dtype: True)
 
 
 def sides(
@@ -71,7 +72,7 @@ def test_any_numbers_of_words_and_regions(seed, regions, last_is_real, lengths, 
 @pytest.fixture
 def strays(monkeypatch) -> list[int]:
     """Addresses that the kernels read from outside of the tensors that they were given."""
-    if not isinstance(triton_lanes.words_ask, InterpretedFunction):
+    if not isinstance(lane_kernels.words_ask, InterpretedFunction):
         pytest.skip("only Triton's interpreter shows its addresses")
     spans: list[tuple[int, int]] = []
     found: list[int] = []
@@ -92,7 +93,7 @@ def strays(monkeypatch) -> list[int]:
         return load(self, pointers, *rest)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_masked_load", watched)
-    for kernel in (triton_lanes.words_ask, triton_lanes.regions_ask):
+    for kernel in (lane_kernels.words_ask, lane_kernels.regions_ask):
         monkeypatch.setattr(kernel, "pre_run_hooks", [note])
     return found
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from counterfoil.encoders import Encoded
-from counterfoil.kernels import similarity_tiles, tiles
-from counterfoil.matchers import LocalMatcher, matchers, similarity
+from counterfoil.kernels import tiled
+from counterfoil.matchers import FragmentMatcher, fragment_matcher, matchers
 
 DIM = 32
 FORMS = {
@@ -34,7 +34,7 @@ NAMES += [form for form in FORMS if form.split("/")[0] in matchers]
 every_matcher = pytest.mark.parametrize("name", NAMES)
 
 
-def make(name: str, dtype: torch.dtype = torch.float32) -> LocalMatcher:
+def make(name: str, dtype: torch.dtype = torch.float32) -> FragmentMatcher:
     torch.manual_seed(0)
     return matchers[name.split("/")[0]](DIM, **FORMS.get(name, {})).to(dtype).eval()
 
@@ -127,15 +127,15 @@ def test_tiles_never_change_a_score_or_a_gradient(name, cells) -> None:
     wide = [items[1:] for items in batch(3, torch.float64)]
     expected, slopes = make(name)(images, texts), gradients(name, *wide)
     with (
-        mock.patch.object(tiles, "CPU_CELLS", cells),
-        mock.patch.object(similarity_tiles, "CPU_TILE", cells),
-        mock.patch.object(similarity, "KEPT_CELLS", 0),
-        mock.patch.object(similarity, "BLOCK_CELLS", cells),
+        mock.patch.object(tiled, "CPU_CELLS", cells),
+        mock.patch.object(tiled, "CPU_TILE", cells),
+        mock.patch.object(fragment_matcher, "KEPT_CELLS", 0),
+        mock.patch.object(fragment_matcher, "BLOCK_CELLS", cells),
     ):
         assert_same(make(name)(images, texts), expected)
-        tiled = gradients(name, *wide)
-    assert len(tiled) == len(slopes)
-    for mine, whole in zip(tiled, slopes, strict=True):
+        cut = gradients(name, *wide)
+    assert len(cut) == len(slopes)
+    for mine, whole in zip(cut, slopes, strict=True):
         assert_same(mine, whole, 1e-9)
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from counterfoil.encoders import Encoded
 from counterfoil.encoders.transformer import Packing
 from counterfoil.errors import ConfigError
-from counterfoil.kernels import tiles
+from counterfoil.kernels import tiled
 from counterfoil.matchers import cross_encoder, matchers
 from counterfoil.matchers.cross_heads import CrossHeads
 from counterfoil.matchers.paired import paired_scores
@@ -144,7 +144,7 @@ def test_paired_scores_are_the_diagonal_whatever_the_memory(cells) -> None:
     matcher = make()
     x = images.fragments.requires_grad_()
     whole = torch.autograd.grad(matcher(images, texts).diagonal().square().sum(), x)[0]
-    with mock.patch.object(tiles, "CPU_CELLS", cells):
+    with mock.patch.object(tiled, "CPU_CELLS", cells):
         scores = paired_scores(matcher, images, texts)
         mine = torch.autograd.grad(scores.square().sum(), x)[0]
     assert_same(scores, matcher(images, texts).diagonal())
@@ -184,7 +184,7 @@ def test_what_is_computed_again_sees_the_same_dropout(cells, checkpointing) -> N
 
     def total(x: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(7)
-        with mock.patch.object(tiles, "CPU_CELLS", cells):
+        with mock.patch.object(tiled, "CPU_CELLS", cells):
             return (matcher(replace(images, fragments=x), texts) * weights).sum()
 
     x = images.fragments.requires_grad_()

@@ -7,7 +7,7 @@ import torch
 
 from counterfoil.encoders import Encoded
 from counterfoil.errors import ConfigError
-from counterfoil.kernels import tiles
+from counterfoil.kernels import tiled
 from counterfoil.matchers import matchers
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 from tests.matchers.local import encoded_pair
@@ -70,14 +70,14 @@ def test_parameters_get_the_same_gradient_from_tiles_that_are_recomputed(monkeyp
     fixture = load_fixture("imram")
     images, texts = (side[:3] for side in encoded_pair(fixture))
     gradients = []
-    for cells in (tiles.CPU_CELLS, 1 << 14):
-        monkeypatch.setattr(tiles, "CPU_CELLS", cells)
+    for cells in (tiled.CPU_CELLS, 1 << 14):
+        monkeypatch.setattr(tiled, "CPU_CELLS", cells)
         matcher = imram(fixture, "full_IMRAM.norm")
         matcher(images, texts).square().sum().backward()
         gradients.append([parameter.grad for parameter in matcher.parameters()])
-    for whole, tiled in zip(*gradients, strict=True):
+    for whole, cut in zip(*gradients, strict=True):
         assert whole.abs().max() > 0
-        assert_gradient_close(tiled, whole, 1e-5)
+        assert_gradient_close(cut, whole, 1e-5)
 
 
 def test_one_step_is_scan_with_means_and_has_nothing_to_learn() -> None:

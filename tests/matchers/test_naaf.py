@@ -13,23 +13,23 @@ from hypothesis import strategies as st
 from counterfoil.encoders import Encoded, l2_normalise
 from counterfoil.errors import ConfigError
 from counterfoil.matchers import Observation, matchers
-from counterfoil.matchers.boundary import (
-    Known,
+from counterfoil.matchers.copies import CopiedMatcher
+from counterfoil.matchers.fragment_matcher import one_pair
+from counterfoil.matchers.host_scalars import HostScalarCache
+from counterfoil.matchers.mismatch_boundary import (
     MismatchBoundary,
     optimal_boundary,
     weighted_error,
 )
-from counterfoil.matchers.copies import CopiedMatcher
 from counterfoil.matchers.mismatches import Mismatches
 from counterfoil.matchers.paired import paired_scores
-from counterfoil.matchers.similarity import one_pair
 from counterfoil.objectives import Context, create_objective
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 from tests.matchers.local import encoded_pair
 
 
 def reference(**options):
-    return matchers["naaf"](64, form="reference", **options)
+    return matchers["naaf-reference"](64, **options)
 
 
 FIXED = [("naaf-train-fixed", option) for option in load_fixture("naaf-train-fixed").options]
@@ -253,11 +253,11 @@ def test_what_was_taken_in_counts_before_anybody_reads_or_copies_the_state(devic
 
 
 def test_a_copy_reads_its_own_numbers() -> None:
-    known, number = Known(), torch.zeros(())
+    known, number = HostScalarCache(), torch.zeros(())
     number += 1
     assert known.read(number) == [1.0]
     number += 1
-    known.remember([2.0], number)
+    known.store([2.0], number)
     copied = copy.deepcopy({"known": known, "number": number})
     for _ in range(number._version - copied["number"]._version):
         copied["number"] += 1  # as many changes as the first has seen
@@ -350,8 +350,9 @@ def test_a_word_that_matches_nothing_counts_against_the_pair() -> None:
 
 
 def test_effects_add_up_to_the_score() -> None:
-    for options in ({}, {"intra": "always"}, {"negative": False}, {"form": "reference"}):
-        matcher = matchers["naaf"](16, **options).eval()
+    naaf = matchers["naaf"]
+    variants = naaf(16), naaf(16, intra="always"), naaf(16, negative=False), reference()
+    for matcher in (variant.eval() for variant in variants):
         images, texts = batch()
         parts = matcher.word_parts(images[3:4], texts[5:6])
         total = (parts.positive + parts.negative).sum()
@@ -361,10 +362,10 @@ def test_effects_add_up_to_the_score() -> None:
 def test_all_words_below_the_boundary_leave_relevance_and_the_penalty() -> None:
     matcher = matchers["naaf"](16, boundary=0.999, intra="none").eval()
     images, texts = batch()
-    found = matcher.branches(one_pair(texts[:1], images[:1])[0], 0.999)
-    assert found.feature.abs().max() == 0
-    assert (found.negative < 0).all()
-    assert (found.relevance != 0).any()
+    found = matcher.effects(one_pair(texts[:1], images[:1])[0], 0.999)
+    assert found.s_f.abs().max() == 0
+    assert (found.s_neg < 0).all()
+    assert (found.s_r != 0).any()
     assert matcher(images, texts).isfinite().all()
 
 
@@ -448,8 +449,8 @@ def test_extra_pairs_scored_in_training_leave_the_thresholds_of_the_public_code_
 )
 def test_an_option_that_the_reference_form_does_not_read_is_refused(option) -> None:
     [name] = option
-    with pytest.raises(ConfigError, match=f"model.matcher.{name}=.*no effect with form=reference"):
-        reference(**option)
+    with pytest.raises(ConfigError, match=f"'naaf-reference' has no option '{name}'"):
+        matchers.create("naaf-reference", option, 16)
     matchers["naaf"](16, **option)
 
 

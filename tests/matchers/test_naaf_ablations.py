@@ -9,11 +9,12 @@ import torch
 
 from counterfoil.encoders import Encoded, l2_normalise
 from counterfoil.errors import ConfigError
-from counterfoil.kernels.host_sides import Kept
+from counterfoil.kernels.spec import LARGE_JOB_CELLS, ScoringJob
 from counterfoil.matchers import Observation, matchers
-from counterfoil.matchers.boundary import BINS, MismatchBoundary, close_histogram, histogram
 from counterfoil.matchers.copies import CopiedMatcher
-from counterfoil.matchers.similarity import one_pair
+from counterfoil.matchers.fragment_matcher import one_pair
+from counterfoil.matchers.mismatch_boundary import MismatchBoundary
+from counterfoil.matchers.mismatches import BINS, close_histogram, histogram
 
 
 def encoded(*items: list[list[float]]) -> Encoded:
@@ -54,29 +55,29 @@ def test_without_masks_every_word_counts_and_attends_to_every_region() -> None:
     assert bare - masked == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("form", ["paper", "reference"])
+@pytest.mark.parametrize("name", ["naaf", "naaf-reference"])
 @pytest.mark.parametrize("direction", ["t2i", "i2t", "both"])
 @pytest.mark.parametrize("training", [True, False])
 def test_without_masks_all_routes_give_the_scores_of_single_pairs(
-    form, direction, training
+    name, direction, training
 ) -> None:
-    matcher = matchers["naaf"](8, form=form, masks=False, direction=direction)
+    matcher = matchers[name](8, masks=False, direction=direction)
     matcher.mining = False
     matcher.train(training)
     images, texts = random_pair()
-    assert matcher.recipes() == ()  # what fused and compiled kernels are asked by
+    assert matcher.kernel_specs() == ()  # what fused and compiled kernels are asked by
     expected = torch.zeros(len(images), len(texts))
     for i in range(len(images)):
         for t in range(len(texts)):
             for side in matcher.directions:
                 pair = (texts[t : t + 1], images[i : i + 1])
                 tile, _ = one_pair(*(pair if side == "t2i" else pair[::-1]))
-                expected[i, t] += matcher.mean(tile, matcher.boundary_of(side)).item()
+                expected[i, t] += matcher.similarity(tile, matcher.boundary_of(side)).item()
     with torch.no_grad():
         torch.testing.assert_close(matcher(images, texts), expected)
-        matcher.kept, matcher.large_job = Kept(large=True), True
-        torch.testing.assert_close(matcher(images, texts), expected)
-    matched = matchers["naaf"](8, form=form, direction=direction).train(training)
+        job = ScoringJob(LARGE_JOB_CELLS)
+        torch.testing.assert_close(matcher.score_block(images, texts, job), expected)
+    matched = matchers[name](8, direction=direction).train(training)
     matched.mining = False
     assert not torch.allclose(matched(images, texts), expected, atol=1e-3)
 
@@ -141,24 +142,26 @@ def test_mismatched_estimates_that_are_not_updated_stay_those_of_the_first_updat
     [
         ({"mining": False, "mismatched": "all"}, "mismatched", "mining=false"),
         ({"mining": False, "update_mismatched": False}, "update_mismatched", "mining=false"),
-        ({"form": "reference", "mismatched": "all"}, "mismatched", "form=reference"),
-        (
-            {"form": "reference", "update_mismatched": False},
-            "update_mismatched",
-            "form=reference",
-        ),
         ({"masks": False, "negative": False, "alpha": 3.0}, "alpha", "masks=false and negative"),
         ({"masks": False, "negative": False, "boundary": 0.2}, "boundary", "masks=false and neg"),
-        (
-            {"masks": False, "form": "reference", "intra": "always"},
-            "intra",
-            "masks=false and form=reference",
-        ),
     ],
 )
 def test_an_ablation_that_another_option_makes_void_is_refused(options, unused, mode) -> None:
     with pytest.raises(ConfigError, match=f"model.matcher.{unused}=.*no effect with {mode}"):
         matchers["naaf"](16, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "unused", "mode"),
+    [
+        ({"masks": False, "intra": "always"}, "intra", "masks=false"),
+        ({"mining": False, "alpha": 3.0}, "alpha", "mining=false"),
+        ({"negative": False, "intra": "none"}, "intra", "negative=false"),
+    ],
+)
+def test_the_reference_refuses_what_another_option_makes_void(options, unused, mode) -> None:
+    with pytest.raises(ConfigError, match=f"model.matcher.{unused}=.*no effect with {mode}"):
+        matchers["naaf-reference"](16, **options)
 
 
 def test_an_unknown_way_of_sampling_mismatched_words_is_refused() -> None:
@@ -203,7 +206,7 @@ def test_copies_close_the_epoch_of_every_member() -> None:
 
 
 def test_the_form_of_the_public_code_keeps_a_histogram_too() -> None:
-    matcher = matchers["naaf"](2, form="reference", min_samples=1).train()
+    matcher = matchers["naaf-reference"](2, min_samples=1).train()
     matcher(REGIONS, WORDS)
     closed = matcher.close_epoch(0)["mismatch_histogram"]["t2i"]
     assert sum(closed["matched"]) == sum(closed["mismatched"]) > 0

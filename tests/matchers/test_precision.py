@@ -11,11 +11,10 @@ from counterfoil.encoders import l2_normalise
 from counterfoil.matchers import matchers
 from tests.matchers.test_conformance import DIM, FORMS, side
 
-NAMES = [*matchers, *FORMS, "naaf/both", "naaf/reference"]
+NAMES = [*matchers, *FORMS, "naaf/both"]
 OPTIONS = {
     **FORMS,
     "naaf/both": {"direction": "both"},
-    "naaf/reference": {"form": "reference"},
     "uniter": {"layers": 1, "heads": 2},
 }
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError
-from counterfoil.kernels import tiles
+from counterfoil.kernels import tiled
 from counterfoil.matchers import matchers
 from counterfoil.matchers.sgraf import REFERENCE_KEYS
 from tests.conftest import Fixture, assert_close, assert_gradient_close, load_fixture
@@ -66,7 +66,7 @@ def test_training_scores_and_statistics_of_images_agree_with_the_reference(name,
     fixture = load_fixture(f"sgraf-{name}")
     images, texts = encoded_pair(fixture)
     matcher = reference(name, fixture).train()
-    with mock.patch.object(tiles, "CPU_CELLS", cells):
+    with mock.patch.object(tiled, "CPU_CELLS", cells):
         assert_close(matcher(images, texts), fixture["out.train_nodropout.scores"])
     buffers = dict(matcher.named_buffers())
     for key in (key for key in fixture.tensors if key.startswith(BUFFERS + "v_global_w")):
@@ -81,7 +81,7 @@ def test_training_is_the_same_in_any_tiles(name) -> None:
         matcher = make(name).train()
         x = images.fragments.clone().requires_grad_()
         torch.manual_seed(1)  # of dropout
-        with mock.patch.object(tiles, "CPU_CELLS", cells):
+        with mock.patch.object(tiled, "CPU_CELLS", cells):
             scores = matcher(Encoded(x, images.mask), texts)
             (scores * torch.arange(25.0).view(5, 5)).sum().backward()
         slopes = [parameter.grad for parameter in matcher.parameters()]
@@ -92,8 +92,8 @@ def test_training_is_the_same_in_any_tiles(name) -> None:
             *(buffer.double() for buffer in matcher.buffers()),
         ]
 
-    for whole, tiled in zip(trained(1 << 22), trained(1), strict=True):
-        assert torch.allclose(whole, tiled, atol=1e-12)
+    for whole, cut in zip(trained(1 << 22), trained(1), strict=True):
+        assert torch.allclose(whole, cut, atol=1e-12)
 
 
 def test_running_statistics_take_one_step_towards_the_mean_over_texts() -> None:

@@ -45,7 +45,7 @@ def test_an_objective_refuses_an_option_without_effect(objective, options, unuse
         ("naaf", {"intra": "none", "lambda_intra": 3.0}, "lambda_intra", "intra=none"),
         ("naaf", {"negative": False, "intra": "always"}, "intra", "negative=false"),
         ("naaf", {"negative": False, "lambda_intra": 3.0}, "lambda_intra", "negative=false"),
-        ("naaf", {"form": "reference", "lambda_intra": 3.0}, "lambda_intra", "form=reference"),
+        ("naaf-reference", {"negative": False, "intra": "always"}, "intra", "negative=false"),
     ],
 )
 def test_a_matcher_refuses_an_option_without_effect(matcher, options, unused, mode) -> None:
@@ -61,7 +61,7 @@ def build_matcher(recipe: str, *overrides: str) -> None:
 @pytest.mark.parametrize(
     ("recipe", "override"),
     [
-        ("recipes/naaf-scenes.yaml", "model.matcher.form=reference"),
+        ("recipes/naaf-scenes.yaml", "model.matcher.mining=false"),
         ("recipes/flickr8k/naaf-no-intra.yaml", "model.matcher.negative=false"),
         ("recipes/flickr8k/naaf.yaml", "model.matcher.mining=false"),
         ("recipes/scan-i2t-coco.yaml", "model.matcher.aggregation=mean"),
@@ -76,7 +76,7 @@ def test_the_advice_for_an_option_that_a_recipe_sets_can_be_followed(recipe, ove
 
 def test_an_override_that_makes_an_option_of_the_recipe_useless_names_the_command() -> None:
     with pytest.raises(ConfigError, match=r"set model.matcher.adjust_epoch=15 \(its default\), or"):
-        build_matcher("recipes/naaf-scenes.yaml", "model.matcher.form=reference")
+        build_matcher("recipes/naaf-scenes.yaml", "model.matcher.mining=false")
     with pytest.raises(ConfigError, match=r"set model.matcher.lambda_lse=5.0 \(its default\), or"):
         build_matcher("recipes/scan-i2t-coco.yaml", "model.matcher.aggregation=mean")
 
@@ -85,8 +85,3 @@ def test_all_options_without_effect_are_named_at_once() -> None:
     advice = r"set model\.matcher\.alpha=2\.0 model\.matcher\.momentum=0\.1"
     with pytest.raises(ConfigError, match=advice):
         matchers["naaf"](32, mining=False, alpha=3.0, momentum=0.5)
-
-
-@pytest.mark.parametrize("others", [{}, {"intra": "none"}, {"negative": False}])
-def test_the_reference_form_takes_the_lambda_that_it_uses(others) -> None:
-    assert matchers["naaf"](32, form="reference", lambda_intra=5.0, **others).lambda_intra == 5

@@ -11,7 +11,8 @@ import torch
 
 from counterfoil.config import build_config
 from counterfoil.errors import TrainingError
-from counterfoil.matchers import boundary
+from counterfoil.matchers.host_scalars import PendingCopy
+from counterfoil.matchers.mismatch_boundary import MismatchBoundary
 from counterfoil.models import create_model
 from counterfoil.objectives import create_objective, objectives
 from counterfoil.objectives import meta as _meta  # noqa: F401 - registers the one that tries
@@ -80,13 +81,13 @@ def test_what_a_boundary_still_waits_for_is_no_trace_of_a_trial(monkeypatch) -> 
     def sent(cls, pending, epoch):
         return cls(pending.clone(), Passed(), epoch)
 
-    monkeypatch.setattr(boundary._OnItsWay, "send", classmethod(sent))
+    monkeypatch.setattr(PendingCopy, "start", classmethod(sent))
 
     def taught(trials: bool) -> dict[str, torch.Tensor]:
-        learned = boundary.MismatchBoundary(1.0, 99, 0.5, 1)
+        learned = MismatchBoundary(1.0, 99, 0.5, 1)
         for step in range(3):
             rows = [[10, 6.0 + step, 4.0], [10, 2.0, 1.0]]
-            learned.take(torch.tensor(rows, dtype=torch.float64), 0)
+            learned.accumulate(torch.tensor(rows, dtype=torch.float64), 0)
             if trials:
                 with traceless(learned, torch.device("cpu")):
                     assert learned.value >= 0

@@ -8,7 +8,6 @@ matrix in memory, one on disk (`score_file`), or only the best of each row and c
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,19 +26,13 @@ from counterfoil.evaluation.score_plan import (
     plan_scores,
 )
 from counterfoil.evaluation.transfers import Arrival, to_host
-from counterfoil.kernels.fused_pairs import MANY
-from counterfoil.kernels.host_sides import Kept
+from counterfoil.kernels.spec import ScoringJob
 from counterfoil.matchers import Matcher
 from counterfoil.matchers.cross_encoder import CrossEncoder
-from counterfoil.matchers.local import LocalMatcher
-from counterfoil.matchers.similarity import SimilarityMatcher
+from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher
 from counterfoil.progress import Progress, Silent
 
 LABEL = "scoring"
-
-LARGE = 1 << 22
-"""Word-region similarities of a job from which on a CPU compiles, and may round them, where that
-is faster."""
 
 LONGEST = 255.0
 """Of fragments in half precision: inner products of longer ones may be beyond its range."""
@@ -66,20 +59,19 @@ def scored_tiles(
     done: Collection[int] = (),
 ) -> Iterator[tuple[ScoreTile, Tensor]]:
     """Tiles that are not ``done``, each with its scores in float32 on the matcher's device."""
-    rows, shown, kept = None, images, None
+    rows, shown = None, images
     images, texts = for_kernels(matcher, images), for_kernels(matcher, texts)
-    cells = len(images) * int(texts.mask.sum()) * images.mask.shape[1]
+    job = ScoringJob(len(images) * int(texts.mask.sum()) * images.mask.shape[1])
     ends = extents(texts)
     for tile in plan.tiles:
         if tile.number in done:
             continue
         if tile.rows != rows:
             rows, shown = tile.rows, _trimmed(images[tile.rows])
-            kept = Kept(large=cells >= LARGE)
         columns = plan.columns(tile)
         said = _trimmed(texts, ends[columns])[columns]  # in this order less is copied
-        with torch.inference_mode(), _as_part(matcher, cells >= MANY, kept):
-            block = matcher(shown, said).float()
+        with torch.inference_mode():
+            block = matcher.score_block(shown, said, job).float()
         yield tile, block
 
 
@@ -93,27 +85,13 @@ def for_kernels(matcher: Matcher, encoded: Encoded) -> Encoded:
     if isinstance(matcher, CrossEncoder) and matcher.rounds(encoded.mask.device):
         return replace(encoded, fragments=encoded.fragments.bfloat16())
     with torch.inference_mode():
-        if not isinstance(matcher, SimilarityMatcher) or not matcher.halved(encoded.mask.device):
+        if not isinstance(matcher, CrossAttentionMatcher) or not matcher.accepts_half(
+            encoded.mask.device
+        ):
             return encoded
         if not encoded.fragments.numel() or encoded.fragments.norm(dim=-1).max() > LONGEST:
             return encoded
         return replace(encoded, fragments=encoded.fragments.half())
-
-
-@contextmanager
-def _as_part(matcher: Matcher, large: bool, kept: Kept | None) -> Iterator[None]:
-    """Score a tile as a part of a job of this size, with what is kept of its images."""
-    parts = [part for part in matcher.modules() if isinstance(part, LocalMatcher)]
-    for part in parts:
-        part.large_job = large
-        if isinstance(part, SimilarityMatcher):
-            part.kept = kept
-    try:
-        yield
-    finally:  # no trace: what a matcher holds is part of its mark
-        for part in parts:
-            vars(part).pop("large_job", None)
-            vars(part).pop("kept", None)
 
 
 def on_host(tiles: Iterator[tuple[ScoreTile, Tensor]]) -> Iterator[tuple[ScoreTile, Tensor]]:
@@ -173,11 +151,11 @@ def score_on_device(
     return scores
 
 
-def by_kernels(matcher: Matcher, images: Encoded) -> bool:
-    """Whether fused kernels score these, on whose device the matrix may be put together."""
+def by_kernels(matcher: Matcher, encoded: Encoded) -> bool:
+    """Whether fused kernels score these; the matrix may then be built on their device."""
     with torch.inference_mode():
-        device = images.mask.device
-        return isinstance(matcher, SimilarityMatcher) and matcher.halved(device)
+        device = encoded.mask.device
+        return isinstance(matcher, CrossAttentionMatcher) and matcher.accepts_half(device)
 
 
 def _width(encoded: Encoded) -> int:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from counterfoil.encoders import Encoded
-from counterfoil.kernels.fused import WORDS
-from counterfoil.kernels.tiles import free_on_gpu
+from counterfoil.kernels.spec import WORDS
+from counterfoil.kernels.tiled import free_on_gpu
 
 CPU_CELLS, GPU_CELLS = 1 << 26, 1 << 32
 """Most word-region similarities of a tile: enough to be fast, few enough to be stopped between."""

@@ -1,11 +1,11 @@
-"""By what a model's pairs are scored, for those who wonder why it takes so long."""
+"""Explains which scoring path is in use (fused kernel or PyTorch)."""
 
 from __future__ import annotations
 
-from counterfoil.kernels.fused import without_kernels
-from counterfoil.kernels.fused_training import trainable
+from counterfoil.kernels.spec import without_kernels
+from counterfoil.kernels.triton.training import trainable
 from counterfoil.matchers.copies import CopiedMatcher
-from counterfoil.matchers.similarity import SimilarityMatcher
+from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher
 from counterfoil.models.model import Model
 
 
@@ -17,9 +17,9 @@ def fallback(model: Model, training: bool = False) -> str | None:
     """
     matcher = model.matcher
     first = matcher.members[0] if isinstance(matcher, CopiedMatcher) else matcher
-    if not isinstance(first, SimilarityMatcher) or not first.recipes():
+    if not isinstance(first, CrossAttentionMatcher) or not first.kernel_specs():
         return None
     line = without_kernels(model.device)
-    if line is None and training and not all(trainable(recipe) for recipe in first.recipes()):
+    if line is None and training and not all(trainable(spec) for spec in first.kernel_specs()):
         return "training by PyTorch: the fused kernel of this matcher has no backward pass"
     return line

@@ -1,4 +1,4 @@
-"""The fast paths of the matchers: the Gram identity in PyTorch, the tile planner."""
+"""How matchers score pairs: PyTorch's tiled path, and Triton kernels behind one dispatcher."""
 
 from counterfoil.kernels.attention import (
     attended_cosine,
@@ -9,7 +9,7 @@ from counterfoil.kernels.attention import (
     masked_softmax,
     similarities,
 )
-from counterfoil.kernels.tiles import TilePlan, plan_tiles
+from counterfoil.kernels.tiled import TilePlan, plan_tiles
 
 __all__ = [
     "TilePlan",

@@ -4,11 +4,14 @@ With w the weights of a word over an image's regions V, the context v̂ = Σ w_r
 exist: u·v̂ = Σ w_r s_r and ‖v̂‖² = wᵀ(VVᵀ)w (the Gram identity), so nothing of size
 pairs × words × D is built, forward or backward.
 
-Shapes: I images, T texts, W words, R regions, D width; in tiles, Q asking items with N fragments
-and C answering items with K fragments (texts ask images, or images texts).
+Shapes: I images, T texts, W words, R regions, D width; in tiles, Q query items with N fragments
+and C key items with K fragments (texts ask images, or images texts).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -81,23 +84,120 @@ def leaky(sims: Tensor) -> Tensor:
 def packed_cosine(
     sims_QNCK: Tensor, weights_QNCK: Tensor, gram_CKK: Tensor, norms_QN: Tensor
 ) -> Tensor:
-    """Cosine [Q, N, C] of each asking fragment with the context its weights make.
+    """Cosine [Q, N, C] of each query fragment with the context its weights make.
 
     A cosine does not see the scale of the context, so the weights need not add up to one. The norms
-    of asking fragments may differ by answering item, too: [Q, N, C].
+    of query fragments may differ by key item, too: [Q, N, C].
     """
     numerator = (weights_QNCK * sims_QNCK).sum(-1)
     q, n, c, k = weights_QNCK.shape
     flat = weights_QNCK.reshape(q * n, c, k).transpose(0, 1)  # [C, QN, K]
     squared = (torch.bmm(flat, gram_CKK) * flat).sum(-1).T.reshape(q, n, c)
     nothing = squared <= 0  # attends to nothing: cosine 0, and no gradient through the root
-    asking = norms_QN if norms_QN.ndim == 3 else norms_QN[..., None]
-    norms = squared.masked_fill(nothing, 1.0).sqrt() * asking
+    query = norms_QN if norms_QN.ndim == 3 else norms_QN[..., None]
+    norms = squared.masked_fill(nothing, 1.0).sqrt() * query
     return (numerator / norms.clamp(min=EPS)).masked_fill(nothing, 0.0)
 
 
-def answer_softmax(logits_QNCK: Tensor, answers_CK: Tensor | None) -> Tensor:
-    """Softmax over the real answering fragments; None means that all are real."""
-    if answers_CK is None:
+def key_softmax(logits_QNCK: Tensor, key_mask_CK: Tensor | None) -> Tensor:
+    """Softmax over the real key fragments; None means that all are real."""
+    if key_mask_CK is None:
         return logits_QNCK.softmax(-1)
-    return masked_softmax(logits_QNCK, answers_CK)
+    return masked_softmax(logits_QNCK, key_mask_CK)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a few query items and a few key items are scored from.
+
+    All query items of a tile have the same number of fragments, so there is no padding on their
+    side. ``key_mask`` [C, K] says which key fragments are real; None: all of them. ``query_gram``
+    are the inner products of a query item's fragments with each other, where wanted.
+    """
+
+    sims_QNCK: Tensor
+    norms_QN: Tensor
+    gram_CKK: Tensor
+    query_gram_QNN: Tensor | None
+    key_mask_CK: Tensor | None
+
+
+Score = Callable[[Tile], Tensor]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A tile's place: rows of packed fragments, query items, key items."""
+
+    fragments: slice
+    queries: slice
+    length: int
+    keys: slice
+
+
+def spans(lengths: list[int], keys: int, fragments: int, cells: int) -> Iterator[Span]:
+    """Tiles over query items sorted by length; each holds items of one length."""
+    start = 0
+    item = 0
+    while item < len(lengths):
+        length = lengths[item]
+        same = item
+        while same < len(lengths) and lengths[same] == length:
+            same += 1
+        per_item = max(1, length) * fragments
+        columns = max(1, min(keys, cells // per_item))
+        rows = max(1, cells // (per_item * columns))
+        for first in range(item, same, rows):
+            last = min(first + rows, same)
+            here = slice(start + (first - item) * length, start + (last - item) * length)
+            for left in range(0, keys, columns):
+                right = min(left + columns, keys)
+                yield Span(here, slice(first, last), length, slice(left, right))
+        start += (same - item) * length
+        item = same
+
+
+@dataclass(frozen=True)
+class Block:
+    """Packed similarities [ΣN, C, K] of query items sorted by length, and both sides.
+
+    ``norms`` [ΣN] are the lengths of the query fragments; ``query_gram`` [Q, N, N], if needed, is
+    padded to the longest item.
+    """
+
+    sims: Tensor
+    norms: Tensor
+    gram: Tensor
+    query_gram: Tensor | None
+    key_mask: Tensor | None
+    lengths: list[int]
+
+    def tile(self, span: Span) -> Tile:
+        n = span.length
+        shape = (span.queries.stop - span.queries.start, n)
+        sims = self.sims[span.fragments, span.keys]
+        return Tile(
+            sims.reshape(*shape, *sims.shape[1:]),
+            self.norms[span.fragments].reshape(shape),
+            self.gram[span.keys],
+            self.query_gram[span.queries, :n, :n] if self.query_gram is not None else None,
+            self.key_mask[span.keys] if self.key_mask is not None else None,
+        )
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Both sides of a block: packed query fragments [ΣN, D] with what `Block` says of them, and
+    key fragments [C, K, D] with their Gram matrices."""
+
+    packed: Tensor
+    norms: Tensor
+    query_gram: Tensor | None
+    v: Tensor
+    gram: Tensor
+    key_mask: Tensor | None
+    lengths: list[int]
+
+    def block(self) -> Block:
+        sims = (self.packed @ self.v.flatten(0, 1).T).view(len(self.packed), *self.v.shape[:2])
+        return Block(sims, self.norms, self.gram, self.query_gram, self.key_mask, self.lengths)

@@ -7,10 +7,11 @@ from counterfoil.matchers import embedding as _embedding  # noqa: F401 - registe
 from counterfoil.matchers import gsmn as _gsmn  # noqa: F401
 from counterfoil.matchers import imram as _imram  # noqa: F401
 from counterfoil.matchers import naaf as _naaf  # noqa: F401
+from counterfoil.matchers import naaf_reference as _naaf_reference  # noqa: F401
 from counterfoil.matchers import scan as _scan  # noqa: F401
 from counterfoil.matchers import sets as _sets  # noqa: F401
 from counterfoil.matchers import sgraf as _sgraf  # noqa: F401
 from counterfoil.matchers.base import Matcher, Observation, matchers
-from counterfoil.matchers.local import LocalMatcher, WordParts
+from counterfoil.matchers.fragment_matcher import FragmentMatcher, WordParts
 
-__all__ = ["LocalMatcher", "Matcher", "Observation", "WordParts", "matchers"]
+__all__ = ["FragmentMatcher", "Matcher", "Observation", "WordParts", "matchers"]

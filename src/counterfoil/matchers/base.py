@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from counterfoil.encoders.encoded import Encoded, Needs
 from counterfoil.errors import ConfigError
+from counterfoil.kernels.spec import ScoringJob
 from counterfoil.registry import Registry
 
 matchers: Registry[type[Matcher]] = Registry("matcher")
@@ -58,6 +59,11 @@ class Matcher(nn.Module):
 
     def forward(self, images: Encoded, texts: Encoded) -> Tensor:
         raise NotImplementedError
+
+    def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
+        """`forward` for a block of a larger job, by whose size a matcher may choose its way."""
+        scores: Tensor = self(images, texts)
+        return scores
 
     def paired(self, images: Encoded, texts: Encoded) -> Tensor | None:
         """Scores [n] of image ``k`` with text ``k``; None where blocks of all pairs do as well."""

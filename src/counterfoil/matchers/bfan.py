@@ -10,12 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.kernels.attention import EPS, TIE, answer_softmax, leaky, packed_cosine
-from counterfoil.kernels.blocks import Tile
-from counterfoil.kernels.fused import Recipe
+from counterfoil.kernels.attention import EPS, TIE, Tile, key_softmax, leaky, packed_cosine
+from counterfoil.kernels.spec import KernelSpec
 from counterfoil.matchers.base import matchers
-from counterfoil.matchers.local import WordParts
-from counterfoil.matchers.similarity import SimilarityMatcher, one_pair
+from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher, WordParts, one_pair
 
 Focal = Literal["equal", "prob"]
 
@@ -39,7 +37,7 @@ def focus(weights: Tensor, mask: Tensor | None, focal: Focal) -> Tensor:
 
 
 @matchers.register("bfan")
-class BFAN(SimilarityMatcher):
+class BFAN(CrossAttentionMatcher):
     """BFAN: words attend to the relevant regions, regions to the relevant words; cosines, averaged.
 
     The score is the sum of both directions (up to 2), or one of them.
@@ -57,19 +55,19 @@ class BFAN(SimilarityMatcher):
         self.focal: Focal = focal
         self.lambda_softmax, self.direction = lambda_softmax, direction
 
-    def recipes(self) -> tuple[Recipe, ...]:
-        words = Recipe("bfan", scale=self.lambda_softmax, prob=self.focal == "prob")
+    def kernel_specs(self) -> tuple[KernelSpec, ...]:
+        words = KernelSpec("bfan", scale=self.lambda_softmax, prob=self.focal == "prob")
         regions = replace(words, asking="regions")
         both = {"t2i": (words,), "i2t": (regions,), "both": (words, regions)}
         return both[self.direction]
 
-    def eager(self, images: Encoded, texts: Encoded) -> Tensor:
+    def torch_scores(self, images: Encoded, texts: Encoded) -> Tensor:
         if self.direction == "t2i":
-            return self.directed(texts, images, self.score).T
-        of_regions = self.directed(images, texts, self.score)
+            return self.attend(texts, images, self.score).T
+        of_regions = self.attend(images, texts, self.score)
         if self.direction == "i2t":
             return of_regions
-        return self.directed(texts, images, self.score).T + of_regions
+        return self.attend(texts, images, self.score).T + of_regions
 
     def score(self, tile: Tile) -> Tensor:
         return self.relevance(tile)[0].mean(1)
@@ -82,8 +80,8 @@ class BFAN(SimilarityMatcher):
         would drop the lower ones.
         """
         attention = F.normalize(leaky(tile.sims_QNCK), dim=1, eps=EPS)
-        weights = answer_softmax(self.lambda_softmax * attention, tile.answers_CK)
-        weights = focus(weights, tile.answers_CK, self.focal)
+        weights = key_softmax(self.lambda_softmax * attention, tile.key_mask_CK)
+        weights = focus(weights, tile.key_mask_CK, self.focal)
         return packed_cosine(tile.sims_QNCK, weights, tile.gram_CKK, tile.norms_QN), weights
 
     def word_parts(self, image: Encoded, text: Encoded) -> WordParts | None:

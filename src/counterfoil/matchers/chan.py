@@ -9,13 +9,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.kernels.attention import answer_softmax, packed_cosine
-from counterfoil.kernels.blocks import Tile
-from counterfoil.kernels.fused import Recipe
+from counterfoil.kernels.attention import Tile, key_softmax, packed_cosine
+from counterfoil.kernels.spec import KernelSpec
 from counterfoil.matchers.base import matchers
-from counterfoil.matchers.local import WordParts
+from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher, WordParts, one_pair
 from counterfoil.matchers.scan import aggregate
-from counterfoil.matchers.similarity import SimilarityMatcher, one_pair
 from counterfoil.registry import refuse_unused
 
 Coding = Literal["vha", "tha", "vsa"]
@@ -23,7 +21,7 @@ Pooling = Literal["lse", "mean", "max", "sum", "softmax"]
 
 
 @matchers.register("chan")
-class CHAN(SimilarityMatcher):
+class CHAN(CrossAttentionMatcher):
     """CHAN: hard assignment of each word to its most similar region, then pooling over words.
 
     ``coding``: "vha" assigns words to regions, "tha" regions to words; "vsa" is the soft form of
@@ -52,12 +50,12 @@ class CHAN(SimilarityMatcher):
         if pooling not in ("lse", "softmax"):
             refuse_unused(CHAN, "model.matcher", f"pooling={pooling}", beta=beta)
 
-    def recipes(self) -> tuple[Recipe, ...]:
+    def kernel_specs(self) -> tuple[KernelSpec, ...]:
         if self.coding != "vha":
             return ()
         plain = self.form == "paper" or self.pooling != "lse"
         return (
-            Recipe(
+            KernelSpec(
                 "chan",
                 pooling=self.pooling,
                 sharpness=1 / self.beta,
@@ -65,27 +63,27 @@ class CHAN(SimilarityMatcher):
             ),
         )
 
-    def eager(self, images: Encoded, texts: Encoded) -> Tensor:
+    def torch_scores(self, images: Encoded, texts: Encoded) -> Tensor:
         if self.coding == "vha":
-            return self.directed(texts, images, self.score).T
-        return self.directed(images, texts, self.score)
+            return self.attend(texts, images, self.score).T
+        return self.attend(images, texts, self.score)
 
     def score(self, tile: Tile) -> Tensor:
-        """One score [Q, C] from what each asking fragment found."""
+        """One score [Q, C] from what each query fragment found."""
         coded = self._coded(tile)  # [Q, N, C]
         if self.pooling == "softmax":
             return ((coded / self.beta).softmax(1) * coded).sum(1)
         score = aggregate(coded, None, self.pooling, lambda_lse=1 / self.beta, dim=1)
         if self.pooling == "lse" and self.form == "reference":
             score = score / self.beta
-        if tile.answers_CK is not None:
-            score = score.masked_fill(~tile.answers_CK.any(1), 0.0)
+        if tile.key_mask_CK is not None:
+            score = score.masked_fill(~tile.key_mask_CK.any(1), 0.0)
         return score
 
     def _coded(self, tile: Tile) -> Tensor:
         if self.coding != "vsa":
             return highest(tile)
-        weights = answer_softmax(tile.sims_QNCK / self.alpha, tile.answers_CK)
+        weights = key_softmax(tile.sims_QNCK / self.alpha, tile.key_mask_CK)
         return packed_cosine(tile.sims_QNCK, weights, tile.gram_CKK, tile.norms_QN)
 
     def word_parts(self, image: Encoded, text: Encoded) -> WordParts | None:
@@ -102,8 +100,8 @@ class CHAN(SimilarityMatcher):
 
 
 def highest(tile: Tile) -> Tensor:
-    """Largest similarity [Q, N, C] of each asking fragment; zero where nothing answers."""
-    if tile.answers_CK is None:
+    """Largest similarity [Q, N, C] of each query fragment; zero where nothing answers."""
+    if tile.key_mask_CK is None:
         return tile.sims_QNCK.amax(-1)
-    best = tile.sims_QNCK.masked_fill(~tile.answers_CK, -torch.inf).amax(-1)
-    return best.masked_fill(~tile.answers_CK.any(1), 0.0)
+    best = tile.sims_QNCK.masked_fill(~tile.key_mask_CK, -torch.inf).amax(-1)
+    return best.masked_fill(~tile.key_mask_CK.any(1), 0.0)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from counterfoil.encoders.copies import members_of
 from counterfoil.encoders.encoded import Encoded
+from counterfoil.kernels.spec import ScoringJob
 from counterfoil.matchers.base import Matcher, Observation
 from counterfoil.matchers.paired import paired_scores
 
@@ -27,6 +28,15 @@ class CopiedMatcher(Matcher):
 
     def forward(self, images: Encoded, texts: Encoded) -> Tensor:
         return torch.stack(self.each(images, texts)).mean(0)
+
+    def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
+        count = len(self.members)
+        sides = zip(self.members, members_of(images, count), members_of(texts, count), strict=True)
+        scores = []
+        for member, of_images, of_texts in sides:
+            assert isinstance(member, Matcher)  # noqa: S101 - nn.ModuleList forgets the type
+            scores.append(member.score_block(of_images, of_texts, job))
+        return torch.stack(scores).mean(0)
 
     def each(self, images: Encoded, texts: Encoded) -> tuple[Tensor, ...]:
         """Scores of each member."""

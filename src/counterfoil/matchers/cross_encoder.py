@@ -12,11 +12,12 @@ from torch.utils.checkpoint import checkpoint
 from counterfoil.encoders.bert_weights import HEAD, Bert
 from counterfoil.encoders.encoded import HALVES, Encoded
 from counterfoil.encoders.transformer import Transformer, in_precision, initialise
-from counterfoil.kernels.tiles import plan_tiles
+from counterfoil.kernels.spec import ScoringJob
+from counterfoil.kernels.tiled import plan_tiles
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.cross_heads import CrossHeads, Head
 from counterfoil.matchers.cross_pairs import PairTokens, chunks
-from counterfoil.matchers.local import LocalMatcher, fragments
+from counterfoil.matchers.fragment_matcher import FragmentMatcher, fragments
 
 MOST_PAIRS = 1 << 15
 """Pairs that go through the transformer together: CUDA's attention takes fewer than 65,536."""
@@ -42,7 +43,7 @@ class CrossStates:
 
 
 @matchers.register("uniter")
-class CrossEncoder(LocalMatcher):
+class CrossEncoder(FragmentMatcher):
     """UNITER: one transformer over the words and regions of each pair (Chen et al. 2020).
 
     The score is a logit or, so that a margin of 0.2 means something, its sigmoid. ``heads=0`` takes
@@ -150,9 +151,9 @@ class CrossEncoder(LocalMatcher):
         """Whether gradients are wanted, or dropout, whose draws depend on the order of pairs."""
         return self.training or torch.is_grad_enabled()
 
-    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
+    def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
         if self._learning:
-            return super().forward(images, texts)
+            return super().score_block(images, texts, job)
         scores = self._asked(images, texts, *_all_pairs(images, texts))
         return scores.view(len(images), len(texts))
 
@@ -160,9 +161,7 @@ class CrossEncoder(LocalMatcher):
         scores = self._scores(images, texts, *_all_pairs(images, texts))
         return scores.view(len(images), len(texts))
 
-    def _tile(self, images: Encoded, texts: Encoded, recompute: bool) -> Tensor:
-        if not recompute:
-            return self.tile(images, texts)
+    def _recomputed_tile(self, images: Encoded, texts: Encoded) -> Tensor:
         # unlike other matchers' tiles, this one must see the same dropout again
         scores: Tensor = checkpoint(self.tile, images, texts, use_reentrant=False)
         return scores

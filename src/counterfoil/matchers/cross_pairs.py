@@ -9,7 +9,7 @@ from torch import Tensor
 
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.transformer import Packing, taken
-from counterfoil.matchers.local import fragments
+from counterfoil.matchers.fragment_matcher import fragments
 
 ENOUGH_TOKENS = 1 << 14
 """Tokens of equally long sequences that are worth a pass by themselves.

@@ -18,7 +18,7 @@ from counterfoil.encoders.joint import xavier_linear
 from counterfoil.errors import ConfigError, DataError
 from counterfoil.kernels.attention import EPS, l2_over, leaky, masked_softmax
 from counterfoil.matchers.base import matchers
-from counterfoil.matchers.local import LocalMatcher, fragments
+from counterfoil.matchers.fragment_matcher import FragmentMatcher, fragments
 from counterfoil.matchers.precision import single, single_precision
 from counterfoil.registry import refuse_unused
 
@@ -147,7 +147,7 @@ class TextualGraph(StructureMatching):
 
 
 @matchers.register("gsmn")
-class GraphStructuredMatching(LocalMatcher):
+class GraphStructuredMatching(FragmentMatcher):
     """GSMN: nodes of both graphs matched block by block, then with their neighbours; summed.
 
     Edges between words are softmax(λ u·u′) with ``graph="dense"``; ``"sparse"`` keeps those of the

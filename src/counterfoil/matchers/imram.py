@@ -12,7 +12,7 @@ from counterfoil.encoders.encoded import Encoded, l2_normalise
 from counterfoil.errors import ConfigError
 from counterfoil.kernels.attention import attended_cosine, gram, masked_softmax, similarities
 from counterfoil.matchers.base import matchers
-from counterfoil.matchers.local import LocalMatcher, fragments
+from counterfoil.matchers.fragment_matcher import FragmentMatcher, fragments
 from counterfoil.matchers.precision import single, single_precision
 from counterfoil.matchers.scan import aggregate, normalise_raw
 
@@ -47,7 +47,7 @@ class MemoryDistillation(nn.Module):
 
 
 class RecurrentAttention(nn.Module):
-    """One direction: in each step every asking fragment attends to the other side, then changes."""
+    """One direction: in each step every query fragment attends to the other side, then changes."""
 
     def __init__(self, embed_size: int, steps: int, lambda_softmax: float, normalise: bool) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class RecurrentAttention(nn.Module):
 
 
 @matchers.register("imram")
-class IMRAM(LocalMatcher):
+class IMRAM(FragmentMatcher):
     """IMRAM: K steps of attention with a gated memory; the score is the sum over steps and sides.
 
     ``mode``: "text" lets words ask regions, "image" regions words, "full" both, each with weights
@@ -107,7 +107,7 @@ class IMRAM(LocalMatcher):
             self.image = RecurrentAttention(embed_size, steps, lambda_softmax, normalise)
 
     def cells_per_pair(self, words: int, regions: int) -> int:
-        # after each step but the last, every asking fragment of a pair has a gate, an update and a
+        # after each step but the last, every query fragment of a pair has a gate, an update and a
         # new query of D numbers each
         asking = words * (self.text is not None) + regions * (self.image is not None)
         return words * regions + asking * self.embed_size * (self.steps - 1)

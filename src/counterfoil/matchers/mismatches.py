@@ -7,8 +7,9 @@ takes its similarities with all regions of that other image.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,8 +19,10 @@ from torch.nn import functional as F
 from counterfoil.data.on_host import surely_whole
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.base import Observation
-from counterfoil.matchers.boundary import histogram, moments
-from counterfoil.matchers.local import fragments
+from counterfoil.matchers.fragment_matcher import fragments
+
+BINS = 400
+"""Bins of the histograms of similarities, from −1 to 1. Cosines beyond are rounding errors."""
 
 Mismatched = Literal["max", "all"]
 """What a word gives as mismatched: its highest similarity (eq. 14), or all of them."""
@@ -27,7 +30,7 @@ Mismatched = Literal["max", "all"]
 
 @dataclass(frozen=True)
 class Samples:
-    """Similarities [P, 2, N], matched and mismatched, and which of them count."""
+    """S⁺ and S⁻ of eq. 2 and 1 as one tensor [P, 2, N], and which of its values count."""
 
     values: Tensor
     counted: Tensor
@@ -83,7 +86,7 @@ class Mismatches:
         sims = self.sims
         if not self.whole[side == "t2i"]:
             sims = sims.masked_fill(~answers, -2.0)
-        values = sims.amax(axis)
+        values = sims.amax(axis)  # eq. 13 in row 0, eq. 14 in row 1
         best = Samples(values, (asking & self.counted[..., None]).expand_as(values))
         return best if mismatched == "max" else self._with_all(best)
 
@@ -145,3 +148,57 @@ def _own_scores(seen: Observation) -> Tensor:
 def _highest_wrong(seen: Observation) -> Tensor:
     """Of each caption, the highest score with an image that is not its own."""
     return seen.scores.masked_fill(seen.not_wrong, -torch.inf).amax(0)
+
+
+def moments(
+    samples: Tensor, counted: Tensor | None = None, dim: tuple[int, ...] | None = None
+) -> Tensor:
+    """Number, sum and sum of squares [..., 3] of samples, or of those that are ``counted``.
+
+    Over all axes or some (``dim``), in double precision.
+    """
+    if counted is None:
+        counted = torch.ones_like(samples, dtype=torch.bool)
+    kept, wide = torch.where(counted, samples, 0.0), torch.float64  # no product: 0 · NaN counts
+    over = tuple(range(samples.ndim)) if dim is None else dim
+    squares = torch.linalg.vector_norm(kept, dim=over, dtype=wide).square()
+    return torch.stack([counted.sum(over, dtype=wide), kept.sum(over, dtype=wide), squares], -1)
+
+
+@torch.no_grad()
+def histogram(samples: Tensor, counted: Tensor | None = None) -> Tensor:
+    """Counts [kinds, BINS] of samples [P, kinds, N], or of those that are ``counted``."""
+    kinds = samples.shape[1]
+    places = ((samples.float() + 1) * (BINS / 2)).long().clamp_(0, BINS - 1)
+    places += BINS * torch.arange(kinds, device=samples.device)[:, None]
+    ones = torch.ones_like(places) if counted is None else counted.to(places.dtype)
+    counts = places.new_zeros(kinds * BINS)
+    # not bincount, for which the host waits
+    return counts.scatter_add_(0, places.flatten(), ones.flatten()).view(kinds, BINS)
+
+
+def close_histogram(counts: Tensor, boundary: float, alpha: float | None) -> dict[str, Any]:
+    """Counts [2, BINS] as plain values without the empty ends; the counts become zero.
+
+    ``alpha`` is None when the boundary is μ₊ − 3σ₊. Nothing was sampled: an empty record.
+    """
+    matched, mismatched = ([int(count) for count in row] for row in counts.tolist())
+    counts.zero_()
+    filled = [k for k, pair in enumerate(zip(matched, mismatched, strict=True)) if any(pair)]
+    if not filled:
+        return {}
+    first, last = filled[0], filled[-1] + 1
+    return {
+        "low": 2 * first / BINS - 1,
+        "high": 2 * last / BINS - 1,
+        "matched": matched[first:last],
+        "mismatched": mismatched[first:last],
+        "boundary": boundary,
+        "alpha": alpha,
+    }
+
+
+def mean_and_std(number: float, total: float, squares: float) -> tuple[float, float]:
+    """Of samples with these moments; the deviation is that of n - 1."""
+    mean = total / number
+    return mean, math.sqrt(max(0.0, (squares - number * mean**2) / max(1.0, number - 1)))

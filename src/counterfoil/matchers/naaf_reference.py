@@ -8,7 +8,9 @@ is the one place that goes caption by caption. The paper's form does not.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +18,17 @@ from torch import Tensor, nn
 from counterfoil.collectives import world_size
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.errors import ConfigError
-from counterfoil.matchers.boundary import BINS, close_histogram, histogram
+from counterfoil.kernels.attention import Tile, leaky
+from counterfoil.kernels.spec import ScoringJob
+from counterfoil.matchers.base import Observation, matchers
+from counterfoil.matchers.mismatches import BINS, close_histogram, histogram
+from counterfoil.matchers.naaf import NAAF, Direction, Intra
+from counterfoil.matchers.paired import block_diagonals
 from counterfoil.matchers.precision import single_fragments, single_precision
+from counterfoil.registry import refuse_unused
 
-if TYPE_CHECKING:
-    from counterfoil.matchers.naaf import NAAF
+LAMBDA_INTRA = 5.0
+"""λ of the propagation gate in the public code."""
 
 KEPT = 0.3
 """Share of the old boundary in a new one."""
@@ -72,29 +80,132 @@ class ReferenceBoundary(nn.Module):
             self.state[place] = (1 - KEPT) * inside_unit + KEPT * self.state[place]
 
 
-def score_with_mining(matcher: NAAF, images: Encoded, texts: Encoded) -> Tensor:
+@matchers.register("naaf-reference")
+class ReferenceNAAF(NAAF):
+    """NAAF as the public code computes and trains it, for its checkpoints.
+
+    What differs from the paper: the boundary is recomputed caption by caption within a batch, with
+    the least similar image as the wrong one; at inference it is μ₊ − 3σ₊; the relevance weights
+    use LeakyReLU; words are taken as unit vectors; propagation (eq. 9, with λ = 5) only decides
+    which words count. Options without effect are refused.
+    """
+
+    activation: ClassVar[Literal["relu", "leaky"]] = "leaky"
+    propagation: ClassVar[Literal["spread", "gate"]] = "gate"
+    unit_words: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        embed_size: int,
+        *,
+        lambda_softmax: float = 20.0,
+        intra: Intra = "inference",
+        direction: Direction = "t2i",
+        negative: bool = True,
+        mining: bool = True,
+        masks: bool = True,
+        alpha: float = 2.0,
+        min_samples: int = 200,
+    ) -> None:
+        super().__init__(
+            embed_size,
+            lambda_softmax=lambda_softmax,
+            lambda_intra=LAMBDA_INTRA,
+            intra=intra,
+            direction=direction,
+            negative=negative,
+            mining=mining,
+            masks=masks,
+            alpha=alpha,
+            min_samples=min_samples,
+        )
+
+    def _create_boundaries(
+        self, boundary: float, momentum: float, min_samples: int, update_mismatched: bool
+    ) -> None:
+        self.reference = ReferenceBoundary(self.alpha, min_samples)
+
+    def _refuse_unused(self, options: dict[str, Any]) -> None:
+        super()._refuse_unused(options)
+        if not self.masks:  # propagation is a mask here
+            refuse_unused(type(self), "model.matcher", "masks=false", intra=options["intra"])
+
+    def boundary_of(self, side: str) -> float:
+        return self.reference.thres if self.training else self.reference.thres_safe
+
+    def negative_effect(self, s_i: Tensor, query_gram: Tensor | None) -> Tensor:
+        if query_gram is None or not self.needs_query_gram or not self.masks:
+            return super().negative_effect(s_i, None)
+        return s_i * (self.w_intra(query_gram) @ s_i < 0)
+
+    def positive_part(self, s: Tensor) -> Tensor:
+        return leaky(s)
+
+    def word_norms(self, tile: Tile) -> Tensor:
+        return torch.ones_like(tile.norms_QN)  # so no gradient flows through their length
+
+    @property
+    def mines_while_scoring(self) -> bool:
+        """Whether a batch that is scored now moves the boundary."""
+        return self.training and self.mining
+
+    def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
+        if self.mines_while_scoring:
+            return score_with_mining(self.torch_scores, self.reference, images, texts)
+        return super().score_block(images, texts, job)
+
+    def paired(self, images: Encoded, texts: Encoded) -> Tensor | None:
+        """Pairs besides the batch, such as foils: with the boundary it left, which they keep."""
+        if not self.mines_while_scoring:
+            return None
+        return block_diagonals(partial(super().score_block, job=ScoringJob()), images, texts)
+
+    def observe(self, seen: Observation) -> None:
+        """Nothing: the boundary moves while a batch is scored."""
+
+    def close_epoch(self, epoch: int) -> dict[str, Any]:
+        record = self.reference.close_epoch()
+        return {"mismatch_histogram": {"t2i": record}} if record else {}
+
+    def diagnostics(self) -> dict[str, float]:
+        return self.reference.diagnostics()
+
+    def notes(self, epochs: int) -> list[str]:
+        return []
+
+
+def score_with_mining(
+    score: Callable[[Encoded, Encoded], Tensor],
+    boundary: ReferenceBoundary,
+    images: Encoded,
+    texts: Encoded,
+) -> Tensor:
     """Scores of a batch of pairs in training, the boundary moving from caption to caption."""
     if len(images) != len(texts) or world_size() > 1:
         raise ConfigError(
-            f"model.matcher.form=reference trains on batches of pairs in one process, got "
+            f"model.matcher.name=naaf-reference trains on batches of pairs in one process, got "
             f"{len(images)} images with {len(texts)} texts in {world_size()} processes: use "
-            "form=paper, or data.captions=all in one process"
+            "model.matcher.name=naaf, or data.captions=all in one process"
         )
     with single_precision(images.mask.device) as was_mixed:
         if was_mixed:
             images, texts = single_fragments(images), single_fragments(texts)
-        return _score_by_caption(matcher, images, texts)
+        return _score_by_caption(score, boundary, images, texts)
 
 
-def _score_by_caption(matcher: NAAF, images: Encoded, texts: Encoded) -> Tensor:
-    learned = matcher.reference
+def _score_by_caption(
+    score: Callable[[Encoded, Encoded], Tensor],
+    boundary: ReferenceBoundary,
+    images: Encoded,
+    texts: Encoded,
+) -> Tensor:
     matched: list[Tensor] = []
     mismatched: list[Tensor] = []
     sampled = 0
     columns: list[Tensor] = []
     for i in range(len(texts)):
         text = texts[i : i + 1]
-        column = matcher.scores(images, text)[:, 0]
+        column = score(images, text)[:, 0]
         columns.append(column)
         with torch.no_grad():
             if int(column.argmax()) == i:
@@ -102,11 +213,11 @@ def _score_by_caption(matcher: NAAF, images: Encoded, texts: Encoded) -> Tensor:
                 easiest = int(column.argmin())
                 mismatched.append(_word_maxima(images[easiest : easiest + 1], text))
                 sampled += int(text.mask.sum())
-                if sampled > learned.min_words:
-                    learned.update(torch.cat(matched), torch.cat(mismatched))
-            if sampled < learned.min_words:
-                learned.state[:2] = 0.0
-    for row, kind in zip(learned.histogram, (matched, mismatched), strict=True):
+                if sampled > boundary.min_words:
+                    boundary.update(torch.cat(matched), torch.cat(mismatched))
+            if sampled < boundary.min_words:
+                boundary.state[:2] = 0.0
+    for row, kind in zip(boundary.histogram, (matched, mismatched), strict=True):
         if kind:
             row += histogram(torch.cat(kind).view(1, 1, -1))[0]
     return torch.stack(columns, dim=1)

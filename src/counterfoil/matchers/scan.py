@@ -9,17 +9,16 @@ from torch import Tensor
 
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels.attention import (
-    answer_softmax,
+    Tile,
+    key_softmax,
     l2_over,
     leaky,
     masked_softmax,
     packed_cosine,
 )
-from counterfoil.kernels.blocks import Tile
-from counterfoil.kernels.fused import Recipe
+from counterfoil.kernels.spec import KernelSpec, ScoringJob
 from counterfoil.matchers.base import matchers
-from counterfoil.matchers.local import WordParts
-from counterfoil.matchers.similarity import SimilarityMatcher, one_pair
+from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher, WordParts, one_pair
 from counterfoil.registry import refuse_unused
 
 Aggregation = Literal["lse", "mean", "max", "sum"]
@@ -65,8 +64,8 @@ def aggregate(
     return total if how == "sum" else total / mask.sum(dim).clamp(min=1)
 
 
-class CrossAttention(SimilarityMatcher):
-    """Each asking fragment attends to the other side; its cosine with what it found, aggregated."""
+class CrossAttention(CrossAttentionMatcher):
+    """Each query fragment attends to the other side; its cosine with what it found, aggregated."""
 
     def __init__(
         self,
@@ -85,12 +84,12 @@ class CrossAttention(SimilarityMatcher):
 
     asking: Literal["words", "regions"] = "words"
 
-    def recipes(self) -> tuple[Recipe, ...]:
+    def kernel_specs(self) -> tuple[KernelSpec, ...]:
         raised: dict[str, Literal["leaky", "none"]] = {"clipped_l2norm": "leaky", "l2norm": "none"}
         if self.raw_norm not in raised:
             return ()
         return (
-            Recipe(
+            KernelSpec(
                 "scan",
                 self.asking,
                 scale=self.lambda_softmax,
@@ -106,7 +105,7 @@ class CrossAttention(SimilarityMatcher):
     def relevance(self, tile: Tile) -> tuple[Tensor, Tensor]:
         """Cosine [Q, N, C] with the attended context, and the weights [Q, N, C, K]."""
         logits = normalise_raw(tile.sims_QNCK, None, 1, self.raw_norm, self.lambda_softmax)
-        weights = answer_softmax(logits, tile.answers_CK)
+        weights = key_softmax(logits, tile.key_mask_CK)
         return packed_cosine(tile.sims_QNCK, weights, tile.gram_CKK, tile.norms_QN), weights
 
 
@@ -153,12 +152,12 @@ class ScanImageToText(CrossAttention):
     ) -> None:
         super().__init__(embed_size, lambda_softmax, lambda_lse, aggregation, raw_norm)
 
-    def eager(self, images: Encoded, texts: Encoded) -> Tensor:
-        return self.directed(images, texts, self.score)
+    def torch_scores(self, images: Encoded, texts: Encoded) -> Tensor:
+        return self.attend(images, texts, self.score)
 
 
 @matchers.register("scan")
-class Scan(SimilarityMatcher):
+class Scan(CrossAttentionMatcher):
     """SCAN as published at its best: the mean of a t2i and an i2t score of one pair of encoders."""
 
     def __init__(
@@ -178,5 +177,6 @@ class Scan(SimilarityMatcher):
             embed_size, lambda_softmax=lambda_i2t, aggregation=aggregation, raw_norm=raw_norm
         )
 
-    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
-        return (self.t2i(images, texts) + self.i2t(images, texts)) / 2
+    def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
+        parts = [part.score_block(images, texts, job) for part in (self.t2i, self.i2t)]
+        return (parts[0] + parts[1]) / 2

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from counterfoil.errors import ConfigError
-from counterfoil.kernels.blocks import Tile
-from counterfoil.kernels.fused import Recipe
+from counterfoil.kernels.attention import Tile
+from counterfoil.kernels.spec import KernelSpec
 from counterfoil.matchers.base import matchers
-from counterfoil.matchers.similarity import SimilarityMatcher
+from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher
 
 Kind = Literal["smooth-chamfer", "chamfer", "max", "avg"]
 
 
 @matchers.register("smooth-chamfer")
-class SetSimilarity(SimilarityMatcher):
+class SetSimilarity(CrossAttentionMatcher):
     """DivE: each vector of a set finds its like in the other, softly (Kim, Kim, Kwak 2023).
 
     "smooth-chamfer" takes log Σ exp(α cos) / α over the other set in place of the largest cosine of
@@ -34,13 +34,13 @@ class SetSimilarity(SimilarityMatcher):
             raise ConfigError(f"model.matcher.temperature: above 0, got {temperature:g}")
         self.temperature, self.kind = temperature, kind
 
-    def recipes(self) -> tuple[Recipe, ...]:
+    def kernel_specs(self) -> tuple[KernelSpec, ...]:
         if self.kind != "smooth-chamfer":
             return ()
-        return (Recipe("chamfer", scale=self.temperature),)
+        return (KernelSpec("chamfer", scale=self.temperature),)
 
     def score(self, tile: Tile) -> Tensor:
-        sims, real = tile.sims_QNCK, tile.answers_CK
+        sims, real = tile.sims_QNCK, tile.key_mask_CK
         if sims.dtype != torch.float64:
             sims = sims.float()  # sharpened, half precision would lose what tells pairs apart
         if real is None:

@@ -19,8 +19,9 @@ from counterfoil.encoders.joint import xavier_linear
 from counterfoil.encoders.norms import FragmentBatchNorm
 from counterfoil.errors import DataError
 from counterfoil.kernels.attention import EPS, l2_over, leaky, masked_softmax, similarities
+from counterfoil.kernels.spec import ScoringJob
 from counterfoil.matchers.base import Matcher, matchers, pooled
-from counterfoil.matchers.local import LocalMatcher, fragments
+from counterfoil.matchers.fragment_matcher import FragmentMatcher, fragments
 from counterfoil.matchers.precision import single, single_precision
 from counterfoil.registry import refuse_unused
 
@@ -88,7 +89,7 @@ class GlobalVector(nn.Module):
         return self.local_norm(local.transpose(1, 2)).transpose(1, 2)
 
 
-class AlignmentMatcher(LocalMatcher):
+class AlignmentMatcher(FragmentMatcher):
     """Similarity vectors of all alignments of a pair, local and global; what SGR and SAF share.
 
     The public code normalises a batch of images per *slot* of its 36 regions, so that the place of
@@ -126,11 +127,12 @@ class AlignmentMatcher(LocalMatcher):
         # a context, its difference and square are of width D; nodes and their images of width S
         return (words + 1) * (regions + (4 * self.embed_size + 16 * self.sim_dim) // 8)
 
-    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
+    def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
         # whole vectors are made once, not per tile: batch statistics and dropout stay the same
         of_images = self.image_vector(fragments(images), images.mask)
         of_texts = self.text_vector(fragments(texts), texts.mask)
-        return super().forward(replace(images, pooled=of_images), replace(texts, pooled=of_texts))
+        images, texts = replace(images, pooled=of_images), replace(texts, pooled=of_texts)
+        return super().score_block(images, texts, job)
 
     def tile(self, images: Encoded, texts: Encoded) -> Tensor:
         nodes = self._alignments(images, texts)
@@ -273,9 +275,9 @@ class SimilarityAttentionFiltration(AlignmentMatcher):
     def cuts_images(self) -> bool:
         return not self.training
 
-    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
+    def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
         with self.norm.watching():
-            return super().forward(images, texts)
+            return super().score_block(images, texts, job)
 
     def infer(self, nodes: Tensor, mask: Tensor) -> Tensor:
         meaning = torch.sigmoid(self.norm(self.attend(nodes).squeeze(-1), mask))  # [I, T, 1 + W]
@@ -325,3 +327,7 @@ class SimilarityGraphReasoningAndFiltration(Matcher):
     def forward(self, images: Encoded, texts: Encoded) -> Tensor:
         scores: Tensor = (self.sgr(images, texts) + self.saf(images, texts)) / 2
         return scores
+
+    def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
+        parts = [part.score_block(images, texts, job) for part in (self.sgr, self.saf)]
+        return (parts[0] + parts[1]) / 2

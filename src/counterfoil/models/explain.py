@@ -24,7 +24,7 @@ from counterfoil.errors import CheckpointError, DataError
 from counterfoil.matchers.base import Matcher
 from counterfoil.matchers.copies import CopiedMatcher
 from counterfoil.matchers.cross_encoder import CrossEncoder
-from counterfoil.matchers.local import LocalMatcher, WordParts
+from counterfoil.matchers.fragment_matcher import FragmentMatcher, WordParts
 from counterfoil.matchers.naaf import NAAF
 from counterfoil.matchers.sets import SetSimilarity
 from counterfoil.models.asking import Trained, asked
@@ -316,7 +316,7 @@ def word_parts(model: Explainable, image: Encoded, text: Encoded) -> WordParts |
 
 
 def _word_parts(matcher: nn.Module, image: Encoded, text: Encoded) -> WordParts | None:
-    return matcher.word_parts(image, text) if isinstance(matcher, LocalMatcher) else None
+    return matcher.word_parts(image, text) if isinstance(matcher, FragmentMatcher) else None
 
 
 def merge_parts(

@@ -18,7 +18,7 @@ from counterfoil.collectives import gather_counts, gather_rows, rank
 from counterfoil.encoders.encoded import Encoded, l2_normalise
 from counterfoil.errors import ConfigError, TrainingError
 from counterfoil.matchers.chan import CHAN
-from counterfoil.matchers.local import fragments
+from counterfoil.matchers.fragment_matcher import fragments
 from counterfoil.objectives.base import Context, LossReport, objectives
 from counterfoil.objectives.contrastive import InfoNCE, at_least_float32
 from counterfoil.objectives.extras import pair_images

@@ -21,7 +21,7 @@ from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
 from counterfoil.errors import DataError
 from counterfoil.matchers import Matcher
-from counterfoil.matchers.similarity import SimilarityMatcher
+from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher
 from counterfoil.models.store import from_pretrained
 from counterfoil.training.guide_data import difference
 from counterfoil.training.guide_manifest import (
@@ -91,7 +91,9 @@ class StoredTeacher:
     def _compared(self, encoded: Encoded) -> Encoded:
         """As stored where a fused kernel compares it, else in single precision."""
         assert self.device is not None  # noqa: S101
-        if isinstance(self.matcher, SimilarityMatcher) and self.matcher.halved(self.device):
+        if isinstance(self.matcher, CrossAttentionMatcher) and self.matcher.accepts_half(
+            self.device
+        ):
             return encoded.to(self.device)
         return full_precision(encoded, self.device)
 

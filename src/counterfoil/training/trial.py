@@ -15,7 +15,7 @@ from counterfoil.data.pairs import Split
 from counterfoil.data.sampling import BatchPlan, RankBatches
 from counterfoil.data.texts import TextProcessor
 from counterfoil.errors import TrainingError
-from counterfoil.matchers.boundary import MismatchBoundary
+from counterfoil.matchers.mismatch_boundary import MismatchBoundary
 from counterfoil.models.model import Model
 from counterfoil.objectives import Composite, Objective
 from counterfoil.objectives.twins import Twins, twin_pairs
@@ -157,7 +157,7 @@ def traceless(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Whatever is scored inside, running statistics and random numbers are as before after it."""
     for part in model.modules():
         if isinstance(part, MismatchBoundary):
-            part.settle()  # what is on its way belongs to before
+            part.flush()  # samples still being copied belong to before
     kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     devices = [device] if device.type == "cuda" else []
     try:

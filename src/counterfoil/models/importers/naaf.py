@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from counterfoil.data.vocabulary import END, PAD, START, UNK
-from counterfoil.matchers.boundary import BINS
+from counterfoil.matchers.mismatches import BINS
 from counterfoil.models.importers.base import importers
 from counterfoil.models.importers.scan import IMAGE_NAMES, TEXT_NAMES, ScanFamily
 from counterfoil.models.importers.vocabularies import SPECIALS
@@ -28,8 +28,7 @@ class NaafImporter(ScanFamily):
 
     def matcher(self) -> tuple[str, dict[str, Any]]:
         matcher = {
-            "name": "naaf",
-            "form": "reference",
+            "name": "naaf-reference",
             "lambda_softmax": self.options.number("lambda_softmax"),
         }
         if "alpha" in self.options:

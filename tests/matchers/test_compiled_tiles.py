@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from counterfoil.encoders import Encoded, l2_normalise
-from counterfoil.evaluation import score_engine
 from counterfoil.evaluation.score_engine import score_matrix
 from counterfoil.evaluation.score_plan import plan_scores
-from counterfoil.matchers import joined, local, matchers
+from counterfoil.kernels import spec
+from counterfoil.matchers import fragment_matcher, matchers
 
 DIM = 8
 
@@ -25,10 +25,10 @@ def side(lengths: list[int], seed: int) -> Encoded:
 @pytest.fixture
 def everywhere(monkeypatch):
     """Any job is large, any device compiles; what is traced runs as it is, without a compiler."""
-    monkeypatch.setattr(score_engine, "MANY", 0)
-    monkeypatch.setattr(local, "compiles_here", lambda device: True)
-    monkeypatch.setattr(joined, "BACKEND", "eager")
-    monkeypatch.setattr(joined, "_refused", set())
+    monkeypatch.setattr(spec, "LARGE_JOB_CELLS", 0)
+    monkeypatch.setattr(fragment_matcher, "can_compile", lambda device: True)
+    monkeypatch.setattr(fragment_matcher, "COMPILE_BACKEND", "eager")
+    monkeypatch.setattr(fragment_matcher, "_uncompilable", set())
     torch._dynamo.reset()
 
 
@@ -43,8 +43,8 @@ def test_compiled_tiles_of_any_size_are_what_the_others_are(name, everywhere) ->
         expected = matcher(images, texts)
     found = score_matrix(matcher, images, texts, plan=plan_scores(images, texts, cells=60))
     assert torch.allclose(found, expected, atol=1e-6)
-    assert not joined._refused
-    assert any(backend == "eager" for _, backend in joined._ready)
+    assert not fragment_matcher._uncompilable
+    assert any(backend == "eager" for _, backend in fragment_matcher._compiled)
 
 
 def test_what_cannot_be_compiled_runs_as_it_is(everywhere, monkeypatch) -> None:
@@ -54,23 +54,22 @@ def test_what_cannot_be_compiled_runs_as_it_is(everywhere, monkeypatch) -> None:
 
         return compiled
 
-    monkeypatch.setattr(joined, "_compiled", refuse)
+    monkeypatch.setattr(fragment_matcher, "_compile_tile", refuse)
     matcher = matchers["saf"](DIM).eval()
     images, texts = side([4, 2], 0), side([3, 1], 1)
     with torch.inference_mode():
         expected = matcher(images, texts)
     assert torch.allclose(score_matrix(matcher, images, texts), expected, atol=1e-6)
-    assert type(matcher) in joined._refused
+    assert type(matcher) in fragment_matcher._uncompilable
 
 
 def test_small_jobs_and_training_are_not_compiled(everywhere, monkeypatch) -> None:
     def never(*args):
         raise AssertionError("compiled")
 
-    monkeypatch.setattr(local, "joined_tile", never)
+    monkeypatch.setattr(fragment_matcher, "compiled_tile", never)
     matcher = matchers["imram"](DIM)
     images, texts = side([4, 2], 0), side([3, 1], 1)
     matcher(images, texts).sum().backward()
-    monkeypatch.setattr(score_engine, "MANY", 1 << 60)
+    monkeypatch.setattr(spec, "LARGE_JOB_CELLS", 1 << 60)
     score_matrix(matcher.eval(), images, texts)
-    assert "large_job" not in vars(matcher)

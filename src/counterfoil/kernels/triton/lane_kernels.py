@@ -1,6 +1,6 @@
 """Triton kernels in which a thread has one caption and one image, and all in its registers.
 
-For a few dozen regions this is several times as fast as tiles (`triton_scores`): nothing is padded,
+For a few dozen regions this is several times as fast as tiles (`tile_kernels`): nothing is padded,
 no value is passed between threads. Captions stand side by side, their words interleaved
 (`packing.Lanes`), so that the threads of a warp read one line of memory. Regions are Python
 tuples of R values, unrolled when a kernel is compiled; R is a constant of it.
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from counterfoil.kernels import attention
-from counterfoil.kernels.triton_scores import _divisor
+from counterfoil.kernels.triton.tile_kernels import _divisor
 
 EPS = tl.constexpr(1e-8)
 TIE = tl.constexpr(attention.TIE)

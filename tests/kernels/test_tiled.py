@@ -8,12 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counterfoil.encoders import Encoded
-from counterfoil.kernels import chosen_pairs as chosen
+from counterfoil.evaluation.score_plan import free_memory
+from counterfoil.kernels import tiled
+from counterfoil.kernels.tiled import free_on_gpu, plan_tiles
 from counterfoil.matchers import matchers
-from counterfoil.matchers.similarity import SimilarityMatcher
+from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher
 from counterfoil.objectives import Context, create_objective
 
-TILED = [name for name in matchers if issubclass(matchers[name], SimilarityMatcher)]
+TILED = [
+    name
+    for name in matchers
+    if issubclass(matchers[name], CrossAttentionMatcher) and name != "naaf-reference"
+]
+"""All but the one that scores its training batches caption by caption."""
 
 
 def encoded(generator: torch.Generator, items: int, longest: int, empty: bool) -> Encoded:
@@ -25,7 +32,7 @@ def encoded(generator: torch.Generator, items: int, longest: int, empty: bool) -
 
 
 def gradients(name, sides, upstream, share, monkeypatch) -> list[torch.Tensor]:
-    monkeypatch.setattr(chosen, "LARGEST_SHARE", share)
+    monkeypatch.setattr(tiled, "LARGEST_SHARE", share)
     torch.manual_seed(0)
     matcher = matchers[name](8).double().train()
     scores = matcher(*sides)
@@ -51,14 +58,13 @@ def test_few_pairs_and_all_pairs_give_the_same_gradients(name, empty, monkeypatc
 @pytest.mark.parametrize("name", ["scan-t2i", "scan-i2t", "naaf", "chan"])
 def test_the_loss_of_hardest_negatives_takes_the_short_way(name, monkeypatch) -> None:
     looked: list[int] = []
-    short = chosen.pairs_backward
-    from counterfoil.kernels import similarity_tiles
+    short = tiled.pairs_backward
 
     def remember(score, sides, block, pairs, grad):
         looked.append(len(pairs))
         return short(score, sides, block, pairs, grad)
 
-    monkeypatch.setattr(similarity_tiles, "pairs_backward", remember)
+    monkeypatch.setattr(tiled, "pairs_backward", remember)
     generator = torch.Generator().manual_seed(1)
     images, texts = encoded(generator, 40, 5, False), encoded(generator, 40, 6, False)
     scores = matchers[name](8).double().train()(images, texts)
@@ -78,7 +84,7 @@ def test_the_loss_of_hardest_negatives_takes_the_short_way(name, monkeypatch) ->
 )
 def test_rows_of_any_number_find_their_fragments(counts, seed) -> None:
     """Against a loop: v[c] += slopeᵀ · packed[row], packed[row] += slope · v[c]."""
-    from counterfoil.kernels.blocks import Sides
+    from counterfoil.kernels.attention import Sides
 
     generator = torch.Generator().manual_seed(seed)
     items, width, fragments = len(counts) + 1, 3, 4
@@ -90,7 +96,7 @@ def test_rows_of_any_number_find_their_fragments(counts, seed) -> None:
     sides = Sides(packed, packed[:, 0], None, v, v, None, [7])
     into, answering = torch.zeros_like(packed), torch.zeros_like(v)
     shuffled = torch.randperm(len(owners), generator=generator)
-    chosen._into_fragments(
+    tiled._into_fragments(
         sides, into, answering, rows[shuffled], owners[shuffled], slopes[shuffled]
     )
     expected, there = torch.zeros_like(packed), torch.zeros_like(v)
@@ -99,3 +105,25 @@ def test_rows_of_any_number_find_their_fragments(counts, seed) -> None:
         there[owner] += slope[:, None] * packed[row][None]
     torch.testing.assert_close(into, expected)
     torch.testing.assert_close(answering, there)
+
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU of 100 bytes: 40 are free, and of the 30 that this process has, tensors take 10."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (40, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 10)
+
+
+def test_what_this_process_keeps_for_new_tensors_is_free(gpu) -> None:
+    assert free_on_gpu(GPU) == free_memory(GPU) == 60
+
+
+def test_a_tile_takes_a_quarter_of_what_is_free(gpu) -> None:
+    plan = plan_tiles(3, 5, cells_per_pair=1, floats_per_cell=1, device=GPU)
+    assert (plan.rows, plan.columns) == (3, 1)  # 60 / 4 bytes are three numbers
+    plan = plan_tiles(1, 5, cells_per_pair=1, floats_per_cell=1, device=GPU)
+    assert (plan.rows, plan.columns) == (1, 3)

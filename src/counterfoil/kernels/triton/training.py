@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from counterfoil.kernels.fused import (
-    WORDS,
-    Recipe,
+from counterfoil.kernels.spec import WORDS, KernelSpec
+from counterfoil.kernels.triton.launch import (
     Regions,
     Words,
     block_of,
@@ -22,7 +21,7 @@ from counterfoil.kernels.fused import (
     precision,
     run_fitting,
 )
-from counterfoil.kernels.packing import Packing
+from counterfoil.kernels.triton.packing import Packing
 
 KEPT = 1 << 27
 """Bytes of similarities kept for the backward pass, and of those recomputed at once."""
@@ -31,32 +30,32 @@ TILES_PER_PROGRAM = 4
 WARPS = 8
 
 
-def trainable(recipe: Recipe) -> bool:
+def trainable(spec: KernelSpec) -> bool:
     """Whether there is a backward kernel: not for eq. 9 of NAAF, nor smooth-Chamfer."""
     return (
-        recipe.method in ("scan", "bfan", "chan", "naaf")
-        and recipe.gate == "none"
-        and recipe.pooling != "softmax"
+        spec.method in ("scan", "bfan", "chan", "naaf")
+        and spec.gate == "none"
+        and spec.pooling != "softmax"
     )
 
 
-def on_chip(recipe: Recipe, dtype: torch.dtype, regions: int) -> int:
+def on_chip(spec: KernelSpec, dtype: torch.dtype, regions: int) -> int:
     """Bytes of a multiprocessor's own memory that the backward kernel takes, one tile a program.
 
     As Triton's compiler reports them: a few tiles of words and regions in single precision.
     """
-    if recipe.method == "chan":
+    if spec.method == "chan":
         return 0
     tiles = 4 if dtype == torch.float32 else 2
     return tiles * 4 * WORDS * block_of(regions) + (1 << 14)
 
 
-def fits(recipe: Recipe, dtype: torch.dtype, regions: int, device: torch.device) -> bool:
+def fits(spec: KernelSpec, dtype: torch.dtype, regions: int, device: torch.device) -> bool:
     """Whether a device can run the backward kernel; in a backward pass it is too late to ask."""
     if device.type != "cuda":
         return True
     index = torch.cuda.current_device() if device.index is None else device.index
-    return on_chip(recipe, dtype, regions) <= _own_memory(index)
+    return on_chip(spec, dtype, regions) <= _own_memory(index)
 
 
 @cache
@@ -67,32 +66,32 @@ def _own_memory(index: int) -> int:
 
 
 def fused_scores_with_gradient(
-    recipe: Recipe, packing: Packing, words: Tensor, regions: Tensor, mask: Tensor | None
+    spec: KernelSpec, packing: Packing, words: Tensor, regions: Tensor, mask: Tensor | None
 ) -> Tensor:
     """Scores [I, captions] of words in tiles with regions; gradients reach both.
 
     Captions without words are not among them.
     """
-    scores: Tensor = _FusedScores.apply(recipe, packing, mask, words, regions)
+    scores: Tensor = _FusedScores.apply(spec, packing, mask, words, regions)
     return scores
 
 
 class _FusedScores(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, recipe: Recipe, packing: Packing, mask: Tensor | None, u: Tensor, v: Tensor
+        ctx: Any, spec: KernelSpec, packing: Packing, mask: Tensor | None, u: Tensor, v: Tensor
     ) -> Tensor:
         words, regions, sims = Words(packing, u), Regions(v, mask), None
         if u.element_size() * len(u) * v.shape[0] * v.shape[1] <= KEPT and packing.tiles:
             sims = v.flatten(0, 1) @ u.T
             slots = packing.tiles * packing.slots
             out = u.new_empty(len(v), slots, dtype=torch.float32)  # every caption has a slot
-            launch(recipe, sims, words, regions, slice(0, len(v)), out)
-            scores = in_order(out, packing, recipe)
+            launch(spec, sims, words, regions, slice(0, len(v)), out)
+            scores = in_order(out, packing, spec)
         else:
-            scores = fused_scores(recipe, words, regions)
-        ctx.recipe, ctx.packing = recipe, packing
-        by_gram = recipe.method != "chan"
+            scores = fused_scores(spec, words, regions)
+        ctx.spec, ctx.packing = spec, packing
+        by_gram = spec.method != "chan"
         norms, gram = (words.norms, regions.gram) if by_gram else (None, None)
         ctx.save_for_backward(mask, u, norms, v, gram, sims)
         return scores
@@ -101,15 +100,15 @@ class _FusedScores(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         mask, u, norms, v, gram, sims = ctx.saved_tensors
-        recipe, packing = ctx.recipe, ctx.packing
-        grad = grad.float() if recipe.factor == 1.0 else grad.float() * recipe.factor
+        spec, packing = ctx.spec, ctx.packing
+        grad = grad.float() if spec.factor == 1.0 else grad.float() * spec.factor
         if sims is not None:
             part = v.flatten(0, 1)
-            found = _launch(recipe, packing, sims, norms, gram, mask, slice(0, len(v)), grad)
+            found = _launch(spec, packing, sims, norms, gram, mask, slice(0, len(v)), grad)
             d_u, d_v = found.sims.T @ part, (found.sims @ u).view_as(v)
             d_norms, d_gram = found.norms, found.gram
         else:
-            d_u, d_v, d_norms, d_gram = _in_parts(recipe, packing, mask, u, norms, v, gram, grad)
+            d_u, d_v, d_norms, d_gram = _in_parts(spec, packing, mask, u, norms, v, gram, grad)
         # the gradient of ‖u‖ lies along u; that of the Gram matrix v · v is symmetric
         if d_norms is not None:
             d_u = torch.addcmul(d_u, u, d_norms[:, None].to(d_u.dtype))
@@ -128,7 +127,7 @@ class Backward:
 
 
 def _in_parts(
-    recipe: Recipe,
+    spec: KernelSpec,
     packing: Packing,
     mask: Tensor | None,
     u: Tensor,
@@ -142,7 +141,7 @@ def _in_parts(
     Similarities are computed again.
     """
     d_u, d_v = torch.zeros_like(u, dtype=torch.float32), torch.zeros_like(v)
-    d_norms = torch.zeros_like(norms) if norms is not None and not recipe.unit_words else None
+    d_norms = torch.zeros_like(norms) if norms is not None and not spec.unit_words else None
     d_gram = torch.zeros_like(gram, dtype=torch.float32) if gram is not None else None
     per_image = max(1, v.shape[1] * len(u) * u.element_size())
     rows = max(1, min(len(v), KEPT // per_image))
@@ -150,7 +149,7 @@ def _in_parts(
         some = slice(top, min(top + rows, len(v)))
         part = v[some].flatten(0, 1)
         own = None if gram is None else gram[some]
-        found = _launch(recipe, packing, part @ u.T, norms, own, mask, some, grad)
+        found = _launch(spec, packing, part @ u.T, norms, own, mask, some, grad)
         d_u += found.sims.T @ part
         d_v[some] = (found.sims @ u).view_as(v[some])
         if d_norms is not None and found.norms is not None:
@@ -161,7 +160,7 @@ def _in_parts(
 
 
 def _launch(
-    recipe: Recipe,
+    spec: KernelSpec,
     packing: Packing,
     sims: Tensor,
     norms: Tensor | None,
@@ -171,14 +170,14 @@ def _launch(
     grad: Tensor,
 ) -> Backward:
     """Run the kernel for some images; CHAN has no Gram matrix, and no norms."""
-    from counterfoil.kernels.triton_backward import words_backward
+    from counterfoil.kernels.triton.tile_backward import words_backward
 
     images = some.stop - some.start
     regions = len(sims) // images
     real = mask[some].contiguous().view(torch.uint8) if mask is not None else sims
     d_sims = torch.empty_like(sims)
     d_norms = d_gram = None
-    if norms is not None and not recipe.unit_words:
+    if norms is not None and not spec.unit_words:
         d_norms = norms.new_empty(images, sims.shape[1])
 
     def run(per_program: int) -> None:
@@ -191,9 +190,9 @@ def _launch(
             packing.segments, packing.counts, packing.owners, grad[some], d_sims,
             _or(d_norms, sims), _or(d_gram, sims),
             images, regions, sims.stride(0), grad.stride(0), grad.stride(1), packing.tiles,
-            recipe.boundary, recipe.scale, recipe.sharpness,
-            METHOD=recipe.method, HOW=recipe.pooling, RAISE=recipe.raised, PROB=recipe.prob,
-            NEGATIVE=recipe.negative, UNIT=recipe.unit_words, MASKED=mask is not None,
+            spec.boundary, spec.scale, spec.sharpness,
+            METHOD=spec.method, HOW=spec.pooling, RAISE=spec.raised, PROB=spec.prob,
+            NEGATIVE=spec.negative, UNIT=spec.unit_words, MASKED=mask is not None,
             PRECISION=precision(sims.dtype),
             BW=packing.words, BC=packing.slots, BR=block_of(regions), PER=per_program,
             num_warps=WARPS,

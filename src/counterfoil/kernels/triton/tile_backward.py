@@ -1,4 +1,4 @@
-"""The backward pass of `triton_scores.asked_by_words`, recomputed from similarities.
+"""The backward pass of `tile_kernels.asked_by_words`, recomputed from similarities.
 
 A program holds one image and goes through a few tiles of words, so that the gradient of the image's
 Gram matrix stays on the chip. Nothing of a pair is kept between the passes but its score.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from counterfoil.kernels.triton_scores import (
+from counterfoil.kernels.triton.tile_kernels import (
     _by_caption,
     _divisor,
     _focus,

@@ -1,118 +1,29 @@
-"""Scores by fused kernels: one matrix product of words and regions, then one Triton kernel.
+"""Scores by the tile kernels: one matrix product of words and regions, then one Triton kernel.
 
-A matcher says what it computes as a `Recipe`; what has no recipe is scored by PyTorch. Captions
-with more words than a tile holds, and captions without words, are left to PyTorch, too.
+The product is in the precision that the kernel reads.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from counterfoil.kernels.packing import Indices, Packing, pack, pack_batch
-from counterfoil.kernels.products import product, widens
-
-WORDS, SLOTS = 128, 16
-"""Words and captions of a tile."""
+from counterfoil.kernels.spec import SLOTS, WORDS, KernelSpec
+from counterfoil.kernels.triton.packing import Indices, Packing, pack, pack_batch
 
 BATCH = 4096
-"""Captions that are a batch, and not a data set."""
+"""Up to so many captions are a batch; more are a data set."""
 
 WARPS = 8
 
-OLDEST = (8, 0)
-"""Compute capability with the tensor cores that the kernels are made for."""
-
 BUFFER = 1 << 30
-"""Bytes of similarities held at once where no gradient is wanted."""
-
-SHARPEST = 40.0
-"""Largest softmax scale: beyond, e^scale squared does not fit single precision."""
-
-LARGEST_REGIONS = 128
-"""More do not fit a tile."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What a kernel computes: who asks, how weights are made, how fragments become one score."""
-
-    method: Literal["scan", "bfan", "chan", "naaf", "chamfer"]
-    asking: Literal["words", "regions"] = "words"
-    scale: float = 1.0
-    pooling: Literal["lse", "mean", "max", "sum", "softmax"] = "mean"
-    sharpness: float = 1.0
-    raised: Literal["leaky", "relu", "none"] = "leaky"
-    prob: bool = False
-    boundary: float = 0.0
-    negative: bool = True
-    gate: Literal["none", "spread", "gate"] = "none"
-    gate_scale: float = 0.0
-    unit_words: bool = False
-    factor: float = 1.0
-
-    @property
-    def possible(self) -> bool:
-        return self.scale <= SHARPEST or self.method == "chan"
-
-
-@cache
-def has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@cache
-def obstacle(index: int) -> str | None:
-    """Why the kernels cannot run on a CUDA device, in words; None where they can."""
-    if not has_triton():
-        return "Triton is not installed"
-    capability = torch.cuda.get_device_capability(index)
-    if capability < OLDEST:
-        needed, found = (".".join(map(str, number)) for number in (OLDEST, capability))
-        return f"they need a GPU of compute capability {needed}, this one has {found}"
-    return fault(torch.device("cuda", index))
-
-
-def fault(device: torch.device) -> str | None:
-    """What keeps Triton from working: it compiles with a C compiler and Python's headers."""
-    mark = torch.zeros(1, dtype=torch.int32, device=device)
-    try:
-        from counterfoil.kernels.triton_scores import write_one
-
-        with torch.cuda.device_of(mark):
-            write_one[(1,)](mark)
-    except Exception as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        return (
-            f"Triton does not work here ({first}); it needs a C compiler and the headers of Python"
-        )
-    return None if mark.item() else "Triton's programs do nothing here"
-
-
-def usable(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether tensors of this kind can be scored by the kernels."""
-    if device.type != "cuda" or dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return False
-    return obstacle(_index(device)) is None
-
-
-def without_kernels(device: torch.device) -> str | None:
-    """A line for people where PyTorch scores what kernels could; None where they do."""
-    if device.type != "cuda":
-        return f"scoring by PyTorch on the {device.type.upper()}"
-    why = obstacle(_index(device))
-    return why and f"scoring by PyTorch, which is slower than the fused kernels: {why}"
-
-
-def _index(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index
+"""Bytes of similarities held at once when no gradient is needed."""
 
 
 @dataclass(frozen=True)
@@ -146,17 +57,17 @@ class Regions:
         return torch.linalg.vector_norm(self.fragments, dim=-1, dtype=torch.float32)
 
 
-def tiled_words(flat: Tensor, where: Indices, lengths: list[int], recipe: Recipe) -> Words:
+def tiled_words(flat: Tensor, where: Indices, lengths: list[int], spec: KernelSpec) -> Words:
     """Words of captions in tiles; they stand at ``where`` in ``flat``, caption after caption.
 
     Where a tile has a place to spare, any word may stand: it is in no caption's segment.
     """
     packing, fragments = tiles_of(flat, where, lengths)
     kin = spread = None
-    if recipe.asking == "regions" and recipe.method != "chamfer":
+    if spec.asking == "regions" and spec.method != "chamfer":
         kin = _kin(fragments, packing)
-    if recipe.gate != "none":
-        spread = _spread(fragments, packing, recipe.gate_scale)
+    if spec.gate != "none":
+        spread = _spread(fragments, packing, spec.gate_scale)
     return Words(packing, fragments, kin, spread)
 
 
@@ -200,7 +111,7 @@ def _spread(fragments: Tensor, packing: Packing, scale: float) -> Tensor:
     return torch.cat(parts).contiguous()
 
 
-def fused_scores(recipe: Recipe, words: Words, regions: Regions) -> Tensor:
+def fused_scores(spec: KernelSpec, words: Words, regions: Regions) -> Tensor:
     """Scores [I, captions] in single precision, without gradients."""
     packing = words.packing
     images, per_image, _ = regions.fragments.shape
@@ -208,7 +119,7 @@ def fused_scores(recipe: Recipe, words: Words, regions: Regions) -> Tensor:
     scores = words.fragments.new_zeros(images, len(packing.places), dtype=torch.float32)
     flat = regions.fragments.flatten(0, 1)
     width = len(words.fragments)
-    exact = recipe.method == "naaf" and flat.element_size() < 4 and widens(flat.device)
+    exact = spec.method == "naaf" and flat.element_size() < 4 and widens(flat.device)
     kept = torch.float32 if exact else flat.dtype
     rows = max(1, min(images, BUFFER // (kept.itemsize * max(1, per_image * width))))
     if packing.tiles and images:
@@ -219,22 +130,22 @@ def fused_scores(recipe: Recipe, words: Words, regions: Regions) -> Tensor:
             part = flat[some.start * per_image : some.stop * per_image]
             sims = product(part, words.fragments, buffer[: len(part)])
             found = out[: some.stop - some.start]
-            launch(recipe, sims, words, regions, some, found)
-            scores[some] = in_order(found, packing, recipe)
+            launch(spec, sims, words, regions, some, found)
+            scores[some] = in_order(found, packing, spec)
     return scores
 
 
-def in_order(out: Tensor, packing: Packing, recipe: Recipe) -> Tensor:
+def in_order(out: Tensor, packing: Packing, spec: KernelSpec) -> Tensor:
     """Scores by slot as scores by caption."""
     scores = out.index_select(1, packing.places)
-    return scores if recipe.factor == 1.0 else scores * recipe.factor
+    return scores if spec.factor == 1.0 else scores * spec.factor
 
 
 def launch(
-    recipe: Recipe, sims: Tensor, words: Words, regions: Regions, some: slice, out: Tensor
+    spec: KernelSpec, sims: Tensor, words: Words, regions: Regions, some: slice, out: Tensor
 ) -> None:
     """Run a kernel over the similarities of some images with all words, into their rows."""
-    from counterfoil.kernels import triton_scores as kernels
+    from counterfoil.kernels.triton import tile_kernels as kernels
 
     packing = words.packing
     images, per_image = some.stop - some.start, regions.fragments.shape[1]
@@ -249,12 +160,12 @@ def launch(
         "regions": per_image,
         "width": sims.stride(0),
         "slots_total": out.stride(0),
-        "scale": recipe.scale,
-        "sharpness": recipe.sharpness,
-        "METHOD": recipe.method,
-        "HOW": recipe.pooling,
-        "RAISE": recipe.raised,
-        "PROB": recipe.prob,
+        "scale": spec.scale,
+        "sharpness": spec.sharpness,
+        "METHOD": spec.method,
+        "HOW": spec.pooling,
+        "RAISE": spec.raised,
+        "PROB": spec.prob,
         "MASKED": masked,
         "PRECISION": precision(words.fragments.dtype),
         "BW": packing.words,
@@ -265,23 +176,23 @@ def launch(
 
     def run(per_program: int) -> None:
         grid = (packing.tiles, -(-images // per_program))
-        if recipe.asking == "regions" or recipe.method == "chamfer":
+        if spec.asking == "regions" or spec.method == "chamfer":
             kin = words.kin if words.kin is not None else sims
             kernels.asked_by_regions[grid](
                 sims, kin, regions.norms[some], PER=per_program, **common
             )
             return
         spread = words.spread if words.spread is not None else sims
-        by_gram = recipe.method != "chan"
+        by_gram = spec.method != "chan"
         kernels.asked_by_words[grid](
             sims,
             regions.gram[some] if by_gram else sims,
             words.norms if by_gram else sims,
             spread,
-            boundary=recipe.boundary,
-            GATE=recipe.gate if words.spread is not None else "none",
-            NEGATIVE=recipe.negative,
-            UNIT=recipe.unit_words,
+            boundary=spec.boundary,
+            GATE=spec.gate if words.spread is not None else "none",
+            NEGATIVE=spec.negative,
+            UNIT=spec.unit_words,
             PER=per_program,
             **common,
         )
@@ -318,3 +229,35 @@ def precision(dtype: torch.dtype) -> str:
 def block_of(regions: int) -> int:
     """Smallest power of two, at least 16, that holds the regions."""
     return max(16, 1 << (regions - 1).bit_length())
+
+
+def product(v: Tensor, u: Tensor, out: Tensor) -> Tensor:
+    """Similarities of regions and words, in the precision of ``out``."""
+    if out.dtype == v.dtype:
+        return torch.mm(v, u.T, out=out)
+    if v.is_cuda:
+        found: Tensor = torch.ops.aten.mm.dtype_out(v, u.T, out.dtype, out=out)
+        return found
+    return torch.mm(v.to(out.dtype), u.T.to(out.dtype), out=out)
+
+
+def widens(device: torch.device) -> bool:
+    """Whether a device multiplies halves into single precision; NAAF needs it twice.
+
+    A word counts fully or not at all where a similarity is at the boundary, and its relevance
+    divides by what is close to zero: rounded to half, a similarity is fine at one of both alone.
+    """
+    if device.type != "cuda":
+        return True
+    return _widens(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _widens(index: int) -> bool:
+    ones = torch.ones(16, 16, dtype=torch.float16, device=torch.device("cuda", index))
+    out = torch.zeros(16, 16, dtype=torch.float32, device=ones.device)
+    try:
+        torch.ops.aten.mm.dtype_out(ones, ones, torch.float32, out=out)
+    except (AttributeError, NotImplementedError, RuntimeError):  # PyTorch before 2.8
+        return False
+    return bool((out == 16).all())

@@ -1,7 +1,7 @@
-"""Exhaustive scores by the kernels of `triton_lanes`: for many captions and a few dozen regions.
+"""Exhaustive scores by the kernels of `lane_kernels`: for many captions and a few dozen regions.
 
 A kernel takes some seconds to compile, once for each method and number of regions on a machine, so
-this is for large jobs; `fused` scores the others.
+this is for large jobs; the tile kernels (`launch`) score the others.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from counterfoil.kernels.fused import BUFFER, Recipe, Regions, placed
-from counterfoil.kernels.packing import Lanes, lanes
-from counterfoil.kernels.products import product, widens
+from counterfoil.kernels.spec import KernelSpec
+from counterfoil.kernels.triton.launch import BUFFER, Regions, placed, product, widens
+from counterfoil.kernels.triton.packing import Lanes, lanes
 
 WIDTH = 128
 """Captions side by side: one for each thread of a program."""
@@ -44,25 +44,25 @@ class LaneWords:
     kin_at: Tensor
 
 
-def suits(recipe: Recipe, length: int, regions: int) -> bool:
+def suits(spec: KernelSpec, length: int, regions: int) -> bool:
     """Whether the kernels here are made for captions of this length."""
-    if regions > MOST_REGIONS or not recipe.possible:
+    if regions > MOST_REGIONS or not spec.possible:
         return False
-    return recipe.asking == "words" or length <= MOST_WORDS
+    return spec.asking == "words" or length <= MOST_WORDS
 
 
-def lane_words(packed: Tensor, lengths: list[int], recipe: Recipe) -> LaneWords:
+def lane_words(packed: Tensor, lengths: list[int], spec: KernelSpec) -> LaneWords:
     """Words of captions, given one after the other, side by side."""
-    by_regions = recipe.asking == "regions"
+    by_regions = spec.asking == "regions"
     found = lanes(lengths, WIDTH, WORDS_STEP if by_regions else 1)
     moved = found.to(packed.device)
     fragments = placed(packed, moved.rows)
     norms = fragments.float().norm(dim=-1)
     kin, sizes = None, [0] * found.groups
-    if by_regions or recipe.gate != "none":
+    if by_regions or spec.gate != "none":
         parts = []
         for group, grams in enumerate(_grams(fragments, moved)):
-            kept = _triangle(grams) if by_regions else _spread(grams, moved, group, recipe)
+            kept = _triangle(grams) if by_regions else _spread(grams, moved, group, spec)
             parts.append(kept.permute(1, 2, 0) if kept.ndim == 3 else kept.T)
             sizes[group] = kept.numel()
         kin = torch.cat([part.flatten() for part in parts]).to(packed.dtype)
@@ -85,39 +85,39 @@ def _triangle(grams: Tensor) -> Tensor:
     return grams[:, row, column] * twice.to(grams.dtype)
 
 
-def _spread(grams: Tensor, found: Lanes, group: int, recipe: Recipe) -> Tensor:
+def _spread(grams: Tensor, found: Lanes, group: int, spec: KernelSpec) -> Tensor:
     """NAAF's eq. 9 for the captions of a group: [captions, word, from]."""
     lengths = found.lengths[group * found.width : (group + 1) * found.width]
     real = torch.arange(grams.shape[1], device=grams.device)[None, :] < lengths[:, None]
-    logits = (recipe.gate_scale * grams.float()).masked_fill(~real[:, None, :], -torch.inf)
+    logits = (spec.gate_scale * grams.float()).masked_fill(~real[:, None, :], -torch.inf)
     return logits.softmax(-1).nan_to_num(0.0)
 
 
-def lane_scores(recipe: Recipe, words: LaneWords, regions: Regions) -> Tensor:
+def lane_scores(spec: KernelSpec, words: LaneWords, regions: Regions) -> Tensor:
     """Scores [I, captions] in single precision, without gradients."""
     images, per_image, _ = regions.fragments.shape
     out = words.norms.new_zeros(images, words.lanes.groups * WIDTH)
     u, v = words.fragments, regions.fragments.flatten(0, 1)
     shift, kept = 0.0, u.dtype
-    if recipe.method == "naaf" and u.element_size() < 4:
+    if spec.method == "naaf" and u.element_size() < 4:
         if widens(u.device):
             kept = torch.float32
         else:
-            u, v, shift = _less_boundary(u, v, recipe.boundary)
+            u, v, shift = _less_boundary(u, v, spec.boundary)
     size = kept.itemsize * max(1, per_image * len(u))
     rows = max(1, min(images, MOST_IMAGES, BUFFER // size))
     buffer = u.new_empty(rows * per_image, len(u), dtype=kept)
     triangles = _triangle(regions.gram).float().contiguous()
     zeros = torch.zeros(max([per_image, *(size for _, size in words.lanes.spans)], default=1) + 1,
                         dtype=torch.int32, device=u.device)  # fmt: skip
-    best = words.norms.new_empty(rows, len(u)) if recipe.gate != "none" else words.norms
+    best = words.norms.new_empty(rows, len(u)) if spec.gate != "none" else words.norms
     for top in range(0, images if len(u) else 0, rows):
         some = slice(top, min(top + rows, images))
         part = v[some.start * per_image : some.stop * per_image]
         sims = product(part, u, buffer[: len(part)])
-        _launch(recipe, sims, words, regions, triangles[some], some, shift, zeros, best, out[some])
+        _launch(spec, sims, words, regions, triangles[some], some, shift, zeros, best, out[some])
     scores = out.index_select(1, words.lanes.places)
-    return scores if recipe.factor == 1.0 else scores * recipe.factor
+    return scores if spec.factor == 1.0 else scores * spec.factor
 
 
 def _less_boundary(u: Tensor, v: Tensor, boundary: float) -> tuple[Tensor, Tensor, float]:
@@ -128,7 +128,7 @@ def _less_boundary(u: Tensor, v: Tensor, boundary: float) -> tuple[Tensor, Tenso
 
 
 def _launch(
-    recipe: Recipe,
+    spec: KernelSpec,
     sims: Tensor,
     words: LaneWords,
     regions: Regions,
@@ -139,7 +139,7 @@ def _launch(
     best: Tensor,
     out: Tensor,
 ) -> None:
-    from counterfoil.kernels import triton_lanes as kernels
+    from counterfoil.kernels.triton import lane_kernels as kernels
 
     images, per_image = some.stop - some.start, regions.fragments.shape[1]
     masked = regions.mask is not None
@@ -147,18 +147,18 @@ def _launch(
     found = words.lanes
     kin = words.kin if words.kin is not None else sims
     common: dict[str, Any] = {
-        "METHOD": recipe.method, "HOW": recipe.pooling, "RAISE": recipe.raised,
-        "PROB": recipe.prob, "MASKED": masked, "R": per_image, "BC": WIDTH,
+        "METHOD": spec.method, "HOW": spec.pooling, "RAISE": spec.raised,
+        "PROB": spec.prob, "MASKED": masked, "R": per_image, "BC": WIDTH,
         "num_warps": max(1, WIDTH // 32),
     }  # fmt: skip
-    if recipe.asking == "words" or recipe.method == "chamfer":
-        if recipe.method in ("scan", "bfan") and not masked and per_image >= FROM_REGIONS:
+    if spec.asking == "words" or spec.method == "chamfer":
+        if spec.method in ("scan", "bfan") and not masked and per_image >= FROM_REGIONS:
             common["maxnreg"] = REGISTERS
         kernels.words_ask[(found.groups, images)](
             sims, triangles, words.norms, kin, real, found.lengths, found.bases, found.sizes,
             words.kin_at, zeros, best, out, images, sims.stride(0), out.stride(0),
-            recipe.boundary, recipe.scale, recipe.sharpness, shift,
-            GATE=recipe.gate, NEGATIVE=recipe.negative, UNIT=recipe.unit_words, **common,
+            spec.boundary, spec.scale, spec.sharpness, shift,
+            GATE=spec.gate, NEGATIVE=spec.negative, UNIT=spec.unit_words, **common,
         )  # fmt: skip
         return
     first = 0
@@ -171,6 +171,6 @@ def _launch(
             kernels.regions_ask[(last - first, images)](
                 sims, kin, regions.norms[some], real, found.lengths, found.bases, words.kin_at,
                 zeros, out, first, images, sims.stride(0), out.stride(0),
-                recipe.scale, recipe.sharpness, N=sizes[first], **common,
+                spec.scale, spec.sharpness, N=sizes[first], **common,
             )  # fmt: skip
         first = last

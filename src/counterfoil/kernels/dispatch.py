@@ -1,0 +1,187 @@
+"""The one door to the fused kernels: decides, per call, who scores a block of pairs.
+
+- Tile kernels (`triton.launch`, `triton.training`): blocks of any size, forward and backward.
+- Lane kernels (`triton.lanes`): forward only, for jobs large enough to pay for their compilation.
+- Everything else is PyTorch's (`tiled`): `try_fused_scores` then returns None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from counterfoil.data.on_host import on_host
+from counterfoil.kernels.spec import (
+    LARGE_JOB_CELLS,
+    MAX_REGIONS,
+    WORDS,
+    KernelSpec,
+    ScoringJob,
+    usable,
+)
+from counterfoil.kernels.triton.lanes import lane_scores, lane_words, suits
+from counterfoil.kernels.triton.launch import Regions, fused_scores, tiled_words, tiles_of
+from counterfoil.kernels.triton.packing import Indices
+from counterfoil.kernels.triton.training import fits, fused_scores_with_gradient, trainable
+
+MAX_CHAMFER_PRODUCT = 1.01
+"""Largest inner product for which smooth-Chamfer's kernel neither overflows nor underflows."""
+
+
+def try_fused_scores(
+    specs: Sequence[KernelSpec],
+    images: tuple[Tensor, Tensor],
+    texts: tuple[Tensor, Tensor],
+    job: ScoringJob,
+) -> Tensor | None:
+    """Scores [I, T], the sum over specs, of fragments and masks; None if PyTorch has to score.
+
+    That is without CUDA or Triton, on GPUs before Ampere or too small, in double precision, with
+    items that have no fragments or more than the kernels hold, for smooth-Chamfer of other than
+    unit vectors, and in training if there is no backward kernel.
+    """
+    (v, real), (u, mask) = images, texts
+    wide = torch.promote_types(v.dtype, u.dtype)
+    if not specs or not usable(v.device, wide) or not all(spec.possible for spec in specs):
+        return None
+    if not len(v) or not len(u) or not 0 < v.shape[1] <= MAX_REGIONS:
+        return None
+    dtype = _product_dtype(wide, v.device)
+    gradient = torch.is_grad_enabled() and (v.requires_grad or u.requires_grad)
+    for spec in specs if gradient else ():
+        keys = v.shape[1] if spec.asking == "words" else u.shape[1]
+        if not trainable(spec) or not fits(spec, dtype, keys, v.device):
+            return None
+    block = _Block(
+        Side(u.to(dtype), mask, on_host(mask)), Side(v.to(dtype), real, on_host(real)), job
+    )
+    if not block.supports(specs, gradient):
+        return None
+    chamfer = any(spec.method == "chamfer" for spec in specs)
+    if chamfer and _longest(v) * _longest(u) > MAX_CHAMFER_PRODUCT:
+        return None
+    from triton.runtime.errors import OutOfResources
+
+    # Triton launches on the current device, whichever the tensors are on
+    with torch.cuda.device_of(v), torch.autocast(v.device.type, enabled=False):
+        try:
+            scores = [block.trained(spec) if gradient else block.scored(spec) for spec in specs]
+        except OutOfResources:  # a smaller GPU than the kernels are made for
+            return None
+    return scores[0] if len(scores) == 1 else torch.stack(scores).sum(0)
+
+
+def as_words(spec: KernelSpec) -> bool:
+    """Whether regions are the queries of the kernel for words; with gradients they always are."""
+    return spec.method == "naaf"
+
+
+def _longest(fragments: Tensor) -> float:
+    return float(fragments.detach().float().norm(dim=-1).max())
+
+
+@dataclass(frozen=True)
+class Side:
+    """Fragments [B, N, D] and which are real, on the device and on the host."""
+
+    fragments: Tensor
+    mask: Tensor
+    host_mask: NDArray[np.bool_]
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        counts: list[int] = self.host_mask.sum(1).tolist()
+        return counts
+
+    @property
+    def flat(self) -> Tensor:
+        return self.fragments.flatten(0, 1)
+
+    @cached_property
+    def where(self) -> Indices:
+        """Indices of the real fragments in ``flat``."""
+        return np.flatnonzero(self.host_mask)
+
+    @property
+    def gaps(self) -> Tensor | None:
+        """The mask, if not all are real."""
+        return self.mask if min(self.lengths) < self.mask.shape[1] else None
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Captions and images, all of which are scored with each other."""
+
+    texts: Side
+    images: Side
+    job: ScoringJob
+
+    def supports(self, specs: Sequence[KernelSpec], gradient: bool) -> bool:
+        """Whether every item has fragments, and no more than a tile holds."""
+        lengths = self.texts.lengths
+        if not 0 < min(lengths) <= max(lengths) <= WORDS or not min(self.images.lengths):
+            return False
+        turned = any(spec.asking == "regions" and (gradient or as_words(spec)) for spec in specs)
+        return not turned or max(self.images.lengths) <= WORDS
+
+    @cached_property
+    def regions(self) -> Regions:
+        return Regions(self.images.fragments, self.images.gaps)
+
+    def turned(self, spec: KernelSpec) -> tuple[_Block, KernelSpec]:
+        """Regions as words: an image is then a caption, and a caption an image of words."""
+        return _Block(self.images, self.texts, self.job), replace(spec, asking="words")
+
+    def trained(self, spec: KernelSpec) -> Tensor:
+        """Scores with gradients."""
+        if spec.asking == "regions":
+            block, spec = self.turned(spec)
+            return block.trained(spec).T
+        texts, images = self.texts, self.images
+        packing, words = tiles_of(texts.flat, texts.where, texts.lengths)
+        return fused_scores_with_gradient(spec, packing, words, images.fragments, images.gaps)
+
+    def scored(self, spec: KernelSpec) -> Tensor:
+        """Scores without gradients, each caption by lanes or by tiles."""
+        if spec.asking == "regions" and as_words(spec):
+            # in tiles: lane kernels would be compiled for every caption length
+            block, spec = self.turned(spec)
+            return block.in_tiles(spec, block.texts.where, block.texts.lengths).T
+        images, per_image, _ = self.images.fragments.shape
+        where, lengths = self.texts.where, self.texts.lengths
+        if max(self.job.cells, len(where) * images * per_image) < LARGE_JOB_CELLS:
+            return self.in_tiles(spec, where, lengths)
+        by_lanes = [suits(spec, length, per_image) for length in lengths]
+        if all(by_lanes):
+            return self.in_lanes(spec, where, lengths)
+        if not any(by_lanes):
+            return self.in_tiles(spec, where, lengths)
+        of_words = np.repeat(by_lanes, lengths)
+        scores = self.images.fragments.new_empty(images, len(lengths), dtype=torch.float32)
+        for lanes, score in ((True, self.in_lanes), (False, self.in_tiles)):
+            captions = [index for index, here in enumerate(by_lanes) if here == lanes]
+            chosen = where[of_words == lanes], [lengths[index] for index in captions]
+            scores[:, captions] = score(spec, *chosen)
+        return scores
+
+    def in_tiles(self, spec: KernelSpec, where: Indices, lengths: list[int]) -> Tensor:
+        words = tiled_words(self.texts.flat, where, lengths, spec)
+        return fused_scores(spec, words, self.regions)
+
+    def in_lanes(self, spec: KernelSpec, where: Indices, lengths: list[int]) -> Tensor:
+        flat = self.texts.flat
+        packed = flat.index_select(0, torch.from_numpy(where).to(flat.device))
+        return lane_scores(spec, lane_words(packed, lengths, spec), self.regions)
+
+
+def _product_dtype(wide: torch.dtype, device: torch.device) -> torch.dtype:
+    """The precision of products: that of mixed precision if it is on."""
+    if wide == torch.float32 and torch.is_autocast_enabled(device.type):
+        return torch.get_autocast_dtype(device.type)
+    return wide

@@ -1,0 +1,114 @@
+"""What the fused kernels compute (`KernelSpec`), for which job, and whether they can run here."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+
+OLDEST_CAPABILITY = (8, 0)
+"""Compute capability with the tensor cores that the kernels are written for."""
+
+MAX_SOFTMAX_SCALE = 40.0
+"""Beyond it, e^scale squared does not fit single precision."""
+
+MAX_REGIONS = 128
+"""More do not fit a tile."""
+
+WORDS, SLOTS = 128, 16
+"""Words and captions of a tile."""
+
+LARGE_JOB_CELLS = 1 << 33
+"""Word-region similarities from which on it pays to compile more: lane kernels, `torch.compile`."""
+
+
+@dataclass(frozen=True)
+class ScoringJob:
+    """The job that a block of pairs belongs to; ``cells``: word-region similarities of all of it.
+
+    Without a known size (0), a block is judged by its own.
+    """
+
+    cells: int = 0
+
+    @property
+    def large(self) -> bool:
+        return self.cells >= LARGE_JOB_CELLS
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """What a kernel computes: who asks, how weights are made, how fragments become one score."""
+
+    method: Literal["scan", "bfan", "chan", "naaf", "chamfer"]
+    asking: Literal["words", "regions"] = "words"
+    scale: float = 1.0
+    pooling: Literal["lse", "mean", "max", "sum", "softmax"] = "mean"
+    sharpness: float = 1.0
+    raised: Literal["leaky", "relu", "none"] = "leaky"
+    prob: bool = False
+    boundary: float = 0.0
+    negative: bool = True
+    gate: Literal["none", "spread", "gate"] = "none"
+    gate_scale: float = 0.0
+    unit_words: bool = False
+    factor: float = 1.0
+
+    @property
+    def possible(self) -> bool:
+        return self.scale <= MAX_SOFTMAX_SCALE or self.method == "chan"
+
+
+@cache
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@cache
+def obstacle(index: int) -> str | None:
+    """Why the kernels cannot run on a CUDA device, in words; None where they can."""
+    if not has_triton():
+        return "Triton is not installed"
+    capability = torch.cuda.get_device_capability(index)
+    if capability < OLDEST_CAPABILITY:
+        needed, found = (".".join(map(str, number)) for number in (OLDEST_CAPABILITY, capability))
+        return f"they need a GPU of compute capability {needed}, this one has {found}"
+    return fault(torch.device("cuda", index))
+
+
+def fault(device: torch.device) -> str | None:
+    """What keeps Triton from working: it compiles with a C compiler and Python's headers."""
+    mark = torch.zeros(1, dtype=torch.int32, device=device)
+    try:
+        from counterfoil.kernels.triton.tile_kernels import write_one
+
+        with torch.cuda.device_of(mark):
+            write_one[(1,)](mark)
+    except Exception as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        return (
+            f"Triton does not work here ({first}); it needs a C compiler and the headers of Python"
+        )
+    return None if mark.item() else "Triton's programs do nothing here"
+
+
+def usable(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether tensors of this kind can be scored by the kernels."""
+    if device.type != "cuda" or dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return False
+    return obstacle(_index(device)) is None
+
+
+def without_kernels(device: torch.device) -> str | None:
+    """A line for people where PyTorch scores what kernels could; None where they do."""
+    if device.type != "cuda":
+        return f"scoring by PyTorch on the {device.type.upper()}"
+    why = obstacle(_index(device))
+    return why and f"scoring by PyTorch, which is slower than the fused kernels: {why}"
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index

@@ -1,0 +1,1 @@
+"""Fused Triton kernels: tiles of words (forward and backward), and one thread per caption."""

@@ -1,0 +1,283 @@
+"""What matchers of words with regions share.
+
+`FragmentMatcher` scores tiles of padded pairs. `CrossAttentionMatcher` is for methods that read
+nothing of a pair but its word-region similarities: one matrix product, then packed tiles in
+PyTorch or a fused kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from counterfoil.collectives import gather_counts
+from counterfoil.encoders.encoded import Encoded
+from counterfoil.errors import ConfigError
+from counterfoil.kernels.attention import Score, Sides, Tile, gram
+from counterfoil.kernels.dispatch import try_fused_scores
+from counterfoil.kernels.spec import KernelSpec, ScoringJob, usable
+from counterfoil.kernels.tiled import TilePlan, plan_tiles, score_sides
+from counterfoil.matchers.base import Matcher
+from counterfoil.matchers.precision import single_fragments, single_precision
+
+KEPT_CELLS = 1 << 26
+"""Similarities kept for the backward pass; a larger grid is recomputed block by block."""
+
+BLOCK_CELLS = 1 << 24
+"""Similarities of one matrix product if they are not kept."""
+
+
+@dataclass(frozen=True)
+class WordParts:
+    """What each word of one pair contributes, [W]; ``weights`` [W, R] say where it looked.
+
+    If ``additive``, positive + negative summed over the words is the score exactly.
+    """
+
+    positive: Tensor
+    negative: Tensor
+    weights: Tensor
+    additive: bool
+
+
+class FragmentMatcher(Matcher):
+    """Scores from the fragments of both sides, tile by tile.
+
+    A subclass implements `tile`: all pairs of a few images with a few texts, padding masked. Texts
+    are taken in order of length, so that a tile has little padding, and tiles are sized from the
+    free memory. With gradients and more than one tile, a tile is recomputed in the backward pass.
+    """
+
+    needs = "fragments"
+    floats_per_cell = 8
+
+    compiles = False
+    """Whether `tile` is many small operations, which `torch.compile` can fuse on a GPU."""
+
+    @property
+    def cuts_images(self) -> bool:
+        """False if every tile must hold all images, on all processes at the same time."""
+        return True
+
+    def cells_per_pair(self, words: int, regions: int) -> int:
+        """Cells of one pair: word-region similarities, and what a method holds besides."""
+        return words * regions
+
+    def tile(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Scores [I, T] of a tile; fragments are real where the masks say so."""
+        raise NotImplementedError
+
+    def word_parts(self, image: Encoded, text: Encoded) -> WordParts | None:
+        """Contribution of each word of one pair; None if the method has no such parts."""
+        return None
+
+    @final  # type: ignore[misc]
+    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
+        """A block that is a job of its own; subclasses override `tile` or `score_block`."""
+        return self.score_block(images, texts, ScoringJob())
+
+    def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
+        lengths = texts.mask.sum(1)
+        order = lengths.argsort(descending=True, stable=True)
+        ordered = texts[order]
+        longest = max(1, int(lengths.max())) if len(texts) else 1
+        regions = max(1, int(images.mask.sum(1).max())) if len(images) else 1
+        images = images.trim_to(regions)
+        device = images.mask.device
+        cells = self.cells_per_pair(longest, regions)
+        plan = plan_tiles(len(images), len(texts), cells, self.floats_per_cell, device)
+        if not self.cuts_images:
+            plan = TilePlan(max(1, len(images)), min(gather_counts(plan.columns, device)))
+        whole = plan.rows >= len(images) and plan.columns >= len(texts)
+        score = self._tile_scorer(job, device, recompute=not whole)
+        columns: list[Tensor] = []
+        for left in range(0, len(texts), plan.columns):
+            block = ordered[left : left + plan.columns]
+            block = block.trim_to(max(1, int(block.mask.sum(1).max())))
+            tops = range(0, len(images), plan.rows)
+            columns.append(torch.cat([score(images[top : top + plan.rows], block) for top in tops]))
+        return torch.cat(columns, dim=1)[:, order.argsort()]
+
+    def _tile_scorer(
+        self, job: ScoringJob, device: torch.device, recompute: bool
+    ) -> Callable[[Encoded, Encoded], Tensor]:
+        """`tile` as it is, compiled, or recomputed in the backward pass."""
+        if torch.is_grad_enabled():
+            return self._recomputed_tile if recompute else self.tile
+        if self.compiles and job.large and can_compile(device):
+            return self._compiled_tile
+        return self.tile
+
+    def _compiled_tile(self, images: Encoded, texts: Encoded) -> Tensor:
+        return compiled_tile(self, images, texts)
+
+    def _recomputed_tile(self, images: Encoded, texts: Encoded) -> Tensor:
+        def run(image_fragments: Tensor, text_fragments: Tensor) -> Tensor:
+            return self.tile(
+                replace(images, fragments=image_fragments), replace(texts, fragments=text_fragments)
+            )
+
+        scores: Tensor = checkpoint(
+            run, fragments(images), fragments(texts), use_reentrant=False, preserve_rng_state=False
+        )
+        return scores
+
+
+COMPILE_BACKEND = "inductor"
+
+_compiled: dict[tuple[type, str], Callable[..., Tensor]] = {}
+_uncompilable: set[type] = set()
+"""Classes of matchers that could not be compiled here; PyTorch runs them as they are."""
+
+
+def can_compile(device: torch.device) -> bool:
+    """Whether compiled code, which on a GPU is Triton's, can run on a device."""
+    return usable(device, torch.float32)
+
+
+def compiled_tile(matcher: FragmentMatcher, images: Encoded, texts: Encoded) -> Tensor:
+    """`FragmentMatcher.tile`, compiled for tiles of any size; as it is if that fails.
+
+    Compiling takes about a minute per class and process, so it is for large jobs.
+    """
+    kind = type(matcher)
+    if kind not in _uncompilable:
+        try:
+            return _compile_tile(kind, COMPILE_BACKEND)(matcher, images, texts)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError:  # the errors of PyTorch's compiler are subclasses
+            _uncompilable.add(kind)
+    return matcher.tile(images, texts)
+
+
+def _compile_tile(kind: type[FragmentMatcher], backend: str) -> Callable[..., Tensor]:
+    if (kind, backend) not in _compiled:
+        _compiled[kind, backend] = torch.compile(kind.tile, dynamic=True, backend=backend)
+    return _compiled[kind, backend]
+
+
+def fragments(encoded: Encoded) -> Tensor:
+    if encoded.fragments is None:
+        raise ConfigError("this matcher compares fragments, but only pooled vectors were kept")
+    return encoded.fragments
+
+
+class CrossAttentionMatcher(FragmentMatcher):
+    """Scores of all pairs from one matrix product and cache-sized tiles.
+
+    A subclass implements `score` of a `Tile`: similarities of query fragments with key fragments,
+    and the Gram matrix of the keys. Queries are packed: no padding, no mask. If it has
+    `kernel_specs`, a GPU computes the same by a fused kernel.
+    """
+
+    needs_query_gram = False
+    """Whether `score` reads the inner products of an item's query fragments with each other."""
+
+    def score(self, tile: Tile) -> Tensor:
+        """Scores [Q, C] of a tile."""
+        raise NotImplementedError
+
+    def kernel_specs(self) -> tuple[KernelSpec, ...]:
+        """What fused kernels have to compute and add up; none: there is no kernel for it."""
+        return ()
+
+    def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
+        pair = (fragments(images), images.mask), (fragments(texts), texts.mask)
+        fused = try_fused_scores(self.kernel_specs(), *pair, job)
+        if fused is not None:
+            return fused
+        with single_precision(images.mask.device):
+            return self.torch_scores(single_fragments(images), single_fragments(texts))
+
+    def accepts_half(self, device: torch.device) -> bool:
+        """Whether fragments may be given in half precision if no gradient is needed."""
+        kernels = bool(self.kernel_specs()) and usable(device, torch.float16)
+        return kernels and not torch.is_grad_enabled()
+
+    def torch_scores(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Scores [I, T] by PyTorch, on any device."""
+        return self.attend(texts, images, self.score).T
+
+    def tile(self, images: Encoded, texts: Encoded) -> Tensor:
+        return self.score_block(images, texts, ScoringJob())
+
+    def attend(self, queries: Encoded, keys: Encoded, score: Score) -> Tensor:
+        """Scores [Q, C], in which fragments of ``queries`` attend to those of ``keys``."""
+        order = queries.mask.sum(1).argsort(stable=True)
+        sides = both_sides(queries[order], keys, self.needs_query_gram)
+        cells = max(1, len(sides.packed)) * max(1, keys.mask.numel())
+        if torch.is_grad_enabled() and cells <= KEPT_CELLS:
+            scores = score_sides(score, sides)
+        else:
+            scores = torch.cat([*_in_blocks(score, sides)])
+        return scores[order.argsort()]
+
+
+def both_sides(queries: Encoded, keys: Encoded, needs_query_gram: bool) -> Sides:
+    """What pairs of query items, sorted by length, and key items are scored from."""
+    u, v = fragments(queries), fragments(keys)
+    rows = queries.mask.flatten().nonzero()[:, 0]
+    packed = u.flatten(0, 1).index_select(0, rows)  # its backward is faster than a mask's
+    key_mask = None if bool(keys.mask.all()) else keys.mask
+    query_gram = gram(_left_aligned(u, queries.mask)) if needs_query_gram else None
+    sizes = queries.mask.sum(1).tolist()
+    return Sides(packed, packed.norm(dim=-1), query_gram, v, gram(v), key_mask, sizes)
+
+
+def _part(sides: Sides, items: slice, rows: slice) -> Sides:
+    return replace(
+        sides,
+        packed=sides.packed[rows],
+        norms=sides.norms[rows],
+        query_gram=sides.query_gram[items] if sides.query_gram is not None else None,
+        lengths=sides.lengths[items],
+    )
+
+
+def _left_aligned(u: Tensor, mask: Tensor) -> Tensor:
+    """Fragments with the real ones first, so that an item of length n has them at 0 … n−1."""
+    order = (~mask).to(torch.int8).argsort(dim=1, stable=True)
+    return u.gather(1, order[..., None].expand_as(u))
+
+
+def _in_blocks(score: Score, sides: Sides) -> Iterator[Tensor]:
+    """A few query items at a time; with gradients each block is recomputed in the backward."""
+    limit = max(1, BLOCK_CELLS // max(1, sides.v.shape[0] * sides.v.shape[1]))
+    item = start = 0
+    while item < len(sides.lengths):
+        stop, count = item, 0
+        while stop < len(sides.lengths) and (stop == item or count + sides.lengths[stop] <= limit):
+            count += sides.lengths[stop]
+            stop += 1
+        part = _part(sides, slice(item, stop), slice(start, start + count))
+        if torch.is_grad_enabled():
+            yield checkpoint(score_sides, score, part, use_reentrant=False)
+        else:
+            yield score_sides(score, part)
+        item, start = stop, start + count
+    if not sides.lengths:
+        yield sides.v.new_zeros(0, len(sides.v))
+
+
+def one_pair(queries: Encoded, keys: Encoded) -> tuple[Tile, Callable[[Tensor], Tensor]]:
+    """One pair as a tile without padding, and a function that puts values back at padded places."""
+    u = fragments(queries)[0][queries.mask[0]]
+    v = fragments(keys)[:1][:, keys.mask[0]]
+    tile = Tile((u @ v[0].T)[None, :, None], u.norm(dim=-1)[None], gram(v), gram(u[None]), None)
+
+    def place(values: Tensor) -> Tensor:
+        full = values.new_zeros(queries.mask.shape[1], *values.shape[1:])
+        full[queries.mask[0]] = values
+        if values.ndim == 1:
+            return full
+        wide = values.new_zeros(len(full), keys.mask.shape[1])
+        wide[:, keys.mask[0]] = full
+        return wide
+
+    return tile, place
