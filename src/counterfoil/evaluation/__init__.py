@@ -1,6 +1,5 @@
-"""Retrieval metrics over score matrices, their reports, and charts of them."""
+"""Retrieval metrics over score matrices, and their reports."""
 
-from counterfoil.evaluation.charts import bar_chart, histogram, line_chart, save_line_chart_png
 from counterfoil.evaluation.cxc import (
     IMAGE_THRESHOLD,
     TEXT_THRESHOLD,
@@ -41,21 +40,17 @@ __all__ = [
     "Ranks",
     "RetrievalReport",
     "average",
-    "bar_chart",
     "count_ranks",
     "count_ranks_of",
     "direction_metrics",
     "eccv_caption_metrics",
     "eccv_positives",
     "extended_metrics",
-    "histogram",
     "intra_recalls",
-    "line_chart",
     "read_cxc_pairs",
     "read_cxc_similar",
     "retrieval",
     "retrieved_items",
-    "save_line_chart_png",
     "self_ranks",
     "sibling_positives",
     "top_k",

@@ -30,7 +30,7 @@ li.right { color: var(--good); font-weight: 600; } .rank { margin: .5rem 0 0; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 1rem; }
 .charts figure { margin: 0; background: #fff; color: #1d2430; color-scheme: light;
   border: 1px solid var(--line); border-radius: 10px; padding: .6rem; }
-.charts svg { width: 100%; height: auto; }
+.charts img { width: 100%; height: auto; }
 .nopixels { display: grid; place-items: center; min-height: 120px; background: var(--line);
   border-radius: 6px; font-size: .8rem; padding: .4rem; overflow-wrap: anywhere; }
 details { margin-top: 2rem; } pre { background: var(--card); border: 1px solid var(--line);
