@@ -83,6 +83,11 @@ def color(place: int) -> str:
     return COLORS[place % len(COLORS)]
 
 
+def line_style(place: int) -> str:
+    """Solid, then dashed and dotted once all colors are taken."""
+    return ("-", "--", ":")[place // len(COLORS) % 3]
+
+
 def short(name: str, most: int = LONGEST) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
@@ -183,7 +188,7 @@ def line_chart(
         say_no_data(axes)
         return figure
     for place, (name, points) in enumerate(series.items()):
-        _draw_line(axes, short(name), points, color(place))
+        _draw_line(axes, short(name), points, {"color": color(place), "ls": line_style(place)})
     for name, level in (levels or {}).items():
         axes.axhline(level, color=INK, linestyle="--", linewidth=1.2, alpha=0.8)
         at_right_end = axes.get_yaxis_transform()
@@ -194,17 +199,17 @@ def line_chart(
     return figure
 
 
-def _draw_line(axes: Axes, name: str, points: Sequence[Point], color: str) -> None:
+def _draw_line(axes: Axes, name: str, points: Sequence[Point], look: dict[str, str]) -> None:
     xs, ys = [_drawable(point[0]) for point in points], [_drawable(point[1]) for point in points]
     known = [False, *(math.isfinite(x) and math.isfinite(y) for x, y in zip(xs, ys, strict=True))]
     known.append(False)
     alone = [i for i in range(len(xs)) if known[i + 1] and not (known[i] or known[i + 2])]
     every = None if len(points) <= FEW_POINTS else alone
-    axes.plot(xs, ys, color=color, label=name, marker="o", markersize=3.5, markevery=every)
+    axes.plot(xs, ys, label=name, marker="o", markersize=3.5, markevery=every, **look)  # type: ignore[arg-type]
     spread = [(point[2] or 0.0) if len(point) == 3 else 0.0 for point in points]
     if any(spread):
         low, high = ([y + side * s for y, s in zip(ys, spread, strict=True)] for side in (-1, 1))
-        axes.fill_between(xs, low, high, color=color, alpha=0.18, linewidth=0)
+        axes.fill_between(xs, low, high, color=look["color"], alpha=0.18, linewidth=0)
 
 
 def _drawable(value: float) -> float:

@@ -14,6 +14,7 @@ from counterfoil.plots.charts import (
     add_legend,
     color,
     head_of,
+    line_style,
     margin_of,
     name_rows,
     new_axes,
@@ -86,11 +87,13 @@ def pair_chart(
         if not known:
             continue
         rows = [row + 0.38 * side - 0.19 for row in known]
-        bars = axes.barh(rows, list(known.values()), 0.36, color=COLORS[side], label=name)
-        axes.bar_label(bars, [f"{value:.1f}" for value in known.values()], padding=8, fontsize=8)
-    for row, pair in enumerate(pairs):
-        if pair.ours is not None and pair.spread:
-            axes.errorbar(pair.ours, row - 0.19, xerr=pair.spread, ecolor=INK, capsize=2)
+        axes.barh(rows, list(known.values()), 0.36, color=COLORS[side], label=name)
+        for place, (row, value) in zip(rows, known.items(), strict=True):
+            spread = (pairs[row].spread or 0.0) if side == 0 else 0.0
+            if spread:
+                axes.errorbar(value, place, xerr=spread, ecolor=INK, capsize=2)
+            after = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
+            axes.annotate(f"{value:.1f}", (value + spread, place), fontsize=8, **after)
     if not axes.patches:
         say_no_data(axes)
         return figure
@@ -169,7 +172,7 @@ def point_chart(
                 [mark.x for mark in part],
                 [mark.y for mark in part],
                 [mark.spread or 0.0 for mark in part],
-                fmt="o-",
+                fmt=f"o{line_style(place)}",
                 capsize=2,
                 color=own,
                 label=short(name),
