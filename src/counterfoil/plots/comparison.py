@@ -92,8 +92,14 @@ def pair_chart(
             spread = (pairs[row].spread or 0.0) if side == 0 else 0.0
             if spread:
                 axes.errorbar(value, place, xerr=spread, ecolor=INK, capsize=2)
-            after = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
-            axes.annotate(f"{value:.1f}", (value + spread, place), fontsize=8, **after)
+            axes.annotate(
+                f"{value:.1f}",
+                (value + spread, place),
+                xytext=(5, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+            )
     if not axes.patches:
         say_no_data(axes)
         return figure
