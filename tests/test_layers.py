@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "counterfoil"
 FLOW = [
     "data", "features", "encoders", "kernels", "matchers", "objectives", "foils", "models",
-    "evaluation", "training", "reproduce", "search", "audit", "app", "cli",
+    "plots", "evaluation", "training", "reproduce", "search", "audit", "app", "cli",
 ]  # fmt: skip
 
 
@@ -68,8 +68,8 @@ def test_help_data_and_config_never_import_torch() -> None:
     assert "torch" not in modules_after(code)
 
 
-def test_the_api_imports_no_optional_package() -> None:
-    loaded = modules_after("import counterfoil.api")
+def test_nothing_is_imported_before_it_is_needed() -> None:
+    loaded = modules_after("import counterfoil.api, counterfoil.cli")
     assert loaded.isdisjoint(
         {"transformers", "matplotlib", "pyarrow", "tensorboard", "eccv_caption"}
     )

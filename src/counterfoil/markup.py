@@ -16,7 +16,12 @@ def clean(text: str) -> str:
     >>> clean('<b title="x">\\x07')
     '&lt;b title=&quot;x&quot;&gt;\ufffd'
     """
-    return escape(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text))
+    return escape(visible(text))
+
+
+def visible(text: str) -> str:
+    """The text with a visible sign for each control character, which XML does not allow."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def page_policy(script: str = "") -> str:

@@ -382,7 +382,7 @@ def test_a_page_is_filled_from_the_store_and_only_between_its_markers(out, cache
     assert "old" not in text
     assert NOTHING in text
     assert text.count("What it means.") == 2
-    assert (tmp_path / "page" / "tiny@scenes-rsum.svg").read_text().startswith("<svg")
+    assert (tmp_path / "page" / "tiny@scenes-rsum.svg").read_text().startswith("<?xml")
     assert "(page/tiny@scenes-rsum.svg)" in text
     fill_page(page, tmp_path)
     assert page.read_text() == text

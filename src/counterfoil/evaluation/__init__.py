@@ -1,6 +1,5 @@
-"""Retrieval metrics over score matrices, their reports, and charts of them."""
+"""Retrieval metrics over score matrices, and their reports."""
 
-from counterfoil.evaluation.charts import bar_chart, histogram, line_chart, save_line_chart_png
 from counterfoil.evaluation.cxc import read_cxc_pairs
 from counterfoil.evaluation.eccv import eccv_positives
 from counterfoil.evaluation.ensemble import average
@@ -25,16 +24,12 @@ __all__ = [
     "Ranks",
     "RetrievalReport",
     "average",
-    "bar_chart",
     "count_ranks",
     "count_ranks_of",
     "direction_metrics",
     "eccv_positives",
     "extended_metrics",
-    "histogram",
-    "line_chart",
     "read_cxc_pairs",
     "retrieval",
-    "save_line_chart_png",
     "top_k",
 ]

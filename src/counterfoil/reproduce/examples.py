@@ -18,10 +18,10 @@ from counterfoil.errors import ConfigError, DataError
 from counterfoil.evaluation.foil_scores import score_foils
 from counterfoil.evaluation.foil_sets import FoilPair, FoilSet
 from counterfoil.evaluation.foil_writing import readable_images
+from counterfoil.evaluation.report import markdown_table
 from counterfoil.models import Model
 from counterfoil.models.correct import Correction, correct
 from counterfoil.models.word_spans import known_text
-from counterfoil.reproduce.examples_chart import SUSPECTED
 from counterfoil.reproduce.foil_judge import FoilJudge
 from counterfoil.reproduce.measures import OWN, MeasureColumn
 from counterfoil.reproduce.plan import Plan
@@ -41,6 +41,8 @@ SIDE = 320
 """Pixels of the longer side of a picture."""
 MOST_POINTS = 400
 """Of each row on the map of scores; more are drawn by chance."""
+SUSPECTED = 0.5
+"""Words that are wrong with at least this probability are marked."""
 SHEET = 1
 """What a kept sheet holds; sheets of other versions are made again."""
 
@@ -271,3 +273,49 @@ def _map(split: Split, sources: Sequence[_Source]) -> PointMap:
         diagonal=True,
         note="Above the dashed line, the negative scores higher than the caption.",
     )
+
+
+def sheet_markdown(sheet: ExampleSheet) -> list[str]:
+    """The rule of choice, and a table for each example."""
+    lines = ["### Examples", "", f"{sheet.rule} Runs of seed {sheet.seed}.", ""]
+    suspects = any(
+        word.wrong is not None
+        for one in sheet.examples
+        for line in one.lines
+        for word in line.words
+    )
+    if suspects:
+        lines += [
+            "**Bold**: not in the caption at this place. In brackets: how likely the word is wrong,"
+            f" if at least {SUSPECTED:g}. Corrected: such a word is exchanged for one of the same"
+            " part of speech if the score rises.",
+            "",
+        ]
+    else:
+        lines += ["**Bold**: in none of the image's captions.", ""]
+    for example in sheet.examples:
+        names = list(dict.fromkeys(name for line in example.lines for name in line.scores))
+        rows: list[tuple[str, ...]] = [(example.image, "sentence", *names)]
+        rows += [
+            (line.kind, _sentence(line), *(_score(line, name) for name in names))
+            for line in example.lines
+        ]
+        head, _, *others = markdown_table(rows)
+        aligned = "| --- | --- |" + " ---: |" * len(names)  # sentences begin at the left
+        lines += [head, aligned, *others, ""]
+    return lines
+
+
+def _sentence(line: ExampleLine) -> str:
+    return " ".join(map(_word, line.words)).replace("|", "\\|")
+
+
+def _word(word: ExampleWord) -> str:
+    text = f"**{word.text}**" if word.new else word.text
+    if word.wrong is not None and word.wrong >= SUSPECTED:
+        return f"{text} ({word.wrong:.2f})"
+    return text
+
+
+def _score(line: ExampleLine, name: str) -> str:
+    return f"{line.scores[name]:.3f}" if name in line.scores else ""

@@ -19,8 +19,9 @@ from pathlib import Path
 from counterfoil.errors import DataError
 from counterfoil.evaluation.report import markdown_table
 from counterfoil.files import write_atomically
+from counterfoil.plots.charts import save_figure
 from counterfoil.reproduce.claims import HEADS, claim_rows
-from counterfoil.reproduce.plots import charts_of, to_svg
+from counterfoil.reproduce.plots import charts_of
 from counterfoil.reproduce.present import body
 from counterfoil.reproduce.results import Reproduction
 from counterfoil.reproduce.store import read_stored
@@ -83,7 +84,6 @@ def _pictures(found: Reproduction, name: str, page: Path) -> list[str]:
     written = []
     for chart in charts_of(found):
         path = folder / f"{name}-{chart.name}.svg"
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, to_svg(chart))
+        save_figure(chart.draw(), path)
         written.append(f"{folder.name}/{path.name}")
     return written

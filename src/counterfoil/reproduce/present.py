@@ -10,7 +10,7 @@ from counterfoil.files import write_atomically
 from counterfoil.reproduce.artefact import METRICS
 from counterfoil.reproduce.claims import claim_rows
 from counterfoil.reproduce.distributions import distribution_notes, distribution_rows
-from counterfoil.reproduce.examples_chart import sheet_markdown
+from counterfoil.reproduce.examples import sheet_markdown
 from counterfoil.reproduce.plots import write_charts
 from counterfoil.reproduce.results import Found, Reproduction
 from counterfoil.reproduce.word_maps import pair_sections

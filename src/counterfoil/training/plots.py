@@ -11,7 +11,7 @@ Record = dict[str, Any]
 
 
 class Plot(NamedTuple):
-    """A line chart: what `line_chart` and `save_line_chart_png` draw."""
+    """A line chart: what `line_chart` draws."""
 
     title: str
     x_label: str

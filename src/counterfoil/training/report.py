@@ -13,12 +13,12 @@ from typing import Any
 from counterfoil.config import RunConfig
 from counterfoil.data.images import open_image
 from counterfoil.data.pairs import Split
-from counterfoil.errors import DataError, MissingExtraError
-from counterfoil.evaluation.charts import line_chart, save_line_chart_png
+from counterfoil.errors import DataError
 from counterfoil.evaluation.gallery import Gallery, Search
 from counterfoil.evaluation.report import RetrievalReport
 from counterfoil.files import write_atomically
 from counterfoil.markup import clean, page_policy
+from counterfoil.plots.charts import line_chart, save_figure, to_svg
 from counterfoil.training.metrics import read_metrics
 from counterfoil.training.plots import Plot, plots_of, thin
 
@@ -44,7 +44,7 @@ def write_report(
     sections: Sequence[Section] = (),
     png: bool = True,
 ) -> Path:
-    """Write ``report.html`` and, if ``png`` and matplotlib is installed, the plots as PNG files."""
+    """Write ``report.html`` and, if ``png``, the plots as PNG files."""
     records = read_metrics(folder / "metrics.jsonl")
     page = PAGE.format(
         policy=escape(page_policy()),
@@ -67,24 +67,18 @@ def write_report(
 
 
 def draw(plots: Mapping[str, Plot], folder: Path | None) -> str:
-    """The plots as inline figures, thinned; in a folder each as a PNG, where matplotlib is."""
-    if folder is not None:
-        _save_png(plots, folder)
+    """The plots as figures of the page, thinned; in a folder each as a PNG file."""
     figures = []
-    for title, x_label, y_label, series in plots.values():
-        light = {name: thin(points) for name, points in series.items()}
-        figures.append(f"<figure>{line_chart(light, title, x_label, y_label)}</figure>")
+    for name, (title, x_label, y_label, series) in plots.items():
+        light = {line: thin(points) for line, points in series.items()}
+        figure = line_chart(light, title, x_label, y_label)
+        if folder is not None:
+            save_figure(figure, folder / f"{name}.png")
+        data = base64.b64encode(to_svg(figure).encode()).decode("ascii")
+        # An image of its own: the marks of one SVG never meet those of another.
+        image = f'<img alt="{clean(title)}" src="data:image/svg+xml;base64,{data}">'
+        figures.append(f"<figure>{image}</figure>")
     return "".join(figures)
-
-
-def _save_png(plots: Mapping[str, Plot], folder: Path) -> None:
-    for name, plot in plots.items():
-        try:
-            save_line_chart_png(
-                folder / f"{name}.png", plot.series, plot.title, plot.x_label, plot.y_label
-            )
-        except MissingExtraError:
-            break
 
 
 def warning_box(records: Sequence[dict[str, Any]], most: int = 8) -> str:
