@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from counterfoil.models import resolve
 from counterfoil.objectives import create_objective
 from counterfoil.recipes import FOLDER, find_recipe, matching_names, recipe_names
 
+ROOT = Path(__file__).parents[2]
 COMMAND = "import sys; sys.argv = ['counterfoil']; from counterfoil.cli import main; main()"
 FOLDERS = {"scenes", "flickr8k", "f30k", "coco"}
 
@@ -218,3 +220,17 @@ def test_a_shell_completes_names_and_files() -> None:
     assert completed("counterfoil train scenes/rv") == found
     assert completed("counterfoil recipes show phot") == ["photos"]
     assert "copy" in completed("counterfoil recipes c")
+
+
+def test_a_wheel_has_every_recipe() -> None:
+    """Hatchling takes the whole package, except what git ignores."""
+    tomllib = pytest.importorskip("tomllib")  # new in Python 3.11
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    build = settings["tool"]["hatch"]["build"]
+    assert build["targets"]["wheel"] == {"packages": ["src/counterfoil"]}
+    assert build.keys() == {"targets"}
+    assert FOLDER.is_relative_to(ROOT / "src" / "counterfoil")
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
+    parts = {part for name in recipe_names() for part in f"{name}.yaml".split("/")}
+    for pattern in ignored:
+        assert not any(fnmatchcase(part, pattern.strip("/")) for part in parts), pattern
