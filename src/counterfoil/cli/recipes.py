@@ -128,7 +128,7 @@ def _file_of(name: str) -> Path:
 
 
 def _described(name: str) -> dict[str, str]:
-    """A recipe in words; its summary is the first paragraph of the comment at its head."""
+    """What the list says of a recipe; the summary is the first line of its comment."""
     from counterfoil.config import load_config
 
     config = load_config(name)
