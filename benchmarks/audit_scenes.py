@@ -1,6 +1,6 @@
 """How well an audit finds captions that were made wrong at a known rate, on the drawn scenes.
 
-    python benchmarks/audit_scenes.py runs/naaf-scenes --split test --swapped 0.05 --words 0.10
+    python benchmarks/audit_scenes.py runs/scenes-naaf --split test --swapped 0.05 --words 0.10
 
 A share of the captions is given to other images (data/noise.py), of others one to three words are
 exchanged so that they are false for sure (evaluation/word_foils.py); the audit is told nothing.

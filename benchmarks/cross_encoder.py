@@ -6,8 +6,8 @@
 Builds UNITER from nothing (12 layers of 768 numbers, 30,522 words) and random data: 36 regions of
 2,048 numbers with boxes, captions of 6 to 30 words, about 13.5 on average. One run measures a large
 matrix product; every image with every caption by what `counterfoil evaluate` calls; and whole
-training steps (forward, backward, clipping, AdamW) of the recipes `uniter-base-f30k` (all pairs of
-a batch) and `tags-base-f30k` (hard candidates and TAGS). The best of the products is the ceiling,
+training steps (forward, backward, clipping, AdamW) of the recipes `f30k/uniter-base` (all pairs of
+a batch) and `f30k/tags-base` (hard candidates and TAGS). The best of the products is the ceiling,
 the median of the rounds what we take.
 
 The share of the ceiling is of the operations that the scores and losses need (`_transformer_work`):
@@ -53,8 +53,7 @@ from counterfoil.training.optimiser import create_optimiser
 from counterfoil.training.preparation import RunPreparation
 from counterfoil.training.step import TrainingStep
 
-RECIPES = Path(__file__).parents[1] / "recipes"
-TRAINED = {"itm": "uniter-base-f30k.yaml", "tags": "tags-base-f30k.yaml"}
+TRAINED = {"itm": "f30k/uniter-base", "tags": "f30k/tags-base"}
 INPUT_DIM, VOCABULARY, CAPTIONS = 2048, 30_522, 5
 SIDE = {"cpu": 1024, "cuda": 8192}
 """Of the square product that measures a device."""
@@ -103,7 +102,7 @@ def make_split(folder: Path, images: int, regions: int) -> Split:
 
 def read(name: str, folder: Path, options: argparse.Namespace) -> RunConfig:
     """A recipe, from nothing instead of from BERT, and in small on a CPU."""
-    tree = read_recipe(RECIPES / TRAINED[name])
+    tree = read_recipe(Path(TRAINED[name]))
     matcher = {**tree["model"]["matcher"], "pretrained": "", "layers": options.layers}
     if options.checkpointing != "recipe":
         matcher["checkpointing"] = options.checkpointing == "on"

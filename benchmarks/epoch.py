@@ -5,7 +5,7 @@
 
 Writes random features in SCAN's layout (29,000 images, 36 × 2048 in half precision: 4.3 GB) and
 five captions an image into ``--folder``, once; then trains for some epochs by the recipe
-`naaf-f30k` (or ``--recipe``, with any overrides): reading, collating, transfer, forward, backward,
+`f30k/naaf` (or ``--recipe``, with any overrides): reading, collating, transfer, forward, backward,
 clipping, the optimiser's step and logging are the loop's own. Prints, for each epoch, its seconds,
 how many captions and steps a second, how long the loop waited for data and how long it was busy,
 and, apart from that, what validation and saving took, and copying all features to a GPU, which
@@ -39,7 +39,6 @@ from counterfoil.training.loop import Trainer
 from counterfoil.training.resident import COPYING
 from counterfoil.training.run import read_data
 
-RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 SETTLED = 20
 """Steps before the profiler looks."""
 
@@ -125,7 +124,7 @@ def run(options: argparse.Namespace) -> tuple[Meter, RunConfig]:
         print(f"features: {split} …", file=sys.stderr)
         write_split(options.folder / "data", split, count, options.regions, options.dim)
     config = load_config(
-        RECIPES / f"{options.recipe}.yaml",
+        options.recipe,
         [
             f"data.source={options.folder / 'data'}",
             f"train.epochs={options.epochs}",
@@ -170,7 +169,7 @@ def main() -> int:
     parser.add_argument("--regions", type=int, default=36)
     parser.add_argument("--dim", type=int, default=2048)
     parser.add_argument("--embed", type=int, default=1024)
-    parser.add_argument("--recipe", default="naaf-f30k")
+    parser.add_argument("--recipe", default="f30k/naaf")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--profile", type=int, default=0, metavar="STEPS")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from counterfoil.config import build_config, load_config
@@ -102,34 +100,7 @@ def test_values_cannot_be_changed_afterwards() -> None:
         build_config({}).train.epochs = 5
 
 
-ROOT = Path(__file__).parents[1]
-SHIPPED = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "recipes").rglob("*.yaml"))
-
-
-def test_the_recipes_of_the_package_are_found_from_any_folder(tmp_path, monkeypatch) -> None:
-    at_home = [load_config(ROOT / name) for name in SHIPPED]
-    monkeypatch.chdir(tmp_path)
-    assert [load_config(name) for name in SHIPPED] == at_home
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("photos", "recipes/photos.yaml"),
-        ("recipes/photo.yaml", "recipes/photos.yaml"),
-        ("recipes/photos", "recipes/photos.yaml"),
-        ("recipes/flickr8k/naf.yaml", "recipes/flickr8k/naaf.yaml"),
-    ],
-)
-def test_a_misspelt_recipe_of_the_package_is_named_from_any_folder(
-    name, meant, tmp_path, monkeypatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=f"no such recipe; did you mean '{meant}'"):
-        load_config(name)
-
-
 def test_no_recipe_is_proposed_only_because_its_name_ends_alike(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"zzzz\.yaml: no such recipe$"):
+    with pytest.raises(ConfigError, match=r"zzzz\.yaml: no such recipe \(counterfoil recipes"):
         load_config("zzzz.yaml")

@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "counterfoil"
 FLOW = [
-    "data", "features", "encoders", "kernels", "matchers", "objectives", "foils", "models",
+    "recipes", "data", "features", "encoders", "kernels", "matchers", "objectives", "foils", "models",
     "plots", "evaluation", "training", "reproduce", "search", "audit", "app", "cli",
 ]  # fmt: skip
 

@@ -24,6 +24,7 @@ from pydantic import (
 from counterfoil.errors import CheckpointError, ConfigError, nearest
 from counterfoil.reading import RECIPE_BYTES, read_text
 from counterfoil.recipe_yaml import parse_yaml
+from counterfoil.recipes import find_recipe, suggest_recipes
 from counterfoil.registry import declared
 
 MAX_SEED = 2**32 - 1
@@ -33,10 +34,6 @@ MAX_STEPS = 10**9
 """Of anything that is counted in steps, captions or images."""
 
 MAX_EXTENDS = 16
-
-_PACKAGE = Path(__file__).resolve().parent
-_HOMES = (_PACKAGE, _PACKAGE.parents[1])
-"""Where the folder ``recipes`` is: in the installed package, or in the checkout around it."""
 
 
 class Section(BaseModel):
@@ -253,7 +250,11 @@ def build_config(tree: Mapping[str, Any], where: str = "config") -> RunConfig:
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a recipe, apply overrides such as ``train.epochs=5``, check the result."""
+    """Read a recipe by name or path, apply overrides such as ``train.epochs=5``, check the result.
+
+    >>> load_config("scenes/naaf", ["train.epochs=5"]).model.name
+    'naaf'
+    """
     tree = read_recipe(Path(path)) if path is not None else {}
     for override in overrides:
         tree = apply_override(tree, override)
@@ -261,7 +262,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunCo
 
 
 def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A YAML mapping; ``extends: other.yaml`` starts from another recipe beside it."""
+    """A YAML mapping; ``extends`` names a recipe of the package, or a file beside this one."""
     if not _is_path(path):
         raise ConfigError(f"{str(path)!r}: no such recipe")
     path = find_recipe(path)
@@ -272,7 +273,10 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     try:
         tree = read_value(read_text(path, RECIPE_BYTES))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such recipe{_nearest_recipe(path)}") from None
+        raise ConfigError(
+            f"{path}: no such recipe{suggest_recipes(path)} (counterfoil recipes lists those of "
+            "the package)"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path}: not a readable recipe: {error.strerror}") from None
     except (ValueError, yaml.YAMLError) as error:
@@ -285,31 +289,8 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         return tree
     if not isinstance(base, str) or not base:
         raise ConfigError(f"{path}: extends: expected the name of a recipe, got {_shown(base)}")
-    return merge(read_recipe(path.parent / base, (*_seen, path.resolve())), tree)
-
-
-def find_recipe(path: Path) -> Path:
-    """The file of a recipe: ``recipes/NAME`` may be one that comes with the package."""
-    if path.exists() or path.is_absolute() or path.parts[:1] != ("recipes",):
-        return path
-    return next((home / path for home in _HOMES if (home / path).is_file()), path)
-
-
-def _nearest_recipe(path: Path) -> str:
-    """A hint at a recipe in the same folder or in ``recipes/``, or an empty string."""
-    known = []
-    for folder in dict.fromkeys([path.parent, Path("recipes")]):
-        homes = (Path(), *_HOMES) if folder.parts[:1] == ("recipes",) else (Path(),)
-        files = [near for home in homes for near in sorted((home / folder).glob("*.yaml"))]
-        known += [str(folder / near.name) for near in files]
-    if not nearest(path.stem, {Path(one).stem for one in known}):
-        return ""  # all of them end in '.yaml', which alone makes names alike
-    name = path if path.suffix else path.with_suffix(".yaml")
-    meant = [str(name), str(Path("recipes") / name.name)]
-    for text in [text for text in meant if text in known] or meant:
-        if hint := nearest(text, known):
-            return hint
-    return ""
+    extended = path.parent / find_recipe(Path(base))  # beside it, unless that is absolute
+    return merge(read_recipe(extended, (*_seen, path.resolve())), tree)
 
 
 def _is_path(path: Path) -> bool:

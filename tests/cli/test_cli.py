@@ -147,17 +147,6 @@ def test_the_resolved_config_is_shown_without_training() -> None:
     assert "triplet" in shown
 
 
-@pytest.mark.parametrize("recipe", sorted(Path(__file__).parents[2].glob("recipes/*.yaml")))
-def test_every_recipe_resolves_to_parts_that_exist(recipe) -> None:
-    from counterfoil.config import load_config
-    from counterfoil.models import resolve
-    from counterfoil.objectives import create_objective
-
-    config = load_config(recipe)
-    resolve(config.model)
-    create_objective(config.objective)
-
-
 def test_the_catalogue_lists_models_and_parts() -> None:
     listed = json.loads(invoke("models", "--json"))
     assert "rvse-mlp" in listed["models"]

@@ -40,11 +40,12 @@ TYPOS = [
     (["train", "objective=hardst"], 2, "did you mean 'hardest'"),
     (["train", "objective={hardest: 1, tripplet: 0.1}"], 2, "did you mean 'triplet'"),
     (["train", "objective.hardest.margn=0.1"], 2, "did you mean 'margin'"),
-    (["train", "recipes/rvse-mlp-scene.yaml"], 2, "did you mean 'recipes/rvse-mlp-scenes.yaml'"),
-    (["train", "rvse-mlp-scenes"], 2, "did you mean 'recipes/rvse-mlp-scenes.yaml'"),
-    (["train", "recipes/rvse-mlp-scenes.yaml", "epochs"], 2, "neither a recipe nor key=value"),
+    (["train", "scenes/rvse-mpl"], 2, "did you mean 'scenes/rvse-mlp'"),
+    (["train", "scenes/rvse-mlp.yaml"], 2, "did you mean 'scenes/rvse-mlp'"),
+    (["train", "rvse-mlp-scenes"], 2, "did you mean 'scenes/rvse-mlp'"),
+    (["train", "scenes/rvse-mlp", "epochs"], 2, "neither a recipe nor key=value"),
     (["train", "--resume", "nowhere"], 4, "no run there to resume"),
-    (["train", "recipes/rvse-mlp-scenes.yaml", "--resume", "nowhere"], 4, "no run there to resume"),
+    (["train", "scenes/rvse-mlp", "--resume", "nowhere"], 4, "no run there to resume"),
     (["train", "data.source=nowhere.csv"], 3, "no such file or folder"),
     (["train", "data.source=docs", "data.format=tabel"], 2, "did you mean 'table'"),
     (["train", "data.options.imges=9"], 2, "did you mean 'images'"),
@@ -56,6 +57,9 @@ TYPOS = [
     (["train", "objective.ndgl.guide=nowhere"], 3, "not a guide"),
     (["train", "data.vocabulary=nowhere.json"], 3, "data.vocabulary: nowhere.json: no such file"),
     (["train", "data.noise_index=nowhere.npy"], 3, "data.noise_index: nowhere.npy: no such file"),
+    (["recipes", "scenes/rvse-mpl"], 2, "did you mean 'scenes/rvse-mlp'"),
+    (["recipes", "show", "scenes/naff"], 2, "did you mean 'scenes/naaf'"),
+    (["recipes", "copy", "scenes/naff"], 2, "did you mean 'scenes/naaf'"),
     (["features", "scenes", "-o", "out", "-b", "segmnts"], 2, "did you mean 'segments'"),
     (["features", "scenes", "-o", "out", "--to", "shard"], 2, "did you mean 'shards'"),
     (["features", "scenes", "-o", "out", "-b", "segments", "--backbone-option", "sies=9"], 2,
@@ -132,8 +136,8 @@ import json
 from counterfoil.config import PARTS, check_names, load_config
 from counterfoil.registry import declared
 read = {part: declared(*place) for part, place in PARTS.items()}
-from pathlib import Path
-for recipe in Path("recipes").rglob("*.yaml"):
+from counterfoil.recipes import recipe_names
+for recipe in recipe_names():
     check_names(load_config(recipe))
 from counterfoil.encoders import image_encoders, text_encoders
 from counterfoil.matchers import matchers

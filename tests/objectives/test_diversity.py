@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -26,7 +25,6 @@ from counterfoil.training.loop import Trainer
 from counterfoil.training.step import TrainingStep
 from tests.conftest import assert_gradient_close, load_fixture
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 OBJECTIVE = {
     "hardest": {"weight": 2.0, "reduction": "mean", "margin": 0.2},
     "mmd": 0.01,
@@ -254,9 +252,9 @@ def test_dive_learns_from_images_with_all_their_captions(concepts, tmp_path) -> 
     assert result.best_rsum > 150  # chance is about 100
 
 
-@pytest.mark.parametrize("name", ["dive-f30k", "dive-coco", "dive-bert-f30k", "dive-scenes"])
+@pytest.mark.parametrize("name", ["f30k/dive", "coco/dive", "f30k/dive-bert", "scenes/dive"])
 def test_recipes_weigh_the_hinge_as_the_reference_does(name) -> None:
-    config = load_config(RECIPES / f"{name}.yaml")
+    config = load_config(name)
     assert config.data.captions == "grouped"
     objective = create_objective(config.objective)
     assert objective.weights == {"hardest": 2.0, "mmd": 0.01, "uniformity": 0.01}

@@ -61,10 +61,10 @@ def build_matcher(recipe: str, *overrides: str) -> None:
 @pytest.mark.parametrize(
     ("recipe", "override"),
     [
-        ("recipes/naaf-scenes.yaml", "model.matcher.mining=false"),
-        ("recipes/flickr8k/naaf-no-intra.yaml", "model.matcher.negative=false"),
-        ("recipes/flickr8k/naaf.yaml", "model.matcher.mining=false"),
-        ("recipes/scan-i2t-coco.yaml", "model.matcher.aggregation=mean"),
+        ("scenes/naaf", "model.matcher.mining=false"),
+        ("flickr8k/naaf-no-intra", "model.matcher.negative=false"),
+        ("flickr8k/naaf", "model.matcher.mining=false"),
+        ("coco/scan-i2t", "model.matcher.aggregation=mean"),
     ],
 )
 def test_the_advice_for_an_option_that_a_recipe_sets_can_be_followed(recipe, override) -> None:
@@ -76,9 +76,9 @@ def test_the_advice_for_an_option_that_a_recipe_sets_can_be_followed(recipe, ove
 
 def test_an_override_that_makes_an_option_of_the_recipe_useless_names_the_command() -> None:
     with pytest.raises(ConfigError, match=r"set model.matcher.adjust_epoch=15 \(its default\), or"):
-        build_matcher("recipes/naaf-scenes.yaml", "model.matcher.mining=false")
+        build_matcher("scenes/naaf", "model.matcher.mining=false")
     with pytest.raises(ConfigError, match=r"set model.matcher.lambda_lse=5.0 \(its default\), or"):
-        build_matcher("recipes/scan-i2t-coco.yaml", "model.matcher.aggregation=mean")
+        build_matcher("coco/scan-i2t", "model.matcher.aggregation=mean")
 
 
 def test_all_options_without_effect_are_named_at_once() -> None:

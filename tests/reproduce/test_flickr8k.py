@@ -9,6 +9,7 @@ import pytest
 from counterfoil.config import RunConfig, load_config
 from counterfoil.models import resolve
 from counterfoil.objectives import create_objective, objectives
+from counterfoil.recipes import matching_names
 from counterfoil.reproduce.catalogue import load_artefact, names
 from counterfoil.reproduce.plan import Settings, find_data_set, make_plan
 from counterfoil.reproduce.spec import Table
@@ -18,11 +19,7 @@ from counterfoil.reproduce.sweep import Sweep
 ROOT = Path(__file__).parents[2]
 UNPLANNED = {"corrector", "corrector-pretrain"}
 """Recipes of models that are used, not compared: no table has a run of them."""
-RECIPES = [
-    path
-    for path in sorted((ROOT / "recipes" / "flickr8k").glob("*.yaml"))
-    if path.stem not in UNPLANNED
-]
+RECIPES = sorted({name.partition("/")[2] for name in matching_names("flickr8k/*")} - UNPLANNED)
 TABLES = [name for name in names() if name.startswith("flickr8k.")]
 
 
@@ -46,12 +43,12 @@ def planned() -> dict[str, object]:
     return configs()
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_has_the_settings_of_the_run_of_its_name(path, planned) -> None:
-    config = load_config(path)
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_has_the_settings_of_the_run_of_its_name(name, planned) -> None:
+    config = load_config(f"flickr8k/{name}")
     resolve(config.model)
     create_objective(config.objective)
-    ours, theirs = config.model_dump(), planned[path.stem].model_dump()
+    ours, theirs = config.model_dump(), planned[name].model_dump()
     assert ours["data"].pop("source") == "lite2-36"
     theirs["data"].pop("source")
     for tree in (ours, theirs):  # where other runs lie is the harness's own affair
@@ -63,17 +60,16 @@ def test_a_recipe_has_the_settings_of_the_run_of_its_name(path, planned) -> None
 
 @pytest.mark.parametrize("name", sorted(UNPLANNED))
 def test_a_recipe_of_no_table_has_a_model_and_an_objective(name, planned) -> None:
-    config = load_config(ROOT / "recipes" / "flickr8k" / f"{name}.yaml")
+    config = load_config(f"flickr8k/{name}")
     resolve(config.model)
     create_objective(config.objective)
     assert name not in planned
 
 
 def test_every_model_of_the_tables_has_a_recipe(planned) -> None:
-    stems = {path.stem for path in RECIPES}
-    models = {load_config(path).model.name for path in RECIPES}
+    models = {load_config(f"flickr8k/{name}").model.name for name in RECIPES}
     assert {config.model.name for config in planned.values()} <= models
-    assert stems <= set(planned)
+    assert set(RECIPES) <= set(planned)
 
 
 def test_the_budget_is_the_same_for_every_method_and_covers_the_tables() -> None:
@@ -164,7 +160,7 @@ def test_the_control_beside_tags_differs_by_its_foils_alone(data, control, row, 
     ("row", "named"), [("tags", RANK), ("tags-word", RANK | {"objective.tags.unit"})]
 )
 def test_the_recipe_of_the_control_differs_from_tags_by_its_foils_alone(row, named) -> None:
-    one, other = (load_config(ROOT / f"recipes/flickr8k/{name}.yaml") for name in ("uniter", row))
+    one, other = (load_config(f"flickr8k/{name}") for name in ("uniter", row))
     assert differences(one, other) == named
 
 
@@ -176,5 +172,5 @@ def test_recipes_of_uniter_and_tags_have_the_rate_that_was_chosen_on_dev() -> No
     plan = make_plan(load_artefact("flickr8k.tags"), settings, Path("out"))
     rates = {run.name: run.config.train.optimiser.lr for run in plan.in_order()}
     for name in ("uniter", "tags", "tags-word", "tags-dc"):
-        recipe = load_config(ROOT / f"recipes/flickr8k/{name}.yaml")
+        recipe = load_config(f"flickr8k/{name}")
         assert recipe.train.optimiser.lr == pytest.approx(rates[name]), name

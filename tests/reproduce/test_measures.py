@@ -39,7 +39,6 @@ from counterfoil.training.run import read_data
 from tests.reproduce.conftest import TINY, planned, tiny
 from tests.reproduce.test_reproduce import finish, shown
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = {
     "name": "uniter-small",
     "embed_size": 16,
@@ -330,10 +329,10 @@ def test_tags_differ_by_what_the_paper_varies(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("run", "small", "large"),
     [
-        ("uniter-pretrain", "uniter-pretrain-scenes", None),
-        ("uniter", "uniter-small-scenes", None),
-        ("tags", "tags-scenes", "tags-base"),
-        ("tags-dc", "tags-dc-one-stage-scenes", "tags-dc-base"),
+        ("uniter-pretrain", "scenes/uniter-pretrain", None),
+        ("uniter", "scenes/uniter-small", None),
+        ("tags", "scenes/tags", "tags-base"),
+        ("tags-dc", "scenes/tags-dc-one-stage", "tags-dc-base"),
         ("tags-large", None, "tags-large"),
         ("tags-dc-large", None, "tags-dc-large"),
     ],
@@ -347,10 +346,10 @@ def test_the_runs_of_tags_have_the_settings_of_their_recipes(run, small, large, 
 
     cases = [("scenes", None, small)] if small else []
     if large:
-        cases += [("x", "f30k", f"{large}-f30k"), ("x", "coco-5k", f"{large}-coco")]
+        cases += [("x", "f30k", f"f30k/{large}"), ("x", "coco-5k", f"coco/{large}")]
     table_ = load_artefact("tags.table1" if "large" in run else "tags.table2")
     for data, published, name in cases:
         plan = make_plan(table_, Settings(data, published, seeds=1), tmp_path)
         ours = next(one for one in plan.in_order() if one.name == run)
-        recipe = load_config(RECIPES / f"{name}.yaml")
+        recipe = load_config(name)
         assert settings(ours.config) == settings(recipe), name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from counterfoil.reproduce.catalogue import load_artefact
 from counterfoil.reproduce.plan import Settings, make_plan
 from tests.reproduce.conftest import TINY, planned, tiny
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 MODELS = [
     ("ndgl.table1", "gpo", "vse-infty", "vse-infty-bert"),
     ("ndgl.table1", "esa", "esa", "esa"),
@@ -62,12 +60,12 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 def test_a_run_has_the_settings_of_its_recipe(
     table, run, small, large, data, published, tmp_path
 ) -> None:
-    name = f"{small}-scenes" if data == "scenes" else f"{large}-{published.partition('-')[0]}"
-    if name.startswith("vse-infty") and name.endswith("coco"):
+    name = f"scenes/{small}" if data == "scenes" else f"{published.partition('-')[0]}/{large}"
+    if name.startswith("coco/vse-infty"):
         pytest.skip("GPO has no recipe for COCO")
     plan = make_plan(load_artefact(table), Settings(data, published, seeds=1), tmp_path)
     ours = settings_of(plan.runs[run][0].config)
-    assert ours == settings_of(load_config(RECIPES / f"{name}.yaml"))
+    assert ours == settings_of(load_config(name))
 
 
 @pytest.mark.parametrize("data", ["scenes", "f30k_precomp"])

@@ -23,7 +23,6 @@ from counterfoil.training.loop import Trainer
 from counterfoil.training.run import execute, located, read_data, wanted_features
 from tests.models.duals import dual_config, photo_pairs, save_dual, write_table
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 runner = CliRunner()
 
 
@@ -197,10 +196,10 @@ def test_features_that_a_model_would_not_read_are_refused(place) -> None:
     assert wanted_features(plain).extractor == "onnx"
 
 
-@pytest.mark.parametrize("name", ["clip-f30k", "clip-coco", "siglip-f30k"])
+@pytest.mark.parametrize("name", ["f30k/clip", "coco/clip", "f30k/siglip"])
 def test_the_recipes_are_whole(name) -> None:
-    config = load_config(RECIPES / f"{name}.yaml")
-    assert config.model.name == name.split("-")[0]
+    config = load_config(name)
+    assert config.model.name == name.partition("/")[2]
     assert resolve(config.model).image["name"] == "dual"
     assert located(config).model.image["pretrained"].count("/") == 1
 

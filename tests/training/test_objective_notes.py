@@ -12,7 +12,7 @@ from counterfoil.errors import DataError
 from counterfoil.training.objective_notes import objective_notes
 
 
-def notes(*overrides: str, recipe: str = "recipes/naaf-scenes.yaml") -> list[str]:
+def notes(*overrides: str, recipe: str = "scenes/naaf") -> list[str]:
     return objective_notes(load_config(recipe), load_config(recipe, overrides))
 
 
@@ -35,13 +35,13 @@ def test_nothing_is_said_of_a_scale_that_stays_or_an_objective_that_does() -> No
 
 def test_notes_on_a_recipe_of_the_package_come_from_any_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    recipe = "recipes/naaf-scenes.yaml"
+    recipe = "scenes/naaf"
     changed = load_config(recipe, ["objective=selhn"])
     assert _objective_notes(recipe, changed, resume=False) == notes("objective=selhn")
 
 
 def test_a_sum_beside_the_clip_of_an_averaged_loss_is_noted() -> None:
-    _, scale = notes("objective=hardest", recipe="recipes/flickr8k/vse-mlp-selhn.yaml")
+    _, scale = notes("objective=hardest", recipe="flickr8k/vse-mlp-selhn")
     assert "summed over the batch, the recipe's was averaged" in scale
     assert "clips nearly always" in scale
 
@@ -56,7 +56,7 @@ def test_a_mixed_objective_names_the_averaged_term_and_not_a_factor_for_all() ->
 
 
 def test_a_mixed_objective_beside_an_averaged_recipe_names_the_summed_term() -> None:
-    recipe = "recipes/flickr8k/vse-mlp-selhn.yaml"
+    recipe = "flickr8k/vse-mlp-selhn"
     *_, scale = notes("objective={selhn: 1, foils: 0.5}", recipe=recipe)
     assert "the recipe's loss was averaged" in scale
     assert scale.endswith("to keep the recipe's scale: objective.foils.reduction=mean")
@@ -84,7 +84,7 @@ def test_a_term_of_the_same_name_with_another_reduction_is_noted() -> None:
 
 
 def test_lost_options_that_are_the_defaults_are_not_noted() -> None:
-    recipe = "recipes/flickr8k/vse-mlp-selhn.yaml"
+    recipe = "flickr8k/vse-mlp-selhn"
     assert notes("objective={selhn: {epsilon: 0.01}}", recipe=recipe) == []
     assert notes("objective={hardest: {warmup_epochs: 1}}") == []
 
@@ -93,7 +93,7 @@ def test_train_prints_the_notes_before_it_reads_data(tmp_path) -> None:
     table = tmp_path / "captions.csv"  # what is no data set at all is refused before the notes
     table.write_text("these,are,no,captions\n1,2,3,4\n")
     overrides = ("objective={hardest: {reduction: mean}}", f"data.source={table}")
-    command = ["train", "recipes/naaf-scenes.yaml", *overrides, "--out", str(tmp_path / "run")]
+    command = ["train", "scenes/naaf", *overrides, "--out", str(tmp_path / "run")]
     result = CliRunner().invoke(app, command, env={"COLUMNS": "500"})
     assert isinstance(result.exception, DataError)
     assert "no longer in force: hardest.warmup_epochs=1" in " ".join(result.output.split())

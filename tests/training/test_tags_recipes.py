@@ -9,29 +9,30 @@ import pytest
 from counterfoil.config import ModelConfig, load_config
 from counterfoil.models import resolve
 from counterfoil.models.spec import PARTS
+from counterfoil.recipes import recipe_names
 from counterfoil.reproduce.catalogue import load_artefact
 from counterfoil.reproduce.plan import Settings, make_plan
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+ROOT = Path(__file__).parents[2]
 # learning rate, temperature, weights of ranking and filling, candidates kept, anchors
 FIRST = {
-    "base-f30k": (5e-5, 2.0, 5e-4, 0.05, 31, 16),
-    "base-coco": (5e-5, 1.5, 5e-5, 0.01, 31, 32),
-    "large-f30k": (5e-5, 2.0, 1e-3, 0.05, 23, 32),
-    "large-coco": (4e-5, 1.5, 1e-3, 0.05, 23, 32),
+    "f30k/{}-base": (5e-5, 2.0, 5e-4, 0.05, 31, 16),
+    "coco/{}-base": (5e-5, 1.5, 5e-5, 0.01, 31, 32),
+    "f30k/{}-large": (5e-5, 2.0, 1e-3, 0.05, 23, 32),
+    "coco/{}-large": (4e-5, 1.5, 1e-3, 0.05, 23, 32),
 }
 SECOND = {
-    "base-f30k": (1e-5, 1.5, 5e-4, 0.1, 31, 32),
-    "base-coco": (1e-5, 1.5, 1e-4, 0.05, 31, 32),
-    "large-f30k": (1e-5, 1.5, 5e-4, 0.05, 23, 32),
-    "large-coco": (1e-5, 1.5, 1e-4, 0.05, 31, 32),
+    "f30k/{}-base": (1e-5, 1.5, 5e-4, 0.1, 31, 32),
+    "coco/{}-base": (1e-5, 1.5, 1e-4, 0.05, 31, 32),
+    "f30k/{}-large": (1e-5, 1.5, 5e-4, 0.05, 23, 32),
+    "coco/{}-large": (1e-5, 1.5, 1e-4, 0.05, 31, 32),
 }
 
 
 @pytest.mark.parametrize("name", FIRST)
 @pytest.mark.parametrize("objective", ["tags", "tags-dc"])
 def test_numbers_are_those_of_the_public_code(objective, name) -> None:
-    config = load_config(RECIPES / f"{objective}-{name}.yaml")
+    config = load_config(name.format(objective))
     rate, temperature, rank, mlm, kept, anchors = (FIRST if objective == "tags" else SECOND)[name]
     term, hard = config.objective[objective], config.objective["hard-candidates"]
     assert config.train.optimiser.lr == rate
@@ -44,11 +45,12 @@ def test_numbers_are_those_of_the_public_code(objective, name) -> None:
     assert config.train.schedule.name == "linear"
 
 
-@pytest.mark.parametrize("name", ["scenes", *FIRST])
+@pytest.mark.parametrize("name", ["scenes/{}", *FIRST])
 def test_stage_two_starts_from_a_model_of_the_same_make(name) -> None:
-    one, two = (load_config(RECIPES / f"{stage}-{name}.yaml") for stage in ("tags", "tags-dc"))
-    assert one.model.start == ("runs/uniter-pretrain-scenes" if name == "scenes" else None)
-    assert two.model.start == f"runs/tags-{name}"  # where stage 1 goes by default
+    one, two = (load_config(name.format(stage)) for stage in ("tags", "tags-dc"))
+    assert one.model.start == ("runs/scenes-uniter-pretrain" if name == "scenes/{}" else None)
+    where_stage_1_goes = "runs/" + name.format("tags").replace("/", "-")
+    assert two.model.start == where_stage_1_goes
     assert two.data == one.data
     specs = [resolve(config.model).model_dump() for config in (one, two)]
     extras = [set(spec["matcher"].pop("extras")) for spec in specs]
@@ -58,9 +60,9 @@ def test_stage_two_starts_from_a_model_of_the_same_make(name) -> None:
 
 def test_on_the_scenes_baseline_and_foils_start_alike_and_take_as_many_updates() -> None:
     names = ("uniter-small", "tags", "tags-dc-one-stage", "tags-dc")
-    first = load_config(RECIPES / "uniter-pretrain-scenes.yaml")
-    configs = [load_config(RECIPES / f"{name}-scenes.yaml") for name in names]
-    assert {config.model.start for config in configs[:3]} == {"runs/uniter-pretrain-scenes"}
+    first = load_config("scenes/uniter-pretrain")
+    configs = [load_config(f"scenes/{name}") for name in names]
+    assert {config.model.start for config in configs[:3]} == {"runs/scenes-uniter-pretrain"}
     for config in configs:
         assert config.data == first.data
         assert config.train == configs[0].train
@@ -68,7 +70,7 @@ def test_on_the_scenes_baseline_and_foils_start_alike_and_take_as_many_updates()
 
 
 def test_the_papers_own_weights_are_a_recipe_too() -> None:
-    term = load_config(RECIPES / "tags-paper-base-f30k.yaml").objective["tags"]
+    term = load_config("f30k/tags-paper-base").objective["tags"]
     assert (term["mlm"], term["rank"]) == (0.1, 0.001)
 
 
@@ -92,11 +94,11 @@ def test_the_static_rows_of_the_tables_share_nothing_with_their_generator(data, 
 
 
 def test_no_recipe_sets_a_rate_factor_for_a_model_without_pretrained_parts() -> None:
-    for path in RECIPES.rglob("*.yaml"):
-        config = load_config(path)
+    for name in recipe_names():
+        config = load_config(name)
         optimiser = config.train.optimiser
         if optimiser.language_model_factor not in (None, 1.0):
-            assert any(loads_weights(config.model)), path
+            assert any(loads_weights(config.model)), name
 
 
 def loads_weights(model: ModelConfig) -> list[bool]:
@@ -110,16 +112,15 @@ def loads_weights(model: ModelConfig) -> list[bool]:
 
 
 def test_a_part_without_pretrained_weights_is_seen_as_such() -> None:
-    path = RECIPES / "chan-bert-f30k.yaml"
-    assert any(loads_weights(load_config(path).model))
-    assert not any(loads_weights(load_config(path, ["model.text.weights=false"]).model))
-    assert not any(loads_weights(load_config(RECIPES / "chan-f30k.yaml").model))
+    name = "f30k/chan-bert"
+    assert any(loads_weights(load_config(name).model))
+    assert not any(loads_weights(load_config(name, ["model.text.weights=false"]).model))
+    assert not any(loads_weights(load_config("f30k/chan").model))
 
 
 def test_the_language_model_of_the_papers_perplexity_is_named() -> None:
-    root = RECIPES.parent
-    table = root / "src/counterfoil/reproduce/tables/tags.table3.yaml"
-    for path in (root / "docs/reproduce.md", table):
+    table = ROOT / "src/counterfoil/reproduce/tables/tags.table3.yaml"
+    for path in (ROOT / "docs/reproduce.md", table):
         text = " ".join(path.read_text(encoding="utf-8").split())
         assert "GPT-2" in text
         assert "not named" not in text

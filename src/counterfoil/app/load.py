@@ -73,7 +73,7 @@ def _corrector(folder: Path, device: str) -> Model:
     if not can_correct(model):
         raise ConfigError(
             f"{folder}: this model was not taught to correct: train one with the objective "
-            "tags-dc (recipes/tags-dc-scenes.yaml)"
+            "tags-dc (recipe scenes/tags-dc)"
         )
     if model.fragments_from is None:
         raise ConfigError(f"{folder}: this model was trained on features: it reads no pixels")

@@ -23,6 +23,7 @@ from counterfoil.cli.import_ import import_
 from counterfoil.cli.index import index_app
 from counterfoil.cli.judge import judge
 from counterfoil.cli.models import models
+from counterfoil.cli.recipes import recipes_app
 from counterfoil.cli.reproduce import reproduce
 from counterfoil.cli.score import score
 from counterfoil.cli.search import search
@@ -32,8 +33,8 @@ from counterfoil.cli.train import train
 from counterfoil.errors import CounterfoilError
 
 EPILOG = (
-    "First steps:  counterfoil demo   ·   counterfoil models   ·   "
-    "counterfoil train recipes/rvse-mlp-scenes.yaml train.epochs=3"
+    "First steps:  counterfoil demo   ·   counterfoil models   ·   counterfoil recipes   ·   "
+    "counterfoil train scenes/rvse-mlp train.epochs=3"
 )
 
 app = typer.Typer(
@@ -61,6 +62,7 @@ app.command()(models)
 app.command()(reproduce)
 app.command("import")(import_)
 app.command()(features)
+app.add_typer(recipes_app, name="recipes")
 app.add_typer(index_app, name="index")
 app.add_typer(guide_app, name="guide")
 app.add_typer(data_app, name="data")

@@ -86,8 +86,8 @@ def audit(
 
     [bold]Examples[/]
 
-      counterfoil audit runs/naaf-scenes --split test --out report
-      counterfoil audit runs/naaf my_photos/ --out report --corrector runs/tags-dc-scenes
+      counterfoil audit runs/scenes-naaf --split test --out report
+      counterfoil audit runs/naaf my_photos/ --out report --corrector runs/scenes-tags-dc
       counterfoil audit runs/naaf captions.jsonl --fail-above 0.02
 
     Writes index.html (for people), findings.jsonl, findings.csv and summary.json (for programs).

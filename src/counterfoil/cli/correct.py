@@ -100,9 +100,9 @@ def correct(
 
     [bold]Examples[/]
 
-      counterfoil correct runs/tags-dc-scenes photo.png "a man carrying a white helmet"
-      counterfoil correct runs/tags-dc-scenes scene-test-000012 "two cows by a tree" -o right.png
-      counterfoil correct runs/tags-dc-scenes --measure
+      counterfoil correct runs/scenes-tags-dc photo.png "a man carrying a white helmet"
+      counterfoil correct runs/scenes-tags-dc scene-test-000012 "two cows by a tree" -o right.png
+      counterfoil correct runs/scenes-tags-dc --measure
 
     A word is replaced only by one of the same part of speech, and only if the score rises by more
     than a margin. Margin and threshold were chosen on the run's dev split. --measure prints how

@@ -107,11 +107,11 @@ def evaluate(
 
     [bold]Examples[/]
 
-      counterfoil evaluate runs/rvse-mlp-scenes
+      counterfoil evaluate runs/scenes-rvse-mlp
       counterfoil evaluate runs/a runs/b --split testall --folds 5 --json
       counterfoil evaluate my-model --data photos/captions.jsonl --identical-captions positives
       counterfoil evaluate runs/a runs/b runs/c --words --each --markdown --out table.md
-      counterfoil evaluate runs/tags-scenes --shortlist runs/vse-infty-scenes --top 50
+      counterfoil evaluate runs/scenes-tags --shortlist runs/scenes-vse-infty --top 50
 
     Ties count against the model: scoring everything alike gives R@1 near zero, not 100. With
     --words, captions of drawn scenes are made false by one to three words, and the effects of the

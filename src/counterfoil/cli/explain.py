@@ -58,8 +58,8 @@ def explain(
 
     [bold]Examples[/]
 
-      counterfoil explain runs/naaf-scenes photo.png "a man on a red bicycle" --out why.png
-      counterfoil explain runs/naaf-scenes scene-test-000012 "two cows next to a tree"
+      counterfoil explain runs/scenes-naaf photo.png "a man on a red bicycle" --out why.png
+      counterfoil explain runs/scenes-naaf scene-test-000012 "two cows next to a tree"
 
     Green words count for the match, red ones against it. With matchers that are a sum over words,
     effects add up to the score; with others, an effect is what the score loses when the word is

@@ -84,9 +84,9 @@ def foil_report(
 
     [bold]Examples[/]
 
-      counterfoil foil-report runs/rvse-mlp-scenes
-      counterfoil foil-report runs/tags-dc-scenes --foils rules --foils own --lm own
-      counterfoil foil-report runs/uniter-small-scenes --foils runs/tags-scenes --captions 500
+      counterfoil foil-report runs/scenes-rvse-mlp
+      counterfoil foil-report runs/scenes-tags-dc --foils rules --foils own --lm own
+      counterfoil foil-report runs/scenes-uniter-small --foils runs/scenes-tags --captions 500
 
     Any model is judged on foils of any source. Word discrimination and correction need the heads of
     TAGS-DC, the share of true negatives the drawn scenes.

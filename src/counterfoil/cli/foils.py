@@ -93,10 +93,10 @@ def foils(
     [bold]Examples[/]
 
       counterfoil foils "a man on a red bicycle"
-      counterfoil foils runs/tags-scenes photo.png "a man on a red bicycle"
-      counterfoil foils runs/tags-scenes --split train --out foils.jsonl --masking words
+      counterfoil foils runs/scenes-tags photo.png "a man on a red bicycle"
+      counterfoil foils runs/scenes-tags --split train --out foils.jsonl --masking words
       counterfoil foils --maker rules --data scenes --split train --out foils.jsonl
-      counterfoil train recipes/scan-t2i-scenes.yaml \\
+      counterfoil train scenes/scan-t2i \\
         "objective={hardest: 1, foils: {weight: 0.5, source: foils.jsonl}}"
 
     A model fills masked captions given the image; what is likely true of it is left out, and the

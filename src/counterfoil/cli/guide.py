@@ -50,7 +50,7 @@ def build(
     [bold]Example[/]
 
       counterfoil guide build runs/a runs/b --out guides/ab
-      counterfoil train recipes/chan-scenes.yaml objective.ndgl.guide=guides/ab
+      counterfoil train scenes/chan objective.ndgl.guide=guides/ab
     """
     check_inputs(runs)
     from counterfoil.device import choose_device

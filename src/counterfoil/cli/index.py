@@ -112,10 +112,10 @@ def build(
 
     [bold]Examples[/]
 
-      counterfoil index runs/naaf-scenes --split test --out index
+      counterfoil index runs/scenes-naaf --split test --out index
       counterfoil index runs/naaf my_photos/ --out index --first-stage maxsim
       counterfoil index runs/vse photos.jsonl --out index --backend faiss --set kind=ivfpq
-      counterfoil index runs/tags-scenes --first runs/vse-infty-scenes --split test --out index
+      counterfoil index runs/scenes-tags --first runs/scenes-vse-infty --split test --out index
     """
     check_inputs([run, *([first] if first else [])], pairs, format)
     from counterfoil.search import SearchIndex

@@ -102,7 +102,7 @@ def serve(
 
     [bold]Examples[/]
 
-      counterfoil serve runs/naaf-scenes --corrector runs/tags-dc-scenes
+      counterfoil serve runs/scenes-naaf --corrector runs/scenes-tags-dc
       counterfoil serve index --port 8080
       counterfoil serve index --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
 

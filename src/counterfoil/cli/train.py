@@ -18,9 +18,11 @@ from counterfoil.cli.output import (
     print_table,
     progress,
 )
+from counterfoil.cli.recipes import complete_recipe
 from counterfoil.cli.signals import StopSignals
-from counterfoil.config import RunConfig, check_names, find_recipe, load_config
+from counterfoil.config import RunConfig, check_names, load_config
 from counterfoil.errors import CheckpointError, ConfigError, DataError
+from counterfoil.recipes import SUFFIXES, find_recipe, recipe_name
 
 if TYPE_CHECKING:
     from counterfoil.training.run import FinishedRun
@@ -33,7 +35,11 @@ OTHERWISE = "--resume goes on with it, --out chooses another folder, --overwrite
 def train(
     recipe: Annotated[
         str | None,
-        typer.Argument(help="A recipe (YAML), or the folder of a run to resume."),
+        typer.Argument(
+            help="A recipe: a name (counterfoil recipes lists them) or a YAML file; with --resume "
+            "also the folder of a run.",
+            autocompletion=complete_recipe,
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -41,7 +47,11 @@ def train(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Run folder; by default runs/<recipe>[-<overrides>]."),
+        typer.Option(
+            "--out",
+            "-o",
+            help="Run folder; by default runs/<recipe>[-<overrides>], e.g. runs/scenes-naaf.",
+        ),
     ] = None,
     resume: Annotated[
         bool,
@@ -64,11 +74,11 @@ def train(
 
     [bold]Examples[/]
 
-      counterfoil train recipes/rvse-mlp-scenes.yaml
-      counterfoil train recipes/rvse-mlp-scenes.yaml objective=triplet train.epochs=5
-      counterfoil train --resume runs/rvse-mlp-scenes
-      counterfoil train recipes/rvse-mlp-scenes.yaml --resume runs/mine
-      torchrun --nproc-per-node 2 -m counterfoil train recipes/rvse-mlp-scenes.yaml
+      counterfoil train scenes/rvse-mlp
+      counterfoil train scenes/rvse-mlp objective=triplet train.epochs=5
+      counterfoil train --resume runs/scenes-rvse-mlp
+      counterfoil train scenes/rvse-mlp --resume runs/mine
+      torchrun --nproc-per-node 2 -m counterfoil train scenes/rvse-mlp
 
     The run folder holds config.yaml, metrics.jsonl, the checkpoints [italic]last[/] and
     [italic]best[/], results.json, the plots and report.html. Ctrl-C (exit code 130) and
@@ -190,7 +200,9 @@ def _understood(
 def _names_run(word: str, resume: bool) -> bool:
     """Whether the first argument is meant as the folder of a run, not as a recipe."""
     path = Path(word)
-    return path.is_dir() or (resume and not path.exists() and path.suffix not in (".yaml", ".yml"))
+    if recipe_name(path) is not None:  # a folder may have that name: 'photos', say
+        return resume and (path / "config.yaml").is_file()
+    return path.is_dir() or (resume and not path.exists() and path.suffix not in SUFFIXES)
 
 
 def _objective_notes(recipe: str | None, config: RunConfig, resume: bool) -> list[str]:
@@ -203,7 +215,8 @@ def _objective_notes(recipe: str | None, config: RunConfig, resume: bool) -> lis
 
 
 def _slug(recipe: str | None, overrides: list[str]) -> str:
-    parts = [Path(recipe).stem if recipe else "run", *overrides]
+    name = (recipe_name(Path(recipe)) or Path(recipe).stem) if recipe else "run"
+    parts = [name.replace("/", "-"), *overrides]
     return re.sub(r"[^A-Za-z0-9.=+_-]+", "_", "-".join(parts)).strip("-_")[:120]
 
 

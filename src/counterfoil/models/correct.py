@@ -58,7 +58,7 @@ def correcting(model: Model) -> CrossEncoder:
     if not isinstance(matcher, CrossEncoder) or not can_correct(model):
         raise ConfigError(
             f"the model '{model.spec.name}' was not taught to correct: train one with the "
-            "objective tags-dc (recipes/tags-dc-scenes.yaml)"
+            "objective tags-dc (recipe scenes/tags-dc)"
         )
     return matcher
 

@@ -10,6 +10,7 @@ import yaml
 
 from counterfoil.config import merge, read_recipe, read_value
 from counterfoil.errors import ConfigError, nearest
+from counterfoil.recipes import SUFFIXES
 from counterfoil.reproduce.spec import AnyArtefact, build_artefact
 
 TABLES = Path(__file__).parent / "tables"
@@ -24,7 +25,7 @@ def names() -> list[str]:
 
 def load_artefact(name: str) -> AnyArtefact:
     """A table or figure by its name, or from a YAML file."""
-    path = Path(name) if name.endswith((".yaml", ".yml")) else TABLES / f"{name}.yaml"
+    path = Path(name) if name.endswith(SUFFIXES) else TABLES / f"{name}.yaml"
     if path.parent == TABLES and path.stem not in names():
         raise ConfigError(
             f"nothing called '{name}' to reproduce{nearest(name, names())} "
@@ -34,16 +35,19 @@ def load_artefact(name: str) -> AnyArtefact:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A file whose ``extends`` lies beside it, or else among those of the package."""
+    """A file whose ``extends`` lies beside it, or is a name or file of the package."""
     try:
         tree = read_value(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return read_recipe(path)  # which says what is wrong
     base = tree.get("extends") if isinstance(tree, dict) else None
-    if isinstance(base, str) and not (path.parent / base).exists() and (TABLES / base).is_file():
-        own = {key: value for key, value in tree.items() if key != "extends"}
-        return merge(read_recipe(TABLES / base), own)
-    return read_recipe(path)
+    if not isinstance(base, str) or (path.parent / base).exists():
+        return read_recipe(path)
+    named = TABLES / (base if base.endswith(SUFFIXES) else f"{base}.yaml")
+    if not named.is_file():
+        return read_recipe(path)  # which says what is missing
+    own = {key: value for key, value in tree.items() if key != "extends"}
+    return merge(read_recipe(named), own)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -1,0 +1,143 @@
+"""`counterfoil recipes`: list, show and copy the recipes that come with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+from typer.core import TyperGroup
+
+from counterfoil.cli.output import JSON_OPTION, print_json
+from counterfoil.errors import ConfigError
+from counterfoil.recipes import FOLDER, find_recipe, matching_names, recipe_names, suggest_recipes
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Names and YAML files that begin so, for completion in a shell."""
+    names = [name for name in recipe_names() if name.startswith(incomplete)]
+    folder = Path(incomplete if incomplete.endswith("/") else Path(incomplete).parent)
+    files = sorted(str(path) for path in folder.glob("*.y*ml"))
+    return names + [file for file in files if file.startswith(incomplete)]
+
+
+class ListByDefault(TyperGroup):
+    """`counterfoil recipes [PATTERN]` is short for `counterfoil recipes list [PATTERN]`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        wants_group = bool(args) and (args[0] in self.commands or args[0] in ("-h", "--help"))
+        if not wants_group and not ctx.resilient_parsing:  # which is what completion does
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+recipes_app = typer.Typer(
+    cls=ListByDefault,
+    help="List recipes for `counterfoil train`, show or copy one: counterfoil recipes 'scenes/*'",
+    rich_markup_mode="rich",
+)
+
+NAME = typer.Argument(help="Of a recipe, such as scenes/naaf.", autocompletion=complete_recipe)
+
+
+@recipes_app.command("list")
+def list_recipes(
+    pattern: Annotated[
+        str, typer.Argument(help="Names to list, with wildcards: 'scenes/rvse*', coco, 'tags*'.")
+    ] = "*",
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """List recipes: name, model, objective and data of each.
+
+    A name is a folder (the data) and a file (the method). A pattern may fit the whole name, the
+    folder, or the file.
+
+    [bold]Examples[/]
+
+      counterfoil recipes
+      counterfoil recipes 'scenes/rvse*'
+      counterfoil recipes naaf --json
+    """
+    names = matching_names(pattern)
+    if not names:
+        raise ConfigError(
+            f"'{pattern}': no recipe has such a name{suggest_recipes(Path(pattern))} "
+            "(counterfoil recipes lists them all)"
+        )
+    rows = [_described(name) for name in names]
+    if as_json:
+        print_json(rows)
+        return
+    columns = ("name", "model", "objective", "data")
+    widths = [max(len(row[column]) for row in rows) for column in columns]
+    for row in rows:
+        cells = (f"{row[column]:{width}}" for column, width in zip(columns, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())
+
+
+@recipes_app.command()
+def show(name: Annotated[str, NAME]) -> None:
+    """Print a recipe as it is written. With every default: counterfoil train NAME --show-config
+
+    [bold]Examples[/]
+
+      counterfoil recipes show scenes/naaf
+      counterfoil train scenes/naaf --show-config
+    """
+    typer.echo(_file_of(name).read_text(encoding="utf-8"), nl=False)
+
+
+@recipes_app.command()
+def copy(
+    name: Annotated[str, NAME],
+    target: Annotated[
+        Optional[Path],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        typer.Argument(metavar="[DEST]", help="File or folder; by default the current folder."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a file of that name.")
+    ] = False,
+) -> None:
+    """Copy a recipe, to change it. What it extends is still found in the package.
+
+    [bold]Examples[/]
+
+      counterfoil recipes copy scenes/naaf
+      counterfoil recipes copy scenes/naaf mine.yaml
+      counterfoil train mine.yaml
+    """
+    source = _file_of(name)
+    file = Path() / source.name if target is None else target
+    file = file / source.name if file.is_dir() else file
+    try:
+        with file.open("wb" if overwrite else "xb") as stream:
+            stream.write(source.read_bytes())
+    except FileExistsError:
+        raise ConfigError(
+            f"{file}: is already there; name another file, or replace it with --overwrite"
+        ) from None
+    typer.echo(f"{file}: a copy of {name}; train with: counterfoil train {file}")
+
+
+def _file_of(name: str) -> Path:
+    path = find_recipe(Path(name))
+    if not path.is_relative_to(FOLDER):
+        hint = suggest_recipes(Path(name))
+        raise ConfigError(f"'{name}': no such recipe{hint} (counterfoil recipes lists them)")
+    return path
+
+
+def _described(name: str) -> dict[str, str]:
+    """What the list says of a recipe; the summary is the first line of its comment."""
+    from counterfoil.config import load_config
+
+    config = load_config(name)
+    text = find_recipe(Path(name)).read_text(encoding="utf-8")
+    comment = text.partition("\n")[0].removeprefix("# ")
+    return {
+        "name": name,
+        "model": config.model.name,
+        "objective": " + ".join(config.objective),
+        "data": config.data.source,
+        "summary": comment,
+    }
