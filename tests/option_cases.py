@@ -198,3 +198,13 @@ ELSEWHERE = {
     "onnx": "an optional package; tests/features/test_onnx.py",
 }
 """Extractors whose options are tested where their networks are made."""
+
+OTHER_KINDS = {
+    "model": "no options: a composition of parts",
+    "importer": "no options: a checkpoint says them",
+    "data source": "tests/data",
+    "named data set": "tests/data/test_scenes.py",
+    "conversion target": "tests/data/test_convert.py",
+    "search backend": "optional packages; tests/search/test_backends.py",
+}
+"""Kinds of parts whose options are not tried here."""

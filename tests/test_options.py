@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import sys
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-import counterfoil.models  # noqa: F401 - registers everything a model is made of
+import counterfoil.models.importers
+import counterfoil.search  # noqa: F401 - the rest of what registers parts
 from counterfoil.encoders import image_encoders, poolings, text_encoders
 from counterfoil.errors import ConfigError
 from counterfoil.features import extractors
@@ -22,7 +24,17 @@ from counterfoil.objectives import Objective, objectives
 from counterfoil.objectives.protection import protections
 from counterfoil.registry import Registry
 from tests import option_probes as probes
-from tests.option_cases import ANY, BASES, ELSEWHERE, MODELS, NO_EFFECT, TOGETHER, VSE, Together
+from tests.option_cases import (
+    ANY,
+    BASES,
+    ELSEWHERE,
+    MODELS,
+    NO_EFFECT,
+    OTHER_KINDS,
+    TOGETHER,
+    VSE,
+    Together,
+)
 
 REGISTRIES: list[Registry[Any]] = [
     poolings,
@@ -152,6 +164,15 @@ def test_an_option_changes_the_result_unless_it_is_listed_as_one_that_does_not(
         assert alike, f"{option} has an effect: take it off the list NO_EFFECT"
     else:
         assert not alike, f"{option} of {name}: the same result with {[base, *values]}: {alike}"
+
+
+def test_every_registry_is_tried_or_listed_as_one_that_is_not() -> None:
+    modules = [module for name, module in sys.modules.items() if name.startswith("counterfoil")]
+    entries = [value for module in modules for value in vars(module).values()]
+    registries = {entry.kind: entry for entry in entries if isinstance(entry, Registry)}
+    assert registries.keys() == BY_KIND.keys() | OTHER_KINDS.keys()
+    for kind in ("model", "importer"):
+        assert not any(registries[kind].options(name) for name in registries[kind])
 
 
 def test_the_tables_name_options_that_exist() -> None:
