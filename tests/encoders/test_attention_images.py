@@ -22,7 +22,10 @@ RENAMED = {
 
 
 def loaded(name: str, fixture, **options) -> torch.nn.Module:
-    encoder = image_encoders[name](40, 64, **options)
+    hyper = fixture.hyper
+    encoder = image_encoders[name](
+        hyper["img_dim"], hyper["embed_size"], heads=hyper["n_head"], **options
+    )
     weights = {}
     for key, value in fixture.weights().items():
         for old, new in RENAMED.items():

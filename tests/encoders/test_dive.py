@@ -50,12 +50,23 @@ def renamed(key: str) -> str:
 )
 def test_slots_agree_with_the_reference_with_gradients(option, form, dtype) -> None:
     fixture = load_fixture("dive-slots")
-    predict = SetPrediction(24, 24, sine=option.startswith("sine"), form=form).eval().to(dtype)
+    hyper = fixture.hyper
+    predict = SetPrediction(
+        hyper["dim"],
+        hyper["dim"],
+        slots=hyper["num_embeds"],
+        depth=hyper["depth"],
+        heads=hyper["heads"],
+        head_dim=hyper["dim_head"],
+        sine=fixture.options[option]["pos_enc"] == "sine",
+        form=form,
+    )
+    predict = predict.eval().to(dtype)
     predict.load_state_dict({renamed(key): value for key, value in fixture.weights().items()})
     local = fixture["in.local_feat"].to(dtype).requires_grad_()
     whole = fixture["in.global_feat"].to(dtype).requires_grad_()
     padded = fixture["in.pad_mask"].bool()
-    mask = ~padded if "masked" in option else torch.ones_like(padded)
+    mask = ~padded if fixture.options[option]["mask"] else torch.ones_like(padded)
     encoded = predict(local, mask, whole)
     tolerance = 1e-6 if dtype == torch.float64 else 1e-5
     assert_close(encoded.residuals, fixture[f"out.{option}.slots"], tolerance)

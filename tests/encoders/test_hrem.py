@@ -24,8 +24,17 @@ RENAMED = {
 
 
 def load(fixture, form: str):
-    pooling = {"name": "relations", "heads": 4, "form": form}
-    encoder = image_encoders["mlp"](40, 64, residual="raw", pooling=pooling, hidden=32)
+    hyper = fixture.hyper
+    pooling = {
+        "name": "relations",
+        "k": hyper["maxk"],
+        "residual": hyper["residual_weight"],
+        "heads": hyper["nhead"],
+        "form": form,
+    }
+    encoder = image_encoders["mlp"](
+        hyper["img_dim"], hyper["embed_size"], residual="raw", pooling=pooling, hidden=32
+    )
     state = {}
     for key, value in fixture.weights().items():
         for old, new in RENAMED.items():

@@ -47,7 +47,8 @@ def test_gpo_pools_as_the_reference_does_with_gradients() -> None:
     fixture = load_fixture("gpo")
     features = fixture["in.features"].requires_grad_()
     mask = mask_of(fixture["in.lengths"], features.shape[1])
-    gpo = GPO(features.shape[-1])
+    hyper = fixture.hyper
+    gpo = GPO(features.shape[-1], d_pe=hyper["d_pe"], d_hidden=hyper["d_hidden"])
     gpo.load_state_dict(fixture.weights())
     pooled = gpo(features, mask)
     assert_close(pooled, fixture["out.pooled"])
@@ -58,10 +59,7 @@ def test_gpo_pools_as_the_reference_does_with_gradients() -> None:
 
 def test_the_vse_infty_image_encoder_agrees_in_evaluation_mode() -> None:
     fixture = load_fixture("vse_infty-image-encoder")
-    encoder = load(
-        image_encoders["mlp"](40, 64, residual="raw", pooling="gpo", hidden=_hidden(fixture)),
-        fixture.weights(),
-    )
+    encoder = load(vse_infty_images(fixture), fixture.weights())
     images = fixture["in.images"].requires_grad_()
     encoded = encoder(ImageBatch(images, mask_of(fixture["in.img_lens"], images.shape[1])))
     assert_close(encoded.pooled, fixture["out.img_emb"])
@@ -71,12 +69,7 @@ def test_the_vse_infty_image_encoder_agrees_in_evaluation_mode() -> None:
 
 def test_the_vse_infty_image_encoder_in_reference_form_agrees_in_training_mode() -> None:
     fixture = load_fixture("vse_infty-image-encoder")
-    encoder = load(
-        image_encoders["mlp"](
-            40, 64, residual="raw", pooling="gpo", hidden=_hidden(fixture), form="reference"
-        ),
-        fixture.weights(),
-    ).train()
+    encoder = load(vse_infty_images(fixture, form="reference"), fixture.weights()).train()
     images = fixture["in.images"]
     encoded = encoder(ImageBatch(images, mask_of(fixture["in.img_lens"], images.shape[1])))
     outputs = [k for k in fixture.tensors if k.startswith("out.train_mode")]
@@ -87,15 +80,37 @@ def test_the_vse_infty_image_encoder_in_reference_form_agrees_in_training_mode()
             assert_close(getattr(encoder.mlp.norm, name), fixture[key])
 
 
-def _hidden(fixture) -> int:
-    return fixture["w.mlp.layers.0.weight"].shape[0]
+def own_gpo(fixture) -> dict[str, object]:
+    return {"name": "gpo", **{key: fixture.hyper[key] for key in ("d_pe", "d_hidden")}}
+
+
+def vse_infty_images(fixture, **options) -> nn.Module:
+    hyper, hidden = fixture.hyper, fixture["w.mlp.layers.0.weight"].shape[0]
+    return image_encoders["mlp"](
+        hyper["img_dim"],
+        hyper["embed_size"],
+        residual="raw",
+        pooling=own_gpo(fixture),
+        hidden=hidden,
+        normalise=not hyper["no_imgnorm"],
+        **options,
+    )
 
 
 @pytest.mark.parametrize("option", ["plain", "abs", "nonorm"])
 def test_the_vsepp_image_encoder_agrees(option: str) -> None:
     fixture = load_fixture("vsepp-image-encoder")
-    settings = {"plain": {}, "abs": {"absolute": True}, "nonorm": {"normalise": False}}[option]
-    encoder = load(image_encoders["fc"](40, 64, pooling="mean", **settings), fixture.weights())
+    hyper, option_set = fixture.hyper, fixture.options[option]
+    encoder = load(
+        image_encoders["fc"](
+            hyper["img_dim"],
+            hyper["embed_size"],
+            pooling="mean",
+            absolute=option_set["use_abs"],
+            normalise=not option_set["no_imgnorm"],
+        ),
+        fixture.weights(),
+    )
     images = fixture["in.images"].clone().requires_grad_()
     encoded = encoder(full_images(images[:, None]))
     assert_close(encoded.pooled, fixture[f"out.{option}.img_emb"])
@@ -104,8 +119,15 @@ def test_the_vsepp_image_encoder_agrees(option: str) -> None:
 @pytest.mark.parametrize("option", ["plain", "abs"])
 def test_the_vsepp_text_encoder_agrees(option: str) -> None:
     fixture = load_fixture("vsepp-text-encoder")
+    hyper = fixture.hyper
     encoder = load(
-        text_encoders["gru"](vocabulary(50), 64, word_dim=24, absolute=option == "abs"),
+        text_encoders["gru"](
+            vocabulary(hyper["vocab_size"]),
+            hyper["embed_size"],
+            word_dim=hyper["word_dim"],
+            layers=hyper["num_layers"],
+            absolute=fixture.options[option]["use_abs"],
+        ),
         fixture.weights(),
     )
     ids = fixture["in.token_ids"]
@@ -115,8 +137,16 @@ def test_the_vsepp_text_encoder_agrees(option: str) -> None:
 
 def test_the_vse_infty_text_encoder_agrees() -> None:
     fixture = load_fixture("vse_infty-text-encoder-bigru")
+    hyper = fixture.hyper
     encoder = load(
-        text_encoders["bigru"](vocabulary(50), 64, word_dim=24, pooling="gpo"), fixture.weights()
+        text_encoders["bigru"](
+            vocabulary(hyper["vocab_size"]),
+            hyper["embed_size"],
+            word_dim=hyper["word_dim"],
+            layers=hyper["num_layers"],
+            pooling=own_gpo(fixture),
+        ),
+        fixture.weights(),
     )
     ids = fixture["in.token_ids"]
     encoded = encoder(TextBatch(ids, mask_of(fixture["in.cap_lens"], ids.shape[1])))

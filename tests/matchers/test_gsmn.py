@@ -23,7 +23,17 @@ from tests.matchers.local import encoded_pair, mask_of
 
 
 def reference(part: str, fixture: Fixture, graph: str = "dense") -> torch.nn.Module:
-    matcher = matchers["gsmn"](64, parts=part, graph=graph, form="reference")
+    hyper = fixture.hyper
+    matcher = matchers["gsmn"](
+        hyper["embed_size"],
+        parts=part,
+        graph=graph,
+        lambda_softmax=hyper["lambda_softmax"],
+        blocks=hyper["num_block"],
+        kernels=hyper["n_kernels"],
+        hidden=hyper["hid_dim"],
+        form="reference",
+    )
     renamed = {}
     for key, value in fixture.weights().items():
         begins = next(start for start in REFERENCE_KEYS[part] if key.startswith(start))

@@ -30,8 +30,11 @@ def test_set_similarities_agree_with_the_reference_with_gradients(kind, dtype) -
     option = kind.replace("-", "_")
     images = fixture["in.img_sets"].to(dtype).requires_grad_()
     texts = fixture["in.cap_sets"].to(dtype).requires_grad_()
-    matcher = matchers["smooth-chamfer"](64, kind=kind)
-    scores = matcher(of_sets(images, 4), of_sets(texts, 4))
+    hyper = fixture.hyper
+    sharpness = {"temperature": hyper["temperature"]} if kind == "smooth-chamfer" else {}
+    matcher = matchers["smooth-chamfer"](images.shape[-1], kind=kind, **sharpness)
+    sets = of_sets(images, hyper["img_set_size"]), of_sets(texts, hyper["txt_set_size"])
+    scores = matcher(*sets)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-7
     assert_close(scores, fixture[f"out.{option}.scores"], tolerance)
     if f"grad.{option}.img_sets" in fixture.tensors:

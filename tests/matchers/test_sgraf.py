@@ -26,7 +26,17 @@ def our_name(key: str) -> str:
 
 
 def reference(name: str, fixture: Fixture) -> torch.nn.Module:
-    matcher = matchers[name](64, sim_dim=32, dropout=0.0, form="reference")
+    hyper = fixture.hyper
+    steps = {"steps": hyper["sgr_step"]} if name == "sgr" else {}
+    matcher = matchers[name](
+        hyper["embed_size"],
+        sim_dim=hyper["sim_dim"],
+        lambda_softmax=hyper["smooth"],
+        dropout=0.0,
+        form="reference",
+        slots=hyper["num_region"],
+        **steps,
+    )
     matcher.load_state_dict({our_name(key): value for key, value in fixture.weights().items()})
     return matcher
 

@@ -50,7 +50,8 @@ def renamed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def test_the_generator_agrees_with_the_public_one_with_gradients() -> None:
     fixture = load_fixture("vsrn-caption")
-    generator = CaptionGenerator(48, 50, 24, 16, 0.2).eval()
+    sizes = [fixture.hyper[key] for key in ("dim_vid", "vocab_size", "dim_hidden", "dim_word")]
+    generator = CaptionGenerator(*sizes, dropout=0.2).eval()
     generator.load_state_dict(renamed(fixture.weights()))
     regions, ids = fixture["in.regions"].requires_grad_(), fixture["in.targets"]
     mask = torch.ones(regions.shape[:2], dtype=torch.bool)

@@ -25,10 +25,11 @@ from counterfoil.training.loop import Trainer
 from counterfoil.training.step import TrainingStep
 from tests.conftest import assert_gradient_close, load_fixture
 
+HYPER = load_fixture("dive-loss").hyper
 OBJECTIVE = {
-    "hardest": {"weight": 2.0, "reduction": "mean", "margin": 0.2},
-    "mmd": 0.01,
-    "uniformity": 0.01,
+    "hardest": {"weight": 2.0, "reduction": "mean", "margin": HYPER["margin"]},
+    "mmd": {"weight": HYPER["mmd_weight"], "gamma": HYPER["mmd_gamma"]},
+    "uniformity": {"weight": HYPER["unif_weight"], "t": float(HYPER["unif_t"])},
 }
 
 
@@ -52,7 +53,8 @@ class Published:
         self.leaves = dict(zip(names, given, strict=True))
         self.context = context_of(of_sets(given[0], given[2]), of_sets(given[1], given[3]))
         live = self.context.live
-        self.scores = matchers["smooth-chamfer"](64)(live.images, live.texts)
+        matcher = matchers["smooth-chamfer"](64, temperature=HYPER["temperature"])
+        self.scores = matcher(live.images, live.texts)
         self.positives = torch.arange(4)[:, None] == torch.arange(20)[None] // 5
 
     def loss(self, spec) -> torch.Tensor:

@@ -34,9 +34,10 @@ def batch(fixture):
 
 def test_pair_losses_and_predictions_agree_with_the_reference(fixture) -> None:
     scores, both = batch(fixture)
-    losses = pair_losses(both, 0.2)
+    margin = fixture.hyper["margin"]
+    losses = pair_losses(both, margin)
     assert_close(losses, fixture["out.eval_loss"], 1e-6)
-    assert_close(predict(both, 0.2), fixture["out.predict"], 1e-6)
+    assert_close(predict(both, margin), fixture["out.predict"], 1e-6)
     assert_close(losses.sum(), fixture["out.warmup"], 1e-6)
     losses.sum().backward()
     assert_gradient_close(scores.grad, fixture["grad.warmup.scores"], 1e-6)
@@ -45,7 +46,7 @@ def test_pair_losses_and_predictions_agree_with_the_reference(fixture) -> None:
 @pytest.mark.parametrize("kind", ["linear", "exponential", "sin"])
 def test_soft_margins_agree_with_the_reference(fixture, kind) -> None:
     scores, both = batch(fixture)
-    margins = soft_margins(fixture["in.labels"].double()[:, 0], 0.2, kind)
+    margins = soft_margins(fixture["in.labels"].double()[:, 0], fixture.hyper["margin"], kind)
     loss = soft_losses(both, margins, "reference").sum()
     assert_close(loss, fixture[f"out.soft_{kind}.column_labels"], 1e-6)
     loss.backward()
@@ -55,8 +56,9 @@ def test_soft_margins_agree_with_the_reference(fixture, kind) -> None:
 def test_whole_margins_are_the_hardest_negative_loss(fixture) -> None:
     scores, both = batch(fixture)
     ones = torch.ones(len(scores), dtype=torch.float64)
+    margins = soft_margins(ones, fixture.hyper["margin"], "exponential")
     for form in ("paper", "reference"):
-        loss = soft_losses(both, soft_margins(ones, 0.2, "exponential"), form).sum()
+        loss = soft_losses(both, margins, form).sum()
         assert_close(loss, fixture["out.train_hard"], 1e-6)
 
 

@@ -39,7 +39,14 @@ def test_loss_and_gradients_are_those_of_the_public_code() -> None:
         ((image * text_off).sum(1), (image_off * text).sum(1)),
         ((image_off * text_off).sum(1), (image_2 * text_2).sum(1)),
     )
-    loss = quintuplet_loss(found)
+    hyper = fixture.hyper
+    loss = quintuplet_loss(
+        found,
+        margin=hyper["marginonline"],
+        offline_margin=hyper["marginoffline"],
+        alpha=hyper["alpha"],
+        beta=hyper["beta"],
+    )
     assert_close(loss, fixture["out.loss"], 1e-6)
     loss.backward()
     for name, leaf in zip(names, leaves, strict=True):

@@ -42,7 +42,15 @@ class Published:
         self.fixture = fixture = load_fixture(name)
         hyper = fixture.hyper
         objective = InstanceRelations(
-            loss="vse", warmup=5, heads=hyper["nhead"], topk=hyper["topk"], form=form
+            loss=hyper["gnn_loss"],
+            margin=hyper["margin"],
+            warmup=5,
+            heads=hyper["nhead"],
+            threshold=hyper["threshold"],
+            topk=hyper["topk"],
+            mask_weight=hyper["mask_weight"],
+            reg_weight=hyper["reg_loss_weight"],
+            form=form,
         )
         objective.prepare(SimpleNamespace(embed_size=hyper["embed_size"]))
         state = {}
@@ -70,7 +78,8 @@ class Published:
 
     def base_loss(self) -> Tensor:
         scores = self.leaves[0] @ self.leaves[1].T
-        return HardestNegative()(scores, self.positives, Context()).loss
+        hardest = HardestNegative(margin=self.fixture.hyper["margin"])
+        return hardest(scores, self.positives, Context()).loss
 
     def relations(self):
         sides = [Side(side.pooled, side.fragments, side.mask) for side in (self.images, self.texts)]

@@ -26,7 +26,11 @@ def test_reference_forms_agree_with_the_reference_with_gradients(name, option) -
     fixture = load_fixture("loss-shn-sct")
     features = fixture["in.features"].double().requires_grad_()
     unit = torch.nn.functional.normalize(features, dim=1)
-    objective = objectives[name](form="reference", temperature=fixture.hyper["temperature"])
+    options = {"temperature": fixture.hyper["temperature"]}
+    if name == "sct":
+        options["hard_similarity"] = fixture.hyper["hard_similarity"]
+        options["lam"] = float(fixture.options[option]["lam"])
+    objective = objectives[name](form="reference", **options)
     loss = objective.loss(class_anchors(unit @ unit.T, fixture["in.labels"]))
     assert_close(loss, fixture[f"out.{option}.loss"], 1e-7)
     loss.backward()

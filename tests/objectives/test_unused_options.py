@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from counterfoil.config import load_config
+from counterfoil.encoders import text_encoders
 from counterfoil.errors import ConfigError
 from counterfoil.matchers import matchers
 from counterfoil.models import resolve
 from counterfoil.objectives import create_objective
+from tests.encoders.test_parity import vocabulary
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,11 @@ def test_an_objective_refuses_an_option_without_effect(objective, options, unuse
 def test_a_matcher_refuses_an_option_without_effect(matcher, options, unused, mode) -> None:
     with pytest.raises(ConfigError, match=f"model.matcher.{unused}=.*no effect with {mode}"):
         matchers[matcher](32, **options)
+
+
+def test_a_text_encoder_refuses_positions_beside_those_of_its_bert() -> None:
+    with pytest.raises(ConfigError, match=r"model.text.positions=64 has no effect with weights"):
+        text_encoders["uniter-bert"](vocabulary(20), 16, positions=64)
 
 
 def build_matcher(recipe: str, *overrides: str) -> None:

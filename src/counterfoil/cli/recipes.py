@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -91,7 +91,7 @@ def show(name: Annotated[str, NAME]) -> None:
 def copy(
     name: Annotated[str, NAME],
     target: Annotated[
-        Optional[Path],  # noqa: UP045 - typer reads this annotation on Python 3.10
+        Path | None,
         typer.Argument(metavar="[DEST]", help="File or folder; by default the current folder."),
     ] = None,
     overwrite: Annotated[

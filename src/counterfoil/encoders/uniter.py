@@ -18,6 +18,7 @@ from counterfoil.encoders.images import ImageEncoder, image_encoders
 from counterfoil.encoders.texts import text_encoders
 from counterfoil.encoders.transformer import EPS, SPREAD, initialise
 from counterfoil.errors import CheckpointError, ConfigError, DataError
+from counterfoil.registry import refuse_unused
 
 BOX_NUMBERS = 7
 
@@ -127,6 +128,9 @@ class BertTokenEmbedder(TokenEmbedder):
         positions: int = 512,
         dropout: float = 0.1,
     ) -> None:
+        if weights:
+            mode = "weights=true (BERT brings its own)"
+            refuse_unused(BertTokenEmbedder, "model.text", mode, positions=positions)
         bert = Bert.load(pretrained, embed_size) if weights else None
         positions = bert.positions if bert is not None else positions
         super().__init__(text, embed_size, positions=positions, dropout=dropout)

@@ -29,7 +29,8 @@ class Pixels:
 
     ``model`` is the dual encoder that says how it wants its pictures: size, patches, what is cut
     off. What it says may be given instead, or changed: ``size`` and ``patch`` are sides in pixels,
-    ``resized`` the shorter side before a crop, ``filter`` Pillow's number of a resampling.
+    ``resized`` the shorter side before a crop, ``filter`` Pillow's number of a resampling (bicubic
+    where neither says).
     """
 
     name: ClassVar[str] = "pixels"
@@ -42,7 +43,7 @@ class Pixels:
         patch: int = 0,
         fit: Literal["own", "squash", "crop"] = "own",
         resized: int = 0,
-        filter: int = int(Image.Resampling.BICUBIC),
+        filter: int | None = None,
     ) -> None:
         if not model and not (size and patch):
             raise ConfigError(
@@ -53,11 +54,17 @@ class Pixels:
             stated = dual_settings(model, size)
             given = stated.preprocessing
             self.patch = patch or stated.patch
-            self.preprocessing = given if fit == "own" else replace(given, fit=fit)
+            self.preprocessing = replace(
+                given,
+                fit=given.fit if fit == "own" else fit,
+                resized=resized or given.resized,
+                filter=given.filter if filter is None else filter,
+            )
         else:
             way: Literal["squash", "crop"] = "squash" if fit == "own" else fit
             self.patch = patch
-            self.preprocessing = Preprocessing((size, size), way, resized or size, filter)
+            number = int(Image.Resampling.BICUBIC) if filter is None else filter
+            self.preprocessing = Preprocessing((size, size), way, resized or size, number)
         if not 1 <= self.patch <= self.side:
             raise ConfigError(f"pixels: patches of {self.patch} in pictures of {self.side} pixels")
 
