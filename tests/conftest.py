@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +17,17 @@ from safetensors import safe_open
 from counterfoil.data.arrays import ArrayFile
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Pairs, Split
+from tests.two_processes import TwoProcesses, two_processes
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
 
 torch.set_num_threads(1)  # tiny tensors: threads only wait for each other
 
-settings.register_profile("untimed", deadline=None)  # machines are busy: no test is about time
-settings.load_profile("untimed")
+# no deadline: machines are busy, and no test is about time
+settings.register_profile("fast", deadline=None, max_examples=20, derandomize=True, database=None)
+settings.register_profile("thorough", settings.get_profile("fast"), max_examples=200)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 ORACLE = Path(__file__).parent / "oracle"
 CONCEPTS = [
@@ -119,3 +123,10 @@ def concepts(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
         "concepts",
         {name: make_split(folder, name, n, seed) for seed, (name, n) in enumerate(sizes.items())},
     )
+
+
+@pytest.fixture(scope="session")
+def in_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoProcesses]:
+    """Runs a function of a module in two joined processes: started once, torch is slow to load."""
+    with two_processes(tmp_path_factory.mktemp("processes")) as joined:
+        yield joined

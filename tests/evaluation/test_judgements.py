@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import counterfoil as cf
@@ -29,14 +29,12 @@ def naive(pairs) -> tuple[int, int, int]:
 
 
 @given(few_levels)
-@settings(max_examples=40, deadline=None)
 def test_pairs_are_counted_as_a_loop_counts_them(pairs) -> None:
     found = concordance([a for a, _ in pairs], [b for _, b in pairs])
     assert (found.lead, found.tied_x, found.tied_y) == naive(pairs)
 
 
 @given(few_levels)
-@settings(max_examples=40, deadline=None)
 def test_both_variants_are_those_of_scipy(pairs) -> None:
     stats = pytest.importorskip("scipy.stats")
     x, y = [a for a, _ in pairs], [b for _, b in pairs]

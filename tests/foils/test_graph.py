@@ -8,7 +8,7 @@ import sys
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.data.words import words
@@ -59,7 +59,6 @@ def test_the_kind_of_an_edit_is_that_of_the_units_it_touches(units, places) -> N
 
 
 @given(CAPTIONS | st.text())
-@settings(max_examples=300, deadline=None)
 def test_any_text_has_a_graph_of_its_own_words_each_in_one_unit(caption) -> None:
     units = RuleExtractor().extract(caption).units()
     count = len(words(caption))

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.encoders import Encoded
@@ -48,7 +48,6 @@ def made(name: str, dim: int, **options):
     return matchers[name](dim, **options).eval()
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     regions=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     words=st.lists(st.integers(1, 12), min_size=1, max_size=40),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -57,7 +57,6 @@ def host_scores(matcher, images: Encoded, texts: Encoded, large: bool = False, k
     return host.host_naaf(*matcher.recipes(), *pair, kept=kept or Kept(large))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     regions=st.lists(st.integers(0, 9), min_size=1, max_size=6),
     words=st.lists(st.integers(0, 12), min_size=1, max_size=40),
@@ -223,7 +222,6 @@ def test_halves_are_summed_in_single_precision(dtype, apart, large) -> None:
     assert torch.allclose(found.double(), expected, atol=apart)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     rows=st.integers(1, 300), dim=st.integers(1, 40), size=st.floats(1e-6, 1e6), seed=st.integers(0)
 )
@@ -284,7 +282,6 @@ def test_what_is_kept_of_the_images_does_not_serve_other_images() -> None:
         assert torch.equal(found, host_scores(matcher, images, texts))
 
 
-@settings(max_examples=100, deadline=None)
 @given(sizes=st.lists(st.integers(0, 60), max_size=150))
 def test_groups_are_runs_of_full_lanes_with_little_padding(sizes) -> None:
     sizes = sorted(sizes)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.config import build_config
@@ -19,7 +19,6 @@ from tests.objectives.live import one_step, prepare, score, small_model, some_of
 from tests.training.test_loop import metrics, trainer, weights
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     positive=st.lists(st.floats(-1, 1), min_size=1, max_size=5),
     foils=st.lists(st.tuples(st.floats(-1, 1), st.integers(0, 4)), max_size=9),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -139,7 +139,6 @@ options = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     case=cases(scale=0.3), given_=options, seed=st.integers(0, 99), gone=st.sampled_from([0, 0.3])
 )

@@ -100,7 +100,7 @@ def test_an_objective_that_scores_pairs_of_its_own_has_them(concepts, tiny_bert)
     assert_same(gradients(model, batch, objective), gradients(model, batch, objective, 2), 1e-10)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(pairs=st.integers(2, 9), chunk=st.integers(1, 10), copies=st.integers(1, 2))
 def test_any_size_of_chunk_gives_the_same_gradients(pairs, chunk, copies, concepts) -> None:
     model = make("scan", concepts, None, copies=copies).eval().double()
