@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from hypothesis import settings
 from safetensors import safe_open
 
@@ -44,6 +46,27 @@ CONCEPTS = [
     "lamp",
     "chair",
 ]
+
+
+TOGETHER = ("app", "audit", "reproduce", "search")
+"""Folders whose tests share models and runs that take seconds to make."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With --dist loadgroup, one process runs all the tests that share what is made once."""
+    for item in items:
+        group = item.path.parent.name if item.path.parent.name in TOGETHER else item.path.stem
+        if "in_two_processes" in getattr(item, "fixturenames", ()):
+            group = "processes"
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+def thinned(cases: Iterable[Any], *first: Any) -> list[ParameterSet]:
+    """All cases for `parametrize`: the first in every run of the tests, the others marked slow."""
+    cases = list(cases)
+    assert set(first) <= set(cases), f"{first} are not all among {cases}"
+    return [pytest.param(case, marks=[] if case in first else pytest.mark.slow) for case in cases]
 
 
 @dataclass(frozen=True)

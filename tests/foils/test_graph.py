@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from itertools import combinations
@@ -125,8 +124,8 @@ def test_unknown_extractors_are_named_with_the_known_ones() -> None:
         create_extractor("rules:small")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("spacy") is not None, reason="spaCy is installed")
-def test_without_spacy_the_error_says_what_to_install() -> None:
+def test_without_spacy_the_error_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "spacy", None)  # as if it were not installed
     with pytest.raises(MissingExtraError, match=r"counterfoil\[foils\]"):
         create_extractor("spacy")
 

@@ -6,11 +6,9 @@ Triton's interpreter runs them where there is no GPU (tests/conftest.py asks for
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
 
 import pytest
 import torch
-from _pytest.mark import ParameterSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -26,6 +24,7 @@ from counterfoil.matchers.naaf import NAAF
 from counterfoil.matchers.scan import ScanImageToText, ScanTextToImage
 from counterfoil.matchers.sets import SetSimilarity
 from counterfoil.matchers.similarity import SimilarityMatcher
+from tests.conftest import thinned
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -64,11 +63,6 @@ TRAINED = [
 ]
 FIRST = ("scan-t2i-lse", "scan-i2t-lse", "bfan-equal", "chan-lse", "naaf", "naaf-i2t", "chamfer")
 """One of every kernel and direction: those that run where time is short."""
-
-
-def thinned(names: Iterable[str], first: Sequence[str] = FIRST) -> list[ParameterSet]:
-    """Cases of all names; Triton's interpreter is slow, so most of them are marked so."""
-    return [pytest.param(name, marks=[] if name in first else pytest.mark.slow) for name in names]
 
 
 @pytest.fixture(autouse=True)
@@ -124,14 +118,14 @@ def both_ways(name: str, images: Encoded, texts: Encoded) -> tuple[Tensor, Tenso
 
 
 @pytest.mark.parametrize("way", ["tiles", "lanes"])
-@pytest.mark.parametrize("name", thinned(MATCHERS))
+@pytest.mark.parametrize("name", thinned(MATCHERS, *FIRST))
 def test_kernels_score_as_the_eager_form(name, way, monkeypatch) -> None:
     monkeypatch.setattr(fused_pairs, "MANY", 0 if way == "lanes" else 1 << 60)
     found, expected = both_ways(name, *sides(len(name)))
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("way", thinned(["tiles", "lanes"], ["tiles"]))
+@pytest.mark.parametrize("way", thinned(["tiles", "lanes"], "tiles"))
 @pytest.mark.parametrize(("wide", "tolerance"), [(True, 5e-5), (False, 5e-2)])
 @pytest.mark.parametrize("direction", ["t2i", "i2t"])
 def test_naaf_of_halves_rounds_similarities_no_more(
@@ -180,9 +174,7 @@ def test_any_shape(seed, regions, lengths, name, way) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    thinned(
-        ["scan-t2i-lse", "scan-i2t-lse", "chan-lse", "chamfer", "naaf-both-ways"], ["chan-lse"]
-    ),
+    thinned(["scan-t2i-lse", "scan-i2t-lse", "chan-lse", "chamfer", "naaf-both-ways"], "chan-lse"),
 )
 def test_several_tiles_turns_of_a_program_and_parts_of_the_images(name, monkeypatch) -> None:
     monkeypatch.setattr(fused, "images_per_program", lambda tiles, images: 2)
@@ -196,7 +188,7 @@ def test_several_tiles_turns_of_a_program_and_parts_of_the_images(name, monkeypa
 
 
 @pytest.mark.parametrize("kept", [1 << 27, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", thinned(TRAINED))
+@pytest.mark.parametrize("name", thinned(TRAINED, *(name for name in FIRST if name in TRAINED)))
 def test_gradients_are_the_eager_forms(name, kept, monkeypatch) -> None:
     monkeypatch.setattr(fused_training, "KEPT", kept)
     images, texts = sides(7 + len(name))

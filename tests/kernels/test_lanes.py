@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels import fused_lanes, fused_pairs
-from tests.kernels.test_fused import MATCHERS, D, both_ways, thinned
+from tests.conftest import thinned
+from tests.kernels.test_fused import FIRST, MATCHERS, D, both_ways
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -56,7 +57,7 @@ def sides(
         pytest.param(4, True, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("name", thinned(MATCHERS))
+@pytest.mark.parametrize("name", thinned(MATCHERS, *FIRST))
 def test_no_fragment_is_left_out_or_counted_twice(name, regions, masked) -> None:
     images, texts = sides(regions, regions, (not masked, True), LENGTHS)
     torch.testing.assert_close(*both_ways(name, images, texts), atol=2e-5, rtol=1e-5)

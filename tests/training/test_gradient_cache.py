@@ -22,7 +22,15 @@ from counterfoil.objectives import Context, create_objective
 from counterfoil.training.gradient_cache import GradientCache, chunks, mixes_items
 from counterfoil.training.loop import Trainer
 from counterfoil.training.step import TrainingStep
-from tests.models.test_models import FEATURE_MODELS, SCORES_ALONE, batch_of, make, tiny_bert
+from tests.conftest import thinned
+from tests.models.test_models import (
+    FEATURE_MODELS,
+    ONE_OF_EACH,
+    SCORES_ALONE,
+    batch_of,
+    make,
+    tiny_bert,
+)
 
 __all__ = ["tiny_bert"]
 
@@ -75,7 +83,7 @@ def wide(batch: PairBatch) -> PairBatch:
     return replace(batch, images=images)
 
 
-@pytest.mark.parametrize("name", FEATURE_MODELS)
+@pytest.mark.parametrize("name", thinned(FEATURE_MODELS, *ONE_OF_EACH))
 def test_every_model_has_the_gradients_of_the_whole_batch(name, concepts, tiny_bert) -> None:
     # GSMN cuts a vector into 16 blocks: of one number each, cosines are ±1 and have no slope
     model = make(name, concepts, tiny_bert, embed_size=48).eval()

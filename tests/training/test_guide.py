@@ -22,6 +22,7 @@ from counterfoil.training.guide_build import build_guide
 from counterfoil.training.guide_manifest import Extent, default_form, read_manifest
 from counterfoil.training.guide_resident import copied
 from counterfoil.training.guide_store import EncodedReader, EncodedWriter
+from tests.conftest import thinned
 from tests.training.guides import direct_scores, save_teacher, small_split, with_unreadable
 
 CPU = torch.device("cpu")
@@ -221,7 +222,7 @@ def build_and_die(folder: Path, teachers: list[Path], split: Split, form: str, f
     return os.waitpid(child, 0)[1]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", thinned(FORMS, "embeddings"))
 def test_a_build_killed_at_any_flush_continues_to_the_same_bytes(
     split, teachers, tmp_path, form
 ) -> None:
