@@ -169,8 +169,10 @@ def run_config(name: str, objective: dict, epochs: int = 2, **data):
     ("name", "objective"),
     [
         ("vse-fc", {"hardest": 1, "foils": 0.5}),
-        ("scan-t2i", {"hardest": 1, "foils": 0.5}),
-        ("vse-fc", {"hardest": 1, "vse-c": {"count": 2, "weight": 1}}),
+        pytest.param("scan-t2i", {"hardest": 1, "foils": 0.5}, marks=pytest.mark.slow),
+        pytest.param(
+            "vse-fc", {"hardest": 1, "vse-c": {"count": 2, "weight": 1}}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_run_with_foils_resumes_to_the_same_bytes(few, tmp_path, name, objective) -> None:
