@@ -16,7 +16,18 @@ define install
 	test -e $@.part && mv $@.part $@
 endef
 
-.PHONY: demo test test-all lint format typecheck bench clean help
+# The tests, and beside them what reads the source; its output follows theirs. Either may fail.
+define checked
+	@notes=$$(mktemp); \
+	$(MAKE) --no-print-directory --keep-going lint typecheck doctests >$$notes 2>&1 & \
+	reading=$$!; trap "kill $$reading" INT TERM; \
+	OMP_NUM_THREADS=1 $(2) $(PYTEST) --numprocesses=2 --dist=loadgroup --durations=15 -m $(1); \
+	tested=$$?; wait $$reading; read=$$?; cat $$notes; rm -f $$notes; \
+	[ $$tested -eq 0 ] && [ $$read -eq 0 ]
+endef
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: demo test test-all doctests lint format typecheck bench clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/: .*## /\t/' | expand -t 14
@@ -24,11 +35,14 @@ help:            ## this list
 demo: $(VENV)/.demo      ## train on the embedded scenes, audit, report, serve (ARGS=--corrector: correct, too)
 	$(BIN)/counterfoil demo $(ARGS)
 
-test: $(VENV)/.dev lint typecheck      ## lint, types and the fast tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+test: $(VENV)/.dev       ## lint, types, doctests and the fast tests
+	$(call checked,"not slow and not gpu")
 
-test-all: $(VENV)/.dev lint typecheck  ## everything, slow tests included
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not gpu"
+test-all: $(VENV)/.dev   ## everything: slow tests, and more examples of each property
+	$(call checked,"not gpu",HYPOTHESIS_PROFILE=thorough)
+
+doctests: $(VENV)/.dev   ## the examples in docstrings
+	OMP_NUM_THREADS=1 $(PYTEST) --doctest-modules $$(grep --recursive --files-with-matches --include='*.py' '>>>' src)
 
 lint: $(VENV)/.dev       ## ruff, check only
 	$(BIN)/ruff check .

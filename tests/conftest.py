@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from hypothesis import settings
 from safetensors import safe_open
 
 from counterfoil.data.arrays import ArrayFile
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Pairs, Split
+from tests.two_processes import TwoProcesses, two_processes
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
 
 torch.set_num_threads(1)  # tiny tensors: threads only wait for each other
 
-settings.register_profile("untimed", deadline=None)  # machines are busy: no test is about time
-settings.load_profile("untimed")
+# no deadline: machines are busy, and no test is about time
+settings.register_profile("fast", deadline=None, max_examples=20, derandomize=True, database=None)
+settings.register_profile("thorough", settings.get_profile("fast"), max_examples=200)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 ORACLE = Path(__file__).parent / "oracle"
 CONCEPTS = [
@@ -40,6 +46,27 @@ CONCEPTS = [
     "lamp",
     "chair",
 ]
+
+
+TOGETHER = ("app", "audit", "reproduce", "search")
+"""Folders whose tests share models and runs that take seconds to make."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With --dist loadgroup, one process runs all the tests that share what is made once."""
+    for item in items:
+        group = item.path.parent.name if item.path.parent.name in TOGETHER else item.path.stem
+        if "in_two_processes" in getattr(item, "fixturenames", ()):
+            group = "processes"
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+def thinned(cases: Iterable[Any], *first: Any) -> list[ParameterSet]:
+    """All cases for `parametrize`: the first in every run of the tests, the others marked slow."""
+    cases = list(cases)
+    assert set(first) <= set(cases), f"{first} are not all among {cases}"
+    return [pytest.param(case, marks=[] if case in first else pytest.mark.slow) for case in cases]
 
 
 @dataclass(frozen=True)
@@ -125,3 +152,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-scores", action="store_true", help="see tests/models/test_same_scores"
     )
+
+
+@pytest.fixture(scope="session")
+def in_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoProcesses]:
+    """Runs a function of a module in two joined processes: started once, torch is slow to load."""
+    with two_processes(tmp_path_factory.mktemp("processes")) as joined:
+        yield joined

@@ -11,8 +11,8 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "counterfoil"
 FLOW = [
-    "recipes", "data", "features", "encoders", "kernels", "matchers", "objectives", "foils", "models",
-    "plots", "evaluation", "training", "reproduce", "search", "audit", "app", "cli",
+    "recipes", "data", "features", "encoders", "kernels", "matchers", "objectives", "foils",
+    "models", "plots", "evaluation", "training", "reproduce", "search", "audit", "app", "cli",
 ]  # fmt: skip
 
 

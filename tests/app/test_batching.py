@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.app.batching import BatchQueue
@@ -56,7 +56,6 @@ async def held(worker: Worker, queue: BatchQueue) -> asyncio.Task:
     return first
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=40), st.integers(1, 9))
 def test_every_piece_of_work_gets_its_own_result(asked, size) -> None:
     worker = Worker()

@@ -114,6 +114,7 @@ def test_another_demo_in_the_folder_is_refused_without_overwrite(copied, cache) 
         invoke("demo", "--images", 110, "--epochs", 1, "--out", copied, "--cache", cache)
 
 
+@pytest.mark.slow
 def test_a_demo_without_its_audit_makes_it_again_without_training(copied, cache) -> None:
     shutil.rmtree(copied.parent / "d-audit")
     (copied / "report.html").unlink()
@@ -141,6 +142,7 @@ def test_a_demo_folder_that_lost_its_config_is_cleared(copied) -> None:
     assert not holds_a_run(copied)
 
 
+@pytest.mark.slow
 def test_an_interrupted_demo_exits_with_130_and_goes_on_next_time(
     cache, tmp_path, monkeypatch
 ) -> None:

@@ -54,6 +54,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {"TMPDIR": str(folder), "PATH": "", "HOME": str(folder), "OMP_NUM_THREADS": "1", **path}
 
 
+@pytest.mark.slow
 def test_what_a_killed_server_left_is_removed_by_the_next_one(
     run, cache, tmp_path, monkeypatch
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.audit.suspicion import NAMED, Scale, combine, evidence
@@ -15,7 +15,6 @@ shares = st.lists(st.tuples(*[st.floats(0, 1)] * 3), min_size=1, max_size=20).ma
 
 
 @given(values, st.floats(0.1, 10), st.floats(-5, 5))
-@settings(max_examples=60, deadline=None)
 def test_deviations_do_not_depend_on_the_unit_of_the_scores(drawn, factor, shift) -> None:
     drawn = np.round(drawn, 2)
     moved = factor * drawn + shift
@@ -47,7 +46,6 @@ def test_three_deviations_are_even_odds() -> None:
 
 
 @given(shares)
-@settings(max_examples=60, deadline=None)
 def test_more_evidence_never_makes_a_caption_less_suspicious(signs) -> None:
     whole = combine(signs)
     assert (whole >= signs.max(1) - 1e-12).all()

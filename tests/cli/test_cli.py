@@ -178,6 +178,7 @@ def test_what_stops_the_work_is_listed_before_thousands_of_images_to_be_skipped(
     assert "none of its 60 image files exists" in " ".join(shown.split())
 
 
+@pytest.mark.slow
 def test_converting_scenes_with_features_and_training_on_the_copy(cache, tmp_path) -> None:
     invoke(
         "data",

@@ -123,6 +123,7 @@ def test_the_words_that_were_changed_are_green_and_those_that_are_wrong_red() ->
         assert (colour_of(1.0, GROUND) in colours) == green
 
 
+@pytest.mark.slow
 def test_corrections_are_measured_and_the_rule_is_chosen_again(run, cache) -> None:
     asked = ["correct", run, "--measure", "--captions", 10, "--cache", cache]
     told = json.loads(invoke(*asked, "--margin", 0, "--threshold", 0, "--json"))

@@ -62,6 +62,7 @@ def make_photos(folder: Path, shape: str, duplicates: bool) -> None:
 FAST = (SHAPES[0], True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "duplicates"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.data.duplicates import (
@@ -23,7 +23,6 @@ sets = st.lists(st.frozensets(st.sampled_from(WORDS), min_size=1), max_size=25, 
 
 
 @given(sets, st.sampled_from([0.5, 0.6, 0.75, 0.8, 1.0]))
-@settings(max_examples=60, deadline=None)
 def test_the_prefix_filter_loses_no_pair_and_adds_none(given_sets, similar) -> None:
     expected = {
         frozenset((i, j))
@@ -42,7 +41,6 @@ captions = st.lists(
 
 
 @given(captions)
-@settings(max_examples=50, deadline=None)
 def test_each_caption_knows_the_other_images_that_say_the_same(drawn) -> None:
     texts = {
         number: f"There is a {' and a '.join(words)}." for number, (words, _) in enumerate(drawn)
@@ -108,7 +106,6 @@ def test_captions_are_identical_without_case_space_and_punctuation(one, other, s
 
 
 @given(captions)
-@settings(max_examples=60, deadline=None)
 def test_counts_of_duplicates_are_those_of_a_loop_over_all_pairs(drawn) -> None:
     texts = [f"There is a {' and a '.join(words)}." for words, _ in drawn]
     image_of = np.array([image for _, image in drawn], dtype=np.int64)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import counterfoil
@@ -41,7 +41,6 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=50)
 @given(values, st.integers(0, pickle.HIGHEST_PROTOCOL))
 def test_whatever_plain_value_is_pickled_comes_back(value, protocol) -> None:
     assert read(pickle.dumps(value, protocol)) == value

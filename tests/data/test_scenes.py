@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from counterfoil.data.images import open_image
@@ -44,7 +44,6 @@ seeds = st.tuples(st.integers(0, 99), st.integers(0, 2), st.integers(0, 10**6), 
 
 
 @given(seeds)
-@settings(max_examples=60, deadline=None)
 def test_every_word_of_every_caption_is_aligned_and_true(seed: tuple[int, ...]) -> None:
     scene = make_scene(seed)
     captions = describe(scene, random.Random(str(seed)), 5)
@@ -63,7 +62,6 @@ def test_every_word_of_every_caption_is_aligned_and_true(seed: tuple[int, ...]) 
 
 
 @given(seeds, st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
 def test_foils_are_false_of_their_scene_and_differ_only_where_they_say(
     seed: tuple[int, ...], n_words: int
 ) -> None:
@@ -125,7 +123,6 @@ def _caption(pieces: list[tuple[str, str]]) -> SceneCaption:
 
 
 @given(seeds)
-@settings(max_examples=60, deadline=None)
 def test_members_of_a_family_differ_from_the_base_by_their_edit_alone(
     seed: tuple[int, ...],
 ) -> None:
@@ -156,7 +153,6 @@ def _couples(scene: Scene) -> set[tuple[int, str, int]]:
 
 @given(seeds)
 @example((36, 0, 0, 0))  # a large guitar in the hand of a girl at the bottom
-@settings(max_examples=40, deadline=None)
 def test_objects_stay_inside_the_picture_and_scenes_survive_json(seed: tuple[int, ...]) -> None:
     scene = make_scene(seed)
     assert 2 <= len(scene.objects) <= 4

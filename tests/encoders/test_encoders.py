@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.data.batches import ImageBatch, TextBatch
@@ -40,7 +40,6 @@ def ragged(seed: int, items: int, longest: int, dim: int) -> tuple[torch.Tensor,
     return x * mask[..., None], mask
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     pooling=st.sampled_from(sorted(poolings)),
     seed=st.integers(0, 99),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -90,7 +90,6 @@ def test_a_fresh_relation_layer_changes_nothing() -> None:
     assert torch.equal(RelationLayer(6)(x, mask), x)
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 99),
     extra=st.integers(1, 4),

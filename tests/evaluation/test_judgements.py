@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import counterfoil as cf
@@ -30,7 +30,6 @@ def naive(pairs) -> tuple[int, int, int]:
 
 
 @given(few_levels)
-@settings(max_examples=40, deadline=None)
 def test_tau_is_what_a_loop_over_pairs_gives(pairs) -> None:
     x, y = [a for a, _ in pairs], [b for _, b in pairs]
     lead, tied_x, tied_y = naive(pairs)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -52,7 +52,6 @@ def side(lengths: list[int], seed: int, spread: bool = False) -> Encoded:
 sizes = st.lists(st.integers(1, 64), min_size=1, max_size=9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(["naaf", "scan-t2i", "scan-i2t", "bfan", "chan", "cosine", "imram"]),
     regions=st.lists(st.integers(0, 100), min_size=1, max_size=6),
@@ -74,7 +73,6 @@ def test_tiles_are_what_one_call_gives(name, regions, words, cells, spread, seed
     assert torch.allclose(found, direct, atol=2e-5, rtol=1e-5, equal_nan=True)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     regions=sizes,
     words=sizes,
@@ -99,7 +97,6 @@ def test_a_plan_has_every_pair_once_and_no_tile_too_large(
     assert plan.lengths == sorted(words)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     regions=sizes,
     words=sizes,
@@ -161,7 +158,6 @@ class Coarse(Matcher):
         return (self.levels * (images.pooled @ texts.pooled.T)).round() / self.levels
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     regions=sizes,
     words=sizes,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import counterfoil as cf
@@ -169,7 +169,6 @@ def test_an_empty_list_is_refused(concepts, fast, slow) -> None:
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=50, deadline=None)
 def test_what_is_not_listed_comes_after_the_list_in_the_first_order(seed) -> None:
     rng = np.random.default_rng(seed)
     scores, first = rng.normal(size=(2, 4, 7)).astype(np.float32)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.errors import CheckpointError, ConfigError, MissingExtraError
@@ -118,7 +118,6 @@ def test_the_network_is_its_plain_operations(variant: int, side: int) -> None:
 
 
 @given(st.integers(1, 40), st.sampled_from([1, 3, 5]), st.sampled_from([1, 2]))
-@settings(max_examples=60, deadline=None)
 def test_padding_gives_the_size_of_tensorflows_same(size: int, kernel: int, stride: int) -> None:
     from counterfoil.features.efficientnet import SameConv
 

@@ -64,7 +64,7 @@ def test_the_setting_of_nine_by_nine_cells_pooled_to_six_by_six(untrained) -> No
     assert tool.views(picture(2, 300, 200))[0].pixels.shape == (260, 260, 3)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(20, 200), st.integers(20, 200))
 def test_kept_proportions_are_those_of_the_picture(width: int, height: int) -> None:
     tool = EfficientNetLiteFeatures(fit="keep", size=64, grid=2)

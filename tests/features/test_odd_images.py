@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -149,7 +149,6 @@ def test_the_smallest_and_longest_pictures_are_read(size: tuple[int, int]) -> No
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP"])
 @given(cut=st.floats(0, 0.95), flips=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 255))))
-@settings(max_examples=30, deadline=None)
 def test_damage_is_an_error_that_names_the_image_or_no_error(format, cut, flips) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (24, 24, 3), np.uint8)
     whole = encoded(Image.fromarray(pixels), format)

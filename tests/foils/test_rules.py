@@ -44,7 +44,6 @@ def foils(caption: str, kind: str, count: int = 50, avoid=frozenset(), seed: int
 
 
 @given(CAPTIONS | st.text(), SEEDS, st.integers(1, 5))
-@settings(max_examples=200, deadline=None)
 def test_a_foil_differs_exactly_where_it_says(caption, seed, count) -> None:
     found = rule_foils(caption, random.Random(seed), KINDS, count)
     assert len(found) <= count
@@ -62,7 +61,6 @@ def test_a_foil_differs_exactly_where_it_says(caption, seed, count) -> None:
 
 
 @given(CAPTIONS, SEEDS, st.sets(st.sampled_from(LISTED), max_size=40))
-@settings(max_examples=200, deadline=None)
 def test_no_foil_brings_in_an_avoided_word(caption, seed, avoid) -> None:
     own = set(words(caption))
     for foil in rule_foils(caption, random.Random(seed), KINDS, 10, avoid):

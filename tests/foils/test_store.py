@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.data.pairs import Split
@@ -37,7 +37,6 @@ def write(path, foils, **settings) -> None:
 
 
 @given(st.lists(FOILS, max_size=6, unique_by=lambda one: (one.image, one.caption)))
-@settings(max_examples=50, deadline=None)
 def test_what_is_written_is_read_again(tmp_path_factory, foils) -> None:
     path = tmp_path_factory.mktemp("foils") / "foils.jsonl"
     write(path, foils)
@@ -65,7 +64,6 @@ def interrupted(path, foils=(), **settings) -> FoilWriter:
 
 
 @given(cut=st.integers(0, 400))
-@settings(max_examples=60, deadline=None)
 def test_an_interrupted_writer_goes_on_where_it_was_cut(tmp_path_factory, cut) -> None:
     path = tmp_path_factory.mktemp("foils") / "foils.jsonl"
     foils = [foil(str(number), f"caption {number}") for number in range(5)]

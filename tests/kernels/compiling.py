@@ -1,5 +1,7 @@
 """Compiles every launch of the kernels to Triton's own code, which needs no GPU; run as a program.
 
+Arguments: names of matchers; without any, all.
+
 The interpreter runs kernels as Python and overlooks what the compiler refuses: names that change
 their type or shape, and the like. Nothing is launched, and no score looked at.
 """
@@ -61,7 +63,7 @@ def kind(value: Any) -> str:
 def main() -> None:
     JITFunction.run = compile_only
     dispatch.usable = lambda device, dtype: True
-    for name in MATCHERS:
+    for name in sys.argv[1:] or MATCHERS:
         for dtype, holes in ((torch.float32, True), (torch.float16, False)):
             images, texts = (
                 Encoded(side.fragments.to(dtype), side.mask) for side in sides(1, holes=holes)

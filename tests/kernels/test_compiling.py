@@ -12,10 +12,15 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 
-def test_every_kernel_compiles_for_a_gpu_that_is_not_there() -> None:
+@pytest.mark.parametrize(
+    ("names", "fewest"),
+    [(["naaf", "chan-lse"], 8), pytest.param([], 50, marks=pytest.mark.slow)],
+    ids=["some", "all"],
+)
+def test_kernels_compile_for_a_gpu_that_is_not_there(names, fewest) -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compiling"],
+        [sys.executable, "-m", "tests.kernels.compiling", *names],
         cwd=root,
         capture_output=True,
         text=True,
@@ -24,4 +29,4 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_there() -> None:
         env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(root)},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) > 50
+    assert int(done.stdout) > fewest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.encoders import Encoded
@@ -77,7 +77,6 @@ def test_the_loss_of_hardest_negatives_takes_the_short_way(name, monkeypatch) ->
     assert looked == []
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     counts=st.lists(st.integers(1, 20), min_size=1, max_size=6),
     seed=st.integers(0, 1000),

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -35,7 +35,6 @@ def rounded(encoded: Encoded) -> Encoded:
     return replace(encoded, fragments=encoded.fragments.bfloat16())
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 999), equal=st.booleans())
 def test_a_sequence_is_the_words_of_a_text_and_the_regions_of_an_image(seed, equal) -> None:
     images, texts = with_holes(3, 5, seed), with_holes(4, 6, seed + 1)
@@ -58,7 +57,6 @@ def test_a_sequence_is_the_words_of_a_text_and_the_regions_of_an_image(seed, equ
     assert (packing.keys is None) == (len({len(part) for part in parts}) == 1)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     lengths=st.lists(st.integers(1, 9), max_size=40),
     most=st.integers(1, 60),

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.encoders import Encoded, l2_normalise
@@ -95,7 +95,6 @@ def test_the_reference_state_machine_ends_in_the_stored_state(name, option) -> N
         assert_close(matcher.reference.state, fixture[f"out.{option}.second_call.state_after"])
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     mean_neg=st.floats(-0.2, 0.6),
     gap=st.floats(1e-3, 0.6),
@@ -146,7 +145,6 @@ def samples(mean_pos, std_pos, mean_neg, std_neg) -> tuple[torch.Tensor, torch.T
     return mean_pos + std_pos * apart, mean_neg + std_neg * apart
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     mean_pos=st.floats(-0.2, 1.0),
     std_pos=st.floats(0.0, 0.4),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.config import build_config
@@ -58,7 +58,6 @@ WORDS = WordText(Vocabulary.build(["a red dog runs on the beach , a cat"], 1))
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
 def test_a_spelt_foil_reads_back_as_its_tokens_and_keeps_all_else(data) -> None:
     vocabulary = WORDS.vocabulary
     caption = data.draw(st.sampled_from(["A red DOG runs, zounds!", "The cat on a beach"]))

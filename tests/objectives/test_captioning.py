@@ -117,7 +117,7 @@ def told_one_by_one(objective: Captioning, batch: PairBatch) -> list[float]:
     return costs
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     seed=st.integers(0, 999),
     owners=st.sampled_from([[0, 1, 2, 3], [0, 0, 1, 2, 3, 3, 3], [3, 1]]),

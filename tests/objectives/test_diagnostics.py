@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -61,7 +61,6 @@ batches = given(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @batches
 def test_scores_and_gaps_equal_a_naive_loop_with_repeated_images(ids, seed) -> None:
     scores, positives = normal(len(ids), len(ids), seed=seed), same(ids)
@@ -113,7 +112,6 @@ def test_diagnostics_carry_no_gradient() -> None:
     assert not any(value.requires_grad for value in score_diagnostics(directions).values())
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     ids=st.lists(st.integers(0, 3), min_size=2, max_size=7),
     seed=st.integers(0, 10_000),
@@ -158,7 +156,6 @@ def naive_gradients(images: Tensor, texts: Tensor, positives: Tensor) -> dict[st
     return {f"tangent/{key}": float(np.mean(several)) for key, several in norms.items() if several}
 
 
-@settings(max_examples=30, deadline=None)
 @batches
 def test_tangential_parts_are_the_gradients_autograd_finds(ids, seed) -> None:
     images, texts = unit(len(ids), 5, seed=seed), unit(len(ids), 5, seed=seed + 1)

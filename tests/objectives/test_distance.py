@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from counterfoil.objectives import Anchors, Context, objectives
 from tests.objectives.cases import cases, make_case
@@ -53,7 +53,6 @@ def test_weights_in_many_dimensions_neither_overflow_nor_vanish() -> None:
     assert float(odds.sum()) == pytest.approx(1)
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=cases(scale=0.3))
 def test_only_true_negatives_within_reach_are_ever_drawn(case) -> None:
     objective = objectives["distance-weighted"](dimension=8)

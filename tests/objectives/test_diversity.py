@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import counterfoil.objectives.diversity  # noqa: F401 - registers its objectives
@@ -109,7 +109,6 @@ def test_gradients_agree_with_the_reference(spec, stored, dtype, close) -> None:
     assert met == 2
 
 
-@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 999), n=st.integers(1, 5), m=st.integers(1, 5), double=st.booleans())
 def test_mmd_is_what_loops_say_and_its_gradient_is_finite(seed, n, m, double) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -158,7 +157,6 @@ def test_mmd_reads_pooled_vectors_where_a_model_pools_and_only_real_fragments() 
     assert torch.allclose(one, other)
 
 
-@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 999), size=st.integers(1, 4))
 def test_uniformity_is_what_loops_say(seed, size) -> None:
     generator = torch.Generator().manual_seed(seed)

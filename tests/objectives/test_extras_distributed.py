@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +17,6 @@ from counterfoil.data.pairs import Split
 from counterfoil.data.sampling import BatchPlan, RankBatches
 from counterfoil.models.store import save_pretrained
 from counterfoil.objectives import create_objective, foils, offline  # noqa: F401 - registered
-from counterfoil.training.distributed import processes
 from counterfoil.training.step import TrainingStep
 from tests.conftest import make_split
 from tests.objectives.live import prepare, small_model
@@ -102,29 +98,22 @@ def write_sources(folder: Path) -> None:
     save_pretrained(small_model(split, "vse-fc"), folder / "first")
 
 
-def test_two_processes_give_the_loss_and_gradients_of_one(tmp_path, monkeypatch) -> None:
+def as_one_of_two(folder: Path) -> dict[str, dict]:
+    # statistics over all processes: they must meet, whatever each has to score
+    shared = losses_and_gradients(folder, ["saf"], training=True)
+    assert all(result["loss"].isfinite() for result in shared.values())
+    return losses_and_gradients(folder, COMPARED, training=False)
+
+
+def test_two_processes_give_the_loss_and_gradients_of_one(
+    tmp_path, monkeypatch, in_two_processes
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("1-0", "2-0", "2-1"):
         (tmp_path / f"data-{name}").mkdir()
     write_sources(tmp_path)
     one = losses_and_gradients(tmp_path, COMPARED, training=False)
-    root = Path(__file__).parents[2]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    process = subprocess.Popen(
-        [*torchrun, "-m", "tests.objectives.test_extras_distributed", str(tmp_path)],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        _, err = process.communicate(timeout=180)
-    except subprocess.TimeoutExpired:
-        process.terminate()  # which it passes on to its workers
-        process.wait()
-        raise
-    assert process.returncode == 0, err[-3000:]
-    two = torch.load(tmp_path / "two.pt", weights_only=True)
+    two = in_two_processes(as_one_of_two, tmp_path)[0]
     assert one.keys() == two.keys()
     for case, mine in one.items():
         theirs = two[case]
@@ -133,15 +122,3 @@ def test_two_processes_give_the_loss_and_gradients_of_one(tmp_path, monkeypatch)
         assert float(theirs["gap"]) == pytest.approx(float(mine["gap"]), rel=1e-9), case
         for name, gradient in mine["gradients"].items():
             assert torch.allclose(theirs["gradients"][name], gradient, rtol=1e-7, atol=1e-10), case
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    with processes(dict(os.environ)) as first:
-        place = Path(sys.argv[1])
-        found = losses_and_gradients(place, COMPARED, training=False)
-        # statistics over all processes: they must meet, whatever each has to score
-        shared = losses_and_gradients(place, ["saf"], training=True)
-        assert all(result["loss"].isfinite() for result in shared.values())
-        if first:
-            torch.save(found, place / "two.pt")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.config import build_config
@@ -19,7 +19,6 @@ from tests.objectives.live import one_step, prepare, score, small_model, some_of
 from tests.training.test_loop import metrics, trainer, weights
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     positive=st.lists(st.floats(-1, 1), min_size=1, max_size=5),
     foils=st.lists(st.tuples(st.floats(-1, 1), st.integers(0, 4)), max_size=9),
@@ -170,8 +169,10 @@ def run_config(name: str, objective: dict, epochs: int = 2, **data):
     ("name", "objective"),
     [
         ("vse-fc", {"hardest": 1, "foils": 0.5}),
-        ("scan-t2i", {"hardest": 1, "foils": 0.5}),
-        ("vse-fc", {"hardest": 1, "vse-c": {"count": 2, "weight": 1}}),
+        pytest.param("scan-t2i", {"hardest": 1, "foils": 0.5}, marks=pytest.mark.slow),
+        pytest.param(
+            "vse-fc", {"hardest": 1, "vse-c": {"count": 2, "weight": 1}}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_run_with_foils_resumes_to_the_same_bytes(few, tmp_path, name, objective) -> None:

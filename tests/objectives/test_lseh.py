@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.data.pairs import Split
@@ -83,7 +83,6 @@ def naive(scores, vectors, ids, hardest: bool, reference: bool, mean: bool) -> f
     return total
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     ids=st.lists(st.integers(0, 3), min_size=2, max_size=7),
     seed=st.integers(0, 1000),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.config import build_config
@@ -33,7 +33,6 @@ def opinionated(seed: int = 0, **options) -> MetaSelfPaced:
     return objective
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=cases(), reduction=st.sampled_from(REDUCTIONS))
 def test_an_untrained_network_leaves_the_hardest_loss_as_it_is(case, reduction) -> None:
     loss, gradient = case.loss_and_gradient(MetaSelfPaced(reduction=reduction))
@@ -59,7 +58,6 @@ def naive_loss(case: Case, objective: MetaSelfPaced) -> float:
     return total / (len(rows) if objective.reduction == "mean" else 1)
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=cases(), reduction=st.sampled_from(REDUCTIONS), normalise=st.booleans())
 def test_the_loss_equals_a_naive_loop(case, reduction, normalise) -> None:
     objective = opinionated(reduction=reduction, normalise=normalise)

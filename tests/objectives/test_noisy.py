@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.config import build_config
@@ -75,7 +75,6 @@ def test_in_paper_form_each_anchor_has_its_own_margin(fixture) -> None:
     assert soft_losses(both, margins, "paper").tolist() == pytest.approx(expected)
 
 
-@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), noisy=st.floats(0.2, 0.6))
 def test_the_mixture_finds_two_separate_heaps(seed, noisy) -> None:
     rng = np.random.default_rng(seed)

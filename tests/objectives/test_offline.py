@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.config import build_config
@@ -56,7 +56,6 @@ def test_loss_and_gradients_are_those_of_the_public_code() -> None:
 vectors = st.lists(st.floats(-1, 1), min_size=7, max_size=7)
 
 
-@settings(max_examples=40, deadline=None)
 @given(pairs=st.lists(vectors, min_size=1, max_size=5), detach=st.booleans())
 def test_the_loss_is_the_sum_a_plain_loop_makes(pairs, detach) -> None:
     options = {"margin": 0.3, "offline_margin": 0.1, "alpha": 0.4, "beta": 1.2}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from counterfoil.objectives import Context, create_objective, objectives
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
@@ -23,7 +23,6 @@ def test_the_loss_agrees_with_the_reference_with_gradients() -> None:
     assert_gradient_close(scores.grad, fixture["grad.scores"], 1e-6)
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=cases())
 def test_the_loss_equals_a_naive_loop(case) -> None:
     total = 0.0

@@ -141,7 +141,7 @@ def pair_by_loops(regions: Tensor, words: Tensor, k: int) -> tuple[list[float], 
     return top + [0.0] * (k - len(top)), sum(best) / len(best)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     seed=st.integers(0, 999),
     sizes=st.tuples(*[st.lists(st.integers(1, 5), min_size=2, max_size=4) for _ in range(2)]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.objectives import Context, objectives
@@ -45,7 +45,6 @@ def naive(scores, own, negative, hardest: bool) -> float:
     return total
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     case=cases(),
     hardest=st.booleans(),

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.objectives import Context, objectives
@@ -54,7 +54,6 @@ def assert_same(case: Case, one, other) -> None:
     assert torch.equal(gradient, its_gradient)
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=cases(), reduction=st.sampled_from(REDUCTIONS), zero=st.booleans())
 def test_a_vanishing_epsilon_is_exactly_the_hardest_loss(case, reduction, zero) -> None:
     epsilon = 0.0 if zero else smallest_gap(case)
@@ -62,7 +61,6 @@ def test_a_vanishing_epsilon_is_exactly_the_hardest_loss(case, reduction, zero) 
     assert_same(case, selective, objectives["hardest"](reduction=reduction))
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=cases(), infinite=st.booleans())
 def test_a_growing_epsilon_is_exactly_the_mean_triplet_loss(case, infinite) -> None:
     epsilon = math.inf if infinite else 2 * largest_gap(case)
@@ -74,7 +72,6 @@ def test_ties_take_the_hardest_negative_when_epsilon_is_zero() -> None:
     assert_same(case, objectives["selhn"](epsilon=0.0), objectives["hardest"](reduction="mean"))
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=cases(), reduction=st.sampled_from(REDUCTIONS), epsilon=st.floats(0.01, 0.8))
 def test_the_loss_equals_a_naive_loop(case, reduction, epsilon) -> None:
     costs = []

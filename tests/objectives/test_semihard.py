@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.objectives import Anchors, Context, objectives
@@ -58,7 +58,6 @@ def nca(p: float, n: float) -> float:
     return -math.log(math.exp(p / 0.1) / (math.exp(p / 0.1) + math.exp(n / 0.1)))
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=cases(), form=st.sampled_from(["paper", "reference"]), lam=st.sampled_from([1.0, 0.5]))
 def test_both_losses_equal_a_naive_loop(case, form, lam) -> None:
     cost = hinge if form == "paper" else nca
@@ -75,7 +74,6 @@ def test_both_losses_equal_a_naive_loop(case, form, lam) -> None:
         assert float(case.loss(objective)) == pytest.approx(sum(counted) / divisor, abs=1e-8)
 
 
-@settings(max_examples=30, deadline=None)
 @given(case=cases())
 def test_a_mean_in_the_papers_form_counts_every_anchor(case) -> None:
     for name in ("shn", "sct"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.encoders import Encoded, l2_normalise
@@ -53,7 +53,6 @@ def naive(scores, ids, margin: float, hardest: bool) -> float:
     return total
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     ids=st.lists(st.integers(0, 3), min_size=2, max_size=7),
     seed=st.integers(0, 1000),
@@ -91,7 +90,6 @@ def test_a_batch_without_negatives_costs_nothing_and_stays_finite() -> None:
     assert scores.grad.isfinite().all()
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     ids=st.lists(st.integers(0, 3), min_size=2, max_size=7),
     seed=st.integers(0, 1000),

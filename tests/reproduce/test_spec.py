@@ -19,6 +19,7 @@ from counterfoil.reproduce.plan import Settings, find_data_set, make_plan
 from counterfoil.reproduce.planned import digest_of
 from counterfoil.reproduce.spec import ROUNDING, Curves, build_artefact
 from counterfoil.reproduce.sweep import Sweep
+from tests.conftest import thinned
 from tests.reproduce.conftest import planned, tiny
 
 ROW = {"label": ["a"], "run": "all"}
@@ -146,7 +147,7 @@ def test_the_data_set_is_told_by_the_name_of_its_folder() -> None:
 
 
 @pytest.mark.parametrize("name", names())
-@pytest.mark.parametrize("scale", ["full", "smoke"])
+@pytest.mark.parametrize("scale", thinned(["full", "smoke"], "full"))
 @pytest.mark.parametrize(
     ("data", "published"),
     [("scenes", None), ("f30k_precomp", "f30k"), ("coco_precomp", "coco-5k")],

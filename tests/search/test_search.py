@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -327,7 +327,6 @@ def test_an_image_that_is_none_is_refused(indexes, concepts, tmp_path) -> None:
     blocks=st.lists(st.lists(st.integers(-3, 3), min_size=1, max_size=6), min_size=1, max_size=6),
     k=st.integers(1, 8),
 )
-@settings(max_examples=60, deadline=None)
 def test_the_best_of_blocks_is_the_best_of_all_and_ties_go_to_the_lower_id(blocks, k) -> None:
     best, first, pairs = Best(1, k), 0, []
     for block in blocks:

@@ -86,6 +86,7 @@ def test_hardest_negatives_collapse_a_deep_encoder_and_selhn_does_not(
     assert run(pairs, tmp_path, "selhn") == []
 
 
+@pytest.mark.slow
 def test_a_run_that_learns_to_rank_below_the_margin_is_not_called_collapsed(
     pairs, tmp_path
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_run_that_learns_to_rank_below_the_margin_is_not_called_collapsed(
     assert steps[-1]["separation"] > 0.95
 
 
+@pytest.mark.slow
 def test_a_run_resumed_within_the_plateau_warns_at_the_same_step(
     pairs, collapsed, tmp_path
 ) -> None:

@@ -7,84 +7,71 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
-from tests.test_parallel import descendants, is_alive
-
-SCRIPT = """
-import os, sys, torch
-from pathlib import Path
+from counterfoil.collectives import rank, world_size
 from counterfoil.config import build_config
 from counterfoil.data.batches import Augmentation, CaptionItems, Collate
-from counterfoil.data.pairs import Pairs
 from counterfoil.data.sampling import BatchPlan, RankBatches
-from counterfoil.collectives import rank, world_size
 from counterfoil.models import create_model
 from counterfoil.objectives import create_objective
-from counterfoil.training.distributed import processes
 from counterfoil.training.step import TrainingStep
-from torch.nn.parallel import DistributedDataParallel
 from tests.conftest import make_split
+from tests.test_parallel import descendants, is_alive
 
-torch.set_num_threads(1)
-folder, model_name, objective = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-with processes(dict(os.environ)) as first:
+
+def losses_and_gradients(folder: Path, name: str, objective: str, chunk: int = 0) -> dict[str, Any]:
+    """Of two global batches, as this process, one of however many, finds them."""
     data = folder / f"data-{rank()}-{world_size()}"
     data.mkdir(parents=True)
-    pairs = Pairs("c", {"train": make_split(data, "train", 24, 0)})
-    config = build_config({"model": {"name": model_name, "embed_size": 16},
-                           "data": {"min_count": 1}})
+    split = make_split(data, "train", 24, 0)
+    config = build_config({"model": {"name": name, "embed_size": 16}, "data": {"min_count": 1}})
     torch.manual_seed(0)
-    model = create_model(config.model, pairs.train, config.data).double()
-    step = TrainingStep(model, create_objective(objective), None)
-    run = DistributedDataParallel(step, broadcast_buffers=False, find_unused_parameters=True) \\
-        if world_size() > 1 else step
-    plan = BatchPlan(pairs.train, 15, seed=3)  # an odd batch: unequal shares
-    items = CaptionItems(pairs.train, model.text, Augmentation(0.3, 0.2), 3)
-    batches = RankBatches(plan, epoch=0, rank=rank(), world=world_size())
+    model = create_model(config.model, split, config.data).double()
+    step = TrainingStep(model, create_objective(objective), None, chunk)
+    run = joined(step)
+    plan = BatchPlan(split, 15, seed=3)  # an odd batch: unequal shares
+    items = CaptionItems(split, model.text, Augmentation(0.3, 0.2), 3)
     losses = []
-    for indices in list(batches)[:2]:
+    for indices in list(RankBatches(plan, epoch=0, rank=rank(), world=world_size()))[:2]:
         batch = Collate(model.text.pad)([items[index] for index in indices])
-        from dataclasses import replace
         images = replace(batch.images, fragments=batch.images.fragments.double())
         loss, _ = run(replace(batch, images=images), 0, 0)
         loss.backward()
         losses.append(float(loss.detach()))
-    if first:
-        torch.save({"losses": losses,
-                    "grads": {n: p.grad for n, p in model.named_parameters() if p.grad is not None},
-                    "buffers": dict(model.named_buffers())}, folder / f"{world_size()}.pt")
-"""
+    grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return {"losses": losses, "grads": grads, "buffers": dict(model.named_buffers())}
 
 
-@pytest.mark.parametrize("objective", ["hardest", "triplet"])
-@pytest.mark.parametrize("model", ["rvse-mlp", "vse++", "naaf"])
-def test_two_processes_give_the_loss_and_gradients_of_one(tmp_path, model, objective) -> None:
-    root = Path(__file__).parents[2]
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    for launcher in ([sys.executable], torchrun):
-        done = subprocess.run(
-            [*launcher, str(script), str(tmp_path), model, objective],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(root)},
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-    one, two = (torch.load(tmp_path / f"{n}.pt", weights_only=True) for n in (1, 2))
+def joined(step: torch.nn.Module) -> torch.nn.Module:
+    """The step as one of several processes runs it."""
+    if world_size() == 1:
+        return step
+    return DistributedDataParallel(step, broadcast_buffers=False, find_unused_parameters=True)
+
+
+def check_alike(one: dict[str, Any], two: dict[str, Any]) -> None:
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-9)
     assert one["grads"].keys() == two["grads"].keys()
     for name, grad in one["grads"].items():
         assert torch.allclose(two["grads"][name], grad, rtol=1e-7, atol=1e-9), name
     for name, buffer in one["buffers"].items():
         assert torch.allclose(two["buffers"][name].double(), buffer.double(), rtol=1e-9), name
+
+
+@pytest.mark.parametrize("objective", ["hardest", "triplet"])
+@pytest.mark.parametrize("model", ["rvse-mlp", "vse++", "naaf"])
+def test_two_processes_give_the_loss_and_gradients_of_one(
+    tmp_path, in_two_processes, model, objective
+) -> None:
+    one = losses_and_gradients(tmp_path, model, objective)
+    check_alike(one, in_two_processes(losses_and_gradients, tmp_path, model, objective)[0])
 
 
 WAITING = """

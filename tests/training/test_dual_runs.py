@@ -87,7 +87,12 @@ def trained(place):
 
 
 @pytest.mark.parametrize(
-    ("kind", "objective"), [("clip", "infonce"), ("siglip", "siglip"), ("clip", "selhn")]
+    ("kind", "objective"),
+    [
+        ("siglip", "siglip"),
+        pytest.param("clip", "infonce", marks=pytest.mark.slow),
+        pytest.param("clip", "selhn", marks=pytest.mark.slow),
+    ],
 )
 def test_a_dual_encoder_learns_from_photos(kind, objective, place, tmp_path) -> None:
     config = config_of(place, kind, objective, train={"epochs": 8})

@@ -22,7 +22,15 @@ from counterfoil.objectives import Context, create_objective
 from counterfoil.training.gradient_cache import GradientCache, chunks, mixes_items
 from counterfoil.training.loop import Trainer
 from counterfoil.training.step import TrainingStep
-from tests.models.test_models import FEATURE_MODELS, SCORES_ALONE, batch_of, make, tiny_bert
+from tests.conftest import thinned
+from tests.models.test_models import (
+    FEATURE_MODELS,
+    ONE_OF_EACH,
+    SCORES_ALONE,
+    batch_of,
+    make,
+    tiny_bert,
+)
 
 __all__ = ["tiny_bert"]
 
@@ -75,7 +83,7 @@ def wide(batch: PairBatch) -> PairBatch:
     return replace(batch, images=images)
 
 
-@pytest.mark.parametrize("name", FEATURE_MODELS)
+@pytest.mark.parametrize("name", thinned(FEATURE_MODELS, *ONE_OF_EACH))
 def test_every_model_has_the_gradients_of_the_whole_batch(name, concepts, tiny_bert) -> None:
     # GSMN cuts a vector into 16 blocks: of one number each, cosines are ±1 and have no slope
     model = make(name, concepts, tiny_bert, embed_size=48).eval()
@@ -100,7 +108,7 @@ def test_an_objective_that_scores_pairs_of_its_own_has_them(concepts, tiny_bert)
     assert_same(gradients(model, batch, objective), gradients(model, batch, objective, 2), 1e-10)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(pairs=st.integers(2, 9), chunk=st.integers(1, 10), copies=st.integers(1, 2))
 def test_any_size_of_chunk_gives_the_same_gradients(pairs, chunk, copies, concepts) -> None:
     model = make("scan", concepts, None, copies=copies).eval().double()

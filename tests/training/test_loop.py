@@ -21,6 +21,7 @@ from counterfoil.models import create_model, from_pretrained
 from counterfoil.parallel import usable_cores
 from counterfoil.progress import Silent
 from counterfoil.training.loop import Trainer
+from tests.conftest import thinned
 
 BASE = {
     "model": {"name": "rvse-mlp", "embed_size": 32, "text": {"word_dim": 16, "dropout": 0.1}},
@@ -94,7 +95,7 @@ def test_a_run_starts_no_more_loader_processes_than_it_has_cores(concepts, tmp_p
     assert "data.workers" in counts.said
 
 
-@pytest.mark.parametrize("stop_after", [1, 4, 7, 11])
+@pytest.mark.parametrize("stop_after", thinned([1, 4, 7, 11], 7))
 def test_an_interrupted_run_resumes_to_the_same_bytes(concepts, tmp_path, stop_after) -> None:
     trainer(concepts, tmp_path / "whole").run()
     asked = iter(range(1000))
@@ -142,6 +143,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_run_killed_with_sigkill_again_and_again_ends_where_the_uninterrupted_one_does(
     tmp_path,
 ) -> None:

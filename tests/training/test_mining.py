@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.config import build_config
@@ -37,7 +37,6 @@ def stream(scores: torch.Tensor, image_of: torch.Tensor, count: int, side: int):
     return best_wrong(blocks, image_of, len(scores), count)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     images=st.integers(1, 9),
     owners=st.lists(st.integers(0, 8), min_size=1, max_size=20),

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.config import build_config
@@ -97,7 +97,6 @@ def test_a_density_has_an_area_of_one(counts, low, width) -> None:
     assert all(low <= x <= low + width for x, _ in points)
 
 
-@settings(max_examples=60)
 @given(
     values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300),
     most=st.integers(2, 40),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -51,6 +52,17 @@ def descendants(pid: int) -> list[int]:
     return [each for child in children(pid) for each in (child, *descendants(child))]
 
 
+def test_torchrun_starts_two_processes_on_a_cold_cache(tmp_path) -> None:
+    short = [*SMALL, "data.options.images=20", "train.epochs=1", "evaluation.test_split=dev"]
+    started = launch(*short, "--out", tmp_path / "run", "--cache", tmp_path / "cache")
+    out, err = started.communicate(timeout=200)
+    assert started.returncode == 0, out + err[-3000:]
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert [record["kind"] for record in records].count("epoch") == 1  # one of the two writes
+    assert (tmp_path / "run" / "results.json").is_file()
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
 def test_two_processes_start_on_a_cold_cache_and_resume_after_a_kill(tmp_path) -> None:
     cache = ["--cache", tmp_path / "cache"]

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
+from counterfoil.collectives import rank, world_size
 from counterfoil.config import build_config
 from counterfoil.errors import TrainingError
 from counterfoil.matchers.host_scalars import PendingCopy
 from counterfoil.matchers.mismatch_boundary import MismatchBoundary
 from counterfoil.models import create_model
 from counterfoil.objectives import create_objective, objectives
-from counterfoil.objectives import meta as _meta  # noqa: F401 - registers the one that tries
+from counterfoil.objectives.meta import MetaSelfPaced  # registers the one that tries
 from counterfoil.training.loop import Trainer
 from counterfoil.training.preparation import set_aside
 from counterfoil.training.step import score_batch
 from counterfoil.training.trial import HeldOutBatches, StepTrial, Trials, traceless, tries
+from tests.conftest import make_split
 
 MODELS = ["rvse-mlp", "scan-t2i", "naaf", "saf"]
 
@@ -192,60 +193,32 @@ def test_only_objectives_that_look_ahead_are_given_trials() -> None:
     assert [name for name, objective in built.items() if tries(objective)] == ["meta-spn"]
 
 
-DISTRIBUTED = """
-import os, sys, torch
-from pathlib import Path
-from counterfoil.collectives import rank, world_size
-from counterfoil.data.pairs import Pairs
-from counterfoil.models import create_model
-from counterfoil.objectives.meta import MetaSelfPaced
-from counterfoil.training.distributed import processes
-from counterfoil.training.preparation import set_aside
-from counterfoil.training.trial import HeldOutBatches, Trials
-from tests.conftest import make_split
-from tests.training.test_trial import settings_of
-
-torch.set_num_threads(1)
-torch.set_default_dtype(torch.float64)
-folder = Path(sys.argv[1])
-with processes(dict(os.environ)) as first:
+def meta_gradient(folder: Path) -> list[Tensor]:
+    """As this process, one of however many, finds it."""
     data = folder / f"data-{rank()}-{world_size()}"
     data.mkdir(parents=True)
-    pairs = Pairs("c", {"train": make_split(data, "train", 40, 0)})
+    split = make_split(data, "train", 40, 0)
     tree = settings_of("rvse-mlp").model_dump()
     tree["model"]["text"]["dropout"] = 0.0
-    from counterfoil.config import build_config
     settings = build_config(tree)
-    torch.manual_seed(0)
-    model = create_model(settings.model, pairs.train, settings.data).train()
-    objective = MetaSelfPaced(hidden=8)
-    torch.nn.init.normal_(objective.network.weigh.weight)
-    train, held_out = set_aside(pairs.train, 0.3, 0)
-    batch = HeldOutBatches(train, model.text, settings)[0]
-    trial = Trials(model, held_out, settings, torch.device("cpu")).of(batch, 3, 0.05)
-    found = objective.meta_gradient(trial)
-    torch.save(found, folder / f"{world_size()}-{rank()}.pt")
-"""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.manual_seed(0)
+        model = create_model(settings.model, split, settings.data).train()
+        objective = MetaSelfPaced(hidden=8)
+        torch.nn.init.normal_(objective.network.weigh.weight)
+        train, held_out = set_aside(split, 0.3, 0)
+        batch = HeldOutBatches(train, model.text, settings)[0]
+        trial = Trials(model, held_out, settings, torch.device("cpu")).of(batch, 3, 0.05)
+        return list(objective.meta_gradient(trial))
+    finally:
+        torch.set_default_dtype(usual)
 
 
-@pytest.mark.slow
-def test_two_processes_agree_on_the_meta_gradient_of_one(tmp_path) -> None:
-    root = Path(__file__).parents[2]
-    script = tmp_path / "script.py"
-    script.write_text(DISTRIBUTED)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    for launcher in ([sys.executable], torchrun):
-        done = subprocess.run(
-            [*launcher, str(script), str(tmp_path)],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-            env={**__import__("os").environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-    one, first, second = (torch.load(tmp_path / f"{n}.pt") for n in ("1-0", "2-0", "2-1"))
+def test_two_processes_agree_on_the_meta_gradient_of_one(tmp_path, in_two_processes) -> None:
+    one = meta_gradient(tmp_path)
+    first, second = in_two_processes(meta_gradient, tmp_path)
     for alone, mine, theirs in zip(one, first, second, strict=True):
         assert torch.equal(mine, theirs)
         assert torch.allclose(alone, mine, rtol=1e-5, atol=1e-9)

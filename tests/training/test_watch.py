@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -133,7 +133,6 @@ def test_nothing_is_recommended_that_the_run_already_has(objective, offered, kep
 kinds = st.sampled_from([COLLAPSED, LEARNING, (51.3, UNINFORMED, None), (51.3, None, None)])
 
 
-@settings(max_examples=60, deadline=None)
 @given(updates=st.lists(kinds, max_size=40), cut=st.integers(0, 40), patience=st.integers(1, 6))
 def test_a_resumed_run_says_what_an_unbroken_one_says(updates, cut, patience) -> None:
     whole = feed(CollapseWatch(HARDEST, patience=patience), updates)
