@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from counterfoil.data.scenes import SceneCaption, Word
-from counterfoil.data.words import words
-from counterfoil.foils.graph import ATTRIBUTE, KINDS, OBJECT, RELATION, SceneGraph, Unit
+from counterfoil.data.text.words import words
+from counterfoil.foils.scene_graph import ATTRIBUTE, KINDS, OBJECT, RELATION, SceneGraph, Unit
 
 _KIND_OF_ROLE = {
     "noun": OBJECT,

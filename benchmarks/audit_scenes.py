@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 
 from counterfoil.audit.audit import Audit, audit_split
-from counterfoil.audit.corruption import Corrupted, corrupt
-from counterfoil.audit.measures import measure_audit
+from counterfoil.audit.benchmark import Corrupted, corrupt, measure_audit
 from counterfoil.audit.suspicion import SIGNS
+from counterfoil.core.progress import Silent
 from counterfoil.evaluation.report import markdown_table
-from counterfoil.progress import Silent
-from counterfoil.training.load import evaluation_split, load_model
+from counterfoil.training.run_data import evaluation_split
+from counterfoil.training.run_folder import load_model
 
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 

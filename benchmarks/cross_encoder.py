@@ -34,24 +34,25 @@ import torch
 from _transformer_work import Work
 from score_all import caption_lengths
 
-from counterfoil.config import RunConfig, build_config, merge, read_recipe
-from counterfoil.data.arrays import ArrayFile
-from counterfoil.data.batches import Augmentation, CaptionItems, Collate, PairBatch
+from counterfoil.core.config import RunConfig, build_config, merge, read_recipe
+from counterfoil.core.progress import Silent
+from counterfoil.core.storage.arrays import ArrayFile
+from counterfoil.core.tensors.device import choose_device
+from counterfoil.core.tensors.modes import asked
+from counterfoil.data.batches.collate import Collate, PairBatch
+from counterfoil.data.batches.dataset import Augmentation, CaptionItems
+from counterfoil.data.batches.sampling import BatchPlan, RankBatches
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Split
-from counterfoil.data.sampling import BatchPlan, RankBatches
-from counterfoil.data.vocabulary import SPECIALS, Vocabulary
-from counterfoil.device import choose_device
-from counterfoil.evaluation.scoring import encode_images, encode_texts, score_split
+from counterfoil.data.text.vocabulary import SPECIALS, Vocabulary
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models import Model, create_model
-from counterfoil.models.asking import asked
 from counterfoil.objectives import create_objective
-from counterfoil.progress import Silent
-from counterfoil.training.loop import PRECISIONS
-from counterfoil.training.optimiser import create_optimiser
-from counterfoil.training.preparation import RunPreparation
+from counterfoil.scoring.encode import encode_images, encode_texts, score_split
+from counterfoil.training.optim import create_optimiser
+from counterfoil.training.services import RunPreparation
 from counterfoil.training.step import TrainingStep
+from counterfoil.training.trainer import PRECISIONS
 
 TRAINED = {"itm": "f30k/uniter-base", "tags": "f30k/tags-base"}
 INPUT_DIM, VOCABULARY, CAPTIONS = 2048, 30_522, 5

@@ -22,19 +22,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from counterfoil.config import ModelConfig, OptimiserConfig
-from counterfoil.data.batches import ImageBatch, PairBatch, TextBatch
-from counterfoil.data.texts import WordText
-from counterfoil.data.vocabulary import Vocabulary
+from counterfoil.core.config import ModelConfig, OptimiserConfig
+from counterfoil.data.batches.collate import ImageBatch, PairBatch, TextBatch
+from counterfoil.data.text.tokenizers import WordText
+from counterfoil.data.text.vocabulary import Vocabulary
 from counterfoil.matchers.base import pooled
 from counterfoil.models import Model, resolve
 from counterfoil.objectives import both_directions, create_objective
-from counterfoil.objectives.diagnostics import (
+from counterfoil.training.diagnostics import (
     margin_histogram,
     score_diagnostics,
     tangential_gradients,
 )
-from counterfoil.training.optimiser import create_optimiser
+from counterfoil.training.optim import create_optimiser
 from counterfoil.training.step import TrainingStep
 
 INPUT_DIM, WORDS, CLIP = 2048, 1000, 2.0

@@ -31,13 +31,13 @@ import torch
 from _feature_folder import write_split
 from torch.profiler import ProfilerActivity, profile
 
-from counterfoil.config import RunConfig, load_config
-from counterfoil.device import choose_device
+from counterfoil.core.config import RunConfig, load_config
+from counterfoil.core.tensors.device import choose_device
+from counterfoil.data.batches.resident import COPYING
 from counterfoil.evaluation.report import markdown_table
 from counterfoil.models import create_model
-from counterfoil.training.loop import Trainer
-from counterfoil.training.resident import COPYING
-from counterfoil.training.run import read_data
+from counterfoil.training.run_data import read_data
+from counterfoil.training.trainer import Trainer
 
 SETTLED = 20
 """Steps before the profiler looks."""

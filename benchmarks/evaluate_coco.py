@@ -25,15 +25,16 @@ from typing import Any, TypeVar
 import torch
 from _feature_folder import write_split
 
-from counterfoil.config import build_config
+from counterfoil.core.config import build_config
+from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.load import load_pairs
-from counterfoil.device import choose_device
 from counterfoil.evaluation.evaluate import report_scores
 from counterfoil.evaluation.report import markdown_table
-from counterfoil.evaluation.scoring import score_split
 from counterfoil.models import create_model
 from counterfoil.models.store import save_pretrained
-from counterfoil.training.load import evaluation_split, load_model
+from counterfoil.scoring.encode import score_split
+from counterfoil.training.run_data import evaluation_split
+from counterfoil.training.run_folder import load_model
 
 SPLIT = "testall"
 

@@ -25,19 +25,19 @@ import numpy as np
 import torch
 from numpy.lib.format import write_array_header_2_0
 
-from counterfoil.config import build_config
+from counterfoil.core.config import build_config
+from counterfoil.core.errors import DataError
 from counterfoil.data.load import load_pairs
 from counterfoil.data.pairs import Split
-from counterfoil.data.texts import WordText
-from counterfoil.data.vocabulary import Vocabulary
-from counterfoil.errors import DataError
+from counterfoil.data.text.tokenizers import WordText
+from counterfoil.data.text.vocabulary import Vocabulary
 from counterfoil.models import from_pretrained
 from counterfoil.models.model import Model
 from counterfoil.models.spec import resolve
 from counterfoil.models.store import save_pretrained
-from counterfoil.training.guide import open_guide
-from counterfoil.training.guide_manifest import read_manifest
-from counterfoil.training.loop import write_config
+from counterfoil.training.guides.guide import open_guide
+from counterfoil.training.guides.manifest import read_manifest
+from counterfoil.training.run_folder import write_config
 
 WORDS, CHUNK = 2000, 64
 

@@ -22,21 +22,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import counterfoil.objectives.guided  # noqa: F401 - registers 'ndgl'
-from counterfoil.config import build_config
-from counterfoil.data.arrays import ArrayFile
-from counterfoil.data.batches import Augmentation, CaptionItems, Collate, PairBatch
+import counterfoil.objectives.ndgl  # noqa: F401 - registers 'ndgl'
+from counterfoil.core.config import build_config
+from counterfoil.core.progress import Silent
+from counterfoil.core.storage.arrays import ArrayFile
+from counterfoil.core.tensors.device import choose_device
+from counterfoil.data.batches.collate import Collate, PairBatch
+from counterfoil.data.batches.dataset import Augmentation, CaptionItems
+from counterfoil.data.batches.sampling import BatchPlan, RankBatches
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Split
-from counterfoil.data.sampling import BatchPlan, RankBatches
-from counterfoil.device import choose_device
 from counterfoil.models import Model, create_model
 from counterfoil.models.store import save_pretrained
 from counterfoil.objectives import create_objective
-from counterfoil.progress import Silent
-from counterfoil.training.guide_build import build_guide
-from counterfoil.training.optimiser import create_optimiser
-from counterfoil.training.preparation import RunPreparation
+from counterfoil.training.guides.build import build_guide
+from counterfoil.training.optim import create_optimiser
+from counterfoil.training.services import RunPreparation
 from counterfoil.training.step import TrainingStep
 
 INPUT_DIM, WORDS, CLIP = 2048, 1000, 2.0

@@ -1,4 +1,6 @@
-"""Peak memory of decoding one image at the limits of `counterfoil.reading`, one process an image.
+"""Peak memory of decoding an image at the limits of `counterfoil.core.storage.reading`.
+
+One process for each image.
 
     python benchmarks/image_memory.py
     python benchmarks/image_memory.py --pixels 1000000
@@ -21,9 +23,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from counterfoil.core.storage.reading import ANIMATION_PIXELS, IMAGE_PIXELS, JPEG_PIXELS
 from counterfoil.data.images import FileImage, open_image
 from counterfoil.evaluation.report import markdown_table
-from counterfoil.reading import ANIMATION_PIXELS, IMAGE_PIXELS, JPEG_PIXELS
 
 CASES = {
     "one pixel": ("png", "RGB", 1, {}),

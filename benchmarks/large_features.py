@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.format import write_array_header_2_0
 
-from counterfoil.config import build_config
+from counterfoil.core.config import build_config
 from counterfoil.training.run import execute
 
 REGIONS, DIM = 36, 2048

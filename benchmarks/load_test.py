@@ -37,10 +37,10 @@ SMALL = [
 
 def serve_here(run: Path, corrector: Path | None, batch: int) -> None:
     """The service with batches of at most ``batch``; runs in a process of its own."""
-    from counterfoil.app.limits import Limits
-    from counterfoil.app.load import open_content
-    from counterfoil.app.serving import serve
-    from counterfoil.progress import Silent
+    from counterfoil.app.application import serve
+    from counterfoil.app.connections import Limits
+    from counterfoil.app.content import open_content
+    from counterfoil.core.progress import Silent
 
     content = open_content(run, corrector=corrector, cache=CACHE, progress=Silent())
     limits = replace(Limits(), batch=batch)

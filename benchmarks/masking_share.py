@@ -18,12 +18,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from counterfoil.data.caption_words import caption_words
+from counterfoil.core.errors import CounterfoilError
 from counterfoil.data.scenes import describe, make_scene
-from counterfoil.errors import CounterfoilError
-from counterfoil.foils.extractors import create_extractor
-from counterfoil.foils.graph import GraphExtractor
-from counterfoil.foils.masking import (
+from counterfoil.data.text.words import caption_words
+from counterfoil.foils.generation import (
     RATE,
     Places,
     expected_share,
@@ -32,6 +30,8 @@ from counterfoil.foils.masking import (
     token_units,
     unit_chances,
 )
+from counterfoil.foils.scene_graph import GraphExtractor
+from counterfoil.foils.spacy_graph import create_extractor
 
 PER_SCENE = 5
 

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from _graph_metrics import GraphReport, compare_graphs, true_graph
 
+from counterfoil.core.errors import CounterfoilError
 from counterfoil.data.scenes import SceneCaption, describe, make_scene
-from counterfoil.errors import CounterfoilError
-from counterfoil.foils.extractors import create_extractor
-from counterfoil.foils.graph import GraphExtractor
+from counterfoil.foils.scene_graph import GraphExtractor
+from counterfoil.foils.spacy_graph import create_extractor
 
 PER_SCENE = 5
 

@@ -56,16 +56,11 @@ from torch import Tensor
 
 from counterfoil.encoders import Encoded, l2_normalise
 from counterfoil.evaluation.report import markdown_table
-from counterfoil.evaluation.score_engine import (
-    by_kernels,
-    for_kernels,
-    score_matrix,
-    score_on_device,
-)
-from counterfoil.evaluation.score_plan import plan_for_kernels, plan_scores
 from counterfoil.kernels.triton.launch import BUFFER
 from counterfoil.matchers import Matcher, matchers
 from counterfoil.matchers.fragment_matcher import BLOCK_CELLS, CrossAttentionMatcher
+from counterfoil.scoring.engine import by_kernels, for_kernels, score_matrix, score_on_device
+from counterfoil.scoring.plan import plan_for_kernels, plan_scores
 
 Naive = Callable[[Tensor, Tensor, list[int]], Tensor]
 

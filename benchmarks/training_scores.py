@@ -37,7 +37,7 @@ from _caption_by_caption import (
 from score_all import make_sides
 from torch import Tensor
 
-from counterfoil.data.on_host import remember
+from counterfoil.core.tensors.host_mirror import remember
 from counterfoil.encoders import Encoded
 from counterfoil.evaluation.report import markdown_table
 from counterfoil.kernels.spec import usable

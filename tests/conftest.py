@@ -16,7 +16,7 @@ from _pytest.mark import ParameterSet
 from hypothesis import settings
 from safetensors import safe_open
 
-from counterfoil.data.arrays import ArrayFile
+from counterfoil.core.storage.arrays import ArrayFile
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Pairs, Split
 from tests.two_processes import TwoProcesses, two_processes

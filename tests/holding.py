@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from counterfoil.locks import LOCK
+from counterfoil.core.storage.locks import LOCK
 
 HOLD = (
-    "import sys\nfrom pathlib import Path\nfrom counterfoil.locks import Lock\n"
+    "import sys\nfrom pathlib import Path\nfrom counterfoil.core.storage.locks import Lock\n"
     "lock = Lock(Path(sys.argv[1]))\nassert lock.try_acquire()\n"
     "print('held', flush=True)\nsys.stdin.read()\nlock.release()\n"
 )

@@ -14,25 +14,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from counterfoil.config import build_config
-from counterfoil.data.batches import Collate, ImageBatch, PairBatch, TextBatch
+from counterfoil.core.config import build_config
+from counterfoil.data.batches.collate import Collate, ImageBatch, PairBatch, TextBatch
+from counterfoil.data.batches.sampling import RankBatches
 from counterfoil.data.pairs import Pairs
-from counterfoil.data.sampling import RankBatches
-from counterfoil.data.texts import HuggingFaceText, TextProcessor
+from counterfoil.data.text.tokenizers import HuggingFaceText, TextProcessor
 from counterfoil.encoders import Encoded, image_encoders, poolings, text_encoders
 from counterfoil.features import extractors
 from counterfoil.matchers import Observation, matchers
 from counterfoil.models import create_model, save_pretrained
 from counterfoil.objectives import objectives
-from counterfoil.training.guide_build import build_guide
-from counterfoil.training.loop import Trainer
+from counterfoil.training.guides.build import build_guide
+from counterfoil.training.trainer import Trainer
 from tests.conftest import make_split
 from tests.encoders.test_parity import vocabulary
 from tests.features.tiny_networks import picture, save_network
 from tests.models.duals import PATCH, save_dual
-from tests.models.test_bert_parts import save as save_bert
+from tests.models.test_model_bert_parts import save as save_bert
 from tests.objectives.cases import make_case
-from tests.training.guides import save_teacher
+from tests.training.trained_runs import save_teacher
 
 DIM = 16
 CROSS = {

@@ -15,14 +15,14 @@ import pytest
 
 import counterfoil.models.importers
 import counterfoil.search  # noqa: F401 - the rest of what registers parts
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.registry import Registry
 from counterfoil.encoders import image_encoders, poolings, text_encoders
-from counterfoil.errors import ConfigError
 from counterfoil.features import extractors
-from counterfoil.features.efficientnet_lite import has_weights
+from counterfoil.features.efficientnet import has_weights
 from counterfoil.matchers import matchers
 from counterfoil.objectives import Objective, objectives
 from counterfoil.objectives.protection import protections
-from counterfoil.registry import Registry
 from tests import option_probes as probes
 from tests.option_cases import (
     ANY,

@@ -12,11 +12,11 @@ import torch
 from pydantic import BaseModel
 
 import counterfoil
-from counterfoil.config import RunConfig, apply_override, build_config
+from counterfoil.core.config import RunConfig, apply_override, build_config
 from counterfoil.data.pairs import Pairs
 from counterfoil.models import create_model
-from counterfoil.training.loop import Trainer
-from counterfoil.training.run import with_noise
+from counterfoil.training.run_data import with_noise
+from counterfoil.training.trainer import Trainer
 from tests.conftest import make_split
 
 SOURCE = Path(counterfoil.__file__).parent

@@ -12,16 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from counterfoil.api import (
-        build_index,
-        create,
-        evaluate,
-        from_pretrained,
-        load_pairs,
-        open_index,
-        save_pretrained,
-        train,
-    )
+    from counterfoil.api import build_index, create, load_pairs, open_index, train
+    from counterfoil.evaluation.evaluate import evaluate
+    from counterfoil.models import from_pretrained, save_pretrained
+
 
 __version__ = "0.1.0"
 

@@ -10,33 +10,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from counterfoil.config import ModelConfig, build_config, merge
-from counterfoil.data.dev_split import (
-    SHARE,
-    dev_note,
-    read_dev_split,
-    save_dev_split,
-    with_dev_split,
-)
+from counterfoil.core.config import ModelConfig, build_config, merge
+from counterfoil.core.distributed import on_first_process
+from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.storage.atomic import DEFAULT_CACHE
 from counterfoil.data.load import is_named
 from counterfoil.data.load import load_pairs as _load_pairs
 from counterfoil.data.pairs import DEV_NAMES, Pairs, Split
+from counterfoil.data.splits import SHARE, dev_note, read_dev_split, save_dev_split, with_dev_split
 from counterfoil.evaluation.evaluate import evaluate
 from counterfoil.features import with_fragments
-from counterfoil.files import DEFAULT_CACHE
 from counterfoil.models import Model, create_model, from_pretrained, save_pretrained
 from counterfoil.models.correct import can_correct
-from counterfoil.progress import Progress, Silent
-from counterfoil.training.corrections import save_rule
-from counterfoil.training.distributed import on_first_process
-from counterfoil.training.loop import RunResult, Trainer
-from counterfoil.training.run import save_yardstick
+from counterfoil.training.run import save_rule, save_yardstick
 from counterfoil.training.run_folder import locked_run, make_room
+from counterfoil.training.trainer import RunResult, Trainer
 
 if TYPE_CHECKING:
     import torch
 
     from counterfoil.search import SearchIndex
+
 
 __all__ = [
     "build_index",
@@ -82,7 +76,7 @@ def create(name: str, pairs: Pairs, *, seed: int = 0, **options: Any) -> Model:
     """
     import torch
 
-    from counterfoil.models.start import start_from
+    from counterfoil.models.warm_start import start_from
 
     torch.manual_seed(seed)
     config = build_config({"model": {"name": name, **options}}, f"create('{name}')").model

@@ -16,19 +16,19 @@ from typing import Any
 import pytest
 import torch
 
-from counterfoil.app.limits import Limits
-from counterfoil.app.load import open_content
-from counterfoil.app.service import Content
-from counterfoil.app.serving import listen, make_server
+from counterfoil.app.application import listen, make_server
+from counterfoil.app.connections import Limits
+from counterfoil.app.content import Content, open_content
 from counterfoil.audit.findings import Corrected, Finding, Reason, WrongWord
-from counterfoil.config import build_config
+from counterfoil.core.config import build_config
+from counterfoil.core.progress import Silent
 from counterfoil.data.images import open_image
 from counterfoil.evaluation.evaluate import report_scores
-from counterfoil.evaluation.scoring import score_split
 from counterfoil.models import create_model, save_pretrained
-from counterfoil.progress import Silent
-from counterfoil.training.loop import Trainer
-from counterfoil.training.run import read_data, save_yardstick
+from counterfoil.scoring.encode import score_split
+from counterfoil.training.run import save_yardstick
+from counterfoil.training.run_data import read_data
+from counterfoil.training.trainer import Trainer
 from tests.app.browser import Browser, find_browser
 
 DATA = {"source": "scenes", "options": {"images": [64, 8, 24]}, "min_count": 1}

@@ -15,11 +15,11 @@ from dataclasses import replace
 
 import pytest
 
-from counterfoil.app import serving
+from counterfoil.app import application as serving
 from counterfoil.app.access import Access
-from counterfoil.app.serving import create_app, make_server
+from counterfoil.app.application import create_app, make_server
 from counterfoil.cli import app as command_line
-from counterfoil.errors import ConfigError
+from counterfoil.core.errors import ConfigError
 from tests.app.conftest import LIMITS, Client, running
 from tests.cli.test_cli import invoke
 

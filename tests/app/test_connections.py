@@ -6,9 +6,8 @@ from ipaddress import ip_network
 
 import pytest
 
-from counterfoil.app.connections import Connections, Place, proxy_networks
-from counterfoil.app.limits import Limits
-from counterfoil.errors import ConfigError
+from counterfoil.app.connections import Connections, Limits, Place, proxy_networks
+from counterfoil.core.errors import ConfigError
 
 
 class Opened:

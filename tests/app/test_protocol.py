@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from counterfoil.app.batching import BatchQueue
+from counterfoil.app.connections import Limits
 from counterfoil.app.engine import Engine
-from counterfoil.app.limits import Limits
+from counterfoil.app.queue import BatchQueue
 from tests.app.conftest import Client, running
 
 SEARCH = {"text": "a red car next to a tree", "k": 3}

@@ -8,9 +8,9 @@ import time
 from contextlib import ExitStack
 from urllib.parse import quote
 
-import counterfoil.app.library
-from counterfoil.app.library import Library
-from counterfoil.app.runs import Runs
+import counterfoil.app.images
+from counterfoil.app.content import Runs
+from counterfoil.app.images import Library
 from tests.app.conftest import LIMITS, running
 
 HANGS = 20.0
@@ -20,7 +20,7 @@ def test_pixels_and_captions_are_not_read_on_the_thread_that_answers_everybody(
     client, photo, pairs, monkeypatch
 ) -> None:
     threads: list[threading.Thread] = []
-    shrunk, about = counterfoil.app.library.shrunk, Library.about
+    shrunk, about = counterfoil.app.images.shrunk, Library.about
 
     def noted(function):
         def call(*of):
@@ -29,7 +29,7 @@ def test_pixels_and_captions_are_not_read_on_the_thread_that_answers_everybody(
 
         return call
 
-    monkeypatch.setattr(counterfoil.app.library, "shrunk", noted(shrunk))
+    monkeypatch.setattr(counterfoil.app.images, "shrunk", noted(shrunk))
     monkeypatch.setattr(Library, "about", noted(about))
     assert client.upload(photo).status == 201
     assert client.get(f"/api/image?image={quote(pairs.test.ids[0])}").status == 200

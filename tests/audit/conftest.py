@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import counterfoil as cf
-from counterfoil.data.arrays import ArrayFile
-from counterfoil.data.batches import pad_fragments, pad_texts
+from counterfoil.core.storage.arrays import ArrayFile
+from counterfoil.data.batches.collate import pad_fragments, pad_texts
 from counterfoil.data.pairs import Split
 from counterfoil.models import Model
 from counterfoil.objectives import Context, create_objective

@@ -9,13 +9,12 @@ import pytest
 
 import counterfoil as cf
 from counterfoil.audit import audit_split
-from counterfoil.audit.corruption import corrupt
-from counterfoil.audit.measures import measure_audit
+from counterfoil.audit.benchmark import corrupt, measure_audit
 from counterfoil.audit.suspicion import SIGNS
+from counterfoil.core.errors import ConfigError
 from counterfoil.data.load import load_pairs
-from counterfoil.errors import ConfigError
-from counterfoil.evaluation.word_metrics import roc_auc
-from counterfoil.models.word_spans import caption_words
+from counterfoil.data.text.words import caption_words
+from counterfoil.evaluation.words.evaluate import roc_auc
 from tests.audit.conftest import with_unreadable
 
 

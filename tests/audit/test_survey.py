@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import counterfoil as cf
-from counterfoil.audit import blocks, survey
+from counterfoil.audit import survey
+from counterfoil.audit import survey as blocks
 from counterfoil.audit.survey import KEPT, survey_split
-from counterfoil.errors import DataError
-from counterfoil.evaluation import score_plan
-from counterfoil.evaluation.scoring import score_split
+from counterfoil.core.errors import DataError
+from counterfoil.core.progress import Silent
 from counterfoil.matchers.cross_encoder import CrossEncoder
-from counterfoil.progress import Silent
+from counterfoil.scoring import plan as score_plan
+from counterfoil.scoring.encode import score_split
 from tests.audit.conftest import with_unreadable
 
 SMALL = {"embed_size": 16, "text": {"word_dim": 8}}

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterfoil.audit.suspicion import NAMED, Scale, combine, evidence
-from counterfoil.audit.words import SpokenWord, UsualEffects
+from counterfoil.audit.suspicion import NAMED, Scale, SpokenWord, UsualEffects, combine, evidence
 
 values = st.lists(st.floats(-100, 100), min_size=1, max_size=40).map(np.array)
 shares = st.lists(st.tuples(*[st.floats(0, 1)] * 3), min_size=1, max_size=20).map(np.array)

@@ -12,16 +12,16 @@ import torch
 
 from counterfoil.cli import app
 from counterfoil.cli.audit import TOO_MANY
-from counterfoil.config import build_config
+from counterfoil.core.config import build_config
+from counterfoil.core.errors import BusyError, ConfigError, CounterfoilError, DataError
+from counterfoil.core.progress import Silent
+from counterfoil.core.storage.locks import LOCK
 from counterfoil.data.convert import convert
 from counterfoil.data.images import open_image
-from counterfoil.errors import BusyError, ConfigError, CounterfoilError, DataError
-from counterfoil.locks import LOCK
 from counterfoil.models import create_model, save_pretrained
 from counterfoil.models.correct import correct
-from counterfoil.progress import Silent
-from counterfoil.training.load import load_model
-from counterfoil.training.run import read_data
+from counterfoil.training.run_data import read_data
+from counterfoil.training.run_folder import load_model
 from tests.cli.test_cli import invoke, runner
 from tests.holding import content, held
 

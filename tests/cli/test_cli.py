@@ -13,7 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from counterfoil.cli import app
-from counterfoil.errors import CheckpointError, ConfigError, DataError
+from counterfoil.core.errors import CheckpointError, ConfigError, DataError
 
 runner = CliRunner()
 SMALL = [

@@ -12,17 +12,16 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from counterfoil.cli import app
-from counterfoil.config import build_config
+from counterfoil.core.config import build_config
+from counterfoil.core.errors import CheckpointError, ConfigError
+from counterfoil.core.progress import Silent
 from counterfoil.data.images import open_image
-from counterfoil.errors import CheckpointError, ConfigError
-from counterfoil.evaluation.correct_chart import correct_png
-from counterfoil.evaluation.word_chips import GROUND, colour_of
 from counterfoil.models import create_model, save_pretrained
 from counterfoil.models.correct import Change, Correction, SuspectWord
-from counterfoil.progress import Silent
-from counterfoil.training.corrections import load_rule, save_rule
-from counterfoil.training.load import load_model
-from counterfoil.training.run import read_data
+from counterfoil.plots.sentences import GROUND, colour_of, correct_png
+from counterfoil.training.run import save_rule
+from counterfoil.training.run_data import read_data
+from counterfoil.training.run_folder import load_model, load_rule
 from tests.cli.test_cli import invoke
 
 SCENES = {"source": "scenes", "options": {"images": [20, 4, 16]}, "min_count": 1}

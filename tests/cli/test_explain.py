@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 
 from counterfoil.cli.explain import ImageSource, coloured
-from counterfoil.config import build_config
+from counterfoil.core.config import build_config
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.progress import Silent
 from counterfoil.data.images import open_image
-from counterfoil.errors import ConfigError, DataError
 from counterfoil.models import create_model, from_pretrained, save_pretrained
-from counterfoil.progress import Silent
-from counterfoil.training.run import read_data
+from counterfoil.training.run_data import read_data
 from tests.cli.test_cli import invoke
 
 SCENES = {"source": "scenes", "options": {"images": [20, 4, 16]}, "min_count": 1}

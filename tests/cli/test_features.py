@@ -16,11 +16,11 @@ import pytest
 from typer.testing import CliRunner
 
 from counterfoil.cli import app
+from counterfoil.core.errors import BusyError, ConfigError, DataError
+from counterfoil.core.storage.locks import beside
 from counterfoil.data import load_pairs
 from counterfoil.data.images import open_image
-from counterfoil.errors import BusyError, ConfigError, DataError
 from counterfoil.features import Segments, extractors
-from counterfoil.locks import beside
 from tests.features.tiny_networks import photos, picture, save_network
 from tests.holding import held
 

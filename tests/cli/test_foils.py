@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from counterfoil.config import build_config
+from counterfoil.core.config import build_config
+from counterfoil.core.errors import CheckpointError, ConfigError, DataError
+from counterfoil.core.progress import Silent
 from counterfoil.data.images import open_image
-from counterfoil.data.words import words
-from counterfoil.errors import CheckpointError, ConfigError, DataError
-from counterfoil.foils.store import read_foils
+from counterfoil.data.text.words import words
+from counterfoil.foils.files import read_foils
 from counterfoil.models import create_model
-from counterfoil.progress import Silent
-from counterfoil.training.loop import Trainer
-from counterfoil.training.run import read_data
+from counterfoil.training.run_data import read_data
+from counterfoil.training.trainer import Trainer
 from tests.cli.test_cli import invoke
 from tests.cli.test_correct import SCENES, run_folder
 

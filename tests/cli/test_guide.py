@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import counterfoil.objectives.guided  # noqa: F401 - registers 'ndgl'
-from counterfoil.errors import BusyError, CheckpointError, ConfigError, DataError
-from counterfoil.locks import LOCK
+import counterfoil.objectives.ndgl  # noqa: F401 - registers 'ndgl'
+from counterfoil.core.errors import BusyError, CheckpointError, ConfigError, DataError
+from counterfoil.core.storage.locks import LOCK
 from tests.cli.test_cli import invoke
 from tests.conftest import thinned
 from tests.holding import content, held

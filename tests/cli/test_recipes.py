@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from counterfoil.cli import app
 from counterfoil.cli.train import _plan
-from counterfoil.config import check_names, load_config
-from counterfoil.errors import ConfigError
+from counterfoil.core.config import check_names, load_config
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.recipes import FOLDER, find_recipe, matching_names, recipe_names
 from counterfoil.models import resolve
 from counterfoil.objectives import create_objective
-from counterfoil.recipes import FOLDER, find_recipe, matching_names, recipe_names
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "import sys; sys.argv = ['counterfoil']; from counterfoil.cli import main; main()"

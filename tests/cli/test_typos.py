@@ -13,7 +13,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from counterfoil.cli import app
-from counterfoil.errors import CheckpointError, ConfigError
+from counterfoil.core.errors import CheckpointError, ConfigError
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -171,7 +171,7 @@ def test_a_number_out_of_bounds_is_refused_when_it_is_parsed(results, number: in
 def test_what_is_declared_in_the_source_is_what_is_registered() -> None:
     code = (
         "import json\n"
-        "from counterfoil.registry import declared\n"
+        "from counterfoil.core.registry import declared\n"
         "told = [declared('models', 'models'), declared('objectives', 'objectives')]\n"
         "from counterfoil.models import models\n"
         "from counterfoil.objectives import objectives\n"

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from counterfoil.core.errors import BusyError, ConfigError, DataError
+from counterfoil.core.storage.atomic import staged_folder
 from counterfoil.data import ArrayFile, FileImage, FragmentTable, Pairs, Split, convert, load_pairs
-from counterfoil.data.staging import staged_folder
-from counterfoil.errors import BusyError, ConfigError, DataError
 from tests.data.tiny import assert_same, kinds, make_pairs, png, write_images
 from tests.holding import content
 

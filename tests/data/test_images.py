@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from counterfoil.data.images import open_image
-from counterfoil.data.jpeg_scans import MAX_SCANS, MAX_SEGMENTS, count_scans
-from counterfoil.errors import DataError
+from counterfoil.core.errors import DataError
+from counterfoil.data.images import MAX_SCANS, MAX_SEGMENTS, count_scans, open_image
 
 images = sys.modules["counterfoil.data.images"]
 

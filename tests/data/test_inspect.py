@@ -8,9 +8,9 @@ import os
 import numpy as np
 import pytest
 
+from counterfoil.core.errors import DataError
 from counterfoil.data import drop_unreadable, inspect, load_pairs
 from counterfoil.data.pairs import Pairs, Split
-from counterfoil.errors import DataError
 from tests.data.tiny import (
     features,
     kinds,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.data.noise import shuffled_captions, with_noise_index
 from counterfoil.data.pairs import Split
-from counterfoil.errors import ConfigError, DataError
 
 COUNTS = st.lists(st.integers(0, 6), min_size=0, max_size=12)
 

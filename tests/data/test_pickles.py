@@ -17,8 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import counterfoil
-from counterfoil.data.pickle_globals import NUMPY, NUMPY_WITH_OBJECTS, PYTHON
 from counterfoil.data.pickle_values import (
+    NUMPY,
+    NUMPY_WITH_OBJECTS,
+    PYTHON,
     ForbiddenNameError,
     PickleError,
     PickleRefusedError,

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterfoil.data.batches import ImageBatch, TextBatch
-from counterfoil.data.texts import HuggingFaceText
+from counterfoil.data.batches.collate import ImageBatch, TextBatch
+from counterfoil.data.text.tokenizers import HuggingFaceText
 from counterfoil.encoders import Encoded, image_encoders, text_encoders
-from counterfoil.encoders.copies import CopiedEncoder, members_of
-from counterfoil.encoders.slots import SetPrediction, sine_code
+from counterfoil.encoders.dive import SetPrediction, sine_code
+from counterfoil.matchers.ensemble import CopiedEncoder, members_of
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 from tests.encoders.test_encoders import ragged
 from tests.encoders.test_parity import vocabulary

@@ -8,13 +8,13 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from counterfoil.config import OptimiserConfig
-from counterfoil.data.batches import pad_fragments, pad_texts
-from counterfoil.data.texts import HuggingFaceText
+from counterfoil.core.config import OptimiserConfig
+from counterfoil.core.errors import CheckpointError, ConfigError, DataError
+from counterfoil.data.batches.collate import pad_fragments, pad_texts
+from counterfoil.data.text.tokenizers import HuggingFaceText
 from counterfoil.encoders.dual import DualImageEncoder, DualTextEncoder
-from counterfoil.errors import CheckpointError, ConfigError, DataError
 from counterfoil.features import Pixels
-from counterfoil.training.optimiser import create_optimiser
+from counterfoil.training.optim import create_optimiser
 from tests.conftest import assert_close, assert_gradient_close
 from tests.features.tiny_networks import picture
 from tests.models.duals import MEAN, PATCH, SIDE, STD, save_dual, width_of

@@ -7,15 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterfoil.data.batches import ImageBatch, TextBatch
-from counterfoil.encoders import (
-    Encoded,
-    image_encoders,
-    l2_normalise,
-    poolings,
-    text_encoders,
-)
-from counterfoil.encoders.norms import FragmentBatchNorm
+from counterfoil.data.batches.collate import ImageBatch, TextBatch
+from counterfoil.encoders import Encoded, image_encoders, l2_normalise, poolings, text_encoders
+from counterfoil.encoders.layers import FragmentBatchNorm
 from tests.encoders.test_parity import vocabulary
 
 IMAGE_FORMS = {

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from counterfoil.data.batches import ImageBatch, TextBatch
-from counterfoil.data.texts import WordText
-from counterfoil.data.vocabulary import SPECIALS, Vocabulary
+from counterfoil.data.batches.collate import ImageBatch, TextBatch
+from counterfoil.data.text.tokenizers import WordText
+from counterfoil.data.text.vocabulary import SPECIALS, Vocabulary
 from counterfoil.encoders import GPO, image_encoders, text_encoders
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from counterfoil.config import build_config
-from counterfoil.data.batches import ImageBatch, TextBatch
+from counterfoil.core.config import build_config
+from counterfoil.data.batches.collate import ImageBatch, TextBatch
 from counterfoil.encoders import image_encoders, poolings, text_encoders
-from counterfoil.encoders.norms import FragmentBatchNorm
-from counterfoil.encoders.reasoning import RelationLayer
+from counterfoil.encoders.layers import FragmentBatchNorm
+from counterfoil.encoders.vsrn import RelationLayer
 from counterfoil.models import create_model
-from counterfoil.training.loop import Trainer
+from counterfoil.training.trainer import Trainer
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 from tests.encoders.test_encoders import ragged
 from tests.encoders.test_parity import full_images, vocabulary

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from counterfoil.config import build_config
+from counterfoil.core.config import build_config
+from counterfoil.core.progress import Silent
 from counterfoil.evaluation import corrections
 from counterfoil.evaluation.corrections import (
     Trial,
@@ -16,9 +17,9 @@ from counterfoil.evaluation.corrections import (
     measure_corrections,
     trials_of,
 )
-from counterfoil.models.correct import Change, CorrectionRule, Proposal, ReadCaption
-from counterfoil.progress import Silent
-from counterfoil.training.run import read_data
+from counterfoil.models.correct import Change, ReadCaption
+from counterfoil.models.correction_rule import CorrectionRule, Proposal
+from counterfoil.training.run_data import read_data
 from tests.conftest import make_split
 from tests.objectives.test_tags import small
 

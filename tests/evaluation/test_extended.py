@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from counterfoil.errors import ConfigError, DataError, MissingExtraError
+from counterfoil.core.errors import ConfigError, DataError, MissingExtraError
 from counterfoil.evaluation import (
     ExtendedPositives,
     ExtendedReport,

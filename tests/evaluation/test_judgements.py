@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import counterfoil as cf
-from counterfoil.errors import DataError, MissingExtraError
+from counterfoil.core.errors import DataError, MissingExtraError
 from counterfoil.evaluation.judgements import judge, kendall_tau, read_judgements
 
 few_levels = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), min_size=2, max_size=150)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from counterfoil.errors import DataError
+from counterfoil.core.errors import DataError
 from counterfoil.evaluation import Positives, count_ranks, count_ranks_of, top_k
 from counterfoil.evaluation.ranks import THREAD_CELLS, count_ranks_of_groups
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from counterfoil.errors import ConfigError, DataError
+from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.evaluation import (
     DirectionReport,
     ExtendedPositives,
@@ -22,8 +22,7 @@ from counterfoil.evaluation import (
     count_ranks,
     retrieval,
 )
-from counterfoil.evaluation.bootstrap import cluster_bootstrap
-from counterfoil.evaluation.chance import chance_recall
+from counterfoil.evaluation.retrieval import chance_recall, cluster_bootstrap
 
 ORACLE = load_file(Path(__file__).parents[1] / "oracle" / "retrieval-metrics.safetensors")
 SIMS, IMAGE_OF = ORACLE["in.sims"], np.arange(250) // 5
@@ -210,7 +209,7 @@ def test_the_average_of_matrices_is_their_weighted_mean_in_the_widest_type():
 
 @pytest.mark.parametrize("cells", [1, 1_000_000])
 def test_standardised_scores_have_the_same_say_however_wide_they_are(monkeypatch, cells):
-    monkeypatch.setattr("counterfoil.evaluation.ensemble.CHUNK_CELLS", cells)
+    monkeypatch.setattr("counterfoil.evaluation.evaluate.CHUNK_CELLS", cells)
     rng = np.random.default_rng(3)
     one, two = rng.normal(size=(7, 11)), rng.normal(size=(7, 11))
     expected = one / one.std() / 4 + 3 * two / two.std() / 4

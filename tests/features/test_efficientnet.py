@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterfoil.errors import CheckpointError, ConfigError, MissingExtraError
+from counterfoil.core.errors import CheckpointError, ConfigError, MissingExtraError
 from counterfoil.features import Crops, EfficientNetLiteFeatures, extractors
 from counterfoil.features.build import default_backbone
-from counterfoil.features.efficientnet_lite import has_weights, weights_digest
+from counterfoil.features.efficientnet import has_weights, weights_digest
 from tests.features.tiny_networks import picture
 
 torch = pytest.importorskip("torch")

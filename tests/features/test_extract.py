@@ -9,11 +9,10 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.data.images import FileImage, open_image
-from counterfoil.data.pairs import Pairs, Split
-from counterfoil.data.problems import Severity
+from counterfoil.data.pairs import Pairs, Severity, Split
 from counterfoil.data.scenes import draw, load_scenes, make_scene
-from counterfoil.errors import ConfigError, DataError
 from counterfoil.features import Segments, extract, with_fragments
 
 T = TypeVar("T")

@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from counterfoil.data.batches import Augmentation, CaptionItems, Collate, pad_fragments
+from counterfoil.core.errors import CheckpointError, ConfigError, DataError
+from counterfoil.data.batches.collate import Collate, pad_fragments
+from counterfoil.data.batches.dataset import Augmentation, CaptionItems
 from counterfoil.data.convert import convert
 from counterfoil.data.load import load_pairs
 from counterfoil.data.pixels import Glance, PixelTable
-from counterfoil.data.texts import WordText
-from counterfoil.data.vocabulary import Vocabulary
-from counterfoil.errors import CheckpointError, ConfigError, DataError
+from counterfoil.data.text.tokenizers import WordText
+from counterfoil.data.text.vocabulary import Vocabulary
 from counterfoil.features import Pixels, extractors, with_fragments
 from counterfoil.features.pixels import random_part, to_patches
 from tests.features.tiny_networks import picture

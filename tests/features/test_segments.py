@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
+from counterfoil.core.errors import ConfigError
 from counterfoil.data.scenes import draw, make_scene
-from counterfoil.errors import ConfigError
 from counterfoil.features import Segments, extractors
-from counterfoil.features.zones import connected, mask_components
+from counterfoil.features.regions import connected, mask_components
 
 
 def check(image: Image.Image, tool: Segments) -> None:

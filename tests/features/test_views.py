@@ -8,14 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from counterfoil.features.preprocessing import read_detection, read_preprocessing
-from counterfoil.features.tokens import map_cells, token_cells
+from counterfoil.features.backbone import map_cells, token_cells
 from counterfoil.features.views import (
     centre_crop,
     crop_boxes,
     fit_within,
     grid_boxes,
     place,
+    read_detection,
+    read_preprocessing,
     squash,
 )
 

@@ -13,7 +13,7 @@ from counterfoil.data.scenes.vocabulary import (
     SIZE_WORDS,
     generous_kinds,
 )
-from counterfoil.data.words import words
+from counterfoil.data.text.words import words
 from counterfoil.foils import Foil
 from counterfoil.foils.lexicon import NUMERALS
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.progress import Silent
 from counterfoil.data.pairs import Split
-from counterfoil.data.words import words
-from counterfoil.errors import ConfigError, DataError
-from counterfoil.foils.files import FoilCounts, captions_of, split_digest, write_rule_foils
-from counterfoil.foils.store import read_foils
-from counterfoil.progress import Silent
-from counterfoil.training.foils import foil_companions
+from counterfoil.data.text.words import words
+from counterfoil.foils.files import (
+    FoilCounts,
+    captions_of,
+    read_foils,
+    split_digest,
+    write_rule_foils,
+)
+from counterfoil.training.companions import foil_companions
 
 SPLIT = Split(
     "train",

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from counterfoil.core.errors import ConfigError
 from counterfoil.data.scenes import describe, make_scene
 from counterfoil.data.scenes.vocabulary import (
     COLOUR_WORDS,
@@ -18,8 +19,7 @@ from counterfoil.data.scenes.vocabulary import (
     RELATION_WORDS,
     SIZE_WORDS,
 )
-from counterfoil.data.words import words
-from counterfoil.errors import ConfigError
+from counterfoil.data.text.words import words
 from counterfoil.foils import KINDS, rule_foils
 from counterfoil.foils.lexicon import (
     ATTRIBUTES,

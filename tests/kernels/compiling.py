@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels import dispatch
 from counterfoil.kernels.spec import LARGE_JOB_CELLS, ScoringJob
-from tests.kernels.test_fused import MATCHERS, TRAINED, made, sides
+from tests.kernels.test_dispatch import MATCHERS, TRAINED, made, sides
 
 POINTERS = {
     torch.float32: "*fp32",

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counterfoil.core.tensors.device import free_memory, free_on_gpu
 from counterfoil.encoders import Encoded
-from counterfoil.evaluation.score_plan import free_memory
 from counterfoil.kernels import tiled
-from counterfoil.kernels.tiled import free_on_gpu, plan_tiles
+from counterfoil.kernels.tiled import plan_tiles
 from counterfoil.matchers import matchers
 from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher
 from counterfoil.objectives import Context, create_objective

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from counterfoil.core.errors import ConfigError
 from counterfoil.encoders import Encoded
 from counterfoil.encoders.transformer import Packing
-from counterfoil.errors import ConfigError
 from counterfoil.kernels import tiled
 from counterfoil.matchers import cross_encoder, matchers
-from counterfoil.matchers.cross_heads import CrossHeads
-from counterfoil.matchers.paired import paired_scores
-from counterfoil.objectives.token_losses import discrimination_losses, word_losses
+from counterfoil.matchers.base import paired_scores
+from counterfoil.matchers.cross_encoder import CrossHeads
+from counterfoil.objectives.tags import discrimination_losses, word_losses
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 from tests.matchers.test_conformance import assert_same, batch, side
 from tests.models.cross import images_of, model_of, texts_of

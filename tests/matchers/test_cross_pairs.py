@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from counterfoil.encoders import Encoded
-from counterfoil.evaluation.score_engine import score_matrix
 from counterfoil.matchers import cross_encoder, cross_pairs
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.matchers.cross_pairs import PairTokens, chunks
+from counterfoil.scoring.engine import score_matrix
 from tests.matchers.test_conformance import assert_same, batch
 from tests.matchers.test_cross_encoder import make
 

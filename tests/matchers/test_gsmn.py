@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from counterfoil.config import build_config
+from counterfoil.core.config import build_config
+from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.data.fragments import Fragments
-from counterfoil.data.parsing import RuleParser
-from counterfoil.data.texts import WordText
-from counterfoil.data.vocabulary import Vocabulary
+from counterfoil.data.text.dependencies import RuleParser
+from counterfoil.data.text.tokenizers import WordText
+from counterfoil.data.text.vocabulary import Vocabulary
 from counterfoil.encoders import Encoded
-from counterfoil.errors import ConfigError, DataError
 from counterfoil.matchers import matchers
 from counterfoil.matchers.gsmn import REFERENCE_KEYS
 from counterfoil.models import Model, from_pretrained, resolve, save_pretrained

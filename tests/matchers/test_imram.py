@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from counterfoil.core.errors import ConfigError
 from counterfoil.encoders import Encoded
-from counterfoil.errors import ConfigError
 from counterfoil.kernels import tiled
 from counterfoil.matchers import matchers
 from tests.conftest import assert_close, assert_gradient_close, load_fixture

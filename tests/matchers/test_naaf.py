@@ -10,19 +10,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.tensors.host_mirror import HostScalarCache
 from counterfoil.encoders import Encoded, l2_normalise
-from counterfoil.errors import ConfigError
 from counterfoil.matchers import Observation, matchers
-from counterfoil.matchers.copies import CopiedMatcher
+from counterfoil.matchers.base import paired_scores
+from counterfoil.matchers.ensemble import CopiedMatcher
 from counterfoil.matchers.fragment_matcher import one_pair
-from counterfoil.matchers.host_scalars import HostScalarCache
 from counterfoil.matchers.mismatch_boundary import (
     MismatchBoundary,
+    Mismatches,
     optimal_boundary,
     weighted_error,
 )
-from counterfoil.matchers.mismatches import Mismatches
-from counterfoil.matchers.paired import paired_scores
 from counterfoil.objectives import Context, create_objective
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 from tests.matchers.local import encoded_pair

@@ -7,14 +7,18 @@ import math
 import pytest
 import torch
 
+from counterfoil.core.errors import ConfigError
 from counterfoil.encoders import Encoded, l2_normalise
-from counterfoil.errors import ConfigError
 from counterfoil.kernels.spec import LARGE_JOB_CELLS, ScoringJob
 from counterfoil.matchers import Observation, matchers
-from counterfoil.matchers.copies import CopiedMatcher
+from counterfoil.matchers.ensemble import CopiedMatcher
 from counterfoil.matchers.fragment_matcher import one_pair
-from counterfoil.matchers.mismatch_boundary import MismatchBoundary
-from counterfoil.matchers.mismatches import BINS, close_histogram, histogram
+from counterfoil.matchers.mismatch_boundary import (
+    BINS,
+    MismatchBoundary,
+    close_histogram,
+    histogram,
+)
 
 
 def encoded(*items: list[list[float]]) -> Encoded:

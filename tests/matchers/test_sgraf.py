@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from counterfoil.core.errors import DataError
 from counterfoil.encoders import Encoded
-from counterfoil.errors import DataError
 from counterfoil.kernels import tiled
 from counterfoil.matchers import matchers
 from counterfoil.matchers.sgraf import REFERENCE_KEYS

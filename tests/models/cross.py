@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from counterfoil.data.batches import ImageBatch, TextBatch
+from counterfoil.data.batches.collate import ImageBatch, TextBatch
 from counterfoil.models import Model
 from counterfoil.models.importers import import_checkpoint
 from tests.conftest import Fixture

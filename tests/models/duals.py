@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from counterfoil.config import build_config
+from counterfoil.core.config import build_config
 from counterfoil.data.images import FileImage
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.features import with_fragments
 from counterfoil.models import create_model
-from tests.data.test_text import save_tiny_tokenizer
+from tests.data.text.test_text import save_tiny_tokenizer
 
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
 LAYERS = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

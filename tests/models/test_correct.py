@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from counterfoil.config import build_config
-from counterfoil.data.caption_words import caption_words
+from counterfoil.core.config import build_config
+from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.data.fragments import Fragments
-from counterfoil.data.vocabulary import SPECIALS
-from counterfoil.errors import ConfigError, DataError
+from counterfoil.data.text.vocabulary import SPECIALS
+from counterfoil.data.text.words import caption_words
 from counterfoil.models import Model, create_model, from_pretrained, save_pretrained
 from counterfoil.models.correct import CaptionReader, correct, correct_batch, exchanged
 from counterfoil.models.correction_rule import CorrectionRule
-from counterfoil.objectives.token_losses import discrimination_losses, word_losses
+from counterfoil.objectives.tags import discrimination_losses, word_losses
 from tests.conftest import CONCEPTS, load_fixture, make_split
 from tests.models.cross import model_of
 from tests.objectives.test_tags import small
@@ -35,7 +35,7 @@ def image_of(split, index: int = 0) -> Fragments:
 @pytest.fixture(scope="module")
 def taught(split) -> tuple[Model, list[tuple[int, str, str]]]:
     """A model that knows the foils of a few captions by heart, and these: image, true, foil."""
-    from counterfoil.data.batches import pad_fragments, pad_texts
+    from counterfoil.data.batches.collate import pad_fragments, pad_texts
 
     torch.manual_seed(0)
     model = small(split)

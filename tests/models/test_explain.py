@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from counterfoil.config import build_config
-from counterfoil.data.batches import pad_fragments, pad_texts
+from counterfoil.core.config import build_config
+from counterfoil.core.errors import DataError
+from counterfoil.data.batches.collate import pad_fragments, pad_texts
 from counterfoil.data.fragments import Fragments
-from counterfoil.data.words import words
-from counterfoil.errors import DataError
-from counterfoil.evaluation import word_chips
-from counterfoil.evaluation.explain_chart import explain_png, method_note, shades
+from counterfoil.data.text.tokenizers import without
+from counterfoil.data.text.words import caption_words, words
 from counterfoil.models import create_model, models
 from counterfoil.models.explain import explain, word_map
-from counterfoil.models.word_spans import caption_words, without
+from counterfoil.plots import sentences as word_chips
+from counterfoil.plots.sentences import explain_png, method_note, shades
 from tests.models.test_models import FEATURE_MODELS, tiny_bert  # noqa: F401 - a fixture
 
 CAPTION = "A dog and a cat, near the unheard-of kite."
@@ -119,7 +119,7 @@ def test_the_pieces_of_a_word_are_summed(concepts, tiny_bert) -> None:  # noqa: 
     assert [word.word for word in match.specials] == ["[CLS]", "[SEP]"]
     total = sum(word.effect for word in match.words + match.specials)
     assert total == pytest.approx(match.score, abs=1e-6)
-    from counterfoil.data.batches import pad_fragments, pad_texts
+    from counterfoil.data.batches.collate import pad_fragments, pad_texts
 
     with torch.no_grad():
         image = model.encode_images(pad_fragments([fragments]))

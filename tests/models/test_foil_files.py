@@ -10,22 +10,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterfoil.config import build_config
+from counterfoil.core.config import build_config
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.progress import Silent
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
-from counterfoil.data.texts import HuggingFaceText, WordText
-from counterfoil.data.vocabulary import Vocabulary
-from counterfoil.data.words import words
-from counterfoil.errors import ConfigError, DataError
-from counterfoil.foils.store import read_foils
+from counterfoil.data.text.tokenizers import HuggingFaceText, WordText
+from counterfoil.data.text.vocabulary import Vocabulary
+from counterfoil.data.text.words import words
+from counterfoil.foils.files import read_foils
 from counterfoil.models import create_model
 from counterfoil.models.foil_files import FoilAuthor, write_model_foils
-from counterfoil.models.foil_text import spell_foil
+from counterfoil.models.foil_generator import spell_foil
 from counterfoil.objectives.services import GeneratorOptions
-from counterfoil.progress import Silent
-from counterfoil.training.foils import foil_companions
+from counterfoil.training.companions import foil_companions
 from tests.conftest import CONCEPTS, make_split
-from tests.data.test_text import save_tiny_tokenizer
+from tests.data.text.test_text import save_tiny_tokenizer
 from tests.foils.test_files import Impatient, Killed
 
 OPTIONS = GeneratorOptions(

@@ -7,16 +7,17 @@ import json
 import pytest
 import torch
 
-from counterfoil.config import build_config
-from counterfoil.data.batches import Augmentation, CaptionItems, Collate
-from counterfoil.errors import CheckpointError, ConfigError, DataError
+from counterfoil.core.config import build_config
+from counterfoil.core.errors import CheckpointError, ConfigError, DataError
+from counterfoil.data.batches.collate import Collate
+from counterfoil.data.batches.dataset import Augmentation, CaptionItems
 from counterfoil.models import create_model, from_pretrained, models, save_pretrained
-from counterfoil.models.checksums import write_sums
-from counterfoil.models.dual import reads_pixels
+from counterfoil.models.spec import reads_pixels
+from counterfoil.models.store import write_sums
 from counterfoil.objectives import create_objective, objectives
 from counterfoil.training.step import TrainingStep
 from tests.conftest import thinned
-from tests.data.test_text import save_tiny_tokenizer
+from tests.data.text.test_text import save_tiny_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -195,8 +196,8 @@ def test_saving_over_a_model_replaces_it_whole(concepts, tiny_bert, tmp_path) ->
 
 
 def test_a_bert_text_encoder_trains_at_a_tenth_of_the_rate(concepts, tiny_bert) -> None:
-    from counterfoil.config import OptimiserConfig
-    from counterfoil.training.optimiser import create_optimiser
+    from counterfoil.core.config import OptimiserConfig
+    from counterfoil.training.optim import create_optimiser
 
     groups = create_optimiser(
         make("vse-infty-bert", concepts, tiny_bert), OptimiserConfig()

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from counterfoil.data.texts import HuggingFaceText
-from counterfoil.errors import CheckpointError
-from counterfoil.evaluation.explain_chart import colour_note, shades, standing
+from counterfoil.core.errors import CheckpointError
+from counterfoil.data.text.tokenizers import HuggingFaceText
 from counterfoil.models import from_pretrained, save_pretrained
 from counterfoil.models.explain import POINTS, YARDSTICK, Yardstick, load_yardstick
+from counterfoil.models.store import model_digest
 from counterfoil.models.yardstick import _quantiles, full_colours, measure_yardstick
-from counterfoil.search.identity import model_digest
+from counterfoil.plots.sentences import colour_note, shades, standing
 from tests.models.test_explain import image_of, make
 
 RAMP = tuple(np.linspace(0.0, 1.0, POINTS).tolist())

@@ -9,17 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from counterfoil.config import build_config
-from counterfoil.data.batches import Augmentation, CaptionItems, Collate, Extra, PairBatch
+from counterfoil.core.config import build_config
+from counterfoil.core.progress import Silent
+from counterfoil.data.batches.collate import Collate, PairBatch
+from counterfoil.data.batches.dataset import Augmentation, CaptionItems, Extra
+from counterfoil.data.batches.sampling import BatchPlan, RankBatches
 from counterfoil.data.pairs import Pairs, Split
-from counterfoil.data.sampling import BatchPlan, RankBatches
 from counterfoil.models import Model, create_model
 from counterfoil.objectives import Objective
 from counterfoil.objectives.composite import Composite
-from counterfoil.progress import Silent
-from counterfoil.training.preparation import RunPreparation
+from counterfoil.training.services import RunPreparation
 from counterfoil.training.step import TrainingStep
-from tests.training.guides import score_as_trained
+from tests.training.trained_runs import score_as_trained
 
 
 class Noted:

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.errors import ConfigError, TrainingError
 from counterfoil.objectives import Context
 from counterfoil.objectives.alignment import Alignment, drawn, likeness, softmax_of_candidates
-from counterfoil.objectives.masked_words import MaskedWords
-from counterfoil.objectives.tags import Tags
+from counterfoil.objectives.tags import MaskedWords, Tags
 from counterfoil.training.step import TrainingStep
 from tests.objectives.live import prepare, score
 from tests.objectives.test_tags import batch_of, small, split, step  # noqa: F401 - a fixture

@@ -12,14 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterfoil.config import build_config
-from counterfoil.data.batches import ImageBatch, PairBatch, TextBatch
+from counterfoil.core.config import build_config
+from counterfoil.core.errors import ConfigError
+from counterfoil.data.batches.collate import ImageBatch, PairBatch, TextBatch
 from counterfoil.encoders import Encoded
-from counterfoil.errors import ConfigError
 from counterfoil.models import create_model
 from counterfoil.objectives import Context
 from counterfoil.objectives.captioning import CaptionGenerator, Captioning
-from counterfoil.training.loop import Trainer
+from counterfoil.training.trainer import Trainer
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 from tests.encoders.test_encoders import ragged
 from tests.encoders.test_parity import vocabulary

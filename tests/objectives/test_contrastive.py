@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterfoil.errors import ConfigError
+from counterfoil.core.errors import ConfigError
 from counterfoil.objectives import Context, create_objective, objectives
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 from tests.objectives.cases import cases, make_case

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.data.pairs import Split
-from counterfoil.errors import ConfigError, TrainingError
 from counterfoil.objectives import Context, objectives
 from counterfoil.objectives.lseh import SemanticMargin, semantic_similarity
 from tests.conftest import assert_close, assert_gradient_close, load_fixture

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from counterfoil.config import build_config
-from counterfoil.errors import ConfigError, TrainingError
+from counterfoil.core.config import build_config
+from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.models import create_model
 from counterfoil.objectives import Context, create_objective
 from counterfoil.objectives.protection import Protection
 from counterfoil.objectives.twins import own_captions
-from counterfoil.training.loop import Trainer
+from counterfoil.training.trainer import Trainer
 
 
 class Data:

@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from counterfoil.config import build_config
-from counterfoil.data import once
-from counterfoil.data.batches import Augmentation, CaptionItems, Collate, PairBatch, pad_texts
+from counterfoil.core.config import build_config
+from counterfoil.core.errors import ConfigError, TrainingError
+from counterfoil.data.batches import dataset as once
+from counterfoil.data.batches.collate import Collate, PairBatch, pad_texts
+from counterfoil.data.batches.dataset import Augmentation, CaptionItems
 from counterfoil.data.pairs import Pairs, Split
-from counterfoil.data.vocabulary import SPECIALS
-from counterfoil.errors import ConfigError, TrainingError
+from counterfoil.data.text.vocabulary import SPECIALS
 from counterfoil.models import Model, create_model
-from counterfoil.models.foil_maker import FoilMaker
+from counterfoil.models.foil_generator import FoilMaker
 from counterfoil.objectives import Context, Objective
 from counterfoil.objectives.hard_candidates import HardCandidates
 from counterfoil.objectives.services import GeneratorOptions
@@ -26,7 +27,7 @@ from counterfoil.objectives.tags import Tags, TagsDc
 from counterfoil.training.step import LiveBatch, TrainingStep, score_batch
 from tests.conftest import make_split
 from tests.objectives.live import prepare, score, some_of
-from tests.training.test_loop import metrics, trainer, weights
+from tests.training.test_trainer import metrics, trainer, weights
 
 HEADS = ["mlm", "discrimination", "correction"]
 SMALL = {"masks": 3, "samples": 4, "kept": 5}
@@ -229,7 +230,7 @@ def test_disturbed_words_do_not_reach_the_foils(split) -> None:
 
 def logits_one_by_one(model: Model, split: Split, image: int, ids: torch.Tensor):
     """States of the words of one sentence with one image, by a pass of its own."""
-    from counterfoil.data.batches import pad_fragments
+    from counterfoil.data.batches.collate import pad_fragments
 
     images = model.encode_images(pad_fragments([split.fragments.read(image)]))
     texts = model.encode_texts(pad_texts([ids.tolist()], model.text.pad))

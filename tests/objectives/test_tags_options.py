@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from counterfoil.core.errors import ConfigError
 from counterfoil.data.pairs import Split
-from counterfoil.data.vocabulary import SPECIALS
-from counterfoil.errors import ConfigError
-from counterfoil.foils.masking import expected_share, token_units
+from counterfoil.data.text.vocabulary import SPECIALS
+from counterfoil.foils.generation import expected_share, token_units
 from counterfoil.models import save_pretrained
-from counterfoil.objectives.masked_words import MaskedWords
-from counterfoil.objectives.tags import Tags, TagsDc
+from counterfoil.objectives.tags import MaskedWords, Tags, TagsDc
 from counterfoil.training.step import LiveBatch, score_batch
 from tests.conftest import make_split
 from tests.objectives.live import prepare

@@ -7,16 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from counterfoil.core.errors import ConfigError
 from counterfoil.encoders import Encoded, l2_normalise
-from counterfoil.errors import ConfigError
 from counterfoil.matchers import matchers
-from counterfoil.objectives import (
-    Composite,
-    Context,
-    Objective,
-    create_objective,
-    objectives,
-)
+from counterfoil.objectives import Composite, Context, Objective, create_objective, objectives
 from counterfoil.objectives.triplet import HingeObjective
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 

@@ -13,14 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counterfoil.plots.charts import (
-    bar_chart,
-    histogram,
-    line_chart,
-    save_figure,
-    to_png,
-    to_svg,
-)
+from counterfoil.plots.charts import bar_chart, histogram, line_chart, save_figure, to_png, to_svg
 from counterfoil.plots.comparison import (
     Dot,
     Mark,

@@ -7,29 +7,27 @@ from xml.etree import ElementTree
 
 import pytest
 
-from counterfoil.errors import ConfigError
-from counterfoil.evaluation.foil_metrics import judge_foils, verdicts_on
-from counterfoil.evaluation.foil_sets import FoilPair, FoilSet
-from counterfoil.evaluation.foil_sources import FoilChoice, foils_of_model
-from counterfoil.evaluation.foil_truth import makes_sense, places_of, truth_of
-from counterfoil.evaluation.scoring import score_split
-from counterfoil.models.correct import CorrectionRule, correct
-from counterfoil.progress import Silent
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.progress import Silent
+from counterfoil.evaluation.foils.metrics import judge_foils, verdicts_on
+from counterfoil.evaluation.foils.sets import FoilChoice, FoilPair, FoilSet, foils_of_model
+from counterfoil.evaluation.foils.truth import makes_sense, places_of, truth_of
+from counterfoil.models.correct import correct
+from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.reproduce import examples
 from counterfoil.reproduce.catalogue import load_artefact
 from counterfoil.reproduce.examples import choose
-from counterfoil.reproduce.foil_judge import FoilJudge
-from counterfoil.reproduce.judge import Judge
+from counterfoil.reproduce.measure import FoilJudge, Judge, retrieved_set
 from counterfoil.reproduce.plots import charts_of
 from counterfoil.reproduce.present import write_reproduction
 from counterfoil.reproduce.results import Reproduction, SeedResult
-from counterfoil.reproduce.retrieved import retrieved_set
-from counterfoil.reproduce.shown import shown_rows
 from counterfoil.reproduce.spec import Examples, build_artefact
 from counterfoil.reproduce.store import settle
-from counterfoil.training.load import load_model
+from counterfoil.reproduce.table_rows import shown_rows
+from counterfoil.scoring.encode import score_split
+from counterfoil.training.run_folder import load_model
 from tests.reproduce.conftest import TINY, planned, tiny
-from tests.reproduce.test_measures import SMALL
+from tests.reproduce.test_columns import SMALL
 from tests.reproduce.test_reproduce import finish, shown
 
 FOILS = {"masks": 2, "samples": 2, "captions": 20}

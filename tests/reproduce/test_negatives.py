@@ -6,24 +6,23 @@ import numpy as np
 import pytest
 import torch
 
-from counterfoil.errors import ConfigError, DataError
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.progress import Silent
 from counterfoil.evaluation.evaluate import flat_metrics
 from counterfoil.evaluation.report import RetrievalReport
-from counterfoil.evaluation.scoring import SplitScores, score_split
-from counterfoil.progress import Silent
 from counterfoil.reproduce import negatives
-from counterfoil.reproduce.catalogue import load_artefact, names
-from counterfoil.reproduce.choose import labels
-from counterfoil.reproduce.judge import Judge
+from counterfoil.reproduce.catalogue import labels, load_artefact, names
+from counterfoil.reproduce.distributions import embed
+from counterfoil.reproduce.measure import Judge
 from counterfoil.reproduce.negatives import HARDEST, OTHER, POSITIVE, QUERY, margin_report
 from counterfoil.reproduce.plots import charts_of, write_charts
 from counterfoil.reproduce.present import to_markdown, write_reproduction
 from counterfoil.reproduce.results import PointMap, Reproduction
-from counterfoil.reproduce.shown import shown_rows
 from counterfoil.reproduce.spec import Negatives, build_artefact
 from counterfoil.reproduce.store import Kept, write_stored
-from counterfoil.reproduce.tsne import embed
-from counterfoil.training.load import load_model
+from counterfoil.reproduce.table_rows import shown_rows
+from counterfoil.scoring.encode import SplitScores, score_split
+from counterfoil.training.run_folder import load_model
 from tests.reproduce.conftest import planned, tiny
 from tests.reproduce.test_reproduce import finish, shown
 from tests.reproduce.test_store import result, table

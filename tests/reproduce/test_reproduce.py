@@ -17,21 +17,20 @@ from typer.testing import CliRunner
 
 from counterfoil.cli import app
 from counterfoil.cli.signals import end_on_sigterm
+from counterfoil.core.progress import Silent
+from counterfoil.core.storage.locks import locked_in_turn
 from counterfoil.evaluation.evaluate import flat_metrics
 from counterfoil.evaluation.report import RetrievalReport
-from counterfoil.locks import locked_in_turn
-from counterfoil.progress import Silent
 from counterfoil.reproduce.collect import collect, curve
-from counterfoil.reproduce.judge import Judge
+from counterfoil.reproduce.measure import Judge
 from counterfoil.reproduce.plots import charts_of
 from counterfoil.reproduce.present import to_markdown, write_reproduction
 from counterfoil.reproduce.results import Measure, Reproduction
 from counterfoil.reproduce.runner import Outcome, carry_out, describe
 from counterfoil.reproduce.workers import Workers
 from counterfoil.training import report
-from counterfoil.training.load import load_model
-from counterfoil.training.run import read_data
-from counterfoil.training.run_folder import is_finished
+from counterfoil.training.run_data import read_data
+from counterfoil.training.run_folder import is_finished, load_model
 from tests.reproduce.conftest import TINY, planned, tiny
 
 

@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from counterfoil.errors import ConfigError
+from counterfoil.core.errors import ConfigError
 from counterfoil.matchers import matchers
 from counterfoil.models import models, resolve
 from counterfoil.objectives import create_objective, objectives
+from counterfoil.reproduce.artefact import Sweep
 from counterfoil.reproduce.catalogue import load_artefact, names
-from counterfoil.reproduce.plan import Settings, find_data_set, make_plan
-from counterfoil.reproduce.planned import digest_of
+from counterfoil.reproduce.plan import Settings, digest_of, find_data_set, make_plan
 from counterfoil.reproduce.spec import ROUNDING, Curves, build_artefact
-from counterfoil.reproduce.sweep import Sweep
 from tests.conftest import thinned
 from tests.reproduce.conftest import planned, tiny
 

@@ -13,20 +13,31 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from counterfoil.cli import app
-from counterfoil.config import build_config
-from counterfoil.errors import ConfigError, DataError
-from counterfoil.progress import Silent
-from counterfoil.reproduce import planned as planned_runs
-from counterfoil.reproduce.choose import labels, only_rows
-from counterfoil.reproduce.claims import claim_rows, difference, verdict
-from counterfoil.reproduce.cost import note_sharing, read_cost
-from counterfoil.reproduce.fill import NOTHING, fill_page
-from counterfoil.reproduce.judge import Judge
-from counterfoil.reproduce.plan import Settings, make_plan
-from counterfoil.reproduce.planned import digest_of, recipe_of
-from counterfoil.reproduce.present import body, to_markdown
-from counterfoil.reproduce.results import Found, Measure, Reproduction, SeedResult, StatedClaim
-from counterfoil.reproduce.shown import shown_rows
+from counterfoil.core.config import build_config
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.progress import Silent
+from counterfoil.reproduce import plan as planned_runs
+from counterfoil.reproduce.catalogue import labels, only_rows
+from counterfoil.reproduce.measure import Judge
+from counterfoil.reproduce.plan import Settings, digest_of, make_plan, recipe_of
+from counterfoil.reproduce.present import (
+    NOTHING,
+    body,
+    claim_rows,
+    difference,
+    fill_page,
+    to_markdown,
+    verdict,
+)
+from counterfoil.reproduce.results import (
+    Found,
+    Measure,
+    Reproduction,
+    SeedResult,
+    StatedClaim,
+    note_sharing,
+    read_cost,
+)
 from counterfoil.reproduce.spec import build_artefact
 from counterfoil.reproduce.store import (
     Kept,
@@ -38,6 +49,7 @@ from counterfoil.reproduce.store import (
     stored_name,
     write_stored,
 )
+from counterfoil.reproduce.table_rows import shown_rows
 from tests.reproduce.conftest import TINY, planned, tiny
 from tests.reproduce.test_reproduce import finish, shown, train
 
@@ -492,8 +504,8 @@ def test_the_command_keeps_chooses_and_fills(out, cache, tmp_path) -> None:
 
 
 def test_judgements_and_costs_are_columns(out, cache, tmp_path) -> None:
-    from counterfoil.reproduce.foil_judge import FoilJudge
-    from counterfoil.reproduce.measures import FoilOptions, MeasureColumn
+    from counterfoil.reproduce.columns import FoilOptions, MeasureColumn
+    from counterfoil.reproduce.measure import FoilJudge
 
     plan = planned(tiny(), out)
     finish(plan, cache)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from counterfoil.progress import Silent
+from counterfoil.core.progress import Silent
 from counterfoil.reproduce import runner, workers
 from tests.reproduce.conftest import planned, tiny
 

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 import counterfoil as cf
-from counterfoil.data.arrays import ArrayFile
+from counterfoil.core.errors import BusyError, CheckpointError, ConfigError, DataError
+from counterfoil.core.storage.arrays import ArrayFile
+from counterfoil.core.storage.locks import LOCK, beside, locked_folder
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import FileImage
-from counterfoil.errors import BusyError, CheckpointError, ConfigError, DataError
-from counterfoil.locks import LOCK, beside, locked_folder
 from counterfoil.search import SearchIndex
 from tests.holding import content, held
 from tests.search.conftest import SMALL, with_captions
@@ -51,7 +51,7 @@ def test_an_index_holds_images_and_captions_with_their_names(indexes, concepts) 
 
 
 def test_what_is_stored_scores_as_the_model_does(indexes, models, concepts) -> None:
-    from counterfoil.evaluation.scoring import score_split
+    from counterfoil.scoring.encode import score_split
 
     split = concepts.test
     for name, index in indexes.items():

@@ -14,16 +14,20 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import counterfoil as cf
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.progress import Silent
 from counterfoil.encoders import Encoded
-from counterfoil.errors import ConfigError, DataError
-from counterfoil.evaluation.scoring import encode_texts, score_split
-from counterfoil.progress import Silent
+from counterfoil.scoring.encode import encode_texts, score_split
 from counterfoil.search import SearchIndex
-from counterfoil.search.fit import features, solve
-from counterfoil.search.fitting import fit_first_stage
-from counterfoil.search.proxy import fragment_vectors, pooled_vectors
-from counterfoil.search.queries import text_query
-from counterfoil.search.scan import Best
+from counterfoil.search.first_stage import (
+    features,
+    fit_first_stage,
+    fragment_vectors,
+    pooled_vectors,
+    solve,
+)
+from counterfoil.search.query import text_query
+from counterfoil.search.vectors import Best
 from tests.search.conftest import NAMES, SMALL
 
 QUERY = "a dog and a ball near the tree"

@@ -6,14 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from counterfoil.errors import CheckpointError, TrainingError
-from counterfoil.models.checksums import check_sum, check_sums, write_sums
-from counterfoil.models.store import WEIGHTS
+from counterfoil.core.errors import CheckpointError, TrainingError
+from counterfoil.models.store import STATE, STATE_SUM, WEIGHTS, check_sum, check_sums, write_sums
 from counterfoil.training import checkpoint
-from counterfoil.training.checkpoint import STATE, STATE_SUM, Checkpoints, Position
+from counterfoil.training.checkpoint import Checkpoints, Position
 from tests.data.hostile import BOMBS, forged_pointer
-from tests.models.test_hostile_checkpoints import torch_file
-from tests.training.test_loop import config, trainer
+from tests.models.importers.test_hostile_checkpoints import torch_file
+from tests.training.test_trainer import config, trainer
 
 
 @pytest.fixture

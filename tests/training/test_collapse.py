@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from counterfoil.config import build_config
-from counterfoil.data.batches import PairBatch
+from counterfoil.core.config import build_config
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.progress import Silent
+from counterfoil.data.batches.collate import PairBatch
 from counterfoil.data.pairs import Pairs
-from counterfoil.errors import ConfigError
 from counterfoil.models import create_model
-from counterfoil.progress import Silent
-from counterfoil.training.loop import Trainer
 from counterfoil.training.step import anchors_and_negatives
+from counterfoil.training.trainer import Trainer
 from tests.conftest import make_split
 
 

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from counterfoil.config import build_config
-from counterfoil.data.batches import PairBatch
+from counterfoil.core.config import build_config
+from counterfoil.data.batches.collate import PairBatch
 from counterfoil.encoders import Encoded
-from counterfoil.encoders.recorded import replaying
+from counterfoil.encoders.recurrent import replaying
 from counterfoil.models import Model, create_model
 from counterfoil.objectives import Context, create_objective
 from counterfoil.training.gradient_cache import GradientCache, chunks, mixes_items
-from counterfoil.training.loop import Trainer
 from counterfoil.training.step import TrainingStep
+from counterfoil.training.trainer import Trainer
 from tests.conftest import thinned
 from tests.models.test_models import (
     FEATURE_MODELS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.training.test_distributed import check_alike, losses_and_gradients
+from tests.training.test_trainer_distributed import check_alike, losses_and_gradients
 
 
 @pytest.mark.parametrize("model", ["rvse-mlp", "naaf"])

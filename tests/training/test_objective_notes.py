@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from counterfoil.cli import app
 from counterfoil.cli.train import _objective_notes
-from counterfoil.config import load_config
-from counterfoil.errors import DataError
+from counterfoil.core.config import load_config
+from counterfoil.core.errors import DataError
 from counterfoil.training.objective_notes import objective_notes
 
 

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterfoil.config import build_config
+from counterfoil.core.config import build_config
 from counterfoil.evaluation.evaluate import report_scores
 from counterfoil.evaluation.gallery import example_searches
-from counterfoil.evaluation.scoring import score_split
 from counterfoil.models import create_model
-from counterfoil.training.metrics import MetricsLog
+from counterfoil.scoring.encode import score_split
+from counterfoil.training.logs import MetricsLog
 from counterfoil.training.plots import density, plots_of, thin
 from counterfoil.training.report import write_report
 

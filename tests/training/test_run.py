@@ -18,15 +18,14 @@ import pytest
 from PIL import Image
 
 from counterfoil.api import train
-from counterfoil.config import build_config, merge
-from counterfoil.errors import ConfigError, CounterfoilError, DataError
+from counterfoil.core.config import build_config, merge
+from counterfoil.core.errors import ConfigError, CounterfoilError, DataError
+from counterfoil.core.progress import Silent
 from counterfoil.models.yardstick import measure_yardstick
-from counterfoil.progress import Silent
 from counterfoil.training.checkpoint import Checkpoints, Position
-from counterfoil.training.guide_runs import shared_train_split
-from counterfoil.training.load import evaluation_split, load_model
-from counterfoil.training.run import execute, located, read_data
-from counterfoil.training.run_folder import clear_run, holds_a_run
+from counterfoil.training.run import execute
+from counterfoil.training.run_data import evaluation_split, read_data, shared_train_split
+from counterfoil.training.run_folder import clear_run, holds_a_run, load_model, located
 from tests.models.test_explain import make
 from tests.training.test_run_folder import children
 
@@ -253,7 +252,7 @@ def test_every_image_left_out_is_counted_once(tmp_path) -> None:
             "evaluation": {"bootstrap": 0},
         }
     )
-    from counterfoil.training.run import skipped_kinds
+    from counterfoil.training.run_data import skipped_kinds
 
     finished = execute(config, tmp_path / "run", tmp_path / "cache")
     assert sum(skipped_kinds(finished.pairs).values()) == 3  # a caption, its image, a broken image

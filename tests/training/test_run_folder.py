@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from counterfoil.errors import BusyError
-from counterfoil.locks import LOCK
+from counterfoil.core.errors import BusyError
+from counterfoil.core.storage.locks import LOCK
 from counterfoil.training.run_folder import locked_run
 from tests.cli.test_cli import runner
 from tests.cli.test_guide import SMALL, write_features

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from counterfoil.errors import MissingExtraError
+from counterfoil.core.errors import MissingExtraError
 
 PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart"}
 

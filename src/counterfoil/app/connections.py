@@ -1,26 +1,74 @@
-"""Which connections stay open: a cap on all of them, one per client address, and a few spare.
-
-A connection that makes the service wait (for a request, for the rest of a body, for its answer to
-be read) gives way to a new one when a limit is reached, the one that waited longest first. One
-whose request is being answered never does. When nothing can give way, a new connection gets a
-spare place, which answers health checks alone. So idle and slow clients cannot lock others out.
-"""
+"""How much a client may ask for; everything that grows with a request has a limit here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import (
-    IPv4Address,
-    IPv4Network,
-    IPv6Address,
-    IPv6Network,
-    ip_address,
-    ip_network,
-)
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Any
 
-from counterfoil.app.limits import Limits
-from counterfoil.errors import ConfigError
+from counterfoil.app.problems import Problem
+from counterfoil.core.errors import ConfigError
+
+TEXT_LETTERS = 600
+"""Of a sentence. A caption has a dozen words; encoding time grows with them."""
+
+TEXT_WORDS = 120
+TEXTS = 64
+"""Sentences, and images, of one scoring request."""
+
+RESULTS = 100
+PAGE = 100
+"""Images or findings listed at once."""
+
+ID_LETTERS = 1000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes, numbers and seconds that the service holds itself and its clients to.
+
+    ``uploads`` pictures are kept, the oldest go first. At most ``in_flight`` requests are worked
+    on and ``waiting`` pieces of work queued at a time; more are told to come back. ``batch`` is how
+    many pieces of work go through the model together.
+
+    At most ``connections`` are open, ``address_connections`` of them from one address (0: any
+    number), and ``spare_connections`` beyond, for health checks; see `Connections`.
+
+    Each time-out is for all of something, not for its parts: ``header_timeout`` for the headers of
+    a request, ``body_timeout`` for its body, ``timeout`` for the work, ``send_timeout`` for reading
+    the answer, ``keep_alive`` between two requests, ``drain`` for work under way at shutdown.
+    """
+
+    upload_bytes: int = 10 * 2**20
+    json_bytes: int = 2**18
+    pixels: int = 40_000_000
+    shown_side: int = 1280
+    uploads: int = 64
+    in_flight: int = 128
+    waiting: int = 256
+    batch: int = 32
+    connections: int = 512
+    address_connections: int = 128
+    spare_connections: int = 16
+    timeout: float = 20.0
+    header_timeout: float = 10.0
+    body_timeout: float = 30.0
+    send_timeout: float = 30.0
+    keep_alive: float = 15.0
+    drain: float = 5.0
+
+
+# Which connections stay open: a cap on all of them, one per client address, and a few spare.
+#
+# A connection that makes the service wait (for a request, for the rest of a body, for its answer
+# to
+# be read) gives way to a new one when a limit is reached, the one that waited longest first. One
+# whose request is being answered never does. When nothing can give way, a new connection gets a
+# spare place, which answers health checks alone. So idle and slow clients cannot lock others out.
+
 
 IPV6_CLIENT = 64
 """Bits of an IPv6 address that stand for one client; it chooses the rest as it likes."""
@@ -178,3 +226,88 @@ def _unmapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     """The IPv4 address of a client that a socket for IPv6 and IPv4 shows as ::ffff:192.0.2.7."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return address if mapped is None else mapped
+
+
+# The body of a request, received within a size and a total time.
+
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+
+THROWN_AWAY = 64 * 2**20
+"""Bytes of a body that is too long that are still taken, and forgotten: a client that cannot send
+on does not listen to why."""
+
+
+class Body:
+    """What a client sends after the headers.
+
+    ``on_complete`` is called once, when the last of it is there; it may raise a `Problem`. That,
+    and what is too long or too slow, is kept as ``problem``.
+    """
+
+    def __init__(
+        self, receive: Receive, most: int, seconds: float, on_complete: Callable[[], None]
+    ) -> None:
+        self._receive, self._most, self._on_complete = receive, most, on_complete
+        self._until = asyncio.get_running_loop().time() + seconds
+        self._size, self._complete = 0, False
+        self._read: Message | None = None
+        self.problem: Problem | None = None
+
+    async def receive(self) -> Message:
+        """The next part, as ASGI has it."""
+        if self._read is not None:
+            message, self._read = self._read, None
+            return message
+        if self._complete:  # from here on it only waits for the client to go away
+            return await self._receive()
+        try:
+            return await self._next()
+        except Problem as problem:
+            self.problem = problem
+            raise
+
+    async def read(self) -> bool:
+        """Receive all of it, to be had from `receive` as one part; False if the client leaves."""
+        parts = []
+        while not self._complete:
+            message = await self.receive()
+            if message["type"] != "http.request":
+                return False
+            parts.append(message.get("body", b""))
+        self._read = {"type": "http.request", "body": b"".join(parts), "more_body": False}
+        return True
+
+    async def throw_away(self) -> None:
+        """Take the rest, up to a limit, for as long as there is time."""
+        taken = 0
+        with suppress(asyncio.TimeoutError):
+            while taken < THROWN_AWAY and not self._complete:
+                message = await asyncio.wait_for(self._receive(), self._remaining())
+                taken += len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    self._complete = True
+
+    async def _next(self) -> Message:
+        try:
+            message = await asyncio.wait_for(self._receive(), self._remaining())
+        except asyncio.TimeoutError:
+            raise Problem(408, "the body of the request did not come in time") from None
+        if message["type"] == "http.request":
+            self._size += len(message.get("body", b""))
+            if self._size > self._most:
+                self._complete = not message.get("more_body", False)
+                raise too_long(self._most)
+            if not message.get("more_body", False):
+                self._complete = True
+                self._on_complete()
+        return message
+
+    def _remaining(self) -> float:
+        return self._until - asyncio.get_running_loop().time()
+
+
+def too_long(most: int) -> Problem:
+    size = f"{most // 2**20} MiB" if most >= 2**20 else f"{most // 2**10} KiB"
+    return Problem(413, f"the request is too long: at most {size} are read")

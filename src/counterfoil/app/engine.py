@@ -9,23 +9,125 @@ from typing import Any
 
 import torch
 from PIL import Image
+from torch.nn import functional as F
 
-from counterfoil.app.agreeing import agree
-from counterfoil.app.library import Library
+from counterfoil.app.images import Library
 from counterfoil.app.problems import Problem
-from counterfoil.app.scale import distributions, similarities
-from counterfoil.app.searching import Searcher
-from counterfoil.data.batches import pad_fragments
+from counterfoil.app.searcher import Searcher
+from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.fragments import Fragments
+from counterfoil.data.text.tokenizers import known_text, words_of_tokens
+from counterfoil.data.text.words import CaptionWord, caption_words
 from counterfoil.encoders import Encoded
-from counterfoil.evaluation.explain_chart import colour_note, method_note, shades, standing
-from counterfoil.evaluation.scoring import encode_texts
 from counterfoil.features import Extractor, extractors
-from counterfoil.models.correct import Correction, correct
+from counterfoil.matchers.naaf import NAAF
+from counterfoil.models.correct import Change, Correction, correct, exchanged
 from counterfoil.models.explain import explain_encoded
 from counterfoil.models.model import Model
-from counterfoil.models.word_spans import known_text
+from counterfoil.plots.sentences import colour_note, method_note, shades, standing
+from counterfoil.scoring.encode import encode_texts
 from counterfoil.search.items import Side
+
+# NAAF's boundary and where the words of a sentence lie about it.
+
+
+def distributions(model: Model) -> dict[str, Any] | None:
+    """The boundary, and mean and deviation of what it parts; None for other matchers."""
+    matcher = model.matcher
+    if not isinstance(matcher, NAAF) or matcher.directions != ("t2i",):
+        return None
+    learned = matcher.diagnostics()
+    sides = {}
+    for name, key in (("matched", "pos"), ("mismatched", "neg")):
+        mean, std = (learned.get(f"mismatch/{what}_{key}") for what in ("mean", "std"))
+        sides[name] = {"mean": mean, "std": std} if mean is not None and std else None
+    return {"boundary": matcher.boundary_of("t2i"), **sides}
+
+
+@torch.inference_mode()
+def similarities(model: Model, image: Encoded, caption: str) -> list[float | None]:
+    """The highest similarity of each word with a region, which NAAF holds against its boundary."""
+    read = known_text(model.text, caption)
+    known = caption_words(read.text)
+    found = sorted([*known, *read.unknown], key=lambda word: word.start)
+    text = encode_texts(model, [read.text])
+    if image.fragments is None or text.fragments is None or not bool(image.mask.any()):
+        return [None] * len(found)
+    regions = F.normalize(image.fragments[0][image.mask[0]].float(), dim=-1)
+    best = (F.normalize(text.fragments[0].float(), dim=-1) @ regions.T).amax(-1).tolist()
+    by_word: dict[CaptionWord, list[float]] = {}
+    for token, word in enumerate(words_of_tokens(model.text, read.text, known)):
+        if word is not None:
+            by_word.setdefault(known[word], []).append(best[token])
+    return [max(by_word[word]) if word in by_word else None for word in found]
+
+
+# Of what a corrector suggests, what the matcher that is served agrees with.
+#
+# Two models look at one sentence: the corrector says which words are doubtful and what could
+# stand
+# there, and the matcher, whose score is shown, chooses. A change that would lower its score is
+# not
+# proposed.
+
+
+MOST_CHANGES = 4
+LEAST_GAIN = 0.05
+"""Of the score; a little more is found for nearly any word."""
+
+Scores = Callable[[Sequence[str]], Sequence[float]]
+"""Scores of sentences with the image, all at once."""
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """Changes, each with the matcher's score after it, and the sentence they lead to."""
+
+    text: str
+    score: float
+    changes: tuple[Change, ...]
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "text": self.text,
+            "score": self.score,
+            "changes": [change.as_dict() for change in self.changes],
+        }
+
+
+def agree(found: Correction, effects: Sequence[float], scores: Scores) -> Agreed:
+    """Make the change that raises the score most, then the next, while there is one.
+
+    Only the corrector's suggestions are tried. ``effects`` are the matcher's, word by word: what
+    counts for the match is left alone.
+    """
+    doubtful = {
+        place: word
+        for place, (word, effect) in enumerate(zip(found.words, effects, strict=True))
+        if effect < 0 and word.suggestions
+    }
+    made: dict[int, str] = {}
+    changes: list[Change] = []
+    score = scores([found.text])[0]
+    while doubtful and len(changes) < MOST_CHANGES:
+        tries = [(place, new) for place, word in doubtful.items() for new in word.suggestions]
+        sentences = [_written(found.text, {**made, at: new}) for at, new in tries]
+        reached = scores(sentences)
+        best = max(range(len(tries)), key=reached.__getitem__)
+        if not reached[best] >= score + LEAST_GAIN * abs(score):  # nan is no gain, either
+            break
+        place, new = tries[best]
+        score, made[place] = reached[best], new
+        changes.append(Change(place, doubtful.pop(place).word, new, score))
+    return Agreed(_written(found.text, made), score, tuple(changes))
+
+
+def _written(text: str, made: dict[int, str]) -> str:
+    """The sentence with some words exchanged, by their places."""
+    for place, new in made.items():
+        text = exchanged(text, place, new)
+    return text
+
 
 FRAGMENTS_KEPT = 256
 """For each doubtful word."""

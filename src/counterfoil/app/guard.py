@@ -8,10 +8,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from counterfoil.app.access import HEALTH, Access
-from counterfoil.app.body import Body, Message, Receive, too_long
-from counterfoil.app.connections import client_of
-from counterfoil.app.limits import Limits
-from counterfoil.app.meters import Meters
+from counterfoil.app.connections import Body, Limits, Message, Receive, client_of, too_long
+from counterfoil.app.metrics import Meters
 from counterfoil.app.problems import Problem, problem_response
 
 Scope = MutableMapping[str, Any]

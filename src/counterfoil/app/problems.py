@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from counterfoil.errors import CounterfoilError
+from counterfoil.core.errors import CounterfoilError
 
 MEDIA_TYPE = "application/problem+json"
 ANY_REQUEST = (400, 401, 403, 408, 413, 421, 429, 503)

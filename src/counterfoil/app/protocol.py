@@ -15,9 +15,8 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from counterfoil.app.connections import Connections, Place
+from counterfoil.app.connections import Connections, Limits, Place
 from counterfoil.app.guard import SPARE
-from counterfoil.app.limits import Limits
 from counterfoil.app.problems import problem_response
 
 GRACE = 2.0

@@ -10,16 +10,15 @@ from fastapi import APIRouter, Depends, File, Query, Request, UploadFile
 from starlette.responses import PlainTextResponse, Response
 
 from counterfoil.app import schemas as s
-from counterfoil.app.audits import Section
-from counterfoil.app.body import too_long
+from counterfoil.app.connections import ID_LETTERS, PAGE, too_long
+from counterfoil.app.content import Section
 from counterfoil.app.engine import Correct, Encode, Explain, Score, Search
-from counterfoil.app.limits import ID_LETTERS, PAGE
-from counterfoil.app.pictures import MEDIA_TYPE, SIDES, decode_upload
+from counterfoil.app.images import MEDIA_TYPE, SIDES, decode_upload
 from counterfoil.app.problems import Problem, documented
 from counterfoil.app.service import Service, the_service
-from counterfoil.errors import DataError
+from counterfoil.core.errors import DataError
+from counterfoil.data.text.tokenizers import require_known
 from counterfoil.models.model import Model
-from counterfoil.models.word_spans import require_known
 
 T = TypeVar("T")
 router = APIRouter()

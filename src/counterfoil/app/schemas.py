@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from typing_extensions import Self
 
-from counterfoil.app.audits import Section
-from counterfoil.app.limits import ID_LETTERS, RESULTS, TEXT_LETTERS, TEXT_WORDS, TEXTS
+from counterfoil.app.connections import ID_LETTERS, RESULTS, TEXT_LETTERS, TEXT_WORDS, TEXTS
+from counterfoil.app.content import Section
 from counterfoil.audit.findings import Finding
-from counterfoil.data.words import words
+from counterfoil.data.text.words import words
 
 
 def _unicode(text: str) -> str:

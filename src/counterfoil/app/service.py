@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import cast
 
 from anyio import CapacityLimiter
 from fastapi import Request
 
 from counterfoil.app.access import Access
-from counterfoil.app.audits import Audit
-from counterfoil.app.batching import BatchQueue
+from counterfoil.app.connections import Limits
+from counterfoil.app.content import Content
 from counterfoil.app.engine import Engine
-from counterfoil.app.library import Library
-from counterfoil.app.limits import Limits
-from counterfoil.app.meters import Meters
-from counterfoil.app.pictures import PictureCache
-from counterfoil.app.runs import Runs
-from counterfoil.models.model import Model
-from counterfoil.search import SearchIndex
+from counterfoil.app.images import Library, PictureCache
+from counterfoil.app.metrics import Meters
+from counterfoil.app.queue import BatchQueue
 
 DECODERS = 2
 """Pictures decoded at once; each may take some hundred megabytes."""
 
 READERS = 4
 """Threads that read runs, findings and captions from disk; the page's files have their own."""
-
-
-@dataclass(frozen=True)
-class Content:
-    """What is served; ``close`` gives back what was made for it."""
-
-    index: SearchIndex
-    corrector: Model | None = None
-    audit: Audit | None = None
-    runs: Runs = field(default_factory=lambda: Runs([]))
-    close: Callable[[], None] = lambda: None
 
 
 class Service:

@@ -1,10 +1,9 @@
 """Captions that do not match their image: found, explained, and reported."""
 
 from counterfoil.audit.audit import Audit, audit_split
-from counterfoil.audit.corrections import NO_CORRECTOR, Corrector
-from counterfoil.audit.findings import Finding, Summary
+from counterfoil.audit.describe import NO_CORRECTOR, Corrector
+from counterfoil.audit.findings import Finding, Summary, total
 from counterfoil.audit.report import write_report
-from counterfoil.audit.tables import total
 from counterfoil.models.correct import can_correct
 
 __all__ = [

@@ -3,19 +3,315 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from counterfoil.audit.audit import Audit
-from counterfoil.audit.details import writable
-from counterfoil.audit.findings import Finding
-from counterfoil.audit.page import render
-from counterfoil.audit.tables import to_csv, to_jsonl, to_summary
-from counterfoil.data.pairs import Split
-from counterfoil.data.problems import Problem, Severity
-from counterfoil.files import write_atomically
-from counterfoil.search.references import as_json
+from counterfoil.audit.describe import writable
+from counterfoil.audit.findings import (
+    SIGN_NAMES,
+    Finding,
+    OtherCaption,
+    Summary,
+    UnknownWord,
+    WrongWord,
+    skipped_images,
+    to_csv,
+    to_jsonl,
+    to_summary,
+    total,
+)
+from counterfoil.core.printable import clean, page_policy
+from counterfoil.core.storage.atomic import write_atomically
+from counterfoil.data.images import as_json
+from counterfoil.data.pairs import Problem, Severity, Split
+from counterfoil.plots.sentences import UNKNOWN, signed
+from counterfoil.training.report import STYLE as BASE_STYLE
+from counterfoil.training.report import picture
+
+# One finding on the audit page.
+
+
+SIDE, SMALL = 190, 110
+SAME_SHOWN = 8
+"""Pictures of other images with the same caption."""
+PLANTED = {"swapped": "caption of another image", "words": "words exchanged"}
+
+
+class Pictures:
+    """Thumbnails of images by split and id; the id alone where there are no pixels."""
+
+    def __init__(self, splits: Mapping[str, Split]) -> None:
+        self.splits = splits
+        self.places = {
+            name: {image: place for place, image in enumerate(split.ids)}
+            for name, split in splits.items()
+        }
+
+    def show(self, split: str, image: str, side: int) -> str:
+        place = self.places.get(split, {}).get(image)
+        if place is None:
+            return f'<div class="nopixels">{clean(image)}</div>'
+        return picture(self.splits[split], place, side)
+
+
+def finding_html(finding: Finding, pictures: Pictures, same: Sequence[Finding] = ()) -> str:
+    """A card that can be focused, sorted and filtered by what it carries in its attributes.
+
+    ``same`` are findings with the same caption, which share the card.
+    """
+    names = " ".join(one.image for one in (finding, *same))
+    searched = f"{finding.text} {names} {finding.split}"
+    margin = 0.0 if finding.margin is None else finding.margin
+    return (
+        f'<article class="finding {finding.kind}" tabindex="0" data-kind="{finding.kind}" '
+        f'data-signs="{" ".join(finding.signs)}" data-suspicion="{finding.suspicion:.6g}" '
+        f'data-score="{finding.score:.6g}" data-margin="{margin:.6g}" '
+        f'data-rank="{finding.rank}" data-image="{clean(finding.image)}" '
+        f'data-text="{clean(searched)}">'
+        f'<div class="own">{pictures.show(finding.split, finding.image, SIDE)}</div>'
+        f"<div>{_head(finding)}<h3><bdi>{_sentence(finding)}</bdi>{_times(same)}</h3>"
+        f"{_reasons(finding)}<dl>{_facts(finding, pictures)}{_same(finding, same, pictures)}</dl>"
+        "</div></article>"
+    )
+
+
+def _times(same: Sequence[Finding]) -> str:
+    return f" <small>×{1 + len(same)}</small>" if same else ""
+
+
+def _same(finding: Finding, same: Sequence[Finding], pictures: Pictures) -> str:
+    """Other images with the same caption: some pictures, then how many more there are."""
+    others = {one.image: one for one in same if one.image != finding.image}
+    if not others:
+        return ""
+    shown = "".join(
+        f'<div class="small">{pictures.show(one.split, one.image, SMALL)}'
+        f"<small>{clean(one.image)}</small></div>"
+        for one in list(others.values())[:SAME_SHOWN]
+    )
+    rest = len(others) - SAME_SHOWN
+    more = f"<small>and {rest} more</small>" if rest > 0 else ""
+    return f'<dt>same caption</dt><dd class="row">{shown}{more}</dd>'
+
+
+def _head(finding: Finding) -> str:
+    share = f"{100 * finding.suspicion:.0f}"
+    return (
+        f'<header><span><span class="bar"><i style="width:{share}%"></i></span>suspicion {share} %'
+        f"</span><span>{clean(finding.split)} · {clean(finding.image)} · caption "
+        f"{finding.caption + 1}</span><span>score {finding.score:.3f}, rank {finding.rank} of "
+        f"{finding.compared}</span></header>"
+    )
+
+
+def _sentence(finding: Finding) -> str:
+    """The caption with the words in doubt and the unknown ones marked."""
+    marked: list[WrongWord | UnknownWord] = [*finding.wrong_words, *finding.unknown_words]
+    parts, last = [], 0
+    for word in sorted(marked, key=lambda each: each.span):
+        start, end = word.span
+        letters = clean(finding.text[start:end])
+        parts.append(clean(finding.text[last:start]))
+        if isinstance(word, WrongWord):
+            title = f"effect {signed(word.effect)}, usually {signed(word.usual)}"
+            parts.append(f'<mark title="{title}">{letters}</mark>')
+        else:
+            parts.append(f'<span class="unknown" title="{UNKNOWN}">{letters}</span>')
+        last = end
+    return "".join([*parts, clean(finding.text[last:])])
+
+
+def _reasons(finding: Finding) -> str:
+    items = "".join(f"<li>{clean(reason.text)}</li>" for reason in finding.reasons)
+    return f"<ul>{items}</ul>"
+
+
+def _facts(finding: Finding, pictures: Pictures) -> str:
+    facts: list[tuple[str, str]] = []
+    if finding.planted is not None:
+        was = f"<bdi>{clean(finding.planted.original)}</bdi>"
+        facts.append(("planted", f"{PLANTED[finding.planted.error]}; the caption was: {was}"))
+    if finding.wrong_words:
+        facts.append(("words", "; ".join(_word(word) for word in finding.wrong_words)))
+    if finding.unknown_words:
+        names = ", ".join(dict.fromkeys(clean(word.word) for word in finding.unknown_words))
+        facts.append(("unknown, left out", names))
+    if finding.correction is not None:
+        fixed = finding.correction
+        text = f"<ins><bdi>{clean(fixed.text)}</bdi></ins>"
+        facts.append(("corrected", f"{text} <small>{fixed.before:.3f} → {fixed.after:.3f}</small>"))
+    elif finding.correction_note:
+        facts.append(("corrected", f"<small>{clean(finding.correction_note)}</small>"))
+    if finding.better_caption is not None:
+        facts.append(("fits better", _other(finding.better_caption, "score")))
+    if finding.near_duplicate is not None:
+        facts.append(("nearly the same", _other(finding.near_duplicate, "likeness")))
+    if finding.better_image is not None and finding.kind == "mismatch":
+        other = finding.better_image
+        shown = pictures.show(finding.split, other.image, SMALL)
+        note = f"<small>{clean(other.image)}, score {other.score:.3f}</small>"
+        facts.append(("better image", f'<div class="small">{shown}</div>{note}'))
+    return "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts)
+
+
+def _word(word: WrongWord) -> str:
+    instead = f" → <ins>{clean(', '.join(word.suggestions))}</ins>" if word.suggestions else ""
+    effect = f"{signed(word.effect)}, usually {signed(word.usual)}"
+    return f"{clean(word.word)} <small>({effect})</small>{instead}"
+
+
+def _other(caption: OtherCaption, what: str) -> str:
+    return (
+        f"<bdi>{clean(caption.text)}</bdi> "
+        f"<small>{clean(caption.image)}, {what} {caption.score:.3f}</small>"
+    )
+
+
+# The audit as one HTML page: no file or address besides it, and no caption is ever markup.
+
+
+STYLE, SCRIPT = (
+    (Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+)
+ORDERS = {
+    "suspicion": "most suspicious",
+    "score": "lowest score",
+    "margin": "largest lead of another image",
+    "rank": "worst rank",
+    "image": "image",
+}
+LISTED = 20
+SUSPICIOUS, NEAR = "Suspicious captions", "Near-duplicates"
+NEAR_NOTE = (
+    "Captions that say nearly the same of different images: likely false negatives in training, "
+    "no errors. Identical captions are one entry."
+)
+
+
+def render(
+    title: str,
+    summaries: Sequence[Summary],
+    findings: Sequence[Finding],
+    splits: Mapping[str, Split],
+    most: int = 500,
+    notes: Sequence[str] = (),
+    problems: Sequence[Problem] = (),
+) -> str:
+    """The page; pictures come from ``splits``, by the name of a finding's split."""
+    wrong = [finding for finding in findings if finding.kind == "mismatch"]
+    # one that is suspicious, too, is in both sections: the threshold takes nothing from this one
+    alike = grouped([one for one in findings if one.kind != "mismatch" or one.near_duplicate])
+    chosen, groups = _shown(wrong, alike, most)
+    pictures = Pictures(splits)
+    remarks = [*notes, *(f"{one.split}: {note}" for one in summaries for note in one.notes)]
+    near, near_shown = sum(map(len, alike)), sum(map(len, groups))
+    if len(chosen) < len(wrong) or near_shown < near:
+        remarks.append(
+            f"This page shows {len(chosen)} of {len(wrong)} listed suspicious captions and "
+            f"{near_shown} of {near} near-duplicates; findings.jsonl has all."
+        )
+    skipped = [*map(str, problems), *(line for one in summaries for line in one.skipped)]
+    remarks += [f"Left out: {line}" for line in skipped[:LISTED]]
+    if len(skipped) > LISTED:
+        remarks.append(f"… and {len(skipped) - LISTED} more; summary.json counts them.")
+    return PAGE_HTML.format(
+        policy=escape(page_policy(SCRIPT)),
+        title=escape(title),
+        style=BASE_STYLE + STYLE,
+        counts=_counts(summaries, problems),
+        notes="".join(f'<p class="note">{clean(note)}</p>' for note in remarks),
+        chips=_chips(chosen),
+        orders=_options(ORDERS),
+        tabs=_tab("suspicious", SUSPICIOUS, len(wrong)) + _tab("near-duplicates", NEAR, near),
+        suspicious=SUSPICIOUS,
+        near=NEAR,
+        near_note=NEAR_NOTE,
+        total=len(chosen) + len(groups),
+        cards="".join(finding_html(finding, pictures) for finding in chosen)
+        or '<p class="note">Nothing found: no caption is listed as suspicious.</p>',
+        groups="".join(finding_html(group[0], pictures, group[1:]) for group in groups)
+        or '<p class="note">Nothing found: no caption is nearly the same as another.</p>',
+        script=SCRIPT,
+    )
+
+
+def grouped(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Near-duplicates with the same caption together, those of the most images first."""
+    groups: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    for finding in findings:
+        groups[finding.split, finding.text].append(finding)
+    return sorted(groups.values(), key=lambda group: -group[0].near_duplicate_images)
+
+
+def _shown(
+    wrong: list[Finding], alike: list[list[Finding]], most: int
+) -> tuple[list[Finding], list[list[Finding]]]:
+    """The first suspicious captions; near-duplicates have a fifth of the room, or what is left."""
+    kept = wrong[: max(most - min(len(alike), most // 5), 0)]
+    return kept, alike[: most - len(kept)]
+
+
+def _tab(section: str, name: str, count: int) -> str:
+    return f'<button type="button" data-section="{section}">{name} ({count:,})</button>'
+
+
+def _counts(summaries: Sequence[Summary], problems: Sequence[Problem]) -> str:
+    suspicious, captions = total(summaries)
+    cells = {
+        "captions": f"{captions:,}",
+        "suspicious": f"{suspicious:,}",
+        "share": f"{100 * suspicious / max(1, captions):.1f} %",
+        "near-duplicates": f"{sum(one.false_negatives for one in summaries):,}",
+        "images skipped": f"{skipped_images(summaries, problems):,}",
+    }
+    return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in cells.items())
+
+
+def _chips(findings: Sequence[Finding]) -> str:
+    parts = []
+    for sign, name in SIGN_NAMES.items():
+        count = sum(sign in finding.signs for finding in findings)
+        if count:
+            box = f'<input type="checkbox" value="{sign}">'
+            parts.append(f'<label class="chip">{box}{escape(name)} ({count})</label>')
+    return "".join(parts)
+
+
+def _options(choices: Mapping[str, str]) -> str:
+    return "".join(
+        f'<option value="{key}">{escape(name)}</option>' for key, name in choices.items()
+    )
+
+
+PAGE_HTML = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Counterfoil audit: {title}</title><style>{style}</style></head><body>
+<a class="skip" href="#findings">to the findings</a><main>
+<header><p class="brand">Counterfoil audit</p><h1>{title}</h1></header>
+<dl class="counts">{counts}</dl>
+{notes}
+<nav class="tabs" aria-label="Sections" hidden>{tabs}</nav>
+<div class="tools" role="search" hidden>
+<fieldset><legend>Only with all of these reasons</legend>{chips}</fieldset>
+<label>Sort by <select id="order">{orders}</select></label>
+<input id="search" type="search" placeholder="words of a caption, an image id"
+ aria-label="Filter by text" title="/ to type here; j and k move between findings">
+</div>
+<p id="shown" role="status">{total} findings</p>
+<div id="findings">
+<section id="suspicious"><h2>{suspicious}</h2><div class="list">{cards}</div></section>
+<section id="near-duplicates"><h2>{near}</h2><p class="note">{near_note}</p>
+<div class="list">{groups}</div></section>
+</div>
+</main><script>{script}</script></body></html>
+"""
+
 
 PAGE, LINES, TABLE, SUMMARY = "index.html", "findings.jsonl", "findings.csv", "summary.json"
 IMAGES = "images.jsonl"

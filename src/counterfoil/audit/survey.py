@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import io
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,18 +16,178 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from counterfoil.audit.blocks import ImageBlock, ImageBlocks, caption_blocks
-from counterfoil.audit.keeping import Keeper
+from counterfoil.core.errors import CheckpointError, DataError
+from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.storage.atomic import write_atomically
+from counterfoil.core.tensors.modes import asked
+from counterfoil.data.batches.collate import pad_fragments
+from counterfoil.data.fragments import Fragments, FragmentTable
 from counterfoil.data.pairs import Split
+from counterfoil.data.text.tokenizers import KnownText, known_text
 from counterfoil.encoders import Encoded
-from counterfoil.errors import DataError
-from counterfoil.evaluation.score_engine import for_kernels, on_host, scored_tiles
-from counterfoil.evaluation.score_plan import plan_scores
-from counterfoil.evaluation.scoring import encode_texts
-from counterfoil.models.asking import asked
+from counterfoil.models.importers.safe_pickles import read_checkpoint
 from counterfoil.models.model import Model
-from counterfoil.models.word_spans import KnownText, known_text
-from counterfoil.progress import Progress, Silent
+from counterfoil.models.store import model_digest
+from counterfoil.scoring.encode import encode_texts
+from counterfoil.scoring.engine import for_kernels, on_host, scored_tiles
+from counterfoil.scoring.plan import plan_scores
+
+# The images and captions of a split, encoded a block at a time: memory stays bounded.
+
+
+IMAGE_BYTES = 1 << 30
+"""Room for the encoded images of one block."""
+
+MOST_IMAGES = 1 << 14
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class ImageBlock:
+    """Some encoded images; ``images`` are their indices into the split."""
+
+    encoded: Encoded
+    images: list[int]
+
+
+class ImageBlocks:
+    """The readable images of a split; iterating encodes them, block by block.
+
+    A split that fits into one block is encoded once, however often it is gone through. ``skipped``
+    says, after the first time, which images could not be read.
+    """
+
+    def __init__(self, model: Model, split: Split, size: int | None = None) -> None:
+        self.model, self.split, self.table = model, split, split.require_fragments()
+        self.size = size or _images_at_once(model, self.table)
+        self.skipped: dict[int, str] = {}
+        self._only: ImageBlock | None = None
+
+    def __len__(self) -> int:
+        return -(-len(self.split) // self.size)
+
+    def __iter__(self) -> Iterator[ImageBlock]:
+        return (block for _, block in self.numbered())
+
+    def numbered(self, first: int = 0) -> Iterator[tuple[int, ImageBlock]]:
+        """Blocks from the ``first`` on, with their numbers; one without readable images is none."""
+        for number in range(first, len(self)):
+            block = self._only or self._encode(number)
+            if len(self) == 1:
+                self._only = block
+            if block is not None:
+                yield number, block
+
+    def readable(self, image: int) -> bool:
+        try:
+            self.table.read(image)
+        except DataError:
+            return False
+        return True
+
+    @torch.inference_mode()
+    def _encode(self, number: int) -> ImageBlock | None:
+        wanted = range(len(self.split))[number * self.size : (number + 1) * self.size]
+        parts: list[Encoded] = []
+        kept: list[int] = []
+        for start in range(0, len(wanted), BATCH):
+            items: list[Fragments] = []
+            for image in wanted[start : start + BATCH]:
+                try:
+                    items.append(self.table.read(image))
+                    kept.append(image)
+                except DataError as error:
+                    self.skipped[image] = f"image {self.split.ids[image]}: {error}"
+            if items:
+                batch = pad_fragments(items).to(self.model.device)
+                parts.append(self.model.encode_images(batch))
+        return ImageBlock(Encoded.cat(parts), kept) if parts else None
+
+
+def caption_blocks(texts: Sequence[str], captions: Sequence[int]) -> list[list[int]]:
+    """Some hundred captions at a time, shortest first: little is padded where lengths are alike."""
+    by_length = sorted(captions, key=lambda caption: len(texts[caption].split()))
+    return [by_length[start : start + BATCH] for start in range(0, len(by_length), BATCH)]
+
+
+def _images_at_once(model: Model, table: FragmentTable) -> int:
+    vectors = 1 if model.matcher.needs == "pooled" else table.max_fragments + 1
+    each = 4 * model.spec.embed_size * vectors * model.spec.copies
+    return max(1, min(MOST_IMAGES, IMAGE_BYTES // each))
+
+
+# What a survey has found so far, on disk: an audit that was stopped goes on from there.
+
+
+FORMAT = 2
+"""To be raised with every change of what is kept, or of how a split is cut into blocks."""
+
+OPERATIONS = 20_000_000
+"""Pickle instructions of a file: it may list every image and caption."""
+
+EVERY = 30.0
+"""Seconds between two savings."""
+
+SAMPLED = 16
+"""Images of a split whose fragments are part of its mark."""
+
+
+class Keeper:
+    """One file, which counts for one ``mark`` (a model with a split) and is ignored for another."""
+
+    def __init__(self, path: Path, mark: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path, self.mark, self.clock = path, mark, clock
+        self._last = clock()
+
+    @classmethod
+    def of(cls, path: Path, model: Model, split: Split) -> Keeper:
+        return cls(path, f"{FORMAT} {model_digest(model)} {_split_mark(split)}")
+
+    def load(self) -> dict[str, Any] | None:
+        """What was kept, or None where there is nothing, or of something else, or damaged."""
+        try:
+            held = read_checkpoint(self.path, OPERATIONS)
+        except CheckpointError:
+            return None
+        if not isinstance(held, dict) or held.pop("mark", None) != self.mark:
+            return None
+        return held
+
+    def offer(self, state: Callable[[], dict[str, Any]], last: bool = False) -> None:
+        """Save, if it is time to, or if this is the ``last`` state.
+
+        Where that fails, as on a full disk, an audit that is not stopped loses nothing by it.
+        """
+        now = self.clock()
+        if not last and now - self._last < EVERY:
+            return
+        self._last = now
+        buffer = io.BytesIO()
+        torch.save({"mark": self.mark, **state()}, buffer)
+        with suppress(OSError):
+            write_atomically(self.path, buffer.getvalue())
+
+
+def _split_mark(split: Split) -> str:
+    """Changes with ids, captions and their order, and with the fragments of a sample of images."""
+    digest = hashlib.sha256(split.name.encode())
+    for key, texts in zip(split.ids, split.captions, strict=True):
+        digest.update(repr((key, list(texts))).encode())
+    for image in np.linspace(0, len(split) - 1, min(SAMPLED, len(split))).astype(int).tolist():
+        digest.update(_fragments(split, image))
+    return digest.hexdigest()
+
+
+def _fragments(split: Split, image: int) -> bytes:
+    if split.fragments is None:
+        return b""
+    try:
+        found = split.fragments.read(image)
+    except DataError:
+        return b"unreadable"
+    boxes = b"" if found.boxes is None else found.boxes.tobytes()
+    return found.features.tobytes() + boxes
+
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]

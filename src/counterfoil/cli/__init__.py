@@ -16,12 +16,11 @@ from counterfoil.cli.demo import demo
 from counterfoil.cli.evaluate import evaluate
 from counterfoil.cli.explain import explain
 from counterfoil.cli.features import features
-from counterfoil.cli.foil_report import foil_report
+from counterfoil.cli.foil_report import foil_report, judge
 from counterfoil.cli.foils import foils
 from counterfoil.cli.guide import guide_app
-from counterfoil.cli.import_ import import_
+from counterfoil.cli.import_checkpoint import import_
 from counterfoil.cli.index import index_app
-from counterfoil.cli.judge import judge
 from counterfoil.cli.models import models
 from counterfoil.cli.recipes import recipes_app
 from counterfoil.cli.reproduce import reproduce
@@ -30,7 +29,7 @@ from counterfoil.cli.search import search
 from counterfoil.cli.serve import serve
 from counterfoil.cli.signals import end_on_sigterm
 from counterfoil.cli.train import train
-from counterfoil.errors import CounterfoilError
+from counterfoil.core.errors import CounterfoilError
 
 EPILOG = (
     "First steps:  counterfoil demo   ·   counterfoil models   ·   counterfoil recipes   ·   "
@@ -122,6 +121,6 @@ def _plain(text: str) -> str:
     """A message with neither markup nor control characters; lists of problems take lines."""
     from rich.markup import escape
 
-    from counterfoil.printable import printable
+    from counterfoil.core.printable import printable
 
     return escape(printable(text, keep="\n"))

@@ -25,15 +25,16 @@ from counterfoil.cli.output import (
     say_fallback,
 )
 from counterfoil.cli.signals import ENDED_BY
-from counterfoil.reading import read_text
+from counterfoil.core.storage.reading import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from counterfoil.audit import Audit, Corrector
+    from counterfoil.core.progress import Progress
     from counterfoil.data.pairs import Pairs, Split
     from counterfoil.models.model import Model
-    from counterfoil.progress import Progress
+
 
 TOO_MANY = 7
 """Exit code where more captions are suspicious than was allowed; no error has it."""
@@ -96,8 +97,9 @@ def audit(
     """
     check_inputs([run, *([corrector] if corrector else [])], pairs, format)
     from counterfoil.audit import NO_CORRECTOR, audit_split, can_correct, total, write_report
-    from counterfoil.locks import locked_folder
-    from counterfoil.training.load import evaluation_split, load_model, run_config
+    from counterfoil.core.storage.locks import locked_folder
+    from counterfoil.training.run_data import evaluation_split
+    from counterfoil.training.run_folder import load_model, run_config
 
     bars = progress(quiet=as_json)
     options = parse_options(option or [])
@@ -175,7 +177,7 @@ def _correctors(
 ) -> Callable[[Split], Corrector | None]:
     """What corrects the captions of a split; nothing where no model was taught to."""
     from counterfoil.audit import Corrector, can_correct
-    from counterfoil.training.load import load_model
+    from counterfoil.training.run_folder import load_model
 
     if named is None and not can_correct(model):
         return lambda split: None
@@ -189,7 +191,7 @@ def _correctors(
 
 
 def _refuse_other_features(named: Path, model: Model, data: Pairs) -> None:
-    from counterfoil.errors import ConfigError
+    from counterfoil.core.errors import ConfigError
 
     widths = {split.fragments.dim for split in data if split.fragments is not None}
     if widths != {model.input_dim}:

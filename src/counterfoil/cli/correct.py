@@ -23,7 +23,7 @@ from counterfoil.cli.output import (
     print_table,
     progress,
 )
-from counterfoil.cli.sentences import check_sentence
+from counterfoil.data.text.words import check_sentence
 
 if TYPE_CHECKING:
     from counterfoil.models.correct import Change, Correction, SuspectWord
@@ -108,7 +108,7 @@ def correct(
     than a margin. Margin and threshold were chosen on the run's dev split. --measure prints how
     many of the changes are right, and how often none is made.
     """
-    from counterfoil.errors import ConfigError
+    from counterfoil.core.errors import ConfigError
 
     if measure or choose:
         if image is not None or text is not None or out is not None:
@@ -128,9 +128,9 @@ def correct(
     if out is not None and out.suffix.lower() != ".png":
         raise ConfigError(f"--out {out}: the picture is a PNG, name it so")
     check_inputs([run], data, format)
+    from counterfoil.data.text.tokenizers import require_known, unknown_note
     from counterfoil.models.correct import correct as correct_caption
-    from counterfoil.models.word_spans import require_known, unknown_note
-    from counterfoil.training.load import load_model
+    from counterfoil.training.run_folder import load_model
 
     model = load_model(run, device)
     unknown = require_known(model.text, text).unknown_words
@@ -140,8 +140,8 @@ def correct(
         model, fragments, text, threshold=threshold, margin=margin, candidates=candidates
     )
     if out is not None:
-        from counterfoil.evaluation.correct_chart import correct_png
-        from counterfoil.files import write_atomically
+        from counterfoil.core.storage.atomic import write_atomically
+        from counterfoil.plots.sentences import correct_png
 
         write_atomically(out, correct_png(result, pixels))
     if as_json:
@@ -177,7 +177,9 @@ def _measure(
 ) -> None:
     from counterfoil.evaluation.corrections import measure_corrections
     from counterfoil.models.correct import correcting, rule_of
-    from counterfoil.training.load import choose_run_rule, evaluation_split, load_model
+    from counterfoil.training.run import choose_run_rule
+    from counterfoil.training.run_data import evaluation_split
+    from counterfoil.training.run_folder import load_model
 
     bars = progress(quiet=as_json)
     model = load_model(read.run, device)

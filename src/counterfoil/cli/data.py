@@ -18,11 +18,12 @@ from counterfoil.cli.output import (
     print_table,
     progress,
 )
-from counterfoil.printable import printable
+from counterfoil.core.printable import printable
 
 if TYPE_CHECKING:
     from counterfoil.data import Inspection
-    from counterfoil.data.leakage import Leakage
+    from counterfoil.data.splits import Leakage
+
 
 data_app = typer.Typer(help="Look at data sets, convert them, draw scenes.", no_args_is_help=True)
 
@@ -108,7 +109,7 @@ def _show(found: Inspection, limit: int) -> None:
     for shared in found.leakage:
         _show_leakage(shared)
     if found.dev_set_aside is not None:
-        from counterfoil.data.dev_split import describe
+        from counterfoil.data.splits import describe
 
         line = f"in training, {describe(*found.dev_set_aside)}"
         console().print(line, style="cyan", highlight=False, markup=False)

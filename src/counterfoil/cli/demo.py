@@ -28,6 +28,7 @@ from counterfoil.cli.train import ADVICE
 if TYPE_CHECKING:
     from counterfoil.cli.demo_stages import Demo, DemoResult, Example
 
+
 DEMO_FOLDER = Path("runs/demo")
 
 DEMO = {
@@ -111,8 +112,8 @@ def demo(
     with the same command. One that is finished is shown again.
     """
     from counterfoil.cli.demo_stages import INTERRUPTED, Demo
-    from counterfoil.config import build_config, merge
-    from counterfoil.locks import locked_folder
+    from counterfoil.core.config import build_config, merge
+    from counterfoil.core.storage.locks import locked_folder
     from counterfoil.training.run_folder import clear_run, holds_a_run, locked_run
 
     started = time.monotonic()

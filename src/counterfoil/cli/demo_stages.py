@@ -17,32 +17,38 @@ import typer
 
 from counterfoil.audit import Audit, Corrector, audit_split
 from counterfoil.audit import write_report as write_audit
-from counterfoil.audit.corruption import Corrupted, corrupt
-from counterfoil.audit.measures import (
+from counterfoil.audit.benchmark import (
     AuditMeasures,
+    Corrupted,
     PlantedCaption,
+    corrupt,
     mark_planted,
     measure_audit,
     planted_captions,
 )
 from counterfoil.cli.signals import StopSignals
-from counterfoil.config import RunConfig, load_config
+from counterfoil.core.config import RunConfig, load_config
+from counterfoil.core.errors import CheckpointError, CounterfoilError, DataError
+from counterfoil.core.progress import Progress
+from counterfoil.core.storage.atomic import write_atomically
+from counterfoil.core.storage.reading import read_text
 from counterfoil.data.pairs import Pairs, Split
-from counterfoil.errors import CheckpointError, CounterfoilError, DataError
 from counterfoil.evaluation.corrections import CorrectionReport, measure_corrections
 from counterfoil.evaluation.gallery import Search
 from counterfoil.evaluation.report import Report, RetrievalReport
-from counterfoil.files import write_atomically
 from counterfoil.models import Model, create_model, from_pretrained
 from counterfoil.models.correct import rule_of
-from counterfoil.progress import Progress
-from counterfoil.reading import read_text
-from counterfoil.training.corrections import save_rule
-from counterfoil.training.load import load_model
-from counterfoil.training.loop import Trainer
 from counterfoil.training.report import Section, write_report
-from counterfoil.training.run import FinishedRun, execute, resumed_config
-from counterfoil.training.run_folder import RUN_FILES, clear_run, make_room, write_config
+from counterfoil.training.run import FinishedRun, execute, save_rule
+from counterfoil.training.run_folder import (
+    RUN_FILES,
+    clear_run,
+    load_model,
+    make_room,
+    resumed_config,
+    write_config,
+)
+from counterfoil.training.trainer import Trainer
 
 RESULT = "demo.json"
 INTERRUPTED = "interrupted; the same command goes on"

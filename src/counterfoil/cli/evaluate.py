@@ -2,34 +2,111 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from counterfoil.cli.evaluation_report import Found, show, show_comparison
 from counterfoil.cli.output import (
     CACHE_OPTION,
     JSON_OPTION,
     FormatOption,
     SourceOptions,
     check_inputs,
+    console,
     parse_options,
+    print_json,
+    print_table,
     progress,
     say_fallback,
 )
-from counterfoil.errors import ConfigError
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.printable import printable
 
 if TYPE_CHECKING:
+    from counterfoil.core.progress import Progress
     from counterfoil.data.pairs import Split
     from counterfoil.evaluation.comparison import Comparison, RunResult
+    from counterfoil.evaluation.report import RetrievalReport
     from counterfoil.evaluation.retrieval import Identical
-    from counterfoil.evaluation.scoring import SplitScores
-    from counterfoil.evaluation.word_foils import Foils
+    from counterfoil.evaluation.two_stage import ShortlistReport
+    from counterfoil.evaluation.words.cases import Foils
+    from counterfoil.evaluation.words.report import WordReport
     from counterfoil.models.model import Model
-    from counterfoil.progress import Progress
+    from counterfoil.scoring.encode import SplitScores
+
+
+# How `counterfoil evaluate` shows and writes what it found.
+
+
+@dataclass(frozen=True)
+class Found:
+    """The reports of one model or ensemble, and the images it could not read."""
+
+    retrieval: RetrievalReport
+    words: WordReport | None
+    skipped: list[str]
+    lists: ShortlistReport | None = None
+
+
+def show(found: Found, out: Path | None, markdown: bool, as_json: bool) -> None:
+    report, words = found.retrieval, found.words
+    tree = json.loads(report.to_json())
+    if words is not None:
+        tree["words"] = json.loads(words.to_json())
+    page = report.to_markdown() + (f"\n{words.to_markdown()}" if words is not None else "")
+    if found.lists is not None:
+        tree["shortlist"] = found.lists.as_dict()
+        page += f"\n{found.lists.to_markdown()}"
+    if found.skipped:
+        tree["skipped_images"] = found.skipped
+        page += f"\n{len(found.skipped)} images could not be read and were left out.\n"
+    _write(out, tree, page)
+    if as_json:
+        print_json(tree)
+    elif markdown:
+        typer.echo(page)
+    else:
+        for title, rows in report.tables():
+            print_table(rows, title=title)
+        if report.extended is not None:
+            print_table(report.extended.rows())
+        if found.lists is not None:
+            print_table(found.lists.rows())
+            console().print(found.lists.note(), highlight=False)
+        console().print(f"{report.tie_rule}", highlight=False)
+        if words is not None:
+            print_table(words.rows(), title=words.headline())
+            console().print(words.notes(), highlight=False, markup=False)
+        if found.skipped:
+            line = f"{len(found.skipped)} images skipped, the first: {found.skipped[0]}"
+            console().print(printable(line), markup=False)
+
+
+def show_comparison(
+    comparison: Comparison, out: Path | None, markdown: bool, as_json: bool
+) -> None:
+    tree = json.loads(comparison.to_json())
+    _write(out, tree, comparison.to_markdown())
+    if as_json:
+        print_json(tree)
+    elif markdown:
+        typer.echo(comparison.to_markdown())
+    else:
+        print_table(comparison.rows(), title=comparison.headline())
+        console().print(comparison.notes(), highlight=False, markup=False)
+
+
+def _write(out: Path | None, tree: dict[str, Any], page: str) -> None:
+    if out is None:
+        return
+    from counterfoil.core.storage.atomic import write_atomically
+
+    as_markdown = out.suffix.lower() == ".md"
+    write_atomically(out, page if as_markdown else json.dumps(tree, ensure_ascii=False, indent=2))
 
 
 def evaluate(
@@ -134,8 +211,9 @@ def evaluate(
     if each and extended:
         raise ConfigError("--cxc and --eccv judge one model or ensemble: leave out --each")
     check_inputs([*runs, *([shortlist] if shortlist else [])], data, format)
-    from counterfoil.data.leakage import leakage_warning
-    from counterfoil.training.load import evaluation_split, leakage_into
+    from counterfoil.data.splits import leakage_warning
+    from counterfoil.training.run_data import evaluation_split
+    from counterfoil.training.run_folder import leakage_into
 
     bars = progress(quiet=as_json or markdown)
     settings = _Settings(
@@ -206,7 +284,7 @@ class _Settings:
             self.bars.say(text)
 
     def make_foils(self, split: Split) -> Foils | None:
-        from counterfoil.evaluation.word_foils import make_foils
+        from counterfoil.evaluation.words.cases import make_foils
 
         return make_foils(split, self.foils, self.max_captions) if self.words else None
 
@@ -223,8 +301,8 @@ class _FirstStage:
 def _first_stage(
     run: Path, top: int, read: Callable[[Path], Split], split: Split, settings: _Settings
 ) -> _FirstStage:
-    from counterfoil.evaluation.scoring import score_split
-    from counterfoil.training.load import load_model
+    from counterfoil.scoring.encode import score_split
+    from counterfoil.training.run_folder import load_model
 
     own = read(run)
     _check_same(run, own, split, settings.split)
@@ -247,8 +325,8 @@ def _judge(
     settings: _Settings,
     first: _FirstStage | None = None,
 ) -> Found:
-    from counterfoil.evaluation.word_effects import average_words, measure_words
-    from counterfoil.evaluation.words import report_words
+    from counterfoil.evaluation.words.effects import average_words, measure_words
+    from counterfoil.evaluation.words.evaluate import report_words
 
     found = (
         _by_two_stages(models, split, settings, first)
@@ -267,7 +345,7 @@ def _judge(
 def _by_two_stages(
     models: list[Model], split: Split, settings: _Settings, first: _FirstStage
 ) -> Found:
-    from counterfoil.evaluation.shortlist import score_two_stages
+    from counterfoil.evaluation.two_stage import score_two_stages
 
     found = score_two_stages(
         models,
@@ -288,9 +366,9 @@ def _by_two_stages(
 
 
 def _by_all_pairs(models: list[Model], split: Split, settings: _Settings) -> Found:
+    from counterfoil.evaluation.annotations import extended_positives
     from counterfoil.evaluation.evaluate import report_scores
-    from counterfoil.evaluation.scoring import score_split
-    from counterfoil.evaluation.split_ids import extended_positives
+    from counterfoil.scoring.encode import score_split
 
     scores = [score_split(model, split, progress=settings.bars) for model in models]
     positives = extended_positives(split, scores[0], cxc=settings.cxc, eccv=settings.eccv)
@@ -314,7 +392,7 @@ def _together(
     first: _FirstStage | None = None,
 ) -> Found:
     """One model, or several as an ensemble."""
-    from counterfoil.training.load import load_model
+    from counterfoil.training.run_folder import load_model
 
     made = settings.make_foils(split)
     models = [load_model(run, settings.device) for run in runs]
@@ -327,7 +405,7 @@ def _together(
 def _compare(runs: list[Path], read: Callable[[Path], Split], settings: _Settings) -> Comparison:
     """Each run by itself, with features of its own kind, on the pairs of the first."""
     from counterfoil.evaluation.comparison import Comparison, RunResult
-    from counterfoil.training.load import load_model
+    from counterfoil.training.run_folder import load_model
 
     first = read(runs[0])
     made = settings.make_foils(first)

@@ -20,7 +20,7 @@ from counterfoil.cli.output import (
     print_table,
     progress,
 )
-from counterfoil.cli.sentences import check_sentence
+from counterfoil.data.text.words import check_sentence
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -65,21 +65,21 @@ def explain(
     effects add up to the score; with others, an effect is what the score loses when the word is
     left out. Words that the model does not know are left out before scoring, and marked.
     """
-    from counterfoil.errors import ConfigError
+    from counterfoil.core.errors import ConfigError
 
     check_sentence(text, "explain")
     if out is not None and out.suffix.lower() != ".png":
         raise ConfigError(f"--out {out}: the picture is a PNG, name it so")
     check_inputs([run], data, format)
-    from counterfoil.training.load import load_model
+    from counterfoil.training.run_folder import load_model
 
     model = load_model(run, device)
     source = ImageSource(run, data, format, option or [], split, cache, quiet=as_json)
     fragments, pixels = source.read(model, image)
     match = model.explain(fragments, text)
     if out is not None:
-        from counterfoil.evaluation.explain_chart import explain_png
-        from counterfoil.files import write_atomically
+        from counterfoil.core.storage.atomic import write_atomically
+        from counterfoil.plots.sentences import explain_png
 
         write_atomically(out, explain_png(match, pixels))
     if as_json:
@@ -111,7 +111,7 @@ class ImageSource:
         self, model: Model, image: str
     ) -> tuple[Fragments, Image.Image | None, list[str]]:
         """The same, and the captions that the data set has of the image; a file has none."""
-        from counterfoil.training.load import evaluation_split
+        from counterfoil.training.run_data import evaluation_split
 
         if Path(image).is_file():
             return (*_from_file(model, self.run, Path(image)), [])
@@ -122,8 +122,8 @@ class ImageSource:
 
 
 def _from_file(model: Model, run: Path, path: Path) -> tuple[Fragments, Image.Image | None]:
+    from counterfoil.core.errors import ConfigError
     from counterfoil.data.images import FileImage, open_image
-    from counterfoil.errors import ConfigError
     from counterfoil.features import extractors
 
     if model.fragments_from is None:
@@ -138,8 +138,8 @@ def _from_file(model: Model, run: Path, path: Path) -> tuple[Fragments, Image.Im
 
 def _refuse_missing_file(image: str, run: Path, data: str | None) -> None:
     """What looks like a file, or cannot be an id, is not searched for in a data set."""
-    from counterfoil.errors import DataError
-    from counterfoil.training.load import run_config
+    from counterfoil.core.errors import DataError
+    from counterfoil.training.run_folder import run_config
 
     path = Path(image)
     if path.is_dir():
@@ -154,8 +154,8 @@ def _from_data(
     pairs: Pairs, image: str, split: str | None
 ) -> tuple[Fragments, Image.Image | None, list[str]]:
     """Fragments, pixels where there are any, and captions of an image by its id."""
+    from counterfoil.core.errors import DataError, nearest
     from counterfoil.data.images import open_image
-    from counterfoil.errors import DataError, nearest
 
     searched = [pairs[split]] if split is not None else list(pairs)
     for one in searched:
@@ -176,8 +176,8 @@ def _from_data(
 
 
 def _print(match: Match) -> None:
-    from counterfoil.evaluation.explain_chart import colour_note, method_note, signed, standing
-    from counterfoil.models.word_spans import unknown_note
+    from counterfoil.data.text.tokenizers import unknown_note
+    from counterfoil.plots.sentences import colour_note, method_note, signed, standing
 
     def row(word: WordEffect) -> list[str]:
         if not word.known:
@@ -208,8 +208,7 @@ def coloured(match: Match, many: bool = True) -> Text:
     from rich.style import Style
     from rich.text import Text
 
-    from counterfoil.evaluation.explain_chart import shades
-    from counterfoil.evaluation.word_chips import colour_of
+    from counterfoil.plots.sentences import colour_of, shades
 
     sentence = Text(match.text)
     for word, shade in zip(match.words, shades(match), strict=True):

@@ -18,12 +18,13 @@ from counterfoil.cli.output import (
     print_json,
     progress,
 )
-from counterfoil.files import DEFAULT_CACHE
+from counterfoil.core.storage.atomic import DEFAULT_CACHE
 
 if TYPE_CHECKING:
+    from counterfoil.core.progress import Progress
     from counterfoil.data import Pairs
     from counterfoil.features.build import FeatureReport
-    from counterfoil.progress import Progress
+
 
 FEW = 5
 """Captions or images of one kind of problem that are named."""
@@ -81,7 +82,7 @@ def features(
       counterfoil features flickr8k/ -b efficientnet-lite --backbone-option variant=2 -o lite2
       counterfoil features coco/ -b transformers --backbone-option model=dinov2-base -o coco-dinov2
     """
-    from counterfoil.data.sources.split_names import HASHED
+    from counterfoil.data.formats.base import HASHED
     from counterfoil.features.build import build_features, check_choices, default_backbone
 
     bars = progress(quiet=as_json)
@@ -123,8 +124,8 @@ def features(
 
 def _refuse_backbone_options(options: dict[str, Any], backbone: str) -> None:
     """--option is for the data, as in all commands: say so if it was meant for the backbone."""
-    from counterfoil.data.sources import named_sources, sources
-    from counterfoil.errors import ConfigError
+    from counterfoil.core.errors import ConfigError
+    from counterfoil.data.formats import named_sources, sources
     from counterfoil.features.extractors import extractors, split_full_name
 
     name, _ = split_full_name(backbone)
@@ -142,9 +143,9 @@ def _read(
 ) -> Pairs:
     """A data set or, where the path is none but a folder of images, those without captions."""
     from counterfoil.data import load_pairs
+    from counterfoil.data.formats import sources
     from counterfoil.data.load import is_named
-    from counterfoil.data.sources import sources
-    from counterfoil.features.photos import is_photo_folder, read_photos
+    from counterfoil.features.build import is_photo_folder, read_photos
 
     path = Path(source)
     if format is None and not is_named(source, None) and path.is_dir():
@@ -186,7 +187,7 @@ def _show(report: FeatureReport) -> None:
 
 def _show_left_out(report: FeatureReport) -> None:
     """Captions and images that are not in the result: counts, and the first few of each kind."""
-    from counterfoil.data.problems import count_kinds
+    from counterfoil.data.pairs import count_kinds
 
     out = console()
     for kind, count in count_kinds(report.left_out).items():

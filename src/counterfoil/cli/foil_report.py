@@ -21,14 +21,15 @@ from counterfoil.cli.output import (
     print_table,
     progress,
 )
-from counterfoil.errors import ConfigError
+from counterfoil.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from counterfoil.core.progress import Progress
     from counterfoil.data.pairs import Split
-    from counterfoil.evaluation.foil_fluency import Fluency
-    from counterfoil.evaluation.foil_report import FoilReport
+    from counterfoil.evaluation.foils.fluency import Fluency
+    from counterfoil.evaluation.foils.report import FoilReport
     from counterfoil.models.model import Model
-    from counterfoil.progress import Progress
+
 
 OWN = "own"
 
@@ -92,9 +93,10 @@ def foil_report(
     TAGS-DC, the share of true negatives the drawn scenes.
     """
     check_inputs([run], data, format)
-    from counterfoil.evaluation.foil_metrics import judge_foils
-    from counterfoil.evaluation.foil_sources import FoilChoice, foils_by, is_rules
-    from counterfoil.training.load import evaluation_split, load_model
+    from counterfoil.evaluation.foils.metrics import judge_foils
+    from counterfoil.evaluation.foils.sets import FoilChoice, foils_by, is_rules
+    from counterfoil.training.run_data import evaluation_split
+    from counterfoil.training.run_folder import load_model
 
     bars = progress(quiet=as_json or markdown)
     unit: Literal["graph", "word"] = "graph" if masking == "scene-graph" else "word"
@@ -126,7 +128,7 @@ def foil_report(
 def _fluency(lm: str | None, model: Model, bars: Progress) -> Fluency | None:
     if lm is None:
         return None
-    from counterfoil.evaluation.foil_fluency import RunFluency, TransformersFluency
+    from counterfoil.evaluation.foils.fluency import RunFluency, TransformersFluency
 
     return RunFluency(model, progress=bars) if lm == OWN else TransformersFluency(lm, model.device)
 
@@ -144,3 +146,46 @@ def _show(reports: list[FoilReport], markdown: bool, as_json: bool) -> None:
                 if table:
                     print_table(table)
             console().print(report.notes(), highlight=False, markup=False)
+
+
+# `counterfoil judge`: do a model's scores agree with people's judgements?
+
+
+def judge(
+    run: Annotated[Path, typer.Argument(help="Run or model folder.")],
+    judgements: Annotated[
+        Path, typer.Argument(help="ExpertAnnotations.txt or CrowdFlowerAnnotations.txt.")
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="Data set of the images; by default the one of the run."),
+    ] = None,
+    format: FormatOption = None,
+    option: SourceOptions = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    cache: Path = CACHE_OPTION,
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Correlate scores with human judgements of Flickr8k: Kendall's τ, as CLIPScore reports it.
+
+    [bold]Examples[/]
+
+      counterfoil judge runs/f8k ExpertAnnotations.txt
+      counterfoil judge runs/f8k CrowdFlowerAnnotations.txt --data flickr8k/ --json
+
+    Which kind of judgements a file has is seen from its numbers: three expert ratings (τ-c over all
+    ratings; own captions left out) or the crowd's share of yes (τ-b).
+    """
+    check_inputs([run], data, format)
+    from counterfoil.evaluation.judgements import judge as judge_model
+    from counterfoil.training.run_data import evaluation_split
+    from counterfoil.training.run_folder import load_model
+
+    bars = progress(quiet=as_json)
+    pairs = evaluation_split(run, data, format, parse_options(option or []), cache, bars)
+    report = judge_model(load_model(run, device), pairs, judgements, bars)
+    if as_json:
+        print_json(report.as_dict())
+        return
+    print_table(report.rows())
+    console().print(report.headline(), highlight=False, markup=False)

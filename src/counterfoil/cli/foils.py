@@ -21,14 +21,15 @@ from counterfoil.cli.output import (
     print_table,
     progress,
 )
-from counterfoil.cli.sentences import check_sentence
-from counterfoil.errors import ConfigError
-from counterfoil.printable import printable
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.printable import printable
+from counterfoil.data.text.words import check_sentence
 
 if TYPE_CHECKING:
     from counterfoil.data.pairs import Pairs
     from counterfoil.foils.files import FoilCounts
     from counterfoil.objectives.services import GeneratorOptions
+
 
 Maker = Literal["rules", "model"]
 
@@ -195,7 +196,7 @@ def _is_model(folder: Path) -> bool:
 
 
 def _by_rule(caption: str, kinds: list[str], keep: int, seed: int) -> list[dict[str, Any]]:
-    from counterfoil.data.words import words
+    from counterfoil.data.text.words import words
     from counterfoil.foils import rule_foils
 
     made = rule_foils(caption, random.Random(seed), kinds, keep, frozenset(words(caption)))
@@ -212,7 +213,7 @@ def _by_model(
 
     from counterfoil.cli.explain import ImageSource
     from counterfoil.models.foil_files import FoilAuthor
-    from counterfoil.training.load import load_model
+    from counterfoil.training.run_folder import load_model
 
     run, image, caption = asked.run, asked.image, asked.caption
     assert run is not None and image is not None and caption is not None  # noqa: S101, PT018
@@ -243,7 +244,7 @@ def _write_by_rule(
 
 def _captions(run: Path | None, source: _Source) -> Pairs:
     """The data set without features, which rules do not look at."""
-    from counterfoil.config import DataConfig
+    from counterfoil.core.config import DataConfig
     from counterfoil.data.load import load_pairs
 
     bars = progress(quiet=source.quiet)
@@ -254,7 +255,7 @@ def _captions(run: Path | None, source: _Source) -> Pairs:
         )
     config: DataConfig | None = None
     if run is not None and (run / "config.yaml").is_file():
-        from counterfoil.config import load_config
+        from counterfoil.core.config import load_config
 
         config = load_config(run / "config.yaml").data
     if config is None:
@@ -273,10 +274,11 @@ def _write_by_model(
     batch_size: int,
     device: str,
 ) -> FoilCounts:
-    from counterfoil.config import model_folder
+    from counterfoil.core.config import model_folder
     from counterfoil.models.foil_files import FoilAuthor, write_model_foils
-    from counterfoil.training.guide_manifest import weights_digest
-    from counterfoil.training.load import evaluation_split, load_model
+    from counterfoil.training.guides.manifest import weights_digest
+    from counterfoil.training.run_data import evaluation_split
+    from counterfoil.training.run_folder import load_model
 
     assert asked.run is not None  # noqa: S101 - `_understood` saw to it
     model = load_model(asked.run, device)

@@ -18,7 +18,8 @@ from counterfoil.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from counterfoil.training.guide_manifest import Manifest
+    from counterfoil.training.guides.manifest import Manifest
+
 
 guide_app = typer.Typer(
     help="Build and look at guides: scores of trained runs that guide another (NDGL).",
@@ -53,9 +54,9 @@ def build(
       counterfoil train scenes/chan objective.ndgl.guide=guides/ab
     """
     check_inputs(runs)
-    from counterfoil.device import choose_device
-    from counterfoil.training.guide_build import build_guide
-    from counterfoil.training.guide_runs import shared_train_split
+    from counterfoil.core.tensors.device import choose_device
+    from counterfoil.training.guides.build import build_guide
+    from counterfoil.training.run_data import shared_train_split
 
     bars = progress(quiet=as_json)
     place = choose_device(device)
@@ -70,7 +71,7 @@ def show(
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Say what a guide is made of, how large it is and whether it is finished."""
-    from counterfoil.training.guide_manifest import read_manifest
+    from counterfoil.training.guides.manifest import read_manifest
 
     _show(guide, read_manifest(guide), as_json)
 

@@ -24,8 +24,8 @@ from counterfoil.cli.output import (
 
 if TYPE_CHECKING:
     from counterfoil.search import SearchIndex
-    from counterfoil.search.adding import Added
-    from counterfoil.search.recall import Recall
+    from counterfoil.search.query import Recall
+    from counterfoil.search.update import Added
 
 
 class BuildByDefault(TyperGroup):
@@ -119,7 +119,8 @@ def build(
     """
     check_inputs([run, *([first] if first else [])], pairs, format)
     from counterfoil.search import SearchIndex
-    from counterfoil.training.load import evaluation_split, load_model
+    from counterfoil.training.run_data import evaluation_split
+    from counterfoil.training.run_folder import load_model
 
     bars = progress(quiet=as_json)
     options = _settings(setting, api_key)
@@ -169,7 +170,7 @@ def add(
     """
     check_index(index)
     check_inputs([], pairs, format)
-    from counterfoil.training.load import evaluation_split
+    from counterfoil.training.run_data import evaluation_split
 
     bars = progress(quiet=as_json)
     opened = _open(index, api_key, device)
@@ -205,7 +206,7 @@ def info(
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Say what an index holds, how it is searched and how large it is."""
-    from counterfoil.errors import DataError
+    from counterfoil.core.errors import DataError
 
     opened = _open(index, api_key, "cpu")
     tree = opened.info()

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from counterfoil.cli.output import JSON_OPTION, print_json, print_table
-from counterfoil.errors import ConfigError, nearest
-from counterfoil.registry import Registry
+from counterfoil.core.errors import ConfigError, nearest
+from counterfoil.core.registry import Registry
 
 
 def models(
@@ -44,7 +44,7 @@ def models(
 
 
 def _catalogue(pattern: str) -> dict[str, dict[str, dict[str, Any]]]:
-    from counterfoil.data.sources import sources
+    from counterfoil.data.formats import sources
     from counterfoil.encoders import image_encoders, poolings, text_encoders
     from counterfoil.features import extractors
     from counterfoil.matchers import matchers

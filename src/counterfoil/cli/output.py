@@ -23,13 +23,14 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from counterfoil.files import DEFAULT_CACHE
-from counterfoil.printable import is_encodable, printable
-from counterfoil.progress import Progress as Says
-from counterfoil.progress import Silent
+from counterfoil.core.printable import is_encodable, printable
+from counterfoil.core.progress import Progress as Says
+from counterfoil.core.progress import Silent
+from counterfoil.core.storage.atomic import DEFAULT_CACHE
 
 if TYPE_CHECKING:
     from counterfoil.models.model import Model
+
 
 T = TypeVar("T")
 
@@ -196,7 +197,7 @@ def progress(quiet: bool = False) -> Bars | Silent:
 
 def say_fallback(bars: Says, models: Iterable[Model]) -> bool:
     """Say once, for all these models, where PyTorch scores instead of fused kernels; True if so."""
-    from counterfoil.evaluation.scoring_path import fallback
+    from counterfoil.scoring.engine import fallback
 
     line = next((line for line in map(fallback, models) if line), None)
     if line:
@@ -206,7 +207,7 @@ def say_fallback(bars: Says, models: Iterable[Model]) -> bool:
 
 def check_inputs(runs: Iterable[Path], data: str | None = None, format: str | None = None) -> None:
     """Refuse folders and paths that do not exist, before seconds are spent on importing torch."""
-    from counterfoil.config import model_folder
+    from counterfoil.core.config import model_folder
     from counterfoil.data.load import check_source
 
     for run in runs:
@@ -217,7 +218,7 @@ def check_inputs(runs: Iterable[Path], data: str | None = None, format: str | No
 
 def check_index(folder: Path) -> None:
     """The same for the folder of an index."""
-    from counterfoil.errors import DataError
+    from counterfoil.core.errors import DataError
 
     if not (folder / "index.json").is_file():
         raise DataError(
@@ -230,8 +231,8 @@ def parse_options(pairs: Sequence[str], name: str = "--option") -> dict[str, Any
     """``--option images=1000`` to a mapping with YAML values; ``name`` is that of the option."""
     import yaml
 
-    from counterfoil.config import read_value
-    from counterfoil.errors import ConfigError
+    from counterfoil.core.config import read_value
+    from counterfoil.core.errors import ConfigError
 
     options: dict[str, Any] = {}
     for pair in pairs:

@@ -9,8 +9,14 @@ import typer
 from typer.core import TyperGroup
 
 from counterfoil.cli.output import JSON_OPTION, print_json
-from counterfoil.errors import ConfigError
-from counterfoil.recipes import FOLDER, find_recipe, matching_names, recipe_names, suggest_recipes
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.recipes import (
+    FOLDER,
+    find_recipe,
+    matching_names,
+    recipe_names,
+    suggest_recipes,
+)
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -129,7 +135,7 @@ def _file_of(name: str) -> Path:
 
 def _described(name: str) -> dict[str, str]:
     """What the list says of a recipe; the summary is the first line of its comment."""
-    from counterfoil.config import load_config
+    from counterfoil.core.config import load_config
 
     config = load_config(name)
     text = find_recipe(Path(name)).read_text(encoding="utf-8")

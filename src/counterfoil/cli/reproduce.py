@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from counterfoil.cli.output import CACHE_OPTION, JSON_OPTION, print_json, print_table, progress
-from counterfoil.errors import ConfigError, DataError
+from counterfoil.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from counterfoil.reproduce.plan import Plan
-    from counterfoil.reproduce.planned import Job
+    from counterfoil.reproduce.plan import Job, Plan
     from counterfoil.reproduce.store import Kept
+
 
 OUT = Path("runs") / "reproduce"
 
@@ -149,8 +149,7 @@ class _Asked(NamedTuple):
 
 def _plan(name: str, asked: _Asked, rows: list[str], out: Path) -> tuple[Plan, list[list[str]]]:
     """The plan of the rows that are asked for, and the labels of all rows."""
-    from counterfoil.reproduce.catalogue import load_artefact
-    from counterfoil.reproduce.choose import labels, only_rows
+    from counterfoil.reproduce.catalogue import labels, load_artefact, only_rows
     from counterfoil.reproduce.plan import Settings, find_data_set, make_plan
     from counterfoil.reproduce.store import best_values, read_stored
 
@@ -165,7 +164,7 @@ def _plan(name: str, asked: _Asked, rows: list[str], out: Path) -> tuple[Plan, l
 
 
 def _fill(page: Path, store: Path | None) -> None:
-    from counterfoil.reproduce.fill import fill_page
+    from counterfoil.reproduce.present import fill_page
 
     names = fill_page(page, page.parent if store is None else store)
     typer.echo(f"{page}: {len(names)} sections written: {', '.join(names)}")
@@ -211,7 +210,7 @@ def _share_finished(jobs: Sequence[Job], kind: str) -> str:
 
 
 def _described(job: Job, state: str) -> dict[str, Any]:
-    from counterfoil.reproduce.planned import PlannedGuide
+    from counterfoil.reproduce.plan import PlannedGuide
 
     told = {"state": state, "folder": str(job.folder)}
     if isinstance(job, PlannedGuide):
@@ -223,8 +222,8 @@ def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, kept: Kept | None) -
     from counterfoil.cli.signals import StopSignals
     from counterfoil.data.load import is_named
     from counterfoil.reproduce.collect import collect
-    from counterfoil.reproduce.judge import Judge
-    from counterfoil.reproduce.measuring import measure_together
+    from counterfoil.reproduce.measure import Judge
+    from counterfoil.reproduce.measure_parallel import measure_together
     from counterfoil.reproduce.present import write_reproduction
     from counterfoil.reproduce.runner import carry_out
 

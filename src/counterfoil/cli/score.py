@@ -32,16 +32,16 @@ def score(
 
     Words that the model does not know are left out, and named.
     """
-    from counterfoil.errors import ConfigError
+    from counterfoil.core.errors import ConfigError
 
     sentences = [*(text or []), *(_lines(texts) if texts else [])]
     if not any(sentence.strip() for sentence in sentences):
         raise ConfigError("nothing to score: give a sentence with --text, or a file with --texts")
     check_inputs([run])
     from counterfoil.data.images import FileImage, open_image
+    from counterfoil.data.text.tokenizers import require_known, unknown_note
     from counterfoil.features import extractors
-    from counterfoil.models.word_spans import require_known, unknown_note
-    from counterfoil.training.load import load_model
+    from counterfoil.training.run_folder import load_model
 
     model = load_model(run, device)
     if model.fragments_from is None:
@@ -76,8 +76,8 @@ def score(
 
 
 def _lines(path: Path) -> list[str]:
-    from counterfoil.errors import DataError
-    from counterfoil.reading import read_text
+    from counterfoil.core.errors import DataError
+    from counterfoil.core.storage.reading import read_text
 
     try:
         return [line for line in read_text(path).splitlines() if line.strip()]

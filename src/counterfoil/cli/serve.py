@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from counterfoil.app.limits import Limits
+from counterfoil.app.connections import Limits
 from counterfoil.cli.output import CACHE_OPTION, console, progress
-from counterfoil.errors import ConfigError
+from counterfoil.core.errors import ConfigError
 
 if TYPE_CHECKING:
     import ssl
+
 
 ACCESS, LIMITS = "Access", "Limits for slow or many clients"
 
@@ -114,8 +115,8 @@ def serve(
 
     require_web()
     from counterfoil.app.access import Access, is_loopback
-    from counterfoil.app.load import open_content
-    from counterfoil.app.serving import serve as run_server
+    from counterfoil.app.application import serve as run_server
+    from counterfoil.app.content import open_content
 
     given = _given_token(token, token_file)
     made = secrets.token_urlsafe(24) if given is None and not is_loopback(host) else None
@@ -173,7 +174,7 @@ def _given_token(token: str | None, file: Path | None) -> str | None:
 
 
 def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    from counterfoil.app.serving import tls_context
+    from counterfoil.app.application import tls_context
 
     if certificate is None:
         if key is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
+
 ENDED_BY = {signal.SIGINT: 130, signal.SIGTERM: 143}
 """Exit codes."""
 

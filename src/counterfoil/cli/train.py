@@ -20,12 +20,13 @@ from counterfoil.cli.output import (
 )
 from counterfoil.cli.recipes import complete_recipe
 from counterfoil.cli.signals import StopSignals
-from counterfoil.config import RunConfig, check_names, load_config
-from counterfoil.errors import CheckpointError, ConfigError, DataError
-from counterfoil.recipes import SUFFIXES, find_recipe, recipe_name
+from counterfoil.core.config import RunConfig, check_names, load_config
+from counterfoil.core.errors import CheckpointError, ConfigError, DataError
+from counterfoil.core.recipes import SUFFIXES, find_recipe, recipe_name
 
 if TYPE_CHECKING:
     from counterfoil.training.run import FinishedRun
+
 
 RUNS = Path("runs")
 ADVICE = "wait for it, stop it, or choose another folder with --out"
@@ -89,7 +90,7 @@ def train(
     if show:
         typer.echo(config.to_yaml())
         return
-    from counterfoil.training.distributed import on_first_process, processes
+    from counterfoil.core.distributed import on_first_process, processes
     from counterfoil.training.run import execute
     from counterfoil.training.run_folder import locked_run, make_room
 
@@ -134,7 +135,7 @@ def _plan(
     check_names(asked)
     if not show:
         _check_inputs(asked, resume)
-    from counterfoil.training.run import located, resumed_config
+    from counterfoil.training.run_folder import located, resumed_config
 
     if not resume or not saved.is_file():  # or nothing was written yet
         return located(asked), folder
@@ -230,7 +231,7 @@ def _latest_unfinished() -> Path:
 
 
 def _summarise(finished: FinishedRun, as_json: bool) -> None:
-    from counterfoil.training.run import skipped_kinds
+    from counterfoil.training.run_data import skipped_kinds
 
     result, report = finished.result, finished.report
     if report is None:

@@ -1,8 +1,9 @@
 """Pairs of images and captions: sources, conversion, inspection. Nothing here imports torch."""
 
-from counterfoil.data.arrays import ArrayFile
+from counterfoil.core.storage.arrays import ArrayFile
 from counterfoil.data.convert import ConversionReport, convert
-from counterfoil.data.deep_check import drop_unreadable
+from counterfoil.data.formats import Source, named_sources, sources, writers
+from counterfoil.data.formats.assemble import MAX_WORDS
 from counterfoil.data.fragments import Fragments, FragmentTable
 from counterfoil.data.images import (
     FileImage,
@@ -12,13 +13,9 @@ from counterfoil.data.images import (
     RowImage,
     open_image,
 )
-from counterfoil.data.inspect import Inspection, SplitSummary, inspect
+from counterfoil.data.inspect import Inspection, SplitSummary, drop_unreadable, inspect
 from counterfoil.data.load import load_pairs
-from counterfoil.data.pairs import Pairs, Split
-from counterfoil.data.problems import Problem, ProblemLog, Severity, count_kinds
-from counterfoil.data.sources import Source, named_sources, sources
-from counterfoil.data.sources.assemble import MAX_WORDS
-from counterfoil.data.writers import writers
+from counterfoil.data.pairs import Pairs, Problem, ProblemLog, Severity, Split, count_kinds
 
 __all__ = [
     "MAX_WORDS",

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from counterfoil.data.pairs import Pairs
-from counterfoil.data.problems import Problem, ProblemLog
-from counterfoil.data.staging import staged_folder
-from counterfoil.data.writers import Writer, writers
-from counterfoil.data.writers.images import is_plain_name
-from counterfoil.errors import DataError
-from counterfoil.progress import Progress, Silent
+from counterfoil.core.errors import DataError
+from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.storage.atomic import staged_folder
+from counterfoil.data.formats import Writer, writers
+from counterfoil.data.formats.image_files import is_plain_name
+from counterfoil.data.pairs import Pairs, Problem, ProblemLog
 
 
 @dataclass(frozen=True)

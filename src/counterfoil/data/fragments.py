@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from counterfoil.data.arrays import RowArray
-from counterfoil.errors import DataError
+from counterfoil.core.errors import DataError
+from counterfoil.core.storage.arrays import RowArray
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import io
+import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
 
-from counterfoil.data.arrays import ArrayFile
-from counterfoil.data.jpeg_scans import MAX_SCANS, MAX_SEGMENTS, JpegScans, count_scans, is_jpeg
-from counterfoil.errors import DataError
-from counterfoil.reading import (
+from counterfoil.core.errors import DataError
+from counterfoil.core.storage.arrays import MAX_BYTES, ArrayFile
+from counterfoil.core.storage.reading import (
     ANIMATION_PIXELS,
     IMAGE_BYTES,
     IMAGE_PIXELS,
@@ -24,6 +25,76 @@ from counterfoil.reading import (
     open_regular,
     read_bytes,
 )
+
+# How a JPEG is stored: how many scans it has, and whether it can be decoded row by row.
+#
+# libjpeg decodes every scan over the whole picture and accepts the same scan any number of times,
+# so
+# that a few hundred kilobytes can take minutes. With several scans it also holds all coefficients
+# of
+# the picture, six bytes or more per pixel, whatever the size it decodes to.
+
+
+MAX_SCANS = 100
+"""Progressive photos have about ten."""
+
+MAX_SEGMENTS = 100_000
+"""The longest file that is read has 4,000 if they are full."""
+
+_SIGNATURE = b"\xff\xd8\xff"
+_END, _SCAN = 0xD9, 0xDA
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # less tables and a reserved one
+_SEQUENTIAL = frozenset({0xC0, 0xC1})
+# Markers that a segment follows, and the end. Coded pixels hold none of them: there, 0xFF is
+# followed by zero or by the number of a restart.
+_MARKER = re.compile(rb"\xff([\xc0-\xcf\xd9-\xfe])")
+
+
+@dataclass(frozen=True)
+class JpegScans:
+    """``count`` scans; ``is_streamed`` if there is one, which holds all components.
+
+    ``is_excessive`` if no photo has so many scans or segments.
+    """
+
+    count: int
+    is_streamed: bool
+    is_excessive: bool
+
+
+def is_jpeg(data: bytes) -> bool:
+    """Whether this is the start of a JPEG or of an MPO, which is several of them in a row."""
+    return data.startswith(_SIGNATURE)
+
+
+def count_scans(data: bytes) -> JpegScans:
+    """Walk the segments of the first picture in a file as libjpeg does, up to its end.
+
+    Thumbnails within segments are skipped, as is what cameras append after the picture. Counting
+    stops just above the limits.
+    """
+    scans = segments = components = 0
+    whole = sequential = False
+    place = 2
+    while scans <= MAX_SCANS and segments <= MAX_SEGMENTS:
+        found = _MARKER.search(data, place)
+        if found is None or found[1][0] == _END:
+            break
+        marker, place = found[1][0], found.end()
+        body = data[place + 2 : place + 8]
+        segments += 1
+        if marker in _FRAMES:
+            sequential, components = marker in _SEQUENTIAL, body[5] if len(body) == 6 else 0
+        elif marker == _SCAN:
+            scans += 1
+            whole = bool(body) and body[0] == components
+        place += max(2, int.from_bytes(data[place : place + 2], "big"))
+    return JpegScans(
+        scans,
+        is_streamed=sequential and whole and scans == 1,
+        is_excessive=scans > MAX_SCANS or segments > MAX_SEGMENTS,
+    )
+
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "AVIF", "PPM")
 _ORIENTATION = 0x0112
@@ -257,3 +328,63 @@ def _from_deep(image: Image.Image) -> Image.Image:
 def _levels(image: Image.Image) -> NDArray[np.float64]:
     values = np.asarray(image, dtype=np.float64)
     return np.nan_to_num(values, posinf=0.0, neginf=0.0)
+
+
+# Where an image's pixels are, as JSON, so that an index can find them again.
+
+
+def as_json(ref: ImageRef) -> dict[str, Any]:
+    """What `as_image` makes an image of again; of an image elsewhere, its name."""
+    if isinstance(ref, FileImage):
+        return {"file": str(ref.path.resolve()), "name": ref.name}
+    if isinstance(ref, RowImage):
+        return {"array": str(ref.array.path.resolve()), "row": ref.row, "name": ref.name}
+    if isinstance(ref, MemberImage):
+        place = {"archive": str(ref.archive.resolve()), "offset": ref.offset, "size": ref.size}
+        return {**place, "name": ref.name}
+    return {"name": ref.name}
+
+
+def as_image(tree: object) -> ImageRef:
+    """An image from what `as_json` wrote; a `DataError` for anything else, opened or not.
+
+    The file may come from elsewhere: types, places and sizes are checked before they are used.
+    """
+    if not isinstance(tree, dict):
+        raise DataError("it is not known where this image's pixels are")
+    name = tree.get("name")
+    if name is not None and not isinstance(name, str):
+        raise DataError("the name of an image is not text")
+    if "file" in tree:
+        return FileImage(_path(tree["file"]), name)
+    if "array" in tree:
+        return _row(ArrayFile(_path(tree["array"])), _number(tree.get("row")))
+    if "archive" in tree:
+        place = (_number(tree.get("offset")), _number(tree.get("size")))
+        return MemberImage(_path(tree["archive"]), name or "image", *place)
+    raise DataError("it is not known where this image's pixels are")
+
+
+def _path(value: object) -> Path:
+    try:
+        if isinstance(value, str) and b"\0" not in os.fsencode(value):
+            return Path(value)
+    except UnicodeEncodeError:
+        pass
+    raise DataError("the place of an image is not a path")
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value < MAX_BYTES:
+        raise DataError(f"the place of an image: {value!r:.40} is no row, offset or size")
+    return value
+
+
+def _row(array: ArrayFile, row: int) -> RowImage:
+    """A row of pictures; other arrays, and pictures that are too large, are refused unread."""
+    shape = array.shape
+    if array.dtype != "uint8" or len(shape) != 4 or shape[3] != 3 or row >= len(array):
+        raise DataError(f"{array.path}: row {row} is no picture (shape {shape}, {array.dtype})")
+    if shape[1] * shape[2] > IMAGE_PIXELS:
+        raise DataError(f"{array.path}: pictures of {shape[1]} × {shape[2]} pixels are refused")
+    return RowImage(array, row)

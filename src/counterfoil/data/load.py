@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from counterfoil.data.pairs import Pairs
-from counterfoil.data.problems import ProblemLog
-from counterfoil.data.sources import Source, named_sources, sources
-from counterfoil.data.sources.assemble import assemble
-from counterfoil.errors import ConfigError, DataError, nearest
-from counterfoil.files import DEFAULT_CACHE
-from counterfoil.progress import Progress, Silent
+from counterfoil.core.errors import ConfigError, DataError, nearest
+from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.storage.atomic import DEFAULT_CACHE
+from counterfoil.data.formats import Source, named_sources, sources
+from counterfoil.data.formats.assemble import assemble
+from counterfoil.data.pairs import Pairs, ProblemLog
 
 _GIVEN = ("cache_dir", "progress")
 _ALIASES = {
@@ -41,7 +40,7 @@ def load_pairs(
     Every fault that can be seen without decoding images or reading features is in
     ``pairs.problems``. With ``strict``, fatal ones raise one `DataError` that lists them, and
     captions and images that cannot be used are left out; without, nothing is left out and nothing
-    raises. ``options`` are those of the source: ``counterfoil.data.sources.options("karpathy")``.
+    raises. ``options`` are those of the source: ``counterfoil.data.formats.options("karpathy")``.
     A named data set is made in ``cache_dir`` the first time, which ``progress`` shows.
     """
     if is_named(source, format):

@@ -8,8 +8,8 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.data.pairs import Split
-from counterfoil.errors import ConfigError, DataError
 
 
 def shuffled_captions(split: Split, ratio: float, seed: int) -> tuple[Split, NDArray[np.int64]]:

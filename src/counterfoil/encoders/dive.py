@@ -2,18 +2,159 @@
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
-from counterfoil.data.batches import ImageBatch, TextBatch
-from counterfoil.data.texts import TextProcessor
+from counterfoil.data.batches.collate import ImageBatch, TextBatch
+from counterfoil.data.text.tokenizers import TextProcessor
 from counterfoil.encoders.bert import BertEncoder
-from counterfoil.encoders.encoded import Encoded
+from counterfoil.encoders.encoded import Encoded, l2_normalise
 from counterfoil.encoders.images import MLPEncoder, image_encoders
-from counterfoil.encoders.joint import JointSpace
+from counterfoil.encoders.layers import JointSpace
 from counterfoil.encoders.pooling import MaxPooling
-from counterfoil.encoders.slots import Form, SetPrediction
 from counterfoil.encoders.texts import RecurrentEncoder, WordInit, run_rnn, text_encoders
+
+# A set of vectors from the fragments of an item: slots that compete for them (DivE).
+
+
+Form = Literal["paper", "reference"]
+EPS = 1e-7
+
+
+class SlotAttention(nn.Module):
+    """Slots ask keys; each key divides itself among the slots, each slot averages what it got.
+
+    The softmax is over slots, so slots compete. ``form="reference"`` gives a padded key the same
+    logit in every slot, as the public code does: it then counts with weight 1 / slots, and padding
+    leaks into the result.
+    """
+
+    def __init__(
+        self, dim: int, context_dim: int, heads: int, head_dim: int, dropout: float, form: Form
+    ) -> None:
+        super().__init__()
+        self.heads, self.form = heads, form
+        inner = heads * head_dim
+        self.to_q = nn.Linear(dim, inner, bias=False)
+        self.to_k = nn.Linear(context_dim, inner, bias=False)
+        self.to_v = nn.Linear(context_dim, inner, bias=False)
+        self.to_out = nn.Linear(inner, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def context(self, fragments: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Keys and values, which all repetitions of the block share; positions are in keys only."""
+        keys = fragments if positions is None else fragments + positions
+        return self._heads(self.to_k(keys)), self._heads(self.to_v(fragments))
+
+    def forward(self, slots: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        queries = self._heads(self.to_q(slots))  # [B, H, K, d]
+        logits = queries @ keys.transpose(-1, -2) * queries.shape[-1] ** -0.5  # [B, H, K, N]
+        padded = ~mask[:, None, None]
+        if self.form == "reference":
+            shares = logits.masked_fill(padded, torch.finfo(logits.dtype).min).softmax(2)
+        else:
+            shares = logits.softmax(2).masked_fill(padded, 0.0)
+        weights = shares / (shares.sum(-1, keepdim=True) + EPS)
+        found = self.dropout(weights).to(values.dtype) @ values
+        out: Tensor = self.to_out(found.transpose(1, 2).flatten(2))
+        return out
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class SlotAggregation(nn.Module):
+    """Learned latents, refined by one pre-norm block that is repeated with the same weights."""
+
+    def __init__(
+        self,
+        dim: int,
+        context_dim: int,
+        slots: int,
+        depth: int,
+        heads: int,
+        head_dim: int,
+        dropout: float,
+        form: Form,
+    ) -> None:
+        super().__init__()
+        self.depth = depth
+        self.latents = nn.Parameter(torch.randn(slots, dim))
+        self.norm, self.context_norm = nn.LayerNorm(dim), nn.LayerNorm(context_dim)
+        self.attention = SlotAttention(dim, context_dim, heads, head_dim, dropout, form)
+        self.feed_norm = nn.LayerNorm(dim)
+        self.feed = nn.Sequential(
+            nn.Linear(dim, 4 * dim), nn.GELU(), nn.Dropout(dropout), nn.Linear(4 * dim, dim)
+        )
+        self.last_norm = nn.LayerNorm(dim)
+
+    def forward(self, fragments: Tensor, mask: Tensor, positions: Tensor | None) -> Tensor:
+        normed = self.context_norm(fragments)
+        keys, values = self.attention.context(normed, positions)
+        x = self.latents.expand(len(fragments), -1, -1)
+        for _ in range(self.depth):
+            x = x + self.attention(self.norm(x), keys, values, mask)
+            x = x + self.feed(self.feed_norm(x))
+        out: Tensor = self.last_norm(x)
+        return out
+
+
+class SetPrediction(nn.Module):
+    """Item to a set of unit vectors: its normalised global vector plus one residual per slot.
+
+    ``sine`` adds positions to the keys (words have an order, regions none); they run from 0 to 2π
+    over the item's own length. ``form="reference"`` takes the padded length instead, so that an
+    encoding depends on the longest item of its batch, and lets padded keys leak
+    (`SlotAttention`).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        context_dim: int,
+        *,
+        slots: int = 4,
+        depth: int = 4,
+        heads: int = 4,
+        head_dim: int = 512,
+        dropout: float = 0.1,
+        sine: bool = False,
+        form: Form = "paper",
+    ) -> None:
+        super().__init__()
+        self.sine, self.form = sine, form
+        self.aggregate = SlotAggregation(
+            dim, context_dim, slots, depth, heads, head_dim, dropout, form
+        )
+        self.global_norm = nn.LayerNorm(dim)
+
+    def forward(self, fragments: Tensor, mask: Tensor, whole: Tensor) -> Encoded:
+        residuals = self.aggregate(fragments, mask, self._positions(fragments, mask))
+        vectors = l2_normalise(self.global_norm(whole)[:, None] + residuals)
+        real = torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device)
+        return Encoded(vectors, real, residuals=residuals)
+
+    def _positions(self, fragments: Tensor, mask: Tensor) -> Tensor | None:
+        if not self.sine:
+            return None
+        longest = torch.full_like(mask[:, :1], mask.shape[1], dtype=torch.long)
+        lengths = longest if self.form == "reference" else mask.sum(1, keepdim=True)
+        return sine_code(lengths, mask.shape[1], fragments.shape[-1]).to(fragments.dtype)
+
+
+def sine_code(lengths: Tensor, places: int, dim: int) -> Tensor:
+    """Code [B, places, dim] of the places 1 … of items of given lengths [B, 1], scaled to 2π.
+
+    Sine on even channels, cosine on odd ones, wavelengths growing by powers of 10000.
+    """
+    place = torch.arange(1, places + 1, device=lengths.device, dtype=torch.float32)
+    turn = place / (lengths + 1e-6) * 2 * math.pi  # [B, places]
+    pairs = torch.arange((dim + 1) // 2, device=lengths.device, dtype=torch.float32)
+    angle = turn[..., None] / 10000.0 ** (2 * pairs / dim)
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[..., :dim]
 
 
 @image_encoders.register("dive")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from counterfoil.collectives import gather_counts, gather_rows, world_size
+from counterfoil.core.distributed import gather_counts, gather_rows, world_size
 
 Needs = Literal["pooled", "fragments", "both"]
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from counterfoil.data.batches import ImageBatch
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.registry import Registry
+from counterfoil.data.batches.collate import ImageBatch
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.encoders.joint import JointSpace, xavier_linear
-from counterfoil.encoders.norms import FragmentBatchNorm
+from counterfoil.encoders.layers import FragmentBatchNorm, JointSpace, xavier_linear
 from counterfoil.encoders.pooling import Pooling
-from counterfoil.registry import Registry
 
 image_encoders: Registry[type[ImageEncoder]] = Registry("image encoder")
 
@@ -114,3 +115,116 @@ class MLPEncoder(ImageEncoder):
             return projected + self.mlp(fragments, mask)
         deep: Tensor = self.mlp(projected, mask)
         return deep if self.residual == "none" else projected + deep
+
+
+# Image encoders in which the regions of an image attend to each other (CHAN, Pan et al. 2023).
+
+
+Form = Literal["paper", "reference"]
+
+
+class RegionAttention(nn.MultiheadAttention):
+    """Multi-head attention of the regions of an image to the real ones among them.
+
+    ``heads=0`` is 8, as published, or the largest power of two below that the width allows.
+    """
+
+    def __init__(self, dim: int, heads: int) -> None:
+        if heads and dim % heads:
+            raise ConfigError(
+                f"model.image.heads: {heads} heads do not divide an embed_size of {dim}"
+            )
+        super().__init__(dim, heads or math.gcd(8, dim), batch_first=True)
+
+    def among(self, x: Tensor, mask: Tensor) -> Tensor:
+        # an image without regions has nothing to attend to; its softmax must not be empty
+        ignored = ~mask & mask.any(1, keepdim=True)
+        attended: Tensor = self(x, x, x, key_padding_mask=ignored, need_weights=False)[0]
+        return attended
+
+    def across(self, x: Tensor) -> Tensor:
+        """Attention to the same place in the other images of the batch, padding included."""
+        x = x.transpose(0, 1)
+        attended: Tensor = self(x, x, x, need_weights=False)[0]
+        return attended.transpose(0, 1)
+
+
+class QuickMLP(nn.Module):
+    """Linear, x·sigmoid(1.702 x), linear."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.widen, self.narrow = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.widen(x)
+        narrowed: Tensor = self.narrow(x * torch.sigmoid(1.702 * x))
+        return narrowed
+
+
+@image_encoders.register("self-attention")
+class SelfAttentionEncoder(ImageEncoder):
+    """A linear layer, then x + MHA(LN(x)) over the regions (CHAN with BiGRU).
+
+    ``form="reference"`` attends to padding as well, as the public code does.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        embed_size: int,
+        *,
+        pooling: Pooling = "none",
+        heads: int = 0,
+        normalise: bool = True,
+        absolute: bool = False,
+        form: Form = "paper",
+    ) -> None:
+        super().__init__(input_dim, embed_size, pooling, normalise, absolute)
+        self.form = form
+        self.fc = xavier_linear(input_dim, embed_size)
+        self.norm = nn.LayerNorm(embed_size)
+        self.attention = RegionAttention(embed_size, heads)
+
+    def project(self, fragments: Tensor, mask: Tensor) -> Tensor:
+        x: Tensor = self.fc(fragments)
+        seen = torch.ones_like(mask) if self.form == "reference" else mask
+        return x + self.attention.among(self.norm(x), seen)
+
+
+@image_encoders.register("transformer")
+class TransformerEncoder(ImageEncoder):
+    """A linear layer, then a pre-norm transformer block over the regions (CHAN's other option).
+
+    ``form="reference"`` attends across the batch, to the same place of every other image, as the
+    public code does: there the encoding of an image depends on its company.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        embed_size: int,
+        *,
+        pooling: Pooling = "none",
+        heads: int = 0,
+        normalise: bool = True,
+        absolute: bool = False,
+        form: Form = "paper",
+    ) -> None:
+        super().__init__(input_dim, embed_size, pooling, normalise, absolute)
+        self.form = form
+        self.fc = xavier_linear(input_dim, embed_size)
+        self.norm = nn.LayerNorm(embed_size)
+        self.attention = RegionAttention(embed_size, heads)
+        self.mlp_norm = nn.LayerNorm(embed_size)
+        self.mlp = QuickMLP(embed_size, 4 * embed_size)
+
+    def project(self, fragments: Tensor, mask: Tensor) -> Tensor:
+        x: Tensor = self.fc(fragments)
+        normed = self.norm(x)
+        if self.form == "reference":
+            x = x + self.attention.across(normed)
+        else:
+            x = x + self.attention.among(normed, mask)
+        deep: Tensor = self.mlp(self.mlp_norm(x))
+        return x + deep

@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from counterfoil.data.on_host import on_host
-from counterfoil.encoders.recorded import is_replaying, replay_width, replaying
-from counterfoil.encoders.sequences import Indices, run_gru
-from counterfoil.registry import Registry
+from counterfoil.core.registry import Registry
+from counterfoil.core.tensors.host_mirror import on_host
+from counterfoil.encoders.recurrent import Indices, is_replaying, replay_width, replaying, run_gru
 
 poolings: Registry[type[nn.Module]] = Registry("pooling")
 

@@ -7,16 +7,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from counterfoil.data.batches import TextBatch
-from counterfoil.data.on_host import on_host
-from counterfoil.data.texts import TextProcessor, WordText
-from counterfoil.data.vectors import load_vectors
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.registry import Registry
+from counterfoil.core.tensors.host_mirror import on_host
+from counterfoil.data.batches.collate import TextBatch
+from counterfoil.data.text.tokenizers import TextProcessor, WordText
+from counterfoil.data.text.vocabulary import load_vectors
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.encoders.joint import JointSpace
+from counterfoil.encoders.layers import JointSpace
 from counterfoil.encoders.pooling import Pooling
-from counterfoil.encoders.sequences import run_gru
-from counterfoil.errors import ConfigError
-from counterfoil.registry import Registry
+from counterfoil.encoders.recurrent import run_gru
 
 text_encoders: Registry[type[nn.Module]] = Registry("text encoder")
 

@@ -10,15 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from counterfoil.data.batches import ImageBatch, TextBatch
-from counterfoil.data.texts import HuggingFaceText, TextProcessor
-from counterfoil.encoders.bert_weights import Bert
+from counterfoil.core.errors import CheckpointError, ConfigError, DataError
+from counterfoil.core.registry import refuse_unused
+from counterfoil.data.batches.collate import ImageBatch, TextBatch
+from counterfoil.data.text.tokenizers import HuggingFaceText, TextProcessor
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.images import ImageEncoder, image_encoders
 from counterfoil.encoders.texts import text_encoders
-from counterfoil.encoders.transformer import EPS, SPREAD, initialise
-from counterfoil.errors import CheckpointError, ConfigError, DataError
-from counterfoil.registry import refuse_unused
+from counterfoil.encoders.transformer import EPS, SPREAD, Bert, initialise
 
 BOX_NUMBERS = 7
 

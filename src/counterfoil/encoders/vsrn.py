@@ -4,14 +4,108 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from counterfoil.data.batches import ImageBatch
-from counterfoil.encoders.encoded import Encoded
+from counterfoil.data.batches.collate import ImageBatch
+from counterfoil.encoders.encoded import Encoded, l2_normalise
 from counterfoil.encoders.images import ImageEncoder, image_encoders
-from counterfoil.encoders.joint import xavier_linear
-from counterfoil.encoders.norms import FragmentBatchNorm
-from counterfoil.encoders.reasoning import LastState, Relations
+from counterfoil.encoders.layers import FragmentBatchNorm, xavier_linear
+from counterfoil.encoders.pooling import MeanPooling, poolings
+from counterfoil.encoders.texts import run_rnn
+
+# Semantic reasoning (VSRN, Li et al. 2019): relate fragments to each other, then read them.
+#
+# The image encoder of VSRN and the text side of VSRN++ are made of these parts.
+
+
+class RelationLayer(nn.Module):
+    """One step of graph convolution over fully connected fragments, with a residual.
+
+    The affinity of two fragments is θ(x)·φ(y) / N, N being the number of real fragments; there is
+    no softmax. The step starts as the identity: what it adds passes a normalisation that begins
+    with weight and bias zero.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.theta, self.phi, self.g = (nn.Linear(dim, dim) for _ in range(3))
+        self.out = nn.Linear(dim, dim)
+        self.norm = FragmentBatchNorm(dim)
+        nn.init.zeros_(self.norm.weight)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        phi = self.phi(x).masked_fill(~mask[..., None], 0.0)
+        affinity = self.theta(x) @ phi.mT / mask.sum(1).clamp(min=1)[:, None, None]
+        added: Tensor = self.norm(self.out(affinity @ self.g(x)), mask)
+        return x + added
+
+
+class Relations(nn.Module):
+    """Several relation layers, then unit length.
+
+    ``over_fragments`` divides each channel by its length over the fragments of an item, as the
+    public code does, instead of each fragment by its length over the channels.
+    """
+
+    def __init__(self, dim: int, layers: int, over_fragments: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(RelationLayer(dim) for _ in range(layers))
+        self.over_fragments = over_fragments
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Fragments [B, N, D], related; padding comes out as zeros."""
+        padding = ~mask[..., None]
+        x = x.masked_fill(padding, 0.0)
+        for layer in self.layers:
+            x = layer(x, mask)
+        return self.unit(x.masked_fill(padding, 0.0))
+
+    def unit(self, x: Tensor) -> Tensor:
+        """Unit length along the chosen axis; padding must be zero."""
+        return l2_normalise(x.mT).mT if self.over_fragments else l2_normalise(x)
+
+
+class LastState(nn.GRU):
+    """A GRU over the fragments, which come first in their row; the state after the last real one.
+
+    The state of an item without fragments is zero.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, dim, batch_first=True)
+
+    def read(self, fragments: Tensor, mask: Tensor) -> Tensor:
+        states = run_rnn(self, fragments.to(next(self.parameters()).dtype), mask)
+        last = mask.sum(1).clamp(min=1) - 1
+        state = states[torch.arange(len(last), device=last.device), last]
+        return state.masked_fill(~mask.any(1, keepdim=True), 0.0)
+
+
+@poolings.register("reasoning")
+class ReasoningPooling(nn.Module):
+    """Graph convolution over the fragments, then their mean or the last state of a GRU (VSRN++).
+
+    No code of VSRN++ is public. Assumed is that its text side mirrors VSRN's image side: word
+    states, here those of BERT or of a BiGRU after their projection, take the same number of
+    relation layers, come to unit length and are read by a GRU whose last state is the caption.
+    With ``readout="mean"`` the order of the fragments does not matter.
+    """
+
+    def __init__(
+        self, dim: int, *, layers: int = 4, readout: Literal["mean", "gru"] = "mean"
+    ) -> None:
+        super().__init__()
+        self.relations = Relations(dim, layers)
+        self.mean = MeanPooling(dim)
+        self.rnn = LastState(dim) if readout == "gru" else None
+
+    def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
+        related: Tensor = self.relations(fragments, mask)
+        if self.rnn is not None:
+            return self.rnn.read(related, mask)
+        pooled: Tensor = self.mean(related, mask)
+        return pooled
 
 
 @image_encoders.register("vsrn")

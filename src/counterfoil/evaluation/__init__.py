@@ -1,11 +1,9 @@
 """Retrieval metrics over score matrices, and their reports."""
 
-from counterfoil.evaluation.cxc import read_cxc_pairs
-from counterfoil.evaluation.eccv import eccv_positives
-from counterfoil.evaluation.ensemble import average
+from counterfoil.evaluation.annotations import eccv_positives, read_cxc_pairs
+from counterfoil.evaluation.evaluate import average
 from counterfoil.evaluation.extended import ExtendedPositives, direction_metrics, extended_metrics
-from counterfoil.evaluation.positives import Positives
-from counterfoil.evaluation.ranks import Ranks, count_ranks, count_ranks_of
+from counterfoil.evaluation.ranks import Positives, Ranks, count_ranks, count_ranks_of, top_k
 from counterfoil.evaluation.report import (
     DirectionReport,
     ExtendedDirection,
@@ -13,7 +11,6 @@ from counterfoil.evaluation.report import (
     RetrievalReport,
 )
 from counterfoil.evaluation.retrieval import retrieval
-from counterfoil.evaluation.topk import top_k
 
 __all__ = [
     "DirectionReport",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from counterfoil.evaluation.report import Recalls, Report, RetrievalReport, markdown_table
-from counterfoil.evaluation.word_foils import KINDS
-from counterfoil.evaluation.word_report import WordReport
+from counterfoil.evaluation.words.cases import KINDS
+from counterfoil.evaluation.words.report import WordReport
 
 RECALLS = ("RSUM", "i2t R@1", "t2i R@1")
 

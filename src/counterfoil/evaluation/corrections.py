@@ -14,25 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.tensors.modes import asked
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
-from counterfoil.data.stemming import stem
-from counterfoil.data.words import words
-from counterfoil.evaluation.foil_sets import choose_captions, rule_set
-from counterfoil.evaluation.foil_truth import has_truth, places_of, verdict_on
-from counterfoil.evaluation.foil_writing import readable_images
+from counterfoil.data.text.stemming import stem
+from counterfoil.data.text.words import words
+from counterfoil.evaluation.foils.sets import choose_captions, readable_images, rule_set
+from counterfoil.evaluation.foils.truth import has_truth, places_of, verdict_on
 from counterfoil.foils.lexicon import NOUN_FORMS
-from counterfoil.models.asking import asked
-from counterfoil.models.correct import (
-    CaptionReader,
-    Change,
-    Correction,
-    ReadCaption,
-    correct_batch,
-)
+from counterfoil.models.correct import CaptionReader, Change, Correction, ReadCaption, correct_batch
 from counterfoil.models.correction_rule import CorrectionRule, choose_change
 from counterfoil.models.model import Model
-from counterfoil.progress import Progress, Silent
 
 WRONG_COSTS = 3.0
 """What a wrong change costs, in right ones: a change pays if it is right three times of four."""

@@ -9,17 +9,18 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from counterfoil.evaluation.matrices import (
+from counterfoil.evaluation.ranks import (
+    TOPK_CHUNK_CELLS,
     Floats,
     Indices,
+    Positives,
     ScoreMatrix,
     check_matrix,
     read_rows,
     row_chunks,
+    transposed,
 )
-from counterfoil.evaluation.positives import Positives
 from counterfoil.evaluation.report import ExtendedDirection, ExtendedReport
-from counterfoil.evaluation.topk import CHUNK_CELLS, transposed
 
 Values = NDArray[np.float64]
 
@@ -90,7 +91,7 @@ def direction_metrics(
     within = np.zeros(positives.n_queries)
     depth = int(max(*ks, counts.max(initial=1)))
     for first, last in row_chunks(
-        0, positives.n_queries, positives.n_targets, CHUNK_CELLS, chunk_rows
+        0, positives.n_queries, positives.n_targets, TOPK_CHUNK_CELLS, chunk_rows
     ):
         span = slice(*np.searchsorted(positives.queries, [first, last]))
         queries, targets = positives.queries[span], positives.targets[span]

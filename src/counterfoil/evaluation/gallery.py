@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from counterfoil.data.pairs import Split
-from counterfoil.evaluation.scoring import SplitScores
+from counterfoil.scoring.encode import SplitScores
 
 
 @dataclass(frozen=True)

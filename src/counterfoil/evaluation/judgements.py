@@ -18,17 +18,17 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from counterfoil.data.batches import pad_fragments
+from counterfoil.core.errors import DataError, MissingExtraError
+from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.storage.reading import read_text
+from counterfoil.core.tensors.modes import asked
+from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Pairs, Split
-from counterfoil.errors import DataError, MissingExtraError
+from counterfoil.data.text.tokenizers import known_text
 from counterfoil.evaluation.report import Report
-from counterfoil.evaluation.scoring import encode_texts
-from counterfoil.models.asking import asked
 from counterfoil.models.model import Model
-from counterfoil.models.word_spans import known_text
-from counterfoil.progress import Progress, Silent
-from counterfoil.reading import read_text
+from counterfoil.scoring.encode import encode_texts
 
 Kind = Literal["expert", "crowd"]
 PUBLISHED: dict[Kind, dict[str, float]] = {

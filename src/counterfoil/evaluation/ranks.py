@@ -6,26 +6,183 @@ not first; a query's other positives never count against it.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from counterfoil.core.errors import DataError
+from counterfoil.core.parallel import usable_cores
 from counterfoil.data.duplicates import images_of_groups
-from counterfoil.errors import DataError
-from counterfoil.evaluation.matrices import (
-    Floats,
-    Indices,
-    ScoreMatrix,
-    check_image_of,
-    check_matrix,
-    processors,
-    read_cells,
-    read_rows,
-    row_chunks,
-)
-from counterfoil.evaluation.positives import Positives
+
+# Score matrices of any make (numpy, memory-mapped, torch), read a few rows at a time.
+
+
+Floats = NDArray[np.floating[Any]]
+Indices = NDArray[np.int64]
+
+
+class ScoreMatrix(Protocol):
+    """Scores ``[n_queries, n_targets]``: a numpy array, a ``memmap``, a torch tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, key: Any, /) -> Any: ...
+
+
+def as_floats(part: Any) -> Floats:
+    """A piece of a matrix as a numpy array that compares fast; half precision becomes single."""
+    # Looked up, not imported: whoever hands over a tensor has already paid for importing torch.
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(part, torch.Tensor):
+        part = part.detach().cpu()
+        if part.dtype in (torch.float16, torch.bfloat16):
+            part = part.float()
+        part = part.numpy()
+    array = np.asarray(part)
+    if array.dtype in (np.float32, np.float64):
+        return np.ascontiguousarray(array)
+    return np.ascontiguousarray(array, dtype=np.float32 if array.dtype == np.float16 else float)
+
+
+def read_rows(scores: ScoreMatrix, start: int, stop: int) -> Floats:
+    """Rows ``start`` to ``stop`` of ``scores``, or an error that names the first NaN in them."""
+    rows = as_floats(scores[start:stop])
+    # The maximum of anything with a NaN in it is NaN, and costs one fast pass.
+    if rows.size and np.isnan(rows.max()):
+        row, column = np.argwhere(np.isnan(rows))[0]
+        raise DataError(
+            f"score matrix {tuple(scores.shape)} has NaN at row {start + row}, column {column}: "
+            "a model that scores NaN cannot be ranked; look for a division by a zero norm"
+        )
+    return rows
+
+
+def read_cells(scores: ScoreMatrix, rows: Indices, columns: Indices) -> Floats:
+    """The scores at the given rows and columns, in the type `read_rows` gives."""
+    return as_floats(scores[rows, columns])
+
+
+def row_chunks(
+    start: int, stop: int, width: int, cells: int, rows: int | None = None
+) -> Iterator[tuple[int, int]]:
+    """Split rows into chunks of about ``cells`` cells (or of ``rows`` rows, where given)."""
+    step = rows if rows is not None else max(1, cells // max(1, width))
+    for first in range(start, stop, step):
+        yield first, min(first + step, stop)
+
+
+def check_matrix(scores: ScoreMatrix) -> tuple[int, int]:
+    """The two sizes of a score matrix, or an error that says what was given instead."""
+    if len(scores.shape) != 2:
+        raise DataError(
+            f"scores must be a matrix [n_images, n_texts], got shape {tuple(scores.shape)}"
+        )
+    return int(scores.shape[0]), int(scores.shape[1])
+
+
+def check_image_of(image_of: ArrayLike, shape: tuple[int, int]) -> Indices:
+    """``image_of`` as indices: one image of the matrix for every text of the matrix."""
+    indices = np.asarray(image_of)
+    if indices.shape != (shape[1],):
+        raise DataError(
+            f"image_of must name the image of each of the {shape[1]} texts, "
+            f"got shape {indices.shape}"
+        )
+    if indices.size and not np.issubdtype(indices.dtype, np.integer):
+        raise DataError(f"image_of must hold integers, got {indices.dtype}")
+    wrong = np.flatnonzero((indices < 0) | (indices >= shape[0]))
+    if wrong.size:
+        raise DataError(
+            f"image_of[{wrong[0]}] is {indices[wrong[0]]}, but the matrix has {shape[0]} images"
+        )
+    return indices.astype(np.int64)
+
+
+def processors() -> int:
+    """How many processors this process may use, at most 8: beyond, memory is the limit."""
+    return min(8, usable_cores())
+
+
+# `Positives`: which targets are right for which query, as a sparse boolean matrix.
+
+
+@dataclass(frozen=True, eq=False)
+class Positives:
+    """Pairs (``queries[p]``, ``targets[p]``) in order of query, each pair once.
+
+    >>> right = Positives.from_pairs([(1, 0), (0, 2), (1, 0)], n_queries=3, n_targets=4)
+    >>> right.counts().tolist()
+    [1, 1, 0]
+    >>> right.transposed().counts().tolist()
+    [1, 0, 1, 0]
+    """
+
+    queries: Indices
+    targets: Indices
+    n_queries: int
+    n_targets: int
+
+    @classmethod
+    def from_pairs(cls, pairs: ArrayLike, n_queries: int, n_targets: int) -> Positives:
+        """Positives from rows (query, target), in any order."""
+        array = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
+        for column, size, what in ((0, n_queries, "query"), (1, n_targets, "target")):
+            wrong = np.flatnonzero((array[:, column] < 0) | (array[:, column] >= size))
+            if wrong.size:
+                raise DataError(
+                    f"positive pair {wrong[0]} names {what} {array[wrong[0], column]}, "
+                    f"but there are {size}"
+                )
+        keys = np.unique(array[:, 0] * max(1, n_targets) + array[:, 1])
+        queries, targets = np.divmod(keys, max(1, n_targets))
+        return cls(queries, targets, n_queries, n_targets)
+
+    @classmethod
+    def from_image_of(cls, image_of: ArrayLike, n_images: int) -> Positives:
+        """The captions of each image: positives of the direction image to text."""
+        images = np.asarray(image_of, dtype=np.int64)
+        texts = np.arange(len(images), dtype=np.int64)
+        return cls.from_pairs(np.stack([images, texts], axis=1), n_images, len(images))
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def pairs(self) -> Indices:
+        """Rows (query, target)."""
+        return np.stack([self.queries, self.targets], axis=1)
+
+    def counts(self) -> Indices:
+        """Number of positives of each query."""
+        return np.bincount(self.queries, minlength=self.n_queries).astype(np.int64)
+
+    def transposed(self) -> Positives:
+        """The same pairs asked the other way round."""
+        return Positives.from_pairs(self.pairs()[:, ::-1], self.n_targets, self.n_queries)
+
+    def union(self, other: Positives) -> Positives:
+        """Pairs that are positive in either."""
+        pairs = np.concatenate([self.pairs(), other.pairs()])
+        return Positives.from_pairs(pairs, self.n_queries, self.n_targets)
+
+    def without_diagonal(self) -> Positives:
+        """All pairs but those of an item with itself."""
+        keep = self.queries != self.targets
+        return Positives(self.queries[keep], self.targets[keep], self.n_queries, self.n_targets)
+
+    def check(self, n_queries: int, n_targets: int, where: str) -> None:
+        """Raise where these positives are not those of a matrix of the given sizes."""
+        if (self.n_queries, self.n_targets) != (n_queries, n_targets):
+            raise DataError(
+                f"{where}: positives are of {self.n_queries} queries and {self.n_targets} "
+                f"targets, scores of {n_queries} and {n_targets}"
+            )
+
 
 TIE_RULE = "ties count against the model"
 
@@ -173,3 +330,40 @@ def _count_above(
     with ThreadPoolExecutor(workers) as pool:
         parts = list(pool.map(count, edges[:-1], edges[1:]))
     return row_counts, np.sum(parts, axis=0, dtype=np.int32)
+
+
+# The best targets of each query, a chunk of queries at a time.
+
+
+# Larger than a rank's chunk: a transposed matrix is read in strips, and wide strips read better.
+TOPK_CHUNK_CELLS = 2_000_000
+
+
+def transposed(scores: Any) -> ScoreMatrix:
+    """The matrix the other way round, as a view: texts as queries, images as targets."""
+    view: ScoreMatrix = scores.T
+    return view
+
+
+def top_k(scores: ScoreMatrix, k: int, *, chunk_rows: int | None = None) -> Indices:
+    """Indices ``[n_queries, k]`` of the best targets of each row, best first.
+
+    Among equal scores the target with the lower index comes first.
+
+    >>> top_k(np.array([[0.1, 0.9, 0.5], [0.7, 0.7, 0.8]]), 2).tolist()
+    [[1, 2], [2, 0]]
+    """
+    n_queries, n_targets = check_matrix(scores)
+    if k < 1:
+        raise DataError(f"k must be at least 1, got {k}")
+    k = min(k, n_targets)
+    found = np.empty((n_queries, k), dtype=np.int64)
+    for first, last in row_chunks(0, n_queries, n_targets, TOPK_CHUNK_CELLS, chunk_rows):
+        rows = read_rows(scores, first, last)
+        for row, values in enumerate(rows, start=first):
+            # argpartition picks at random among ties at the edge: keep all of them, then order.
+            edge = np.partition(values, n_targets - k)[n_targets - k]
+            candidates = np.flatnonzero(values >= edge)
+            order = np.argsort(-values[candidates], kind="stable")[:k]
+            found[row] = candidates[order]
+    return found

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import Self
 
+from counterfoil.core.errors import DataError
 from counterfoil.data.duplicates import MANY
-from counterfoil.errors import DataError
 
 Protocol = Literal["full", "folds"]
 

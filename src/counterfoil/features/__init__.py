@@ -1,16 +1,15 @@
 """Pixels to fragments: regions with boxes and descriptors, kept on disk."""
 
 from counterfoil.features.backbone import Backbone
-from counterfoil.features.crops import Crops
-from counterfoil.features.efficientnet_lite import EfficientNetLiteFeatures
+from counterfoil.features.combine import Crops, Joined
+from counterfoil.features.efficientnet import EfficientNetLiteFeatures
 from counterfoil.features.extract import with_fragments
 from counterfoil.features.extractors import Extractor, extractors, full_name
-from counterfoil.features.joined import Joined
 from counterfoil.features.onnx_models import OnnxFeatures
 from counterfoil.features.pixels import Pixels
 from counterfoil.features.segments import Segments
 from counterfoil.features.timm_models import TimmFeatures
-from counterfoil.features.vision_models import TransformersFeatures
+from counterfoil.features.transformers_models import TransformersFeatures
 
 __all__ = [
     "Backbone",

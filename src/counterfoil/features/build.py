@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from counterfoil.core.errors import DataError
+from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.storage.atomic import replacing, write_atomically
 from counterfoil.data.convert import ConversionReport, convert
-from counterfoil.data.pairs import Pairs
-from counterfoil.data.problems import Problem, Severity, count_kinds
-from counterfoil.data.writers import writers
-from counterfoil.errors import DataError
+from counterfoil.data.formats import writers
+from counterfoil.data.images import FileImage
+from counterfoil.data.pairs import Pairs, Problem, Severity, Split, count_kinds
 from counterfoil.features.cache import CacheUse
-from counterfoil.features.efficientnet_lite import has_weights
+from counterfoil.features.efficientnet import has_weights
 from counterfoil.features.extract import Job, extract_pairs
 from counterfoil.features.extractors import Extractor, extractors, full_name, split_full_name
-from counterfoil.files import replacing, write_atomically
-from counterfoil.progress import Progress, Silent
 
 MANIFEST = "features.json"
 BEST, FALLBACK = "efficientnet-lite", "segments"
@@ -152,3 +153,36 @@ def _with_name(pairs: Pairs, name: str, images: bool) -> Pairs:
         pixels = split.pixels if images else None
         splits[split.name] = replace(split, fragments=table, pixels=pixels)
     return replace(pairs, splits=splits)
+
+
+# A plain folder of photos, without captions, as a data set to take features from.
+
+
+TYPES = frozenset(
+    {".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif"}
+)
+
+
+def is_photo_folder(path: Path) -> bool:
+    """Whether a folder, or one below it, has a file that is named like an image."""
+    return path.is_dir() and any(_is_photo(name) for _, _, names in os.walk(path) for name in names)
+
+
+def read_photos(folder: Path, split: str = "all") -> Pairs:
+    """Every image in a folder and below it, in the order of their paths, which are their ids."""
+    found = [
+        Path(parent) / name
+        for parent, _, names in os.walk(folder)
+        for name in names
+        if _is_photo(name)
+    ]
+    paths = sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+    if not paths:
+        raise DataError(f"{folder}: no images (looked for {', '.join(sorted(TYPES))})")
+    ids = [path.relative_to(folder).as_posix() for path in paths]
+    pixels = [FileImage(path) for path in paths]
+    return Pairs(folder.resolve().name, {split: Split(split, ids, [[] for _ in ids], pixels)})
+
+
+def _is_photo(name: str) -> bool:
+    return not name.startswith(".") and Path(name).suffix.lower() in TYPES

@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from counterfoil.data.arrays import read_into
-from counterfoil.errors import DataError
+from counterfoil.core.errors import DataError
+from counterfoil.core.parallel import usable_cores
+from counterfoil.core.storage.arrays import read_into
+from counterfoil.core.storage.atomic import write_atomically
+from counterfoil.core.storage.reading import open_descriptor
 from counterfoil.features.chunks import Chunk
-from counterfoil.files import write_atomically
-from counterfoil.parallel import usable_cores
-from counterfoil.reading import open_descriptor
 
 FOLDER = "image-features"
 """The folder of all this in a cache folder, which holds other things, too."""

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from counterfoil.core.errors import DataError
+from counterfoil.core.parallel import ordered_map, usable_cores
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.images import ImageRef, open_image
-from counterfoil.errors import DataError
 from counterfoil.features.backbone import Backbone
 from counterfoil.features.extractors import Extractor, extractors
 from counterfoil.features.views import View
-from counterfoil.parallel import ordered_map, usable_cores
 
 _LARGEST = float(np.finfo(np.float16).max)
 _MOST_THREADS = 16

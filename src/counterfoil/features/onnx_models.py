@@ -12,13 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from counterfoil.errors import CheckpointError, ConfigError, MissingExtraError
-from counterfoil.features.backbone import Backbone, Seen, whole
+from counterfoil.core.errors import CheckpointError, ConfigError, MissingExtraError
+from counterfoil.core.storage.reading import open_regular
+from counterfoil.features.backbone import Backbone, Seen, map_cells, token_cells, whole
 from counterfoil.features.extractors import extractors
-from counterfoil.features.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from counterfoil.features.tokens import map_cells, token_cells
-from counterfoil.features.views import View
-from counterfoil.reading import open_regular
+from counterfoil.features.views import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, View
 
 
 @extractors.register("onnx")
@@ -110,7 +108,7 @@ class OnnxFeatures(Backbone):
         if not self.path:
             raise ConfigError("onnx: name a file: --backbone-option path=NETWORK.onnx")
         try:
-            import onnxruntime  # type: ignore[import-not-found,unused-ignore]
+            import onnxruntime
         except ImportError:
             raise MissingExtraError("onnxruntime", "onnx", "the extractor 'onnx'") from None
         on_gpu = ["CUDAExecutionProvider"] if self.device.startswith("cuda") else []

@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from counterfoil.core.errors import ConfigError
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pixels import Glance
-from counterfoil.errors import ConfigError
-from counterfoil.features.dual_settings import dual_settings
 from counterfoil.features.extractors import extractors, full_name
-from counterfoil.features.preprocessing import Preprocessing
-from counterfoil.features.views import WHOLE, Box, View, place, squash
+from counterfoil.features.pretrained import dual_settings
+from counterfoil.features.views import WHOLE, Box, Preprocessing, View, place, squash
 
 _TRIES = 10
 _WIDEST = 4 / 3

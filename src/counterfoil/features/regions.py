@@ -3,12 +3,130 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from counterfoil.features.colours import names_of
-from counterfoil.features.zones import Labels, Mask, connected, mask_components
+# Connected components of an image, in numpy alone.
+
+
+Labels = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+def mask_components(mask: Mask) -> Labels:
+    """Components of a mask by its four neighbours; what is outside the mask gets -1."""
+    labels = connected(mask[:, 1:] & mask[:, :-1], mask[1:] & mask[:-1])
+    used = np.zeros(int(labels.max()) + 1, dtype=bool)
+    used[labels[mask]] = True
+    numbers = np.cumsum(used) - 1
+    return np.where(mask, numbers[labels], -1)
+
+
+def connected(right: Mask, down: Mask) -> Labels:
+    """Components of the grid graph with edges ``right`` [H, W-1] and ``down`` [H-1, W].
+
+    Runs along rows are nodes; unions between rows are done all at once, by hooking the larger
+    root to the smaller and halving paths until nothing moves.
+    """
+    height, width = right.shape[0], down.shape[1]
+    starts = np.ones((height, width), dtype=bool)
+    starts[:, 1:] = ~right
+    runs = np.cumsum(starts.ravel()).reshape(height, width) - 1
+    upper, lower = runs[:-1][down], runs[1:][down]
+    if len(upper):
+        fresh = np.ones(len(upper), dtype=bool)
+        fresh[1:] = (upper[1:] != upper[:-1]) | (lower[1:] != lower[:-1])
+        upper, lower = upper[fresh], lower[fresh]
+    roots = _union(int(runs[-1, -1]) + 1, upper, lower)
+    numbers = np.cumsum(roots == np.arange(len(roots))) - 1
+    labels: Labels = numbers[roots][runs]
+    return labels
+
+
+def _union(count: int, one: Labels, other: Labels) -> Labels:
+    parent = np.arange(count)
+    while len(one):
+        a, b = parent[one], parent[other]
+        apart = a != b
+        one, other, a, b = one[apart], other[apart], a[apart], b[apart]
+        np.minimum.at(parent, np.maximum(a, b), np.minimum(a, b))
+        while True:
+            shorter = parent[parent]
+            if np.array_equal(shorter, parent):
+                break
+            parent = shorter
+    return parent
+
+
+# Colours by name, softly: how much of each focal colour a pixel has.
+
+
+# Focal colours that people name alike, with the tones that photographs are full of.
+FOCAL = np.array(
+    [
+        (215, 40, 40),  # red
+        (130, 30, 35),  # dark red
+        (240, 140, 40),  # orange
+        (245, 210, 60),  # yellow
+        (60, 150, 70),  # green
+        (40, 80, 50),  # dark green
+        (180, 215, 150),  # pale green
+        (70, 190, 200),  # cyan
+        (190, 220, 240),  # pale blue
+        (50, 110, 200),  # blue
+        (35, 50, 100),  # navy
+        (130, 75, 170),  # purple
+        (240, 140, 180),  # pink
+        (130, 85, 50),  # brown
+        (235, 195, 160),  # tan
+        (40, 40, 45),  # black
+        (110, 112, 120),  # grey
+        (195, 195, 200),  # pale grey
+        (250, 250, 245),  # white
+    ],
+    dtype=np.float32,
+)
+_LEVELS = 32
+_SOFTNESS = 42.0
+
+
+def cell_of(pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Each pixel's row of `soft_names`."""
+    level = (pixels >> 3).astype(np.int64)
+    cells: NDArray[np.int64] = (level[..., 0] * _LEVELS + level[..., 1]) * _LEVELS + level[..., 2]
+    return cells
+
+
+@lru_cache(maxsize=1)
+def soft_names() -> NDArray[np.float32]:
+    """[cells, colours]: shares of the focal colours, each row summing to one."""
+    axis = np.arange(_LEVELS, dtype=np.float32) * (256 / _LEVELS) + 128 / _LEVELS
+    red, green, blue = np.meshgrid(axis, axis, axis, indexing="ij")
+    rgb = np.stack([red.ravel(), green.ravel(), blue.ravel()], axis=1)
+    far = _opponent(rgb)[:, None] - _opponent(FOCAL)[None]
+    shares = np.exp(-(far**2).sum(axis=2) / _SOFTNESS**2) + 1e-9
+    table: NDArray[np.float32] = (shares / shares.sum(axis=1, keepdims=True)).astype(np.float32)
+    return table
+
+
+@lru_cache(maxsize=1)
+def _hard_names() -> NDArray[np.int64]:
+    return soft_names().argmax(axis=1)
+
+
+def names_of(pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Index of the nearest focal colour of each pixel."""
+    return _hard_names()[cell_of(pixels)]
+
+
+def _opponent(rgb: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Lightness, red against green, yellow against blue: hue weighs more than lightness."""
+    red, green, blue = rgb[:, 0], rgb[:, 1], rgb[:, 2]
+    light = (red + green + blue) / 3
+    return np.stack([0.8 * light, red - green, 0.7 * ((red + green) / 2 - blue)], axis=1)
+
 
 # Neighbours this close in every channel belong together.
 _FLAT = 22

@@ -10,13 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from counterfoil.errors import CheckpointError, ConfigError
-from counterfoil.features.backbone import Backbone, Seen, to_array, to_network, whole
+from counterfoil.core.errors import CheckpointError, ConfigError
+from counterfoil.features.backbone import (
+    Backbone,
+    Seen,
+    map_cells,
+    to_array,
+    to_network,
+    token_cells,
+    whole,
+)
 from counterfoil.features.extractors import extractors
-from counterfoil.features.preprocessing import Preprocessing, read_preprocessing
 from counterfoil.features.pretrained import weights_digest
-from counterfoil.features.tokens import map_cells, token_cells
-from counterfoil.features.views import View
+from counterfoil.features.views import Preprocessing, View, read_preprocessing
 
 # Names of Pillow's resamplings in timm's configurations.
 _FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}

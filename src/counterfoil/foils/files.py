@@ -1,22 +1,222 @@
-"""Foils of a whole data set in a file, made by rule; what all makers of such files share."""
+"""Foils on disk: a JSON object a line, which any model's training can read as extra negatives."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
+import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.storage.atomic import put_in_place
+from counterfoil.core.storage.locks import locked_target
+from counterfoil.core.storage.reading import LINES_BYTES, open_regular, read_lines
+from counterfoil.data.duplicates import spoken
+from counterfoil.data.formats.text_files import json_bytes
 from counterfoil.data.pairs import Split
-from counterfoil.data.words import words
-from counterfoil.errors import ConfigError
+from counterfoil.data.text.words import words
 from counterfoil.foils.rules import DEFAULT_KINDS, rule_foils
-from counterfoil.foils.store import FoilWriter, StoredFoil
-from counterfoil.progress import Progress, Silent
+
+PARTIAL = ".partial"
+
+NEEDED: dict[str, tuple[type, ...]] = {"image": (str, int), "caption": (str, int), "foil": (str,)}
+"""What every line has; all else may be left out by other programs."""
+
+
+@dataclass(frozen=True)
+class StoredFoil:
+    """A false caption of an image, and what is known of it.
+
+    ``caption`` is the text it was made from; other programs may give its number instead, counted
+    from 0 among the captions of its image.
+    ``positions`` are the places at which it differs from the caption, among the `words` of both;
+    ``kind`` says what was falsified, ``score`` is how well the generator thinks it matches.
+    ``caption_id`` says which caption of its image it was made from, as ``IMAGE#0``.
+    """
+
+    image: str
+    caption: str | int
+    foil: str
+    positions: tuple[int, ...] = ()
+    kind: str = ""
+    score: float | None = None
+    caption_id: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        if self.score is not None and not math.isfinite(self.score):
+            raise DataError(f"image '{self.image}': the score of a foil is {self.score}")
+        if not self.foil.strip():
+            raise DataError(f"image '{self.image}': a foil is empty")
+        return {
+            "image": self.image,
+            **({"caption_id": self.caption_id} if self.caption_id else {}),
+            "caption": self.caption,
+            "foil": self.foil,
+            "positions": list(self.positions),
+            "kind": self.kind,
+            "score": self.score,
+        }
+
+
+def read_foils(path: Path) -> Iterator[StoredFoil]:
+    """The foils of a file in its order; what other programs left out is empty."""
+    try:
+        with open_regular(path, LINES_BYTES) as file:
+            for number, line in enumerate(read_lines(file, path), start=1):
+                if line.strip():
+                    yield _parsed(line, f"{path}, line {number}")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file of foils") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _parsed(line: bytes, where: str) -> StoredFoil:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
+        raise DataError(f"{where}: not JSON ({error})") from None
+    if not isinstance(record, dict):
+        raise DataError(f"{where}: expected an object, got {type(record).__name__}")
+    for key, kinds in NEEDED.items():
+        if type(record.get(key)) not in kinds:
+            wanted = " or ".join({str: "text", int: "a whole number"}[kind] for kind in kinds)
+            raise DataError(f"{where}: expected '{key}' as {wanted}, got {record.get(key)!r}")
+    image, caption, foil = str(record["image"]), record["caption"], record["foil"]
+    if isinstance(caption, int) and caption < 0:
+        raise DataError(f"{where}: 'caption' counts from 0, got {caption}")
+    if not foil.strip():
+        raise DataError(f"{where}: the foil is empty")
+    kind, score = str(record.get("kind", "")), record.get("score")
+    try:
+        positions = tuple(int(place) for place in record.get("positions", ()))
+        score = None if score is None else float(score)
+    except (ValueError, TypeError, OverflowError):
+        raise DataError(
+            f"{where}: 'positions' are whole numbers and 'score' is a number, where they are given"
+        ) from None
+    return StoredFoil(
+        image, caption, foil, positions, kind, score, str(record.get("caption_id", ""))
+    )
+
+
+class FoilWriter:
+    """Writes foils caption by caption; the file appears when the block ends without an error.
+
+    Until then they are in ``FILE.partial``, a line a caption, so that a later writer with the same
+    ``settings`` goes on after the last caption that was written whole. A caption that was found to
+    have no foils is known to be done as well.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
+        self.path, self.partial = path, path.with_name(path.name + PARTIAL)
+        self.settings: dict[str, Any] = json.loads(json_bytes(dict(settings or {})))
+        self._done: dict[tuple[str, str], int] = {}
+        self._file: BinaryIO | None = None
+        self._lock = ExitStack()
+
+    def __enter__(self) -> FoilWriter:
+        advice = "wait for it, or write to another file"
+        with ExitStack() as stack:
+            stack.enter_context(locked_target(self.path, "writing foils to it", advice))
+            self._begin()
+            self._lock = stack.pop_all()
+        return self
+
+    def _begin(self) -> None:
+        good = self._resume() if self.partial.exists() else 0
+        self._file = self.partial.open("r+b" if good else "wb")
+        self._file.truncate(good)
+        self._file.seek(good)
+        if not good:
+            self._write({"settings": self.settings})
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+            if kind is None:
+                self._finish()
+
+    def is_done(self, image: str, caption: str) -> bool:
+        return (image, caption) in self._done
+
+    def found(self) -> list[int]:
+        """How many foils each caption has that is done, by earlier writers too."""
+        return list(self._done.values())
+
+    def add(self, image: str, caption: str, foils: Iterable[StoredFoil]) -> None:
+        """All the foils of a caption, which may be none; again for the same one does nothing."""
+        if self.is_done(image, caption):
+            return
+        records = [foil.as_dict() for foil in foils]
+        if any((r["image"], r["caption"]) != (image, caption) for r in records):
+            raise ValueError("a foil belongs to another caption than it was added to")
+        self._write({"image": image, "caption": caption, "foils": records})
+        self._done[image, caption] = len(records)
+
+    def _write(self, value: dict[str, Any]) -> None:
+        if self._file is None:
+            raise ValueError("foils are written inside the writer's with block")
+        self._file.write(json_bytes(value) + b"\n")
+        self._file.flush()
+
+    def _resume(self) -> int:
+        """Read what an earlier writer left; the length of it that is whole."""
+        good = 0
+        for line, value in _whole_lines(self.partial):
+            if not good and value.get("settings") != self.settings:
+                raise DataError(
+                    f"{self.partial}: was begun with other settings ({value.get('settings')}, now "
+                    f"{self.settings}); delete it to begin anew, or write to another file"
+                )
+            if good:
+                self._done[value["image"], value["caption"]] = len(value["foils"])
+            good += len(line)
+        return good
+
+    def _finish(self) -> None:
+        made = self.path.with_name(f".{self.path.name}.new")
+        with made.open("wb") as file:
+            for _, value in _whole_lines(self.partial):
+                for record in value.get("foils", ()):
+                    file.write(json_bytes(record) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        put_in_place(made, self.path)
+        self.partial.unlink()
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines of a partial file up to the first one that a kill or a full disk cut short."""
+    with open_regular(path) as file:
+        for line in read_lines(file, path):
+            try:
+                value = json.loads(line)
+            except ValueError:
+                return
+            if not line.endswith(b"\n"):
+                return
+            yield line, value
+
+
+# Foils of a whole data set in a file, made by rule; what all makers of such files share.
 
 
 @dataclass(frozen=True)
@@ -126,3 +326,36 @@ def batches_of(captions: Sequence[Caption], size: int) -> list[Sequence[Caption]
 def batch_generator(seed: int, number: int) -> np.random.Generator:
     """Where the draws of one batch come from."""
     return np.random.default_rng([seed, number])
+
+
+# Which captions of a split the foils of a file belong to.
+
+
+def foils_by_caption(path: Path, split: Split) -> dict[int, tuple[str, ...]]:
+    """The foils of each caption, by its index into the split's texts; each foil once.
+
+    Lines about other images and captions are passed over, and so is a foil that is a caption of its
+    image (without case and punctuation). A text that an image has twice has its foils twice.
+    """
+    captions: dict[tuple[str, str], list[int]] = {}
+    for index, (text, image) in enumerate(zip(split.texts, split.image_of, strict=True)):
+        captions.setdefault((split.ids[int(image)], text), []).append(index)
+    own = dict(zip(split.ids, split.captions, strict=True))
+    true: dict[str, frozenset[str]] = {}
+    found: dict[int, dict[str, None]] = {}
+    for stored in read_foils(path):
+        texts, caption = own.get(stored.image, ()), stored.caption
+        if isinstance(caption, int):
+            caption = texts[caption] if caption < len(texts) else ""
+        if stored.image not in true:
+            true[stored.image] = frozenset(map(spoken, texts))
+        if spoken(stored.foil) not in true[stored.image]:
+            for index in captions.get((stored.image, caption), ()):
+                found.setdefault(index, {})[stored.foil] = None
+    if not found:
+        raise DataError(
+            f"{path}: no line matches a caption of split '{split.name}' by image id and caption "
+            f"(the first image of the split is '{split.ids[0] if len(split) else ''}'): was it "
+            "made for another split or data set?"
+        )
+    return {index: tuple(foils) for index, foils in found.items()}

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from counterfoil.data.spacy_pipeline import SpacyPipeline
-from counterfoil.data.words import words
-from counterfoil.foils.graph import ATTRIBUTE, OBJECT, RELATION, SceneGraph, Unit
-from counterfoil.foils.graph_words import (
+from counterfoil.core.errors import ConfigError, nearest
+from counterfoil.data.text.dependencies import SpacyPipeline
+from counterfoil.data.text.words import words
+from counterfoil.foils.scene_graph import (
+    ATTRIBUTE,
     NOT_ATTRIBUTES,
     NOT_OBJECTS,
     NOT_RELATIONS,
+    OBJECT,
+    RELATION,
     VIEWING,
+    GraphExtractor,
+    RuleExtractor,
+    SceneGraph,
+    Unit,
     is_frame,
     is_lead,
     is_quantity,
@@ -129,3 +136,22 @@ def _is_attribute(token: Any) -> bool:
         return False
     participle = token.pos_ == "VERB" and token.dep_ == "amod"
     return token.pos_ == "ADJ" or participle or (token.pos_ == "NUM" and token.dep_ == "nummod")
+
+
+# Extractors of scene graphs by name.
+
+
+EXTRACTORS = ("rules", "spacy")
+
+
+def create_extractor(name: str) -> GraphExtractor:
+    """``rules``, ``spacy``, or ``spacy:NAME`` for another of its pipelines."""
+    kind, _, pipeline = name.partition(":")
+    if kind == "rules" and not pipeline:
+        return RuleExtractor()
+    if kind == "spacy":
+        return SpacyExtractor(pipeline) if pipeline else SpacyExtractor()
+    raise ConfigError(
+        f"foils: unknown extractor of scene graphs '{name}'{nearest(kind, EXTRACTORS)} "
+        "(known: rules, spacy, spacy:PIPELINE)"
+    )

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from counterfoil.data.on_host import on_host
+from counterfoil.core.tensors.host_mirror import on_host
 from counterfoil.kernels.spec import (
     LARGE_JOB_CELLS,
     MAX_REGIONS,

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from counterfoil.core.tensors.device import free_on_gpu
 from counterfoil.kernels.attention import Block, Score, Sides, Span, Tile, spans
 
 CPU_TILE = 1 << 18
@@ -235,16 +236,6 @@ class TilePlan:
 
     rows: int
     columns: int
-
-
-def free_on_gpu(device: torch.device) -> int:
-    """Bytes that tensors may still take: those that nobody has, and those this process keeps.
-
-    PyTorch keeps what tensors have left for the next ones, which others see as taken.
-    """
-    free, _ = torch.cuda.mem_get_info(device)
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free + max(0, kept)
 
 
 def plan_tiles(

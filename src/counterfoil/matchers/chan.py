@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from counterfoil.core.registry import refuse_unused
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels.attention import Tile, key_softmax, packed_cosine
 from counterfoil.kernels.spec import KernelSpec
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher, WordParts, one_pair
 from counterfoil.matchers.scan import aggregate
-from counterfoil.registry import refuse_unused
 
 Coding = Literal["vha", "tha", "vsa"]
 Pooling = Literal["lse", "mean", "max", "sum", "softmax"]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.base import Matcher, matchers, pooled
-from counterfoil.matchers.precision import single, single_precision
+from counterfoil.matchers.fragment_matcher import single, single_precision
 
 
 @matchers.register("cosine")

@@ -8,6 +8,7 @@ PyTorch or a fused kernel.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -15,15 +16,46 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from counterfoil.collectives import gather_counts
-from counterfoil.encoders.encoded import Encoded
-from counterfoil.errors import ConfigError
+from counterfoil.core.distributed import gather_counts
+from counterfoil.core.errors import ConfigError
+from counterfoil.encoders.encoded import HALVES, Encoded
 from counterfoil.kernels.attention import Score, Sides, Tile, gram
 from counterfoil.kernels.dispatch import try_fused_scores
 from counterfoil.kernels.spec import KernelSpec, ScoringJob, usable
 from counterfoil.kernels.tiled import TilePlan, plan_tiles, score_sides
 from counterfoil.matchers.base import Matcher
-from counterfoil.matchers.precision import single_fragments, single_precision
+
+# Final scores in single precision, also where a run is in mixed precision.
+#
+# bfloat16 keeps 8 bits: two scores near 1 differ by 0.004 or not at all, so that pairs tie at the
+# top
+# of a ranking, and a model whose vectors are all alike could not learn to tell them apart.
+
+
+@contextmanager
+def single_precision(device: torch.device) -> Iterator[bool]:
+    """Inside, nothing is cast to half precision by autocast; gives whether it was enabled."""
+    if not torch.is_autocast_enabled(device.type):
+        yield False
+        return
+    with torch.autocast(device.type, enabled=False):
+        yield True
+
+
+def single(x: Tensor) -> Tensor:
+    """In single precision what is in half; double precision stays as it is."""
+    return x.float() if x.dtype in HALVES else x
+
+
+def single_fragments(encoded: Encoded) -> Encoded:
+    """The same with fragments and pooled vectors in single precision."""
+    fragments, pooled = encoded.fragments, encoded.pooled
+    return replace(
+        encoded,
+        fragments=None if fragments is None else single(fragments),
+        pooled=None if pooled is None else single(pooled),
+    )
+
 
 KEPT_CELLS = 1 << 26
 """Similarities kept for the backward pass; a larger grid is recomputed block by block."""

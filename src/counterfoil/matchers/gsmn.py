@@ -13,14 +13,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.registry import refuse_unused
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.encoders.joint import xavier_linear
-from counterfoil.errors import ConfigError, DataError
+from counterfoil.encoders.layers import xavier_linear
 from counterfoil.kernels.attention import EPS, l2_over, leaky, masked_softmax
 from counterfoil.matchers.base import matchers
-from counterfoil.matchers.fragment_matcher import FragmentMatcher, fragments
-from counterfoil.matchers.precision import single, single_precision
-from counterfoil.registry import refuse_unused
+from counterfoil.matchers.fragment_matcher import (
+    FragmentMatcher,
+    fragments,
+    single,
+    single_precision,
+)
 
 Form = Literal["paper", "reference"]
 Graph = Literal["dense", "sparse"]

@@ -8,12 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from counterfoil.core.errors import ConfigError
 from counterfoil.encoders.encoded import Encoded, l2_normalise
-from counterfoil.errors import ConfigError
 from counterfoil.kernels.attention import attended_cosine, gram, masked_softmax, similarities
 from counterfoil.matchers.base import matchers
-from counterfoil.matchers.fragment_matcher import FragmentMatcher, fragments
-from counterfoil.matchers.precision import single, single_precision
+from counterfoil.matchers.fragment_matcher import (
+    FragmentMatcher,
+    fragments,
+    single,
+    single_precision,
+)
 from counterfoil.matchers.scan import aggregate, normalise_raw
 
 

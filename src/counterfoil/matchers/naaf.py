@@ -16,16 +16,15 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.registry import refuse_unused
+from counterfoil.core.tensors.host_mirror import HostScalarCache
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.errors import ConfigError
 from counterfoil.kernels.attention import Tile, key_softmax, l2_over, packed_cosine
 from counterfoil.kernels.spec import KernelSpec
 from counterfoil.matchers.base import Observation, matchers
 from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher, WordParts, one_pair
-from counterfoil.matchers.host_scalars import HostScalarCache
-from counterfoil.matchers.mismatch_boundary import MismatchBoundary
-from counterfoil.matchers.mismatches import Mismatched, Mismatches
-from counterfoil.registry import refuse_unused
+from counterfoil.matchers.mismatch_boundary import MismatchBoundary, Mismatched, Mismatches
 
 Intra = Literal["none", "inference", "always"]
 Direction = Literal["t2i", "i2t", "both"]

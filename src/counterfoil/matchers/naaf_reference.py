@@ -15,17 +15,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from counterfoil.collectives import world_size
+from counterfoil.core.distributed import world_size
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.registry import refuse_unused
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.errors import ConfigError
 from counterfoil.kernels.attention import Tile, leaky
 from counterfoil.kernels.spec import ScoringJob
-from counterfoil.matchers.base import Observation, matchers
-from counterfoil.matchers.mismatches import BINS, close_histogram, histogram
+from counterfoil.matchers.base import Observation, block_diagonals, matchers
+from counterfoil.matchers.fragment_matcher import single_fragments, single_precision
+from counterfoil.matchers.mismatch_boundary import BINS, close_histogram, histogram
 from counterfoil.matchers.naaf import NAAF, Direction, Intra
-from counterfoil.matchers.paired import block_diagonals
-from counterfoil.matchers.precision import single_fragments, single_precision
-from counterfoil.registry import refuse_unused
 
 LAMBDA_INTRA = 5.0
 """λ of the propagation gate in the public code."""

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from counterfoil.core.registry import refuse_unused
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels.attention import (
     Tile,
@@ -19,7 +20,6 @@ from counterfoil.kernels.attention import (
 from counterfoil.kernels.spec import KernelSpec, ScoringJob
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher, WordParts, one_pair
-from counterfoil.registry import refuse_unused
 
 Aggregation = Literal["lse", "mean", "max", "sum"]
 RawNorm = Literal[

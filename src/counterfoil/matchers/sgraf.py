@@ -13,17 +13,20 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from counterfoil.collectives import sum_over_processes
+from counterfoil.core.distributed import sum_over_processes
+from counterfoil.core.errors import DataError
+from counterfoil.core.registry import refuse_unused
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.encoders.joint import xavier_linear
-from counterfoil.encoders.norms import FragmentBatchNorm
-from counterfoil.errors import DataError
+from counterfoil.encoders.layers import FragmentBatchNorm, xavier_linear
 from counterfoil.kernels.attention import EPS, l2_over, leaky, masked_softmax, similarities
 from counterfoil.kernels.spec import ScoringJob
 from counterfoil.matchers.base import Matcher, matchers, pooled
-from counterfoil.matchers.fragment_matcher import FragmentMatcher, fragments
-from counterfoil.matchers.precision import single, single_precision
-from counterfoil.registry import refuse_unused
+from counterfoil.matchers.fragment_matcher import (
+    FragmentMatcher,
+    fragments,
+    single,
+    single_precision,
+)
 
 Form = Literal["paper", "reference"]
 

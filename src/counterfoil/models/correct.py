@@ -14,28 +14,30 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from counterfoil.data.batches import pad_fragments, pad_texts
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.tensors.modes import asked
+from counterfoil.data.batches.collate import pad_fragments, pad_texts
 from counterfoil.data.fragments import Fragments
-from counterfoil.data.texts import HuggingFaceText, TextProcessor, WordText
-from counterfoil.data.words import words as tokens_of
-from counterfoil.encoders import Encoded
-from counterfoil.errors import ConfigError, DataError
-from counterfoil.foils.masking import MaskTokens
-from counterfoil.foils.rules import article_before, in_case_of
-from counterfoil.foils.tagging import keeps_word_class
-from counterfoil.matchers.cross_encoder import CrossEncoder
-from counterfoil.models.asking import asked
-from counterfoil.models.correction_rule import CorrectionRule, Proposal, choose_change
-from counterfoil.models.foil_maker import word_table
-from counterfoil.models.word_spans import (
-    CaptionWord,
-    caption_words,
+from counterfoil.data.text.tokenizers import (
+    HuggingFaceText,
+    TextProcessor,
+    WordText,
     known_text,
     words_of_tokens,
 )
+from counterfoil.data.text.words import CaptionWord, caption_words
+from counterfoil.data.text.words import words as tokens_of
+from counterfoil.encoders import Encoded
+from counterfoil.foils.generation import MaskTokens
+from counterfoil.foils.grammar import keeps_word_class
+from counterfoil.foils.rules import article_before, in_case_of
+from counterfoil.matchers.cross_encoder import CrossEncoder
+from counterfoil.models.correction_rule import CorrectionRule, Proposal, choose_change
+from counterfoil.models.foil_generator import word_table
 
 if TYPE_CHECKING:
     from counterfoil.models.model import Model
+
 
 HEADS = ("discrimination", "correction")
 PIECE = "##"

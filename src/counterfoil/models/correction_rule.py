@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from counterfoil.errors import ConfigError
+from counterfoil.core.errors import ConfigError
 
 MOST_CANDIDATES = 100
 """Words tried in place of one; each costs a score."""

@@ -15,27 +15,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from counterfoil.data.batches import ImageBatch, TextBatch, pad_fragments, pad_texts
+from counterfoil.core.errors import CheckpointError, DataError
+from counterfoil.core.storage.reading import read_text
+from counterfoil.core.tensors.modes import Trained, asked
+from counterfoil.data.batches.collate import ImageBatch, TextBatch, pad_fragments, pad_texts
 from counterfoil.data.fragments import Fragments
-from counterfoil.data.texts import TextProcessor
+from counterfoil.data.text.tokenizers import TextProcessor, require_known, without, words_of_tokens
+from counterfoil.data.text.words import CaptionWord, caption_words
 from counterfoil.encoders import Encoded
-from counterfoil.encoders.copies import members_of
-from counterfoil.errors import CheckpointError, DataError
 from counterfoil.matchers.base import Matcher
-from counterfoil.matchers.copies import CopiedMatcher
+from counterfoil.matchers.chamfer import SetSimilarity
 from counterfoil.matchers.cross_encoder import CrossEncoder
+from counterfoil.matchers.ensemble import CopiedMatcher, members_of
 from counterfoil.matchers.fragment_matcher import FragmentMatcher, WordParts
 from counterfoil.matchers.naaf import NAAF
-from counterfoil.matchers.sets import SetSimilarity
-from counterfoil.models.asking import Trained, asked
-from counterfoil.models.word_spans import (
-    CaptionWord,
-    caption_words,
-    require_known,
-    without,
-    words_of_tokens,
-)
-from counterfoil.reading import read_text
 
 Floats = NDArray[np.float32]
 Method = Literal["parts", "leave-one-out"]

@@ -11,26 +11,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from counterfoil.data.batches import TextBatch, pad_fragments, pad_texts
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.progress import Progress, Silent
+from counterfoil.data.batches.collate import TextBatch, pad_fragments, pad_texts
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
-from counterfoil.errors import ConfigError, DataError
-from counterfoil.foils.extractors import create_extractor
 from counterfoil.foils.files import (
     Caption,
     FoilCounts,
+    FoilWriter,
+    StoredFoil,
     batch_generator,
     batches_of,
     captions_of,
     split_digest,
 )
-from counterfoil.foils.generate import Foils, own_tokens
-from counterfoil.foils.store import FoilWriter, StoredFoil
-from counterfoil.models.foil_maker import CrossReader, Masker, cross_encoder_of, write_foils
-from counterfoil.models.foil_text import spell_foil
+from counterfoil.foils.generation import Foils, own_tokens
+from counterfoil.foils.spacy_graph import create_extractor
+from counterfoil.models.foil_generator import (
+    CrossReader,
+    Masker,
+    cross_encoder_of,
+    spell_foil,
+    write_foils,
+)
 from counterfoil.models.model import Model
 from counterfoil.objectives.services import GeneratorOptions
-from counterfoil.progress import Progress, Silent
 
 SPARE = 2
 """So many times the foils that are wanted are selected, as some cannot be spelt."""

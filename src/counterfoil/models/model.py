@@ -9,29 +9,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from counterfoil.config import DataConfig, ModelConfig
-from counterfoil.data.batches import ImageBatch, TextBatch, pad_fragments, pad_texts
+from counterfoil.core.config import DataConfig, ModelConfig
+from counterfoil.core.errors import DataError
+from counterfoil.core.registry import Registry
+from counterfoil.core.tensors.device import MemoryGuard
+from counterfoil.core.tensors.modes import asked
+from counterfoil.data.batches.collate import ImageBatch, TextBatch, pad_fragments, pad_texts
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
-from counterfoil.data.parsing import create_parser
-from counterfoil.data.texts import HuggingFaceText, TextProcessor, WordText, with_parser
-from counterfoil.data.vocabulary import Vocabulary
+from counterfoil.data.text.dependencies import create_parser
+from counterfoil.data.text.tokenizers import (
+    HuggingFaceText,
+    TextProcessor,
+    WordText,
+    require_known,
+    with_parser,
+)
+from counterfoil.data.text.vocabulary import Vocabulary
 from counterfoil.encoders import Encoded, image_encoders, text_encoders
-from counterfoil.encoders.copies import CopiedEncoder
+from counterfoil.encoders.bert import pretrained_names
 from counterfoil.encoders.encoded import Needs
-from counterfoil.encoders.provenance import pretrained_names
-from counterfoil.errors import DataError
 from counterfoil.matchers import Matcher, matchers
-from counterfoil.matchers.copies import CopiedMatcher
 from counterfoil.matchers.cross_encoder import CrossEncoder
-from counterfoil.models.asking import asked
+from counterfoil.matchers.ensemble import CopiedEncoder, CopiedMatcher
 from counterfoil.models.correction_rule import CorrectionRule
-from counterfoil.models.dual import with_one_checkpoint
 from counterfoil.models.explain import Match, Yardstick, explain
-from counterfoil.models.memory_guard import MemoryGuard
-from counterfoil.models.spec import ModelSpec, resolve
-from counterfoil.models.word_spans import require_known
-from counterfoil.registry import Registry
+from counterfoil.models.spec import ModelSpec, resolve, with_one_checkpoint
 
 
 class Model(nn.Module):

@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from counterfoil.config import ModelConfig
+from counterfoil.core.config import ModelConfig
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.registry import Registry
 from counterfoil.encoders import image_encoders, text_encoders
-from counterfoil.errors import ConfigError
 from counterfoil.matchers import matchers
-from counterfoil.registry import Registry
 
 models: Registry[Callable[[], ModelSpec]] = Registry("model")
 
@@ -60,3 +60,27 @@ def _merge_part(
     options = kept | {key: value for key, value in change.items() if key != "name"}
     registry.check(name, options, where=f"model.{part}")
     return {"name": name, **options}
+
+
+# Dual encoders by name, and what a model that reads pixels asks of its data.
+
+
+def reads_pixels(spec: ModelSpec) -> bool:
+    """Whether a model's image encoder sees pictures, not features made before."""
+    return bool(getattr(image_encoders[spec.image["name"]], "reads_pixels", False))
+
+
+def pixel_options(spec: ModelSpec) -> dict[str, Any] | None:
+    """Options of the extractor "pixels" for a model; None for one that reads features."""
+    if not reads_pixels(spec):
+        return None
+    chosen = image_encoders.options(spec.image["name"]) | spec.image
+    return {"model": chosen["pretrained"], "size": chosen["size"]}
+
+
+def with_one_checkpoint(spec: ModelSpec) -> ModelSpec:
+    """The spec with the text half of the image half's checkpoint, unless it names one itself."""
+    if spec.text["name"] != "dual" or spec.text.get("pretrained") or not reads_pixels(spec):
+        return spec
+    named = (image_encoders.options(spec.image["name"]) | spec.image)["pretrained"]
+    return spec.model_copy(update={"text": {**spec.text, "pretrained": named}})

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,21 +20,129 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from counterfoil.config import MODEL_CONFIG
-from counterfoil.data.texts import load_text_processor
+from counterfoil.core.config import MODEL_CONFIG
+from counterfoil.core.errors import CheckpointError, DataError, MissingExtraError
+from counterfoil.core.storage.atomic import atomic_folder, scratch_folder
+from counterfoil.core.storage.reading import open_regular, read_text
+from counterfoil.core.tensors.device import MemoryGuard
+from counterfoil.data.text.tokenizers import load_text_processor
 from counterfoil.encoders.bert import BertEncoder
-from counterfoil.encoders.copies import CopiedEncoder
 from counterfoil.encoders.dual import DualImageEncoder, DualTextEncoder
-from counterfoil.errors import CheckpointError, DataError, MissingExtraError
-from counterfoil.files import atomic_folder
-from counterfoil.matchers.copies import CopiedMatcher
-from counterfoil.models.checksums import check_sum, check_sums, write_sums
+from counterfoil.matchers.ensemble import CopiedEncoder, CopiedMatcher
 from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.models.explain import YARDSTICK, load_yardstick
-from counterfoil.models.memory_guard import MemoryGuard
 from counterfoil.models.model import Model
 from counterfoil.models.spec import ModelSpec
-from counterfoil.reading import read_text
+
+# SHA-256 of the files of a saved model, kept beside them: a flipped byte is found on reading.
+#
+# The lists have the form of `sha256sum`, so ``sha256sum -c SHA256SUMS`` checks them as well. They
+# are
+# written into a folder before it takes its name, so files and sums are always of the same save.
+
+
+SUMS = "SHA256SUMS"
+STATE, STATE_SUM = "training_state.pt", "training_state.sha256"
+"""What a run keeps beside a model to go on with, and its own sum; not on the model's list."""
+
+SUMS_BYTES = 1 << 20
+
+
+def write_sums(folder: Path, names: Iterable[str] | None = None, sums: str = SUMS) -> None:
+    """Write the sums of some files of a folder, or of all that are in it."""
+    if names is None:
+        files = (path for path in folder.rglob("*") if path.is_file() and path != folder / sums)
+        names = [path.relative_to(folder).as_posix() for path in files]
+    lines = [f"{digest_of(folder / name)}  {name}\n" for name in sorted(names)]
+    (folder / sums).write_text("".join(lines), encoding="utf-8")
+
+
+def check_sums(folder: Path, without: Iterable[str] = (), sums: str = SUMS) -> None:
+    """Compare all files on the list, except those ``without``, with their sums.
+
+    The list must be that of the folder: a file or folder that is not on it is refused by name.
+    """
+    listed = _read_sums(folder / sums)
+    for name in _names_in(folder, listed):
+        if name not in listed and name not in (sums, STATE, STATE_SUM):
+            raise CheckpointError(
+                f"{folder / name}: not in {sums}, so it was not saved with this model; remove it, "
+                "or save the model again"
+            )
+    for name, expected in listed.items():
+        if not (folder / name).exists():
+            raise _incomplete(folder / name)
+        if name not in without:
+            _check(folder / name, expected)
+
+
+def _names_in(folder: Path, listed: Iterable[str]) -> Iterator[str]:
+    """Files of a folder, and those folders in it that are links or hold no listed file."""
+    parents = {parent.as_posix() for name in listed for parent in Path(name).parents}
+    for root, folders, files in os.walk(folder):
+        paths = [Path(root, name) for name in folders]
+        unlisted = [p for p in paths if p.is_symlink() or _name(p, folder) not in parents]
+        yield from (_name(path, folder) for path in (*unlisted, *(Path(root, f) for f in files)))
+
+
+def _name(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix()
+
+
+def check_sum(folder: Path, name: str, sums: str = SUMS) -> None:
+    """Compare one file, which must be on the list."""
+    listed = _read_sums(folder / sums)
+    if name not in listed:
+        raise CheckpointError(f"{folder / sums}: damaged (there is no sum of {name})")
+    _check(folder / name, listed[name])
+
+
+def digest_of(path: Path) -> str:
+    digest, buffer = hashlib.sha256(), bytearray(1 << 20)
+    with open_regular(path) as file:
+        while count := file.readinto(buffer):  # type: ignore[attr-defined]
+            digest.update(memoryview(buffer)[:count])
+    return digest.hexdigest()
+
+
+def _check(path: Path, expected: str) -> None:
+    try:
+        found = digest_of(path)
+    except FileNotFoundError:
+        raise _incomplete(path) from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    if found != expected:
+        raise CheckpointError(
+            f"{path}: damaged or changed since it was saved (its SHA-256 is {found[:16]}…, saved "
+            f"was {expected[:16]}…); copy it again, or save it again where it was made"
+        )
+
+
+def _incomplete(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path}: no such file: an incomplete model folder; copy it again")
+
+
+def _read_sums(path: Path) -> dict[str, str]:
+    try:
+        lines = read_text(path, SUMS_BYTES).splitlines()
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path.parent}: no {path.name}: an incomplete model folder, or one saved before "
+            "checksums were; save or train it again"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: damaged ({error})") from None
+    found = {}
+    for line in lines:
+        parts = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
+        if parts is None or Path(parts[2]).is_absolute() or ".." in Path(parts[2]).parts:
+            raise CheckpointError(f"{path}: damaged (expected lines of a sum and a file's name)")
+        found[parts[2]] = parts[1]
+    return found
+
 
 FORMAT = 1
 WEIGHTS, CONFIG = "model.safetensors", MODEL_CONFIG
@@ -194,3 +304,46 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     ),
 }
 """What the fields of a saved model's config may be."""
+
+
+# Which model an index was made with: a digest of everything that bears on a score.
+
+
+def folder_digest(folder: Path) -> str:
+    """SHA-256 over the names and contents of a saved model's files."""
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(f"{folder}: the model of the index is missing; build it again")
+    digest = hashlib.sha256()
+    # the sums follow from the files, and from paths in the config that do not count here; the
+    # yardstick bears on no score
+    apart = {folder / SUMS, folder / YARDSTICK}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p not in apart):
+        digest.update(f"{path.relative_to(folder).as_posix()}\n".encode())
+        if path == folder / CONFIG:
+            digest.update(_portable(path))
+            continue
+        with open_regular(path) as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def model_digest(model: Model) -> str:
+    """The digest that a model would have once saved."""
+    with scratch_folder("counterfoil-model-") as folder:
+        saved = folder / "model"
+        saved.mkdir()
+        write_files(model, saved)
+        return folder_digest(saved)
+
+
+def _portable(path: Path) -> bytes:
+    """The config without the paths that pretrained parts were read from."""
+    try:
+        layout = json.loads(read_text(path))
+        for part, place in (("text", LANGUAGE_MODEL), ("image", VISION_MODEL)):
+            if (path.parent / place).is_dir():
+                layout["spec"][part].pop("pretrained", None)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: damaged ({error})") from None
+    return json.dumps(layout, sort_keys=True).encode()

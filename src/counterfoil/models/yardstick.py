@@ -12,16 +12,16 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from counterfoil.data.batches import pad_fragments, pad_texts
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.tensors.modes import asked
+from counterfoil.data.batches.collate import pad_fragments, pad_texts
 from counterfoil.data.duplicates import spoken
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
+from counterfoil.data.text.tokenizers import known_text
 from counterfoil.encoders import Encoded
-from counterfoil.errors import ConfigError, DataError
-from counterfoil.models.asking import asked
 from counterfoil.models.explain import POINTS, Yardstick, explain_pair
 from counterfoil.models.model import Model
-from counterfoil.models.word_spans import known_text
 
 CAPTIONS, EXPLAINED = 500, 50
 """Captions scored with a right and a wrong image, and those of them that are explained."""

@@ -14,14 +14,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from counterfoil.collectives import gather_counts, gather_rows, rank
+from counterfoil.core.distributed import gather_counts, gather_rows, rank
+from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.encoders.encoded import Encoded, l2_normalise
-from counterfoil.errors import ConfigError, TrainingError
 from counterfoil.matchers.chan import CHAN
 from counterfoil.matchers.fragment_matcher import fragments
 from counterfoil.objectives.base import Context, LossReport, objectives
 from counterfoil.objectives.contrastive import InfoNCE, at_least_float32
-from counterfoil.objectives.extras import pair_images
+from counterfoil.objectives.foils import pair_images
 from counterfoil.objectives.hard_candidates import (
     Hardest,
     candidate_scores,

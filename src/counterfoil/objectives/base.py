@@ -8,10 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from counterfoil.data.batches import Companions, ExtraBatch
+from counterfoil.core.registry import Registry
+from counterfoil.data.batches.collate import ExtraBatch
+from counterfoil.data.batches.dataset import Companions
 from counterfoil.encoders.encoded import Needs
 from counterfoil.objectives.services import Live, Preparation, Survey, Trial
-from counterfoil.registry import Registry
 
 objectives: Registry[type[Objective]] = Registry("objective")
 

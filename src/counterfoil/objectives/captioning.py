@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from counterfoil.collectives import gather_counts, sum_over_processes
-from counterfoil.data.batches import PairBatch
+from counterfoil.core.distributed import gather_counts, sum_over_processes
+from counterfoil.core.errors import ConfigError
+from counterfoil.data.batches.collate import PairBatch
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.texts import run_rnn
-from counterfoil.errors import ConfigError
 from counterfoil.objectives.base import Context, LossReport, Objective, objectives
 from counterfoil.objectives.services import Preparation
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from counterfoil.data.batches import Companions
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.registry import MAX_NUMBER
+from counterfoil.data.batches.dataset import Companions
 from counterfoil.encoders.encoded import Needs
-from counterfoil.errors import ConfigError
 from counterfoil.objectives.base import Context, LossReport, Manner, Objective, objectives
 from counterfoil.objectives.protection import Protection, protections
 from counterfoil.objectives.services import Preparation, Survey, Trial
-from counterfoil.registry import MAX_NUMBER
 
 PROTECT = "protect"
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from counterfoil.errors import ConfigError
+from counterfoil.core.errors import ConfigError
 from counterfoil.objectives.base import (
     Anchors,
     Context,

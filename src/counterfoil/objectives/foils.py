@@ -8,8 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from counterfoil.collectives import gather_counts, gather_rows, rank
-from counterfoil.data.batches import Companions, ExtraBatch, TextBatch
+from counterfoil.core.distributed import gather_counts, gather_rows, rank
+from counterfoil.core.errors import TrainingError
+from counterfoil.data.batches.collate import ExtraBatch, PairBatch, TextBatch
+from counterfoil.data.batches.dataset import Companions
 from counterfoil.objectives.base import (
     Context,
     LossReport,
@@ -19,8 +21,24 @@ from counterfoil.objectives.base import (
     both_directions,
     objectives,
 )
-from counterfoil.objectives.extras import brought, pair_images
 from counterfoil.objectives.services import Live, Preparation
+
+# What objectives share that bring more images and texts into the batch.
+
+
+def brought(context: Context, name: str) -> tuple[Live, ExtraBatch]:
+    """The batch with its model, and what the objective ``name`` brought into it."""
+    if context.live is None or context.extra is None:
+        raise TrainingError(f"objective.{name} works on the batches of a training run only")
+    return context.live, context.extra
+
+
+def pair_images(batch: PairBatch) -> Tensor:
+    """Row of the image of each caption of a batch."""
+    if len(batch.image_ids) == len(batch.owners):
+        return torch.arange(len(batch.owners), device=batch.owners.device)
+    return (batch.owners[:, None] == batch.image_ids).int().argmax(1)
+
 
 NOBODY = -1
 """Owner of a text that only keeps the processes in step."""

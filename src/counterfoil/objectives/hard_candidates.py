@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from counterfoil.collectives import gather_counts, gather_rows, rank
-from counterfoil.errors import ConfigError, TrainingError
+from counterfoil.core.distributed import gather_counts, gather_rows, rank
+from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.objectives.base import Context, LossReport, Objective, objectives
-from counterfoil.objectives.extras import pair_images
+from counterfoil.objectives.foils import pair_images
 from counterfoil.objectives.services import Live
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from counterfoil.errors import ConfigError, TrainingError
+from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.objectives.base import (
     Anchors,
     Context,
@@ -35,7 +35,7 @@ class SemanticMargin(Objective):
 
     Captions i and j have the margin ``margin + scale · Z_ij``, where Z_ij is the inner product of
     their latent vectors divided by the largest in row i. ``dim`` is the size of these vectors,
-    which come from the training captions (see `counterfoil.data.semantics`). ``hardest`` keeps the
+    which come from the training captions (see `counterfoil.data.text.tfidf`). ``hardest`` keeps the
     costliest negative of each anchor only. With ``form="reference"`` other pairs of the same image
     stay negatives, with margin 0, as in the public code; the paper's form never counts them.
     """
@@ -61,7 +61,7 @@ class SemanticMargin(Objective):
         self.register_buffer("vectors", torch.empty(0, dim), persistent=False)
 
     def prepare(self, training: Preparation) -> None:
-        from counterfoil.data.semantics import caption_space
+        from counterfoil.data.text.tfidf import caption_space
 
         self.vectors = caption_space(training.train.texts, self.dim).vectors.to(self.vectors.device)
 

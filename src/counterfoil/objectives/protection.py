@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from counterfoil.errors import ConfigError, TrainingError
+from counterfoil.core.errors import ConfigError, TrainingError
+from counterfoil.core.registry import Registry
 from counterfoil.objectives.base import Context
 from counterfoil.objectives.services import Preparation, Teacher
 from counterfoil.objectives.twins import own_captions
-from counterfoil.registry import Registry
 
 protections: Registry[type[Protection]] = Registry("protection")
 
@@ -62,7 +62,7 @@ class Protection(nn.Module):
 
     def prepare(self, training: Preparation) -> None:
         if self.captions:
-            from counterfoil.data.semantics import caption_space
+            from counterfoil.data.text.tfidf import caption_space
 
             space = caption_space(training.train.texts, self.dim, seed=0)
             self.vectors = torch.nn.functional.normalize(torch.as_tensor(space.vectors), dim=1)

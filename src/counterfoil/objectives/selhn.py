@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from counterfoil.errors import ConfigError
+from counterfoil.core.errors import ConfigError
 from counterfoil.objectives.base import Anchors, Context, Manner, Reduction, objectives
 from counterfoil.objectives.triplet import HingeObjective, every_negative, one_hardest
 

@@ -17,11 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from counterfoil.data.batches import Companions, ImageBatch, PairBatch, TextBatch
+from counterfoil.core.errors import ConfigError
+from counterfoil.data.batches.collate import ImageBatch, PairBatch, TextBatch
+from counterfoil.data.batches.dataset import Companions
 from counterfoil.data.pairs import Split
-from counterfoil.data.texts import TextProcessor
+from counterfoil.data.text.tokenizers import TextProcessor
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.errors import ConfigError
 from counterfoil.matchers.base import Matcher
 from counterfoil.objectives.twins import Twins
 

@@ -11,14 +11,16 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from counterfoil.collectives import sum_over_processes
-from counterfoil.data.batches import TextBatch
+from counterfoil.core.distributed import sum_over_processes
+from counterfoil.core.errors import ConfigError, TrainingError
+from counterfoil.core.registry import refuse_unused
+from counterfoil.data.batches.collate import TextBatch
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.errors import ConfigError, TrainingError
 from counterfoil.matchers.cross_encoder import CrossEncoder, CrossStates
 from counterfoil.objectives.base import Context, LossReport, Objective, objectives
-from counterfoil.objectives.extras import pair_images
+from counterfoil.objectives.foils import pair_images
 from counterfoil.objectives.services import (
     Generated,
     Generator,
@@ -29,13 +31,47 @@ from counterfoil.objectives.services import (
     MaskUnit,
     Preparation,
 )
-from counterfoil.objectives.token_losses import (
-    CLASS_WEIGHTS,
-    UNLABELLED,
-    discrimination_losses,
-    word_losses,
-)
-from counterfoil.registry import refuse_unused
+
+# Losses of single words: filling masks, telling replaced words, correcting them (TAGS).
+#
+# All are unreduced, one number a word, so that their mean over any set of words is the caller's.
+
+
+UNLABELLED = -1
+"""The label of a token that no loss looks at."""
+
+CLASS_WEIGHTS = (1.0, 0.11)
+"""TAGS' weights of replaced and of original words, of which there are many more."""
+
+
+def word_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy at each labelled token, in order: of a masked language model, of corrections.
+
+    ``logits`` [..., V], ``labels`` [...] with −1 where there is nothing to say.
+
+    >>> word_losses(torch.zeros(1, 2, 4), torch.tensor([[-1, 3]]))
+    tensor([1.3863])
+    """
+    asked = labels != UNLABELLED
+    return F.cross_entropy(logits[asked], labels[asked], reduction="none")
+
+
+def discrimination_losses(
+    logits: Tensor,
+    ids: Tensor,
+    true_ids: Tensor,
+    mask: Tensor,
+    weights: tuple[float, float] = CLASS_WEIGHTS,
+) -> Tensor:
+    """Weighted negative log-likelihood of "replaced" or "original" at each real token, in order.
+
+    ``logits`` [n, W, 2]; a token of ``ids`` [n, W] is original where it is that of ``true_ids``.
+    Weights scale the losses; their mean is over tokens, not over weights, as TAGS takes it.
+    """
+    original = (ids == true_ids).expand(mask.shape)[mask]
+    losses = F.cross_entropy(logits[mask], original.long(), reduction="none")
+    replaced_weight, original_weight = weights
+    return losses * torch.where(original, original_weight, replaced_weight)
 
 
 @dataclass(frozen=True)
@@ -289,3 +325,40 @@ def global_mean(values: Tensor) -> Tensor:
     """Mean over the values of all processes; 0 where there is none."""
     count = sum_over_processes(values.new_tensor(float(values.numel())))
     return sum_over_processes(values.sum()) / count.clamp(min=1)
+
+
+# UNITER's masked language model by itself: what the foils of TAGS are later written with.
+
+
+@objectives.register("mlm")
+class MaskedWords(Objective):
+    """UNITER's masked language model: fill masked words given the image; beside another objective.
+
+    Captions are masked as by `tags`, ``masks`` times each; nothing is written or ranked.
+    """
+
+    needs_batch = True
+    needs_scores = False
+
+    def __init__(
+        self,
+        *,
+        masks: int = 1,
+        unit: MaskUnit = "graph",
+        extractor: str = "rules",
+        mask_share: MaskShare = "units",
+    ) -> None:
+        super().__init__()
+        self.options = GeneratorOptions(masks, 1, 1, 1.0, unit, extractor, share=mask_share)
+        self._generator: Generator | None = None
+
+    def prepare(self, training: Preparation) -> None:
+        self._generator = training.generator(self.options, ("mlm",))
+
+    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+        live = context.live
+        if live is None or self._generator is None:
+            raise TrainingError("objective.mlm works on the batches of a training run only")
+        images = live.images[pair_images(live.batch)]
+        loss = global_mean(fill_losses(live, images, self._generator.mask(live, context.step)))
+        return LossReport(loss, {"mlm/loss": loss.detach()})

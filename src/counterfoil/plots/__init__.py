@@ -1,1 +1,1 @@
-"""All drawing: charts, comparisons with papers, maps, and pictures of sentences."""
+"""All drawing."""

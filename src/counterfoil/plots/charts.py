@@ -14,12 +14,13 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from counterfoil.files import write_atomically
-from counterfoil.markup import visible
+from counterfoil.core.printable import visible
+from counterfoil.core.storage.atomic import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 Parameters = ParamSpec("Parameters")
 Point = tuple[float, float] | tuple[float, float, float | None]

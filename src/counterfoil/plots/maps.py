@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
 FEW = 10
 """Groups of so many points are drawn larger: they are what the others are compared with."""
 

@@ -1,18 +1,20 @@
-"""What every table and figure has: a paper, data sets, and runs with their settings in layers.
-
-Importing this module does not import torch, so that listing and checking are quick.
-"""
+"""A figure with one key of its runs varied."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from counterfoil.config import Section
-from counterfoil.errors import nearest
-from counterfoil.reproduce.references import run_reference
+from counterfoil.core.config import Section
+from counterfoil.core.errors import nearest
+from counterfoil.reproduce.columns import run_reference
+
+# What every table and figure has: a paper, data sets, and runs with their settings in layers.
+#
+# Importing this module does not import torch, so that listing and checking are quick.
+
 
 Tree = dict[str, Any]
 
@@ -96,3 +98,113 @@ class Artefact(Section):
             seen.insert(0, here)
             here = self.runs[here].like
         return seen
+
+
+DIRECTIONS = ("i2t", "t2i")
+
+
+class Line(Section):
+    """One of the lines of a sweep; ``published`` is RSUM at each of its values."""
+
+    label: str
+    run: str
+    published: dict[str, list[float | None]] = Field(default_factory=dict)
+
+
+class SweepPanel(Section):
+    """One plot of a sweep: a recall, RSUM, or the sum of the recalls of one direction."""
+
+    metric: str = Field(description="a recall such as i2t_r1; rsum; i2t or t2i: sum of its three")
+    title: str
+    y_label: str = ""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The metrics of a row that are added up."""
+        if self.metric in DIRECTIONS:
+            return tuple(name for name in METRICS if name.startswith(f"{self.metric}_"))
+        return (self.metric,)
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        known = (*METRICS, *DIRECTIONS)
+        if self.metric not in known:
+            raise ValueError(
+                f"panel '{self.title}': unknown metric '{self.metric}'"
+                f"{nearest(self.metric, known)} (known: {', '.join(known)})"
+            )
+        return self
+
+
+class Point(NamedTuple):
+    """A line at one value, and what its runs are called."""
+
+    line: Line
+    value: float
+    title: str
+    published: dict[str, list[float | None]]
+
+
+class Sweep(Artefact):
+    """A run, or several as lines, with one key varied: RSUM against the value.
+
+    ``judged_on: dev`` is for choosing a value: what is shown is of the epoch that dev chose, and
+    the test split stays unseen.
+    """
+
+    kind: Literal["sweep"]
+    judged_on: Literal["test", "dev"] = "test"
+    run: str | None = None
+    lines: list[Line] = Field(default_factory=list)
+    key: str = Field(description="such as objective.selhn.epsilon")
+    values: list[int | float] = Field(min_length=1)
+    x_label: str
+    log: bool = True
+    panels: list[SweepPanel] = Field(
+        default_factory=list, description="plots; by default one, of RSUM"
+    )
+
+    @property
+    def used(self) -> list[str]:
+        return [line.run for line in self._lines]
+
+    @property
+    def _lines(self) -> list[Line]:
+        return [Line(label="", run=self.run)] if self.run else self.lines
+
+    @property
+    def points(self) -> list[Point]:
+        """Line by line, value by value."""
+        last = self.key.rpartition(".")[2]
+        return [
+            Point(
+                line,
+                value,
+                f"{line.run}, {last}={value:g}",
+                {data: _total(totals[k]) for data, totals in line.published.items()},
+            )
+            for line in self._lines
+            for k, value in enumerate(self.values)
+        ]
+
+    @property
+    def published_on(self) -> list[str]:
+        return [d for d in self.data_sets if any(d in line.published for line in self.lines)]
+
+    @model_validator(mode="after")
+    def _has_lines(self) -> Self:
+        if bool(self.run) == bool(self.lines):
+            raise ValueError("a sweep has either a run or lines")
+        for line in self.lines:
+            for data, totals in line.published.items():
+                if data not in self.data_sets or len(totals) != len(self.values):
+                    raise ValueError(
+                        f"line '{line.label}', {data}: expected {len(self.values)} numbers, one "
+                        f"for each value, of one of: {', '.join(self.data_sets)}"
+                    )
+        return self
+
+
+def _total(rsum: float | None) -> list[float | None]:
+    """An RSUM of which the recalls are not known, as a row's numbers."""
+    return [None, None, None, None, None, None, rsum]

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from counterfoil.config import RunConfig
-from counterfoil.errors import ConfigError
+from counterfoil.core.config import RunConfig
+from counterfoil.core.errors import ConfigError
 from counterfoil.evaluation.evaluate import flat_metrics
 from counterfoil.objectives import create_objective
-from counterfoil.reproduce.artefact import METRICS
-from counterfoil.reproduce.cost import read_cost
+from counterfoil.reproduce.artefact import METRICS, Sweep
+from counterfoil.reproduce.columns import MeasureColumn
 from counterfoil.reproduce.distributions import read_distributions
 from counterfoil.reproduce.examples import collect_sheet
-from counterfoil.reproduce.foil_judge import FoilJudge
-from counterfoil.reproduce.judge import Judge
-from counterfoil.reproduce.measures import MeasureColumn
+from counterfoil.reproduce.measure import FoilJudge, Judge
 from counterfoil.reproduce.negatives import collect_negatives
-from counterfoil.reproduce.plan import Plan
-from counterfoil.reproduce.planned import PlannedRun
+from counterfoil.reproduce.plan import Plan, PlannedRun
 from counterfoil.reproduce.results import (
     Curve,
     Found,
@@ -29,9 +26,9 @@ from counterfoil.reproduce.results import (
     ShownMeasure,
     ShownPanel,
     StatedClaim,
+    read_cost,
 )
 from counterfoil.reproduce.runner import Outcome, describe
-from counterfoil.reproduce.shown import ShownRow, shown_rows
 from counterfoil.reproduce.spec import (
     Curves,
     Examples,
@@ -43,9 +40,9 @@ from counterfoil.reproduce.spec import (
     Row,
     Scatter,
 )
-from counterfoil.reproduce.sweep import Sweep
+from counterfoil.reproduce.table_rows import ShownRow, shown_rows
 from counterfoil.reproduce.word_maps import map_pairs
-from counterfoil.training.metrics import read_metrics
+from counterfoil.training.logs import read_metrics
 
 MOST_POINTS = 200
 """Of one curve; longer ones are averaged over neighbouring points."""

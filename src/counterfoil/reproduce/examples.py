@@ -11,31 +11,23 @@ from difflib import SequenceMatcher
 
 from PIL import Image
 
+from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.data.images import open_image
 from counterfoil.data.pairs import Split
-from counterfoil.data.words import words
-from counterfoil.errors import ConfigError, DataError
-from counterfoil.evaluation.foil_scores import score_foils
-from counterfoil.evaluation.foil_sets import FoilPair, FoilSet
-from counterfoil.evaluation.foil_writing import readable_images
+from counterfoil.data.text.tokenizers import known_text
+from counterfoil.data.text.words import words
+from counterfoil.evaluation.foils.scores import score_foils
+from counterfoil.evaluation.foils.sets import FoilPair, FoilSet, readable_images
 from counterfoil.evaluation.report import markdown_table
 from counterfoil.models import Model
 from counterfoil.models.correct import Correction, correct
-from counterfoil.models.word_spans import known_text
-from counterfoil.reproduce.foil_judge import FoilJudge
-from counterfoil.reproduce.measures import OWN, MeasureColumn
-from counterfoil.reproduce.plan import Plan
-from counterfoil.reproduce.planned import PlannedRun
-from counterfoil.reproduce.results import (
-    Example,
-    ExampleLine,
-    ExampleSheet,
-    ExampleWord,
-    PointMap,
-)
-from counterfoil.reproduce.shown import ShownRow
+from counterfoil.reproduce.columns import OWN, MeasureColumn
+from counterfoil.reproduce.measure import FoilJudge
+from counterfoil.reproduce.plan import Plan, PlannedRun
+from counterfoil.reproduce.results import Example, ExampleLine, ExampleSheet, ExampleWord, PointMap
 from counterfoil.reproduce.spec import Examples
-from counterfoil.training.load import load_model
+from counterfoil.reproduce.table_rows import ShownRow
+from counterfoil.training.run_folder import load_model
 
 SIDE = 320
 """Pixels of the longer side of a picture."""

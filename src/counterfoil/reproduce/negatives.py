@@ -13,29 +13,22 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.progress import Progress
+from counterfoil.core.storage.atomic import write_atomically
+from counterfoil.core.tensors.modes import asked
 from counterfoil.data.pairs import Split
-from counterfoil.errors import ConfigError, DataError
 from counterfoil.evaluation.report import Report
-from counterfoil.evaluation.scoring import SplitScores, encode_images, encode_texts, score_split
-from counterfoil.files import write_atomically
 from counterfoil.models import Model
-from counterfoil.models.asking import asked
-from counterfoil.progress import Progress
-from counterfoil.reproduce.judge import Judge
-from counterfoil.reproduce.planned import PlannedRun
-from counterfoil.reproduce.results import (
-    Curve,
-    Found,
-    Measure,
-    Plot,
-    PointMap,
-    ShownMeasure,
-)
+from counterfoil.reproduce.distributions import embed
+from counterfoil.reproduce.measure import Judge
+from counterfoil.reproduce.plan import PlannedRun
+from counterfoil.reproduce.results import Curve, Found, Measure, Plot, PointMap, ShownMeasure
 from counterfoil.reproduce.runner import describe
-from counterfoil.reproduce.shown import ShownRow
 from counterfoil.reproduce.spec import Negatives
-from counterfoil.reproduce.tsne import embed
-from counterfoil.training.load import load_model
+from counterfoil.reproduce.table_rows import ShownRow
+from counterfoil.scoring.encode import SplitScores, encode_images, encode_texts, score_split
+from counterfoil.training.run_folder import load_model
 
 BINS = 40
 """Of a histogram of margins."""

@@ -2,18 +2,92 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from counterfoil.core.errors import DataError
+from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.evaluation.report import markdown_table
-from counterfoil.files import write_atomically
+from counterfoil.plots.charts import save_figure
 from counterfoil.reproduce.artefact import METRICS
-from counterfoil.reproduce.claims import claim_rows
 from counterfoil.reproduce.distributions import distribution_notes, distribution_rows
 from counterfoil.reproduce.examples import sheet_markdown
-from counterfoil.reproduce.plots import write_charts
-from counterfoil.reproduce.results import Found, Reproduction
+from counterfoil.reproduce.plots import charts_of, write_charts
+from counterfoil.reproduce.results import Found, Measure, Reproduction, StatedClaim
+from counterfoil.reproduce.store import read_stored
 from counterfoil.reproduce.word_maps import pair_sections
+
+# What a paper says is better than what, beside the same difference of ours.
+
+
+CLAIM_HEADS = ("Claim", "ours, Δ RSUM", "published Δ", "held")
+RSUM = METRICS[-1]
+
+
+def claim_rows(found: Reproduction) -> list[tuple[str, ...]]:
+    """A header and a row for each claim about rows that are there; nothing where there is none."""
+    rows = {row.name: row for row in found.rows}
+    told = [
+        _row(claim, rows[claim.better], rows[claim.worse], found.published_on)
+        for claim in found.claims
+        if claim.better in rows and claim.worse in rows
+    ]
+    return [CLAIM_HEADS, *told] if told else []
+
+
+def difference(better: Found, worse: Found) -> Measure | None:
+    """RSUM of one row less that of another, seed by seed where both have the seed."""
+    first, second = _by_seed(better), _by_seed(worse)
+    common = sorted(first.keys() & second.keys())
+    if not common:
+        return None
+    return Measure.over([first[seed] - second[seed] for seed in common])
+
+
+def verdict(ours: Measure | None) -> str:
+    """Whether a difference is there, and whether it is more than seeds differ by themselves.
+
+    >>> verdict(Measure(mean=3.0, std=1.0, seeds=3)), verdict(Measure(mean=0.5, std=1.0, seeds=3))
+    ('yes', 'within the spread')
+    >>> verdict(Measure(mean=3.0, std=None, seeds=1))
+    'yes, with one seed'
+    """
+    if ours is None:
+        return ""
+    if ours.std is not None and abs(ours.mean) <= ours.std:
+        return "within the spread"
+    held = "yes" if ours.mean > 0 else "no"
+    return held if ours.seeds > 1 else f"{held}, with one seed"
+
+
+def _row(
+    claim: StatedClaim, better: Found, worse: Found, published_on: str | None
+) -> tuple[str, ...]:
+    ours = difference(better, worse)
+    first, second = (_published_claim(row, published_on or "") for row in (better, worse))
+    theirs = None if first is None or second is None else first - second
+    return (
+        claim.text,
+        "" if ours is None else _signed(ours),
+        "" if theirs is None else f"{theirs:+.1f}",
+        verdict(ours),
+    )
+
+
+def _signed(measure: Measure) -> str:
+    spread = "" if measure.std is None else f" ± {measure.std:.1f}"
+    return f"{measure.mean:+.1f}{spread}"
+
+
+def _by_seed(row: Found) -> dict[int, float]:
+    return {one.seed: one.numbers[RSUM] for one in row.each if RSUM in one.numbers}
+
+
+def _published_claim(row: Found, data: str) -> float | None:
+    numbers = row.published.get(data)
+    return numbers[-1] if numbers else None
+
 
 HEADS = ("i→t R@1", "R@5", "R@10", "t→i R@1", "R@5", "R@10", "RSUM")
 
@@ -182,3 +256,79 @@ def _published(row: Found) -> set[str]:
 def _safe(text: str) -> str:
     """Text that does not end a cell of a Markdown table."""
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+# A page of results whose tables and pictures come from the store, so that no number is typed.
+#
+# Between two markers stands what a file of the store says, and nothing else:
+#
+#     <!-- results: naaf.table1@lite2 -->
+#     <!-- /results -->
+#
+# What is claimed in several of them can stand together, by a pattern of their names:
+#
+#     <!-- claims: naaf.*@lite2 -->
+#     <!-- /claims -->
+
+
+OPENING = re.compile(r"^<!-- (results|claims): (\S+) -->$", re.MULTILINE)
+NOTHING = "*Not run yet.*"
+
+
+def fill_page(page: Path, store: Path) -> list[str]:
+    """Write every section of a page anew, and its pictures beside it; the names of the sections."""
+    try:
+        text = page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{page}: cannot be read: {error}") from None
+    sections = list(dict.fromkeys(OPENING.findall(text)))
+    if not sections:
+        raise DataError(f"{page}: has no '<!-- results: NAME -->' to fill")
+    for kind, name in sections:
+        if kind == "claims":
+            section = _claims(store, name)
+        else:
+            section = _section(read_stored(store / f"{name}.json"), name, page)
+        text = _replaced(text, kind, name, section, page)
+    write_atomically(page, text)
+    return [name for _, name in sections]
+
+
+def _replaced(text: str, kind: str, name: str, section: str, page: Path) -> str:
+    opening, closing = f"<!-- {kind}: {name} -->", f"<!-- /{kind} -->"
+    start = text.index(opening) + len(opening)
+    end = text.find(closing, start)
+    following = OPENING.search(text, start)
+    if end < 0 or (following is not None and following.start() < end):
+        raise DataError(f"{page}: the section '{name}' does not end ('{closing}')")
+    return f"{text[:start]}\n{section}\n{text[end:]}"
+
+
+def _claims(store: Path, pattern: str) -> str:
+    """What was found of the claims of several tables, one under the other."""
+    stored = [read_stored(path) for path in sorted(store.glob(f"{pattern}.json"))]
+    told = [
+        (found.name, *row)
+        for found in stored
+        if found is not None
+        for row in claim_rows(found)[1:]
+        if row[-1]
+    ]
+    return "\n".join(markdown_table([("Table", *CLAIM_HEADS), *told])) if told else NOTHING
+
+
+def _section(found: Reproduction | None, name: str, page: Path) -> str:
+    if found is None or not any(row.numbers for row in found.rows):
+        return NOTHING
+    return body(found, _pictures(found, name, page)).strip()
+
+
+def _pictures(found: Reproduction, name: str, page: Path) -> list[str]:
+    """Written into a folder that is called like the page; as the page refers to them."""
+    folder = page.with_suffix("")
+    written = []
+    for chart in charts_of(found):
+        path = folder / f"{name}-{chart.name}.svg"
+        save_figure(chart.draw(), path)
+        written.append(f"{folder.name}/{path.name}")
+    return written

@@ -12,11 +12,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from typing_extensions import Self
 
-from counterfoil.config import Section
-from counterfoil.errors import ConfigError, nearest
-from counterfoil.reproduce.artefact import METRICS, Artefact
-from counterfoil.reproduce.measures import FoilOptions, MeasureColumn
-from counterfoil.reproduce.sweep import Sweep
+from counterfoil.core.config import Section
+from counterfoil.core.errors import ConfigError, nearest
+from counterfoil.reproduce.artefact import METRICS, Artefact, Sweep
+from counterfoil.reproduce.columns import FoilOptions, MeasureColumn
 
 KINDS = ("table", "scatter", "curves", "histograms", "maps", "sweep", "examples", "negatives")
 NEGATIVE_NUMBERS = {

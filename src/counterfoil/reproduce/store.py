@@ -12,15 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from counterfoil.errors import ConfigError, DataError
-from counterfoil.files import write_atomically
-from counterfoil.locks import LOCK, locked_in_turn
-from counterfoil.reproduce.plan import Plan
-from counterfoil.reproduce.planned import PlannedRun
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.storage.atomic import write_atomically
+from counterfoil.core.storage.locks import LOCK, locked_in_turn
+from counterfoil.reproduce.artefact import Sweep
+from counterfoil.reproduce.plan import Plan, PlannedRun
 from counterfoil.reproduce.results import Distribution, Found, Reproduction, SeedResult
-from counterfoil.reproduce.shown import ShownRow, shown_rows
 from counterfoil.reproduce.spec import Curves, Examples, Histograms, Maps, Measured, Negatives
-from counterfoil.reproduce.sweep import Sweep
+from counterfoil.reproduce.table_rows import ShownRow, shown_rows
 
 Known = dict[str, dict[int, SeedResult]]
 """Results by the recipe of a row, then by seed."""

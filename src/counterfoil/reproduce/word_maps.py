@@ -15,21 +15,21 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from counterfoil.core.errors import DataError
 from counterfoil.data.pairs import Split
 from counterfoil.data.scenes import captions_of, could_be_true, scene_of, statement_of
 from counterfoil.data.scenes.scene import SIZE, Box, Scene
-from counterfoil.errors import DataError
-from counterfoil.evaluation.foil_truth import places_of
+from counterfoil.evaluation.foils.truth import places_of
 from counterfoil.evaluation.report import markdown_table
-from counterfoil.evaluation.scoring import SplitScores, score_split
 from counterfoil.matchers.naaf import NAAF
 from counterfoil.models import Model
 from counterfoil.models.explain import word_map
-from counterfoil.reproduce.judge import Judge
+from counterfoil.reproduce.measure import Judge
 from counterfoil.reproduce.plan import Plan
 from counterfoil.reproduce.results import MappedPair, Reproduction, WordMap
 from counterfoil.reproduce.spec import Maps
-from counterfoil.training.load import load_model
+from counterfoil.scoring.encode import SplitScores, score_split
+from counterfoil.training.run_folder import load_model
 
 LEAST_OVERLAP = 0.3
 """Intersection over union from which on a region is called like an object."""

@@ -19,9 +19,9 @@ from typing import TypeVar
 
 import torch
 
-from counterfoil.parallel import end_with_parent, usable_cores
-from counterfoil.progress import Progress, Silent
-from counterfoil.reproduce.planned import Job
+from counterfoil.core.parallel import end_with_parent, usable_cores
+from counterfoil.core.progress import Progress, Silent
+from counterfoil.reproduce.plan import Job
 
 T = TypeVar("T")
 Notify = Callable[[], None]

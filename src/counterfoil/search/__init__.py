@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from counterfoil.search import exact, faiss_index, qdrant  # noqa: F401 - registers the backends
-from counterfoil.search.backends import VectorIndex, backends
+from counterfoil.search.backends import (
+    VectorIndex,
+    backends,
+    exact,  # noqa: F401
+    qdrant,  # noqa: F401
+)
+from counterfoil.search.backends import faiss as faiss_index  # noqa: F401
 from counterfoil.search.index import SearchIndex
-from counterfoil.search.search import Hit, Results
+from counterfoil.search.query import Hit, Results
 from counterfoil.search.vectors import Vectors
 
 __all__ = ["Hit", "Results", "SearchIndex", "VectorIndex", "Vectors", "backends"]

@@ -22,24 +22,22 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from counterfoil.data.images import open_image
+from counterfoil.core.errors import CheckpointError
+from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.storage.atomic import replacing
+from counterfoil.core.storage.locks import locked_folder
+from counterfoil.core.storage.segments import CHANGING, SegmentStore
+from counterfoil.core.tensors.device import choose_device
+from counterfoil.data.images import as_image, open_image
 from counterfoil.data.pairs import Pairs, Split
-from counterfoil.device import choose_device
-from counterfoil.errors import CheckpointError
-from counterfoil.files import replacing
-from counterfoil.locks import locked_folder
 from counterfoil.models import Model, from_pretrained
-from counterfoil.progress import Progress, Silent
-from counterfoil.search.adding import Added, Existing, add_splits, remove_items
-from counterfoil.search.building import Settings, create_folder
-from counterfoil.search.identity import folder_digest, model_digest
+from counterfoil.models.store import folder_digest, model_digest
+from counterfoil.search.build import Settings, create_folder
+from counterfoil.search.first_stage import Asked
 from counterfoil.search.items import Side
-from counterfoil.search.proxy import Asked
-from counterfoil.search.recall import Recall, measure_recall
-from counterfoil.search.references import as_image
-from counterfoil.search.search import Request, Results, search
+from counterfoil.search.query import Recall, Request, Results, measure_recall, search
 from counterfoil.search.state import FIRST, KIND, MANIFEST, SIDES, IndexState
-from counterfoil.search.store import CHANGING, SegmentStore
+from counterfoil.search.update import Added, Existing, add_splits, remove_items
 
 SHORTLIST = 200
 
@@ -149,7 +147,7 @@ class SearchIndex(IndexState):
     ) -> Results:
         """Images for a text, or captions for an image (a file, a picture, or an id in the index).
 
-        See `counterfoil.search.search.search`.
+        See `counterfoil.search.query.search`.
         """
         request = Request(text, image, k, target, shortlist, exhaustive, explain)
         return search(self, request)

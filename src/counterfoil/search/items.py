@@ -12,14 +12,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from counterfoil.data.arrays import Descriptor, read_into
+from counterfoil.core.errors import DataError
+from counterfoil.core.storage.arrays import Descriptor, read_into
+from counterfoil.core.storage.segments import Change, Filled, Ids, SegmentStore, Table
 from counterfoil.encoders import Encoded
-from counterfoil.errors import DataError
-from counterfoil.search.store import Change, Filled, SegmentStore
-from counterfoil.search.table import Ids, Table
+from counterfoil.encoders.stored import EncodedReader, EncodedWriter, Extent, full_precision
 from counterfoil.search.vectors import HALF_MAX
-from counterfoil.training.guide_manifest import Extent
-from counterfoil.training.guide_store import EncodedReader, EncodedWriter, full_precision
 
 Side = Literal["images", "captions"]
 ABOUT, ENDS = "about.bin", "about_ends.bin"

@@ -10,18 +10,15 @@ from typing import Any, get_args
 
 import numpy as np
 
-from counterfoil.errors import BusyError, DataError
-from counterfoil.files import write_atomically
-from counterfoil.locks import locked_folder
+from counterfoil.core.errors import BusyError, DataError
+from counterfoil.core.storage.atomic import write_atomically
+from counterfoil.core.storage.locks import locked_folder
+from counterfoil.core.storage.reading import read_text
+from counterfoil.core.storage.segments import CHANGING, Ids, SegmentStore
 from counterfoil.models import Model
-from counterfoil.reading import read_text
 from counterfoil.search.backends import VectorIndex, backends
-from counterfoil.search.encoding import ItemEncoder
-from counterfoil.search.fit import Fit
+from counterfoil.search.first_stage import FirstStage, FirstStageProxy, Fit, ItemEncoder
 from counterfoil.search.items import Items, Side
-from counterfoil.search.proxy import FirstStage, FirstStageProxy
-from counterfoil.search.store import CHANGING, SegmentStore
-from counterfoil.search.table import Ids
 
 KIND, MANIFEST = "search index", "index.json"
 SIDES: tuple[Side, ...] = get_args(Side)

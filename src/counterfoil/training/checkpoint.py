@@ -15,16 +15,13 @@ from typing import Any
 
 import torch
 
-from counterfoil.collectives import rank
-from counterfoil.errors import CheckpointError, TrainingError
-from counterfoil.files import atomic_folder, put_in_place
-from counterfoil.locks import LOCK
-from counterfoil.models.checksums import STATE as STATE
-from counterfoil.models.checksums import STATE_SUM as STATE_SUM
-from counterfoil.models.checksums import check_sum, write_sums
-from counterfoil.models.importers.pickles import read_checkpoint
+from counterfoil.core.distributed import rank
+from counterfoil.core.errors import CheckpointError, TrainingError
+from counterfoil.core.storage.atomic import atomic_folder, put_in_place
+from counterfoil.core.storage.locks import LOCK
+from counterfoil.models.importers.safe_pickles import read_checkpoint
 from counterfoil.models.model import Model
-from counterfoil.models.store import write_model
+from counterfoil.models.store import STATE, STATE_SUM, check_sum, write_model, write_sums
 
 MEASURED_OF_BEST = ("yardstick.json", "correction_rule.json")
 """Files of a run that say something of its best checkpoint: not true of another one."""

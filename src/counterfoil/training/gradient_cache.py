@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from counterfoil.data.batches import ImageBatch, TextBatch
-from counterfoil.data.on_host import rows_of
+from counterfoil.core.tensors.host_mirror import rows_of
+from counterfoil.data.batches.collate import ImageBatch, TextBatch
 from counterfoil.encoders import Encoded
 from counterfoil.encoders.encoded import Needs
-from counterfoil.encoders.recorded import replaying
+from counterfoil.encoders.recurrent import replaying
 from counterfoil.models.model import Model
 
 B = TypeVar("B", ImageBatch, TextBatch)

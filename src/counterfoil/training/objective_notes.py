@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from counterfoil.config import RunConfig
+from counterfoil.core.config import RunConfig
 from counterfoil.objectives import create_objective, objectives
 from counterfoil.objectives.composite import PROTECT
 from counterfoil.objectives.protection import protections

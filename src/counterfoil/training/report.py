@@ -10,16 +10,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from counterfoil.config import RunConfig
+from counterfoil.core.config import RunConfig
+from counterfoil.core.errors import DataError
+from counterfoil.core.printable import clean, page_policy
+from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.data.images import open_image
 from counterfoil.data.pairs import Split
-from counterfoil.errors import DataError
 from counterfoil.evaluation.gallery import Gallery, Search
 from counterfoil.evaluation.report import RetrievalReport
-from counterfoil.files import write_atomically
-from counterfoil.markup import clean, page_policy
 from counterfoil.plots.charts import line_chart, save_figure, to_svg
-from counterfoil.training.metrics import read_metrics
+from counterfoil.training.logs import read_metrics
 from counterfoil.training.plots import Plot, plots_of, thin
 
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")

@@ -3,72 +3,80 @@
 from __future__ import annotations
 
 import io
-import os
+import json
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from counterfoil.collectives import rank
-from counterfoil.config import (
-    EvaluationConfig,
-    FeaturesConfig,
+from counterfoil.core.config import (
     RunConfig,
-    load_config,
     model_folder,
 )
-from counterfoil.data.arrays import ArrayFile
-from counterfoil.data.dev_split import (
+from counterfoil.core.distributed import on_first_process, rank
+from counterfoil.core.errors import CheckpointError, ConfigError, DataError
+from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.storage.atomic import write_atomically
+from counterfoil.core.tensors.device import choose_device
+from counterfoil.data.noise import shuffled_captions
+from counterfoil.data.pairs import Pairs, Split
+from counterfoil.data.splits import (
     dev_note,
-    lacks_dev,
+    leakage_warning,
     read_dev_split,
     save_dev_split,
-    with_dev_split,
+    shared_by,
+    shared_with_train,
 )
-from counterfoil.data.leakage import leakage_warning, shared_by, shared_with_train
-from counterfoil.data.load import is_named, load_pairs
-from counterfoil.data.noise import shuffled_captions, with_noise_index
-from counterfoil.data.pairs import DEV_NAMES, Pairs, Split
-from counterfoil.data.problems import Severity, count_kinds
-from counterfoil.device import choose_device
-from counterfoil.encoders.provenance import loading_notes
-from counterfoil.errors import CheckpointError, ConfigError, DataError
+from counterfoil.encoders.bert import loading_notes
+from counterfoil.evaluation.corrections import choose_rule
 from counterfoil.evaluation.evaluate import report_scores
 from counterfoil.evaluation.gallery import Gallery, example_searches
 from counterfoil.evaluation.report import RetrievalReport
-from counterfoil.evaluation.scoring import score_split
-from counterfoil.features import with_fragments
-from counterfoil.files import write_atomically
-from counterfoil.models import Model, create_model, from_pretrained, resolve
+from counterfoil.models import create_model, from_pretrained
 from counterfoil.models.correct import can_correct
-from counterfoil.models.dual import pixel_options
+from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.models.explain import YARDSTICK
-from counterfoil.models.start import start_from
+from counterfoil.models.model import Model
+from counterfoil.models.warm_start import start_from
 from counterfoil.models.yardstick import measure_yardstick
-from counterfoil.objectives import create_objective
-from counterfoil.progress import Progress, Silent
-from counterfoil.training.corrections import save_rule
-from counterfoil.training.distributed import on_first_process
-from counterfoil.training.loop import (
-    RunResult,
-    Trainer,
-    evenly_spaced,
-)
+from counterfoil.scoring.encode import score_split
 from counterfoil.training.report import write_report
-from counterfoil.training.run_folder import locked_run, write_config
+from counterfoil.training.run_data import evaluation_split, read_data, skipped_kinds
+from counterfoil.training.run_folder import (
+    RULE,
+    _check_names,
+    locked_run,
+    run_config,
+    write_config,
+)
+from counterfoil.training.trainer import RunResult, Trainer, evenly_spaced
 
-MAY_CHANGE = {
-    ("data", "workers"),
-    ("data", "resident"),
-    ("train", "device"),
-    ("train", "graphs"),
-    ("train", "tensorboard"),
-    ("train", "log_every"),
-    ("train", "save_every"),
-}
+# The rule of a run for corrections: chosen on its dev split, kept in its folder.
+
+
+def save_rule(folder: Path, model: Model, dev: Split, progress: Progress) -> CorrectionRule:
+    """Choose a rule on dev and write it into a run folder; unusable if no caption has a foil."""
+    reason = ""
+    try:
+        rule = choose_rule(model, dev, progress=progress)
+    except DataError as error:  # for one, captions in which no rule finds a word to exchange
+        rule, reason = CorrectionRule(usable=False), f": {error}"
+    write_atomically(folder / RULE, json.dumps(asdict(rule), indent=2))
+    progress.say(f"corrections: {_summary(rule)}{reason}")
+    return rule
+
+
+def _summary(rule: CorrectionRule) -> str:
+    if not rule.usable:
+        return f"none will be suggested; {rule.obstacle()}"
+    return (
+        f"{rule.precision:.0%} of {rule.made} changes were right on dev (threshold "
+        f"{rule.threshold:g}, margin {rule.margin:.4g}); measure them on test: "
+        "counterfoil correct RUN --measure"
+    )
 
 
 @dataclass(frozen=True)
@@ -89,68 +97,6 @@ class FinishedRun:
     notes: tuple[str, ...] = ()
 
 
-def read_data(
-    config: RunConfig,
-    cache: Path,
-    progress: Progress,
-    features: FeaturesConfig | None = None,
-    aside: Collection[str] | None = None,
-) -> Pairs:
-    """The pairs of a config, every split with fragments: its own, or those of ``features``.
-
-    Data without a dev split get one from their training images: ``aside``, if a run has saved it.
-    """
-    pairs = load_pairs(
-        config.data.source,
-        config.data.format,
-        options=config.data.options,
-        cache_dir=cache,
-        progress=progress,
-    )
-    check_splits(config, pairs)
-    features = features or wanted_features(config)
-    pairs = with_fragments(pairs, cache, features.extractor, features.options, progress)
-    if config.evaluation.split in DEV_NAMES:
-        pairs = with_dev_split(pairs, config.data.dev_share, aside)
-    pairs = with_noise(config, pairs)  # after dev was set aside, which stays as it is
-    widths = {split.name: split.fragments.dim for split in pairs if split.fragments is not None}
-    if len(set(widths.values())) > 1:
-        found = ", ".join(f"{name} {width}" for name, width in widths.items())
-        raise DataError(f"data set '{pairs.name}': features of different widths ({found})")
-    return pairs
-
-
-def wanted_features(config: RunConfig) -> FeaturesConfig:
-    """What a config says of features; a model that reads pixels has its own way of seeing them."""
-    stated, own = config.data.features, pixel_options(resolve(config.model))
-    if own is None:
-        return stated
-    if stated != FeaturesConfig() and not stated.extractor.startswith("pixels"):
-        raise ConfigError(
-            f"data.features: the model '{config.model.name}' reads pixels, not features of "
-            f"'{stated.extractor}'; leave data.features out"
-        )
-    return FeaturesConfig(extractor="pixels", options={**own, **stated.options})
-
-
-def with_noise(config: RunConfig, pairs: Pairs) -> Pairs:
-    """The pairs with the share of training captions shuffled that the config asks for."""
-    data = config.data
-    if data.noise_index:
-        if data.noise:
-            raise ConfigError("data.noise draws a shuffle, data.noise_index reads one: give either")
-        try:
-            index = ArrayFile(data.noise_index).whole()
-        except DataError as error:
-            raise DataError(f"data.noise_index: {error}") from None
-        train = with_noise_index(pairs.train, index)
-    elif data.noise:
-        train, _ = shuffled_captions(pairs.train, data.noise, config.seed)
-    else:
-        return pairs
-    return replace(pairs, splits={**pairs.splits, "train": train})
-
-
 def _keep_noise(config: RunConfig, pairs: Pairs, folder: Path) -> None:
     """Write the shuffle beside the run: results depend on it, and another may want the same."""
     if config.data.noise:
@@ -160,52 +106,12 @@ def _keep_noise(config: RunConfig, pairs: Pairs, folder: Path) -> None:
         write_atomically(folder / "noise.npy", buffer.getvalue())
 
 
-def _check_names(config: RunConfig) -> RunConfig:
-    """The config with as many copies of the model as its objective trains, every name known."""
-    copies = max(config.model.copies, create_objective(config.objective).copies)
-    model = config.model.model_copy(update={"copies": copies})
-    resolve(model)
-    choose_device(config.train.device)
-    return config.model_copy(update={"model": model})
-
-
 def _read_in_turn(
     config: RunConfig, cache: Path, progress: Progress, aside: Collection[str] | None
 ) -> Pairs:
     """The first process draws and extracts what is missing; the others find it in the cache."""
     pairs = on_first_process(lambda: read_data(config, cache, progress, aside=aside))
     return read_data(config, cache, Silent(), aside=aside) if pairs is None else pairs
-
-
-def check_splits(config: RunConfig, pairs: Pairs) -> None:
-    """Refuse data without the splits that a run needs, before anything is extracted or trained."""
-    settings = config.evaluation
-    needed = {"train": "train", settings.split: "evaluation.split"}
-    if settings.test_split != EvaluationConfig().test_split:
-        needed[settings.test_split] = "evaluation.test_split"
-    for name, key in needed.items():
-        if name in pairs or (name in DEV_NAMES and lacks_dev(pairs) and config.data.dev_share):
-            continue
-        advice = (
-            "; data.dev_share=0.05 sets a part of 'train' aside for it"
-            if name in DEV_NAMES and lacks_dev(pairs)
-            else f"; name another one with {key}"
-            if key != name
-            else "; call the split to train on 'train'"
-        )
-        raise DataError(
-            f"data set '{pairs.name}' has no split '{name}', which {_asks(key)} "
-            f"(it has: {', '.join(pairs.splits) or 'none'}){advice}"
-        )
-
-
-def _asks(key: str) -> str:
-    return "training needs" if key == "train" else f"{key} asks for"
-
-
-def skipped_kinds(pairs: Pairs) -> dict[str, int]:
-    """How many items of each kind of problem were left out of the data."""
-    return count_kinds([p for p in pairs.problems if p.severity is Severity.SKIP])
 
 
 def shared_ids(config: RunConfig, pairs: Pairs) -> dict[str, int]:
@@ -344,77 +250,13 @@ def save_yardstick(folder: Path, best: Model, dev: Split) -> None:
         write_atomically(folder / YARDSTICK, best.yardstick.to_json())
 
 
-def located(config: RunConfig) -> RunConfig:
-    """The config with paths that hold wherever it is read from."""
-    data = config.data
-    change = {
-        key: str(Path(value).resolve())
-        for key, value in (("source", data.source), ("vocabulary", data.vocabulary))
-        if value and Path(value).exists() and not (key == "source" and is_named(value, data.format))
-    }
-    if data.noise_index:
-        change["noise_index"] = str(Path(data.noise_index).resolve())
-    start = config.model.start
-    placed: dict[str, Any] = {"start": str(Path(start).resolve())} if start else {}
-    for part in ("image", "text", "matcher"):
-        placed[part] = _located_pretrained(getattr(config.model, part))
-    return config.model_copy(
-        update={
-            "data": data.model_copy(update=change),
-            "model": config.model.model_copy(update=placed),
-            "objective": _located_options(config.objective),
-        }
-    )
+# From a run folder back to its model and its data.
 
 
-def _located_pretrained(part: dict[str, Any]) -> dict[str, Any]:
-    """A part's options, with the folder of its pretrained weights as an absolute path."""
-    name = part.get("pretrained")
-    here = isinstance(name, str) and bool(name) and Path(name).is_dir()
-    return {**part, "pretrained": str(Path(str(name)).resolve())} if here else part
-
-
-def _located_options(objective: dict[str, Any]) -> dict[str, Any]:
-    """Options of objectives that name a file or a run, as absolute paths.
-
-    A path is known by its separator: ``rules`` is a name even where a folder is called so.
-    """
-    return {
-        name: {
-            key: str(Path(value).resolve())
-            if isinstance(value, str) and os.sep in value and Path(value).exists()
-            else value
-            for key, value in options.items()
-        }
-        if isinstance(options, dict)
-        else options
-        for name, options in objective.items()
-    }
-
-
-def resumed_config(folder: Path, asked: RunConfig | None) -> RunConfig:
-    """The config a run was started with; what is asked for now may differ in a few keys only."""
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise CheckpointError(f"{folder}: not a run (no config.yaml there), nothing to resume")
-    saved = load_config(path)
-    if asked is None:
-        return saved
-    asked = _check_names(asked)
-    before, now = saved.model_dump(), asked.model_dump()
-    changed = [
-        (section, key)
-        for section, values in now.items()
-        if isinstance(values, dict)
-        for key in dict.fromkeys([*values, *before[section]])
-        if before[section].get(key) != values.get(key)
-    ]
-    if asked.seed != saved.seed:
-        changed.append(("seed", ""))
-    refused = [".".join(filter(None, place)) for place in changed if place not in MAY_CHANGE]
-    if refused:
-        raise ConfigError(
-            f"{folder}: the run was started with another {', '.join(refused)}; "
-            "resume it without these, or choose another folder with --out"
-        )
-    return asked
+def choose_run_rule(run: Path, model: Model, cache: Path, progress: Progress) -> CorrectionRule:
+    """Choose the rule of a finished run again, on the dev split of its own data."""
+    config = run_config(run)
+    if config is None:
+        raise ConfigError(f"{run}: a model without a run has no dev split; --choose needs a run")
+    pairs = evaluation_split(run, None, None, {}, cache, progress)
+    return save_rule(run, model, pairs[config.evaluation.split], progress)

@@ -1,19 +1,39 @@
-"""The folder of a run: one process writes it at a time; an older run is deleted only if asked."""
+"""A run from its configuration: data, features, model, training, the test, the report."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
-from counterfoil.collectives import rank
-from counterfoil.config import RunConfig, load_config
-from counterfoil.errors import ConfigError
-from counterfoil.files import write_atomically
-from counterfoil.locks import LOCK, locked_folder
-from counterfoil.training.distributed import on_first_process
+from counterfoil.core.config import (
+    RunConfig,
+    load_config,
+    model_folder,
+)
+from counterfoil.core.distributed import on_first_process, rank
+from counterfoil.core.errors import CheckpointError, ConfigError
+from counterfoil.core.storage.atomic import write_atomically
+from counterfoil.core.storage.locks import LOCK, locked_folder
+from counterfoil.core.storage.reading import read_text
+from counterfoil.core.tensors.device import choose_device
+from counterfoil.data.load import is_named
+from counterfoil.data.pairs import Pairs
+from counterfoil.data.splits import (
+    shared_with_train,
+)
+from counterfoil.models import from_pretrained, resolve
+from counterfoil.models.correction_rule import CorrectionRule
+from counterfoil.models.explain import load_yardstick
+from counterfoil.models.model import Model
+from counterfoil.objectives import create_objective
+
+# The folder of a run: one process writes it at a time; an older run is deleted only if asked.
+
 
 RUN_FILES = {
     "config.yaml", "metrics.jsonl", "timing.jsonl", "last", "best", "checkpoints", "results.json",
@@ -107,3 +127,161 @@ def is_finished(folder: Path) -> bool:
         return bool(json.loads((folder / "results.json").read_text(encoding="utf-8")))
     except (OSError, json.JSONDecodeError):
         return False
+
+
+# The rule of a run for corrections: chosen on its dev split, kept in its folder.
+
+
+RULE = "correction_rule.json"
+RULE_BYTES = 1 << 16
+
+
+def load_rule(folder: Path) -> CorrectionRule | None:
+    """The rule of a run, or of the run whose best checkpoint a folder is, if it has one."""
+    path = folder / RULE
+    if folder.name == "best" and not path.is_file():
+        path = folder.parent / RULE
+    if not path.is_file():
+        return None
+    try:
+        return CorrectionRule(**json.loads(read_text(path, RULE_BYTES)))
+    except (OSError, ValueError, TypeError, RecursionError, ConfigError) as error:
+        raise CheckpointError(
+            f"{path}: damaged ({str(error)[:200]}); delete it, and choose it anew with "
+            "counterfoil correct RUN --choose"
+        ) from None
+
+
+MAY_CHANGE = {
+    ("data", "workers"),
+    ("data", "resident"),
+    ("train", "device"),
+    ("train", "graphs"),
+    ("train", "tensorboard"),
+    ("train", "log_every"),
+    ("train", "save_every"),
+}
+
+
+def _check_names(config: RunConfig) -> RunConfig:
+    """The config with as many copies of the model as its objective trains, every name known."""
+    copies = max(config.model.copies, create_objective(config.objective).copies)
+    model = config.model.model_copy(update={"copies": copies})
+    resolve(model)
+    choose_device(config.train.device)
+    return config.model_copy(update={"model": model})
+
+
+def located(config: RunConfig) -> RunConfig:
+    """The config with paths that hold wherever it is read from."""
+    data = config.data
+    change = {
+        key: str(Path(value).resolve())
+        for key, value in (("source", data.source), ("vocabulary", data.vocabulary))
+        if value and Path(value).exists() and not (key == "source" and is_named(value, data.format))
+    }
+    if data.noise_index:
+        change["noise_index"] = str(Path(data.noise_index).resolve())
+    start = config.model.start
+    placed: dict[str, Any] = {"start": str(Path(start).resolve())} if start else {}
+    for part in ("image", "text", "matcher"):
+        placed[part] = _located_pretrained(getattr(config.model, part))
+    return config.model_copy(
+        update={
+            "data": data.model_copy(update=change),
+            "model": config.model.model_copy(update=placed),
+            "objective": _located_options(config.objective),
+        }
+    )
+
+
+def _located_pretrained(part: dict[str, Any]) -> dict[str, Any]:
+    """A part's options, with the folder of its pretrained weights as an absolute path."""
+    name = part.get("pretrained")
+    here = isinstance(name, str) and bool(name) and Path(name).is_dir()
+    return {**part, "pretrained": str(Path(str(name)).resolve())} if here else part
+
+
+def _located_options(objective: dict[str, Any]) -> dict[str, Any]:
+    """Options of objectives that name a file or a run, as absolute paths.
+
+    A path is known by its separator: ``rules`` is a name even where a folder is called so.
+    """
+    return {
+        name: {
+            key: str(Path(value).resolve())
+            if isinstance(value, str) and os.sep in value and Path(value).exists()
+            else value
+            for key, value in options.items()
+        }
+        if isinstance(options, dict)
+        else options
+        for name, options in objective.items()
+    }
+
+
+def resumed_config(folder: Path, asked: RunConfig | None) -> RunConfig:
+    """The config a run was started with; what is asked for now may differ in a few keys only."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise CheckpointError(f"{folder}: not a run (no config.yaml there), nothing to resume")
+    saved = load_config(path)
+    if asked is None:
+        return saved
+    asked = _check_names(asked)
+    before, now = saved.model_dump(), asked.model_dump()
+    changed = [
+        (section, key)
+        for section, values in now.items()
+        if isinstance(values, dict)
+        for key in dict.fromkeys([*values, *before[section]])
+        if before[section].get(key) != values.get(key)
+    ]
+    if asked.seed != saved.seed:
+        changed.append(("seed", ""))
+    refused = [".".join(filter(None, place)) for place in changed if place not in MAY_CHANGE]
+    if refused:
+        raise ConfigError(
+            f"{folder}: the run was started with another {', '.join(refused)}; "
+            "resume it without these, or choose another folder with --out"
+        )
+    return asked
+
+
+# From a run folder back to its model and its data.
+
+
+Leaked = dict[str, int]
+
+
+def load_model(folder: Path, device: str = "auto") -> Model:
+    """The best checkpoint of a run, or a saved model's folder."""
+    model = from_pretrained(model_folder(folder)).to(choose_device(device))
+    model.yardstick = load_yardstick(folder) or model.yardstick
+    model.correction_rule = load_rule(folder) or model.correction_rule
+    return model
+
+
+def run_config(folder: Path) -> RunConfig | None:
+    path = folder / "config.yaml"
+    return load_config(path) if path.is_file() else None
+
+
+def leakage_into(run: Path, data: str | None, options: dict[str, Any], pairs: Pairs) -> Leaked:
+    """Counts, by split, of the images of a data set that a run was trained on, as ids tell.
+
+    Ids of one data set mean nothing in another: data that the run was not trained on share none.
+    """
+    config = run_config(run)
+    if config is None:
+        return {}
+    if data is not None and not _is_source(config, data, options):
+        return {}
+    return shared_with_train(pairs, *pairs.splits)
+
+
+def _is_source(config: RunConfig, data: str, options: dict[str, Any]) -> bool:
+    own = config.data
+    if is_named(data, None) or is_named(own.source, own.format):
+        return data == own.source and options == own.options
+    return Path(data).resolve() == Path(own.source).resolve()

@@ -9,24 +9,24 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from counterfoil.collectives import gather_counts, gather_rows, rank
-from counterfoil.data.batches import ImageBatch, PairBatch, TextBatch
+from counterfoil.core.distributed import gather_counts, gather_rows, rank
+from counterfoil.core.tensors.modes import asked
+from counterfoil.data.batches.collate import ImageBatch, PairBatch, TextBatch
 from counterfoil.encoders import Encoded
 from counterfoil.encoders.encoded import Needs
-from counterfoil.encoders.recorded import replaying
+from counterfoil.encoders.recurrent import replaying
 from counterfoil.matchers import Matcher, Observation
-from counterfoil.matchers.copies import CopiedMatcher
-from counterfoil.matchers.paired import paired_scores
-from counterfoil.models.asking import asked
+from counterfoil.matchers.base import paired_scores
+from counterfoil.matchers.ensemble import CopiedMatcher
 from counterfoil.models.model import Model
 from counterfoil.objectives import Context, LossReport, Objective, both_directions
-from counterfoil.objectives.diagnostics import (
+from counterfoil.objectives.twins import Twins, twin_pairs
+from counterfoil.training.diagnostics import (
     margin_histogram,
     score_diagnostics,
     separation,
     tangential_gradients,
 )
-from counterfoil.objectives.twins import Twins, twin_pairs
 from counterfoil.training.gradient_cache import GradientCache
 
 HISTOGRAM = "margins"

@@ -1,14 +1,22 @@
 """Drawn scenes: an embedded data set with the truth of every word, made without a download."""
 
-from counterfoil.data.scenes.describe import describe
+from counterfoil.data.scenes.captions import describe
 from counterfoil.data.scenes.draw import draw
 from counterfoil.data.scenes.falsify import Foil, alternatives, falsify
 from counterfoil.data.scenes.family import make_scene
 from counterfoil.data.scenes.scene import Edit, Relation, Scene, SceneObject
 from counterfoil.data.scenes.store import load_scenes
-from counterfoil.data.scenes.truth import could_be_true, is_true
-from counterfoil.data.scenes.truths import captions_of, scene_of
-from counterfoil.data.scenes.words import SceneCaption, Statement, Word, statement_of, tokens
+from counterfoil.data.scenes.truth import (
+    SceneCaption,
+    Statement,
+    Word,
+    captions_of,
+    could_be_true,
+    is_true,
+    scene_of,
+    statement_of,
+    tokens,
+)
 
 __all__ = [
     "Edit",

@@ -6,16 +6,8 @@ import random
 from dataclasses import dataclass
 
 from counterfoil.data.scenes.scene import Scene
-from counterfoil.data.scenes.truth import could_be_true
-from counterfoil.data.scenes.vocabulary import (
-    COUNT_WORDS,
-    KINDS,
-    NOUNS,
-    PALETTE,
-    PLURAL,
-    SINGULAR,
-)
-from counterfoil.data.scenes.words import SceneCaption, statement_of
+from counterfoil.data.scenes.truth import SceneCaption, could_be_true, statement_of
+from counterfoil.data.scenes.vocabulary import COUNT_WORDS, KINDS, NOUNS, PALETTE, PLURAL, SINGULAR
 
 _ANY_PREPOSITION = ("on", "under", "beneath", "above", "over", "behind")
 _EXCHANGES: dict[str, tuple[str, ...]] = {

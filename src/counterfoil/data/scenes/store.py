@@ -14,18 +14,18 @@ from typing import Any
 
 import PIL
 
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.parallel import ordered_map
+from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.storage.atomic import atomic_folder
+from counterfoil.core.storage.locks import beside, locked_in_turn
+from counterfoil.core.storage.reading import open_regular, read_text
 from counterfoil.data.images import MemberImage
 from counterfoil.data.pairs import Pairs, Split
-from counterfoil.data.scenes.describe import describe
+from counterfoil.data.scenes.captions import describe
 from counterfoil.data.scenes.draw import draw
 from counterfoil.data.scenes.family import LARGEST, make_scene
-from counterfoil.data.scenes.truths import SceneTruths
-from counterfoil.errors import ConfigError
-from counterfoil.files import atomic_folder
-from counterfoil.locks import beside, locked_in_turn
-from counterfoil.parallel import ordered_map
-from counterfoil.progress import Progress, Silent
-from counterfoil.reading import open_regular, read_text
+from counterfoil.data.scenes.truth import SceneTruths
 
 VERSION = 2
 SPLITS = ("train", "dev", "test")

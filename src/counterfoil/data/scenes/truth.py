@@ -6,12 +6,180 @@ generous one: no choice of objects makes it true, whatever a well-meaning reader
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations, product
+from pathlib import Path
+from typing import Any, overload
 
+import numpy as np
+
+from counterfoil.core.storage.reading import open_regular
 from counterfoil.data.scenes.scene import SIZE, Scene, SceneObject
-from counterfoil.data.scenes.vocabulary import INVERSE, KINDS, PLURAL, SINGULAR
-from counterfoil.data.scenes.words import Mention, Statement
+from counterfoil.data.scenes.vocabulary import (
+    COLOUR_WORDS,
+    INVERSE,
+    KINDS,
+    NUMBERS,
+    PATTERN_WORDS,
+    PLURAL,
+    RELATION_WORDS,
+    SINGULAR,
+    SIZE_WORDS,
+    generous_kinds,
+)
+
+# Captions of scenes with the truth of every word, and what they state.
+
+
+_WORD = re.compile(r"[A-Za-z]+")
+KIND_OF_ROLE = {
+    "noun": "object",
+    "colour": "attribute",
+    "size": "attribute",
+    "pattern": "attribute",
+    "count": "count",
+    "relation": "relation",
+    "position": "position",
+    "": "none",
+}
+
+
+def tokens(text: str) -> list[str]:
+    """The words of a caption, in lower case and without punctuation.
+
+    >>> tokens("A red ball, and a dog.")
+    ['a', 'red', 'ball', 'and', 'a', 'dog']
+    """
+    return [match.lower() for match in _WORD.findall(text)]
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word of a caption and what it is about.
+
+    ``objects`` are indices into the scene's objects; ``phrase`` is the span [start, end) of words
+    it belongs to. ``role`` says what the word asserts: ``colour:0`` the colour of the first thing
+    mentioned, ``relation:0:1`` how the first relates to the second, empty for function words.
+    """
+
+    text: str
+    objects: tuple[int, ...]
+    phrase: tuple[int, int]
+    role: str = ""
+
+    @property
+    def kind(self) -> str:
+        """object, attribute, count, relation, position or none."""
+        return KIND_OF_ROLE[self.role.split(":")[0]]
+
+    def as_list(self) -> list[Any]:
+        """A compact form for storage."""
+        return [self.text, list(self.objects), list(self.phrase), self.role]
+
+    @classmethod
+    def from_list(cls, data: Sequence[Any]) -> Word:
+        text, objects, phrase, role = data
+        return cls(text, tuple(objects), (phrase[0], phrase[1]), role)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "word": self.text,
+            "kind": self.kind,
+            "objects": list(self.objects),
+            "phrase": list(self.phrase),
+            "role": self.role,
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Word:
+        return cls(
+            data["word"],
+            tuple(data["objects"]),
+            (data["phrase"][0], data["phrase"][1]),
+            data["role"],
+        )
+
+
+@dataclass(frozen=True)
+class SceneCaption:
+    """A caption; ``words[i]`` is the truth of ``tokens(text)[i]``."""
+
+    text: str
+    words: tuple[Word, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"text": self.text, "words": [word.as_dict() for word in self.words]}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> SceneCaption:
+        return cls(data["text"], tuple(Word.from_dict(word) for word in data["words"]))
+
+    def with_word(self, position: int, text: str) -> SceneCaption:
+        """The caption with one word exchanged, its roles kept, punctuation and case with it."""
+        match = list(_WORD.finditer(self.text))[position]
+        shown = text.capitalize() if match.group()[0].isupper() else text
+        words = list(self.words)
+        words[position] = replace(words[position], text=text)
+        changed = self.text[: match.start()] + shown + self.text[match.end() :]
+        return SceneCaption(changed, tuple(words))
+
+
+@dataclass
+class Mention:
+    """What a noun phrase claims; None where it claims nothing."""
+
+    noun: str = ""
+    kinds: frozenset[str] = frozenset()
+    colour: str | None = None
+    size: str | None = None
+    pattern: str | None = None
+    count: int | None = None
+    position: str | None = None
+    objects: tuple[int, ...] = ()
+
+
+@dataclass
+class Statement:
+    """All that a caption claims: things, and relations (subject, name, object) between them."""
+
+    mentions: dict[int, Mention] = field(default_factory=dict)
+    relations: list[tuple[int, str, int]] = field(default_factory=list)
+
+
+def statement_of(caption: SceneCaption) -> Statement:
+    """What a caption claims, read off the roles of its words."""
+    statement = Statement()
+    for word in caption.words:
+        if not word.role:
+            continue
+        role, *places = word.role.split(":")
+        if role == "relation":
+            subject, other = (int(place) for place in places)
+            statement.relations.append((subject, RELATION_WORDS[word.text], other))
+            continue
+        mention = statement.mentions.setdefault(int(places[0]), Mention())
+        _claim(mention, role, word)
+    return statement
+
+
+def _claim(mention: Mention, role: str, word: Word) -> None:
+    if role == "noun":
+        mention.noun, mention.kinds = word.text, generous_kinds(word.text)
+        mention.objects = word.objects
+    elif role == "colour":
+        mention.colour = COLOUR_WORDS[word.text]
+    elif role == "size":
+        mention.size = SIZE_WORDS[word.text]
+    elif role == "pattern":
+        mention.pattern = PATTERN_WORDS[word.text]
+    elif role == "count":
+        mention.count = NUMBERS[word.text]
+    else:
+        mention.position = word.text
+
 
 NEAR = 26.0
 
@@ -164,3 +332,43 @@ def _hides(one: SceneObject, other: SceneObject) -> bool:
     a, b = one.box, other.box
     overlaps = a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
     return overlaps and one.layer >= other.layer
+
+
+# The ground truth of a split, read from disk image by image: it outweighs the captions.
+
+
+class SceneTruths(Sequence[dict[str, Any]]):
+    """Item ``i`` is {"scene": …, "words": one list a caption} of image ``i``."""
+
+    def __init__(self, path: Path, starts: Sequence[int]) -> None:
+        self.path = path
+        self._starts = np.asarray(starts, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        with open_regular(self.path) as file:
+            file.seek(int(self._starts[index]))
+            item = json.loads(file.readline())
+        words = [[Word.from_list(word).as_dict() for word in words] for words in item["words"]]
+        return {"scene": item["scene"], "words": words}
+
+
+def scene_of(extras: dict[str, Any]) -> Scene:
+    """The scene graph from an item of a split's ``extras``."""
+    return Scene.from_dict(extras["scene"])
+
+
+def captions_of(extras: dict[str, Any], texts: Sequence[str]) -> list[SceneCaption]:
+    """Captions with the truth of their words, from ``extras`` and the split's captions."""
+    return [
+        SceneCaption(text, tuple(Word.from_dict(word) for word in words))
+        for text, words in zip(texts, extras["words"], strict=True)
+    ]

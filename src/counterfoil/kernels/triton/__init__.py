@@ -1,1 +1,1 @@
-"""Fused Triton kernels: tiles of words (forward and backward), and one thread per caption."""
+"""Triton kernels: tiles for most jobs, a thread per caption for the largest."""

@@ -13,12 +13,12 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from counterfoil.errors import CheckpointError
-from counterfoil.models.importers.pickles import read_checkpoint
+from counterfoil.core.errors import CheckpointError
+from counterfoil.core.registry import Registry
+from counterfoil.models.importers.safe_pickles import read_checkpoint
 from counterfoil.models.importers.vocabularies import SPECIALS
 from counterfoil.models.model import Model
 from counterfoil.models.spec import ModelSpec
-from counterfoil.registry import Registry
 
 importers: Registry[type[Importer]] = Registry("importer")
 

@@ -9,12 +9,16 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from counterfoil.data.texts import TextProcessor, WordText
-from counterfoil.data.vocabulary import Vocabulary
-from counterfoil.errors import CheckpointError, CounterfoilError
+from counterfoil.core.errors import CheckpointError, CounterfoilError
+from counterfoil.data.text.tokenizers import TextProcessor, WordText
+from counterfoil.data.text.vocabulary import Vocabulary
 from counterfoil.models.importers.base import Checkpoint, Importer, importers
-from counterfoil.models.importers.tokenizers import read_tokenizer
-from counterfoil.models.importers.vocabularies import fit_to, placeholder, read_entries
+from counterfoil.models.importers.vocabularies import (
+    fit_to,
+    placeholder,
+    read_entries,
+    read_tokenizer,
+)
 from counterfoil.models.model import Model
 
 

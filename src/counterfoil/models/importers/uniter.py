@@ -10,12 +10,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from counterfoil.encoders.bert_weights import LAYER_NAMES, LAYERS, join_attention, layer_name
-from counterfoil.encoders.transformer import HEAD_WIDTH
-from counterfoil.errors import CheckpointError
+from counterfoil.core.errors import CheckpointError
+from counterfoil.core.storage.reading import read_text
+from counterfoil.encoders.transformer import (
+    HEAD_WIDTH,
+    LAYER_NAMES,
+    LAYERS,
+    join_attention,
+    layer_name,
+)
 from counterfoil.models.importers.base import Checkpoint, Importer, importers
 from counterfoil.models.spec import ModelSpec
-from counterfoil.reading import read_text
 
 WORDS = "uniter.embeddings.word_embeddings.weight"
 TYPES = "uniter.embeddings.token_type_embeddings.weight"

@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from counterfoil.data.pickle_globals import PYTHON
+from counterfoil.core.errors import CheckpointError, DataError, MissingExtraError
+from counterfoil.core.storage.reading import JSON_BYTES, open_regular, read_text
 from counterfoil.data.pickle_values import (
+    PYTHON,
     ForbiddenNameError,
     Global,
     PickleDamagedError,
@@ -25,7 +27,8 @@ from counterfoil.data.pickle_values import (
     resolve,
 )
 from counterfoil.data.pickles import PickleReader
-from counterfoil.data.vocabulary import (
+from counterfoil.data.text.tokenizers import HuggingFaceText
+from counterfoil.data.text.vocabulary import (
     END,
     MASK,
     PAD,
@@ -35,8 +38,6 @@ from counterfoil.data.vocabulary import (
     checked_words,
     load_words,
 )
-from counterfoil.errors import CheckpointError, DataError
-from counterfoil.reading import JSON_BYTES, open_regular
 
 SPECIALS = (PAD, START, END, UNK)
 OPERATIONS, MOST_OPERATIONS = 1_000_000, 4_000_000
@@ -153,3 +154,55 @@ def _load(file: BinaryIO, encoding: str) -> Any:
     operations = min(max(OPERATIONS, end // 4), MOST_OPERATIONS)
     raw = PickleReader(file, end, _find, encoding=encoding, operations=operations).load()
     return resolve(raw, frozenset(), 4 * operations)
+
+
+# The tokenizer of an imported model: a folder of `transformers`, or BERT's list of pieces.
+
+
+TOKENIZER_SPECIALS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+
+
+def read_tokenizer(path: str | Path, rows: int) -> HuggingFaceText:
+    """The tokenizer for a table of so many word vectors; both numbers are named where they differ.
+
+    A ``vocab.txt`` is read as cased, as UNITER's is.
+    """
+    path = Path(path)
+    text = HuggingFaceText.from_pretrained(str(path)) if path.is_dir() else _of_pieces(path)
+    if len(text) != rows:
+        raise CheckpointError(
+            f"{path}: a tokenizer of {len(text):,} pieces, but the checkpoint's embedding has "
+            f"{rows:,} rows: this is the tokenizer of another model"
+        )
+    return text
+
+
+def _of_pieces(path: Path) -> HuggingFaceText:
+    try:
+        from transformers import PreTrainedTokenizerFast
+    except ImportError:
+        raise MissingExtraError("transformers", "hf", "a Hugging Face tokenizer") from None
+    from tokenizers import BertWordPieceTokenizer
+
+    try:
+        pieces = read_text(path).splitlines()
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such tokenizer folder or vocab.txt") from None
+    except OSError as error:
+        raise DataError(f"{path}: not a readable vocab.txt ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not a readable vocab.txt ({error})") from None
+    missing = [piece for piece in TOKENIZER_SPECIALS.values() if piece not in pieces]
+    if missing:
+        raise DataError(f"{path}: not BERT's vocab.txt, one piece a line ({missing[0]} is missing)")
+    index = {piece: number for number, piece in enumerate(pieces)}
+    core = BertWordPieceTokenizer(index, lowercase=False, strip_accents=False)
+    return HuggingFaceText(
+        PreTrainedTokenizerFast(tokenizer_object=core._tokenizer, **TOKENIZER_SPECIALS)
+    )

@@ -1,0 +1,123 @@
+"""One queue in front of the models: what has come in while they were busy goes through together.
+
+A single thread does all the work of the models. It takes the oldest piece of work and, with it,
+every other of the same kind that waits, up to a limit; so nobody waits for a batch to fill up, and
+batches grow by themselves as load does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from counterfoil.app.connections import Limits
+from counterfoil.app.metrics import Meters
+from counterfoil.app.problems import Problem
+
+RETRY = {"Retry-After": "1"}
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    work: Any
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+
+
+class BatchQueue:
+    """Runs ``run`` on lists of work of one type, on a thread of its own.
+
+    ``run`` returns one result for each piece of work, in order.
+    """
+
+    def __init__(
+        self, run: Callable[[Sequence[Any]], Sequence[Any]], limits: Limits, meters: Meters
+    ) -> None:
+        self._run, self.limits, self.meters = run, limits, meters
+        self._waiting: deque[_Waiting] = deque()
+        self._wake = threading.Condition()
+        self._open = True
+        self._thread = threading.Thread(target=self._work, name="models", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def alive(self) -> bool:
+        return self._open and self._thread.is_alive()
+
+    async def submit(self, work: Any) -> Any:
+        """The result of a piece of work; a `Problem` where the queue is full or time runs out."""
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(work, loop.create_future(), loop)
+        with self._wake:
+            if not self._open:
+                raise Problem(503, "the service is shutting down", RETRY)
+            if len(self._waiting) >= self.limits.waiting:  # some of it may be given up already
+                self._waiting = deque(w for w in self._waiting if not w.future.done())
+            if len(self._waiting) >= self.limits.waiting:
+                raise Problem(503, "too much work is waiting; try again in a moment", RETRY)
+            self._waiting.append(waiting)
+            self._wake.notify()
+        try:
+            return await asyncio.wait_for(waiting.future, self.limits.timeout)
+        except asyncio.TimeoutError:
+            raise Problem(503, "this took too long and was given up", RETRY) from None
+
+    def close(self) -> None:
+        """Take nothing more, finish what waits, for a while."""
+        with self._wake:
+            self._open = False
+            self._wake.notify()
+        self._thread.join(self.limits.drain)
+
+    def _work(self) -> None:
+        while batch := self._next():
+            self.meters.batch(type(batch[0].work).__name__.lower(), len(batch))
+            self._answer(batch)
+
+    def _next(self) -> list[_Waiting]:
+        """The oldest work that somebody still waits for, and more of its kind; none at the end."""
+        with self._wake:
+            while True:
+                while self._waiting and self._waiting[0].future.done():
+                    self._waiting.popleft()
+                if self._waiting:
+                    break
+                if not self._open:
+                    return []
+                self._wake.wait()
+            kind = type(self._waiting[0].work)
+            alike = [w for w in self._waiting if type(w.work) is kind and not w.future.done()]
+            batch = alike[: self.limits.batch]
+            taken = set(map(id, batch))
+            self._waiting = deque(w for w in self._waiting if id(w) not in taken)
+            return batch
+
+    def _answer(self, batch: list[_Waiting]) -> None:
+        try:
+            results: Sequence[Any] = self._run([waiting.work for waiting in batch])
+        except Exception as error:
+            if len(batch) > 1:  # one of them is to blame, and the others are not
+                for waiting in batch:
+                    self._answer([waiting])
+                return
+            results = [error]
+        for waiting, result in zip(batch, results, strict=True):
+            with suppress(RuntimeError):  # its loop is closed: the service has stopped
+                waiting.loop.call_soon_threadsafe(_settle, waiting.future, result)
+
+
+def _settle(future: asyncio.Future[Any], result: Any) -> None:
+    if future.done():  # nobody waits any more
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

@@ -1,0 +1,259 @@
+"""How well an audit finds captions and words that are known to be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from counterfoil.audit.audit import Audit
+from counterfoil.audit.describe import DOUBTFUL
+from counterfoil.audit.findings import Finding, Planted
+from counterfoil.core.errors import ConfigError
+from counterfoil.data.noise import shuffled_captions
+from counterfoil.data.pairs import Split
+from counterfoil.evaluation.report import Report
+from counterfoil.evaluation.words.cases import FoilCase, make_foils
+from counterfoil.evaluation.words.evaluate import Ranking
+
+# Captions made wrong at a known rate, so that finding them can be measured.
+
+
+@dataclass(frozen=True)
+class Corrupted:
+    """A split with some captions made wrong, and the truth about it.
+
+    ``swapped[k]``: caption ``k`` came from another image. ``wrong[k]``: for a caption with words
+    exchanged, what kind of error each of its words is (empty: none), punctuation left out.
+    """
+
+    split: Split
+    swapped: NDArray[np.bool_]
+    wrong: dict[int, tuple[str, ...]]
+
+    @property
+    def labels(self) -> NDArray[np.bool_]:
+        """Which captions are wrong, in one way or the other."""
+        found = self.swapped.copy()
+        found[list(self.wrong)] = True
+        return found
+
+
+def corrupt(split: Split, swapped: float, words: float, seed: int = 0) -> Corrupted:
+    """Give a share ``swapped`` of the captions to other images, and falsify words of others.
+
+    The second share is of all captions too, so that both together must stay below 1; it needs
+    scenes whose truth is known, and is smaller where too few captions can be made false.
+    """
+    if swapped < 0 or words < 0 or swapped + words > 1:
+        raise ConfigError(f"corruption: expected shares of at most 1 in all, got {swapped}+{words}")
+    moved, index = shuffled_captions(split, swapped, seed)
+    gone = split.image_of[index] != split.image_of
+    texts = list(moved.texts)
+    wrong: dict[int, tuple[str, ...]] = {}
+    if words > 0:
+        cases = _by_caption(split, make_foils(split, seed=seed).cases)
+        able = np.array([k for k in sorted(cases) if index[k] == k], dtype=np.int64)
+        drawn = min(round(words * len(texts)), len(able))
+        for caption in np.random.default_rng(seed).choice(able, size=drawn, replace=False):
+            case = cases[int(caption)]
+            texts[int(caption)], wrong[int(caption)] = case.foil, case.wrong
+    return Corrupted(_with_texts(moved, texts), gone, wrong)
+
+
+def _by_caption(split: Split, cases: Sequence[FoilCase]) -> dict[int, FoilCase]:
+    """The false form of each caption that has one, by the caption's number."""
+    found = {(case.image, case.caption): case for case in cases}
+    keys = zip(split.image_of.tolist(), split.texts, strict=True)
+    return {number: found[key] for number, key in enumerate(keys) if key in found}
+
+
+def _with_texts(split: Split, texts: Sequence[str]) -> Split:
+    ends = list(accumulate(len(captions) for captions in split.captions))
+    starts = [0, *ends[:-1]]
+    captions = [list(texts[start:end]) for start, end in zip(starts, ends, strict=True)]
+    return replace(split, captions=captions, extras=None)
+
+
+Marks = NDArray[np.bool_]
+Values = NDArray[np.float64]
+
+
+class Found(Report):
+    """In percent: precision and recall of what was listed; AP and AUC of the order of all.
+
+    ``chance`` is the share of what is wrong, which is the AP of a random order.
+    """
+
+    wrong: int
+    items: int
+    listed: int
+    precision: float
+    recall: float
+    ap: float
+    auc: float
+    chance: float
+
+
+class AuditMeasures(Report):
+    """Captions found, of all errors and of each kind (against captions that were left as they are).
+
+    ``words``: wrong words among those of the captions with exchanged words. ``everywhere``: among
+    the words of all captions but the swapped ones, of which no word can be called right or wrong.
+    ``plain``: as ``words``, by effects alone, not held against what is usual for the word.
+    ``signs`` are the captions found by one sign alone. ``clean_listed`` is the share of captions
+    listed by an audit of the same split before it was corrupted, where there was one.
+    """
+
+    captions: Found
+    swapped: Found | None
+    exchanged: Found | None
+    signs: dict[str, Found]
+    words: Found | None
+    everywhere: Found | None
+    plain: Found | None
+    clean_listed: float | None = None
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A header and one row of text a measure."""
+        header = ("", "wrong", "of", "listed", "precision", "recall", "AP", "AUC", "AP by chance")
+        named = [
+            ("wrong captions", self.captions),
+            ("  swapped", self.swapped),
+            ("  words exchanged", self.exchanged),
+            *((f"  by {sign} alone", found) for sign, found in self.signs.items()),
+            ("wrong words, in captions with such", self.words),
+            ("  by effect alone", self.plain),
+            ("wrong words, everywhere", self.everywhere),
+        ]
+        return [header, *(_row(name, found) for name, found in named if found is not None)]
+
+
+class PlantedCaption(Planted):
+    """A planted caption, and whether the audit lists it."""
+
+    image: str
+    caption: int
+    text: str
+    suspicion: float
+    listed: bool
+
+
+def planted_captions(audit: Audit, truth: Corrupted, original: Split) -> list[PlantedCaption]:
+    """The captions of ``original`` that were made wrong, the most suspicious first."""
+    first = np.cumsum([0, *(len(texts) for texts in original.captions)])
+    threshold = audit.threshold
+    planted = []
+    for number in np.flatnonzero(truth.labels & ~np.isnan(audit.suspicion)).tolist():
+        image = int(original.image_of[number])
+        planted.append(
+            PlantedCaption(
+                error="swapped" if truth.swapped[number] else "words",
+                original=original.texts[number],
+                image=original.ids[image],
+                caption=number - int(first[image]),
+                text=truth.split.texts[number],
+                suspicion=float(audit.suspicion[number]),
+                listed=bool(audit.suspicion[number] >= threshold),
+            )
+        )
+    return sorted(planted, key=lambda one: -one.suspicion)
+
+
+def mark_planted(findings: list[Finding], planted: list[PlantedCaption]) -> list[Finding]:
+    """The findings; those of planted captions say what was planted."""
+    errors = {
+        (one.image, one.caption): Planted(error=one.error, original=one.original) for one in planted
+    }
+    return [
+        finding.model_copy(update={"planted": errors.get((finding.image, finding.caption))})
+        for finding in findings
+    ]
+
+
+def measure_audit(
+    audit: Audit, truth: Corrupted, signs: tuple[str, ...] = (), clean: Audit | None = None
+) -> AuditMeasures:
+    """Compare an audit with the truth; captions of unreadable images are left out.
+
+    ``clean`` is an audit of the same split before it was corrupted: what it lists is a false alarm.
+    """
+    read = ~np.isnan(audit.suspicion)
+    labels, suspicion = truth.labels[read], audit.suspicion[read]
+    listed = suspicion >= audit.threshold
+    exchanged = np.isin(np.arange(len(read)), list(truth.wrong))[read]
+    swapped = truth.swapped[read]
+
+    def of_kind(kind: Marks) -> Found | None:
+        judged = kind | ~labels
+        return _found(suspicion[judged], kind[judged], listed[judged]) if kind.any() else None
+
+    whole = _found(suspicion, labels, listed)
+    inside = [number for number in truth.wrong if number in audit.word_doubts]
+    outside = [n for n in audit.word_doubts if not truth.swapped[n] and n not in truth.wrong]
+    return AuditMeasures(
+        captions=whole,
+        swapped=of_kind(swapped),
+        exchanged=of_kind(exchanged),
+        signs={
+            name: _found(audit.signs[read, k], labels, audit.signs[read, k] >= 0.5)
+            for k, name in enumerate(signs)
+        },
+        words=_words(audit, truth, inside, audit.word_doubts),
+        everywhere=_words(audit, truth, [*inside, *outside], audit.word_doubts),
+        plain=_words(audit, truth, inside, _plain_doubts(audit)),
+        clean_listed=None if clean is None else 100.0 * clean.listed / clean.summary.captions,
+    )
+
+
+def _plain_doubts(audit: Audit) -> dict[int, Values]:
+    """Words doubted for their effects alone: the lower, the more; those below 0 are listed."""
+    return {
+        number: np.array([DOUBTFUL - word.effect for word in spoken])
+        for number, spoken in audit.word_effects.words.items()
+    }
+
+
+def _words(
+    audit: Audit, truth: Corrupted, captions: list[int], by: dict[int, Values]
+) -> Found | None:
+    doubts = [by[number] for number in captions]
+    marks = [
+        np.array([bool(kind) for kind in truth.wrong[number]])
+        if number in truth.wrong
+        else np.zeros(len(doubt), dtype=np.bool_)
+        for number, doubt in zip(captions, doubts, strict=True)
+    ]
+    if not any(mark.any() for mark in marks):
+        return None
+    # a word is listed where its caption is
+    threshold = audit.threshold
+    shown = [
+        (doubt >= DOUBTFUL) & bool(audit.suspicion[number] >= threshold)
+        for number, doubt in zip(captions, doubts, strict=True)
+    ]
+    return _found(np.concatenate(doubts), np.concatenate(marks), np.concatenate(shown))
+
+
+def _found(values: Values, labels: Marks, listed: Marks) -> Found:
+    ranking = Ranking(values, labels)
+    hits = int((listed & labels).sum())
+    return Found(
+        wrong=int(labels.sum()),
+        items=len(labels),
+        listed=int(listed.sum()),
+        precision=100.0 * hits / listed.sum() if listed.any() else float("nan"),
+        recall=100.0 * hits / labels.sum() if labels.any() else float("nan"),
+        ap=100.0 * float(ranking.average_precision()),
+        auc=100.0 * float(ranking.auc()),
+        chance=100.0 * float(labels.mean()),
+    )
+
+
+def _row(name: str, found: Found) -> tuple[str, ...]:
+    shares = (found.precision, found.recall, found.ap, found.auc, found.chance)
+    counts = (found.wrong, found.items, found.listed)
+    return (name, *map(str, counts), *(f"{share:.1f}" for share in shares))

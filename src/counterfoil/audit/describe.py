@@ -1,0 +1,256 @@
+"""From numbers to findings: what is said of each caption that is listed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from counterfoil.audit.findings import (
+    SIGN_NAMES,
+    Corrected,
+    Finding,
+    Kind,
+    OtherCaption,
+    OtherImage,
+    Reason,
+    UnknownWord,
+    WrongWord,
+)
+from counterfoil.audit.survey import Survey
+from counterfoil.audit.suspicion import SIGNS, Scale, UsualEffects, WordEffects, named_signs
+from counterfoil.core.errors import DataError
+from counterfoil.core.progress import Progress, Silent
+from counterfoil.data.duplicates import Duplicate, content
+from counterfoil.data.pairs import Split
+from counterfoil.data.text.words import caption_words
+from counterfoil.models.correct import Correction, correct, correcting
+from counterfoil.models.model import Model
+
+Values = NDArray[np.float64]
+
+DOUBTFUL = 1.0
+"""A word of a listed caption is named where its shortfall lies so many deviations above that of the
+worst word of an ordinary caption. Chosen on the dev split of the scenes."""
+
+
+@dataclass(frozen=True)
+class Describer:
+    """Everything that is known of a split's captions, one array or mapping for each."""
+
+    split: Split
+    survey: Survey
+    signs: Values
+    suspicion: Values
+    duplicates: dict[int, Duplicate]
+    effects: WordEffects
+    usual: UsualEffects
+    scale: Scale | None
+
+    def findings(self, threshold: float) -> list[Finding]:
+        """Mismatches from ``threshold`` on, the most suspicious first, then near-duplicates."""
+        captions = self.survey.captions
+        own = self.survey.own[captions]
+        quantiles = np.searchsorted(np.sort(own), own, side="left") / max(1, len(own))
+        first = np.concatenate([[0], np.cumsum([len(texts) for texts in self.split.captions])])
+        order = np.argsort(-self.suspicion[captions], kind="stable")
+        wrong: list[Finding] = []
+        alike: list[Finding] = []
+        for place in order:
+            number = int(captions[place])
+            suspicious = self.suspicion[number] >= threshold
+            if suspicious or number in self.duplicates:
+                kind: Kind = "mismatch" if suspicious else "false-negative"
+                position = number - int(first[self.split.image_of[number]])
+                finding = self._finding(kind, number, position, float(quantiles[place]))
+                (wrong if suspicious else alike).append(finding)
+        return wrong + alike
+
+    def _finding(self, kind: Kind, number: int, position: int, quantile: float) -> Finding:
+        survey, split = self.survey, self.split
+        score, other = float(survey.own[number]), int(survey.other[number])
+        best = float(survey.other_score[number]) if other >= 0 else None
+        words = self._wrong_words(number) if kind == "mismatch" else ()
+        rival = best is not None and survey.rank[number] > 1
+        near = self.duplicates.get(number)
+        return Finding(
+            kind=kind,
+            split=split.name,
+            image=split.ids[int(split.image_of[number])],
+            caption=position,
+            text=writable(split.texts[number]),
+            suspicion=float(self.suspicion[number]),
+            score=score,
+            quantile=quantile,
+            rank=int(survey.rank[number]),
+            compared=survey.compared,
+            margin=None if best is None else score - best,
+            reasons=self._reasons(number, kind, quantile, words),
+            wrong_words=words,
+            words_examined=number in self.effects.words,
+            better_image=OtherImage(image=split.ids[other], score=best)
+            if rival and best is not None
+            else None,
+            better_caption=self._better_caption(number) if kind == "mismatch" else None,
+            near_duplicate=self._caption(near.caption, near.similarity) if near else None,
+            near_duplicate_images=near.others if near else 0,
+            unknown_words=self._unknown_words(number),
+        )
+
+    def _reasons(
+        self, number: int, kind: Kind, quantile: float, words: tuple[WrongWord, ...]
+    ) -> tuple[Reason, ...]:
+        """The signs that are strong enough to be named, or the strongest; then duplicates."""
+        signs = self.signs[number]
+        found = [
+            Reason(
+                sign=SIGNS[k],
+                strength=float(signs[k]),
+                text=self._sentence(SIGNS[k], number, quantile, words),
+            )
+            for k in (named_signs(signs) if kind == "mismatch" else ())
+        ]
+        near = self.duplicates.get(number)
+        if near is not None:
+            many = "1 other image has" if near.others == 1 else f"{near.others} other images have"
+            text = f"{many} {SIGN_NAMES['near-duplicate'].removesuffix(' elsewhere')}"
+            found.append(Reason(sign="near-duplicate", strength=near.similarity, text=text))
+        return tuple(found)
+
+    def _sentence(
+        self, sign: str, number: int, quantile: float, words: tuple[WrongWord, ...]
+    ) -> str:
+        survey = self.survey
+        if sign == "low-score":
+            score = float(survey.own[number])
+            return f"score {score:.3f}; {100 * quantile:.1f} % of the captions score lower"
+        if sign == "other-image":
+            above = int(survey.rank[number]) - 1
+            return f"{above} of {survey.compared - 1} other images fit at least as well"
+        named = ", ".join(f"“{word.word}”" for word in words) or "its words"
+        return f"{named} {'does' if len(words) == 1 else 'do'} less for the match than usual"
+
+    def _wrong_words(self, number: int) -> tuple[WrongWord, ...]:
+        """The words far below what they usually do, in the order of the caption."""
+        spoken = self.effects.words.get(number, [])
+        if not spoken or self.scale is None:
+            return ()
+        short = np.array([self.usual.shortfall(word) for word in spoken])
+        doubtful = self.scale.z(short) >= DOUBTFUL
+        return tuple(
+            WrongWord(
+                word=word.word, span=word.span, effect=word.effect, usual=self.usual.of(word.word)
+            )
+            for word, named in zip(spoken, doubtful, strict=True)
+            if named
+        )
+
+    def _unknown_words(self, number: int) -> tuple[UnknownWord, ...]:
+        read = self.survey.unknown.get(number)
+        words = () if read is None else read.unknown
+        return tuple(
+            UnknownWord(word=writable(word.text), span=(word.start, word.end))
+            for word in words
+            if not word.is_punctuation
+        )
+
+    def _better_caption(self, number: int) -> OtherCaption | None:
+        """The caption of another image that fits this one best, if better than its own does.
+
+        One that only repeats what a caption of this image says is passed over.
+        """
+        image = int(self.split.image_of[number])
+        said = {content(text) for text in self.split.captions[image]}
+        pool = zip(self.survey.pool[image], self.survey.pool_score[image], strict=True)
+        for caption, score in pool:
+            if caption < 0 or score <= self.survey.own[number]:
+                return None
+            if content(self.split.texts[caption]) not in said:
+                return self._caption(int(caption), float(score))
+        return None
+
+    def _caption(self, number: int, score: float) -> OtherCaption:
+        image = self.split.ids[int(self.split.image_of[number])]
+        return OtherCaption(text=writable(self.split.texts[number]), image=image, score=score)
+
+
+def writable(text: str) -> str:
+    """Text that can be written: half characters, which JSON files may hold, become a ``?``."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+# Suggestions for the words of findings, by a model that was taught to correct (TAGS-DC).
+
+
+NO_CORRECTOR = (
+    "no corrections: this model was not taught to correct; name one that was (objective tags-dc) "
+    "with --corrector"
+)
+
+
+class Corrector:
+    """A model that corrects captions of one split.
+
+    ``split`` has the same images as the one that is audited, with fragments of the model's kind.
+    """
+
+    def __init__(self, model: Model, split: Split, threshold: float | None = None) -> None:
+        correcting(model)
+        self.model, self.fragments, self.threshold = model, split.require_fragments(), threshold
+        self.place = {name: number for number, name in enumerate(split.ids)}
+
+    def correct_all(
+        self, findings: Sequence[Finding], first: int, progress: Progress | None = None
+    ) -> list[Finding]:
+        """The findings, the first so many mismatches among them with corrections."""
+        progress = progress or Silent()
+        wrong = [number for number, one in enumerate(findings) if one.kind == "mismatch"]
+        found = list(findings)
+        for number in progress.track(wrong[:first], "correcting", min(first, len(wrong))):
+            found[number] = self.correct(findings[number])
+        for number in wrong[first:]:
+            note = f"only the first {first} were corrected; --details corrects more"
+            found[number] = findings[number].model_copy(update={"correction_note": note})
+        return found
+
+    def correct(self, finding: Finding) -> Finding:
+        """A finding with its correction, or with a note that says why there is none."""
+        if not caption_words(finding.text):
+            return finding.model_copy(update={"correction_note": "the caption has no words"})
+        image = self.place.get(finding.image)
+        if image is None:
+            note = "the corrector's data lack this image"
+            return finding.model_copy(update={"correction_note": note})
+        try:
+            fragments = self.fragments.read(image)
+        except DataError as error:
+            return finding.model_copy(update={"correction_note": str(error)})
+        correction = correct(self.model, fragments, finding.text, threshold=self.threshold)
+        return _with_correction(finding, correction)
+
+
+def _with_correction(finding: Finding, found: Correction) -> Finding:
+    suggested = {word.span: word.suggestions for word in found.words}
+    words: tuple[WrongWord, ...] = tuple(
+        word.model_copy(update={"suggestions": suggested.get(word.span, ())})
+        for word in finding.wrong_words
+    )
+    corrected = None
+    if found.changes:
+        corrected = Corrected(
+            text=found.corrected,
+            before=found.score,
+            after=found.corrected_score,
+            changes=tuple((change.word, change.instead) for change in found.changes),
+        )
+    note = "" if corrected else _no_change_note(found)
+    update = {"wrong_words": words, "correction": corrected, "correction_note": note}
+    return finding.model_copy(update=update)
+
+
+def _no_change_note(correction: Correction) -> str:
+    if not correction.rule.usable:
+        return f"no suggestion: {correction.rule.obstacle()}"
+    return "no suggestion: no word of the same part of speech raises the score enough"

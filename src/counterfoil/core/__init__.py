@@ -1,0 +1,1 @@
+"""The ground floor: errors, configuration, registry, progress, processes, files and tensors."""

@@ -1,0 +1,442 @@
+"""The configuration of a run: one typed tree, YAML in and out, ``a.b=c`` overrides.
+
+Importing this module does not import torch, so that the command line can check a config at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+
+from counterfoil.core.errors import CheckpointError, ConfigError, nearest
+from counterfoil.core.recipes import find_recipe, parse_yaml, suggest_recipes
+from counterfoil.core.registry import declared
+from counterfoil.core.storage.reading import RECIPE_BYTES, read_text
+
+MAX_SEED = 2**32 - 1
+"""What every random generator takes."""
+
+MAX_STEPS = 10**9
+"""Of anything that is counted in steps, captions or images."""
+
+MAX_EXTENDS = 16
+
+
+class Section(BaseModel):
+    """A node of the tree: unknown keys and wrong types are errors, values never change.
+
+    Numbers are finite and bounded: what lies beyond a bound is a mistake, or would end in a
+    traceback or an exhausted memory later on.
+
+    ``later`` are keys that came after the first runs. They are written only where they are set, so
+    that a config of before reads, compares and hashes as it did.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    later: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        tree: dict[str, Any] = handler(self)
+        return {k: v for k, v in tree.items() if v is not None or k not in self.later}
+
+
+class FeaturesConfig(Section):
+    """How images without precomputed fragments get them."""
+
+    extractor: str = "segments"
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class DataConfig(Section):
+    """Where images and captions come from and how they are read."""
+
+    later = frozenset({"random_crop", "flip", "resident"})
+
+    source: str = Field("scenes", description="'scenes', or a path to a data set")
+    format: str | None = Field(None, description="its format; detected where absent")
+    options: dict[str, Any] = Field(default_factory=dict, description="of that source")
+    features: FeaturesConfig = FeaturesConfig()
+    captions: Literal["all", "one", "grouped"] = Field(
+        "all", description="captions of an image per epoch; grouped: beside it, in one batch"
+    )
+    views: int = Field(1, ge=1, le=64, description="times an item is in its batch, augmented anew")
+    noise: float = Field(0.0, ge=0.0, le=1.0, description="share of training captions shuffled")
+    noise_index: str | None = Field(None, description="a saved shuffle (.npy) to apply instead")
+    dev_share: float = Field(
+        0.05,
+        ge=0.0,
+        lt=1.0,
+        description="share of train set aside as dev if data has no dev; 0: none",
+    )
+    min_count: int = Field(4, ge=1, le=MAX_STEPS, description="rarer words become <unk>")
+    vocabulary: str | None = Field(None, description="a SCAN or NAAF vocabulary JSON to use")
+    drop_regions: float = Field(0.0, ge=0.0, lt=1.0, description="share of fragments left out")
+    drop_regions_varying: bool = Field(False, description="draw that share anew per image")
+    random_crop: float | None = Field(
+        None, gt=0, le=1, description="least share of a picture that a training crop keeps (pixels)"
+    )
+    flip: bool | None = Field(None, description="mirror every second picture in training (pixels)")
+    disturb_words: float = Field(0.0, ge=0.0, lt=1.0, description="share of words disturbed")
+    workers: int = Field(
+        0,
+        ge=0,
+        le=256,
+        description="processes that read batches ahead; at most one per usable core",
+    )
+    resident: bool | None = Field(
+        None,
+        description="hold all training features on the device; by default on a GPU with room",
+    )
+
+
+class ModelConfig(Section):
+    """A named composition, and what to change in its parts."""
+
+    later = frozenset({"start"})
+
+    name: str = "rvse-mlp"
+    embed_size: int = Field(1024, ge=2, le=65_536)
+    copies: int = Field(
+        1, ge=1, le=64, description="models trained side by side, their scores averaged"
+    )
+    image: dict[str, Any] = Field(default_factory=dict)
+    text: dict[str, Any] = Field(default_factory=dict)
+    matcher: dict[str, Any] = Field(default_factory=dict)
+    start: str | None = Field(None, description="run or model folder whose weights it starts from")
+
+
+class OptimiserConfig(Section):
+    """The optimiser and its parameter groups."""
+
+    later = frozenset({"no_decay"})
+
+    name: Literal["adamw", "adam", "sgd"] = "adamw"
+    lr: float = Field(5e-4, gt=0, le=100)
+    weight_decay: float = Field(0.01, ge=0, le=100)
+    no_decay: Literal["norms-and-biases"] | None = Field(
+        None, description="what keeps its size besides single numbers"
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="of sgd")
+    betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
+        [0.9, 0.999], min_length=2, max_length=2
+    )
+    language_model_factor: float | None = Field(
+        None,
+        ge=0,
+        le=1000,
+        description="rate of what BERT's or CLIP's weights were loaded into, times lr; null: 0.1",
+    )
+    clip: float = Field(2.0, ge=0, le=1e6, description="largest gradient norm; 0: no clipping")
+
+
+class ScheduleConfig(Section):
+    """How the learning rate changes."""
+
+    name: Literal["step", "cosine", "linear", "constant"] = "step"
+    warmup_steps: int = Field(0, ge=0, le=MAX_STEPS)
+    decay_epochs: list[Annotated[int, Field(ge=0, le=MAX_STEPS)]] = Field(
+        default_factory=list, description="of 'step'"
+    )
+    factor: float = Field(0.1, gt=0, le=1000, description="of 'step', at each of those epochs")
+
+
+class TrainConfig(Section):
+    """The training loop."""
+
+    later = frozenset({"graphs"})
+
+    epochs: int = Field(20, ge=1, le=1_000_000)
+    batch_size: int = Field(
+        128,
+        ge=2,
+        le=65_536,
+        description="pairs whose negatives see each other, over all processes together",
+    )
+    chunk_size: int = Field(
+        0,
+        ge=0,
+        le=65_536,
+        description="pairs that a process encodes at once; 0: its whole share of a batch",
+    )
+    accumulate: int = Field(1, ge=1, le=65_536, description="batches per update")
+    drop_last: bool = True
+    optimiser: OptimiserConfig = OptimiserConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    compile: bool = Field(False, description="compile the encoders with torch.compile")
+    graphs: bool | None = Field(
+        None, description="recurrent networks as CUDA graphs; by default so, unless compiled"
+    )
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1 …")
+    log_every: int = Field(
+        10, ge=1, le=MAX_STEPS, description="steps between lines of metrics.jsonl"
+    )
+    save_every: int = Field(
+        0, ge=0, le=MAX_STEPS, description="steps between checkpoints; 0: once an epoch"
+    )
+    early_stop: int = Field(
+        0, ge=0, le=MAX_STEPS, description="epochs without a better RSUM; 0: never"
+    )
+    tensorboard: bool = False
+
+
+class EvaluationConfig(Section):
+    """How a run is judged."""
+
+    later = frozenset({"images"})
+
+    split: str = "dev"
+    images: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_STEPS,
+        description="so many of that split, evenly spaced, after every epoch; or all",
+    )
+    test_split: str = Field("test", description="evaluated once, with the best checkpoint")
+    folds: int = Field(0, ge=0, le=1000, description="0: the whole split; 5: COCO's 1K protocol")
+    batch_size: int = Field(256, ge=1, le=65_536)
+    bootstrap: int = Field(1000, ge=0, le=100_000, description="resamples for confidence intervals")
+
+
+class RunConfig(Section):
+    """Everything that defines a run."""
+
+    seed: int = Field(0, ge=0, le=MAX_SEED)
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    objective: dict[str, Any] = Field(default_factory=lambda: {"hardest": {}})
+    train: TrainConfig = TrainConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, tree: Any) -> Any:
+        """``model: rvse-mlp`` and ``objective: hardest`` say all there is to say."""
+        if not isinstance(tree, Mapping):
+            return tree
+        tree = dict(tree)
+        if isinstance(tree.get("model"), str):
+            tree["model"] = {"name": tree["model"]}
+        if isinstance(tree.get("objective"), str):
+            tree["objective"] = {tree["objective"]: {}}
+        return tree
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)
+
+
+def build_config(tree: Mapping[str, Any], where: str = "config") -> RunConfig:
+    """Check a tree of plain values; every error names its key and the nearest known one."""
+    try:
+        return RunConfig.model_validate(dict(tree))
+    except ValidationError as error:
+        lines = [_explain(item) for item in error.errors()]
+        raise ConfigError(f"{where}: " + "\n  ".join(lines)) from None
+
+
+def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a recipe by name or path, apply overrides such as ``train.epochs=5``, check the result.
+
+    >>> load_config("scenes/naaf", ["train.epochs=5"]).model.name
+    'naaf'
+    """
+    tree = read_recipe(Path(path)) if path is not None else {}
+    for override in overrides:
+        tree = apply_override(tree, override)
+    return build_config(tree, str(path) if path is not None else "overrides")
+
+
+def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A YAML mapping; ``extends`` names a recipe of the package, or a file beside this one."""
+    if not _is_path(path):
+        raise ConfigError(f"{str(path)!r}: no such recipe")
+    path = find_recipe(path)
+    if path.resolve() in _seen:
+        raise ConfigError(f"{path}: 'extends' goes round in a circle")
+    if len(_seen) >= MAX_EXTENDS:
+        raise ConfigError(f"{path}: more than {MAX_EXTENDS} recipes extend each other in a row")
+    try:
+        tree = read_value(read_text(path, RECIPE_BYTES))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path}: no such recipe{suggest_recipes(path)} (counterfoil recipes lists those of "
+            "the package)"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: not a readable recipe: {error.strerror}") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: not a readable recipe: {error}") from None
+    tree = {} if tree is None else tree
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: a recipe is a mapping of keys, found {type(tree).__name__}")
+    base = tree.pop("extends", None)
+    if base is None:
+        return tree
+    if not isinstance(base, str) or not base:
+        raise ConfigError(f"{path}: extends: expected the name of a recipe, got {_shown(base)}")
+    extended = path.parent / find_recipe(Path(base))  # beside it, unless that is absolute
+    return merge(read_recipe(extended, (*_seen, path.resolve())), tree)
+
+
+def _is_path(path: Path) -> bool:
+    """Whether a file can have this name at all: no null byte, no half of a character."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+
+
+def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """``change`` over ``base``, mappings key by key. An objective is replaced whole."""
+    merged = dict(base)
+    for key, value in change.items():
+        if key == "model" and isinstance(value, str):
+            value = {"name": value}
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = merge(merged[key], value) if both and key != "objective" else value
+    return merged
+
+
+def read_value(text: str) -> Any:
+    """A value as recipes write it: ``5e-4``, ``[1, 2]``, ``true``, a name."""
+    return parse_yaml(text)
+
+
+def apply_override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
+    """Set one key of a tree: ``train.optimiser.lr=1e-3``, ``objective=triplet``."""
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"'{_cut(override)}': an override looks like train.epochs=5")
+    try:
+        value = read_value(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"'{_cut(override)}': not a value: {error}") from None
+    if keys == ["model"] and isinstance(value, str):
+        keys = ["model", "name"]
+    changed = node = dict(tree)
+    for depth, key in enumerate(keys[:-1]):
+        below = node.get(key)
+        if isinstance(below, str):  # a short form: 'model: rvse-mlp', 'objective: hardest'
+            below = {below: {}} if key == "objective" else {"name": below}
+        elif below is not None and not isinstance(below, Mapping):
+            if not (depth == 1 and keys[0] == "objective"):
+                section = _cut(".".join(keys[: depth + 1]))
+                raise ConfigError(f"'{_cut(override)}': '{section}' is not a section")
+            below = {"weight": below}
+        node[key] = dict(below or {})
+        node = node[key]
+    node[keys[-1]] = value
+    return changed
+
+
+def _explain(error: Any) -> str:
+    """One validation error as a sentence with the full key."""
+    keys = [str(part) for part in error["loc"]]
+    place = _cut(".".join(keys)) or "(top)"
+    if error["type"] == "extra_forbidden":
+        known = [".".join([*keys[:-1], key]) for key in _known_keys(keys[:-1])]
+        return f"unknown key '{place}'{nearest(place, known)}"
+    return f"{place}: {error['msg']}, got {_shown(error['input'])}"
+
+
+def _shown(value: Any) -> str:
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:100]}…"
+
+
+def _known_keys(path: Sequence[str]) -> list[str]:
+    section: type[BaseModel] = RunConfig
+    for key in path:
+        kind = section.model_fields[key].annotation
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return []
+        section = kind
+    return list(section.model_fields)
+
+
+PARTS = {
+    "image": ("encoders", "image_encoders"),
+    "text": ("encoders", "text_encoders"),
+    "matcher": ("matchers", "matchers"),
+}
+"""Sections of a model, with the package and the registry of what they name."""
+
+
+def check_names(config: RunConfig) -> None:
+    """Refuse models, objectives, and options of both that do not exist, without torch.
+
+    What passes is checked again, with its values, when the parts are built.
+    """
+    models, terms = declared("models", "models"), declared("objectives", "objectives")
+    if models and config.model.name not in models:
+        raise ConfigError(_unknown("model", config.model.name, models))
+    for part in PARTS:
+        _check_part(part, getattr(config.model, part))
+    for name, given in config.objective.items():
+        if not terms or name == "protect":
+            continue
+        if name not in terms:
+            raise ConfigError(_unknown("objective", name, terms))
+        known = terms[name]
+        if known is None or not isinstance(given, Mapping):
+            continue
+        for key in given:
+            if key not in (*known, "weight", "epochs"):
+                raise ConfigError(
+                    f"objective.{name}.{key}: objective '{name}' has no option '{key}'"
+                    f"{nearest(str(key), known)} (options: {', '.join(known) or 'none'})"
+                )
+
+
+def _check_part(part: str, given: Mapping[str, Any]) -> None:
+    """Refuse options that the named part of a model does not have; no name: that none has."""
+    entries = declared(*PARTS[part])
+    name = given.get("name")
+    if not entries or (name is not None and name not in entries):
+        return
+    listed = [entries[name]] if name is not None else list(entries.values())
+    known = sorted({option for options in listed for option in options or ()})
+    if name is not None and entries[name] is None:
+        return
+    owner = f"'{name}' has" if name is not None else "there is"
+    for key in given:
+        if key not in ("name", *known):
+            hint = nearest(str(key), known)
+            raise ConfigError(f"model.{part}.{key}: {owner} no option '{key}'{hint}")
+
+
+def _unknown(kind: str, name: str, known: Mapping[str, Any]) -> str:
+    listed = ", ".join(sorted(known))
+    return f"{kind}: unknown {kind} '{name}'{nearest(name, known)} (known: {listed})"
+
+
+MODEL_CONFIG = "config.json"
+"""Of a saved model, beside its weights."""
+
+
+def model_folder(folder: Path) -> Path:
+    """Where the weights are: in `best` of a run, in the folder itself of a saved model."""
+    for place in (folder / "best", folder):
+        if (place / MODEL_CONFIG).is_file():
+            return place
+    if (folder / "config.yaml").is_file():
+        raise CheckpointError(f"{folder}: this run has no checkpoint yet; train it to the end")
+    raise CheckpointError(f"{folder}: neither a run nor a saved model")

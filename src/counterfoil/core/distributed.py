@@ -1,0 +1,151 @@
+"""Differentiable collectives: what one process computes from all, with gradients to all.
+
+Every backward here sums over processes, so that together they are the exact gradient of the sum of
+all processes' losses. As each process computes the same global loss, the mean over processes that
+DistributedDataParallel takes is then the gradient of that loss, as a single process would have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from counterfoil.core.errors import CounterfoilError
+from counterfoil.core.parallel import end_with_parent
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        total = value.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        total = grads[0].contiguous().clone()
+        dist.all_reduce(total)
+        return total
+
+
+def sum_over_processes(value: Tensor) -> Tensor:
+    return value if world_size() == 1 else _SumOverProcesses.apply(value)
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, counts: list[int]) -> Tensor:
+        ctx.counts = counts
+        shape = (max(counts), *value.shape[1:])
+        mine = value.new_zeros(shape)
+        mine[: value.shape[0]] = value
+        parts = [torch.empty_like(mine) for _ in counts]
+        dist.all_gather(parts, mine)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        total = grads[0].contiguous().clone()
+        dist.all_reduce(total)
+        start = sum(ctx.counts[: dist.get_rank()])
+        return total[start : start + ctx.counts[dist.get_rank()]], None
+
+
+def gather_rows(value: Tensor) -> Tensor:
+    """Rows of all processes, in process order; numbers of rows may differ."""
+    if world_size() == 1:
+        return value
+    counts = gather_counts(value.shape[0], value.device)
+    if value.dtype == torch.bool:
+        return gather_rows(value.to(torch.uint8)).bool()
+    return _GatherRows.apply(value, counts)
+
+
+def gather_counts(count: int, device: torch.device) -> list[int]:
+    """The integer that each process gives, in process order."""
+    if world_size() == 1:
+        return [count]
+    mine = torch.tensor([count], device=device)
+    parts = [torch.empty_like(mine) for _ in range(world_size())]
+    dist.all_gather(parts, mine)
+    return [int(part) for part in parts]
+
+
+# Several processes started by torchrun as one run.
+
+
+T = TypeVar("T")
+
+GRACE = 5.0
+"""Seconds that a process has to write what it is writing when torchrun was killed."""
+
+
+@contextmanager
+def processes(environment: Mapping[str, str]) -> Iterator[bool]:
+    """Join the group that torchrun describes in the environment, if any; yields 'am I the first'.
+
+    NCCL where every process has a GPU, gloo elsewhere.
+    """
+    if int(environment.get("WORLD_SIZE", "1")) == 1:
+        yield True
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(environment.get("LOCAL_RANK", "0")))
+    if dist.is_torchelastic_launched():  # torchrun ends its processes, unless it is killed
+        end_with_parent(GRACE)
+    # the first process may draw or extract for hours while the others wait for it
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(hours=12))
+    try:
+        yield dist.get_rank() == 0
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+class FirstProcessError(CounterfoilError):
+    """An error of the first process, which ends the others, too."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def on_first_process(action: Callable[[], T]) -> T | None:
+    """Do something in the first process while the others wait; None in the others.
+
+    If it fails there, every process raises: nobody waits for a process that has ended.
+    """
+    if world_size() == 1:
+        return action()
+    error: Exception | None = None
+    result: T | None = None
+    if rank() == 0:
+        try:
+            result = action()
+        except Exception as raised:
+            error = raised
+    news: list[tuple[str, int] | None] = [None]
+    if error is not None:
+        news = [(str(error) or type(error).__name__, getattr(error, "exit_code", 1))]
+    dist.broadcast_object_list(news)
+    dist.barrier()  # the first process must not end before all have heard of it
+    if error is not None:
+        raise error
+    if news[0] is not None:
+        raise FirstProcessError(*news[0])
+    return result

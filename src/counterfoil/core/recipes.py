@@ -1,0 +1,214 @@
+"""The recipes that come with the package, by name: ``scenes/naaf`` is ``scenes/naaf.yaml`` here.
+
+What ends in ``.yaml`` is the path of a file; other words are names. A file that begins with ``_``
+holds what others share: they extend it, and lists leave it out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from counterfoil.core.printable import printable
+
+FOLDER = Path(__file__).resolve().parents[1] / "recipes"
+SUFFIXES = (".yaml", ".yml")
+
+
+@cache
+def recipe_names() -> tuple[str, ...]:
+    """Names of all recipes of the package, sorted, those that are only extended as well."""
+    files = FOLDER.rglob("*.yaml")
+    return tuple(sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in files))
+
+
+def matching_names(pattern: str) -> list[str]:
+    """Names to list that a pattern with wildcards fits, whole or by folder or last part.
+
+    >>> matching_names("coco/rvse*")
+    ['coco/rvsepp', 'coco/rvsepp-bigru']
+    >>> matching_names("naaf")
+    ['coco/naaf', 'f30k/naaf', 'flickr8k/naaf', 'scenes/naaf']
+    """
+    return [
+        name
+        for name in recipe_names()
+        if "/_" not in name and any(fnmatchcase(text, pattern) for text in (name, *name.split("/")))
+    ]
+
+
+def find_recipe(path: Path) -> Path:
+    """The file of a recipe that is given by its name or its path; it may not exist."""
+    is_name = path.suffix not in SUFFIXES and path.as_posix() in recipe_names()
+    return FOLDER / f"{path.as_posix()}.yaml" if is_name else path
+
+
+def recipe_name(path: Path) -> str | None:
+    """The name of a recipe of the package that is given by its name or its path."""
+    file = find_recipe(path)
+    if not file.resolve().is_relative_to(FOLDER):
+        return None
+    return file.resolve().relative_to(FOLDER).with_suffix("").as_posix()
+
+
+def suggest_recipes(path: Path) -> str:
+    """A hint such as ``; did you mean 'scenes/naaf'?``, or an empty string.
+
+    >>> suggest_recipes(Path("scenes/naaf"))
+    "; did you mean 'scenes/naaf'?"
+    >>> suggest_recipes(Path("naaf"))
+    "; did you mean 'coco/naaf', 'f30k/naaf', 'flickr8k/naaf' or 'scenes/naaf'?"
+    """
+    given = path.with_suffix("") if path.suffix in SUFFIXES else path
+    whole = "/".join(given.parts[-2:])
+    last_parts = {name: name.rpartition("/")[2] for name in recipe_names()}
+    close_parts = difflib.get_close_matches(given.name, last_parts.values(), 2)
+    attempts = [
+        [name for name in last_parts if _words(name) == _words(whole)],  # scenes/naaf
+        [name for name, part in last_parts.items() if part == given.name],
+        difflib.get_close_matches(whole, last_parts, 2),
+        [name for name, part in last_parts.items() if part in close_parts],
+    ]
+    files = {one.stem: str(one) for one in sorted(path.parent.glob("*.yaml"))}
+    meant = [files[stem] for stem in difflib.get_close_matches(given.name, files, 1)]
+    meant += next(filter(None, attempts), [])
+    *first, last = [f"'{name}'" for name in meant] or [""]
+    listed = f"{', '.join(first)} or {last}" if first else last
+    return f"; did you mean {listed}?" if listed else ""
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split("[/-]", name)) - {"recipes"}
+
+
+# YAML as recipes write it, read within limits of size and nesting.
+#
+# A few hundred bytes of YAML can stand for billions of values (aliases of aliases), or for more
+# levels than Python can walk. Both are counted while the text is composed, before anything is
+# built.
+
+
+MAX_DEPTH = 32
+"""Levels of nesting. Recipes have five."""
+
+MAX_VALUES = 10_000
+"""Values of a document, those behind an alias counted each time it is used."""
+
+MAX_DIGITS = 100
+MAX_MESSAGE = 160
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+def parse_yaml(text: str) -> Any:
+    """A value of plain types; whatever is wrong with the text is a `yaml.YAMLError` of one line."""
+    try:
+        return yaml.load(text, Loader=_RecipeLoader)  # noqa: S506 - a SafeLoader
+    except Exception as error:  # explicit tags such as !!int make constructors raise anything
+        raise yaml.YAMLError(_one_line(error)) from None
+
+
+def _one_line(error: Exception) -> str:
+    """What is wrong and in which line, cut: PyYAML quotes a file at any length."""
+    if isinstance(error, yaml.reader.ReaderError):
+        return _cut(f"{error.reason} (character {error.position + 1})")
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return _cut(str(error) or type(error).__name__)
+    mark = error.problem_mark or error.context_mark
+    place = f"line {mark.line + 1}: " if mark is not None else ""
+    return place + _cut(error.problem or error.context or "not YAML")
+
+
+def _cut(text: str) -> str:
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}…"
+
+
+class _RecipeLoader(yaml.SafeLoader):
+    """YAML in which 5e-4 is a number and a key given twice is an error."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._level = self._composed = 0
+        self._extents: dict[int, tuple[int, int]] = {}  # values and levels below a finished node
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._level += 1
+        self._composed += 1
+        if self._composed > MAX_VALUES:
+            raise yaml.YAMLError(f"more than {MAX_VALUES:,} values")
+        if self._level > MAX_DEPTH:
+            raise yaml.YAMLError(f"nested deeper than {MAX_DEPTH} levels")
+        is_alias = self.check_event(yaml.AliasEvent)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._level -= 1
+        if node is None:
+            return None
+        if is_alias and id(node) not in self._extents:
+            raise yaml.YAMLError("an alias refers to the value that it is part of")
+        values, levels = self._extents.setdefault(id(node), self._extent(node))
+        if values > MAX_VALUES:
+            raise yaml.YAMLError(f"more than {MAX_VALUES:,} values, aliases written out")
+        if levels > MAX_DEPTH:
+            raise yaml.YAMLError(f"nested deeper than {MAX_DEPTH} levels, aliases written out")
+        return node
+
+    def _extent(self, node: yaml.Node) -> tuple[int, int]:
+        below: list[yaml.Node] = []
+        if isinstance(node, yaml.SequenceNode):
+            below = node.value
+        elif isinstance(node, yaml.MappingNode):
+            below = [part for pair in node.value for part in pair]
+        extents = [self._extents[id(part)] for part in below]
+        return 1 + sum(v for v, _ in extents), 1 + max((n for _, n in extents), default=0)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys: set[Any] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == _MERGE:
+                raise _error(
+                    "merge keys (<<) are not supported; use extends: or write the keys out",
+                    key_node,
+                )
+            key = self.construct_object(key_node, deep=deep)
+            if not isinstance(key, str | int | float | None):
+                raise _error("a key is a name, not a list or mapping", key_node)
+            if key in keys:
+                raise _error(f"the key '{_cut(str(key))}' is given twice", key_node)
+            keys.add(key)
+        return super().construct_mapping(node, deep)
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        if len(node.value) > MAX_DIGITS:
+            raise _error(f"a number of more than {MAX_DIGITS} digits", node)
+        is_int = node.tag.endswith(":int")
+        return self.construct_yaml_int(node) if is_int else self.construct_yaml_float(node)
+
+
+def _error(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+
+# A folder named like a date is a folder.
+_RecipeLoader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if tag != "tag:yaml.org,2002:timestamp"]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_RecipeLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
+# Values are what JSON has, too: no dates, bytes or sets, not even by an explicit tag.
+_RecipeLoader.yaml_constructors = {
+    tag: build
+    for tag, build in yaml.SafeLoader.yaml_constructors.items()
+    if tag is None or not tag.endswith((":timestamp", ":binary", ":omap", ":pairs", ":set"))
+}
+for _kind in ("int", "float"):
+    _RecipeLoader.add_constructor(f"tag:yaml.org,2002:{_kind}", _RecipeLoader.construct_number)

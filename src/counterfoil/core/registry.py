@@ -1,0 +1,220 @@
+"""Named parts: encoders, poolings, matchers, objectives, data sources, models.
+
+The signature of a registered class is its configuration: options are checked against it, so a
+typo is an error that names the nearest option instead of something that silently vanishes.
+"""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from counterfoil.core.errors import ConfigError, nearest
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+MAX_NUMBER = 2**32
+"""Largest number that an option takes, either way: seeds reach it, nothing that is counted does."""
+
+MAX_LAYERS = 1000
+"""Of a network: a million of them would take minutes to build before memory ends."""
+
+
+class Registry(Generic[T]):
+    """A table of classes or functions by public name; a name that is taken raises.
+
+    >>> shapes = Registry("shape")
+    >>> @shapes.register("square")
+    ... class Square:
+    ...     '''Four equal sides.'''
+    ...     def __init__(self, *, side: float = 1.0) -> None:
+    ...         self.side = side
+    >>> shapes.create("square", {"side": 2.0}).side
+    2.0
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        def add(entry: T) -> T:
+            if name in self._entries:
+                raise ValueError(f"{self.kind} '{name}' is registered twice")
+            self._entries[name] = entry
+            return entry
+
+        return add
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._entries:
+            raise ConfigError(
+                f"unknown {self.kind} '{name}'{nearest(name, self._entries)} "
+                f"(known: {', '.join(sorted(self._entries))})"
+            )
+        return self._entries[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._entries))
+
+    def names(self, pattern: str = "*") -> list[str]:
+        return fnmatch.filter(self, pattern)
+
+    def summary(self, name: str) -> str:
+        """First line of the entry's docstring."""
+        return (inspect.getdoc(self[name]) or "").split("\n", 1)[0]
+
+    def options(self, name: str) -> dict[str, Any]:
+        """The entry's options, which are its keyword-only parameters, with their defaults."""
+        return {
+            key: parameter.default
+            for key, parameter in inspect.signature(self[name]).parameters.items()
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        }
+
+    def check(self, name: str, options: Mapping[str, Any], *, where: str = "") -> None:
+        """Raise on an option the entry does not have, or a value that is not of its type."""
+        from pydantic import TypeAdapter, ValidationError
+
+        known = self.options(name)
+        entry = self[name]
+        hints = get_type_hints(entry.__init__ if inspect.isclass(entry) else entry)
+        for key, value in options.items():
+            place = f"{where}.{key}" if where else key
+            if key not in known:
+                raise ConfigError(
+                    f"{place}: {self.kind} '{name}' has no option '{key}'{nearest(key, known)} "
+                    f"(options: {', '.join(known) or 'none'})"
+                )
+            try:
+                TypeAdapter(hints.get(key, Any)).validate_python(value, strict=True)
+            except ValidationError as error:
+                expected = error.errors()[0]["msg"]
+                raise ConfigError(f"{place}: {expected}, got {_shown(value)}") from None
+            is_depth = key == "layers" or key.endswith("_layers")
+            _check_numbers(value, place, MAX_LAYERS if is_depth else MAX_NUMBER)
+
+    def create(self, name: str, options: Mapping[str, Any], *args: Any, where: str = "") -> Any:
+        """Build an entry; ``args`` are what the caller supplies, ``options`` what the user set."""
+        self.check(name, options, where=where)
+        with self._refusals(name, options, where):
+            return self[name](*args, **options)
+
+    @contextmanager
+    def _refusals(self, name: str, options: Mapping[str, Any], where: str) -> Iterator[None]:
+        """Errors of numbers that are of the right type, but that nothing can be built with.
+
+        Without options there is nothing that a user could change: the error is a bug and stays
+        one, as do all that are not the refusals of a value.
+        """
+        try:
+            yield
+        except (ValueError, ArithmeticError, RuntimeError) as error:
+            if not options or not _is_refusal(error):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"{where or self.kind}: '{name}' cannot be built with {_shown(dict(options))}: "
+                f"{reason}"
+            ) from error
+
+
+def declared(package: str, registry: str) -> dict[str, list[str] | None]:
+    """Names that a package of ours registers, with their options, as its source says.
+
+    Importing the package would import torch, which takes seconds: too long for a misspelt name.
+    Options are None if they cannot be read from the entry itself. Without source files, or once the
+    package is imported (others may have registered more), nothing is returned.
+    """
+    if f"counterfoil.{package}" in sys.modules:
+        return {}
+    entries: dict[str, list[str] | None] = {}
+    for path in sorted((Path(__file__).parents[1] / package).rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if f"@{registry}.register(" not in text:
+            continue
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                for name in _registered_names(node, registry):
+                    entries[name] = _declared_options(node)
+    return entries
+
+
+def _registered_names(node: ast.ClassDef | ast.FunctionDef, registry: str) -> Iterator[str]:
+    for call in node.decorator_list:
+        if (
+            isinstance(call, ast.Call)
+            and ast.unparse(call.func) == f"{registry}.register"
+            and isinstance(call.args[0], ast.Constant)
+        ):
+            yield str(call.args[0].value)
+
+
+def _declared_options(node: ast.ClassDef | ast.FunctionDef) -> list[str] | None:
+    body = node.body if isinstance(node, ast.ClassDef) else [node]
+    for part in body:
+        if isinstance(part, ast.FunctionDef) and part.name in ("__init__", node.name):
+            return None if part.args.kwarg else [option.arg for option in part.args.kwonlyargs]
+    return None
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether a library refused a value. PyTorch does so by a RuntimeError about a size."""
+    if isinstance(error, UnicodeError):
+        return False
+    if not isinstance(error, RuntimeError):
+        return True
+    words = ("negative dimension", "invalid shape", "must be positive", "must be greater than")
+    return type(error) is RuntimeError and any(word in str(error) for word in words)
+
+
+def _check_numbers(value: Any, place: str, most: int) -> None:
+    """Refuse numbers, also within lists and mappings, that are not finite or absurdly large."""
+    if isinstance(value, float | int) and not abs(value) <= most:  # nan is not, either
+        raise ConfigError(
+            f"{place}: expected a finite number of at most {most:,}, got {_shown(value)}"
+        )
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            _check_numbers(item, place, most)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"
+
+
+def refuse_unused(part: type, key: str, mode: str, **given: Any) -> None:
+    """Raise on options that have no effect in a ``mode`` of a part, unless they are the defaults.
+
+    Silence would have a reader of the config believe that they were in force.
+    """
+    parameters = inspect.signature(part).parameters
+    unused = {name: value for name, value in given.items() if value != parameters[name].default}
+    if not unused:
+        return
+    stated = " ".join(f"{key}.{name}={_as_override(value)}" for name, value in unused.items())
+    reset = " ".join(f"{key}.{name}={_as_override(parameters[name].default)}" for name in unused)
+    one = len(unused) == 1
+    raise ConfigError(
+        f"{stated} {'has' if one else 'have'} no effect with {mode}: set {reset} "
+        f"({'its default' if one else 'the defaults'}), or remove {'it' if one else 'them'} from "
+        "the recipe"
+    )
+
+
+def _as_override(value: Any) -> str:
+    """A value as the command line takes it."""
+    return value if isinstance(value, str) and value else json.dumps(value)

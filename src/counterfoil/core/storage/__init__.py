@@ -1,0 +1,1 @@
+"""Files that a kill leaves in the old state or the new one: writing, locks, arrays, segments."""

@@ -1,0 +1,1 @@
+"""Devices, free memory, transfers between host and device, evaluation mode."""

@@ -1,0 +1,1 @@
+"""Batches as tensors: items, padding, sampling, features kept on a GPU."""

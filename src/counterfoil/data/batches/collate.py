@@ -1,0 +1,217 @@
+"""Padded batches of fragments and words, with masks and image ids, as training reads them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from counterfoil.core.tensors.transfer import Movable
+from counterfoil.data.fragments import Fragments
+from counterfoil.data.text.dependencies import LinkedIds
+
+# Fragments and words of several items as padded tensors.
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Which of an image's fragments are kept; in a table of all they begin at row ``first``."""
+
+    first: int
+    keep: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class ImageBatch(Movable):
+    """Fragments [B, N, D] with mask [B, N] (True: real) and boxes [B, N, 4] where known.
+
+    Where the training device holds all fragments (`training.resident`), a batch travels without
+    them (D is 0) and says by ``places`` [B, N] which rows it wants.
+    """
+
+    fragments: Tensor
+    mask: Tensor
+    boxes: Tensor | None = None
+    places: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class TextBatch(Movable):
+    """Token ids [B, W] with mask [B, W] (True: real) and graph [B, W, W] of links where known."""
+
+    ids: Tensor
+    mask: Tensor
+    graph: Tensor | None = None
+
+
+def pad_images(items: Sequence[Fragments | Kept]) -> ImageBatch:
+    """A batch of fragments, or of places where they are."""
+    if isinstance(items[0], Kept):
+        return pad_places([item for item in items if isinstance(item, Kept)])
+    return pad_fragments([item for item in items if isinstance(item, Fragments)])
+
+
+def pad_fragments(items: Sequence[Fragments]) -> ImageBatch:
+    """A batch; features that are all of one compact type stay so until they are moved (`to`)."""
+    dim = items[0].features.shape[1]
+    longest = max(1, max(len(item) for item in items))
+    even = all(len(item) == longest for item in items)
+    features = _batch_memory((len(items), longest, dim), _common_type(items))
+    if not even:
+        features.zero_()
+    mask = torch.full((len(items), longest), even)
+    boxed = all(item.boxes is not None for item in items)
+    boxes = torch.zeros(len(items), longest, 4) if boxed else None
+    rows, real = features.numpy(), mask.numpy()  # assigning is faster there
+    for row, item in enumerate(items):
+        rows[row, : len(item)] = item.features
+        real[row, : len(item)] = True
+        if boxes is not None and item.boxes is not None:
+            boxes[row, : len(item)] = torch.from_numpy(item.boxes)
+    return ImageBatch(features, mask, boxes)
+
+
+def pad_places(items: Sequence[Kept]) -> ImageBatch:
+    """A batch of images whose fragments are elsewhere."""
+    there = _real(np.array([len(item.keep) for item in items]))
+    keep: NDArray[np.bool_] = np.zeros(there.shape, dtype=np.bool_)
+    keep[there] = np.concatenate([item.keep for item in items])
+    mask = _real(keep.sum(1))
+    rows = np.array([item.first for item in items], dtype=np.int32)[:, None]
+    places = np.zeros(mask.shape, dtype=np.int32)
+    places[mask] = (rows + np.arange(keep.shape[1], dtype=np.int32))[keep]
+    absent = torch.empty(*mask.shape, 0)
+    return ImageBatch(absent, torch.from_numpy(mask), None, torch.from_numpy(places))
+
+
+def _real(lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """What is not padding [B, N] in rows of such lengths; at least one column."""
+    mask: NDArray[np.bool_] = np.arange(max(1, int(lengths.max()))) < lengths[:, None]
+    return mask
+
+
+def _common_type(items: Sequence[Fragments]) -> torch.dtype:
+    types = {item.features.dtype for item in items}
+    if types == {np.dtype(np.uint8)}:
+        return torch.uint8
+    return torch.float16 if types == {np.dtype(np.float16)} else torch.get_default_dtype()
+
+
+def _batch_memory(shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
+    """Uninitialised; in a loader's worker what it shares with the main process, as it would
+    otherwise be copied there."""
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=dtype)
+    size = math.prod(shape) * dtype.itemsize
+    memory = torch.UntypedStorage._new_shared(size)
+    return torch.empty(0, dtype=dtype).set_(memory).view(shape)
+
+
+def pad_texts(items: Sequence[Sequence[int]], pad: int) -> TextBatch:
+    lengths = [len(item) for item in items]
+    longest = max(lengths)
+    mask = np.arange(longest) < np.array(lengths)[:, None]
+    ids = np.full(mask.shape, pad, dtype=np.int64)
+    ids[mask] = np.fromiter(chain.from_iterable(items), np.int64, sum(lengths))
+    return TextBatch(torch.from_numpy(ids), torch.from_numpy(mask), _word_graph(items, longest))
+
+
+def _word_graph(items: Sequence[Sequence[int]], longest: int) -> Tensor | None:
+    """Links [B, longest, longest], each both ways; None unless every caption was parsed."""
+    if not all(isinstance(item, LinkedIds) for item in items):
+        return None
+    graph = torch.zeros(len(items), longest, longest, dtype=torch.bool)
+    for row, item in enumerate(items):
+        if isinstance(item, LinkedIds) and item.edges:
+            start, end = torch.tensor(item.edges).T
+            graph[row, start, end] = graph[row, end, start] = True
+    return graph
+
+
+@dataclass(frozen=True)
+class ExtraBatch(Movable):
+    """What travels with the pairs of a batch because an objective asked for it.
+
+    Extra image ``e`` is there for pair ``image_owners[e]`` of the batch, text ``e`` for pair
+    ``text_owners[e]``; a pair's extras keep the order in which they were asked for.
+    """
+
+    images: ImageBatch | None
+    image_owners: Tensor
+    texts: TextBatch | None
+    text_owners: Tensor
+
+
+@dataclass(frozen=True)
+class PairBatch(Movable):
+    """Images and captions; equal image ids are positives.
+
+    ``image_ids`` are those of the images, ``owners`` the image id of each caption. In a batch of
+    pairs caption ``k`` belongs to image ``k`` and the two are the same; in a grouped batch an image
+    comes once with all its captions. ``extras`` hold what objectives asked for, by their names.
+    """
+
+    images: ImageBatch
+    texts: TextBatch
+    image_ids: Tensor
+    caption_ids: Tensor
+    owners: Tensor
+    skipped: tuple[str, ...] = ()
+    extras: dict[str, ExtraBatch] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Item:
+    """A caption with its image, read and ready; ``fragments`` is None where only text is asked."""
+
+    fragments: Fragments | Kept | None
+    ids: list[int]
+    image: int
+    caption: int
+    extras: dict[str, tuple[list[Fragments | Kept], list[list[int]]]] = field(default_factory=dict)
+
+
+class Collate:
+    """Items to a `PairBatch`; a picklable callable for loader workers."""
+
+    def __init__(self, pad: int) -> None:
+        self.pad = pad
+
+    def __call__(self, items: Sequence[Item | str]) -> PairBatch | tuple[str, ...]:
+        skipped = tuple(item for item in items if isinstance(item, str))
+        good = [item for item in items if not isinstance(item, str)]
+        shown = {item.image for item in good if item.fragments is not None}
+        good = [item for item in good if item.image in shown]  # a caption needs its image
+        if not good:
+            return skipped
+        pictures = [item for item in good if item.fragments is not None]
+        return PairBatch(
+            pad_images([item.fragments for item in pictures if item.fragments is not None]),
+            pad_texts([item.ids for item in good], self.pad),
+            _numbers([item.image for item in pictures]),
+            _numbers([item.caption for item in good]),
+            _numbers([item.image for item in good]),
+            skipped,
+            {name: self._extras(good, name) for name in good[0].extras},
+        )
+
+    def _extras(self, items: Sequence[Item], name: str) -> ExtraBatch:
+        images = [(row, x) for row, item in enumerate(items) for x in item.extras[name][0]]
+        texts = [(row, x) for row, item in enumerate(items) for x in item.extras[name][1]]
+        return ExtraBatch(
+            pad_images([x for _, x in images]) if images else None,
+            _numbers([row for row, _ in images]),
+            pad_texts([x for _, x in texts], self.pad) if texts else None,
+            _numbers([row for row, _ in texts]),
+        )
+
+
+def _numbers(values: Sequence[int]) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.int64))

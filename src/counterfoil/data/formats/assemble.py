@@ -1,0 +1,190 @@
+"""From what a source read to `Pairs`: every item checked, and the unusable ones left out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import combinations
+
+from counterfoil.core.printable import is_encodable
+from counterfoil.data.formats.base import HASHED, Draft, Item, in_order
+from counterfoil.data.formats.image_files import is_plain_name
+from counterfoil.data.fragments import FragmentTable
+from counterfoil.data.images import MissingImage
+from counterfoil.data.pairs import Pairs, Problem, ProblemLog, Split
+from counterfoil.data.splits import are_nested
+
+MAX_WORDS = 1000
+"""Longest caption that is used, in words; a longer one is not a caption."""
+
+
+def assemble(draft: Draft, log: ProblemLog, *, drop: bool) -> Pairs:
+    """Check all items and make the splits; ``drop`` leaves out what cannot be used."""
+    by_split: dict[str, list[Item]] = defaultdict(list)
+    for item in draft.items:
+        by_split[item.split].append(item)
+    if not draft.items:
+        log.fatal("no-images", draft.name, "no images with captions were found")
+    splits = {}
+    for name in in_order(by_split):
+        if not is_plain_name(name):
+            where = by_split[name][0].where
+            log.fatal("bad-split-name", where, f"{name!r} cannot be the name of a split")
+        split, usable = _make_split(name, by_split[name], draft.tables.get(name), log, drop)
+        splits[name] = split
+        if not usable:
+            message = _all_unusable(by_split[name])
+            where = f"{draft.name}, split '{name}'"
+            if may_lack(name, log.problems):
+                log.skip("no-images", where, f"{message}; the split is left out")
+                del splits[name]
+            else:
+                log.fatal("no-images", where, message)
+    _note_shared_ids(by_split, draft.name, log)
+    return Pairs(draft.name, splits, log.problems)
+
+
+def may_lack(name: str, problems: Sequence[Problem]) -> bool:
+    """Whether work can go on without a split: it was made from ids, and is not the training one."""
+    return name in ("dev", "test") and any(problem.kind == HASHED for problem in problems)
+
+
+def _all_unusable(items: list[Item]) -> str:
+    """Why none of the images of a split can be used."""
+    missing = [item.image for item in items if isinstance(item.image, MissingImage)]
+    if len(missing) < len(items):
+        return f"none of its {len(items)} images can be used"
+    one = missing[0]
+    return (
+        f"none of its {len(items)} image files exists (such as '{one.sought or one.name}'; "
+        f"{one.looked_in}); name the folder that holds them with the option images=FOLDER"
+    )
+
+
+def caption_fault(caption: str) -> tuple[str, str] | None:
+    """Kind and description of what makes a caption unusable, if anything does."""
+    if not caption.strip():
+        return "empty-caption", "the caption is empty"
+    # A caption of n words has at least 2n - 1 characters: most need no splitting.
+    if len(caption) >= 2 * MAX_WORDS and (words := len(caption.split())) > MAX_WORDS:
+        return "long-caption", f"the caption has {words} words, more than {MAX_WORDS}"
+    if not is_encodable(caption):
+        return "bad-text", "the caption holds half a character (a lone surrogate)"
+    return None
+
+
+def _make_split(
+    name: str, items: list[Item], table: FragmentTable | None, log: ProblemLog, drop: bool
+) -> tuple[Split, int]:
+    """The split, and how many of its images can be used."""
+    seen: dict[str, Item] = {}
+    with_pixels = any(item.image is not None for item in items)
+    kept = []
+    good_images = 0
+    for item in items:
+        usable = _check_id(item, seen, log)
+        usable = _check_image(item, with_pixels, log) and usable
+        if table is not None and not _has_fragments(item, table):
+            log.skip("missing-features", item.where, "has no features, though others have")
+            usable = False
+        good = _check_captions(item, log)
+        if not good:
+            usable = False
+        good_images += usable
+        if not drop:
+            kept.append(item)
+        elif usable:
+            kept.append(item if len(good) == len(item.captions) else _with_captions(item, good))
+    extras = [{**item.extras, **item.caption_extras} for item in kept]
+    rows = [item.row or 0 for item in kept if table is not None and _has_row(item, table)]
+    split = Split(
+        name=name,
+        ids=[item.id for item in kept],
+        captions=[item.captions for item in kept],
+        pixels=[item.image or MissingImage(item.id) for item in kept] if with_pixels else None,
+        fragments=(table.select(rows) if table is not None and len(rows) == len(kept) else None),
+        extras=extras if any(extras) else None,
+    )
+    return split, good_images
+
+
+def _check_id(item: Item, seen: dict[str, Item], log: ProblemLog) -> bool:
+    if not item.id:
+        log.skip("missing-id", item.where, "the image has no id")
+        return False
+    if not is_encodable(item.id):
+        log.skip("bad-text", item.where, "the id holds half a character (a lone surrogate)")
+        return False
+    first = seen.setdefault(item.id, item)
+    if first is not item:
+        log.fatal("duplicate-id", item.where, f"the id is taken by the image at {first.where}")
+    return first is item
+
+
+def _check_image(item: Item, with_pixels: bool, log: ProblemLog) -> bool:
+    if isinstance(item.image, MissingImage):
+        name = item.image.sought or item.image.name
+        found = f"; {item.image.hint}" if item.image.hint else ""
+        message = f"there is no image file '{name}' ({item.image.looked_in}{found})"
+        log.skip("missing-image", item.where, message)
+        return False
+    if item.image is None and with_pixels:
+        log.skip("missing-image", item.where, "has no image, though others have")
+        return False
+    return True
+
+
+def _has_row(item: Item, table: FragmentTable) -> bool:
+    return item.row is not None and 0 <= item.row < len(table)
+
+
+def _has_fragments(item: Item, table: FragmentTable) -> bool:
+    if item.row is None or not _has_row(item, table):
+        return False
+    return table.lengths is None or table.lengths[item.row] > 0
+
+
+def _check_captions(item: Item, log: ProblemLog) -> list[int]:
+    """Numbers of the usable captions."""
+    if not item.captions:
+        log.skip("no-captions", item.where, "the image has no captions")
+    good = []
+    for number, caption in enumerate(item.captions):
+        fault = caption_fault(caption)
+        if fault is None:
+            good.append(number)
+        else:
+            log.skip(fault[0], item.where_caption(number), fault[1])
+    if item.captions and not good:
+        log.skip("no-captions", item.where, "none of the image's captions can be used")
+    return good
+
+
+def _with_captions(item: Item, numbers: list[int]) -> Item:
+    return Item(
+        id=item.id,
+        split=item.split,
+        captions=[item.captions[number] for number in numbers],
+        file=item.file,
+        line=item.line,
+        image=item.image,
+        row=item.row,
+        extras=item.extras,
+        caption_extras={
+            key: [values[number] for number in numbers]
+            for key, values in item.caption_extras.items()
+        },
+    )
+
+
+def _note_shared_ids(by_split: dict[str, list[Item]], name: str, log: ProblemLog) -> None:
+    """Say which splits share images; COCO's `test` within `testall` is meant to."""
+    ids = {split: {item.id for item in items} for split, items in by_split.items()}
+    for one, other in combinations(ids, 2):
+        shared = ids[one] & ids[other]
+        if shared and not are_nested(one, other):
+            log.note(
+                "shared-ids",
+                name,
+                f"{len(shared)} ids are in both '{one}' and '{other}' (such as '{min(shared)}')",
+            )

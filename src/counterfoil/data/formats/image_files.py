@@ -1,0 +1,266 @@
+"""Images by name in one or a few folders; a name that leads out of them is refused.
+
+Tables are written on other machines than they are read on. A name is therefore also found with
+another case or ending, in a folder below, or if it begins with the folder's own name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from counterfoil.core.errors import DataError
+from counterfoil.core.printable import is_encodable
+from counterfoil.data.formats.base import LABEL
+from counterfoil.data.images import FileImage, ImageRef, MissingImage
+from counterfoil.data.pairs import ProblemLog, Split
+
+ENDINGS = frozenset(
+    {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".ppm"}
+)
+MAX_FILES = 500_000
+"""Files below a folder that are listed to look for a name; the rest is not searched."""
+
+
+class ImageFolder:
+    """Looks names up in folders, listing each of those once.
+
+    With ``deep``, a name that is in none of them is also looked for in the folders below.
+    """
+
+    def __init__(self, bases: Sequence[Path], deep: bool = False) -> None:
+        self.bases, self.deep = bases, deep
+        self._listings: dict[Path, _Listing] = {}
+        self._below: dict[str, list[Path]] | None = None
+
+    def find(
+        self, names: Sequence[str], where: str, log: ProblemLog, label: str | None = None
+    ) -> FileImage | MissingImage:
+        """The file of the first name that exists; `MissingImage` if none does."""
+        names = [self._relative(name) for name in names]
+        missing = MissingImage(label or Path(names[0]).name, names[0], self._places())
+        for name in names:
+            if not is_safe_name(name):
+                log.fatal(
+                    "unsafe-path",
+                    where,
+                    f"image name {name!r} leads out of the image folder ({self._places()[0]}); "
+                    "use names inside it",
+                )
+                return missing
+        if not all(map(is_encodable, names)):  # no file can have that name
+            return missing
+        path = self._exact(names) or self._similar(names)
+        if path is not None:
+            return FileImage(path, label if label != path.name else None)
+        found = self._anywhere(names)
+        if len(found) == 1:
+            return FileImage(found[0], label if label != found[0].name else None)
+        if found:
+            listed = ", ".join(map(str, found[:3]))
+            return MissingImage(
+                missing.name, missing.sought, missing.places, f"several have that name: {listed}"
+            )
+        return missing
+
+    def has_any(self, names: Iterable[str]) -> bool:
+        """Whether one of these names exists, to tell an absent folder from a few lost files."""
+        return any(is_safe_name(name) and self._exact([name]) for name in names)
+
+    def _places(self) -> tuple[str, ...]:
+        return tuple(str(base) for base in self.bases) or ("no folder",)
+
+    def _relative(self, name: str) -> str:
+        """A path that names a place inside one of the folders, from there on."""
+        if not os.path.isabs(name):
+            return name
+        for base in self.bases:
+            root = os.path.join(os.path.abspath(base), "")
+            if name.startswith(root) and len(name) > len(root):
+                return name[len(root) :]
+        return name
+
+    def _exact(self, names: Sequence[str]) -> Path | None:
+        for base in self.bases:
+            for name in names:
+                path = base / name
+                if is_encodable(name) and path.name in self._listing(path.parent).names:
+                    return path
+        return None
+
+    def _similar(self, names: Sequence[str]) -> Path | None:
+        """A file whose name differs in case or ending, or in the slashes of its folders."""
+        for base in self.bases:
+            for name in names:
+                for variant in _variants(name, base):
+                    path = base / variant
+                    match = self._listing(path.parent).similar(path.name)
+                    if match is not None:
+                        return path.with_name(match)
+        return None
+
+    def _anywhere(self, names: Sequence[str]) -> list[Path]:
+        """The files of that name in the folders below."""
+        if not self.deep:
+            return []
+        if self._below is None:
+            self._below = defaultdict(list)
+            for path in _files_below(self.bases):
+                self._below[path.name.lower()].append(path)
+        for name in names:
+            if found := self._below.get(PurePosixPath(name.replace("\\", "/")).name.lower()):
+                return found
+        return []
+
+    def _listing(self, folder: Path) -> _Listing:
+        if folder not in self._listings:
+            self._listings[folder] = _Listing(folder)
+        return self._listings[folder]
+
+
+class _Listing:
+    """The names in a folder, looked up as they are, or without case and ending."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self.names = frozenset(os.listdir(folder))
+        except (OSError, ValueError):
+            self.names = frozenset()
+        self._folded: dict[str, list[str]] | None = None
+
+    def similar(self, name: str) -> str | None:
+        """The only image whose name differs in case, or which has an ending that is not named."""
+        if name in self.names:
+            return name
+        if self._folded is None:
+            self._folded = defaultdict(list)
+            for one in sorted(self.names):
+                stem, ending = os.path.splitext(one.lower())
+                if ending in ENDINGS:
+                    self._folded[one.lower()].append(one)
+                    self._folded[stem].append(one)
+        found = self._folded.get(name.lower(), [])
+        return found[0] if len(found) == 1 else None
+
+
+def _variants(name: str, base: Path) -> Iterator[str]:
+    slashed = name.replace("\\", "/").strip()
+    yield slashed
+    first, _, rest = slashed.removeprefix("./").partition("/")
+    if rest and first == Path(os.path.abspath(base)).name:
+        yield rest
+
+
+def _files_below(bases: Sequence[Path]) -> Iterator[Path]:
+    """The images in all folders below some, each once; links to folders are not followed."""
+    seen: set[str] = set()
+    listed = 0
+    for base in bases:
+        for folder, _, files in os.walk(base):
+            place = os.path.realpath(folder)
+            if place in seen:
+                continue
+            seen.add(place)
+            listed += len(files)
+            if listed > MAX_FILES:
+                return
+            for name in sorted(files):
+                if os.path.splitext(name)[1].lower() in ENDINGS:
+                    yield Path(folder) / name
+
+
+def is_safe_name(name: str) -> bool:
+    """Whether a relative file name stays where it is looked up, on any system.
+
+    >>> is_safe_name("train2014/a.jpg"), is_safe_name("../a.jpg"), is_safe_name("/etc/passwd")
+    (True, False, False)
+    """
+    if not name or "\0" in name or name.startswith(("/", "\\")) or re.match("[A-Za-z]:", name):
+        return False
+    return ".." not in re.split(r"[/\\]", name)
+
+
+def image_folder(
+    option: str | Path | None,
+    root: Path,
+    candidates: Sequence[str],
+    log: ProblemLog,
+    deep: bool = False,
+) -> ImageFolder:
+    """The folder the user named, else those of the usual ones that exist under ``root``."""
+    if option is not None:
+        chosen = Path(option)
+        if not chosen.is_dir():
+            log.fatal("missing-file", chosen, "no such image folder")
+        return ImageFolder([chosen], deep)
+    return ImageFolder([root / name for name in candidates if (root / name).is_dir()], deep)
+
+
+# Writes images under `images/`, byte for byte, each once and under a name of its own.
+
+
+FOLDER = "images"
+_LONGEST = 200
+
+
+class ImageWriter:
+    """Gives every image a file; an image that two splits share is written once."""
+
+    def __init__(self, folder: Path, log: ProblemLog) -> None:
+        self.folder = folder
+        self.log = log
+        self._taken: set[str] = set()
+        self._written: dict[ImageRef, str] = {}
+
+    def describe(self, split: Split, image: int) -> dict[str, Any]:
+        """Write an image; what its record says of it: the file, and its name if that differs."""
+        if split.pixels is None:
+            return {}
+        ref = split.pixels[image]
+        name = self._written.get(ref)
+        if name is None:
+            name = self._written[ref] = self._free_name(ref.name, len(self._written))
+            self._write(ref, name, f"split '{split.name}', image '{split.ids[image]}'")
+        record = {"image": f"{FOLDER}/{name}"}
+        return record if name == ref.name else {**record, LABEL: ref.name}
+
+    def _write(self, ref: ImageRef, name: str, where: str) -> None:
+        try:
+            data = ref.read()
+        except DataError as error:
+            self.log.skip("missing-image", where, str(error))
+            return
+        path = self.folder / FOLDER / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+
+    def _free_name(self, wanted: str, number: int) -> str:
+        """The wanted name, made safe, and told apart from others even where case does not count."""
+        name = re.split(r"[/\\]", wanted)[-1]
+        if not is_plain_name(name):
+            suffix = Path(name).suffix
+            name = f"{number:08d}{suffix if re.fullmatch('[.][A-Za-z0-9]{1,8}', suffix) else ''}"
+        stem, dot, suffix = name.rpartition(".")
+        copy = 1
+        while name.casefold() in self._taken:
+            copy += 1
+            name = f"{stem}~{copy}.{suffix}" if dot else f"{suffix}~{copy}"
+        self._taken.add(name.casefold())
+        return name
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a string can be a file name everywhere.
+
+    >>> is_plain_name("a b.jpg"), is_plain_name("../a"), is_plain_name("")
+    (True, False, False)
+    """
+    if not name or name != name.strip() or name.startswith(".") or name.endswith("."):
+        return False
+    if re.search(r'[\x00-\x1f\x7f/\\:*?"<>|\ud800-\udfff]', name):
+        return False
+    return len(name.encode()) <= _LONGEST

@@ -1,0 +1,395 @@
+"""Your own images: a folder of them and a CSV, TSV, JSON Lines or Parquet file of captions.
+
+One row a caption or one row an image (with a list of captions): rows of one image are grouped.
+Features may stand beside the table (see `feature_files`), in the order of the split's images.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from counterfoil.core.storage.reading import open_regular
+from counterfoil.data.formats.base import (
+    HASHED,
+    RESERVED,
+    Columns,
+    Draft,
+    Item,
+    Source,
+    Writer,
+    extras_of,
+    fill_splits,
+    find_columns,
+    sources,
+    split_called,
+    split_in_name,
+    writers,
+)
+from counterfoil.data.formats.feature_files import FEATURES, FeatureWriter, open_features
+from counterfoil.data.formats.image_files import ImageFolder, ImageWriter, image_folder
+from counterfoil.data.formats.text_files import (
+    READERS,
+    json_bytes,
+    merge_extras,
+    read_rows,
+    split_extras,
+)
+from counterfoil.data.images import MissingImage
+from counterfoil.data.pairs import ProblemLog, Split
+
+_NAMES = ("captions", "metadata")
+_IMAGE_FOLDERS = (".", "images", "Images", "photos", "img", "imgs")
+
+
+@sources.register("table")
+class TableSource(Source):
+    """A folder of images with a table of captions: CSV, TSV, JSON Lines or Parquet.
+
+    ``images`` is the folder of images; ``image_column``, ``caption_column``, ``id_column`` and
+    ``split_column`` name columns that are not called what one would guess.
+    """
+
+    looks_for = "a .csv, .tsv, .jsonl or .parquet file of captions, or a folder with one"
+    examples = ("captions.csv", "captions.tsv", "captions.jsonl", "captions.parquet")
+    rank = 1
+
+    def __init__(
+        self,
+        *,
+        images: str | Path | None = None,
+        image_column: str | None = None,
+        caption_column: str | None = None,
+        id_column: str | None = None,
+        split_column: str | None = None,
+    ) -> None:
+        self.images = images
+        self.columns = {
+            "image": image_column,
+            "captions": caption_column,
+            "id": id_column,
+            "split": split_column,
+        }
+
+    @classmethod
+    def matches(cls, path: Path) -> bool:
+        return bool(_tables(path))
+
+    def read(self, path: Path, log: ProblemLog) -> Draft:
+        root = path if path.is_dir() else path.parent
+        draft = Draft(path.name if path.is_dir() else path.stem)
+        tables = _tables(path)
+        named = [split_in_name(table.stem) for table in tables]
+        if len(tables) == 1 and named[0] != tables[0].stem.lower():
+            named = [None]
+        if not tables:
+            log.fatal("missing-file", path, "no table of captions")
+        if len(tables) > 1 and (None in named or len(set(named)) < len(named)):
+            log.fatal(
+                "ambiguous-files",
+                path,
+                f"several tables: {', '.join(t.name for t in tables)}; name the one to read",
+            )
+            return draft
+        groups = _Groups(self.columns, log)
+        for table, split in zip(tables, named, strict=True):
+            groups.read(table, split)
+        folder = image_folder(self.images, root, _IMAGE_FOLDERS, log, deep=True)
+        draft.items = groups.items(folder)
+        _add_features(draft, root, log)
+        return draft
+
+
+@dataclass
+class _Group:
+    """The rows of one image."""
+
+    image: str | None
+    id: str | None
+    split: str | None
+    file: Path
+    line: int
+    has_list: bool
+    label: str | None
+    captions: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    extras: list[dict[str, Any]] = field(default_factory=list)
+
+    def joins(self, other: _Group) -> bool:
+        return self.image == other.image and not self.has_list and not other.has_list
+
+
+class _Groups:
+    """Gathers rows into images."""
+
+    def __init__(self, chosen: dict[str, str | None], log: ProblemLog) -> None:
+        self.chosen = chosen
+        self.log = log
+        self.groups: list[_Group] = []
+        self._rows = 0
+        self._by_key: dict[tuple[str | None, str], _Group] = {}
+        self._columns: dict[tuple[str, ...], Columns | str] = {}
+
+    def read(self, table: Path, split: str | None) -> None:
+        reported = set()
+        empty = True
+        for line, row in read_rows(table, self.log):
+            empty = False
+            names = tuple(row)
+            if names not in self._columns:
+                self._columns[names] = find_columns(names, self.chosen)
+            columns = self._columns[names]
+            if isinstance(columns, Columns):
+                self._add(table, line, row, columns, split)
+            elif names not in reported:
+                reported.add(names)
+                self.log.fatal("missing-column", f"{table}:{line}", columns)
+        if empty:
+            self.log.fatal("no-images", table, "the table has no rows that can be read")
+
+    def _add(
+        self, table: Path, line: int, row: dict[str, Any], columns: Columns, split: str | None
+    ) -> None:
+        where = f"{table}:{line}"
+        self._rows += 1
+        value = _caption_value(row, columns.captions, table)
+        captions = self._captions(value, where)
+        stated = _text(row, columns.split)
+        group = _Group(
+            image=_image_name(row, columns, where, self.log),
+            id=_text(row, columns.id),
+            split=split_called(stated) if stated else split,
+            file=table,
+            line=line,
+            has_list=isinstance(row[columns.captions[0]], list),
+            label=_text(row, columns.label),
+            captions=captions,
+            lines=[line] * len(captions),
+            extras=[split_extras({name: row[name] for name in columns.extras})] * len(captions),
+        )
+        if not captions:
+            group.extras = [split_extras({name: row[name] for name in columns.extras})]
+        key = group.id or group.image
+        if key is None:
+            self.log.skip("missing-id", where, "the row names neither an image nor an id")
+            return
+        first = self._by_key.get((group.split, key))
+        if first is not None and first.joins(group):
+            first.captions += group.captions
+            first.lines += group.lines
+            first.extras += group.extras
+            return
+        self._by_key.setdefault((group.split, key), group)
+        self.groups.append(group)
+
+    def _captions(self, value: Any, where: str) -> list[str]:
+        values = value if isinstance(value, list) else [value]
+        captions = []
+        for caption in values:
+            if isinstance(caption, str):
+                captions.append(caption)
+            elif caption is None:
+                captions.append("")
+            else:
+                self.log.skip("bad-caption", where, f"{caption!r} is not a text")
+        return captions
+
+    def items(self, folder: ImageFolder) -> list[Item]:
+        self._join_images()
+        images = {group.image for group in self.groups if group.image and not group.id}
+        stems = Counter(map(_stem, images))
+        items = []
+        for group in self.groups:
+            name = group.image or ""
+            identity = group.id or _short_name(name, stems)
+            split = group.split or ""
+            item = Item(identity, split, group.captions, group.file, group.line, group.lines)
+            item.extras, item.caption_extras = _merge(group.extras, len(group.captions))
+            if name:
+                item.image = folder.find([name], item.where, self.log, group.label)
+            items.append(item)
+        hashed = sum(not item.split for item in items)
+        usable = {number for number, item in enumerate(items) if _is_usable(item)}
+        splits = fill_splits([(item.id, item.split) for item in items], usable)
+        for item, split in zip(items, splits, strict=True):
+            item.split = split
+        if hashed:
+            self.log.note(
+                HASHED,
+                self.groups[0].file,
+                f"no split is stated for {hashed} of {len(items)} images; they are split 80/10/10 "
+                "into train, dev and test by a hash of the id",
+            )
+        return items
+
+    def _join_images(self) -> None:
+        """Group rows by image if their ids number the captions: one id a row, images repeat."""
+        one_each = len(self.groups) == self._rows and all(
+            group.id and group.image and not group.has_list for group in self.groups
+        )
+        images = {(group.split, group.image) for group in self.groups}
+        if not one_each or len(images) == len(self.groups):
+            return
+        joined: dict[tuple[str | None, str | None], _Group] = {}
+        for group in self.groups:
+            group.extras = [{**extras, "caption_id": group.id} for extras in group.extras]
+            group.id = None
+            first = joined.setdefault((group.split, group.image), group)
+            if first is not group:
+                first.captions += group.captions
+                first.lines += group.lines
+                first.extras += group.extras
+        self.groups = list(joined.values())
+
+
+def _is_usable(item: Item) -> bool:
+    """Whether an image has a file and a caption, as far as is known before it is decoded."""
+    return not isinstance(item.image, MissingImage) and any(map(str.strip, item.captions))
+
+
+def _caption_value(row: dict[str, Any], columns: tuple[str, ...], table: Path) -> Any:
+    """What a row says in its columns of captions: a text, or a list of them.
+
+    A field of a CSV file can hold a list as JSON: ``["a dog", "a brown dog"]``. Of numbered
+    columns, empty ones are no captions.
+    """
+    if len(columns) > 1:
+        values = [row[column] for column in columns]
+        return [value for value in values if value not in (None, "")] or [""]
+    value = row[columns[0]]
+    is_text = table.suffix.lower() not in (".jsonl", ".ndjson", ".parquet")
+    if is_text and isinstance(value, str) and value.lstrip().startswith('["'):
+        with suppress(ValueError, RecursionError):
+            listed = json.loads(value)
+            if isinstance(listed, list) and listed:
+                return listed
+    return value
+
+
+def _tables(path: Path) -> list[Path]:
+    if path.is_file():
+        named = path.suffix.lower() in READERS and path.suffix.lower() != ".txt"
+        return [path] if named or _is_kaggle_captions(path) else []
+    if not path.is_dir():
+        return []
+    found = [
+        file
+        for file in sorted(path.iterdir())
+        if not file.is_dir()
+        and not file.name.endswith("_items.jsonl")
+        and (file.suffix.lower() in set(READERS) - {".txt"} or _is_kaggle_captions(file))
+    ]
+    for name in _NAMES:
+        if preferred := [file for file in found if file.stem.lower() == name]:
+            return preferred
+    return found
+
+
+def _is_kaggle_captions(path: Path) -> bool:
+    """Kaggle's Flickr8k has its CSV in a file called captions.txt."""
+    if path.name != "captions.txt":
+        return False
+    try:
+        with open_regular(path) as file:
+            return file.readline(200).strip().lower().startswith(b"image,")
+    except OSError:
+        return False
+
+
+def _short_name(name: str, stems: Counter[str]) -> str:
+    """An image's name without its ending, if no other image has the same then."""
+    return _stem(name) if stems[_stem(name)] == 1 else name
+
+
+def _stem(name: str) -> str:
+    return name.rsplit(".", 1)[0] if "." in name.rsplit("/", 1)[-1][1:] else name
+
+
+def _text(row: dict[str, Any], column: str | None) -> str | None:
+    value = row[column] if column is not None else None
+    return None if value is None or value == "" else str(value)
+
+
+def _image_name(row: dict[str, Any], columns: Columns, where: str, log: ProblemLog) -> str | None:
+    value = row[columns.image] if columns.image is not None else None
+    if isinstance(value, dict):
+        value = value.get("path")
+    if value is not None and not isinstance(value, str):
+        log.skip("bad-image-name", where, f"expected a file name, found {type(value).__name__}")
+        return None
+    return value or None
+
+
+def _merge(
+    rows: list[dict[str, Any]], captions: int
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """What all rows of an image agree on, and what goes with each of its captions."""
+    if not rows:
+        return {}, {}
+    shared: dict[str, Any] = {}
+    differing: dict[str, list[Any]] = {}
+    for key in dict.fromkeys(key for row in rows for key in row):
+        values = [row.get(key) for row in rows]
+        same = all(value is values[0] or value == values[0] for value in values)
+        if same or len(values) != captions:
+            shared[key] = values[0]
+        else:
+            differing[key] = values
+    return shared, differing
+
+
+def _add_features(draft: Draft, root: Path, log: ProblemLog) -> None:
+    by_split: dict[str, list[Item]] = defaultdict(list)
+    for item in draft.items:
+        by_split[item.split].append(item)
+    for split, items in by_split.items():
+        table = open_features(root, split, log)
+        if table is None:
+            continue
+        if len(table) != len(items):
+            log.fatal(
+                "count-mismatch",
+                root / (split + FEATURES),
+                f"{len(table)} rows of features for {len(items)} images",
+            )
+        for row, item in enumerate(items):
+            item.row = row
+        draft.tables[split] = table
+
+
+# JSON Lines: `captions.jsonl`, one image a line, with `images/` and the fragment files beside it.
+#
+# A line holds ``id``, ``split``, ``image`` (path from the folder), ``original_name`` (the image's
+# name, where the file has another), ``captions``, and the extras: beside those, or under
+# ``extras``
+# where one of their names would be mistaken for a column.
+
+
+@writers.register("jsonl")
+class JsonlWriter(Writer):
+    """One JSON object an image, for people and for other programs."""
+
+    def __init__(self, folder: Path, log: ProblemLog) -> None:
+        super().__init__(folder, log)
+        self._images = ImageWriter(folder, log)
+
+    def write_split(self, split: Split, images: Iterable[int]) -> None:
+        with (
+            (self.folder / "captions.jsonl").open("ab") as file,
+            FeatureWriter(self.folder, split.name, split.fragments) as features,
+        ):
+            for image in images:
+                record = {
+                    "id": split.ids[image],
+                    "split": split.name,
+                    **self._images.describe(split, image),
+                    "captions": list(split.captions[image]),
+                }
+                record = merge_extras(record, extras_of(split, image), RESERVED)
+                file.write(json_bytes(record) + b"\n")
+                features.write(image)

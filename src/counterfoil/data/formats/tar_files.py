@@ -1,0 +1,180 @@
+"""Members of an uncompressed tar archive by byte range, found in one pass over its headers."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from counterfoil.core.errors import DataError
+from counterfoil.core.storage.arrays import Descriptor, read_into
+from counterfoil.core.storage.reading import open_regular
+from counterfoil.data.pairs import ProblemLog
+
+_BLOCK = 512
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
+
+
+@dataclass(frozen=True)
+class TarMember:
+    """Name and byte range of a file in an archive."""
+
+    archive: Path
+    name: str
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        with open_regular(self.archive) as file:
+            file.seek(self.offset)
+            return file.read(self.size)
+
+
+def read_members(path: Path, log: ProblemLog) -> Iterator[TarMember]:
+    """The files of an archive that are there as a whole; a cut is logged where it is met."""
+    try:
+        with open_regular(path) as file:
+            total = os.fstat(file.fileno()).st_size
+            magic = file.read(2)
+            if magic in _COMPRESSED:
+                log.fatal(
+                    "compressed-shard",
+                    path,
+                    f"compressed with {_COMPRESSED[magic]}; members of shards are read in place, "
+                    "so decompress it first",
+                )
+                return
+            file.seek(0)
+            yield from _walk(path, file, total, log)
+    except OSError as error:
+        log.fatal("unreadable-file", path, f"cannot be read ({error.strerror})")
+
+
+def _walk(path: Path, file: BinaryIO, total: int, log: ProblemLog) -> Iterator[TarMember]:
+    end = 0
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            for member in archive:
+                if member.size < 0:
+                    log.fatal("truncated-tar", path, f"{member.name}: a size of {member.size}")
+                    return
+                # The archive keeps every header it has seen; a stream does not need them.
+                archive.members = []  # type: ignore[attr-defined]
+                start = member.offset_data
+                end = start + -(-member.size // _BLOCK) * _BLOCK if member.isreg() else start
+                if start + (member.size if member.isreg() else 0) > total:
+                    log.fatal("truncated-tar", path, f"ends inside {member.name}")
+                    return
+                if member.isreg() and not member.issparse():
+                    yield TarMember(path, member.name, start, member.size)
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+        log.fatal("truncated-tar", path, f"not a whole tar archive ({error})")
+        return
+    except EOFError:
+        log.fatal("truncated-tar", path, "ends inside a header")
+        return
+    with open_regular(path) as again:
+        again.seek(end)
+        marker = again.read(_BLOCK)
+    if len(marker) < _BLOCK or any(marker):
+        log.fatal(
+            "truncated-tar", path, f"has no end-of-archive mark at byte {end}: it was cut short"
+        )
+
+
+# Arrays that are members of tar shards, one an image, read as if they were rows of one array.
+
+
+MAX_OPEN_ARCHIVES = 16
+
+
+@dataclass(frozen=True)
+class ArrayMember:
+    """Where the numbers of one `.npy` member are: byte range, shape and dtype."""
+
+    archive: Path
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class MemberRows:
+    """Members [n, D] (n may differ) as rows [R, D] padded with zeros, or members [D] as rows [D].
+
+    A member that is None is a row of zeros. Picklable and safe to share, as `ArrayFile` is.
+    """
+
+    def __init__(self, members: Sequence[ArrayMember | None]) -> None:
+        self.members = members
+        present = [member for member in members if member is not None]
+        if not present:
+            raise DataError("no array members to read")
+        first = present[0]
+        row_shape = first.shape
+        if len(row_shape) == 2:
+            row_shape = (max(member.shape[0] for member in present), first.shape[1])
+        self.path = first.archive
+        self.shape = (len(members), *row_shape)
+        self.dtype = np.result_type(*{member.dtype for member in present})
+        # result_type answers in native byte order, which would change a single dtype's bytes.
+        if len({member.dtype.str for member in present}) == 1:
+            self.dtype = first.dtype
+        self._local = threading.local()
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_local"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._local = threading.local()
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Number of real fragments of every row."""
+        single = len(self.shape) == 2
+        counts = [0 if m is None else 1 if single else m.shape[0] for m in self.members]
+        return np.array(counts, dtype=np.int64)
+
+    def row(self, index: int) -> NDArray[Any]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)} shard members")
+        member = self.members[index]
+        if member is None:
+            return np.zeros(self.shape[1:], dtype=self.dtype)
+        stored = np.empty(member.shape, dtype=member.dtype)
+        if not read_into(stored, self._descriptor(member.archive), member.offset):
+            raise DataError(f"{member.archive}: ends inside {member.name}")
+        if stored.shape == self.shape[1:] and stored.dtype == self.dtype:
+            return stored
+        out = np.zeros(self.shape[1:], dtype=self.dtype)
+        out[: len(stored)] = stored
+        return out
+
+    def rows(self, indices: Sequence[int]) -> NDArray[Any]:
+        out = np.empty((len(indices), *self.shape[1:]), dtype=self.dtype)
+        for position, index in enumerate(indices):
+            out[position] = self.row(int(index))
+        return out
+
+    def _descriptor(self, archive: Path) -> int:
+        if getattr(self._local, "pid", None) != os.getpid():
+            self._local.pid = os.getpid()
+            self._local.open = OrderedDict()
+        opened: OrderedDict[Path, Descriptor] = self._local.open
+        if archive not in opened:
+            if len(opened) >= MAX_OPEN_ARCHIVES:
+                opened.popitem(last=False)
+            opened[archive] = Descriptor(archive)
+        opened.move_to_end(archive)
+        return opened[archive].fd

@@ -1,0 +1,210 @@
+"""Text files as numbered lines: UTF-8, split at line feeds only, a stray byte reported."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from counterfoil.core.storage.reading import (
+    JSON_BYTES,
+    LINE_BYTES,
+    LINES_BYTES,
+    open_regular,
+    read_bytes,
+)
+from counterfoil.core.storage.reading import read_lines as bounded_lines
+from counterfoil.data.formats.parquet import Row, read_parquet
+from counterfoil.data.pairs import ProblemLog
+
+
+def read_raw_lines(path: Path, log: ProblemLog) -> Iterator[tuple[int, str]]:
+    """Numbered lines with their line ends; a byte order mark is left out."""
+    try:
+        with open_regular(path, LINES_BYTES) as file:
+            for number, line in enumerate(bounded_lines(file, path), start=1):
+                yield number, decode(line, path, number, log)
+    except FileNotFoundError:
+        log.fatal("missing-file", path, "no such file")
+    except OSError as error:
+        log.fatal("unreadable-file", path, f"cannot be read ({error.strerror})")
+
+
+def read_lines(path: Path, log: ProblemLog) -> Iterator[tuple[int, str]]:
+    """Numbered lines without their ends, whether those are LF or CR LF."""
+    for number, line in read_raw_lines(path, log):
+        yield number, line.removesuffix("\n").removesuffix("\r")
+
+
+def decode(data: bytes, path: Path, number: int, log: ProblemLog) -> str:
+    """One line (or the whole of a small text) as a string; bad bytes are logged and replaced."""
+    if number == 1:
+        data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        log.fatal(
+            "bad-encoding",
+            f"{path}:{number}",
+            f"not UTF-8: byte 0x{data[error.start]:02x} at position {error.start + 1}; "
+            "save the file as UTF-8",
+        )
+        return data.decode(errors="replace")
+
+
+def read_json(path: Path, log: ProblemLog) -> Any:
+    """A whole JSON file, or None with the reason logged."""
+    try:
+        data = read_bytes(path, JSON_BYTES)
+    except FileNotFoundError:
+        log.fatal("missing-file", path, "no such file")
+        return None
+    except OSError as error:
+        log.fatal("unreadable-file", path, f"cannot be read ({error.strerror})")
+        return None
+    return parse_json(data, path, log)
+
+
+def parse_json(data: bytes, path: object, log: ProblemLog, line: int | None = None) -> Any:
+    """JSON from bytes, or None with the reason logged; ``line`` if they are one line of a file."""
+    try:
+        return json.loads(data.removeprefix(b"\xef\xbb\xbf").decode())
+    except UnicodeDecodeError as error:
+        place = line or data.count(b"\n", 0, error.start) + 1
+        log.fatal(
+            "bad-encoding",
+            f"{path}:{place}",
+            f"not UTF-8: byte 0x{data[error.start]:02x}; save the file as UTF-8",
+        )
+    except json.JSONDecodeError as error:
+        log.fatal("bad-json", f"{path}:{line or error.lineno}", f"not JSON ({error})")
+    except (ValueError, RecursionError) as error:
+        log.fatal("bad-json", f"{path}:{line or 1}", f"not JSON ({error})")
+    return None
+
+
+# JSON as this library writes it: one object a line, UTF-8, every string representable.
+
+
+EXTRAS = "extras"
+
+
+def json_bytes(value: Any) -> bytes:
+    """Readable UTF-8; escapes where a string holds a lone surrogate, which UTF-8 cannot carry."""
+    try:
+        return json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value).encode()
+
+
+def merge_extras(
+    record: dict[str, Any], extras: dict[str, Any], reserved: frozenset[str]
+) -> dict[str, Any]:
+    """Add extras beside a record's own keys, or under ``extras`` where a key would be mistaken."""
+    if any(key.strip().lower() in reserved or key == EXTRAS for key in extras):
+        return {**record, EXTRAS: extras}
+    return {**record, **extras}
+
+
+def split_extras(rest: dict[str, Any]) -> dict[str, Any]:
+    """Undo `merge_extras` on what is left of a record without its own keys."""
+    nested = rest.get(EXTRAS)
+    if isinstance(nested, dict):
+        return {**{key: value for key, value in rest.items() if key != EXTRAS}, **nested}
+    return rest
+
+
+# Rows of CSV, TSV, JSON Lines and Parquet files, each with its line number.
+
+
+_FIELD_LIMIT = LINE_BYTES
+
+
+def read_rows(path: Path, log: ProblemLog) -> Iterator[Row]:
+    """All rows of a table, whatever its kind; faults are logged and the rest is read."""
+    return READERS[path.suffix.lower()](path, log)
+
+
+def _read_json_lines(path: Path, log: ProblemLog) -> Iterator[Row]:
+    for number, line in read_raw_lines(path, log):
+        if not line.strip():
+            continue
+        record = parse_json(line.encode(), path, log, number)
+        if isinstance(record, dict):
+            yield number, record
+        elif record is not None:
+            log.fatal("bad-json", f"{path}:{number}", "expected an object")
+
+
+def _read_csv(path: Path, log: ProblemLog) -> Iterator[Row]:
+    lines = [line for _, line in read_raw_lines(path, log)]
+    header = lines[0] if lines else ""
+    delimiter = max(",;\t|", key=header.count)
+    yield from _delimited(path, lines, log, delimiter=delimiter, quoted=True)
+
+
+def _read_tsv(path: Path, log: ProblemLog) -> Iterator[Row]:
+    """Tab-separated values come with and without quoting; the file itself decides."""
+    lines = [line for _, line in read_raw_lines(path, log)]
+    trial = ProblemLog()
+    rows = list(_delimited(path, lines, trial, delimiter="\t", quoted=True))
+    if trial.problems:
+        yield from _delimited(path, lines, log, delimiter="\t", quoted=False)
+    else:
+        yield from rows
+
+
+def _delimited(
+    path: Path, lines: list[str], log: ProblemLog, *, delimiter: str, quoted: bool
+) -> Iterator[Row]:
+    if quoted:
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    else:
+        reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)
+    header: list[str] | None = None
+    with _long_fields():
+        start = 1
+        while True:
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                log.fatal("bad-row", f"{path}:{reader.line_num}", f"not readable ({error})")
+                start = reader.line_num + 1
+                continue
+            if header is None:
+                header = [name.strip() for name in fields]
+            elif fields and len(fields) != len(header):
+                log.fatal(
+                    "bad-row",
+                    f"{path}:{start}",
+                    f"{len(fields)} fields, but the header names {len(header)} columns"
+                    + ("; put a text with the separator in it in quotes" if quoted else ""),
+                )
+            elif fields:
+                yield start, dict(zip(header, fields, strict=True))
+            start = reader.line_num + 1
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Let a very long caption be read, so that it can be reported as one."""
+    before = csv.field_size_limit(_FIELD_LIMIT)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+READERS: dict[str, Callable[[Path, ProblemLog], Iterator[Row]]] = {
+    ".csv": _read_csv,
+    ".txt": _read_csv,
+    ".tsv": _read_tsv,
+    ".jsonl": _read_json_lines,
+    ".ndjson": _read_json_lines,
+    ".parquet": read_parquet,
+}

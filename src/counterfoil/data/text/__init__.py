@@ -1,0 +1,1 @@
+"""Captions as text: words, tokens, vocabularies, stems, dependencies."""

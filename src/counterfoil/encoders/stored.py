@@ -1,0 +1,261 @@
+"""Encoded images or captions on disk, packed without padding, appended block by block.
+
+Each kind of vector is one file of plain numbers: ``fragments.bin`` [rows, width], ``pooled.bin``
+[present, width], ``boxes.bin`` [rows, 4], ``graph.bin`` [cells]. ``lengths.bin`` has the number of
+fragments of every item, -1 for one that could not be read. What is beyond the `Extent` in the
+manifest was being written when a build was cut off, and is cut off in turn.
+
+Items are read by position. A memory map would be as fast, but its pages count as resident memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from counterfoil.core.errors import DataError
+from counterfoil.core.storage.arrays import Descriptor, read_into
+from counterfoil.encoders import Encoded
+
+# `guide.json`: what a guide is made of, in which form, and how far it is.
+
+
+class Extent(BaseModel):
+    """How much of an encoded side is safely on disk (see `guide_store`).
+
+    ``rows`` are fragments, ``cells`` entries of word graphs, ``present`` items that could be read;
+    ``widths`` the width of each kind of vector.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    items: int = 0
+    present: int = 0
+    rows: int = 0
+    cells: int = 0
+    widths: dict[str, int] = Field(default_factory=dict)
+
+
+LENGTHS, UNREADABLE = "lengths", -1
+
+
+class EncodedWriter:
+    """Appends blocks of encoded items; each is on the disk before `append` returns."""
+
+    def __init__(self, folder: Path, dtype: str, done: Extent) -> None:
+        self.folder, self.dtype, self.done = folder, np.dtype(dtype), done
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob("*.bin"):
+            if path.stem not in (LENGTHS, *done.widths):
+                path.unlink()
+        for name in (LENGTHS, *done.widths):
+            path = folder / f"{name}.bin"
+            path.touch()
+            size = _size(name, done, self.dtype)
+            if path.stat().st_size < size:
+                raise DataError(f"{path}: shorter than it was; delete {folder.parent} and rebuild")
+            os.truncate(path, size)
+
+    def append(self, encoded: Encoded | None, present: NDArray[np.bool_]) -> Extent:
+        """Write a block of ``len(present)`` items; ``encoded`` are those that are present."""
+        lengths = np.full(len(present), UNREADABLE, dtype="<i4")
+        arrays: dict[str, NDArray[Any]] = {}
+        if encoded is not None:
+            encoded = encoded.to("cpu")
+            lengths[present] = encoded.mask.sum(1).numpy()
+            arrays = self._packed(encoded)
+        for name, array in {LENGTHS: lengths, **arrays}.items():
+            with (self.folder / f"{name}.bin").open("ab") as file:
+                file.write(np.ascontiguousarray(array).data)
+                file.flush()
+                os.fsync(file.fileno())
+        real = lengths[lengths > 0].astype(np.int64)
+        widths = {name: int(array.shape[-1]) for name, array in arrays.items()}
+        self.done = Extent(
+            items=self.done.items + len(present),
+            present=self.done.present + int(present.sum()),
+            rows=self.done.rows + int(real.sum()),
+            cells=self.done.cells + int((real**2).sum()),
+            widths=self.done.widths | widths,
+        )
+        return self.done
+
+    def _packed(self, encoded: Encoded) -> dict[str, NDArray[Any]]:
+        mask = encoded.mask
+        arrays: dict[str, NDArray[Any]] = {}
+        if encoded.fragments is not None:
+            arrays["fragments"] = self._stored(encoded.fragments[mask])
+        if encoded.boxes is not None:
+            arrays["boxes"] = encoded.boxes[mask].numpy().astype("<f4")
+        if encoded.pooled is not None:
+            arrays["pooled"] = self._stored(encoded.pooled)
+        if encoded.graph is not None:
+            cells = encoded.graph[mask[:, :, None] & mask[:, None, :]]
+            arrays["graph"] = cells.numpy().astype(np.uint8)[:, None]
+        return arrays
+
+    def _stored(self, tensor: Tensor) -> NDArray[Any]:
+        with np.errstate(over="ignore"):
+            array = tensor.float().numpy().astype(self.dtype)
+        if not np.isfinite(array).all():
+            raise DataError(
+                f"{self.folder}: the teacher encodes something as numbers that are not finite in "
+                f"{self.dtype}; build the guide with --form matrix, which keeps scores only"
+            )
+        return array
+
+
+class EncodedReader:
+    """Items of a finished side, by their indices."""
+
+    def __init__(self, folder: Path, dtype: str, extent: Extent) -> None:
+        self.extent = extent
+        self.files = {
+            name: _Numbers(folder / f"{name}.bin", name, extent, np.dtype(dtype))
+            for name in (LENGTHS, *extent.widths)
+        }
+        self.lengths = np.empty(extent.items, dtype="<i4")
+        self.files.pop(LENGTHS).read(0, self.lengths)
+        present = self.lengths != UNREADABLE
+        real = np.maximum(self.lengths, 0).astype(np.int64)
+        self.starts = {
+            "rows": _before(real),
+            "cells": _before(real**2),
+            "present": _before(present.astype(np.int64)),
+        }
+
+    def __len__(self) -> int:
+        return self.extent.items
+
+    @property
+    def size_in_bytes(self) -> int:
+        return sum(file.rows * file.width * file.dtype.itemsize for file in self.files.values())
+
+    def blocks(self, name: str, rows: int) -> Iterator[NDArray[Any]]:
+        """All numbers of one kind, some rows at a time."""
+        file = self.files[name]
+        for first in range(0, file.rows, rows):
+            block = np.empty((min(rows, file.rows - first), file.width), dtype=file.dtype)
+            file.read(first, block)
+            yield block
+
+    def read(self, items: Sequence[int] | NDArray[np.int64]) -> tuple[Encoded, Tensor]:
+        """Encoded items as stored, padded, and which of them there are; the others are empty."""
+        chosen = np.asarray(items, dtype=np.int64)
+        lengths = np.maximum(self.lengths[chosen], 0)
+        there = self.lengths[chosen] != UNREADABLE
+        longest = int(lengths.max(initial=0))
+        if "fragments" in self.files:
+            longest = max(1, longest)
+        mask = np.arange(longest)[None, :] < lengths[:, None]
+        found: dict[str, Tensor] = {}
+        for name, file in self.files.items():
+            if name == "pooled":
+                found[name] = self._pooled(file, chosen, there)
+            elif name == "graph":
+                found[name] = self._graphs(file, chosen, lengths, longest)
+            else:
+                found[name] = self._rows(file, chosen, lengths, longest)
+        encoded = Encoded(
+            found.get("fragments"),
+            torch.from_numpy(mask),
+            found.get("pooled"),
+            found.get("boxes"),
+            found.get("graph"),
+        )
+        return encoded, torch.from_numpy(there)
+
+    def _rows(
+        self, file: _Numbers, chosen: NDArray[np.int64], lengths: NDArray[Any], longest: int
+    ) -> Tensor:
+        out = np.zeros((len(chosen), longest, file.width), dtype=file.dtype)
+        for row, (item, length) in enumerate(zip(chosen, lengths, strict=True)):
+            file.read(int(self.starts["rows"][item]), out[row, :length])
+        return torch.from_numpy(out)
+
+    def _pooled(
+        self, file: _Numbers, chosen: NDArray[np.int64], there: NDArray[np.bool_]
+    ) -> Tensor:
+        out = np.zeros((len(chosen), file.width), dtype=file.dtype)
+        for row in np.flatnonzero(there):
+            file.read(int(self.starts["present"][chosen[row]]), out[row])
+        return torch.from_numpy(out)
+
+    def _graphs(
+        self, file: _Numbers, chosen: NDArray[np.int64], lengths: NDArray[Any], longest: int
+    ) -> Tensor:
+        out = np.zeros((len(chosen), longest, longest), dtype=np.bool_)
+        for row, (item, length) in enumerate(zip(chosen, lengths, strict=True)):
+            links = np.empty((length, length), dtype=np.uint8)
+            file.read(int(self.starts["cells"][item]), links)
+            out[row, :length, :length] = links
+        return torch.from_numpy(out)
+
+
+class _Numbers:
+    """One file of a store, read at any row of it."""
+
+    def __init__(self, path: Path, name: str, extent: Extent, dtype: np.dtype[Any]) -> None:
+        self.path, self.dtype = path, _dtype(name, dtype)
+        self.width = extent.widths.get(name, 1)
+        self.rows = _rows(name, extent)
+        expected = _size(name, extent, dtype)
+        try:
+            actual = path.stat().st_size
+        except OSError as error:
+            raise DataError(
+                f"{path}: cannot be read ({error.strerror}); rebuild the guide"
+            ) from None
+        if actual < expected:
+            raise DataError(
+                f"{path}: cut short ({actual} bytes of {expected}); delete and rebuild the guide"
+            )
+        self.file = Descriptor(path)
+
+    def read(self, row: int, out: NDArray[Any]) -> None:
+        if not read_into(out, self.file.fd, row * self.width * self.dtype.itemsize):
+            raise DataError(f"{self.path}: ends inside row {row}; was it changed meanwhile?")
+
+
+def full_precision(encoded: Encoded, device: torch.device) -> Encoded:
+    """What was read, on a device and as float32, as a matcher expects it."""
+
+    def numbers(tensor: Tensor | None) -> Tensor | None:
+        return tensor.to(device).float() if tensor is not None else None
+
+    return Encoded(
+        numbers(encoded.fragments),
+        encoded.mask.to(device),
+        numbers(encoded.pooled),
+        numbers(encoded.boxes),
+        encoded.graph.to(device) if encoded.graph is not None else None,
+    )
+
+
+def _before(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each item starts, from how much each takes."""
+    starts: NDArray[np.int64] = np.cumsum(counts) - counts
+    return starts
+
+
+def _dtype(name: str, numbers: np.dtype[Any]) -> np.dtype[Any]:
+    fixed = {LENGTHS: "<i4", "boxes": "<f4", "graph": "u1"}
+    return np.dtype(fixed[name]) if name in fixed else numbers
+
+
+def _rows(name: str, extent: Extent) -> int:
+    counts = {LENGTHS: extent.items, "graph": extent.cells, "pooled": extent.present}
+    return counts.get(name, extent.rows)
+
+
+def _size(name: str, extent: Extent, numbers: np.dtype[Any]) -> int:
+    """Bytes of a file of a store."""
+    return _rows(name, extent) * extent.widths.get(name, 1) * _dtype(name, numbers).itemsize

@@ -1,0 +1,1 @@
+"""How well models tell captions from foils, and how good foils are."""

@@ -1,0 +1,1 @@
+"""How well models find the wrong words of a caption."""

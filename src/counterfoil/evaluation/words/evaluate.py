@@ -1,0 +1,287 @@
+"""Word-level truth: do a model's word effects find the words that are wrong?"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.progress import Progress
+from counterfoil.data.pairs import Split
+from counterfoil.data.text.words import caption_words, words
+from counterfoil.evaluation.foils.sets import choose_captions
+from counterfoil.evaluation.retrieval import interval
+from counterfoil.evaluation.words.cases import KINDS, FoilCase, Foils, make_foils
+from counterfoil.evaluation.words.effects import WordScores, average_words, measure_words
+from counterfoil.evaluation.words.report import KindReport, Measured, WordReport
+from counterfoil.foils import DEFAULT_KINDS, rule_foils
+from counterfoil.foils.rules import Foil
+from counterfoil.models.model import Model
+
+# How well scores find the few positives among many: ROC-AUC and average precision.
+
+
+Values = NDArray[np.float64]
+
+
+class Ranking:
+    """Items in order of their score, equal scores as one step, for any weights of the items.
+
+    Sorting is done once, so that resampling costs a cumulative sum a time. ``weights`` are
+    [..., n], 1 where absent; the result has their leading shape. Where there is nothing to find, or
+    nothing to tell it from, the answer is NaN.
+    """
+
+    def __init__(self, scores: ArrayLike, labels: ArrayLike) -> None:
+        values = np.asarray(scores, dtype=np.float64)
+        marked = np.asarray(labels, dtype=bool)
+        if values.ndim != 1 or values.shape != marked.shape:
+            raise DataError(f"{values.shape} scores but {marked.shape} labels")
+        if not np.isfinite(values).all():
+            raise DataError("a score is not a finite number")
+        self.order = np.argsort(-values, kind="stable")
+        ranked = values[self.order]
+        self.labels = marked[self.order]
+        self.ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)[: len(ranked)]
+
+    def auc(self, weights: ArrayLike | None = None) -> Values:
+        """Share of (positive, negative) pairs in the right order, ties counted half."""
+        found, wrong = self._counts(weights)
+        before = np.diff(wrong, axis=-1, prepend=0.0)
+        outranked = wrong[..., -1:] - wrong + before / 2
+        pairs = found[..., -1] * wrong[..., -1]
+        steps = np.diff(found, axis=-1, prepend=0.0)
+        return _share((steps * outranked).sum(-1), pairs)
+
+    def average_precision(self, weights: ArrayLike | None = None) -> Values:
+        """Mean over the positives of the precision down to each one's score, its ties included."""
+        found, wrong = self._counts(weights)
+        precision = np.nan_to_num(_share(found, found + wrong))
+        steps = np.diff(found, axis=-1, prepend=0.0)
+        return _share((steps * precision).sum(-1), found[..., -1])
+
+    def _counts(self, weights: ArrayLike | None) -> tuple[Values, Values]:
+        """Positives and negatives down to each distinct score, [..., steps]."""
+        if not len(self.order):
+            return np.zeros(1), np.zeros(1)
+        each = np.ones(len(self.order)) if weights is None else np.asarray(weights, np.float64)
+        each = each if weights is None else each[..., self.order]
+        found = np.cumsum(each * self.labels, axis=-1)[..., self.ends]
+        wrong = np.cumsum(each * ~self.labels, axis=-1)[..., self.ends]
+        return found, wrong
+
+
+def roc_auc(scores: ArrayLike, labels: ArrayLike) -> float:
+    """Area under the ROC curve.
+
+    >>> roc_auc([3.0, 2.0, 2.0, 1.0], [True, True, False, False])
+    0.875
+    """
+    return float(Ranking(scores, labels).auc())
+
+
+def average_precision(scores: ArrayLike, labels: ArrayLike) -> float:
+    """Average precision, without interpolation.
+
+    >>> average_precision([3.0, 2.0, 1.0], [True, False, True])
+    0.8333333333333333
+    """
+    return float(Ranking(scores, labels).average_precision())
+
+
+def _share(part: Values, whole: Values) -> Values:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(part / whole, dtype=np.float64)
+
+
+CHUNK_CELLS = 4_000_000
+
+
+def evaluate_words(
+    model: Model | Sequence[Model],
+    split: Split,
+    *,
+    foils: int = 1,
+    max_captions: int | None = None,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> WordReport:
+    """Make captions of a split false word by word, and see what the model's effects say of it.
+
+    Several models are an ensemble: their scores and effects are averaged. Needs a split that knows
+    the truth of its images, which the drawn scenes do.
+    """
+    models = [model] if isinstance(model, Model) else list(model)
+    if not models:
+        raise ConfigError("nothing to evaluate: no model given")
+    made = make_foils(split, foils, max_captions, seed)
+    found = average_words([measure_words(one, split, made.cases, progress) for one in models])
+    return report_words(found, made, split.name, bootstrap=bootstrap, seed=seed)
+
+
+def report_words(
+    found: WordScores, made: Foils, split: str, *, bootstrap: int = 1000, seed: int = 0
+) -> WordReport:
+    """The report of word effects that were measured on foils."""
+    images, cluster = np.unique([case.image for case in found.cases], return_inverse=True)
+    resamples = _Resamples(len(images), bootstrap, seed)
+    cluster_of_word = np.repeat(cluster, [len(case.wrong) for case in found.cases])
+    suspicion = -np.concatenate(found.effects)
+    wrong = np.concatenate([case.labels for case in found.cases])
+    pooled = Ranking(suspicion, wrong)
+    each = [Ranking(-e, c.labels) for e, c in zip(found.effects, found.cases, strict=True)]
+    right = (found.true > found.false).astype(np.float64)
+    return WordReport(
+        split=split,
+        images=len(images),
+        captions=made.captions,
+        foils=len(found.cases),
+        left_out=made.left_out,
+        words=len(wrong),
+        positives=int(wrong.sum()),
+        method=found.method,
+        word_auc=resamples.pooled(pooled.auc, cluster_of_word),
+        word_ap=resamples.pooled(pooled.average_precision, cluster_of_word),
+        caption_auc=resamples.mean([float(one.auc()) for one in each], cluster),
+        caption_ap=resamples.mean([float(one.average_precision()) for one in each], cluster),
+        ap_chance=float(100.0 * wrong.mean()),
+        pair_accuracy=resamples.mean(right, cluster),
+        kinds={
+            kind: _kind(kind, found, right, suspicion, (cluster, cluster_of_word), resamples)
+            for kind in KINDS
+            if any(kind in case.kinds for case in found.cases)
+        },
+        bootstrap=bootstrap,
+        seed=seed,
+    )
+
+
+def _kind(
+    kind: str,
+    found: WordScores,
+    right: Values,
+    suspicion: Values,
+    clusters: tuple[NDArray[np.intp], NDArray[np.intp]],
+    resamples: _Resamples,
+) -> KindReport:
+    cluster, cluster_of_word = clusters
+    pure = np.array([case.kinds == {kind} for case in found.cases])
+    names = np.array([name for case in found.cases for name in case.wrong])
+    judged = (names == "") | (names == kind)
+    return KindReport(
+        pairs=int(pure.sum()),
+        pair_accuracy=resamples.mean(np.where(pure, right, np.nan), cluster),
+        words=int((names == kind).sum()),
+        word_auc=resamples.pooled(
+            Ranking(suspicion[judged], names[judged] == kind).auc, cluster_of_word[judged]
+        ),
+    )
+
+
+class _Resamples:
+    """How often each image is drawn, in each resample; metrics follow for its captions and words.
+
+    Captions of one image are not independent, so whole images are drawn.
+    """
+
+    def __init__(self, images: int, resamples: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.counts = np.zeros((resamples, images), dtype=np.int64)
+        for row in self.counts:
+            row += np.bincount(rng.integers(0, images, images), minlength=images)
+
+    def pooled(self, metric: Callable[..., Values], cluster: NDArray[np.intp]) -> Measured:
+        """A metric of all items together, given their weights; item ``k`` is of ``cluster[k]``."""
+        step = max(1, CHUNK_CELLS // max(1, len(cluster)))
+        starts = range(0, len(self.counts), step)
+        again = [metric(self.counts[start : start + step][:, cluster]) for start in starts]
+        return _measured(float(metric()), np.concatenate([*again, np.empty(0)]))
+
+    def mean(self, values: Sequence[float] | Values, cluster: NDArray[np.intp]) -> Measured:
+        """The mean of the values that are known (not NaN)."""
+        each = np.asarray(values, dtype=np.float64)
+        known = ~np.isnan(each)
+        images = self.counts.shape[1]
+        sums = np.bincount(cluster[known], each[known], minlength=images)
+        sizes = np.bincount(cluster[known], minlength=images)
+        with np.errstate(invalid="ignore"):
+            again = (self.counts @ sums) / (self.counts @ sizes)
+        return _measured(float(each[known].mean()) if known.any() else float("nan"), again)
+
+
+def _measured(value: float, again: Values) -> Measured:
+    """In percent; resamples that drew nothing to measure do not count."""
+    again = again[~np.isnan(again)]
+    low, high = interval(100.0 * again) if len(again) else (0.0, 0.0)
+    return Measured(value=100.0 * value, interval=(low, high) if len(again) else None)
+
+
+# False captions of real photos whose wrong words are known: those that a rule exchanged.
+#
+# Unlike foils of drawn scenes these are false as a rule, not for certain (see
+# `counterfoil.foils`).
+
+
+ARTICLES = ("a", "an")
+
+
+def rule_cases(
+    split: Split,
+    *,
+    kinds: Sequence[str] = DEFAULT_KINDS,
+    per_caption: int = 1,
+    most: int | None = None,
+    seed: int = 0,
+) -> Foils:
+    """The foils of `rule_set`, with the words that each of them exchanged.
+
+    An article that only followed its noun is not counted as wrong.
+    """
+    chosen = choose_captions(split, most, seed)
+    cases: list[FoilCase] = []
+    left_out = 0
+    for index in chosen:
+        image, caption = int(split.image_of[index]), split.texts[index]
+        avoid = frozenset(word for text in split.captions[image] for word in words(text))
+        rng = random.Random(f"{seed}/{index}/{caption}")
+        found = rule_foils(caption, rng, kinds, per_caption, avoid)
+        cases += [FoilCase(image, caption, foil.text, _wrong(foil)) for foil in found]
+        left_out += not found
+    if not cases:
+        raise DataError(f"split '{split.name}': no rule can make any of its captions false")
+    return Foils(cases, len(chosen), left_out)
+
+
+def _wrong(foil: Foil) -> tuple[str, ...]:
+    """Of each word of a foil, punctuation left out, the rule that put it there, or nothing."""
+    exchanged = {
+        place
+        for place, old, new in zip(foil.positions, foil.original, foil.replacement, strict=True)
+        if not (old in ARTICLES and new in ARTICLES)
+    }
+    return tuple(
+        foil.kind if place in exchanged else ""
+        for place, word in enumerate(caption_words(foil.text))
+        if not word.is_punctuation
+    )
+
+
+def evaluate_rule_words(
+    model: Model,
+    split: Split,
+    *,
+    kinds: Sequence[str] = DEFAULT_KINDS,
+    per_caption: int = 1,
+    most: int | None = None,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> WordReport:
+    """Do the effects of a model's words find those that a rule made wrong?"""
+    made = rule_cases(split, kinds=kinds, per_caption=per_caption, most=most, seed=seed)
+    found = measure_words(model, split, made.cases, progress)
+    return report_words(found, made, split.name, bootstrap=bootstrap, seed=seed)

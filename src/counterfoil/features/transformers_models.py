@@ -1,0 +1,180 @@
+"""The extractor "transformers": any vision network of that library, as a grid or as regions."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from counterfoil.core.errors import ConfigError
+from counterfoil.features.backbone import (
+    Backbone,
+    Seen,
+    map_cells,
+    to_array,
+    to_network,
+    token_cells,
+)
+from counterfoil.features.extractors import extractors
+from counterfoil.features.pretrained import (
+    is_detector,
+    load_config,
+    load_network,
+    load_stated,
+    weights_digest,
+)
+from counterfoil.features.views import Preprocessing, View, read_detection, read_preprocessing
+
+# The outputs of detectors of DETR's family as regions: the most certain queries of each image.
+
+
+_LEAST_SIDE = 1e-3
+
+
+def best_detections(made: Any, top: int, labels: int) -> Seen:
+    """The ``top`` queries by certainty: their last states with their boxes.
+
+    Detectors with a class for "nothing" share their certainty among all classes; the later ones
+    judge each class by itself.
+    """
+    import torch
+
+    logits = made.logits.float()
+    if logits.shape[-1] > labels:
+        certainty = torch.softmax(logits, dim=-1)[..., :-1].amax(dim=-1)
+    else:
+        certainty = torch.sigmoid(logits).amax(dim=-1)
+    queries = certainty.shape[1]
+    best = certainty.topk(min(top, queries), dim=1).indices
+    # Where patches come along, as in YOLOS, the queries are the last tokens.
+    states = made.last_hidden_state[:, -queries:]
+    features = torch.gather(states, 1, best[..., None].expand(-1, -1, states.shape[-1]))
+    boxes = torch.gather(made.pred_boxes, 1, best[..., None].expand(-1, -1, 4))
+    return Seen(to_array(features), corners(to_array(boxes)))
+
+
+def corners(boxes: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Centre and size to x1, y1, x2, y2, inside the picture and never without extent.
+
+    >>> corners(np.array([[0.5, 0.5, 0.5, 2.0]], np.float32)).tolist()
+    [[0.25, 0.0, 0.75, 1.0]]
+    """
+    centre, half = boxes[..., :2], boxes[..., 2:] / 2
+    low = np.clip(centre - half, 0, 1 - _LEAST_SIDE)
+    high = np.maximum(np.clip(centre + half, 0, 1), low + _LEAST_SIDE)
+    return np.concatenate([low, high], axis=-1).astype(np.float32)
+
+
+@extractors.register("transformers")
+class TransformersFeatures(Backbone):
+    """Patches, cells or detected regions of any `transformers` vision model (CLIP, DINOv2, DETR …).
+
+    A grid or patch network gives its cells, with the vector of the whole picture first
+    (``pooled``); a detector gives its ``top`` most certain regions.
+    """
+
+    name: ClassVar[str] = "transformers"
+
+    def __init__(
+        self,
+        *,
+        model: str = "",
+        layer: int = -1,
+        kind: Literal["auto", "grid", "detector"] = "auto",
+        top: int = 36,
+        pooled: bool = True,
+        size: int | None = None,
+        fit: Literal["squash", "crop"] = "squash",
+        batch_size: int = 16,
+    ) -> None:
+        """``model`` is a local folder or a hub's name; ``layer`` counts hidden states, -1 is last.
+
+        ``size`` replaces the side the model asks for, where its positions can be stretched.
+        """
+        super().__init__(pooled=pooled, batch_size=batch_size)
+        if top < 1:
+            raise ConfigError(f"transformers: top must be at least 1, got {top}")
+        self.model, self.layer, self.kind, self.top = model, layer, kind, top
+        self.size, self.fit = size, fit
+
+    def views(self, image: Image.Image) -> list[View]:
+        return [self._preprocessing.view(image)]
+
+    def fingerprint(self) -> str:
+        what = f"top={self.top}" if self._detects else f"layer={self.layer} pooled={self.pooled}"
+        return f"transformers {weights_digest(self._network)} {what} {self._preprocessing}"
+
+    def forward(self, pixels: NDArray[np.uint8]) -> Seen:
+        import torch
+
+        wanted = self._preprocessing
+        network = self._network.to(self.device)
+        with torch.inference_mode():
+            batch = to_network(pixels, self.device, wanted.mean, wanted.std)
+            made = network(pixel_values=batch, **self._extra_arguments(pixels.shape[1:3]))
+        if self._detects:
+            return best_detections(made, self.top, int(self._config.num_labels))
+        return self._grid(made, pixels.shape[1:3])
+
+    def _extra_arguments(self, shape: tuple[int, ...]) -> dict[str, Any]:
+        known = inspect.signature(self._network.forward).parameters
+        extra: dict[str, Any] = {}
+        if self.layer != -1 and not self._detects:
+            extra["output_hidden_states"] = True
+        natural = getattr(self._network.config, "image_size", None)
+        odd = isinstance(natural, int) and tuple(shape) != (natural, natural)
+        if odd and "interpolate_pos_encoding" in known and not self._detects:
+            extra["interpolate_pos_encoding"] = True
+        return extra
+
+    def _grid(self, made: Any, shape: tuple[int, ...]) -> Seen:
+        states = to_array(self._states(made))
+        if states.ndim == 4:
+            cells, boxes, pooled = map_cells(states)
+        else:
+            patch = getattr(self._network.config, "patch_size", None)
+            cells, boxes, pooled = token_cells(states, shape, patch)
+        stated = getattr(made, "pooler_output", None)
+        if stated is not None:
+            pooled = to_array(stated).reshape(len(states), -1)
+        return Seen(cells, boxes, pooled)
+
+    def _states(self, made: Any) -> Any:
+        if self.layer == -1:
+            return made.last_hidden_state
+        hidden = made.hidden_states or ()
+        if not -len(hidden) <= self.layer < len(hidden):
+            raise ConfigError(
+                f"transformers: layer {self.layer} of '{self.model}', which has {len(hidden)} "
+                "hidden states"
+            )
+        return hidden[self.layer]
+
+    @cached_property
+    def _config(self) -> Any:
+        if not self.model:
+            raise ConfigError(
+                "transformers: name a model: --backbone-option model=FOLDER or a hub's name"
+            )
+        return load_config(self.model)
+
+    @cached_property
+    def _detects(self) -> bool:
+        return self.kind == "detector" or (self.kind == "auto" and is_detector(self._config))
+
+    @cached_property
+    def _network(self) -> Any:
+        return load_network(self.model, self._detects)
+
+    @cached_property
+    def _preprocessing(self) -> Preprocessing:
+        detects = self._detects
+        stated = load_stated(self.model)
+        if detects:
+            return read_detection(stated, self.size)
+        natural = getattr(self._network.config, "image_size", None)
+        return read_preprocessing(stated, natural, self.fit, self.size)

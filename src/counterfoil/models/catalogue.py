@@ -1,0 +1,368 @@
+"""The cross-attention family: words and regions, compared pair by pair."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from counterfoil.models.spec import ModelSpec, models
+
+
+def _local(matcher: dict[str, Any], image: str = "fc", text: str = "bigru") -> ModelSpec:
+    """Unpooled encoders, the SCAN family's unless said otherwise, and a matcher of fragments."""
+    return ModelSpec(
+        image={"name": image, "pooling": "none"},
+        text={"name": text, "pooling": "none"},
+        matcher=matcher,
+    )
+
+
+@models.register("scan-t2i")
+def scan_t2i() -> ModelSpec:
+    """SCAN text-to-image: words attend to regions (Lee et al. 2018)."""
+    return _local({"name": "scan-t2i"})
+
+
+@models.register("scan-i2t")
+def scan_i2t() -> ModelSpec:
+    """SCAN image-to-text: regions attend to words (Lee et al. 2018)."""
+    return _local({"name": "scan-i2t"})
+
+
+@models.register("scan")
+def scan() -> ModelSpec:
+    """SCAN in both directions at once, on one pair of encoders (Lee et al. 2018)."""
+    return _local({"name": "scan"})
+
+
+@models.register("bfan")
+def bfan() -> ModelSpec:
+    """BFAN-equal: attention to relevant fragments only, both directions (Liu et al. 2019)."""
+    return _local({"name": "bfan", "focal": "equal"})
+
+
+@models.register("bfan-prob")
+def bfan_prob() -> ModelSpec:
+    """BFAN-prob: the same, fragments judged by their confidence (Liu et al. 2019)."""
+    return _local({"name": "bfan", "focal": "prob"})
+
+
+@models.register("chan")
+def chan() -> ModelSpec:
+    """CHAN with BiGRU: regions see each other, each word takes its best one (Pan et al. 2023)."""
+    return _local({"name": "chan", "coding": "vha", "pooling": "lse"}, image="self-attention")
+
+
+@models.register("chan-bert")
+def chan_bert() -> ModelSpec:
+    """CHAN with BERT: linear projection, mean of the words' best regions (Pan et al. 2023)."""
+    return _local({"name": "chan", "coding": "vha", "pooling": "mean"}, text="bert")
+
+
+@models.register("imram")
+def imram() -> ModelSpec:
+    """IMRAM: three steps of attention with a memory, both directions (Chen et al. 2020)."""
+    return _local({"name": "imram"})
+
+
+# Models of sets: several vectors an image, several a text, for what is ambiguous in them.
+
+
+@models.register("dive")
+def dive() -> ModelSpec:
+    """DivE with BiGRU: sets predicted by slots, smooth-Chamfer similarity (Kim et al. 2023)."""
+    return ModelSpec(
+        image={"name": "dive"}, text={"name": "dive-gru"}, matcher={"name": "smooth-chamfer"}
+    )
+
+
+@models.register("dive-bert")
+def dive_bert() -> ModelSpec:
+    """DivE with BERT: the same, slots over the states of a language model (Kim et al. 2023)."""
+    return ModelSpec(
+        image={"name": "dive"}, text={"name": "dive-bert"}, matcher={"name": "smooth-chamfer"}
+    )
+
+
+# ESA: embeddings pooled channel by channel (Zhu et al. 2023).
+
+
+def _esa(text: dict[str, Any]) -> ModelSpec:
+    """The image side of VSE∞, each channel attending to the regions by itself."""
+    return ModelSpec(
+        image={"name": "mlp", "residual": "raw", "pooling": "channel-attention"},
+        text=text,
+        matcher={"name": "cosine"},
+    )
+
+
+@models.register("esa")
+def esa() -> ModelSpec:
+    """ESA with BiGRU: projection plus MLP, attention per channel (Zhu et al. 2023)."""
+    return _esa({"name": "bigru", "dropout": 0.1, "pooling": "channel-attention"})
+
+
+@models.register("esa-bert")
+def esa_bert() -> ModelSpec:
+    """ESA with BERT: the same image side, a pretrained language model (Zhu et al. 2023)."""
+    return _esa({"name": "bert", "pooling": {"name": "channel-attention", "dropout": 0.1}})
+
+
+# The graph family: alignments or fragments of a pair, reasoned over as nodes of a graph.
+
+
+def _graph(matcher: dict[str, Any], dropout: float = 0.0) -> ModelSpec:
+    """Unpooled encoders of the SCAN family; ``dropout`` is that of word vectors."""
+    return ModelSpec(
+        image={"name": "fc", "pooling": "none"},
+        text={"name": "bigru", "pooling": "none", "dropout": dropout},
+        matcher=matcher,
+    )
+
+
+@models.register("sgr")
+def sgr() -> ModelSpec:
+    """SGR: similarity graph reasoning over local and global alignments (Diao et al. 2021)."""
+    return _graph({"name": "sgr"}, dropout=0.4)
+
+
+@models.register("saf")
+def saf() -> ModelSpec:
+    """SAF: similarity attention filtration of these alignments (Diao et al. 2021)."""
+    return _graph({"name": "saf"}, dropout=0.4)
+
+
+@models.register("sgraf")
+def sgraf() -> ModelSpec:
+    """SGRAF: SGR and SAF on one pair of encoders, averaged (Diao et al. 2021)."""
+    return _graph({"name": "sgraf"}, dropout=0.4)
+
+
+@models.register("gsmn")
+def gsmn() -> ModelSpec:
+    """GSMN-dense: region and word graphs matched with their neighbours (Liu et al. 2020)."""
+    return _graph({"name": "gsmn", "graph": "dense"})
+
+
+@models.register("gsmn-sparse")
+def gsmn_sparse() -> ModelSpec:
+    """GSMN-sparse: the same, words linked by the dependencies of the caption (Liu et al. 2020)."""
+    return _graph({"name": "gsmn", "graph": "sparse", "parser": "rules"})
+
+
+# NAAF and its ablations: SCAN's encoders under the negative-aware matcher.
+
+
+def _naaf(**matcher: Any) -> ModelSpec:
+    return ModelSpec(
+        image={"name": "fc", "pooling": "none"},
+        text={"name": "bigru", "pooling": "none"},
+        matcher={"name": "naaf", **matcher},
+    )
+
+
+@models.register("naaf")
+def naaf() -> ModelSpec:
+    """NAAF: mismatched words count against a pair, around a learned boundary (CVPR 2022)."""
+    return _naaf()
+
+
+@models.register("naaf-no-intra")
+def naaf_no_intra() -> ModelSpec:
+    """NAAF without intra-modal propagation; average it with 'naaf' for the paper's ensemble."""
+    return _naaf(intra="none")
+
+
+@models.register("naaf-positive")
+def naaf_positive() -> ModelSpec:
+    """NAAF without its negative branch: the ablation."""
+    return _naaf(negative=False)
+
+
+# Semantic reasoning: fragments related to each other before a GRU reads them.
+
+
+def _reasoning(text: dict[str, Any]) -> ModelSpec:
+    return ModelSpec(image={"name": "vsrn"}, text=text, matcher={"name": "cosine"})
+
+
+def _reasoned_words(name: str) -> dict[str, Any]:
+    return {"name": name, "pooling": {"name": "reasoning", "readout": "gru"}}
+
+
+@models.register("vsrn")
+def vsrn() -> ModelSpec:
+    """VSRN: region graph and GRU, last state of a GRU over words (Li et al. 2019)."""
+    return _reasoning({"name": "gru"})
+
+
+@models.register("vsrn++")
+def vsrn_pp() -> ModelSpec:
+    """VSRN++ on BiGRU words: the same reasoning on both sides, without a language model."""
+    return _reasoning(_reasoned_words("bigru"))
+
+
+@models.register("vsrn++-bert")
+def vsrn_pp_bert() -> ModelSpec:
+    """VSRN++: the same reasoning on both sides, over the words of BERT (Li et al. 2022)."""
+    return _reasoning(_reasoned_words("bert"))
+
+
+# Models of relations: fragments that see each other, and instances that do in training.
+
+
+def _related(text: str) -> ModelSpec:
+    """HREM's encoders; its graph of instances is in the objective 'hrem-graph'."""
+    pooling: dict[str, Any] = {"name": "relations", "dropout": 0.1}
+    return ModelSpec(
+        image={"name": "mlp", "residual": "raw", "pooling": pooling},
+        text={"name": text, "pooling": pooling},
+        matcher={"name": "cosine"},
+    )
+
+
+@models.register("hrem")
+def hrem() -> ModelSpec:
+    """HREM with BiGRU: pooling with fragment relations, on both sides (Fu et al. 2023)."""
+    return _related("bigru")
+
+
+@models.register("hrem-bert")
+def hrem_bert() -> ModelSpec:
+    """HREM with BERT: the same over the states of a language model (Fu et al. 2023)."""
+    return _related("bert")
+
+
+# The embedding family: one vector an image, one a text, compared at once.
+
+
+@models.register("vse++")
+def vse_pp() -> ModelSpec:
+    """VSE++: linear image projection, last state of a GRU (Faghri et al. 2018)."""
+    return ModelSpec(
+        image={"name": "fc", "pooling": "mean"},
+        text={"name": "gru"},
+        matcher={"name": "cosine"},
+    )
+
+
+@models.register("vse-fc")
+def vse_fc() -> ModelSpec:
+    """VSE (FC): linear projection and GPO, BiGRU and GPO (SelHN figure 2a)."""
+    return ModelSpec(
+        image={"name": "fc", "pooling": "gpo"},
+        text={"name": "bigru", "pooling": "gpo"},
+        matcher={"name": "cosine"},
+    )
+
+
+@models.register("vse-mlp")
+def vse_mlp() -> ModelSpec:
+    """VSE (MLP): projection, bottleneck MLP with two BN layers, GPO (SelHN figure 2b)."""
+    return ModelSpec(
+        image={"name": "mlp", "residual": "none", "final_norm": True, "pooling": "gpo"},
+        text={"name": "bigru", "pooling": "gpo"},
+        matcher={"name": "cosine"},
+    )
+
+
+@models.register("rvse-mlp")
+def rvse_mlp() -> ModelSpec:
+    """RVSE (MLP): the same with a residual connection around the MLP (SelHN figure 2c)."""
+    return ModelSpec(
+        image={"name": "mlp", "residual": "projected", "final_norm": True, "pooling": "gpo"},
+        text={"name": "bigru", "pooling": "gpo"},
+        matcher={"name": "cosine"},
+    )
+
+
+@models.register("vse-infty")
+def vse_infty() -> ModelSpec:
+    """VSE∞ with BiGRU: projection plus MLP of the raw feature, GPO (Chen et al. 2021)."""
+    return ModelSpec(
+        image={"name": "mlp", "residual": "raw", "pooling": "gpo"},
+        text={"name": "bigru", "pooling": "gpo"},
+        matcher={"name": "cosine"},
+    )
+
+
+@models.register("vse-infty-bert")
+def vse_infty_bert() -> ModelSpec:
+    """VSE∞ with BERT: the same image side, a pretrained language model, GPO."""
+    return ModelSpec(
+        image={"name": "mlp", "residual": "raw", "pooling": "gpo"},
+        text={"name": "bert", "pooling": "gpo"},
+        matcher={"name": "cosine"},
+    )
+
+
+@models.register("rvse++")
+def rvse_pp() -> ModelSpec:
+    """RVSE++: the residual image encoder, BERT with a linear layer and GPO (SelHN section 3.4)."""
+    return ModelSpec(
+        image={"name": "mlp", "residual": "projected", "final_norm": True, "pooling": "gpo"},
+        text={"name": "bert", "pooling": "gpo"},
+        matcher={"name": "cosine"},
+    )
+
+
+@models.register("rvse++-bigru")
+def rvse_pp_bigru() -> ModelSpec:
+    """RVSE++ with a BiGRU for BERT, as the public code has it (one BN layer in the MLP)."""
+    return ModelSpec(
+        image={"name": "mlp", "residual": "projected", "pooling": "gpo"},
+        text={"name": "bigru", "pooling": "gpo"},
+        matcher={"name": "cosine"},
+    )
+
+
+# Cross-encoders: a pair goes through one transformer, from which more than a score is read.
+
+
+def _uniter(layers: int, width: int) -> ModelSpec:
+    return ModelSpec(
+        embed_size=width,
+        image={"name": "uniter"},
+        text={"name": "uniter"},
+        matcher={"name": "uniter", "layers": layers},
+    )
+
+
+@models.register("uniter-small")
+def uniter_small() -> ModelSpec:
+    """UNITER, small: 4 layers, for embed_size 256; trains on two CPU cores."""
+    return _uniter(4, 256)
+
+
+@models.register("uniter-base")
+def uniter_base() -> ModelSpec:
+    """UNITER-base: 12 layers, for embed_size 768 (Chen et al. 2020)."""
+    return _uniter(12, 768)
+
+
+@models.register("uniter-large")
+def uniter_large() -> ModelSpec:
+    """UNITER-large: 24 layers, for embed_size 1024 (Chen et al. 2020)."""
+    return _uniter(24, 1024)
+
+
+# Dual encoders by name, and what a model that reads pixels asks of its data.
+
+
+def _dual(pretrained: str) -> ModelSpec:
+    return ModelSpec(
+        image={"name": "dual", "pretrained": pretrained},
+        text={"name": "dual"},
+        matcher={"name": "cosine"},
+    )
+
+
+@models.register("clip")
+def clip() -> ModelSpec:
+    """CLIP, trained end to end from pixels; any matcher reads its patches and tokens."""
+    return _dual("openai/clip-vit-base-patch32")
+
+
+@models.register("siglip")
+def siglip() -> ModelSpec:
+    """SigLIP, trained end to end from pixels; any matcher reads its patches and tokens."""
+    return _dual("google/siglip-base-patch16-224")

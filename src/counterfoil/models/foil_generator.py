@@ -1,0 +1,319 @@
+"""A cross-encoder as its own generator of foils: it fills the masks, and ranks what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from counterfoil.core.distributed import rank
+from counterfoil.core.errors import ConfigError
+from counterfoil.data.batches.collate import ImageBatch, TextBatch, pad_texts
+from counterfoil.data.batches.dataset import Once
+from counterfoil.data.pairs import Split
+from counterfoil.data.text.tokenizers import (
+    HuggingFaceText,
+    TextProcessor,
+    WordText,
+    words_of_tokens,
+)
+from counterfoil.data.text.words import caption_words
+from counterfoil.encoders import Encoded
+from counterfoil.foils.generation import (
+    RATE,
+    Filler,
+    Foils,
+    MaskedCaptions,
+    MaskTokens,
+    Places,
+    Scorer,
+    graph_units,
+    hardest_foils,
+    mask_captions,
+    own_tokens,
+    refill,
+    sentence_rate,
+    token_units,
+)
+from counterfoil.foils.spacy_graph import create_extractor
+from counterfoil.matchers.cross_encoder import CrossEncoder
+from counterfoil.models.model import Model
+from counterfoil.objectives.foils import pair_images
+from counterfoil.objectives.services import (
+    Generated,
+    GeneratorOptions,
+    Live,
+    MaskedBatch,
+    MaskShare,
+    MaskUnit,
+)
+
+BLOCK = 4096
+"""Sentences that are embedded together."""
+
+
+class Masker:
+    """Draws masks over captions, by units of their scene graphs or token by token."""
+
+    def __init__(
+        self, text: TextProcessor, unit: MaskUnit, extractor: str, share: MaskShare = "units"
+    ) -> None:
+        self.text, self.tokens, self.share = text, MaskTokens.of(text), share
+        self.extractor = create_extractor(extractor) if unit == "graph" else None
+
+    def units(self, caption: str) -> list[Places]:
+        """Token places that are masked together."""
+        word_of = self._words(caption)
+        if self.extractor is None:
+            return token_units(word_of)
+        return graph_units(self.extractor.extract(caption), word_of)
+
+    def rate(self, caption: str, units: Sequence[Places]) -> float:
+        """How likely a word of a unit is chosen, for the wanted share of the words."""
+        if self.share == "units" or not units:
+            return RATE
+        return sentence_rate(units, len(token_units(self._words(caption))))
+
+    def _words(self, caption: str) -> Sequence[int | None]:
+        return words_of_tokens(self.text, caption, caption_words(caption))
+
+    def mask(
+        self, captions: Sequence[str], ids: Tensor, versions: int, rng: np.random.Generator
+    ) -> MaskedCaptions:
+        """Versions of captions whose ids, undisturbed, are [B, W]."""
+        units = [self.units(caption) for caption in captions]
+        rates = [self.rate(text, places) for text, places in zip(captions, units, strict=True)]
+        return mask_captions(ids, units, versions, self.tokens, rng, rates)
+
+
+class CrossReader:
+    """A cross-encoder, asked about sentences [n, W] with the images of captions [n]."""
+
+    def __init__(self, model: Model, images: Encoded, lengths: Tensor) -> None:
+        self.model, self.images, self.lengths = model, images, lengths
+
+    def fill(self, rows: Tensor, ids: Tensor, asked: Tensor) -> Tensor:
+        """A `Filler`: logits of the asked tokens by the head ``mlm``."""
+        matcher = cross_encoder_of(self.model, ["mlm"])
+        found = []
+        for at in torch.arange(len(rows), device=rows.device).split(BLOCK):
+            states = matcher.states(self.images[rows[at]], self._texts(rows[at], ids[at])).words
+            found.append(matcher.heads["mlm"](states[asked[at]], word_table(self.model)))
+        return torch.cat(found)
+
+    def score(self, rows: Tensor, ids: Tensor) -> Tensor:
+        """A `Scorer`."""
+        matcher = cross_encoder_of(self.model)
+        return torch.cat(
+            [
+                matcher.paired(self.images[rows[at]], self._texts(rows[at], ids[at]))
+                for at in torch.arange(len(rows), device=rows.device).split(BLOCK)
+            ]
+        )
+
+    def _texts(self, rows: Tensor, ids: Tensor) -> Encoded:
+        return self.model.encode_texts(TextBatch(ids, self.lengths[rows]))
+
+
+class FoilMaker:
+    """Foils for the captions of training batches (`objectives.services.Generator`).
+
+    Captions are read from the split, undisturbed. A frozen ``generator`` fills the masks where it
+    is given; whichever does, the model in training says which foils are the hardest.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        model: Model,
+        options: GeneratorOptions,
+        seed: int,
+        generator: Model | None = None,
+    ) -> None:
+        if min(options.masks, options.samples, options.kept) < 1:
+            raise ConfigError("foils: masks, samples and kept must all be at least 1")
+        if options.anchors < 0:
+            raise ConfigError(f"foils: anchors must be 0 (all) or more, got {options.anchors}")
+        cross_encoder_of(model)
+        if generator is not None:
+            cross_encoder_of(generator, ["mlm"])
+            generator.eval().requires_grad_(False)
+        self.split, self.model, self.options, self.seed = split, model, options, seed
+        self.generator = generator
+        self.masker = Masker(model.text, options.unit, options.extractor, options.share)
+        # in every epoch the same captions come again, and to cut them takes longer than a step
+        self.ids_of = Once(self._ids_of)
+        self.units_of = Once(self._units_of)
+        self.rate_of = Once(self._rate_of)
+        self.tokens_of = Once(self._tokens_of)
+
+    def _ids_of(self, caption: int) -> list[int]:
+        return self.masker.text.encode(self.split.texts[caption])
+
+    def _units_of(self, caption: int) -> list[Places]:
+        return self.masker.units(self.split.texts[caption])
+
+    def _rate_of(self, caption: int) -> float:
+        return self.masker.rate(self.split.texts[caption], self.units_of(caption))
+
+    def _tokens_of(self, image: int) -> list[int]:
+        """All that occur in an image's captions."""
+        encoded = (self.masker.text.encode(caption) for caption in self.split.captions[image])
+        return sorted({token for ids in encoded for token in ids})
+
+    def mask(self, live: Live, step: int) -> MaskedBatch:
+        """Masked versions of the captions of a batch, the same at the same step of a run."""
+        captions, masked = self._masked(live, step)
+        return MaskedBatch(captions, masked.ids, masked.labels)
+
+    def __call__(self, live: Live, step: int) -> Generated:
+        captions, masked = self._masked(live, step)
+        batch, count = live.batch, len(captions.ids)
+        owners = batch.owners[:count].tolist()
+        own = own_tokens(map(self.tokens_of, owners), captions.ids.device)
+        with live.asked():
+            foils = self._foils(batch.images, pair_images(batch)[:count], captions, masked, own)
+        return Generated(captions, masked.ids, masked.labels, foils.ids, foils.labels, foils.real)
+
+    def _masked(self, live: Live, step: int) -> tuple[TextBatch, MaskedCaptions]:
+        batch = live.batch
+        count = self.options.anchors or len(batch.caption_ids)
+        indices = batch.caption_ids[:count].tolist()
+        rng = np.random.default_rng([self.seed, rank(), step, indices[0]])
+        ids = pad_texts([*map(self.ids_of, indices)], self.masker.text.pad)
+        captions = ids.to(batch.caption_ids.device)
+        units = [*map(self.units_of, indices)]
+        rates = None if self.options.share == "units" else [*map(self.rate_of, indices)]
+        masked = mask_captions(ids.ids, units, self.options.masks, self.masker.tokens, rng, rates)
+        return captions, masked.to(captions.ids.device)
+
+    def _foils(
+        self,
+        images: ImageBatch,
+        rows: Tensor,
+        captions: TextBatch,
+        masked: MaskedCaptions,
+        own: Tensor,
+    ) -> Foils:
+        mine = self._reader(self.model, images, rows, captions)
+        other = (
+            self._reader(self.generator, images, rows, captions)
+            if self.generator is not None
+            else mine
+        )
+        return write_foils(
+            captions.ids, masked, self.masker.tokens, own, other.fill, mine.score, self.options
+        )
+
+    @staticmethod
+    def _reader(model: Model, images: ImageBatch, rows: Tensor, captions: TextBatch) -> CrossReader:
+        return CrossReader(model, model.encode_images(images)[rows], captions.mask)
+
+
+def write_foils(
+    captions: Tensor,
+    masked: MaskedCaptions,
+    tokens: MaskTokens,
+    own: Tensor,
+    fill: Filler,
+    score: Scorer,
+    options: GeneratorOptions,
+) -> Foils:
+    """Refill masked captions, and keep the hardest sentences that are no false negatives."""
+    ordinary = torch.from_numpy(tokens.ordinary).to(captions.device)
+    candidates = refill(masked, fill, ordinary, options.samples, options.temperature)
+    return hardest_foils(captions, masked, candidates, own, score, options.kept)
+
+
+def cross_encoder_of(model: Model, heads: Sequence[str] = ()) -> CrossEncoder:
+    """The cross-encoder of a model, checked to have some heads."""
+    matcher = model.matcher
+    if not isinstance(matcher, CrossEncoder):
+        raise ConfigError(
+            f"the model '{model.spec.name}' reads words and regions apart, so it cannot fill masks "
+            "given an image: set model.name to uniter-small, uniter-base or uniter-large"
+        )
+    missing = [head for head in heads if head not in matcher.heads]
+    if missing:
+        wanted = dict.fromkeys([*(h for h in matcher.heads if h != "rank"), *heads])
+        raise ConfigError(
+            f"this cross-encoder lacks the heads {', '.join(missing)}: set "
+            f"model.matcher.extras=[{','.join(wanted)}]"
+        )
+    return matcher
+
+
+def word_table(model: Model) -> Tensor:
+    """Vectors [V, D] of the words that a cross-encoder's heads write with."""
+    table: Tensor = model.text_encoder.word_table.weight
+    return table
+
+
+# From the tokens of a foil back to a sentence, as its caption is written.
+
+
+@dataclass(frozen=True)
+class SpeltFoil:
+    """A foil as text, and at which of the caption's words it differs."""
+
+    text: str
+    positions: tuple[int, ...]
+
+
+def spell_foil(
+    text: TextProcessor, caption: str, true: Sequence[int], foil: Sequence[int]
+) -> SpeltFoil | None:
+    """The caption with the words exchanged whose tokens are others in the foil.
+
+    All else stays as written, words that the model does not know included. None where no such
+    sentence is read as those tokens again (a piece of a word that stands alone), or where one has
+    more or fewer words than the caption.
+    """
+    found = caption_words(caption)
+    word_of = words_of_tokens(text, caption, found)
+    pairs = zip(word_of, true, foil, strict=True)
+    changed = {word for word, old, new in pairs if old != new}
+    if not changed or None in changed:
+        return None
+    places = sorted(word for word in changed if word is not None)
+    spelt = {
+        place: _spell(
+            text, [token for token, word in zip(foil, word_of, strict=True) if word == place]
+        )
+        for place in places
+    }
+    for cased in (True, False):
+        sentence = caption
+        for place in reversed(places):
+            span = found[place]
+            word = _in_case_of(span.text, spelt[place]) if cased else spelt[place]
+            sentence = _joined(sentence[: span.start], word, sentence[span.end :])
+        if list(text.encode(sentence)) == list(foil) and len(caption_words(sentence)) == len(found):
+            return SpeltFoil(sentence, tuple(places))
+    return None
+
+
+def _joined(before: str, word: str, after: str) -> str:
+    """A word between two parts; apart from letters that would become part of it."""
+    left = " " if before[-1:].isalnum() and word[:1].isalnum() else ""
+    right = " " if word[-1:].isalnum() and after[:1].isalnum() else ""
+    return f"{before}{left}{word}{right}{after}"
+
+
+def _spell(text: TextProcessor, ids: Sequence[int]) -> str:
+    if isinstance(text, WordText):
+        return text.vocabulary.entries[ids[0]]
+    if not isinstance(text, HuggingFaceText):
+        raise ConfigError(f"foils: text of kind '{text.kind}' cannot be spelt back")
+    pieces: list[str] = text.tokenizer.convert_ids_to_tokens(list(ids))
+    spelt: str = text.tokenizer.convert_tokens_to_string(pieces)
+    return spelt.strip()
+
+
+def _in_case_of(old: str, new: str) -> str:
+    if len(old) > 1 and old.isupper():
+        return new.upper()
+    return new[:1].upper() + new[1:] if old[:1].isupper() else new

@@ -1,0 +1,240 @@
+"""Adaptive offline quintuplets (AOQ): negatives that another model found in all training data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.data.batches.dataset import Companions, Extra
+from counterfoil.data.pairs import Split
+from counterfoil.objectives.base import (
+    Context,
+    LossReport,
+    Manner,
+    Objective,
+    both_directions,
+    objectives,
+)
+from counterfoil.objectives.foils import brought, pair_images
+from counterfoil.objectives.services import Preparation
+from counterfoil.objectives.twins import Twins
+
+IMAGES = 5
+"""An image candidate for so many caption candidates, as the benchmarks have five captions each."""
+
+
+@dataclass(frozen=True)
+class QuintupletScores:
+    """Scores [P] of each pair (I, T) and of its negatives.
+
+    ``online`` are those of the hardest caption and the hardest image of the batch (-inf where it
+    has none), ``offline`` s(I, T_off) and s(I_off, T), ``crossed`` s(I_off, T_off) and s(I2, T2).
+    """
+
+    positive: Tensor
+    online: tuple[Tensor, Tensor]
+    offline: tuple[Tensor, Tensor]
+    crossed: tuple[Tensor, Tensor]
+
+
+def quintuplet_loss(
+    scores: QuintupletScores,
+    *,
+    margin: float = 0.2,
+    offline_margin: float = 0.0,
+    alpha: float = 0.3,
+    beta: float = 1.5,
+    detach_weight: bool = False,
+) -> Tensor:
+    """The sum of the costs of all pairs.
+
+    The cost of an on-line negative has the weight β - (off - on) / α: the harder the off-line
+    negative beside it, the less it counts. The public code lets the gradient run through that
+    weight; ``detach_weight`` does not.
+    """
+    total = scores.positive.new_zeros(())
+    for online, offline in zip(scores.online, scores.offline, strict=True):
+        met = online.isfinite()
+        online = torch.where(met, online, scores.positive.detach())
+        weight = beta - (offline - online) / alpha
+        cost = (margin + online - scores.positive).clamp(min=0)
+        total = total + (met * cost * (weight.detach() if detach_weight else weight)).sum()
+    for negative in (*scores.offline, *scores.crossed):
+        total = total + (offline_margin + negative - scores.positive).clamp(min=0).sum()
+    return total
+
+
+@dataclass(frozen=True)
+class Quintuplets:
+    """Draws the off-line part of each pair's quintuplet.
+
+    ``captions`` [n_images, ·] are the candidates of each image, ``images`` [n_captions, ·] those of
+    each caption, best first, -1 where there are no more.
+    """
+
+    split: Split
+    captions: NDArray[np.int32]
+    images: NDArray[np.int32]
+    twins: Twins | None = None
+
+    def of(self, caption: int, rng: np.random.Generator) -> Extra:
+        """Images (I_off, I2) and texts (T_off, T2): T2 belongs to I_off, T_off to I2.
+
+        Both are taken at the same height of their lists. Where T_off belongs to the image at that
+        height, which would make a true pair of the two, the next image in the list is I_off. So it
+        is where one of them has the other's caption word for word, and then the next T_off.
+        """
+        captions = _present(self.captions[self.split.image_of[caption]])
+        images = _present(self.images[caption])
+        if not len(captions) or not len(images):
+            return Extra() if self.twins is None else self._itself(caption)
+        place = int(rng.integers(len(captions)))
+        from_place = np.roll(images, -(place * len(images) // len(captions)))
+        if self.twins is not None:
+            return self._without_twins(caption, np.roll(captions, -place), from_place, rng)
+        text = int(captions[place])
+        owner = int(self.split.image_of[text])
+        image = int(from_place[int(np.argmax(from_place != owner))])
+        theirs = self.split.captions[image]
+        other = theirs[int(rng.integers(len(theirs)))]
+        return Extra((image, owner), (self.split.texts[text], other))
+
+    def _without_twins(
+        self,
+        caption: int,
+        captions: NDArray[np.int32],
+        images: NDArray[np.int32],
+        rng: np.random.Generator,
+    ) -> Extra:
+        """The first quintuplet, in the order of both lists, whose crossed pairs are negatives.
+
+        If there is none, the pair itself stands in for all others: it adds no negative.
+        """
+        for text in map(int, captions):
+            owner = int(self.split.image_of[text])
+            for image in map(int, images):
+                if image == owner or self._has(image, text):
+                    continue
+                others = [t for t in self._captions_of(image) if not self._has(owner, t)]
+                if others:
+                    other = others[int(rng.integers(len(others)))]
+                    return Extra((image, owner), (self.split.texts[text], self.split.texts[other]))
+        return self._itself(caption)
+
+    def _itself(self, caption: int) -> Extra:
+        own = int(self.split.image_of[caption])
+        return Extra((own, own), (self.split.texts[caption],) * 2)
+
+    def _has(self, image: int, caption: int) -> bool:
+        return self.twins is not None and self.twins.has(image, caption)
+
+    def _captions_of(self, image: int) -> range:
+        first, last = np.searchsorted(self.split.image_of, [image, image + 1]).tolist()
+        return range(first, last)
+
+
+def _present(row: NDArray[np.int32]) -> NDArray[np.int32]:
+    return row[row >= 0]
+
+
+@objectives.register("aoq")
+class AdaptiveOfflineQuintuplet(Objective):
+    """Hardest negatives of the batch and, by a first model, of all training data (AOQ).
+
+    ``first`` is the folder of a run on the same data. Its model names, of each image, the
+    ``candidates`` best wrong captions and, of each caption, a fifth as many images. It scores every
+    image with every caption, which an embedding model does a great deal faster.
+    """
+
+    needs_batch = True
+
+    def __init__(
+        self,
+        *,
+        first: str = "",
+        margin: float = 0.2,
+        offline_margin: float = 0.0,
+        alpha: float = 0.3,
+        beta: float = 1.5,
+        candidates: int = 300,
+        detach_weight: bool = False,
+    ) -> None:
+        super().__init__()
+        if not first:
+            raise ConfigError(
+                "objective.aoq: its negatives are found by a first model; train one on the same "
+                "data and name its folder: objective.aoq.first=runs/x"
+            )
+        if candidates < 1:
+            raise ConfigError(f"objective.aoq.candidates: at least 1, got {candidates}")
+        if alpha <= 0:
+            raise ConfigError(f"objective.aoq.alpha: more than 0, got {alpha}")
+        self.first, self.candidates = first, candidates
+        self.margin, self.offline_margin = margin, offline_margin
+        self.alpha, self.beta, self.detach_weight = alpha, beta, detach_weight
+        self.quintuplets: Quintuplets | None = None
+
+    def prepare(self, training: Preparation) -> None:
+        images = max(2, self.candidates // IMAGES)  # one might be the image of T_off
+        of_image, of_caption = training.nearest(self.first, max(images, self.candidates))
+        if np.unique(training.train.image_of[of_image[of_image >= 0]]).size < 3:
+            raise DataError(
+                "objective.aoq: a quintuplet takes three images, the training split "
+                "has fewer that can be read and have captions of their own"
+            )
+        self.quintuplets = Quintuplets(
+            training.train,
+            of_image[:, : self.candidates].astype(np.int32),
+            of_caption[:, :images].astype(np.int32),
+            training.twins,
+        )
+
+    def companions(self) -> Companions | None:
+        return self.quintuplets
+
+    def hinge_margin(self, epoch: int) -> float | None:
+        return self.margin
+
+    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+        by_image, by_text = both_directions(scores, positives, context)
+        offline, crossed = self._offline(context)
+        found = QuintupletScores(
+            by_image.positive, (by_image.hardest, by_text.hardest), offline, crossed
+        )
+        loss = quintuplet_loss(
+            found,
+            margin=self.margin,
+            offline_margin=self.offline_margin,
+            alpha=self.alpha,
+            beta=self.beta,
+            detach_weight=self.detach_weight,
+        )
+        if not context.logging:
+            return LossReport(loss)
+        gap = (found.positive - torch.stack(offline)).mean().detach()
+        return LossReport(loss, {"offline/gap": gap})
+
+    def _offline(self, context: Context) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Off-line and crossed scores of the pairs of all processes, in the order of captions."""
+        live, extra = brought(context, "aoq")
+        assert extra.images is not None  # noqa: S101 - every pair brings two images and two texts
+        assert extra.texts is not None  # noqa: S101
+        images, texts = live.encode_images(extra.images), live.encode_texts(extra.texts)
+        own = live.images[pair_images(live.batch)]
+        image_off, image_2 = images[0::2], images[1::2]
+        text_off, text_2 = texts[0::2], texts[1::2]
+        return (
+            (live.paired(own, text_off), live.paired(image_off, live.texts)),
+            (live.paired(image_off, text_off), live.paired(image_2, text_2)),
+        )
+
+    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+        return anchors * (2 * self.margin * self.beta + 4 * self.offline_margin)
+
+    def manner(self, epoch: int) -> Manner:
+        return "hardest"

@@ -1,0 +1,273 @@
+"""How much each region and each word of a candidate matters for its score with an anchor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from counterfoil.core.distributed import gather_rows
+from counterfoil.core.errors import ConfigError, TrainingError
+from counterfoil.data.batches.collate import ImageBatch, TextBatch
+from counterfoil.data.text.tokenizers import HuggingFaceText, TextProcessor, WordText
+from counterfoil.data.text.vocabulary import END, MASK, PAD, START
+from counterfoil.encoders.encoded import Encoded
+from counterfoil.matchers.ensemble import CopiedEncoder
+from counterfoil.objectives.services import Live
+
+# Images and texts changed at their most important places: exchanged with others, or masked.
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The places [B, N] of each item, most important first, and how many of them count [B].
+
+    What does not count (padding, special tokens) stands last.
+    """
+
+    order: Tensor
+    size: Tensor
+
+    @staticmethod
+    def of(importance: Tensor, usable: Tensor) -> Ranking:
+        ranked = importance.masked_fill(~usable, -torch.inf)
+        return Ranking(ranked.argsort(dim=1, descending=True, stable=True), usable.sum(1))
+
+    def top(self, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Items and places of the first ``count`` [B] of each item, item by item, best first."""
+        places = torch.arange(self.order.shape[1], device=self.order.device)
+        item, rank = (places < count[:, None]).nonzero(as_tuple=True)
+        return item, self.order[item, rank]
+
+
+def share(size: Tensor, rate: float) -> Tensor:
+    """``rate`` of ``size`` rounded down, but at least 1."""
+    return (size.double() * rate + 1e-9).long().clamp(min=1).minimum(size)
+
+
+def exchange_images(
+    own: ImageBatch, other: ImageBatch, mine: Ranking, theirs: Ranking, rate: float
+) -> ImageBatch:
+    """The top regions of each image replaced by the top ones of another, rank by rank."""
+    count = share(mine.size, rate).minimum(theirs.size)
+    to, source = mine.top(count), theirs.top(count)
+    fragments = own.fragments.index_put(to, other.fragments[source])
+    boxes = own.boxes
+    if boxes is not None and other.boxes is not None:
+        boxes = boxes.index_put(to, other.boxes[source])
+    return replace(own, fragments=fragments, boxes=boxes)
+
+
+def exchange_texts(
+    own: TextBatch, other: TextBatch, mine: Ranking, theirs: Ranking, rate: float
+) -> TextBatch:
+    """The top words of each text replaced by the top ones of another, rank by rank."""
+    count = share(mine.size, rate).minimum(theirs.size)
+    return replace(own, ids=own.ids.index_put(mine.top(count), other.ids[theirs.top(count)]))
+
+
+def mask_images(images: ImageBatch, ranking: Ranking, rate: float) -> ImageBatch:
+    """The top regions of each image replaced by the mean of the rest; one region always stays."""
+    chosen = ranking.top(share(ranking.size, rate).minimum(ranking.size - 1))
+    rest = images.mask.clone()
+    rest[chosen] = False
+    total = (images.fragments * rest[..., None]).sum(1)
+    mean = total / rest.sum(1, keepdim=True).clamp(min=1)
+    return replace(images, fragments=images.fragments.index_put(chosen, mean[chosen[0]]))
+
+
+def mask_texts(texts: TextBatch, ranking: Ranking, rate: float, token: int) -> TextBatch:
+    """The top words of each text, at least one, replaced by the mask token."""
+    chosen = ranking.top(share(ranking.size, rate))
+    return replace(texts, ids=texts.ids.index_put(chosen, texts.ids.new_tensor(token)))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The token that hides a word, and those that are no words: padding, start and end."""
+
+    mask: int
+    special: tuple[int, ...]
+
+    @staticmethod
+    def of(text: TextProcessor) -> Tokens:
+        if isinstance(text, WordText):
+            index = text.vocabulary.index
+            return Tokens(index[MASK], (index[PAD], index[START], index[END]))
+        if isinstance(text, HuggingFaceText):
+            known = text.tokenizer
+            words = {known.unk_token_id, known.mask_token_id}
+            hidden = known.mask_token_id if known.mask_token_id is not None else known.unk_token_id
+            if hidden is not None:
+                return Tokens(int(hidden), tuple(sorted(set(known.all_special_ids) - words)))
+        raise ConfigError(
+            "objective 'cfm' hides words behind a mask token, and the tokenizer of this model has "
+            "none: use one that has, or another objective"
+        )
+
+    def words(self, texts: TextBatch) -> Tensor:
+        """True [B, W] where a token is a word."""
+        special = torch.tensor(self.special, device=texts.ids.device)
+        return texts.mask & ~torch.isin(texts.ids, special)
+
+
+B = TypeVar("B", ImageBatch, TextBatch)
+
+
+class Side(Generic[B]):
+    """The candidates of one direction of retrieval, with anchors on the other side.
+
+    Scores are those of all processes in order, everything else is this process's share.
+    ``exchanged`` and ``masked`` are the shares of a candidate's places that are changed.
+    """
+
+    def __init__(self, live: Live, tokens: Tokens, exchanged: float, masked: float) -> None:
+        self.live, self.tokens = live, tokens
+        self.exchanged, self.masked = exchanged, masked
+
+    def take(self, rows: Tensor) -> B:
+        """Some candidates of the batch, as they were read."""
+        raise NotImplementedError
+
+    def score(self, candidates: B, anchors: Tensor, detached: bool = False) -> Tensor:
+        """Score of each candidate, encoded anew, with its anchor as encoded for the batch."""
+        raise NotImplementedError
+
+    def gradients(self, candidates: B, anchors: Tensor, signs: Tensor) -> Tensor:
+        """Gradient norm [n, N] of the signed sum of scores at each place of each candidate."""
+        raise NotImplementedError
+
+    def rank(self, candidates: B, importance: Tensor) -> Ranking:
+        raise NotImplementedError
+
+    def exchange(self, own: B, other: B, mine: Ranking, theirs: Ranking) -> B:
+        raise NotImplementedError
+
+    def mask(self, candidates: B, ranking: Ranking) -> B:
+        raise NotImplementedError
+
+    def rankings(self, positive: Tensor, negative: Tensor, anchors: Tensor) -> list[Ranking]:
+        """Of the positives and of the negatives, by what their difference of scores hangs on."""
+        rows = torch.cat([positive, negative])
+        signs = torch.ones(len(rows), device=rows.device)
+        signs[len(positive) :] = -1
+        importance = self.gradients(self.take(rows), anchors.repeat(2), gather_rows(signs))
+        halves = zip((positive, negative), importance.chunk(2), strict=True)
+        return [self.rank(self.take(rows), half) for rows, half in halves]
+
+
+class ImageSide(Side[ImageBatch]):
+    """Images as candidates of texts."""
+
+    def take(self, rows: Tensor) -> ImageBatch:
+        images = self.live.batch.images
+        boxes = images.boxes[rows] if images.boxes is not None else None
+        return ImageBatch(images.fragments[rows], images.mask[rows], boxes)
+
+    def score(self, candidates: ImageBatch, anchors: Tensor, detached: bool = False) -> Tensor:
+        texts = self.live.texts[anchors]
+        texts = without_gradient(texts) if detached else texts
+        return self.live.paired(self.live.encode_images(candidates), texts)
+
+    def gradients(self, candidates: ImageBatch, anchors: Tensor, signs: Tensor) -> Tensor:
+        fragments = candidates.fragments.detach().clone().requires_grad_()
+        watched = replace(candidates, fragments=fragments)
+        scores = self.score(watched, anchors, detached=True)
+        return gradient_norm((signs * scores).sum(), [fragments])
+
+    def rank(self, candidates: ImageBatch, importance: Tensor) -> Ranking:
+        return Ranking.of(importance, candidates.mask)
+
+    def exchange(
+        self, own: ImageBatch, other: ImageBatch, mine: Ranking, theirs: Ranking
+    ) -> ImageBatch:
+        return exchange_images(own, other, mine, theirs, self.exchanged)
+
+    def mask(self, candidates: ImageBatch, ranking: Ranking) -> ImageBatch:
+        return mask_images(candidates, ranking, self.masked)
+
+
+class TextSide(Side[TextBatch]):
+    """Texts as candidates of images; special tokens are neither ranked nor changed."""
+
+    def take(self, rows: Tensor) -> TextBatch:
+        texts = self.live.batch.texts
+        graph = texts.graph[rows] if texts.graph is not None else None
+        return TextBatch(texts.ids[rows], texts.mask[rows], graph)
+
+    def score(self, candidates: TextBatch, anchors: Tensor, detached: bool = False) -> Tensor:
+        images = self.live.images[anchors]
+        images = without_gradient(images) if detached else images
+        return self.live.paired(images, self.live.encode_texts(candidates))
+
+    def gradients(self, candidates: TextBatch, anchors: Tensor, signs: Tensor) -> Tensor:
+        with watched_words(self.live.text_encoder) as vectors:
+            scores = self.score(candidates, anchors, detached=True)
+        if not vectors:
+            raise TrainingError(
+                "objective 'cfm' cannot look into a compiled text encoder: set train.compile=false"
+            )
+        return gradient_norm((signs * scores).sum(), vectors)
+
+    def rank(self, candidates: TextBatch, importance: Tensor) -> Ranking:
+        return Ranking.of(importance, self.tokens.words(candidates))
+
+    def exchange(
+        self, own: TextBatch, other: TextBatch, mine: Ranking, theirs: Ranking
+    ) -> TextBatch:
+        return exchange_texts(own, other, mine, theirs, self.exchanged)
+
+    def mask(self, candidates: TextBatch, ranking: Ranking) -> TextBatch:
+        return mask_texts(candidates, ranking, self.masked, self.tokens.mask)
+
+
+def gradient_norm(score: Tensor, inputs: list[Tensor]) -> Tensor:
+    """L2 norm [B, N] of the gradient with respect to inputs [B, N, D], taken together."""
+    grads = torch.autograd.grad(score, inputs)
+    return torch.linalg.vector_norm(torch.cat([grad.float() for grad in grads], dim=-1), dim=-1)
+
+
+def without_gradient(encoded: Encoded) -> Encoded:
+    fragments, pooled = encoded.fragments, encoded.pooled
+    return replace(
+        encoded,
+        fragments=fragments.detach() if fragments is not None else None,
+        pooled=pooled.detach() if pooled is not None else None,
+    )
+
+
+@contextmanager
+def watched_words(encoder: nn.Module) -> Iterator[list[Tensor]]:
+    """The word vectors that the encoder looks up inside, each occurrence on its own.
+
+    They are cut off from their table, so that a frozen one can be asked as well.
+    """
+    seen: list[Tensor] = []
+
+    def watch(table: nn.Module, given: Any, vectors: Tensor) -> Tensor:
+        seen.append(vectors.detach().requires_grad_())
+        return seen[-1]
+
+    handles = [table.register_forward_hook(watch) for table in word_tables(encoder)]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def word_tables(encoder: nn.Module) -> list[nn.Module]:
+    """The word table of a text encoder, or of each copy of it."""
+    if isinstance(encoder, CopiedEncoder):
+        return [table for member in encoder.members for table in word_tables(member)]
+    table = getattr(encoder, "word_table", None)
+    if not isinstance(table, nn.Module):
+        raise ConfigError(
+            f"objective 'cfm' asks which words matter, and the text encoder "
+            f"{type(encoder).__name__} does not say where it keeps its word vectors (word_table)"
+        )
+    return [table]

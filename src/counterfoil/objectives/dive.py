@@ -1,0 +1,117 @@
+"""What keeps sets of vectors apart and two modalities together: DivE's regularisers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from counterfoil.core.errors import ConfigError
+from counterfoil.encoders.encoded import Encoded, l2_normalise
+from counterfoil.matchers.ensemble import members_of
+from counterfoil.objectives.base import Context, LossReport, Objective, objectives
+from counterfoil.objectives.contrastive import at_least_float32
+
+# Distances between points, with gradients that stay finite where points coincide.
+
+
+def distances(x: Tensor, y: Tensor | None = None) -> Tensor:
+    """Euclidean distances [X, Y], or [X, X] of points with each other.
+
+    Computed from inner products. What is lost to rounding there counts as distance zero, and a
+    distance of zero has no gradient: a point is not moved by itself or by its double.
+    """
+    other = x if y is None else y
+    squares = x.square().sum(-1)[:, None] + other.square().sum(-1)[None]
+    squared = squares - 2 * x @ other.T
+    same = squared.detach() <= 16 * torch.finfo(x.dtype).eps * squares.detach()
+    if y is None:
+        same = same | torch.eye(len(x), dtype=torch.bool, device=x.device)
+    return squared.masked_fill(same, 1.0).sqrt().masked_fill(same, 0.0)
+
+
+def encoded_members(context: Context) -> list[tuple[Encoded, Encoded]]:
+    """Images and texts of the global batch, as each copy of the model encoded them."""
+    if context.live is None:
+        raise ConfigError("this objective reads encoded batches, but none came with the scores")
+    images, texts = context.live.images.gather(), context.live.texts.gather()
+    count = max(1, len(context.members))
+    return list(zip(members_of(images, count), members_of(texts, count), strict=True))
+
+
+@objectives.register("mmd")
+class MaximumMeanDiscrepancy(Objective):
+    """Distance between the distribution of image vectors and that of text vectors (DivE, PVSE).
+
+    The square of the maximum mean discrepancy with the kernel exp(-γ‖x - y‖), the norm not squared,
+    as in the public code; every vector counts, and also its kernel with itself. Vectors are what
+    the matcher compares: the pooled ones, the members of a set, or the fragments.
+    """
+
+    needs_batch = True
+    needs = "both"
+
+    def __init__(self, *, gamma: float = 0.5) -> None:
+        super().__init__()
+        self.gamma = gamma
+
+    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+        pairs = encoded_members(context)
+        losses = [self._discrepancy(points(images), points(texts)) for images, texts in pairs]
+        return LossReport(torch.stack(losses).mean())
+
+    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+        """Nothing: where all vectors are one, both distributions are."""
+        return 0.0
+
+    def _discrepancy(self, x: Tensor, y: Tensor) -> Tensor:
+        within = self._kernel(distances(x)) + self._kernel(distances(y))
+        return within - 2 * self._kernel(distances(x, y))
+
+    def _kernel(self, distance: Tensor) -> Tensor:
+        return (-self.gamma * distance).exp().mean()
+
+
+@objectives.register("uniformity")
+class Uniformity(Objective):
+    """The vectors of a set should differ: a price on slot residuals that point alike (DivE).
+
+    Mean of exp(-t‖a - b‖²) over all pairs of an item's residuals, brought to unit length, of images
+    plus that of texts. Only for models that predict sets.
+    """
+
+    needs_batch = True
+    needs = "both"
+
+    def __init__(self, *, t: float = 2.0) -> None:
+        super().__init__()
+        self.t = t
+
+    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+        pairs = encoded_members(context)
+        losses = [self._likeness(images) + self._likeness(texts) for images, texts in pairs]
+        return LossReport(torch.stack(losses).mean())
+
+    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+        """Next to nothing: residuals may differ although no item differs from another."""
+        return 0.0
+
+    def _likeness(self, encoded: Encoded) -> Tensor:
+        if encoded.residuals is None:
+            raise ConfigError(
+                "objective.uniformity: this model predicts no sets; use the models dive or "
+                "dive-bert, or leave the term out"
+            )
+        units = l2_normalise(at_least_float32(encoded.residuals))  # [B, K, D]
+        one, other = torch.triu_indices(units.shape[1], units.shape[1], 1, device=units.device)
+        apart = (units[:, one] - units[:, other]).square().sum(-1)
+        # a set of one vector has no pairs: the sum is zero, and so is its share
+        return (-self.t * apart).exp().sum() / max(1, apart.numel())
+
+
+def points(encoded: Encoded) -> Tensor:
+    """The vectors [n, D] of all items together."""
+    if encoded.pooled is not None:
+        return at_least_float32(encoded.pooled)
+    if encoded.fragments is None:
+        raise ConfigError("objective.mmd: nothing was kept of the encoded batch")
+    return at_least_float32(encoded.fragments[encoded.mask])

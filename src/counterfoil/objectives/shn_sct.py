@@ -1,0 +1,131 @@
+"""SHN and SCT: what to do with a negative that scores above the positive."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from counterfoil.core.registry import refuse_unused
+from counterfoil.objectives.base import (
+    Anchors,
+    Context,
+    LossReport,
+    Objective,
+    Reduction,
+    both_directions,
+    objectives,
+)
+
+Form = Literal["paper", "reference"]
+
+
+class MinedNegative(Objective):
+    """A cost for one mined negative per anchor.
+
+    ``form="paper"`` uses the hinge of SelHN's appendix B.2, summed over anchors and directions.
+    ``form="reference"`` uses what the authors of SCT published: the NCA cost
+    -log softmax([positive, negative] / temperature), averaged over the anchors that have a
+    negative. Their code mines among images of the same and of other classes; here a pair is a
+    class. ``reduction`` overrides the form's own; a ``"mean"`` in the paper's form averages over
+    all anchors, as that of `hardest` does. An option that a form does not read is refused.
+    """
+
+    name: str
+
+    def __init__(
+        self,
+        *,
+        margin: float = 0.2,
+        form: Form = "paper",
+        temperature: float = 0.1,
+        reduction: Reduction | None = None,
+    ) -> None:
+        super().__init__()
+        unused = {"temperature": temperature} if form == "paper" else {"margin": margin}
+        refuse_unused(type(self), f"objective.{self.name}", f"form={form}", **unused)
+        self.margin, self.form, self.temperature = margin, form, temperature
+        self.reduction = reduction or ("sum" if form == "paper" else "mean")
+
+    def allowed(self, anchors: Anchors) -> Tensor:
+        """Which candidates [P, C] may be mined."""
+        raise NotImplementedError
+
+    def costs(self, positive: Tensor, negative: Tensor) -> Tensor:
+        """Cost of each positive and its mined negative, all [P]."""
+        if self.form == "paper":
+            return (self.margin + negative - positive).clamp(min=0)
+        return F.softplus((negative - positive) / self.temperature)
+
+    def hinge_margin(self, epoch: int) -> float | None:
+        return self.margin if self.form == "paper" else None
+
+    def loss(self, *directions: Anchors) -> Tensor:
+        costs, valid = map(torch.cat, zip(*map(self._one_direction, directions), strict=True))
+        if self.reduction == "sum":
+            return costs.sum()
+        return costs.mean() if self.form == "paper" else costs.sum() / valid.sum().clamp(min=1)
+
+    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+        directions = both_directions(scores, positives, context)
+        return LossReport(self.loss(*directions))
+
+    def _one_direction(self, anchors: Anchors) -> tuple[Tensor, Tensor]:
+        """Costs [P] and which anchors [P] have a negative; the others cost nothing."""
+        allowed = self.allowed(anchors)
+        ranked = anchors.candidates.detach().masked_fill(~allowed, -torch.inf)
+        negative = anchors.candidates.gather(1, ranked.argmax(1, keepdim=True)).squeeze(1)
+        valid = allowed.any(1)
+        return self.costs(anchors.positive, negative).masked_fill(~valid, 0), valid
+
+
+@objectives.register("shn")
+class SemiHardNegative(MinedNegative):
+    """Hinge on the hardest negative that scores below the positive (SelHN eq. 13-14).
+
+    Equal scores cost nothing: the loss of a collapsed model is that of a perfect one.
+    """
+
+    name = "shn"
+
+    def allowed(self, anchors: Anchors) -> Tensor:
+        return anchors.negative & (anchors.candidates < anchors.positive[:, None])
+
+
+@objectives.register("sct")
+class SelectivelyContrastive(MinedNegative):
+    """Hinge on the hardest negative, or its bare score if above the positive (SelHN eq. 15-16).
+
+    ``lam`` weighs the second case. The reference form also counts a negative above
+    ``hard_similarity`` as hard, wherever the positive is.
+    """
+
+    name = "sct"
+
+    def __init__(
+        self,
+        *,
+        margin: float = 0.2,
+        lam: float = 1.0,
+        form: Form = "paper",
+        temperature: float = 0.1,
+        hard_similarity: float = 0.8,
+        reduction: Reduction | None = None,
+    ) -> None:
+        super().__init__(margin=margin, form=form, temperature=temperature, reduction=reduction)
+        if form == "paper":
+            kind = SelectivelyContrastive
+            refuse_unused(kind, "objective.sct", "form=paper", hard_similarity=hard_similarity)
+        self.lam, self.hard_similarity = lam, hard_similarity
+
+    def allowed(self, anchors: Anchors) -> Tensor:
+        return anchors.negative
+
+    def costs(self, positive: Tensor, negative: Tensor) -> Tensor:
+        if self.form == "paper":
+            hard = negative >= positive
+        else:
+            hard = (negative > positive) | (negative > self.hard_similarity)
+        return torch.where(hard, self.lam * negative, super().costs(positive, negative))

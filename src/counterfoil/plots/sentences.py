@@ -1,0 +1,344 @@
+"""An explanation as a picture, and its sentence as HTML: green words count for, red against."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PIL import Image, ImageDraw, ImageFont
+
+from counterfoil.models.correct import Correction
+from counterfoil.models.explain import Match, WordEffect
+from counterfoil.models.yardstick import LEAST_AGAINST
+
+# Pictures of an image with sentences under it, each word on its colour: what they share.
+
+
+FOR, AGAINST = (22, 163, 74), (220, 38, 38)
+INK, FAINT, PAPER = (31, 41, 55), (107, 114, 128), (255, 255, 255)
+GROUND, RULE = (243, 244, 246), (229, 231, 235)
+WIDTH, MARGIN = 960, 36
+IMAGE_HEIGHT = 720
+CHIP_HEIGHT, LINE_HEIGHT = 44, 78
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+Colour = tuple[int, int, int]
+
+
+def colour_of(shade: float, ground: Colour = PAPER) -> Colour:
+    """The background of a word of that shade, on paper of the colour ``ground``."""
+    strength = 0.85 * abs(shade)
+    hue = FOR if shade > 0 else AGAINST
+    mixed = [round(g + strength * (h - g)) for g, h in zip(ground, hue, strict=True)]
+    return mixed[0], mixed[1], mixed[2]
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A word, what stands under it, and its shade from −1 (red) to 1 (green).
+
+    A word that the model does not know has a dotted frame and grey letters.
+    """
+
+    word: str
+    under: str
+    shade: float
+    known: bool = True
+
+
+def draw_chips(draw: ImageDraw.ImageDraw, chips: Sequence[Chip], top: float) -> None:
+    """Words from ``top`` on, line by line."""
+    for chip, text, x, y, width in _places(chips):
+        upper = top + y
+        ground = colour_of(chip.shade, GROUND)
+        draw.rounded_rectangle((x, upper, x + width, upper + CHIP_HEIGHT), 9, fill=ground)
+        if not chip.known:
+            _draw_dots(draw, (x, upper, x + width, upper + CHIP_HEIGHT))
+        ink = (PAPER if _luminance(ground) < 0.5 else INK) if chip.known else FAINT
+        draw.text((x + width / 2, upper + CHIP_HEIGHT / 2), text, ink, font(26), "mm")
+        draw.text((x + width / 2, upper + CHIP_HEIGHT + 13), chip.under, FAINT, font(15), "mm")
+
+
+def _draw_dots(draw: ImageDraw.ImageDraw, box: tuple[float, float, float, float]) -> None:
+    """A dotted frame."""
+    left, upper, right, lower = map(round, box)
+    across = [(x, y) for x in range(left + 4, right - 3, 7) for y in (upper, lower)]
+    down = [(x, y) for y in range(upper + 4, lower - 3, 7) for x in (left, right)]
+    for x, y in across + down:
+        draw.ellipse((x - 1.5, y - 1.5, x + 1.5, y + 1.5), fill=FAINT)
+
+
+def height_of(chips: Sequence[Chip]) -> int:
+    """Of all lines."""
+    return int(max((y for _, _, _, y, _ in _places(chips)), default=0.0)) + LINE_HEIGHT
+
+
+def _places(chips: Sequence[Chip]) -> list[tuple[Chip, str, float, float, float]]:
+    """Each word with its text as it fits, where it goes, and how wide it is."""
+    places = []
+    x, y = float(MARGIN), 0.0
+    for chip in chips:
+        text = chip.word
+        while font(26).getlength(text) > WIDTH - 2 * MARGIN - 20 and len(text) > 1:
+            text = text[:-2] + "…"
+        width = max(font(26).getlength(text) + 20, 64.0)
+        if x + width > WIDTH - MARGIN and x > MARGIN:
+            x, y = float(MARGIN), y + LINE_HEIGHT
+        places.append((chip, text, x, y, width))
+        x += width + 8
+    return places
+
+
+def _luminance(colour: Colour) -> float:
+    return (0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]) / 255
+
+
+def fitted(image: Image.Image) -> Image.Image:
+    """An image as large as the page allows."""
+    scale = min((WIDTH - 2 * MARGIN) / image.width, IMAGE_HEIGHT / image.height)
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    return image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
+
+
+def png(page: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    page.save(buffer, format="PNG", optimize=True)
+    return buffer.getvalue()
+
+
+_FACES = ("DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf", "arial.ttf", "Helvetica.ttc")
+_FONTS: dict[int, Font] = {}
+
+
+def font(size: int) -> Font:
+    """A font with accents and signs where there is one, else the one Pillow brings."""
+    if size not in _FONTS:
+        _FONTS[size] = _load_font(size)
+    return _FONTS[size]
+
+
+def _load_font(size: int) -> Font:
+    for face in _FACES:
+        try:
+            return ImageFont.truetype(face, size)
+        except OSError:
+            continue
+    return ImageFont.load_default(size)
+
+
+LEAST_WEIGHT = 0.04
+UNKNOWN = "unknown word, left out"
+
+
+def shades(match: Match) -> list[float]:
+    """For each word a number from −1 (counts against, strongly) to 1 (counts for, strongly).
+
+    On the scale of the model's yardstick, the same for every picture; without one, on that of this
+    match. Punctuation and unknown words have no colour.
+    """
+    most, least = effect_scale(match)
+    return [
+        0.0
+        if word.is_punctuation or not word.known or not most
+        else max(-1.0, min(1.0, word.effect / (most if word.effect > 0 else least)))
+        for word in match.words
+    ]
+
+
+def effect_scale(match: Match) -> tuple[float, float]:
+    """Sizes of the effects, for and against, from which a word has its full colour.
+
+    What counts against is often small beside what counts for; it is shown up to four times as
+    strong, so that it can be seen.
+    """
+    if match.yardstick is not None:
+        return match.yardstick.effect_for, match.yardstick.effect_against
+    effects = [word.effect for word in match.words if word.known and not word.is_punctuation]
+    largest = max(map(abs, effects), default=0.0)
+    return largest, max(-min(effects, default=0.0), LEAST_AGAINST * largest)
+
+
+def standing(match: Match) -> str:
+    """The score beside those of other pairs, in words; empty without a yardstick."""
+    above = match.above
+    if above is None or match.yardstick is None:
+        return ""
+    wrong, right = (f"{100 * above[side]:.0f} %" for side in ("wrong", "right"))
+    split = match.yardstick.split
+    return f"higher than {wrong} of wrong pairs, than {right} of right pairs ({split})"
+
+
+def colour_note(match: Match) -> str:
+    """What the colours mean, in one line."""
+    if match.yardstick is None:
+        return (
+            "Colours compare within this sentence only: the run has no yardstick, which is "
+            "measured at the end of training."
+        )
+    most, least = effect_scale(match)
+    return (
+        f"Colours compare from picture to picture: full green from {signed(most)}, full red from "
+        f"{signed(-least)}."
+    )
+
+
+def signed(effect: float) -> str:
+    """An effect with its sign, a true minus included.
+
+    >>> signed(0.03121), signed(-0.2), signed(0.0)
+    ('+0.0312', '−0.2000', '0.0000')
+    """
+    text = f"{abs(effect):.4f}"
+    if float(text) == 0.0:
+        return text
+    return f"{'+' if effect > 0 else '−'}{text}"
+
+
+def explain_png(match: Match, image: Image.Image | None = None) -> bytes:
+    """The image with the regions the worst word looked at, the sentence, the score.
+
+    Without an image, the sentence alone.
+    """
+    chips = [
+        Chip(_shown(match, word), _under(word), shade, word.known)
+        for word, shade in zip(match.words, shades(match), strict=True)
+    ]
+    below = height_of(chips)
+    picture = _picture(match, image) if image is not None else None
+    top = MARGIN + (picture.height + 74 if picture is not None else 0)
+    page = Image.new("RGB", (WIDTH, top + below + 156), PAPER)
+    draw = ImageDraw.Draw(page)
+    if picture is not None:
+        page.paste(picture, ((WIDTH - picture.width) // 2, MARGIN))
+        draw.text((WIDTH / 2, MARGIN + picture.height + 24), _caption(match), FAINT, font(19), "mm")
+    draw_chips(draw, chips, top)
+    _draw_footer(draw, match, top + below + 14)
+    return png(page)
+
+
+def _shown(match: Match, word: WordEffect) -> str:
+    start, end = word.span or (0, 0)
+    return match.text[start:end] or word.word
+
+
+def _draw_footer(draw: ImageDraw.ImageDraw, match: Match, y: int) -> None:
+    draw.line((MARGIN, y, WIDTH - MARGIN, y), fill=RULE, width=2)
+    score = f"score {match.score:.4f}"
+    draw.text((MARGIN, y + 16), score, INK, font(26))
+    if match.boundary is not None:
+        x = MARGIN + font(26).getlength(score) + 28
+        draw.text((x, y + 21), f"boundary {match.boundary:.4f}", FAINT, font(21))
+    lines = (standing(match), method_note(match), colour_note(match))
+    for number, line in enumerate(filter(None, lines)):
+        draw.text((MARGIN, y + 56 + 26 * number), line.replace("−", "-"), FAINT, font(17))
+    x = float(WIDTH - MARGIN)
+    for name, shade in (("for", 1.0), ("against", -1.0)):
+        x -= font(17).getlength(name)
+        draw.text((x, y + 22), name, FAINT, font(17))
+        draw.rounded_rectangle((x - 26, y + 23, x - 8, y + 41), 4, fill=colour_of(shade))
+        x -= 46
+
+
+def method_note(match: Match) -> str:
+    """What the effects are, in one line."""
+    if match.method == "leave-one-out":
+        return "An effect is how much the score falls when the word is left out (leave-one-out)."
+    if not match.additive:
+        return "An effect is the word's own part of the score."
+    rest = sum(word.effect for word in match.specials)
+    names = " and ".join(word.word for word in match.specials)
+    ends = f", {signed(rest)} of {names} included" if names else ""
+    return f"Effects add up to the score{ends}."
+
+
+def _caption(match: Match) -> str:
+    worst = match.worst
+    how = "counts most against" if worst.effect < 0 else "counts least for"
+    looked = match.boxes is not None and worst.region_weights is not None
+    return f"“{worst.word}” {how} this match" + ("; framed: where it looked" if looked else "")
+
+
+def _picture(match: Match, image: Image.Image) -> Image.Image:
+    """The image as large as the page allows, with the regions of the worst word framed."""
+    picture = fitted(image)
+    worst = match.worst
+    if match.boxes is None or worst.region_weights is None:
+        return picture
+    hue = FOR if worst.effect > 0 else AGAINST
+    largest = max(float(worst.region_weights.max(initial=0.0)), 1e-9)
+    frames = sorted(zip(worst.region_weights.tolist(), match.boxes.tolist(), strict=False))
+    for weight, box in frames:
+        if weight >= LEAST_WEIGHT:
+            picture = _framed(picture, box, weight / largest, hue)
+    return picture
+
+
+def _framed(picture: Image.Image, box: list[float], strength: float, hue: Colour) -> Image.Image:
+    """A frame whose width and opacity say how much of the attention it got."""
+    width, height = picture.size
+    left, right = sorted((box[0] * width, box[2] * width))
+    upper, lower = sorted((box[1] * height, box[3] * height))
+    edge = (
+        min(max(left, 0.0), width - 8.0),
+        min(max(upper, 0.0), height - 8.0),
+        max(min(right, width - 1.0), 7.0),
+        max(min(lower, height - 1.0), 7.0),
+    )
+    layer = Image.new("RGBA", picture.size, (0, 0, 0, 0))
+    draw = ImageDraw.Draw(layer)
+    opacity = round(55 + 200 * strength)
+    line = round(2 + 5 * strength)
+    # A light rim keeps the frame visible on a ground of its own colour.
+    draw.rounded_rectangle(edge, 6, outline=(255, 255, 255, opacity), width=line + 3)
+    draw.rounded_rectangle(edge, 6, outline=(*hue, opacity), width=line)
+    return Image.alpha_composite(picture.convert("RGBA"), layer).convert("RGB")
+
+
+def _under(word: WordEffect) -> str:
+    """What stands under a word; not every font has a minus of its own."""
+    return signed(word.effect).replace("−", "-") if word.known else "unknown"
+
+
+# A correction as a picture: the image, the words that are wrong, the sentence that is right.
+
+
+HEADING = 44
+
+
+def correct_png(found: Correction, image: Image.Image | None = None) -> bytes:
+    """The sentence with how likely each word is wrong, and below it what was changed in green.
+
+    Without an image, the sentences alone.
+    """
+    changed = {change.place: change.instead for change in found.changes}
+    before = [
+        Chip(word.word, f"{word.wrong:.2f}" if word.known else "unknown", -word.wrong, word.known)
+        for word in found.words
+    ]
+    after = [
+        Chip(changed.get(place, word.word), "", 1.0 if place in changed else 0.0)
+        for place, word in enumerate(found.words)
+    ]
+    picture = fitted(image) if image is not None else None
+    top = MARGIN + (picture.height + 24 if picture is not None else 0)
+    middle = top + HEADING + height_of(before)
+    bottom = middle + HEADING + (height_of(after) if changed else 0)
+    page = Image.new("RGB", (WIDTH, bottom + 12), PAPER)
+    draw = ImageDraw.Draw(page)
+    if picture is not None:
+        page.paste(picture, ((WIDTH - picture.width) // 2, MARGIN))
+    _heading(draw, top, found.score, "how likely each word is wrong")
+    draw_chips(draw, before, top + HEADING)
+    draw.line((MARGIN, middle - 4, WIDTH - MARGIN, middle - 4), fill=RULE, width=2)
+    said = "corrected" if changed else "nothing was changed"
+    _heading(draw, middle + 8, found.corrected_score, said)
+    if changed:
+        draw_chips(draw, after, middle + 8 + HEADING)
+    return png(page)
+
+
+def _heading(draw: ImageDraw.ImageDraw, y: float, score: float, said: str) -> None:
+    text = f"score {score:.4f}".replace("−", "-")
+    draw.text((MARGIN, y), text, INK, font(24))
+    draw.text((WIDTH - MARGIN, y + 14), said, FAINT, font(17), "rm")

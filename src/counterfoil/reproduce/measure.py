@@ -1,0 +1,362 @@
+"""Scores of finished runs on the test split: one run, an ensemble, another protocol, the speed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.progress import Progress
+from counterfoil.core.storage.atomic import write_atomically
+from counterfoil.data.pairs import Pairs, Split
+from counterfoil.evaluation.evaluate import report_scores
+from counterfoil.evaluation.foils.fluency import RunFluency
+from counterfoil.evaluation.foils.metrics import judge_foils
+from counterfoil.evaluation.foils.report import FoilReport
+from counterfoil.evaluation.foils.sets import (
+    FoilChoice,
+    FoilPair,
+    FoilSet,
+    choose_captions,
+    foils_by,
+    foils_of_model,
+)
+from counterfoil.evaluation.judgements import JudgementReport
+from counterfoil.evaluation.judgements import judge as judge_by_people
+from counterfoil.evaluation.report import Report, RetrievalReport
+from counterfoil.evaluation.words.evaluate import evaluate_rule_words, evaluate_words
+from counterfoil.evaluation.words.report import WordReport
+from counterfoil.matchers.cross_encoder import CrossEncoder
+from counterfoil.models.model import Model
+from counterfoil.reproduce.columns import OWN, RETRIEVED, FoilOptions, MeasureColumn
+from counterfoil.reproduce.plan import PlannedRun
+from counterfoil.reproduce.results import Speed, read_cost
+from counterfoil.scoring.encode import encode_images, encode_texts, score_all, score_split
+from counterfoil.training.run_data import read_data
+from counterfoil.training.run_folder import load_model
+
+
+class Judge:
+    """Reads results where they are, computes and keeps them where they are not."""
+
+    def __init__(self, folder: Path, cache: Path, progress: Progress) -> None:
+        self.folder, self.cache, self.progress = folder, cache, progress
+        self._pairs: dict[str, Pairs] = {}
+
+    def report(
+        self, runs: Sequence[PlannedRun], folds: int | None = None, standardise: bool = False
+    ) -> RetrievalReport:
+        """One run, or several as an ensemble; ``folds`` where not as their config says."""
+        settings = runs[0].config.evaluation
+        folds = settings.folds if folds is None else folds
+        kept = self.place(runs, folds, standardise)
+        if kept.is_file():
+            return _read(kept)
+        split = self.split_of(runs[0])
+        models = [load_model(run.folder, run.config.train.device) for run in runs]
+        if len({(model.fragments_from, str(model.fragments_options)) for model in models}) > 1:
+            raise ConfigError("the members of this ensemble read different features")
+        found = [score_split(model, split, settings.batch_size, self.progress) for model in models]
+        report = report_scores(
+            found,
+            split.name,
+            folds=folds,
+            bootstrap=settings.bootstrap,
+            standardise=standardise,
+        )
+        write_atomically(kept, report.to_json())
+        return report
+
+    def place(
+        self, runs: Sequence[PlannedRun], folds: int | None = None, standardise: bool = False
+    ) -> Path:
+        """Where a report is kept, once there is one."""
+        settings = runs[0].config.evaluation
+        folds = settings.folds if folds is None else folds
+        if len(runs) == 1 and folds == settings.folds:
+            return runs[0].folder / "results.json"
+        how = ["standardised"] if standardise else []
+        key = "-".join([*(run.digest for run in runs), f"folds{folds}", *how])
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
+
+    def speed(self, runs: Sequence[PlannedRun], repeats: int) -> Speed:
+        """How fast these models together score the test split: the median of some timings."""
+        split = self.split_of(runs[0])
+        models = [load_model(run.folder, run.config.train.device).eval() for run in runs]
+        size = runs[0].config.evaluation.batch_size
+        _time_once(models, split, size)  # the first time also warms caches and kernels
+        timings = [_time_once(models, split, size) for _ in range(repeats)]
+        pairs = len(split) * len(split.texts) / 1000
+        return Speed(
+            kpps=pairs / statistics.median(encoding + match for encoding, match in timings),
+            matching_kpps=pairs / statistics.median(match for _, match in timings),
+            images=len(split),
+            captions=len(split.texts),
+            device=_device_name(models[0]),
+        )
+
+    def pairs_of(self, run: PlannedRun) -> Pairs:
+        """The data of a run, read once."""
+        key = run.config.data.model_dump_json()
+        if key not in self._pairs:
+            self._pairs[key] = read_data(run.config, self.cache, self.progress)
+        return self._pairs[key]
+
+    def split_of(self, run: PlannedRun) -> Split:
+        """The split that a run is judged on."""
+        pairs, settings = self.pairs_of(run), run.config.evaluation
+        return pairs[settings.test_split if settings.test_split in pairs else settings.split]
+
+
+def _time_once(models: Sequence[Model], split: Split, size: int) -> tuple[float, float]:
+    """Seconds to encode a split, and to score all its pairs."""
+    encoding = matching = 0.0
+    for model in models:
+        start = time.perf_counter()
+        images, _, _ = encode_images(model, split, size)
+        texts = encode_texts(model, split.texts, size)
+        _finish(model)
+        between = time.perf_counter()
+        score_all(model, images, texts)  # its result is on the CPU, so it has ended
+        matching += time.perf_counter() - between
+        encoding += between - start
+    return encoding, matching
+
+
+def _finish(model: Model) -> None:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+
+
+def _device_name(model: Model) -> str:
+    if model.device.type == "cuda":
+        return torch.cuda.get_device_name(model.device)
+    return f"{model.device.type}, {torch.get_num_threads()} threads"
+
+
+def _read(path: Path) -> RetrievalReport:
+    return RetrievalReport.from_json(path.read_text(encoding="utf-8"))
+
+
+# Captions of other images as foils: the one of a batch or of the split that scores highest.
+
+
+BATCH = 128
+"""Captions of a batch, as many as a usual batch of training has."""
+
+
+def retrieved_set(
+    model: Model, split: Split, choice: FoilChoice, of_batch: bool, progress: Progress
+) -> FoilSet:
+    """The negative caption of each caption's image that the model scores highest.
+
+    Batches are drawn from all captions of the split by ``choice.seed``. Captions that are equal to
+    one of the image's own are no negatives of it.
+    """
+    scored = score_split(model, split, progress=progress)
+    row_of = {image: row for row, image in enumerate(scored.images)}
+    column_of = {caption: column for column, caption in enumerate(scored.texts)}
+    groups = _batches(scored.texts, choice.seed) if of_batch else [list(scored.texts)]
+    group_of = {caption: group for group in groups for caption in group}
+    pairs: list[FoilPair] = []
+    chosen = choose_captions(split, choice.captions, choice.seed)
+    for caption in chosen:
+        if caption not in column_of:  # its image cannot be read
+            continue
+        image = int(split.image_of[caption])
+        own = set(split.captions[image])
+        others = [other for other in group_of[caption] if split.texts[other] not in own]
+        if others:
+            columns = torch.tensor([column_of[other] for other in others])
+            best = int(scored.scores[row_of[image], columns].argmax())
+            pairs.append(FoilPair(caption, split.texts[others[best]]))
+    name = "the hardest of a batch" if of_batch else "the hardest of the split"
+    return FoilSet.of(name, pairs, len(chosen))
+
+
+def _batches(captions: list[int], seed: int) -> list[list[int]]:
+    shuffled = random.Random(f"{seed}/batches").sample(captions, len(captions))
+    return [shuffled[start : start + BATCH] for start in range(0, len(shuffled), BATCH)]
+
+
+# The numbers of measure columns: foils, single wrong words, people's judgements, the cost.
+
+
+R = TypeVar("R", bound=Report)
+
+TRUTH = 3
+"""Of how foils are held against the truth of scenes: what was judged otherwise is judged again."""
+
+
+class FoilJudge:
+    """Measures finished runs, and keeps what it found beside the judge's other results."""
+
+    def __init__(self, judge: Judge, options: FoilOptions) -> None:
+        self.judge, self.options = judge, options
+        self.choice = FoilChoice(**options.model_dump())
+        self._foils: dict[tuple[str, bool], FoilSet] = {}
+
+    def number(
+        self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None
+    ) -> float | None:
+        """What a column says of a run; None where it cannot be measured of it.
+
+        That is words and perplexity of a model without heads for them, foils by such a one, and
+        judgements of other data.
+        """
+        value: float | None
+        if column.is_cost:
+            value = getattr(read_cost(run.folder), column.number)
+        elif column.judgements is not None:
+            value = self._tau(column.judgements, run)
+        elif column.foils is None or column.of_rule_words:
+            value = getattr(self._words(run, column.of_rule_words), column.number).value
+        else:
+            report = self._foil_report(column, run, run if column.foils == OWN else writer)
+            value = math.nan if report is None else getattr(report, column.number)
+        return None if value is None or math.isnan(value) else value
+
+    def known(self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None) -> bool:
+        """Whether it has been measured before."""
+        if column.is_cost:
+            return True
+        if column.judgements is not None:
+            return self._path(self._tau_key(column.judgements, run)).is_file()
+        if column.foils is None or column.of_rule_words:
+            return self._path(self._words_key(run, column.of_rule_words)).is_file()
+        by = run if column.foils == OWN else writer
+        return self._path(self._foils_key(column, run, by)).is_file()
+
+    def _words(self, run: PlannedRun, by_rule: bool) -> WordReport:
+        """Wrong words of drawn scenes, or those that rules exchanged."""
+        most, seed, progress = self.options.captions, self.options.seed, self.judge.progress
+
+        def measure() -> WordReport:
+            split = self.judge.split_of(run)
+            if by_rule:
+                return evaluate_rule_words(
+                    _model(run), split, most=most, bootstrap=0, seed=seed, progress=progress
+                )
+            return evaluate_words(
+                _model(run), split, max_captions=most, bootstrap=0, seed=seed, progress=progress
+            )
+
+        return self.kept(self._words_key(run, by_rule), WordReport, measure)
+
+    def _words_key(self, run: PlannedRun, by_rule: bool) -> list[object]:
+        by = ["rules"] if by_rule else []
+        return ["words", run.digest, self.options.captions, self.options.seed, *by]
+
+    def _tau(self, name: str, run: PlannedRun) -> float | None:
+        """Agreement with the judgements of a file in the folder of the run's data."""
+        folder = Path(run.config.data.source)
+        if not folder.is_dir():
+            return None
+        path = folder / name
+        if not path.is_file():
+            raise DataError(f"{path}: no such file of judgements; copy it there")
+        report = self.kept(
+            self._tau_key(name, run),
+            JudgementReport,
+            lambda: judge_by_people(
+                _model(run), self.judge.pairs_of(run), path, self.judge.progress
+            ),
+        )
+        return report.tau
+
+    def _tau_key(self, name: str, run: PlannedRun) -> list[object]:
+        return ["tau", run.digest, name]
+
+    def _foil_report(
+        self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None
+    ) -> FoilReport | None:
+        needed = [] if self.known(column, run, writer) else [writer]
+        if needed and column.reads_fluency:
+            needed.append(run)
+        if not all(_has_words(one) for one in needed if one is not None):
+            return None
+
+        def measure() -> FoilReport:
+            model = _model(run)
+            fluency = RunFluency(model, run.name) if column.reads_fluency else None
+            foils = self.foil_set(column, run, writer)
+            split, progress = self.judge.split_of(run), self.judge.progress
+            return judge_foils(model, split, foils, fluency=fluency, progress=progress)
+
+        return self.kept(self._foils_key(column, run, writer), FoilReport, measure)
+
+    def _foils_key(
+        self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None
+    ) -> list[object]:
+        source, options = _source(column, writer), self.options.model_dump()
+        blind = ["blind"] if column.blind else []
+        return ["foils", run.digest, source, options, column.reads_fluency, TRUTH, *blind]
+
+    def foil_set(
+        self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None
+    ) -> FoilSet:
+        """Foils of the run's split; a run's are written once, for whoever is judged on them."""
+        source, split = _source(column, writer), self.judge.split_of(run)
+        if source in RETRIEVED:
+            retrieved = (f"{source} {run.digest}", False)
+            if retrieved not in self._foils:  # every pair of the split is scored for it
+                self._foils[retrieved] = retrieved_set(
+                    _model(run), split, self.choice, source == RETRIEVED[0], self.judge.progress
+                )
+            return self._foils[retrieved]
+        if writer is None:
+            return foils_by(source, split, self.choice, _never, self.judge.progress)
+        theirs = self.judge.split_of(writer)
+        if theirs.texts != split.texts:
+            raise ConfigError(
+                f"{run.title} cannot be judged on foils by {writer.title}: their test splits have "
+                "other captions"
+            )
+        key = (source, column.blind)
+        if key not in self._foils:
+            choice = replace(self.choice, blind=column.blind)
+            self._foils[key] = foils_of_model(
+                _model(writer), writer.title, theirs, choice, self.judge.progress
+            )
+        return self._foils[key]
+
+    def kept(self, key: Sequence[object], kind: type[R], measure: Callable[[], R]) -> R:
+        path = self._path(key)
+        if path.is_file():
+            return kind.from_json(path.read_text(encoding="utf-8"))
+        report = measure()
+        write_atomically(path, report.to_json())
+        return report
+
+    def _path(self, key: Sequence[object]) -> Path:
+        digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
+        return self.judge.folder / f"{key[0]}-{digest}.json"
+
+
+def _source(column: MeasureColumn, writer: PlannedRun | None) -> str:
+    """Who writes the foils of a column."""
+    return writer.digest if writer is not None else str(column.foils)
+
+
+def _model(run: PlannedRun) -> Model:
+    return load_model(run.folder, run.config.train.device)
+
+
+def _has_words(run: PlannedRun) -> bool:
+    """Whether a run has a masked language head, to write foils or to read how fluent they are."""
+    matcher = _model(run).matcher
+    return isinstance(matcher, CrossEncoder) and "mlm" in matcher.heads
+
+
+def _never(path: Path) -> Model:
+    raise ConfigError(f"{path}: columns name the run that writes foils, not its folder")

@@ -1,0 +1,1 @@
+"""A split encoded, and every pair of it scored."""

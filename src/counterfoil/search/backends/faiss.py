@@ -1,0 +1,207 @@
+"""Approximate search with FAISS beside the exact vectors, for a few hundred thousand and more."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from counterfoil.core.errors import DataError, MissingExtraError
+from counterfoil.core.storage.atomic import sync_file, write_atomically
+from counterfoil.core.storage.reading import read_text
+from counterfoil.core.storage.segments import Ids
+from counterfoil.search.backends import backends
+from counterfoil.search.backends.exact import ExactIndex
+from counterfoil.search.vectors import Best, Floats, Vectors, checked
+
+GRAPH = "graph.json"
+PER_LIST = 64
+"""Vectors that train one list of an inverted file."""
+CODES = 256
+"""Codes of a part of a vector; fewer vectors cannot train them."""
+
+
+@backends.register("faiss")
+class FaissIndex(ExactIndex):
+    """FAISS: an HNSW graph or an inverted file of product codes finds candidates.
+
+    The vectors themselves stay on disk as with "exact", which makes changes crash-safe: what FAISS
+    builds can always be made again from them. Its candidates, ``refine`` times as many as asked
+    for, are scored exactly. Rows added since it was built, up to ``tail``, are searched exactly,
+    and so is an index smaller than ``least``.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        kind: Literal["hnsw", "ivfpq"] = "hnsw",
+        links: int = 32,
+        ef_construction: int = 80,
+        ef_search: int = 128,
+        code_bytes: int = 32,
+        probes: int = 64,
+        refine: int = 4,
+        least: int = 20_000,
+        tail: int = 10_000,
+    ) -> None:
+        self.faiss = _faiss()
+        super().__init__(folder)
+        self.kind, self.links, self.ef_construction = kind, links, ef_construction
+        self.ef_search, self.code_bytes, self.probes = ef_search, code_bytes, probes
+        self.refine, self.tail = max(1, refine), tail
+        self.least = max(CODES if kind == "ivfpq" else 1, least)
+        self.graph: Any = None
+        self.covered: list[str] = []
+        self._load()
+
+    @classmethod
+    def create(
+        cls, folder: Path, dim: int, multi: bool, dtype: str, options: dict[str, Any]
+    ) -> FaissIndex:
+        backends.check("faiss", options, where="backend")
+        if multi:
+            raise DataError(
+                "the faiss backend holds one vector an item; for MaxSim use the backend exact or "
+                "qdrant, or --first-stage pooled"
+            )
+        _faiss()
+        ExactIndex.create(folder, dim, multi, dtype, {})
+        return cls(folder, **options)
+
+    @classmethod
+    def open(cls, folder: Path, options: dict[str, Any]) -> FaissIndex:
+        backends.check("faiss", options, where="backend")
+        return cls(folder, **options)
+
+    def search(self, queries: Vectors, k: int) -> tuple[Ids, Floats]:
+        if self.graph is None or not len(queries):
+            return super().search(queries, k)
+        queries = checked(queries, self.dim, False)
+        best = Best(len(queries), k)
+        for query, rows in enumerate(self._candidates(queries, k)):
+            scores = self.vectors_of(rows) @ queries.rows[query]
+            best.hold(query, self.table.ids[rows], scores)
+        for segment in range(len(self.covered), len(self.table.mark.segments)):
+            for ids, tail_scores in self.scores(queries, segment):
+                best.offer(ids, tail_scores)
+        ids, found_scores = best.result()
+        if ids.shape[1] < min(k, len(self)) or (ids < 0).any():
+            return super().search(queries, k)  # so many were deleted that a search ran dry
+        return ids, found_scores
+
+    def _candidates(self, queries: Vectors, k: int) -> list[Ids]:
+        """Live rows that FAISS finds for each query."""
+        wanted = min(k * self.refine, self.graph.ntotal)
+        live = self.table.live[: self.graph.ntotal]
+        options: dict[str, Any] = {}
+        bits: NDArray[np.uint8] = np.packbits(live, bitorder="little")
+        if not live.all():
+            options["sel"] = self.faiss.IDSelectorBitmap(len(live), self.faiss.swig_ptr(bits))
+        if self.kind == "hnsw":
+            parameters = self.faiss.SearchParametersHNSW(
+                efSearch=max(self.ef_search, wanted), **options
+            )
+        else:
+            parameters = self.faiss.SearchParametersIVF(nprobe=self.probes, **options)
+        _, rows = self.graph.search(queries.rows, wanted, params=parameters)
+        return [row[row >= 0] for row in rows]
+
+    def compact(self) -> None:
+        self._drop()
+        super().compact()
+        self._grow()
+
+    def describe(self) -> dict[str, Any]:
+        rows = 0 if self.graph is None else self.graph.ntotal
+        return {**super().describe(), "backend": "faiss", "kind": self.kind, "in_graph": rows}
+
+    def _kept_segments(self) -> int:
+        return len(self.covered)
+
+    def _commit(self, remove: Ids, ids: Ids | None, vectors: Vectors | None) -> None:
+        super()._commit(remove, ids, vectors)
+        if self.graph is not None:
+            dead = self.graph.ntotal - int(self.table.live[: self.graph.ntotal].sum())
+            if dead > self.graph.ntotal // 2:
+                self.compact()
+        self._grow()
+
+    def _grow(self) -> None:
+        """Take rows that FAISS does not have yet into what it searches, when they are many."""
+        total = len(self.table.ids)
+        have = 0 if self.graph is None else int(self.graph.ntotal)
+        if total < self.least or (self.graph is not None and total - have <= self.tail):
+            return
+        if self.graph is None:
+            self.graph = self._new(total)
+        step = 1 << 16
+        for start in range(have, total, step):
+            rows = np.arange(start, min(start + step, total))
+            self.graph.add(self.vectors_of(rows))
+        self._save()
+
+    def _new(self, total: int) -> Any:
+        metric = self.faiss.METRIC_INNER_PRODUCT
+        if self.kind == "hnsw":
+            graph = self.faiss.index_factory(self.dim, f"HNSW{self.links}_SQfp16", metric)
+            graph.hnsw.efConstruction = self.ef_construction
+            graph.train(self.vectors_of(np.arange(1)))
+            return graph
+        lists = int(np.clip(4 * total**0.5, 1, max(1, total // PER_LIST)))
+        codes = max(m for m in range(1, self.dim + 1) if self.dim % m == 0 and m <= self.code_bytes)
+        count = min(total, max(4 * CODES, lists * PER_LIST))
+        sample = np.sort(np.random.default_rng(0).choice(total, count, replace=False))
+        # np: without the polysemous reordering of codes, minutes of work for a filter unused here
+        graph = self.faiss.index_factory(self.dim, f"IVF{lists},PQ{codes}np", metric)
+        graph.cp.min_points_per_centroid = 1
+        graph.pq.cp.min_points_per_centroid = 1
+        graph.train(self.vectors_of(sample))
+        return graph
+
+    def _save(self) -> None:
+        """Write what FAISS built under a new name, then the note that says it counts."""
+        folder = self.store.folder
+        name = f"graph-{self.store.manifest.generation:08d}.faiss"
+        self.faiss.write_index(self.graph, str(folder / name))
+        sync_file(folder / name)
+        self.covered = [segment.name for segment in self.table.mark.segments]
+        note = {"file": name, "kind": self.kind, "segments": self.covered}
+        write_atomically(folder / GRAPH, json.dumps(note))
+        self._sweep(name)
+
+    def _load(self) -> None:
+        """Take up what was built before, if it is of these vectors; else search without it."""
+        folder: Path = self.store.folder
+        names = [segment.name for segment in self.table.mark.segments]
+        try:
+            note = json.loads(read_text(folder / GRAPH))
+            covered: list[str] = note["segments"]
+            if note["kind"] != self.kind or covered != names[: len(covered)]:
+                return
+            graph = self.faiss.read_index(str(folder / note["file"]))
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError):
+            return
+        if graph.ntotal == self.table.starts[len(covered)] and graph.d == self.dim:
+            self.graph, self.covered = graph, covered
+
+    def _drop(self) -> None:
+        self.graph, self.covered = None, []
+        (self.store.folder / GRAPH).unlink(missing_ok=True)
+        self._sweep(None)
+
+    def _sweep(self, kept: str | None) -> None:
+        for path in self.store.folder.glob("graph-*.faiss"):
+            if path.name != kept:
+                path.unlink(missing_ok=True)
+
+
+def _faiss() -> Any:
+    try:
+        return importlib.import_module("faiss")
+    except ImportError:
+        raise MissingExtraError("faiss-cpu", "faiss", "the search backend 'faiss'") from None

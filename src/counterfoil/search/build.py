@@ -1,0 +1,130 @@
+"""The folder of a new, empty index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.progress import Progress
+from counterfoil.core.storage.atomic import atomic_folder
+from counterfoil.core.storage.segments import SegmentStore
+from counterfoil.data.pairs import Split
+from counterfoil.models.model import Model
+from counterfoil.models.store import folder_digest, write_model
+from counterfoil.search.backends import backends
+from counterfoil.search.first_stage import (
+    Asked,
+    FirstStage,
+    FirstStageProxy,
+    ItemEncoder,
+    check_first,
+    choose_form,
+    enough_to_fit,
+    fit_first_stage,
+)
+from counterfoil.search.state import FIRST, FIT, KIND, MANIFEST, SIDES, vectors_folder
+
+SECRET = "api_key"  # noqa: S105 - the name of the option that is never written down
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an index is made with, see `SearchIndex.build`."""
+
+    backend: str
+    options: dict[str, Any]
+    first_stage: Asked
+    dtype: str
+    shortlist: int
+    first: Model | None = None
+
+
+def create_folder(
+    folder: Path,
+    model: Model,
+    settings: Settings,
+    splits: Sequence[Split],
+    overwrite: bool,
+    progress: Progress,
+) -> None:
+    """Write the model, the settings and an empty first stage, fitted on ``splits`` where it is."""
+    if settings.dtype not in ("float16", "float32"):
+        raise ConfigError(f"dtype: float16 or float32, got {settings.dtype}")
+    if settings.first_stage not in get_args(Asked):
+        raise ConfigError(
+            f"first_stage: {', '.join(get_args(Asked))} are possible, got {settings.first_stage}"
+        )
+    if settings.shortlist < 1:
+        raise ConfigError(f"shortlist: at least 1, got {settings.shortlist}")
+    backends.check(settings.backend, settings.options, where="backend")
+    form = _form(settings, model, splits)
+    _make_room(folder, overwrite, settings.options)
+    example = ItemEncoder(model, settings.first).texts(["a"])
+    dim = FirstStageProxy(model, form).alike(example).rows.shape[1]
+    fit = None
+    if form == "fitted":
+        fit = fit_first_stage(model, splits, dim, progress)
+        if settings.first_stage == "auto" and fit.gain <= 0:
+            form, fit = "pooled", None
+    dim = FirstStageProxy(model, form, fit).vectors(example, "captions").rows.shape[1]
+    with atomic_folder(folder) as new:
+        (new / "model").mkdir()
+        write_model(model, new / "model")
+        if settings.first is not None:
+            (new / FIRST).mkdir()
+            write_model(settings.first, new / FIRST)
+        if fit is not None:
+            fit.save(new / FIT)
+        for side in SIDES:
+            backends[settings.backend].create(
+                vectors_folder(new, side), dim, form == "maxsim", settings.dtype, settings.options
+            ).close()
+        header = {
+            "model": {"name": model.spec.name, "sha256": folder_digest(new / "model")},
+            "backend": settings.backend,
+            "backend_options": {k: v for k, v in settings.options.items() if k != SECRET},
+            "first_stage": form,
+            "dtype": settings.dtype,
+            "shortlist": settings.shortlist,
+            "next_key": 0,
+        }
+        if settings.first is not None:
+            name = settings.first.spec.name
+            header["first_model"] = {"name": name, "sha256": folder_digest(new / FIRST)}
+        SegmentStore.create(new, KIND, header, SIDES, MANIFEST)
+
+
+def _form(settings: Settings, model: Model, splits: Sequence[Split]) -> FirstStage:
+    if settings.first is None:
+        return choose_form(settings.first_stage, model, enough_to_fit(splits))
+    if settings.first_stage != "auto":
+        raise ConfigError(
+            f"first_stage: '{settings.first_stage}' is made from the model itself, --first takes "
+            "another model's vectors: give either"
+        )
+    check_first(model, settings.first)
+    return "other"
+
+
+def _make_room(folder: Path, overwrite: bool, options: dict[str, Any]) -> None:
+    """Refuse to write over anything but an index, and over that only when told to."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not (folder / MANIFEST).is_file():
+        raise ConfigError(f"{folder}: there is something else; name a new folder for the index")
+    if not overwrite:
+        raise ConfigError(
+            f"{folder}: an index is there already; add to it with: counterfoil index add {folder} "
+            "PAIRS, or replace it with --overwrite"
+        )
+    header = SegmentStore(folder, KIND, MANIFEST).header
+    secrets = {key: value for key, value in options.items() if key == SECRET}
+    for side in SIDES:
+        old = backends[header["backend"]].open(
+            vectors_folder(folder, side), {**header["backend_options"], **secrets}
+        )
+        old.drop()
+        old.close()

@@ -1,0 +1,364 @@
+"""A query in two stages: vectors find a shortlist, the model's own matcher ranks it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.progress import Progress
+from counterfoil.core.storage.segments import Ids
+from counterfoil.data.batches.collate import pad_fragments
+from counterfoil.data.images import FileImage, open_image
+from counterfoil.data.text.tokenizers import require_known, unknown_note
+from counterfoil.data.text.words import MOST_LETTERS, MOST_WORDS, words
+from counterfoil.encoders import Encoded
+from counterfoil.features import extractors
+from counterfoil.models.explain import Match, explain_encoded
+from counterfoil.models.model import Model
+from counterfoil.scoring.encode import score_all
+from counterfoil.search.first_stage import ItemEncoder
+from counterfoil.search.items import BLOCK, Side
+from counterfoil.search.state import IndexState
+from counterfoil.search.vectors import Best, Floats
+
+# A sentence or an image as a query: checked, then encoded.
+
+
+@dataclass(frozen=True)
+class Query:
+    """One encoded item, on which side it is, and what a user should know of it."""
+
+    label: str
+    side: Side
+    encoded: Encoded
+    notes: list[str] = field(default_factory=list)
+
+
+def text_query(model: Model, text: str, first: Model | None = None) -> Query:
+    if len(text) > MOST_LETTERS:
+        raise DataError(
+            f"the query has {len(text):,} letters, at most {MOST_LETTERS:,} are read: shorten it"
+        )
+    asked = words(text)
+    if not asked:
+        raise DataError("the query has no words: say what to look for")
+    if len(asked) > MOST_WORDS:
+        raise DataError(
+            f"the query has {len(asked):,} words, at most {MOST_WORDS} are read: shorten it"
+        )
+    note = unknown_note(require_known(model.text, text).unknown_words)
+    encoded = ItemEncoder(model, first).texts([text])
+    return Query(text, "captions", encoded, [note] if note else [])
+
+
+def image_query(index: IndexState, image: str | Path | Image.Image) -> Query:
+    """A picture, an image file, or the id of an image in the index."""
+    if isinstance(image, Image.Image):
+        return Query("image", "images", _encode(index.encoder, image.convert("RGB")))
+    path = Path(image)
+    if path.is_file():
+        return Query(str(image), "images", _encode(index.encoder, open_image(FileImage(path))))
+    if path.is_dir():
+        raise DataError(f"{image}: a folder; give an image file, or the id of an image")
+    names = index.items["images"].names
+    if str(image) not in names:
+        example = f" (ids look like '{next(iter(names))}')" if names else ""
+        raise DataError(
+            f"{image}: neither an image file nor the id of an image in the index{example}"
+        )
+    key = np.array([names[str(image)]], dtype=np.int64)
+    return Query(str(image), "images", index.items["images"].encoded(key))
+
+
+def _encode(encoder: ItemEncoder, pixels: Image.Image) -> Encoded:
+    model = encoder.model
+    if model.fragments_from is None:
+        raise ConfigError(
+            "this model was trained on precomputed features, so it cannot read an image file; "
+            "give the id of an image in the index instead"
+        )
+    extractor = extractors.create(model.fragments_from, model.fragments_options)
+    return encoder.images(pad_fragments([extractor.extract(pixels)]))
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `search` is asked for; either ``text`` or ``image``."""
+
+    text: str | None = None
+    image: str | Path | Image.Image | None = None
+    k: int = 10
+    target: Side | None = None
+    shortlist: int | None = None
+    exhaustive: bool = False
+    explain: int = 0
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One result: its place and score, and those that the first stage gave it.
+
+    ``text`` is a caption's; ``captions`` and ``pixels`` (where it lies) are an image's.
+    """
+
+    id: str
+    rank: int
+    score: float
+    first_rank: int | None
+    first_score: float | None
+    text: str | None = None
+    image: str | None = None
+    captions: list[str] = field(default_factory=list)
+    pixels: dict[str, Any] | None = None
+    match: Match | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        plain = {key: value for key, value in vars(self).items() if key != "match"}
+        return {**plain, "match": self.match.as_dict() if self.match is not None else None}
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results, best first. ``shortlist`` is how many the matcher ranked, of ``items`` in all.
+
+    ``notes`` say what a user should know; ``seconds`` are those of encoding and of each stage.
+    """
+
+    query: str
+    target: Side
+    hits: list[Hit]
+    shortlist: int
+    items: int
+    exhaustive: bool
+    seconds: dict[str, float]
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "hits": [hit.as_dict() for hit in self.hits]}
+
+
+@torch.inference_mode()
+def search(index: IndexState, request: Request) -> Results:
+    """Results of a query, re-ranked by the matcher, or of ``exhaustive`` scoring of every item.
+
+    A text asks for images and an image for captions, unless ``target`` says otherwise. What is on
+    the side of the query itself (captions like this text, images like this one) cannot be matched;
+    it is ranked by the cosine of pooled vectors. The first ``explain`` results are explained.
+    """
+    if request.k < 1:
+        raise DataError(f"k: at least 1 result, got {request.k}")
+    if request.shortlist is not None and request.shortlist < 1:
+        raise DataError(f"shortlist: at least 1 item, got {request.shortlist}")
+    clock = _Clock()
+    query = _query(index, request)
+    clock.lap("encoding")
+    target = request.target or ("images" if query.side == "captions" else "captions")
+    items = index.items[target]
+    if not len(items):
+        raise DataError(
+            f"{index.folder}: there are no {target} in this index; add some with: "
+            f"counterfoil index add {index.folder} PAIRS"
+        )
+    matched = target != query.side
+    k = min(request.k, len(items))
+    size = min(max(request.shortlist or index.shortlist, k), len(items))
+    first_ids: Ids | None = None
+    first_scores: Floats = np.empty(0, dtype=np.float32)
+    if not (request.exhaustive and matched):
+        first_ids, first_scores = shortlist(index, query.side, target, query.encoded, size)
+        first_ids, first_scores = first_ids[0], first_scores[0]
+        clock.lap("first stage")
+    if first_ids is None:
+        found = exhaustive(index, target, query.encoded, k)
+        ids, scores, size = found[0][0], found[1][0], len(items)
+    else:
+        ids, scores = rerank(index, query.side, target, query.encoded, first_ids, k)
+    clock.lap("second stage")
+    places = {} if first_ids is None else {int(key): at for at, key in enumerate(first_ids)}
+    about = items.about(ids)
+    hits = []
+    for rank, (key, score) in enumerate(zip(ids.tolist(), scores.tolist(), strict=True)):
+        at = places.get(key)
+        hits.append(
+            Hit(
+                id=about[rank]["id"],
+                rank=rank + 1,
+                score=score,
+                first_rank=None if at is None else at + 1,
+                first_score=None if at is None else float(first_scores[at]),
+                text=about[rank].get("text"),
+                image=about[rank].get("image"),
+                captions=about[rank].get("captions", []),
+                pixels=about[rank].get("pixels"),
+                match=_explained(index, query, target, key, about[rank])
+                if matched and rank < request.explain
+                else None,
+            )
+        )
+    notes = list(query.notes)
+    if request.k > len(items):
+        notes.append(f"there are only {len(items)} {target} in the index")
+    return Results(
+        query.label,
+        target,
+        hits,
+        size,
+        len(items),
+        request.exhaustive and matched,
+        clock.laps,
+        notes,
+    )
+
+
+def shortlist(
+    index: IndexState, asked: Side, target: Side, queries: Encoded, size: int
+) -> tuple[Ids, Floats]:
+    """Keys and scores [Q, size] that the first stage finds for queries of one side."""
+    vectors = index.proxy.vectors(queries, asked)
+    ids, scores = index.vectors[target].search(vectors, size)
+    if len(queries) == 1:  # what the first stage has and the index does not was just deleted
+        kept = index.items[target].table.has(ids[0])
+        ids, scores = ids[:, kept], scores[:, kept]
+    return ids, scores
+
+
+def rerank(
+    index: IndexState, asked: Side, target: Side, query: Encoded, keys: Ids, k: int
+) -> tuple[Ids, Floats]:
+    """The best ``k`` of a shortlist of one query, scored by the matcher.
+
+    Where both are of one side, by the cosine of their pooled vectors.
+    """
+    best = Best(1, k)
+    for start in range(0, len(keys), BLOCK):
+        part = keys[start : start + BLOCK]
+        items = index.items[target].encoded(part)
+        if asked == target:
+            one, others = (index.proxy.alike(x).rows for x in (query, items))
+            best.offer(part, torch.from_numpy(one @ others.T))
+        else:
+            best.offer(part, scores_of(index.model, target, query, items))
+    ids, scores = best.result()
+    return ids[0], scores[0]
+
+
+def exhaustive(index: IndexState, target: Side, queries: Encoded, k: int) -> tuple[Ids, Floats]:
+    """The best ``k`` of all items, each of them scored by the matcher."""
+    best = Best(len(queries), k)
+    for keys, encoded in index.items[target].blocks():
+        best.offer(keys, scores_of(index.model, target, queries, encoded))
+    return best.result()
+
+
+def scores_of(model: Model, target: Side, queries: Encoded, items: Encoded) -> Tensor:
+    """Scores [Q, B] on the CPU."""
+    if target == "images":
+        return score_all(model, items, queries).T.contiguous()
+    return score_all(model, queries, items)
+
+
+def _query(index: IndexState, request: Request) -> Query:
+    if (request.text is None) == (request.image is None):
+        raise DataError("ask with a text or with an image, one of the two")
+    if request.text is not None:
+        return text_query(index.model, request.text, index.encoder.first)
+    assert request.image is not None  # noqa: S101 - for the type checker
+    return image_query(index, request.image)
+
+
+def _explained(
+    index: IndexState, query: Query, target: Side, key: int, about: dict[str, Any]
+) -> Match:
+    if target == "images":
+        return explain_encoded(
+            index.model, index.items["images"].encoded(np.array([key])), query.label
+        )
+    return explain_encoded(index.model, query.encoded, about["text"])
+
+
+class _Clock:
+    """Seconds from one lap to the next."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name], self._last = now - self._last, now
+
+
+# How much of exhaustive scoring the two stages find.
+
+
+DEPTHS = (1, 5, 10)
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Of the best K of exhaustive scoring, the share among the best K of the two stages.
+
+    ``at`` is by K. Where scores are equal, either item will do.
+    """
+
+    asked_with: Side
+    target: Side
+    queries: int
+    items: int
+    shortlist: int
+    at: dict[int, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "at": {str(k): value for k, value in self.at.items()}}
+
+
+@torch.inference_mode()
+def measure_recall(
+    index: IndexState, queries: int, size: int | None, seed: int, progress: Progress
+) -> list[Recall]:
+    """Both ways, with captions and images of the index as queries."""
+    if queries < 1:
+        raise DataError(f"recall: at least 1 query, got {queries}")
+    ways: list[tuple[Side, Side]] = [("captions", "images"), ("images", "captions")]
+    if not all(len(items) for items in index.items.values()):
+        raise DataError(f"{index.folder}: recall needs images and captions in the index")
+    return [
+        _one_way(index, asked, target, queries, size or index.shortlist, seed, progress)
+        for asked, target in ways
+    ]
+
+
+def _one_way(
+    index: IndexState,
+    asked: Side,
+    target: Side,
+    queries: int,
+    size: int,
+    seed: int,
+    progress: Progress,
+) -> Recall:
+    pool, total = index.items[asked].table.live_ids, len(index.items[target])
+    count, size = min(queries, len(pool)), min(size, total)
+    chosen = np.sort(np.random.default_rng(seed).choice(pool, count, replace=False))
+    depths = [k for k in DEPTHS if k <= total]
+    hits = dict.fromkeys(depths, 0.0)
+    starts = range(0, count, BLOCK)
+    for start in progress.track(starts, f"measuring recall ({target})", len(starts)):
+        batch = index.items[asked].encoded(chosen[start : start + BLOCK])
+        _, truth = exhaustive(index, target, batch, depths[-1])
+        keys, _ = shortlist(index, asked, target, batch, max(size, depths[-1]))
+        for row in range(len(batch)):
+            found = keys[row][index.items[target].table.has(keys[row])]
+            _, scores = rerank(index, asked, target, batch[row : row + 1], found, depths[-1])
+            for k in depths:
+                edge = truth[row, k - 1] - 1e-5 * max(1.0, abs(float(truth[row, k - 1])))
+                hits[k] += float((scores[:k] >= edge).sum()) / k
+    return Recall(asked, target, count, total, size, {k: hits[k] / count for k in depths})

@@ -1,0 +1,182 @@
+"""The best wrong candidates of every image and caption, from scores that are never all held."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from counterfoil.core.errors import ConfigError, DataError, TrainingError
+from counterfoil.core.progress import Progress, Silent
+from counterfoil.data.batches.dataset import Companions, Extra
+from counterfoil.data.duplicates import spoken
+from counterfoil.data.pairs import Split
+from counterfoil.data.text.words import words
+from counterfoil.foils import DEFAULT_KINDS, rule_foils
+from counterfoil.foils.files import foils_by_caption
+from counterfoil.models.model import Model
+from counterfoil.objectives.twins import Twins
+from counterfoil.scoring.encode import encode_images, encode_texts
+from counterfoil.scoring.engine import NOBODY, PAIRS, BestBothWays, scored_tiles
+from counterfoil.scoring.plan import plan_scores
+
+Indices = NDArray[np.int64]
+
+Block = tuple[slice, Tensor, Tensor]
+"""Some images, some texts by their indices, and their scores [images, texts]."""
+
+
+def best_wrong(
+    blocks: Iterable[Block],
+    image_of: Tensor,
+    images: int,
+    count: int,
+    protected: Callable[[slice, Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Texts [images, count] of each image and images [texts, count] of each text, best first.
+
+    ``blocks`` hold every pair once, in any order. ``image_of`` [texts] is the image of each text;
+    own pairs are left out, and pairs that ``protected`` says are true of some images and texts. Of
+    equal scores the lower index comes first. Rows with fewer candidates
+    end in `NOBODY`.
+    """
+    best = BestBothWays(images, len(image_of), count, image_of.device)
+    owners = torch.arange(images, device=image_of.device)
+    for rows, columns, scores in blocks:
+        if scores.isnan().any():
+            raise TrainingError("the model that looks for hard negatives gives scores that are nan")
+        left_out = image_of[columns] == owners[rows, None]
+        if protected is not None:
+            left_out = left_out | protected(rows, columns)
+        best.offer(rows, columns, scores, left_out=left_out)
+    return best.images()[0], best.texts()[0]
+
+
+@torch.inference_mode()
+def mine(
+    model: Model,
+    split: Split,
+    count: int,
+    progress: Progress | None = None,
+    twins: Twins | None = None,
+) -> tuple[Indices, Indices]:
+    """By a model's scores, the best wrong captions of each image and images of each caption.
+
+    Indices [n_images, count] and [n_captions, count] into the split, as `best_wrong` has them. An
+    image that cannot be read or has no caption is nobody's candidate, nor are its captions; their
+    own rows hold `NOBODY` alone. Captions that are identical to one of the image's are not wrong.
+    """
+    progress = progress or Silent()
+    encoded, kept, skipped = encode_images(model, split, progress=progress)
+    if skipped:
+        progress.say(f"no hard negatives among {len(skipped)} images that cannot be read")
+    rows = [row for row, image in enumerate(kept) if split.captions[image]]
+    images = np.array([kept[row] for row in rows], dtype=np.int64)
+    texts = np.flatnonzero(np.isin(split.image_of, images))
+    if not len(texts):
+        raise DataError(f"split '{split.name}' has no image that can be read and has a caption")
+    encoded = encoded[torch.tensor(rows, device=model.device)]
+    captions = encode_texts(model, [split.texts[t] for t in texts], progress=progress)
+    image_of = torch.from_numpy(np.searchsorted(images, split.image_of[texts])).to(model.device)
+    plan = plan_scores(encoded, captions, pairs=PAIRS)
+    tiles = scored_tiles(model.matcher, encoded, captions, plan)
+    blocks = (
+        (tile.rows, plan.columns(tile), scores)
+        for tile, scores in progress.track(tiles, "looking for hard negatives", len(plan.tiles))
+    )
+    protected = _protected(twins, images, texts, model.device) if twins is not None else None
+    of_image, of_text = best_wrong(blocks, image_of, len(images), count, protected)
+    return (
+        _in_split(of_image, images, texts, len(split)),
+        _in_split(of_text, texts, images, len(split.texts)),
+    )
+
+
+def _protected(
+    twins: Twins, images: Indices, texts: Indices, device: torch.device
+) -> Callable[[slice, Tensor], Tensor]:
+    """Which of some images and texts, by their places among those scored, are twins."""
+    image_ids, caption_ids = (torch.from_numpy(ids).to(device) for ids in (images, texts))
+    twins = twins.to(device)
+    return lambda rows, columns: twins(image_ids[rows], caption_ids[columns])
+
+
+def _in_split(found: Tensor, queries: Indices, candidates: Indices, size: int) -> Indices:
+    """Candidates of some queries as indices into the split, with a row for every query of it."""
+    local = found.cpu().numpy()
+    table = np.full((size, local.shape[1]), NOBODY, dtype=np.int64)
+    table[queries] = np.where(local == NOBODY, NOBODY, candidates[local])
+    return table
+
+
+# Foil captions that travel with the pairs of a batch: made by rule, or read from a file.
+
+
+RULES = "rules"
+
+
+@dataclass(frozen=True)
+class RuleFoils:
+    """Foils drawn anew each time a caption comes into a batch.
+
+    No foil brings in a word of any caption of the image, as that would often leave it true.
+    """
+
+    split: Split
+    kinds: tuple[str, ...]
+    count: int
+
+    def of(self, caption: int, rng: np.random.Generator) -> Extra:
+        own = self.split.captions[int(self.split.image_of[caption])]
+        avoid = frozenset(word for text in own for word in words(text))
+        draws = random.Random(int(rng.integers(1 << 62)))
+        # other kinds bring in a word that no own caption has
+        true = frozenset(map(spoken, own)) if "swap" in self.kinds else frozenset()
+        foils = rule_foils(self.split.texts[caption], draws, self.kinds, self.count, avoid, true)
+        return Extra(texts=tuple(foil.text for foil in foils))
+
+
+@dataclass(frozen=True)
+class ListedFoils:
+    """Foils given for each caption; where there are more than ``count``, some are drawn."""
+
+    foils: Mapping[int, tuple[str, ...]]
+    count: int
+
+    def of(self, caption: int, rng: np.random.Generator) -> Extra:
+        found = self.foils.get(caption, ())
+        if len(found) <= self.count:
+            return Extra(texts=found)
+        drawn = rng.choice(len(found), self.count, replace=False)
+        return Extra(texts=tuple(found[place] for place in drawn))
+
+
+def foil_companions(source: str, count: int, split: Split, progress: Progress) -> Companions:
+    """Foils of a split by ``rules``, by some of them (``rules:noun,swap``), or from a JSONL file.
+
+    A line of the file is an object with ``image`` (its id), ``caption`` (the text of one of its
+    captions, or which of them it is, counted from 0) and ``foil``; lines about images and captions
+    that are not in the split are passed over.
+    """
+    if count < 1:
+        raise ConfigError(f"foils: expected a count of at least 1, got {count}")
+    name, _, kinds = source.partition(":")
+    if name == RULES:
+        chosen = tuple(kinds.split(",")) if kinds else DEFAULT_KINDS
+        rule_foils("", random.Random(0), chosen)  # refuses a kind it does not know
+        return RuleFoils(split, chosen, count)
+    path = Path(source)
+    if not path.is_file():
+        raise ConfigError(
+            f"foils: '{source}' is neither '{RULES}' nor a file; give the path of a JSONL file "
+            'with lines such as {"image": "12", "caption": "a dog runs", "foil": "a cat runs"}'
+        )
+    found = foils_by_caption(path, split)
+    progress.say(f"{path.name}: foils for {len(found)} of {len(split.texts)} captions")
+    return ListedFoils(found, count)

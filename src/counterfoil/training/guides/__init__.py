@@ -1,0 +1,1 @@
+"""Scores of trained models that guide the training of others."""

@@ -1,0 +1,356 @@
+"""Building a guide: K trained runs over the whole training split, block by block.
+
+After every block the data are flushed, then `guide.json` says so. A build that is killed at any
+moment goes on from there, with the same blocks and so to the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+from torch import Tensor
+
+from counterfoil.core.config import model_folder
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.storage.arrays import parse_header
+from counterfoil.core.storage.atomic import atomic_folder
+from counterfoil.core.storage.locks import LOCK, locked_folder
+from counterfoil.data.batches.collate import pad_fragments
+from counterfoil.data.fragments import FragmentTable
+from counterfoil.data.pairs import Split
+from counterfoil.encoders import Encoded
+from counterfoil.encoders.stored import EncodedReader, EncodedWriter, Extent, full_precision
+from counterfoil.models.model import Model
+from counterfoil.models.store import STATE, from_pretrained
+from counterfoil.scoring.encode import encode_texts, score_all
+from counterfoil.training.guides.guide import MATRIX, MODEL, check_weights
+from counterfoil.training.guides.manifest import (
+    CAPTIONS,
+    IDS,
+    MANIFEST,
+    Form,
+    Manifest,
+    TeacherMark,
+    default_form,
+    difference,
+    keep_texts,
+    mark_of,
+    read_manifest,
+    side_name,
+    teacher_folder,
+    weights_digest,
+)
+
+# A teacher's images and captions encoded onto disk, block by block.
+
+
+IMAGE_BLOCK, CAPTION_BLOCK = 256, 1024
+"""Images and captions encoded between two entries of progress."""
+
+
+def encode_images_to(
+    folder: Path, manifest: Manifest, number: int, model: Model, split: Split, progress: Progress
+) -> None:
+    """The images of teacher ``number``; one that cannot be read leaves a gap."""
+    name = side_name(number, "images")
+    writer = EncodedWriter(folder / name, manifest.dtype, manifest.sides.get(name, Extent()))
+    table = split.require_fragments()
+    label = f"encoding images ({manifest.teachers[number].run})"
+    for images in blocks(writer.done.items, len(split), IMAGE_BLOCK, label, progress):
+        encoded, present = encode_image_block(model, table, images)
+        manifest.sides[name] = writer.append(encoded, present)
+        manifest.save(folder)
+
+
+def encode_captions_to(
+    folder: Path, manifest: Manifest, number: int, model: Model, split: Split, progress: Progress
+) -> None:
+    """The captions of teacher ``number``, as its own vocabulary reads them."""
+    name = side_name(number, "captions")
+    writer = EncodedWriter(
+        folder / name, caption_dtype(manifest), manifest.sides.get(name, Extent())
+    )
+    label = f"encoding captions ({manifest.teachers[number].run})"
+    total = len(split.texts)
+    for captions in blocks(writer.done.items, total, CAPTION_BLOCK, label, progress):
+        encoded = encode_texts(model, [split.texts[t] for t in captions])
+        manifest.sides[name] = writer.append(encoded, np.ones(len(captions), dtype=np.bool_))
+        manifest.save(folder)
+
+
+def caption_dtype(manifest: Manifest) -> str:
+    """Half precision where captions stay; a matrix has them in passing, and exactly."""
+    return manifest.dtype if manifest.form == "embeddings" else "float32"
+
+
+@torch.inference_mode()
+def encode_image_block(
+    model: Model, table: FragmentTable, images: range
+) -> tuple[Encoded | None, NDArray[np.bool_]]:
+    """Those of some images that can be read, encoded, and which they are."""
+    items = []
+    present = np.zeros(len(images), dtype=np.bool_)
+    for row, image in enumerate(images):
+        try:
+            items.append(table.read(image))
+            present[row] = True
+        except DataError:
+            continue
+    if not items:
+        return None, present
+    return model.encode_images(pad_fragments(items).to(model.device)), present
+
+
+def blocks(done: int, total: int, size: int, label: str, progress: Progress) -> Iterator[range]:
+    """What is left of ``total`` items, ``size`` at a time, with a bar that counts what was done."""
+    starts = range(done, total, size)
+    before = -(-done // size)
+    for start in progress.track(starts, label, before + len(starts), done=before):
+        yield range(start, min(start + size, total))
+
+
+# The `matrix` form of a guide: the mean scores themselves, filled a block of rows at a time.
+
+
+HELD = 1 << 25
+"""Scores held at once, in full precision."""
+
+
+def fill_matrix(
+    folder: Path,
+    manifest: Manifest,
+    models: Sequence[Model],
+    table: FragmentTable,
+    progress: Progress,
+) -> None:
+    """Write the mean of the models' scores of every image with every caption.
+
+    Images are encoded a block at a time; captions were encoded before and are read back for every
+    block, so that neither side is ever held whole. Rows of unreadable images are not a number.
+    """
+    path, captions = folder / MATRIX, manifest.data.captions
+    offset = _open(path, (manifest.data.images, captions), begun=manifest.matrix_rows > 0)
+    readers = [
+        EncodedReader(folder / name, caption_dtype(manifest), manifest.sides[name])
+        for name in (side_name(number, "captions") for number in range(len(models)))
+    ]
+    rows = max(1, min(IMAGE_BLOCK, HELD // max(1, captions)))
+    todo = blocks(manifest.matrix_rows, manifest.data.images, rows, "scoring", progress)
+    with path.open("r+b") as file:
+        for images in todo:
+            scores = _mean_scores(models, readers, table, images)
+            file.seek(offset + images.start * captions * 2)
+            file.write(scores.numpy().astype("<f2").data)
+            file.flush()
+            os.fsync(file.fileno())
+            manifest.matrix_rows = images.stop
+            manifest.save(folder)
+
+
+def _open(path: Path, shape: tuple[int, int], begun: bool) -> int:
+    """A `.npy` file of this shape, made anew unless it was ``begun``; where its numbers begin."""
+    if not begun:
+        with path.open("wb") as file:
+            header = {"descr": "<f2", "fortran_order": False, "shape": shape}
+            npy.write_array_header_1_0(file, header)
+            file.truncate(file.tell() + shape[0] * shape[1] * 2)
+    with path.open("rb") as file:
+        return parse_header(file, str(path))[2]
+
+
+@torch.inference_mode()
+def _mean_scores(
+    models: Sequence[Model], readers: Sequence[EncodedReader], table: FragmentTable, images: range
+) -> Tensor:
+    total = torch.zeros(len(images), len(readers[0]))
+    for model, reader in zip(models, readers, strict=True):
+        encoded, present = encode_image_block(model, table, images)
+        there = torch.from_numpy(present)
+        total[~there] = torch.nan
+        if encoded is None:
+            break
+        for columns, captions in _caption_blocks(reader, model.device):
+            total[there, columns] += score_all(model, encoded, captions)
+    return total / len(models)
+
+
+def _caption_blocks(reader: EncodedReader, device: torch.device) -> Iterator[tuple[slice, Encoded]]:
+    for start in range(0, len(reader), CAPTION_BLOCK):
+        stop = min(start + CAPTION_BLOCK, len(reader))
+        captions, _ = reader.read(np.arange(start, stop))
+        yield slice(start, stop), full_precision(captions, device)
+
+
+def build_guide(
+    folder: Path,
+    runs: Sequence[Path],
+    split: Split,
+    *,
+    form: Form | None = None,
+    device: torch.device | None = None,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Make a guide of some runs for a training split, or finish one that was begun.
+
+    ``form`` is by default `matrix` where that takes up to a gigabyte, else `embeddings`.
+    """
+    progress, place = progress or Silent(), device or torch.device("cpu")
+    teachers = [_look_at(run, split) for run in runs]
+    if folder.is_file():
+        raise ConfigError(f"{folder}: exists and is not a guide; choose another --out")
+    if _is_complete(folder):  # then nothing is written, and no lock is needed
+        manifest = _begun(folder, teachers, split, form)
+        progress.say(f"{folder} is complete already")
+        return manifest
+    advice = "wait for it, or choose another folder"
+    with locked_folder(folder, "building a guide there", advice):
+        manifest = _begun(folder, teachers, split, form)
+        _sweep(folder)
+        if manifest.complete:
+            progress.say(f"{folder} is complete already")
+        elif manifest.form == "matrix":
+            _fill_matrix(folder, manifest, runs, split, place, progress)
+        else:
+            _fill_embeddings(folder, manifest, runs, split, place, progress)
+    return manifest
+
+
+def _is_complete(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file() and read_manifest(folder).complete
+
+
+def _fill_embeddings(
+    folder: Path,
+    manifest: Manifest,
+    runs: Sequence[Path],
+    split: Split,
+    device: torch.device,
+    progress: Progress,
+) -> None:
+    for number, run in enumerate(runs):
+        copy = _copied(folder, run, number)
+        model = _checked(copy, manifest, number).to(device)
+        encode_images_to(folder, manifest, number, model, split, progress)
+        encode_captions_to(folder, manifest, number, model, split, progress)
+    manifest.complete = True
+    manifest.save(folder)
+
+
+def _fill_matrix(
+    folder: Path,
+    manifest: Manifest,
+    runs: Sequence[Path],
+    split: Split,
+    device: torch.device,
+    progress: Progress,
+) -> None:
+    models = [
+        _checked(model_folder(run), manifest, number).to(device) for number, run in enumerate(runs)
+    ]
+    for number, model in enumerate(models):
+        encode_captions_to(folder, manifest, number, model, split, progress)
+    fill_matrix(folder, manifest, models, split.require_fragments(), progress)
+    manifest.complete, manifest.sides = True, {}
+    manifest.save(folder)
+    for number in range(len(runs)):
+        shutil.rmtree(teacher_folder(folder, number), ignore_errors=True)
+
+
+def _look_at(run: Path, split: Split) -> TeacherMark:
+    """What a guide remembers of a run, which must read the split's fragments."""
+    folder = model_folder(run)
+    model = from_pretrained(folder)
+    fragments = split.require_fragments()
+    made_by = fragments.made_by
+    if model.fragments_from != made_by and None not in (model.fragments_from, made_by):
+        raise DataError(
+            f"{run}: its model reads fragments of '{model.fragments_from}', the data have those of "
+            f"'{made_by}'; a guide's teachers read the same features"
+        )
+    if model.input_dim != fragments.dim:
+        raise DataError(
+            f"{run}: its model reads fragments of {model.input_dim} numbers, the data have "
+            f"{fragments.dim}; a guide's teachers read the same features"
+        )
+    return TeacherMark(
+        run=run.resolve().name, model=model.spec.name, weights_sha256=weights_digest(folder)
+    )
+
+
+def _begun(folder: Path, teachers: list[TeacherMark], split: Split, form: Form | None) -> Manifest:
+    """The manifest of a guide that was begun before, if it is this one; else of a new guide."""
+    if not teachers:
+        raise ConfigError("a guide takes at least one trained run")
+    if not (folder / MANIFEST).is_file():
+        return _new(folder, teachers, split, form)
+    manifest = read_manifest(folder)
+    if form is not None and form != manifest.form:
+        raise ConfigError(
+            f"{folder}: begun as '{manifest.form}', asked for '{form}'; choose another --out"
+        )
+    found = difference(manifest.data, split, folder)
+    if found is not None:
+        raise DataError(
+            f"{folder}: begun with other data: {found}. Choose another --out, or delete it"
+        )
+    theirs, ours = ([t.weights_sha256 for t in some] for some in (manifest.teachers, teachers))
+    if theirs != ours:
+        names = ", ".join(teacher.run for teacher in manifest.teachers)
+        raise DataError(
+            f"{folder}: begun with other teachers ({names}, as they were then), now asked for "
+            f"{', '.join(teacher.run for teacher in teachers)}; choose another --out, or delete it"
+        )
+    return manifest
+
+
+def _new(folder: Path, teachers: list[TeacherMark], split: Split, form: Form | None) -> Manifest:
+    if any(map(_is_strange, folder.iterdir())):
+        raise ConfigError(f"{folder}: exists and is not a guide; choose another --out")
+    data = mark_of(split)
+    manifest = Manifest(
+        form=form or default_form(data.images, data.captions), data=data, teachers=teachers
+    )
+    keep_texts(split, folder)
+    manifest.save(folder)
+    return manifest
+
+
+def _is_strange(path: Path) -> bool:
+    """Whether a build that was cut off before it wrote its manifest cannot have left this."""
+    return path.name not in (IDS, CAPTIONS) and not path.name.startswith(".")
+
+
+def _sweep(folder: Path) -> None:
+    """Delete what a build was writing when it was killed."""
+    for name in (IDS, CAPTIONS, MANIFEST):
+        for path in folder.glob(f".{name}.*"):
+            path.unlink()
+    for path in folder.glob(f"teacher-*/.{MODEL}.new.*"):
+        shutil.rmtree(path)
+    for path in folder.glob(f"teacher-*/.{MODEL}{LOCK}"):
+        path.unlink()
+
+
+def _copied(folder: Path, run: Path, number: int) -> Path:
+    """A teacher's model inside the guide, which then needs nothing outside its folder."""
+    copy = teacher_folder(folder, number) / MODEL
+    if not copy.is_dir():
+        with atomic_folder(copy) as new:
+            shutil.copytree(
+                model_folder(run), new, ignore=shutil.ignore_patterns(STATE), dirs_exist_ok=True
+            )
+    return copy
+
+
+def _checked(model: Path, manifest: Manifest, number: int) -> Model:
+    loaded = from_pretrained(model)
+    check_weights(model, manifest, number)
+    return loaded

@@ -1,0 +1,232 @@
+"""`guide.json`: what a guide is made of, in which form, and how far it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from counterfoil.core.errors import DataError
+from counterfoil.core.storage.atomic import write_atomically
+from counterfoil.core.storage.reading import open_text, read_text
+from counterfoil.data.fragments import FragmentTable
+from counterfoil.data.pairs import Split
+from counterfoil.encoders.stored import Extent
+from counterfoil.models.store import WEIGHTS
+
+# What a guide remembers of the data it was made of, and how it tells other data from them.
+#
+# Scores of a guide are found by the index of an image and of a caption, so they mean nothing for
+# other images, other captions, or the same in another order.
+
+
+IDS, CAPTIONS = "ids.jsonl", "captions.jsonl"
+
+SAMPLED = 32
+"""So many images' fragments are read in full for the fingerprint; of the others, their number."""
+
+
+class FeatureMark(BaseModel):
+    """Where fragments came from, their shape, and a digest of their lengths and of a sample."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dim: int
+    fragments: int
+    made_by: str | None
+    sha256: str
+
+
+class DataMark(BaseModel):
+    """A training split in a few numbers that change whenever the split does."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    images: int
+    captions: int
+    ids_sha256: str
+    captions_sha256: str
+    features: FeatureMark
+
+
+def mark_of(split: Split) -> DataMark:
+    return DataMark(
+        images=len(split),
+        captions=len(split.texts),
+        ids_sha256=_digest(split.ids),
+        captions_sha256=_digest(split.texts),
+        features=_features_of(split.require_fragments()),
+    )
+
+
+def keep_texts(split: Split, folder: Path) -> None:
+    """Write ids and captions beside the guide, so that a difference can be shown, not only told."""
+    for name, lines in ((IDS, split.ids), (CAPTIONS, split.texts)):
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        write_atomically(folder / name, text)
+
+
+def difference(kept: DataMark, split: Split, folder: Path) -> str | None:
+    """How a split differs from the one a guide was made of; None where it does not."""
+    now = mark_of(split)
+    if (now.images, now.captions) != (kept.images, kept.captions):
+        return (
+            f"it was made of {kept.images:,} images with {kept.captions:,} captions, these data "
+            f"have {now.images:,} images with {now.captions:,} captions"
+        )
+    if now.ids_sha256 != kept.ids_sha256:
+        return _first_difference("image id", folder / IDS, split.ids)
+    if now.captions_sha256 != kept.captions_sha256:
+        return _first_difference("caption", folder / CAPTIONS, split.texts)
+    return _feature_difference(kept.features, now.features)
+
+
+def _digest(lines: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for line in lines:
+        data = line.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+def _features_of(table: FragmentTable) -> FeatureMark:
+    digest = hashlib.sha256()
+    if table.lengths is not None:
+        digest.update(table.lengths[table.rows].astype("<i8").tobytes())
+    for image in range(0, len(table), max(1, len(table) // SAMPLED)):
+        try:
+            digest.update(table.stored(image).features.tobytes())
+        except (DataError, OSError):
+            digest.update(b"unreadable")
+    return FeatureMark(
+        dim=table.dim,
+        fragments=table.max_fragments,
+        made_by=table.made_by,
+        sha256=digest.hexdigest(),
+    )
+
+
+def _first_difference(what: str, path: Path, here: Sequence[str]) -> str:
+    try:
+        with open_text(path) as file:
+            for index, (line, mine) in enumerate(zip(file, here, strict=False)):
+                theirs = json.loads(line)
+                if theirs != mine:
+                    return f"{what} {index:,} is {theirs!r} in the guide and {mine!r} in these data"
+    except (OSError, ValueError):
+        pass
+    return f"it has other {what}s, or the same in another order"
+
+
+def _feature_difference(kept: FeatureMark, now: FeatureMark) -> str | None:
+    names: dict[str, str] = {
+        "made_by": "an extractor",
+        "dim": "a width",
+        "fragments": "a largest number of fragments",
+    }
+    for key, name in names.items():
+        theirs: Any = getattr(kept, key)
+        mine: Any = getattr(now, key)
+        if theirs != mine:
+            return f"its features have {name} of {_said(theirs)}, those of these data {_said(mine)}"
+    if kept.sha256 != now.sha256:
+        return "its features are others: same shape, but not the same numbers of the same images"
+    return None
+
+
+def _said(value: object) -> str:
+    return "'none, they were precomputed'" if value is None else repr(value)
+
+
+MANIFEST, FORMAT = "guide.json", 1
+
+Form = Literal["matrix", "embeddings"]
+
+MATRIX_BYTES = 1_000_000_000
+"""A matrix up to this size is stored as it is; beyond it, the teachers' encodings are."""
+
+
+class TeacherMark(BaseModel):
+    """A trained run that a guide asks; its weights by their digest."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run: str
+    model: str
+    weights_sha256: str
+
+
+class Manifest(BaseModel):
+    """A guide on disk. ``matrix_rows`` and ``sides`` say what has been written so far."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: int = FORMAT
+    form: Form
+    dtype: Literal["float16"] = "float16"
+    data: DataMark
+    teachers: list[TeacherMark]
+    matrix_rows: int = 0
+    sides: dict[str, Extent] = Field(default_factory=dict)
+    complete: bool = False
+
+    def save(self, folder: Path) -> None:
+        write_atomically(folder / MANIFEST, self.model_dump_json(indent=2))
+
+    @property
+    def share_done(self) -> float:
+        """From 0 to 1, by items encoded and, of a matrix, rows written."""
+        if self.complete:
+            return 1.0
+        encoded = sum(extent.items for extent in self.sides.values())
+        if self.form == "matrix":
+            done, total = self.matrix_rows, self.data.images
+            total_encoded = len(self.teachers) * self.data.captions
+        else:
+            done = total = 0
+            total_encoded = len(self.teachers) * (self.data.captions + self.data.images)
+        return (done + encoded) / max(1, total + total_encoded)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST
+    try:
+        manifest = Manifest.model_validate_json(read_text(path))
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(
+            f"{folder}: not a guide (no {MANIFEST} there); make one with: "
+            f"counterfoil guide build RUN … --out {folder}"
+        ) from None
+    except (OSError, UnicodeDecodeError, ValidationError) as error:
+        raise DataError(f"{path}: damaged ({error})") from None
+    if manifest.format != FORMAT:
+        raise DataError(
+            f"{path}: written in format {manifest.format}, this version reads format {FORMAT}"
+        )
+    return manifest
+
+
+def default_form(images: int, captions: int) -> Form:
+    return "matrix" if images * captions * 2 <= MATRIX_BYTES else "embeddings"
+
+
+def weights_digest(model: Path) -> str:
+    """SHA-256 of a saved model's weights."""
+    digest = hashlib.sha256()
+    with (model / WEIGHTS).open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def teacher_folder(guide: Path, number: int) -> Path:
+    return guide / f"teacher-{number}"
+
+
+def side_name(number: int, side: Literal["images", "captions"]) -> str:
+    """Where a teacher's encoded images or captions lie in a guide."""
+    return f"teacher-{number}/{side}"

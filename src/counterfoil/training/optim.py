@@ -1,0 +1,203 @@
+"""What a loss does to the parameters: gradients, clipping, the optimiser's step, the rate's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from counterfoil.core.config import OptimiserConfig, ScheduleConfig, TrainConfig
+from counterfoil.core.errors import ConfigError, TrainingError
+from counterfoil.encoders.bert import pretrained_ids
+from counterfoil.encoders.dual import Tower
+
+# Optimisers with their parameter groups, and learning-rate schedules.
+
+
+NORMS = (
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+)
+
+PRETRAINED_FACTOR = 0.1
+"""Rate of pretrained parameters, times the learning rate, if no factor is set."""
+
+
+def create_optimiser(modules: nn.Module, config: OptimiserConfig) -> Optimizer:
+    """Groups: what was loaded from pretrained weights at its reduced rate, the rest at the full.
+
+    Single numbers, such as a learned temperature, do not decay; nor do biases and the parameters of
+    normalisations where ``no_decay`` says so.
+    """
+    trained = [p for p in modules.parameters() if p.requires_grad]
+    if not trained:
+        raise ConfigError("nothing to train: every parameter of the model is frozen")
+    slow = _rate_factors(modules, config)
+    kept = norms_and_biases(modules) if config.no_decay else set()
+    kept |= {id(p) for p in trained if id(p) not in slow and not p.ndim}
+    rates = {None: config.lr} | {
+        factor: config.lr * factor for factor in sorted(set(slow.values()), reverse=True)
+    }
+    groups = [
+        {
+            "params": [
+                p for p in trained if slow.get(id(p)) == factor and (id(p) in kept) == still
+            ],
+            "lr": rate,
+            **({"weight_decay": 0.0} if still else {}),
+        }
+        for still in (False, True)
+        for factor, rate in rates.items()
+    ]
+    groups = [group for group in groups if group["params"]]
+    betas = (config.betas[0], config.betas[1])
+    if config.name == "sgd":
+        return torch.optim.SGD(
+            groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+        )
+    kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
+    # one kernel for all parameters, where they are on a GPU; elsewhere PyTorch's own choice
+    fused = True if all(p.is_cuda and p.is_floating_point() for p in trained) else None
+    return kind(groups, lr=config.lr, betas=betas, weight_decay=config.weight_decay, fused=fused)
+
+
+def norms_and_biases(modules: nn.Module) -> set[int]:
+    """Identities of every bias and of all parameters of normalisations."""
+    return {
+        id(parameter)
+        for part in modules.modules()
+        for name, parameter in part.named_parameters(recurse=False)
+        if isinstance(part, NORMS) or name.startswith("bias")
+    }
+
+
+def _rate_factors(modules: nn.Module, config: OptimiserConfig) -> dict[int, float]:
+    """What the rate of a parameter is multiplied by, by its id: if it is pretrained, by its depth.
+
+    Parameters that learn at the full rate are left out.
+    """
+    pretrained, factor = pretrained_ids(modules), config.language_model_factor
+    if factor is None:
+        factor = PRETRAINED_FACTOR
+    elif factor != 1.0 and not pretrained:
+        raise ConfigError(
+            f"train.optimiser.language_model_factor={factor:g}: no parameter of this model was "
+            "loaded from pretrained weights, so there is nothing to slow down: remove it, or give "
+            "the model a pretrained part (model.text.pretrained, model.matcher.pretrained)"
+        )
+    factors = dict.fromkeys(pretrained, factor)
+    for part in modules.modules():
+        if not isinstance(part, Tower):
+            continue
+        for name, parameter in part.named_parameters():
+            factors[id(parameter)] = factors.get(id(parameter), 1.0) * part.rate_factor(name)
+    return factors
+
+
+def create_schedule(
+    optimiser: Optimizer, config: ScheduleConfig, steps_per_epoch: int, epochs: int
+) -> LambdaLR:
+    """The schedule as a factor of the initial rate, one update at a time."""
+    return LambdaLR(optimiser, rate_factor(config, steps_per_epoch, epochs))
+
+
+def rate_factor(
+    config: ScheduleConfig, steps_per_epoch: int, epochs: int
+) -> Callable[[int], float]:
+    """Factor of the learning rate at each update: linear warm-up, then the named course."""
+    total = max(1, steps_per_epoch * epochs)
+
+    def factor(step: int) -> float:
+        if step < config.warmup_steps:
+            return (step + 1) / config.warmup_steps
+        if config.name == "constant":
+            return 1.0
+        if config.name == "step":
+            passed = sum(step >= epoch * steps_per_epoch for epoch in config.decay_epochs)
+            return float(config.factor**passed)
+        left = 1.0 - (step - config.warmup_steps) / max(1, total - config.warmup_steps)
+        left = min(1.0, max(0.0, left))
+        return left if config.name == "linear" else 0.5 * (1.0 - math.cos(math.pi * left))
+
+    return factor
+
+
+class Updates:
+    """Optimiser, schedule and the scaling of losses that half precision needs, as one."""
+
+    def __init__(
+        self, module: nn.Module, config: TrainConfig, per_epoch: int, device: torch.device
+    ) -> None:
+        self.module, self.clip = module, config.optimiser.clip
+        self.optimiser = create_optimiser(module, config.optimiser)
+        self.schedule = create_schedule(self.optimiser, config.schedule, per_epoch, config.epochs)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
+
+    @property
+    def rate(self) -> float:
+        return float(self.optimiser.param_groups[0]["lr"])
+
+    def backward(self, loss: Tensor) -> None:
+        self.scaler.scale(loss).backward()
+
+    def unscale(self) -> None:
+        """Gradients in their own units; call once, before `gradient_norm`."""
+        self.scaler.unscale_(self.optimiser)
+
+    def gradient_norm(self) -> Tensor:
+        """Norm of the gradient before it is clipped; `step` does that, knowing the norm."""
+        return nn.utils.get_total_norm(self._gradients())
+
+    def step(self, norm: float, number: int) -> None:
+        """Move the parameters by a gradient of this norm, clipped, and the learning rate."""
+        if not math.isfinite(norm) and not self.scaler.is_enabled():
+            raise TrainingError(
+                f"step {number}: the gradient is not a finite number ({self._broken()}), the "
+                "update was not made; lower train.optimiser.lr or use train.precision=float32"
+            )
+        share = self.clip / (norm + 1e-6) if self.clip else 1.0
+        if share < 1.0:
+            torch._foreach_mul_(self._gradients(), share)
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.scaler.get_scale() >= scale:  # else fp16 overflowed and the update was left out
+            self.schedule.step()
+
+    def _broken(self) -> str:
+        """Where it is not: the first of the parameters, and how many there are."""
+        trained = [(n, p.grad) for n, p in self.module.named_parameters() if p.grad is not None]
+        broken = [name for name, gradient in trained if not gradient.isfinite().all()]
+        if not broken:  # each is finite, and their squares add up to more than there is
+            return "too large to add up"
+        first = broken[0].removeprefix("model.")
+        return f"in {len(broken)} of {len(trained)} parameters, first {first}"
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.module.parameters() if p.grad is not None]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "optimiser": self.optimiser.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        # which kernel steps is this machine's choice, not that of the one that saved: an optimiser
+        # that was made for fused steps, and is told otherwise, fails as soon as losses are scaled
+        saved, fused = state["optimiser"], self.optimiser.param_groups[0].get("fused")
+        groups = [{**group, "fused": fused} for group in saved["param_groups"]]
+        self.optimiser.load_state_dict({**saved, "param_groups": groups})
+        self.schedule.load_state_dict(state["schedule"])
+        self.scaler.load_state_dict(state["scaler"])

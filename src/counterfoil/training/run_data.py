@@ -1,0 +1,199 @@
+"""A run from its configuration: data, features, model, training, the test, the report."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from counterfoil.core.config import (
+    EvaluationConfig,
+    FeaturesConfig,
+    RunConfig,
+    model_folder,
+)
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.progress import Progress
+from counterfoil.core.storage.arrays import ArrayFile
+from counterfoil.data.load import load_pairs
+from counterfoil.data.noise import shuffled_captions, with_noise_index
+from counterfoil.data.pairs import DEV_NAMES, Pairs, Severity, Split, count_kinds
+from counterfoil.data.splits import (
+    lacks_dev,
+    read_dev_split,
+    with_dev_split,
+)
+from counterfoil.features import with_fragments
+from counterfoil.models import resolve
+from counterfoil.models.spec import pixel_options, reads_pixels
+from counterfoil.training.run_folder import (
+    load_model,
+    run_config,
+)
+
+
+def read_data(
+    config: RunConfig,
+    cache: Path,
+    progress: Progress,
+    features: FeaturesConfig | None = None,
+    aside: Collection[str] | None = None,
+) -> Pairs:
+    """The pairs of a config, every split with fragments: its own, or those of ``features``.
+
+    Data without a dev split get one from their training images: ``aside``, if a run has saved it.
+    """
+    pairs = load_pairs(
+        config.data.source,
+        config.data.format,
+        options=config.data.options,
+        cache_dir=cache,
+        progress=progress,
+    )
+    check_splits(config, pairs)
+    features = features or wanted_features(config)
+    pairs = with_fragments(pairs, cache, features.extractor, features.options, progress)
+    if config.evaluation.split in DEV_NAMES:
+        pairs = with_dev_split(pairs, config.data.dev_share, aside)
+    pairs = with_noise(config, pairs)  # after dev was set aside, which stays as it is
+    widths = {split.name: split.fragments.dim for split in pairs if split.fragments is not None}
+    if len(set(widths.values())) > 1:
+        found = ", ".join(f"{name} {width}" for name, width in widths.items())
+        raise DataError(f"data set '{pairs.name}': features of different widths ({found})")
+    return pairs
+
+
+def wanted_features(config: RunConfig) -> FeaturesConfig:
+    """What a config says of features; a model that reads pixels has its own way of seeing them."""
+    stated, own = config.data.features, pixel_options(resolve(config.model))
+    if own is None:
+        return stated
+    if stated != FeaturesConfig() and not stated.extractor.startswith("pixels"):
+        raise ConfigError(
+            f"data.features: the model '{config.model.name}' reads pixels, not features of "
+            f"'{stated.extractor}'; leave data.features out"
+        )
+    return FeaturesConfig(extractor="pixels", options={**own, **stated.options})
+
+
+def with_noise(config: RunConfig, pairs: Pairs) -> Pairs:
+    """The pairs with the share of training captions shuffled that the config asks for."""
+    data = config.data
+    if data.noise_index:
+        if data.noise:
+            raise ConfigError("data.noise draws a shuffle, data.noise_index reads one: give either")
+        try:
+            index = ArrayFile(data.noise_index).whole()
+        except DataError as error:
+            raise DataError(f"data.noise_index: {error}") from None
+        train = with_noise_index(pairs.train, index)
+    elif data.noise:
+        train, _ = shuffled_captions(pairs.train, data.noise, config.seed)
+    else:
+        return pairs
+    return replace(pairs, splits={**pairs.splits, "train": train})
+
+
+def check_splits(config: RunConfig, pairs: Pairs) -> None:
+    """Refuse data without the splits that a run needs, before anything is extracted or trained."""
+    settings = config.evaluation
+    needed = {"train": "train", settings.split: "evaluation.split"}
+    if settings.test_split != EvaluationConfig().test_split:
+        needed[settings.test_split] = "evaluation.test_split"
+    for name, key in needed.items():
+        if name in pairs or (name in DEV_NAMES and lacks_dev(pairs) and config.data.dev_share):
+            continue
+        advice = (
+            "; data.dev_share=0.05 sets a part of 'train' aside for it"
+            if name in DEV_NAMES and lacks_dev(pairs)
+            else f"; name another one with {key}"
+            if key != name
+            else "; call the split to train on 'train'"
+        )
+        raise DataError(
+            f"data set '{pairs.name}' has no split '{name}', which {_asks(key)} "
+            f"(it has: {', '.join(pairs.splits) or 'none'}){advice}"
+        )
+
+
+def _asks(key: str) -> str:
+    return "training needs" if key == "train" else f"{key} asks for"
+
+
+def skipped_kinds(pairs: Pairs) -> dict[str, int]:
+    """How many items of each kind of problem were left out of the data."""
+    return count_kinds([p for p in pairs.problems if p.severity is Severity.SKIP])
+
+
+# From a run folder back to its model and its data.
+
+
+def _own_pixels(run: Path, config: RunConfig) -> FeaturesConfig | None:
+    """How a finished run reads pixels, which it knows without what it was pretrained from."""
+    if not reads_pixels(resolve(config.model)):
+        return None
+    return FeaturesConfig(extractor=load_model(run, "cpu").fragments_from or "pixels")
+
+
+def evaluation_split(
+    run: Path,
+    data: str | None,
+    format: str | None,
+    options: dict[str, Any],
+    cache: Path,
+    progress: Progress,
+) -> Pairs:
+    """The data asked for, or that of the run; with fragments of the run's kind."""
+    model_folder(run)
+    config = run_config(run)
+    if data is None:
+        if config is None:
+            raise ConfigError(f"{run} is a model without a run: name the data with --data")
+        if options or format:
+            raise ConfigError("--option and --format say how to read --data: name it, too")
+        return read_data(config, cache, progress, _own_pixels(run, config), read_dev_split(run))
+    pairs = load_pairs(data, format, options=options, cache_dir=cache, progress=progress)
+    model = load_model(run, "cpu")
+    pairs = with_fragments(
+        pairs, cache, model.fragments_from or "segments", model.fragments_options, progress
+    )
+    # the run's own images again, from another place: what it has set aside was not trained on
+    return with_dev_split(pairs, 0.0, read_dev_split(run))
+
+
+# The data that several runs share, read as their configs say.
+
+
+SHARED = ("source", "format", "options", "features", "noise", "noise_index", "dev_share")
+"""What decides which images, captions and features a run has, and in which order."""
+
+
+def shared_train_split(runs: Sequence[Path], cache: Path, progress: Progress) -> Split:
+    """The training split of some runs, which must agree on it.
+
+    Vocabulary and augmentation may differ. A saved model without a run takes the others' data.
+    """
+    for run in runs:
+        model_folder(run)
+    configs = {run: config for run in runs if (config := run_config(run)) is not None}
+    if not configs:
+        raise ConfigError("none of these is a run that names its data; give at least one that does")
+    (first, config), *others = configs.items()
+    for run, other in others:
+        for key, mine in _data_keys(config).items():
+            theirs = _data_keys(other)[key]
+            if mine != theirs:
+                raise ConfigError(
+                    f"{run} and {first} were trained on different data ({key}: {theirs!r} and "
+                    f"{mine!r}); a guide takes runs on the same"
+                )
+    return read_data(config, cache, progress, aside=read_dev_split(first)).train
+
+
+def _data_keys(config: RunConfig) -> dict[str, Any]:
+    tree = config.data.model_dump()
+    keys = {f"data.{key}": tree[key] for key in SHARED}
+    if config.data.noise:
+        keys["seed"] = config.seed  # which captions are shuffled depends on it
+    return keys

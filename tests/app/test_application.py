@@ -1,0 +1,132 @@
+"""`counterfoil serve`: what it opens, what it refuses, how it starts and stops."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import counterfoil.app
+from counterfoil.app.application import listen
+from counterfoil.app.content import open_content
+from counterfoil.cli.serve import print_address
+from counterfoil.core.errors import CheckpointError, ConfigError, DataError, MissingExtraError
+from counterfoil.core.progress import Silent
+from counterfoil.search import SearchIndex
+from tests.cli.test_cli import invoke
+
+
+def test_it_starts_answers_and_stops_at_a_signal(run, cache, tmp_path) -> None:
+    command = [sys.executable, "-m", "counterfoil", "serve", run, "--port", "0", "--cache", cache]
+    process = subprocess.Popen(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(tmp_path),
+    )
+    try:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if "http://" in line)
+        found = re.search(r"http://127\.0\.0\.1:\d+/", line)
+        assert found is not None
+        with urllib.request.urlopen(f"{found[0]}healthz", timeout=20) as answer:  # noqa: S310
+            assert answer.status == 200
+        assert list(tmp_path.glob("counterfoil-serve-*"))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+    finally:
+        process.kill()
+        process.stdout.close()
+    assert list(tmp_path.glob("counterfoil-serve-*")) == []
+
+
+def environment(folder: Path) -> dict[str, str]:
+    path = {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ}
+    return {"TMPDIR": str(folder), "PATH": "", "HOME": str(folder), "OMP_NUM_THREADS": "1", **path}
+
+
+@pytest.mark.slow
+def test_what_a_killed_server_left_is_removed_by_the_next_one(
+    run, cache, tmp_path, monkeypatch
+) -> None:
+    command = [sys.executable, "-m", "counterfoil", "serve", run, "--port", "0", "--cache", cache]
+    process = subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.PIPE, text=True, env=environment(tmp_path)
+    )
+    assert process.stdout is not None
+    assert any("http://" in line for line in iter(process.stdout.readline, ""))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (used,) = tmp_path.glob("counterfoil-serve-*")
+    open_content(run, cache=cache, progress=Silent()).close()
+    assert used.is_dir()  # its server is at work
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    open_content(run, cache=cache, progress=Silent()).close()
+    assert list(tmp_path.glob("counterfoil-serve-*")) == []
+
+
+def test_an_index_is_served_as_it_is(run, cache, content, pairs, tmp_path) -> None:
+    index = SearchIndex.build(tmp_path / "index", content.index.model, pairs.test.select(range(5)))
+    opened = open_content(index.folder, cache=cache, progress=Silent())
+    assert len(opened.index) == 5
+    assert opened.corrector is None
+    both = open_content(run, index=index.folder, cache=cache, progress=Silent())
+    assert len(both.index) == 5
+    with pytest.raises(ConfigError, match="already"):
+        open_content(index.folder, index=index.folder, cache=cache, progress=Silent())
+
+
+def test_a_model_without_data_shows_the_scenes(corrector, cache, monkeypatch) -> None:
+    monkeypatch.setitem(counterfoil.app.content.SCENES, "images", [0, 0, 6])
+    opened = open_content(corrector, cache=cache, progress=Silent())
+    assert len(opened.index) == 6
+    assert opened.corrector is opened.index.model  # it was taught to correct itself
+    opened.close()
+
+
+def test_what_cannot_be_served_is_refused(run, cache, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="tags-dc"):
+        open_content(run, corrector=run, cache=cache, progress=Silent())
+    with pytest.raises(DataError, match="counterfoil audit"):
+        open_content(run, audit=tmp_path, cache=cache, progress=Silent())
+    (tmp_path / "findings.jsonl").write_text('{"kind": "mismatch"}\n')
+    with pytest.raises(DataError, match="line 1"):
+        open_content(run, audit=tmp_path, cache=cache, progress=Silent())
+    with pytest.raises(CheckpointError, match="neither a run nor"):
+        invoke("serve", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["https://[fd00::1]:8000/#token=abc", "https://[fe80::1]:8000/", "http://[::1]:8000/"],
+)
+def test_an_ipv6_address_is_printed_whole(address, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    print_address(address)
+    assert capsys.readouterr().out == f"Counterfoil is at {address} (Ctrl-C stops it)\n"
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(ConfigError, match="--port"):
+            listen("127.0.0.1", other.getsockname()[1])
+
+
+def test_without_the_extra_it_says_how_to_get_it(monkeypatch, run) -> None:
+    monkeypatch.setattr(
+        counterfoil.app, "find_spec", lambda name: None if name == "uvicorn" else find_spec(name)
+    )
+    with pytest.raises(MissingExtraError, match=r"counterfoil\[app\]"):
+        invoke("serve", run)

@@ -1,0 +1,71 @@
+"""Runs on disk: read once, and again when they change; never on the thread that answers all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import counterfoil.app.content
+from counterfoil.app.content import Runs, runs_below
+from tests.app.conftest import LIMITS, running
+
+
+def copies(run: Path, folder: Path, count: int) -> list[Path]:
+    for number in range(count):
+        place = folder / f"run-{number:02}"
+        place.mkdir(parents=True)
+        for name in ("config.yaml", "results.json", "metrics.jsonl"):
+            shutil.copy(run / name, place / name)
+    return runs_below(folder)
+
+
+def count_reads(monkeypatch) -> list[threading.Thread]:
+    """The thread of every configuration that is read from now on."""
+    read, threads = counterfoil.app.content.load_config, []
+
+    def counted(path):
+        threads.append(threading.current_thread())
+        return read(path)
+
+    monkeypatch.setattr(counterfoil.app.content, "load_config", counted)
+    return threads
+
+
+def test_runs_that_did_not_change_are_not_parsed_again(run, tmp_path, monkeypatch) -> None:
+    threads = count_reads(monkeypatch)
+    runs = Runs(copies(run, tmp_path, 3))
+    assert runs.listed() == runs.listed()
+    runs.read("run-01")
+    assert len(threads) == 3
+
+
+def test_a_run_that_changed_is_shown_as_it_is_now(run, tmp_path) -> None:
+    runs = Runs(copies(run, tmp_path, 2))
+    (tmp_path / "run-01" / "results.json").unlink()
+    assert [one["finished"] for one in runs.listed()] == [True, False]
+    (tmp_path / "run-01" / "results.json").write_text(json.dumps({"rsum": 12.5}))
+    assert [one["rsum"] for one in runs.listed()][1] == 12.5
+    config = tmp_path / "run-00" / "config.yaml"
+    config.write_text(config.read_text().replace("name: naaf", "name: scan"))
+    assert [one["model"] for one in runs.listed()] == ["scan", "naaf"]
+    config.write_text("nonsense: [")
+    assert [one["model"] for one in runs.listed()] == ["unknown", "naaf"]
+
+
+def test_no_run_is_parsed_on_the_thread_that_answers_everybody(
+    content, run, tmp_path, monkeypatch
+) -> None:
+    many = replace(content, runs=Runs(copies(run, tmp_path, 3)))
+    threads = count_reads(monkeypatch)
+    with running(many, LIMITS) as client:
+        servers = {one for one in threading.enumerate() if one.name.endswith("(run)")}
+        assert client.get("/api/about").json["runs"] == 3
+        assert threads == []
+        assert len(client.get("/api/runs").json["runs"]) == 3
+        assert client.get("/api/run?name=run-00").status == 200
+    assert servers
+    assert len(threads) == 3
+    assert servers.isdisjoint(threads)

@@ -1,0 +1,312 @@
+"""A folder of images with a table of captions."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from counterfoil.core.errors import DataError
+from counterfoil.data import load_pairs
+from tests.data.tiny import features, kinds, write_images, write_lines
+
+ROWS = [
+    ("a.png", "one, with a comma", "train"),
+    ("b.png", 'a "quoted" word', "train"),
+    ("a.png", "two\nlines", "train"),
+    ("c.png", "tab\there", "test"),
+]
+
+
+def write_table(path, kind, rows=ROWS, header=("image", "caption", "split")):
+    if kind == "jsonl":
+        lines = [json.dumps(dict(zip(header, row, strict=True))) for row in rows]
+        return write_lines(path / "captions.jsonl", lines)
+    if kind == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        columns = dict(zip(header, map(list, zip(*rows, strict=True)), strict=True))
+        parquet.write_table(pyarrow.table(columns), path / "captions.parquet")
+        return path / "captions.parquet"
+    with (path / f"captions.{kind}").open("w", newline="") as file:
+        writer = csv.writer(file, delimiter="\t" if kind == "tsv" else ",")
+        writer.writerows([header, *rows])
+    return path / f"captions.{kind}"
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+@pytest.mark.parametrize("images", ["images", "."])
+def test_every_kind_of_table_is_read_and_grouped_by_image(tmp_path, kind, images):
+    write_images(tmp_path / images, ["a.png", "b.png", "c.png"])
+    file = write_table(tmp_path, kind)
+    for path in (tmp_path, file):
+        pairs = load_pairs(path)
+        assert list(pairs.train.ids) == ["a", "b"]
+        assert pairs.train.captions[0] == ["one, with a comma", "two\nlines"]
+        assert pairs.test.captions[0] == ["tab\there"]
+        assert pairs.train.pixels[1].name == "b.png"
+        assert not pairs.problems
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_cell_may_hold_a_list_of_captions(tmp_path, kind):
+    write_images(tmp_path, ["a.png"])
+    header = ("file", "captions", "id", "split", "stars")
+    write_table(tmp_path, kind, [("a.png", ["x", "y"], 7, "val", 5)], header)
+    pairs = load_pairs(tmp_path)
+    assert list(pairs.dev.ids) == ["7"]
+    assert pairs["val"].captions[0] == ["x", "y"]
+    assert pairs.dev.extras == [{"stars": 5}]
+
+
+@pytest.mark.parametrize("name", ["image", "file", "filename", "image_path", "Image"])
+@pytest.mark.parametrize("caption", ["caption", "text", "captions"])
+def test_columns_go_by_their_usual_names(tmp_path, name, caption):
+    write_images(tmp_path, ["a.png"])
+    write_table(tmp_path, "csv", [("a.png", "x", "train")], (name, caption, "split"))
+    assert load_pairs(tmp_path).train.captions[0] == ["x"]
+
+
+def test_columns_of_other_names_are_options(tmp_path):
+    write_images(tmp_path, ["a.png"])
+    write_table(tmp_path, "csv", [("a.png", "x", "train")], ("photo", "says", "part"))
+    options = {"image_column": "photo", "caption_column": "says", "split_column": "part"}
+    assert load_pairs(tmp_path, options=options).train.captions[0] == ["x"]
+    with pytest.raises(DataError, match="no column 'sayz'; did you mean 'says'"):
+        load_pairs(tmp_path, options={**options, "caption_column": "sayz"})
+
+
+def test_a_tsv_without_quoting_keeps_its_quotes(tmp_path):
+    write_images(tmp_path, ["a.png"])
+    lines = ["image\tcaption\tsplit", 'a.png\t"open quote\ttrain', 'a.png\t"so" he said\ttrain']
+    write_lines(tmp_path / "captions.tsv", lines)
+    assert load_pairs(tmp_path).train.captions[0] == ['"open quote', '"so" he said']
+
+
+def test_without_a_split_column_the_split_is_a_hash_of_the_id_and_is_said(tmp_path):
+    names = [f"{i}.png" for i in range(200)]
+    write_images(tmp_path, names)
+    rows = [(name, "x") for name in names]
+    write_table(tmp_path, "csv", rows, ("image", "caption"))
+    first = load_pairs(tmp_path)
+    assert [kinds(first.problems), set(first.splits)] == [
+        {"hashed-split"},
+        {"train", "dev", "test"},
+    ]
+    assert 140 < len(first.train) < 180
+    write_table(tmp_path, "csv", rows[::-1], ("image", "caption"))
+    second = load_pairs(tmp_path)
+    assert {s.name: set(s.ids) for s in first} == {s.name: set(s.ids) for s in second}
+
+
+def test_one_table_a_split_needs_no_split_column(tmp_path):
+    write_images(tmp_path, ["a.png", "b.png"])
+    for name, image in (("train", "a.png"), ("test", "b.png")):
+        write_lines(tmp_path / f"{name}.csv", ["image,caption", f"{image},x"])
+    assert list(load_pairs(tmp_path).splits) == ["train", "test"]
+
+
+def test_several_tables_of_unclear_meaning_are_refused(tmp_path):
+    for name in ("one", "two"):
+        write_lines(tmp_path / f"{name}.csv", ["image,caption", "a.png,x"])
+    with pytest.raises(DataError, match=r"several tables: one\.csv, two\.csv"):
+        load_pairs(tmp_path)
+
+
+def test_images_of_one_stem_get_different_ids(tmp_path):
+    write_images(tmp_path, ["a.png", "a.jpg", "x/b.png", "y/b.png"])
+    names = ["a.png", "a.jpg", "x/b.png", "y/b.png"]
+    write_table(tmp_path, "csv", [(name, "c", "train") for name in names])
+    assert list(load_pairs(tmp_path).train.ids) == ["a.png", "a.jpg", "x/b", "y/b"]
+
+
+def test_columns_that_differ_by_caption_stay_with_their_caption(tmp_path):
+    write_images(tmp_path, ["a.png"])
+    rows = [("a.png", "x", "train", "ann", 1), ("a.png", "", "train", "bob", 1)]
+    rows.append(("a.png", "z", "train", "cat", 1))
+    write_table(tmp_path, "csv", rows, ("image", "caption", "split", "author", "year"))
+    assert load_pairs(tmp_path).train.extras == [{"author": ["ann", "cat"], "year": "1"}]
+
+
+def test_kaggle_keeps_its_csv_in_a_text_file(tmp_path):
+    write_images(tmp_path / "Images", ["a.png"])
+    write_lines(tmp_path / "captions.txt", ["image,caption", "a.png,A dog ."])
+    assert sum(map(len, load_pairs(tmp_path))) == 1
+
+
+def test_features_beside_the_table_go_by_the_order_of_the_split(tmp_path):
+    rows = [{"id": i, "split": "train", "captions": ["x"]} for i in range(3)]
+    write_lines(tmp_path / "captions.jsonl", [json.dumps(row) for row in rows])
+    np.save(tmp_path / "train_ims.npy", array := features(3))
+    pairs = load_pairs(tmp_path)
+    np.testing.assert_array_equal(pairs.train.fragments.read(2).features, array[2])
+    assert pairs.train.pixels is None
+    np.save(tmp_path / "train_ims.npy", features(2))
+    with pytest.raises(DataError, match="count-mismatch"):
+        load_pairs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (b'{"image": "a.png", "captions": ["x"]', "bad-json"),
+        (b"[1, 2]", "bad-json"),
+        (b'{"image": "a.png", "split": "train"}', "missing-column"),
+        (b'{"captions": ["x"], "split": "train"}', "missing-column"),
+        (b'{"image": "../a.png", "captions": ["x"], "split": "train"}', "unsafe-path"),
+        (b'{"image": "/a.png", "captions": ["x"], "split": "train"}', "unsafe-path"),
+        (b'{"image": "C:\\\\a.png", "captions": ["x"], "split": "train"}', "unsafe-path"),
+        (b'{"image": "a.png", "captions": ["\xff"], "split": "train"}', "bad-encoding"),
+        (b'{"id": "b", "image": "c.png", "captions": ["x"], "split": "train"}', "duplicate-id"),
+    ],
+)
+def test_a_fatal_line_is_named_by_its_number(tmp_path, line, kind):
+    write_images(tmp_path, ["b.png", "c.png"])
+    good = b'{"id": "b", "image": "b.png", "captions": ["x"], "split": "train"}\n'
+    (tmp_path / "captions.jsonl").write_bytes(good + line + b"\n")
+    with pytest.raises(DataError, match=rf"captions\.jsonl:2.*\[{kind}\]"):
+        load_pairs(tmp_path)
+    assert "b" in load_pairs(tmp_path, strict=False).train.ids
+
+
+def test_a_csv_row_of_the_wrong_length_is_named(tmp_path):
+    write_lines(tmp_path / "captions.csv", ["image,caption,split", "a.png,x,train", "a.png,a,b,c"])
+    with pytest.raises(DataError, match=r"captions\.csv:3: 4 fields.*3 columns"):
+        load_pairs(tmp_path)
+
+
+def test_a_missing_column_is_named_with_those_found(tmp_path):
+    write_lines(tmp_path / "captions.csv", ["picture,caption", "a.png,x"])
+    with pytest.raises(DataError, match=r"no column of images .*found: picture, caption"):
+        load_pairs(tmp_path)
+
+
+def test_a_lost_image_is_skipped(tmp_path):
+    write_images(tmp_path, ["a.png"])
+    write_table(tmp_path, "csv", [("a.png", "x", "train"), ("gone.png", "y", "train")])
+    pairs = load_pairs(tmp_path)
+    assert list(pairs.train.ids) == ["a"]
+    assert kinds(pairs.problems) == {"missing-image"}
+
+
+def test_a_table_without_rows_is_fatal(tmp_path):
+    write_lines(tmp_path / "captions.csv", ["image,caption"])
+    with pytest.raises(DataError, match="no-images"):
+        load_pairs(tmp_path)
+    (tmp_path / "captions.csv").write_bytes(b"")
+    with pytest.raises(DataError, match="no-images"):
+        load_pairs(tmp_path)
+
+
+def test_a_broken_parquet_file_is_fatal(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "captions.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(DataError, match="bad-parquet"):
+        load_pairs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("named", "stored"),
+    [
+        ("a.jpg", "images/a.JPG"),
+        ("A.PNG", "a.png"),
+        ("a", "images/a.png"),
+        ("photos/images/a.png", "images/a.png"),
+        ("images\\a.png", "images/a.png"),
+        ("./images/a.png", "images/a.png"),
+        ("a.png", "airport/north/a.png"),
+        ("my photo.png", "images/my photo.png"),
+    ],
+)
+def test_an_image_is_found_though_its_name_is_written_otherwise(tmp_path, named, stored):
+    folder = tmp_path / "photos"
+    write_images((folder / stored).parent, ["x.png"])
+    (folder / stored).parent.joinpath("x.png").rename(folder / stored)
+    write_table(folder, "csv", [(named, "a dog", "train")])
+    pairs = load_pairs(folder / "captions.csv")
+    assert pairs.train.pixels[0].path == folder / stored
+    assert not pairs.problems
+
+
+def test_an_absolute_name_inside_the_folder_is_read_and_one_outside_is_not(tmp_path):
+    write_images(tmp_path / "photos", ["a.png"])
+    write_images(tmp_path / "other", ["b.png"])
+    inside = str(tmp_path / "photos" / "a.png")
+    write_table(tmp_path / "photos", "csv", [(inside, "a dog", "train")])
+    assert load_pairs(tmp_path / "photos").train.pixels[0].name == "a.png"
+    write_table(tmp_path / "photos", "csv", [(str(tmp_path / "other" / "b.png"), "x", "train")])
+    with pytest.raises(DataError, match="unsafe-path"):
+        load_pairs(tmp_path / "photos")
+
+
+def test_a_name_that_several_folders_have_is_not_guessed(tmp_path):
+    for place in ("one", "two"):
+        write_images(tmp_path / place, ["a.png"])
+    write_images(tmp_path, ["b.png"])
+    write_table(tmp_path, "csv", [("a.png", "a dog", "train"), ("b.png", "a cat", "train")])
+    pairs = load_pairs(tmp_path / "captions.csv")
+    assert list(pairs.train.ids) == ["b"]
+    assert "several have that name" in str(pairs.problems[0])
+
+
+def test_captions_in_numbered_columns_and_in_a_list_in_a_field_are_read(tmp_path):
+    write_images(tmp_path, ["a.png", "b.png"])
+    header = ("filename", "caption_1", "caption_2", "split")
+    write_table(
+        tmp_path, "csv", [("a.png", "one", "two", "train"), ("b.png", "x", "", "train")], header
+    )
+    assert load_pairs(tmp_path).train.captions == [["one", "two"], ["x"]]
+    write_table(tmp_path, "csv", [("a.png", '["one", "two"]', "train")], ("path", "raw", "split"))
+    assert load_pairs(tmp_path).train.captions == [["one", "two"]]
+
+
+def test_an_id_for_each_caption_does_not_divide_the_captions_of_an_image(tmp_path):
+    write_images(tmp_path, ["a.png", "b.png"])
+    rows = [(1, "a.png", "one", "train"), (2, "a.png", "two", "train"), (3, "b.png", "x", "train")]
+    write_table(tmp_path, "csv", rows, ("id", "image", "caption", "split"))
+    train = load_pairs(tmp_path).train
+    assert list(train.ids) == ["a", "b"]
+    assert train.captions == [["one", "two"], ["x"]]
+
+
+def test_splits_are_understood_in_upper_case_and_in_other_words(tmp_path):
+    write_images(tmp_path, ["a.png", "b.png", "c.png"])
+    rows = [("a.png", "x", "Training"), ("b.png", "y", "TEST"), ("c.png", "z", "Val")]
+    write_table(tmp_path, "csv", rows)
+    assert set(load_pairs(tmp_path).splits) == {"train", "test", "val"}
+
+
+def test_a_table_whose_columns_are_not_known_says_how_to_name_them(tmp_path):
+    write_table(tmp_path, "csv", [("a.png", "a dog", "train")], ("which", "what", "split"))
+    with pytest.raises(DataError, match="caption_column=NAME"):
+        load_pairs(tmp_path)
+
+
+def test_a_small_set_without_splits_loses_no_more_than_a_broken_test_image(tmp_path):
+    from counterfoil.features import with_fragments
+
+    names = [f"{number}.png" for number in range(5)]
+    write_images(tmp_path, names)
+    rows = [(name, f"picture {name}") for name in names]
+    write_table(tmp_path, "csv", rows, ("image", "caption"))
+    only = load_pairs(tmp_path).test.pixels[0]
+    only.path.write_bytes(b"no image")
+    pairs = with_fragments(load_pairs(tmp_path), tmp_path / "cache")
+    assert set(pairs.splits) == {"train", "dev"}
+    only.path.unlink()  # the images that are there are divided among themselves
+    assert set(load_pairs(tmp_path).splits) == {"train", "dev", "test"}
+
+
+@pytest.mark.parametrize("prefix", ["a", "b", "c", "d", "e", "f"])
+def test_images_that_are_missing_are_not_all_that_a_small_set_has_for_training(tmp_path, prefix):
+    names = [f"{prefix}{number}.png" for number in range(8)]
+    write_images(tmp_path, names[:3])
+    rows = [(name, f"a photo of {name}") for name in names]
+    table = write_table(tmp_path, "csv", rows, ("image", "caption"))
+    sizes = {name: len(split) for name, split in load_pairs(table).splits.items()}
+    assert sizes == {"train": 1, "dev": 1, "test": 1}
+    (tmp_path / names[0]).unlink()
+    sizes = {name: len(split) for name, split in load_pairs(table).splits.items()}
+    assert sizes == {"train": 2}

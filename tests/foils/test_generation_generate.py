@@ -1,0 +1,96 @@
+"""Refilling masked captions and keeping the hardest: what is drawn, where, and what is scored."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from counterfoil.core.errors import ConfigError
+from counterfoil.foils.generation import (
+    MaskedCaptions,
+    MaskTokens,
+    hardest_foils,
+    mask_captions,
+    own_tokens,
+    refill,
+)
+
+WORDS = 12
+TOKENS = MaskTokens(mask=1, ordinary=np.arange(4, WORDS))
+CAPTIONS = torch.tensor([[2, 4, 5, 6, 3], [2, 7, 8, 3, 0]])
+UNITS = [[(1,), (2, 3)], []]
+
+
+def masked(versions: int = 6) -> MaskedCaptions:
+    return mask_captions(CAPTIONS, UNITS, versions, TOKENS, np.random.default_rng(0))
+
+
+def test_a_caption_without_units_stays_as_it_is_in_every_version() -> None:
+    found = masked()
+    assert found.ids[1].equal(CAPTIONS[1].expand(6, 5))
+    assert (found.labels[1] == -1).all()
+    asked = found.labels[0] != -1
+    assert asked.any(1).all()
+    assert found.labels[0][asked].equal(CAPTIONS[0].expand(6, 5)[asked])
+
+
+def test_only_ordinary_tokens_are_drawn_and_only_where_asked() -> None:
+    versions = masked()
+
+    def fill(rows, ids, asked):
+        assert ids.equal(versions.ids.flatten(0, 1))
+        assert rows.tolist() == [0] * 6 + [1] * 6
+        logits = torch.zeros(int(asked.sum()), WORDS)
+        logits[:, :4] = 1e4  # what must not be drawn is by far the likeliest
+        return logits
+
+    torch.manual_seed(0)
+    found = refill(versions, fill, torch.from_numpy(TOKENS.ordinary), 50, 1.0)
+    assert found.shape == (2, 6 * 50, 5)
+    assert found[1].equal(CAPTIONS[1].expand(300, 5))
+    asked = (versions.labels[0] != -1).repeat_interleave(50, 0)
+    assert found[0][~asked].equal(CAPTIONS[0].expand(300, 5)[~asked])
+    assert set(found[0][asked].tolist()) == set(TOKENS.ordinary.tolist())
+
+
+def test_each_asked_token_is_drawn_from_its_own_logits_tempered() -> None:
+    versions = MaskedCaptions(
+        torch.tensor([[[2, 1, 1, 6, 3]], [[2, 7, 1, 3, 0]]]),
+        torch.tensor([[[-1, 4, 5, -1, -1]], [[-1, -1, 8, -1, -1]]]),
+    )
+    wanted = [9, 10, 11]
+    logits = torch.zeros(3, WORDS)
+    logits[range(3), wanted] = 2.0
+    torch.manual_seed(0)
+    ordinary = torch.from_numpy(TOKENS.ordinary)
+    found = refill(versions, lambda *_: logits, ordinary, 4000, 2.0)
+    share = float(np.e / (np.e + len(ordinary) - 1))
+    drawn = [found[0, :, 1], found[0, :, 2], found[1, :, 2]]
+    for tokens, token in zip(drawn, wanted, strict=True):
+        assert float((tokens == token).float().mean()) == pytest.approx(share, abs=0.03)
+    with pytest.raises(ConfigError, match="temperature"):
+        refill(versions, lambda *_: logits, ordinary, 1, 0.0)
+
+
+def test_false_negatives_copies_and_duplicates_are_neither_scored_nor_kept() -> None:
+    versions = masked(versions=2)
+    copy, true, new, other = [2, 4, 5, 6, 3], [2, 7, 5, 6, 3], [2, 9, 5, 6, 3], [2, 8, 5, 6, 3]
+    candidates = torch.tensor(
+        [[copy, new, true, new, other, new], [[2, 7, 8, 3, 0]] * 6]
+    )  # three samples of each version
+    own = own_tokens([[2, 4, 5, 6, 3, 7, 7], [2, 7, 8, 3]], CAPTIONS.device)
+    assert own[0].tolist() == [2, 3, 4, 5, 6, 7]
+    asked = []
+
+    def score(rows, ids):
+        asked.extend(zip(rows.tolist(), map(tuple, ids.tolist()), strict=True))
+        return ids[:, 1].float()
+
+    found = hardest_foils(CAPTIONS, versions, candidates, own, score, most=3)
+    assert asked == [(0, tuple(new)), (0, tuple(other))]
+    assert found.real.tolist() == [[True, True, False], [False] * 3]
+    assert found.ids[0, :2].tolist() == [new, other]
+    assert found.scores[0, :2].tolist() == [9.0, 8.0]
+    assert found.labels[0, 0].equal(versions.labels[0, 0])
+    assert found.labels[0, 1].equal(versions.labels[0, 1])

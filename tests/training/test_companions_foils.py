@@ -1,0 +1,129 @@
+"""Foils that travel with captions: by rule, or from a file that is matched with care."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.progress import Silent
+from counterfoil.data.pairs import Split
+from counterfoil.data.text.words import words
+from counterfoil.training.companions import foil_companions
+
+SPLIT = Split(
+    "train",
+    ["7", "dog.jpg"],
+    [
+        ["a man rides two horses", "a cat beside a man"],
+        ["a dog runs on a beach", "three dogs", "a dog runs on a beach"],
+    ],
+)
+
+
+def generator(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def foils(source, count: int = 1):
+    return foil_companions(str(source), count, SPLIT, Silent())
+
+
+def written(tmp_path, *records) -> str:
+    path = tmp_path / "foils.jsonl"
+    path.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in records))
+    return str(path)
+
+
+def test_rules_give_as_many_different_foils_as_asked_for_and_none_is_a_caption() -> None:
+    for count in (1, 3):
+        made = foils("rules", count).of(0, generator())
+        assert made.images == ()
+        assert len(set(made.texts)) == count
+        assert "a man rides two horses" not in made.texts
+
+
+def test_rules_never_bring_in_a_word_of_the_images_other_captions() -> None:
+    for seed in range(30):
+        for text in foils("rules:noun", 4).of(0, generator(seed)).texts:
+            assert not ({"cat", "beside"} & set(words(text)))
+
+
+def test_the_draw_depends_on_the_generator_alone() -> None:
+    rules = foils("rules")
+    again = pickle.loads(pickle.dumps(rules))  # noqa: S301
+    drawn = [rules.of(0, generator(seed)) for seed in range(12)]
+    assert drawn == [again.of(0, generator(seed)) for seed in range(12)]
+    assert len(set(drawn)) > 1
+
+
+def test_the_kinds_of_rules_may_be_chosen() -> None:
+    for seed in range(10):
+        assert foils("rules:numeral").of(3, generator(seed)).texts[0].endswith("s")
+    with pytest.raises(ConfigError, match="unknown kind 'nuon'; did you mean 'noun'"):
+        foils("rules:nuon")
+
+
+def test_a_file_is_matched_by_image_and_caption_text_or_number(tmp_path) -> None:
+    path = written(
+        tmp_path,
+        {"image": 7, "caption": "a cat beside a man", "foil": "a dog beside a man", "kind": "x"},
+        "",
+        {"image": "dog.jpg", "caption": 1, "foil": "four dogs"},
+        {"image": "dog.jpg", "caption": "a dog runs on a beach", "foil": "a cat runs on a beach"},
+        {"image": "elsewhere", "caption": "three dogs", "foil": "two dogs"},
+        {"image": "dog.jpg", "caption": 99, "foil": "two dogs"},
+        {"image": "dog.jpg", "caption": 0, "foil": "three dogs"},
+    )
+    listed = pickle.loads(pickle.dumps(foils(path)))  # noqa: S301
+    texts = [listed.of(caption, generator()).texts for caption in range(5)]
+    cat = ("a cat runs on a beach",)  # of both captions with this text; "three dogs" is true
+    assert texts == [(), ("a dog beside a man",), cat, ("four dogs",), cat]
+
+
+def test_of_many_listed_foils_some_are_drawn(tmp_path) -> None:
+    lines = [{"image": "7", "caption": 0, "foil": f"foil {n}"} for n in range(6)]
+    listed = foils(written(tmp_path, *lines, lines[0]), count=2)
+    drawn = [listed.of(0, generator(seed)).texts for seed in range(40)]
+    assert all(len(set(texts)) == 2 for texts in drawn)
+    assert {text for texts in drawn for text in texts} == {f"foil {n}" for n in range(6)}
+    whole = foils(written(tmp_path, *lines, lines[0]), count=9).of(0, generator()).texts
+    assert sorted(whole) == [f"foil {n}" for n in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{not json", r"foils\.jsonl, line 2: not JSON"),
+        (b"\xff\xfe", r"line 2: not JSON"),
+        ("[1]", "line 2: expected an object, got list"),
+        ('{"image": "7", "foil": "x"}', "line 2: expected 'caption' as text or a whole number"),
+        ('{"image": "7", "caption": true, "foil": "x"}', "expected 'caption'.*got True"),
+        ('{"image": null, "caption": 0, "foil": "x"}', "expected 'image'"),
+        ('{"image": "7", "caption": 0, "foil": 3}', "expected 'foil' as text, got 3"),
+        ('{"image": "7", "caption": 0, "foil": "  "}', "the foil is empty"),
+        ('{"image": "7", "caption": -1, "foil": "x"}', "counts from 0, got -1"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, line, message) -> None:
+    path = tmp_path / "foils.jsonl"
+    good = b'{"image": "7", "caption": 0, "foil": "x"}\n'
+    path.write_bytes(good + (line if isinstance(line, bytes) else line.encode()))
+    with pytest.raises(DataError, match=message):
+        foils(path)
+
+
+def test_a_file_that_matches_nothing_is_refused(tmp_path) -> None:
+    path = written(tmp_path, {"image": "8", "caption": 0, "foil": "x"})
+    with pytest.raises(DataError, match=r"no line matches a caption of split 'train'.*is '7'"):
+        foils(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"'.*none\.jsonl' is neither 'rules' nor a file"):
+        foils(tmp_path / "none.jsonl")
+    with pytest.raises(ConfigError, match="count of at least 1, got 0"):
+        foils("rules", count=0)
