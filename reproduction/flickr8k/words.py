@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from counterfoil.data import load_pairs
-from counterfoil.data.words import words
+from counterfoil.data.text.words import words
 
 
 def write_glove(shards: Path, package: Path, target: Path) -> int:

@@ -133,10 +133,10 @@ def test_a_typo_is_found_before_torch_is_imported(results, number: int) -> None:
 
 OPTIONS = """
 import json
-from counterfoil.config import PARTS, check_names, load_config
-from counterfoil.registry import declared
+from counterfoil.core.config import PARTS, check_names, load_config
+from counterfoil.core.registry import declared
 read = {part: declared(*place) for part, place in PARTS.items()}
-from counterfoil.recipes import recipe_names
+from counterfoil.core.recipes import recipe_names
 for recipe in recipe_names():
     check_names(load_config(recipe))
 from counterfoil.encoders import image_encoders, text_encoders

@@ -23,7 +23,7 @@ SCRIPT = """
 import os, signal, sys
 from concurrent.futures import process
 from counterfoil.cli.signals import end_on_sigterm
-from counterfoil.parallel import ordered_map
+from counterfoil.core.parallel import ordered_map
 
 def same(task):
     return task
@@ -58,7 +58,7 @@ def test_a_signal_while_workers_are_started_leaves_none_that_the_program_waits_f
 
 POOL = """
 import time
-from counterfoil.parallel import ordered_map
+from counterfoil.core.parallel import ordered_map
 
 def work(task):
     print("started", flush=True)
@@ -70,9 +70,9 @@ list(ordered_map(work, range(8), workers=2))
 LOADER = """
 import sys
 from pathlib import Path
-from counterfoil.config import build_config
+from counterfoil.core.config import build_config
 from counterfoil.data.pairs import Pairs
-from counterfoil.progress import Silent
+from counterfoil.core.progress import Silent
 from tests.conftest import make_split
 from tests.training.test_trainer import BASE, trainer
 
@@ -93,7 +93,7 @@ import sys, time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from counterfoil.reproduce import measuring
-from counterfoil.reproduce.measures import FoilOptions
+from counterfoil.reproduce.columns import FoilOptions
 from counterfoil.reproduce.workers import own_processes
 from tests.core.test_parallel import work_for_long
 

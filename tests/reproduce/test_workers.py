@@ -110,7 +110,7 @@ def until_told(job, cache, progress, should_stop, on_training, on_trained) -> bo
 ORPHAN = """
 import sys, time
 from pathlib import Path
-from counterfoil.progress import Silent
+from counterfoil.core.progress import Silent
 from counterfoil.reproduce.workers import Workers
 from tests.reproduce.conftest import planned, tiny
 from tests.reproduce.test_workers import until_told

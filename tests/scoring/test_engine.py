@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from counterfoil.core.errors import BusyError, DataError
 from counterfoil.core.progress import Silent
 from counterfoil.core.storage.locks import beside
+from counterfoil.core.tensors import device
 from counterfoil.core.tensors.device import free_memory
 from counterfoil.encoders import Encoded
 from counterfoil.evaluation.ranks import top_k
@@ -295,8 +296,8 @@ def test_tiles_that_are_done_are_not_scored_again() -> None:
 def test_the_size_of_tiles_follows_the_free_memory(monkeypatch, tmp_path: Path) -> None:
     _, images, texts = job()
     report = tmp_path / "meminfo"
-    monkeypatch.setattr(score_plan, "MEMORY", report)
-    assert free_memory(torch.device("cpu")) == score_plan.UNKNOWN
+    monkeypatch.setattr(device, "MEMORY", report)
+    assert free_memory(torch.device("cpu")) == device.UNKNOWN
     report.write_text("MemTotal: 9 kB\nMemAvailable:    4 kB\n")
     assert free_memory(torch.device("cpu")) == 4096
     assert plan_scores(images, texts).cells == 64  # a quarter, 16 bytes each

@@ -77,7 +77,7 @@ def test_two_processes_give_the_loss_and_gradients_of_one(
 
 WAITING = """
 import os, time
-from counterfoil.training.distributed import processes
+from counterfoil.core.distributed import processes
 
 with processes(dict(os.environ)):
     print("started", flush=True)

@@ -127,8 +127,8 @@ def test_nothing_but_this_module_renames() -> None:
 KILL = """
 import os, signal, sys
 from pathlib import Path
-from counterfoil.data.staging import staged_folder
-from counterfoil.files import atomic_folder
+from counterfoil.core.storage.atomic import staged_folder
+from counterfoil.core.storage.atomic import atomic_folder
 real, when = os.replace, int(sys.argv[3])
 
 def replace(source, target):

@@ -25,7 +25,7 @@ fcntl = pytest.importorskip("fcntl")  # nothing is locked on Windows
 HOLD = """
 import sys, time
 from pathlib import Path
-from counterfoil.locks import locked_folder
+from counterfoil.core.storage.locks import locked_folder
 with locked_folder(Path(sys.argv[1]), "waiting"):
     print("held", flush=True)
     {after}

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.storage.arrays import ArrayFile
-from counterfoil.data.batches import collate as module
+from counterfoil.data.batches import dataset as module
 from counterfoil.data.batches import dataset as once
 from counterfoil.data.batches.collate import Collate
 from counterfoil.data.batches.dataset import TEXT_ONLY, Augmentation, CaptionItems, Extra

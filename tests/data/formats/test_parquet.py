@@ -17,8 +17,8 @@ parquet = pytest.importorskip("pyarrow.parquet")
 READ = """
 import resource, sys
 from pathlib import Path
-from counterfoil.data.problems import ProblemLog
-from counterfoil.data.sources.table_rows import read_rows
+from counterfoil.data.pairs import ProblemLog
+from counterfoil.data.formats.text_files import read_rows
 resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, 3 * 2**30))
 log = ProblemLog()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
