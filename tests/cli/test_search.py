@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 import torch
@@ -53,6 +54,9 @@ def index(run, cache, tmp_path_factory):
     assert "recall@10" in printed
     assert "captions → images" in printed
     assert "200" in printed
+    command = printed.partition("search it: counterfoil ")[2].split("\n\n")[0]
+    suggested = shlex.split(command.replace("\n", " "))
+    assert "images scored" in invoke(*suggested)  # its words are those of a caption: all are known
     return folder
 
 

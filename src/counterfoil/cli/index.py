@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -302,7 +303,14 @@ def _report(index: SearchIndex, added: Added, queries: int, bars: Any, as_json: 
     _show(index.info())
     if found:
         _print_recall(found)
-    console().print(f'search it: counterfoil search {index.folder} "a dog on a beach"')
+    command = shlex.join(["counterfoil", "search", str(index.folder), _example(index)])
+    console().print(f"search it: {command}", highlight=False, markup=False)
+
+
+def _example(index: SearchIndex) -> str:
+    """A caption of the index: its model knows these words, which it may not of any other text."""
+    texts = index.items["captions"]
+    return str(texts.about(texts.table.live_ids[:1])[0]["text"]) if len(texts) else "WHAT TO FIND"
 
 
 def _show(tree: dict[str, Any]) -> None:
