@@ -59,20 +59,9 @@ def make_photos(folder: Path, shape: str, duplicates: bool) -> None:
         writer.writerows(row[:keep] for row in rows)
 
 
-FAST = (SHAPES[0], True)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shape", "duplicates"),
-    [
-        pytest.param(
-            shape, duplicates, marks=() if (shape, duplicates) == FAST else pytest.mark.slow
-        )
-        for shape in SHAPES
-        for duplicates in (False, True)
-    ],
-)
+@pytest.mark.parametrize("duplicates", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_the_five_commands_of_the_page_work_at_the_first_try(
     tmp_path, monkeypatch, shape, duplicates
 ) -> None:
