@@ -43,6 +43,7 @@ BASES: dict[tuple[str, str], dict[str, Any]] = {
     ("text encoder", "uniter-bert"): {"pretrained": "$BERT"},
     ("matcher", "gsmn"): {"blocks": 4, "kernels": 3, "hidden": 6},
     ("matcher", "naaf"): {"min_samples": 4, "adjust_epoch": 1},
+    ("matcher", "naaf-reference"): {"min_samples": 4},
     ("matcher", "saf"): {"sim_dim": 8},
     ("matcher", "sgr"): {"sim_dim": 8},
     ("matcher", "sgraf"): {"sim_dim": 8},
@@ -118,11 +119,14 @@ TOGETHER: dict[tuple[str, str, str], Together] = {
     ("matcher", "gsmn", "parser"): Together(
         "read by sparse graphs only", ["spacy"], {"graph": "sparse"}
     ),
-    ("matcher", "naaf", "form"): Together("refuses adjust_epoch", base={"adjust_epoch": 15}),
     ("matcher", "naaf", "mining"): Together(
         "refuses what mining reads", base={"adjust_epoch": 15, "min_samples": 200}
     ),
     ("matcher", "naaf", "min_samples"): Together("beyond a batch", [40]),
+    ("matcher", "naaf-reference", "mining"): Together(
+        "refuses what mining reads", base={"min_samples": 200}
+    ),
+    ("matcher", "naaf-reference", "min_samples"): Together("beyond a batch", [400]),
     ("matcher", "uniter", "pretrained"): Together(FOLDER, ["$BERT"], {"layers": 2}),
     ("matcher", "uniter", "extras"): Together(SEQUENCE, [["mlm"], ["itm"]], {"vocabulary": 20}),
     ("matcher", "uniter", "vocabulary"): Together(

@@ -92,7 +92,7 @@ MEASURING = """
 import sys, time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from counterfoil.reproduce import measuring
+from counterfoil.reproduce import measure_parallel
 from counterfoil.reproduce.columns import FoilOptions
 from counterfoil.reproduce.workers import own_processes
 from tests.core.test_parallel import work_for_long
@@ -100,7 +100,7 @@ from tests.core.test_parallel import work_for_long
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     given = (folder, folder, FoilOptions(), None, 1)
-    pool = ProcessPoolExecutor(2, own_processes(), measuring._begin, given)
+    pool = ProcessPoolExecutor(2, own_processes(), measure_parallel._begin, given)
     list(pool.map(work_for_long, range(2)))
 """
 

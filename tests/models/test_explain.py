@@ -28,7 +28,7 @@ from tests.models.test_models import FEATURE_MODELS, tiny_bert  # noqa: F401 - a
 CAPTION = "A dog and a cat, near the unheard-of kite."
 ADDITIVE = [
     ("naaf", {}),
-    ("naaf", {"form": "reference"}),
+    ("naaf", {"name": "naaf-reference"}),
     ("naaf", {"intra": "none"}),
     ("naaf", {"intra": "always"}),
     ("naaf", {"boundary": 0.3, "mining": False}),
@@ -49,10 +49,10 @@ def image_of(pairs, number: int = 0) -> Fragments:
     return replace(fragments, boxes=np.concatenate([corners.min(0), corners.max(0)], axis=-1))
 
 
-def make(name: str, pairs, bert=None, **matcher):
+def make(model: str, pairs, bert=None, **matcher):
     torch.manual_seed(0)
     text = {"pretrained": str(bert)} if bert else {}
-    section = {"name": name, "embed_size": 64, "text": text, "matcher": matcher}
+    section = {"name": model, "embed_size": 64, "text": text, "matcher": matcher}
     config = build_config({"model": section, "data": {"min_count": 1}})
     return create_model(config.model, pairs.train, config.data)
 

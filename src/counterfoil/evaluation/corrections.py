@@ -33,7 +33,6 @@ LEAST_CHANGES = 5
 TRIALS = 1000
 AT_ONCE = 32
 THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
-CANDIDATES = (1, 2, 3, 5)
 MARGINS = (
     *(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
     *(0.92, 0.94, 0.95, 0.96, 0.97, 0.975, 0.98, 0.985, 0.99, 0.995),
@@ -214,7 +213,7 @@ def choose_rule(
     """The rule that is worth most on a split: right changes less `WRONG_COSTS` times the wrong.
 
     Half of the captions have words exchanged, half are as they are. A rule is not usable if no
-    choice of threshold, margin and candidates is worth anything.
+    choice of threshold and margin is worth anything.
     """
     progress = progress or Silent()
     exchanged, untouched = trials_of(split, captions, seed)
@@ -224,7 +223,7 @@ def choose_rule(
     margins = [0.0]
     if gains:
         margins += np.quantile(gains, MARGINS).tolist()
-    grid = product(THRESHOLDS, margins, CANDIDATES)
+    grid = product(THRESHOLDS, margins, [1])  # words that are less likely are wrong more often
     verdicts = _Verdicts(split)
     best, most = CorrectionRule(usable=False, precision=0.0, made=0), 0.0
     for rule in (CorrectionRule(*values) for values in grid):
@@ -268,7 +267,7 @@ def _read(
 ) -> Iterator[tuple[Trial, ReadCaption]]:
     with asked(model):
         for some, images in _blocks(split, trials, progress, "choosing a rule for corrections"):
-            reader = CaptionReader(model, images, max(CANDIDATES))
+            reader = CaptionReader(model, images, 1)
             texts = [trial.text for trial in some]
             yield from zip(some, reader.read(range(len(some)), texts, min(THRESHOLDS)), strict=True)
 

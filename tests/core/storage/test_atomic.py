@@ -110,7 +110,7 @@ def test_a_link_is_put_in_place(tmp_path) -> None:
 def test_nothing_but_this_module_renames() -> None:
     """Whoever renames by itself forgets to put the new name on the disk."""
     for path in SOURCE.rglob("*.py"):
-        if path == SOURCE / "files.py":
+        if path == SOURCE / "core" / "storage" / "atomic.py":
             continue
         text = path.read_text(encoding="utf-8")
         if not any(word in text for word in ("os.replace", "rename", "shutil.move")):
