@@ -14,9 +14,6 @@ from urllib.parse import urlsplit
 from counterfoil.app.problems import Problem
 from counterfoil.core.errors import ConfigError
 
-# Names that a service is called by: in a Host header, and as --allow-host gives them.
-
-
 # underscores are no part of the standard, but of many names in networks of containers
 LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 NAME = re.compile(rf"(?:{LABEL}\.)*{LABEL}")

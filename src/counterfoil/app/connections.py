@@ -1,4 +1,10 @@
-"""How much a client may ask for; everything that grows with a request has a limit here."""
+"""Limits on clients: sizes of requests, numbers of connections, bodies in a size and a time.
+
+A connection that makes the service wait (for a request, for the rest of a body, for its answer to
+be read) gives way to a new one when a limit is reached, the one that waited longest first. One
+whose request is being answered never does. When nothing can give way, a new connection gets a
+spare place, which answers health checks alone. So idle and slow clients cannot lock others out.
+"""
 
 from __future__ import annotations
 
@@ -59,15 +65,6 @@ class Limits:
     send_timeout: float = 30.0
     keep_alive: float = 15.0
     drain: float = 5.0
-
-
-# Which connections stay open: a cap on all of them, one per client address, and a few spare.
-#
-# A connection that makes the service wait (for a request, for the rest of a body, for its answer
-# to
-# be read) gives way to a new one when a limit is reached, the one that waited longest first. One
-# whose request is being answered never does. When nothing can give way, a new connection gets a
-# spare place, which answers health checks alone. So idle and slow clients cannot lock others out.
 
 
 IPV6_CLIENT = 64
@@ -226,9 +223,6 @@ def _unmapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     """The IPv4 address of a client that a socket for IPv6 and IPv4 shows as ::ffff:192.0.2.7."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return address if mapped is None else mapped
-
-
-# The body of a request, received within a size and a total time.
 
 
 Message = MutableMapping[str, Any]

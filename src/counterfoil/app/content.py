@@ -1,4 +1,4 @@
-"""From folders to what is served."""
+"""From folders to what is served: an index with its model, audits, runs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,6 @@ from counterfoil.training.logs import read_metrics
 from counterfoil.training.plots import plots_of, thin
 from counterfoil.training.run_data import evaluation_split
 from counterfoil.training.run_folder import load_model, run_config
-
-# Findings of `counterfoil audit` on disk, and their images, as the page shows them.
-
 
 MOST = 50_000
 """Findings that are read; they come most suspicious first."""
@@ -189,9 +186,6 @@ def _read_images(path: Path) -> Iterator[tuple[str, AuditedImage]]:
         yield audited_name(split, image), AuditedImage(image, captions, pixels)
 
 
-# Runs on disk as the page shows them: what they are, what they reached, how they got there.
-
-
 POINTS = 300
 T = TypeVar("T")
 
@@ -312,9 +306,6 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _plain(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(x, float(y)) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-
-
-# What is served, and the parts that routes use.
 
 
 @dataclass(frozen=True)

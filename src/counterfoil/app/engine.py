@@ -28,8 +28,6 @@ from counterfoil.plots.sentences import colour_note, method_note, shades, standi
 from counterfoil.scoring.encode import encode_texts
 from counterfoil.search.items import Side
 
-# NAAF's boundary and where the words of a sentence lie about it.
-
 
 def distributions(model: Model) -> dict[str, Any] | None:
     """The boundary, and mean and deviation of what it parts; None for other matchers."""
@@ -62,12 +60,8 @@ def similarities(model: Model, image: Encoded, caption: str) -> list[float | Non
     return [max(by_word[word]) if word in by_word else None for word in found]
 
 
-# Of what a corrector suggests, what the matcher that is served agrees with.
-#
-# Two models look at one sentence: the corrector says which words are doubtful and what could
-# stand
-# there, and the matcher, whose score is shown, chooses. A change that would lower its score is
-# not
+# Two models look at one sentence: the corrector says which words are doubtful and what could stand
+# there, and the matcher, whose score is shown, chooses. A change that would lower its score is not
 # proposed.
 
 

@@ -1,6 +1,7 @@
 """The images the service knows: those of its index, of its audit, and the last few uploads.
 
-A client names an image by an id, which is looked up here; it is never taken for a path.
+A client names an image by an id, which is looked up here; it is never taken for a path. Uploads are
+decoded within limits.
 """
 
 from __future__ import annotations
@@ -26,9 +27,6 @@ from counterfoil.data.images import image_formats, open_image
 from counterfoil.data.text.tokenizers import known_text
 from counterfoil.encoders import Encoded
 from counterfoil.search import SearchIndex
-
-# Pictures in and out: uploads decoded within limits, and what the page shows.
-
 
 FORMATS = image_formats()
 """Of an upload: those of data sets."""

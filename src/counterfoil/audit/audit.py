@@ -1,4 +1,4 @@
-"""`audit_split`: which captions of a split do not match their image, and why."""
+"""`audit_split`: which captions of a split do not match their image, why, and how many."""
 
 from __future__ import annotations
 
@@ -28,9 +28,6 @@ from counterfoil.core.progress import Progress
 from counterfoil.data.duplicates import Duplicate, near_duplicates
 from counterfoil.data.pairs import Split
 from counterfoil.models.model import Model
-
-# The counts of an audit.
-
 
 Values = NDArray[np.float64]
 

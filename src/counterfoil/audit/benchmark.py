@@ -1,4 +1,4 @@
-"""How well an audit finds captions and words that are known to be wrong."""
+"""How well an audit finds captions and words that were made wrong at a known rate."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from counterfoil.data.pairs import Split
 from counterfoil.evaluation.report import Report
 from counterfoil.evaluation.words.cases import FoilCase, make_foils
 from counterfoil.evaluation.words.evaluate import Ranking
-
-# Captions made wrong at a known rate, so that finding them can be measured.
 
 
 @dataclass(frozen=True)

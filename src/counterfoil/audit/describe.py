@@ -1,4 +1,4 @@
-"""From numbers to findings: what is said of each caption that is listed."""
+"""From numbers to findings: what is said of each listed caption, and suggested for its words."""
 
 from __future__ import annotations
 
@@ -179,9 +179,6 @@ class Describer:
 def writable(text: str) -> str:
     """Text that can be written: half characters, which JSON files may hold, become a ``?``."""
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-# Suggestions for the words of findings, by a model that was taught to correct (TAGS-DC).
 
 
 NO_CORRECTOR = (

@@ -1,4 +1,4 @@
-"""What an audit found, as plain data that is written, read back and shown."""
+"""What an audit found, as plain data that is written (JSON lines, CSV), read back and shown."""
 
 from __future__ import annotations
 
@@ -172,9 +172,6 @@ class Summary(Report):
             ("captions", f"{self.false_negatives} ({100 * share:.1f} %)"),
             ("images", str(self.false_negative_images)),
         ]
-
-
-# Findings for programs: JSON lines, CSV and the summary.
 
 
 COLUMNS = (

@@ -1,4 +1,7 @@
-"""Writing an audit: a page for people, and files for programs."""
+"""An audit as one HTML page for people, and as files for programs.
+
+The page needs no file or address besides it, and no caption is ever markup.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,6 @@ from counterfoil.data.pairs import Problem, Severity, Split
 from counterfoil.plots.sentences import UNKNOWN, signed
 from counterfoil.training.report import STYLE as BASE_STYLE
 from counterfoil.training.report import picture
-
-# One finding on the audit page.
-
 
 SIDE, SMALL = 190, 110
 SAME_SHOWN = 8
@@ -169,9 +169,6 @@ def _other(caption: OtherCaption, what: str) -> str:
         f"<bdi>{clean(caption.text)}</bdi> "
         f"<small>{clean(caption.image)}, {what} {caption.score:.3f}</small>"
     )
-
-
-# The audit as one HTML page: no file or address besides it, and no caption is ever markup.
 
 
 STYLE, SCRIPT = (

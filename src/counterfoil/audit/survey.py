@@ -1,4 +1,8 @@
-"""Every caption against its own image and all others, and every image against all captions."""
+"""Every caption against its own image and all others, and every image against all captions.
+
+A split is encoded a block at a time, so memory stays bounded. What was found so far is on disk: an
+audit that was stopped goes on from there.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +35,6 @@ from counterfoil.models.store import model_digest
 from counterfoil.scoring.encode import encode_texts
 from counterfoil.scoring.engine import for_kernels, on_host, scored_tiles
 from counterfoil.scoring.plan import plan_scores
-
-# The images and captions of a split, encoded a block at a time: memory stays bounded.
-
 
 IMAGE_BYTES = 1 << 30
 """Room for the encoded images of one block."""
@@ -114,9 +115,6 @@ def _images_at_once(model: Model, table: FragmentTable) -> int:
     vectors = 1 if model.matcher.needs == "pooled" else table.max_fragments + 1
     each = 4 * model.spec.embed_size * vectors * model.spec.copies
     return max(1, min(MOST_IMAGES, IMAGE_BYTES // each))
-
-
-# What a survey has found so far, on disk: an audit that was stopped goes on from there.
 
 
 FORMAT = 2

@@ -77,7 +77,7 @@ def named_signs(signs: Values) -> list[int]:
     return named or [int(signs.argmax())]
 
 
-# Which words of a caption do less for its match than they usually do.
+# Words that do less for a match than they usually do.
 
 
 SHRINK = 5.0

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from counterfoil.scoring.encode import SplitScores
 
 
-# How `counterfoil evaluate` shows and writes what it found.
-
-
 @dataclass(frozen=True)
 class Found:
     """The reports of one model or ensemble, and the images it could not read."""

@@ -1,4 +1,4 @@
-"""Differentiable collectives: what one process computes from all, with gradients to all.
+"""Several processes as one run: their start and end under torchrun, and collectives with gradients.
 
 Every backward here sums over processes, so that together they are the exact gradient of the sum of
 all processes' losses. As each process computes the same global loss, the mean over processes that
@@ -83,9 +83,6 @@ def gather_counts(count: int, device: torch.device) -> list[int]:
     parts = [torch.empty_like(mine) for _ in range(world_size())]
     dist.all_gather(parts, mine)
     return [int(part) for part in parts]
-
-
-# Several processes started by torchrun as one run.
 
 
 T = TypeVar("T")

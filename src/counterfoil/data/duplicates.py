@@ -1,4 +1,4 @@
-"""Captions that say the same, or nearly the same, of different images.
+"""Near-duplicates: captions that say the same of different images, and images that look alike.
 
 For either image, the other's caption is no negative. Identical captions are those that are equal
 without case, white space and punctuation; each of two at different images is a twin of the other.
@@ -220,13 +220,9 @@ def similar_sets(sets: Sequence[Key], similar: float) -> Iterator[tuple[int, int
             having[word].append(one)
 
 
-# Images that look alike although their files differ: scaled, or encoded again.
-#
-# An image is known by its difference hash (64 signs: is a cell brighter than its neighbor?) and
-# by
-# a thumbnail. Hashes find candidates fast, thumbnails decide: a hash knows no colors and says
-# little
-# of a picture with large flat areas.
+# Images whose files differ but that look alike (scaled, or encoded again) are found by difference
+# hash (64 signs: is a cell brighter than its neighbour?) and decided by thumbnail: a hash knows no
+# colours and says little of a picture with large flat areas.
 
 
 BITS = 3

@@ -1,4 +1,4 @@
-"""Where an image's pixels are: a file, a row of an array, or a member of a tar shard."""
+"""Images: where their pixels are (a file, an array's row, a member of a tar), and reading them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,10 @@ from counterfoil.core.storage.reading import (
     read_bytes,
 )
 
-# How a JPEG is stored: how many scans it has, and whether it can be decoded row by row.
-#
 # libjpeg decodes every scan over the whole picture and accepts the same scan any number of times,
-# so
-# that a few hundred kilobytes can take minutes. With several scans it also holds all coefficients
-# of
-# the picture, six bytes or more per pixel, whatever the size it decodes to.
+# so a few hundred kilobytes can take minutes. With several scans it also holds all coefficients,
+# six bytes or more per pixel, whatever the size it decodes to. So scans are counted before
+# decoding.
 
 
 MAX_SCANS = 100
@@ -330,7 +327,7 @@ def _levels(image: Image.Image) -> NDArray[np.float64]:
     return np.nan_to_num(values, posinf=0.0, neginf=0.0)
 
 
-# Where an image's pixels are, as JSON, so that an index can find them again.
+# Places of pixels as JSON, so that an index can find them again.
 
 
 def as_json(ref: ImageRef) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`inspect`: what a data set holds and everything that is wrong with it."""
+"""`inspect`: what a data set holds and everything that is wrong with it, read in full if asked."""
 
 from __future__ import annotations
 
@@ -30,9 +30,6 @@ from counterfoil.data.images import ImageRef, MissingImage, open_image
 from counterfoil.data.load import is_named, make_named, other_formats, read_path
 from counterfoil.data.pairs import Pairs, Problem, ProblemLog, Severity, Split, count_kinds
 from counterfoil.data.splits import SHARE, Leakage, choose_dev, find_leakage, lacks_dev
-
-# Faults that show only when everything is read: images that do not decode, features not finite.
-
 
 _THREADS = 4
 _AHEAD = 32

@@ -1,4 +1,4 @@
-"""`Pairs`: images and their captions, the one in-memory form that every source becomes."""
+"""`Pairs`: images and their captions, the one in-memory form of every source, and its problems."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from counterfoil.core.errors import DataError, nearest
 from counterfoil.core.printable import printable
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import ImageRef
-
-# What is wrong with a data set: each problem with its place, and whether work can go on.
 
 
 class Severity(str, Enum):

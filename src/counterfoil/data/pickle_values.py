@@ -1,8 +1,9 @@
-"""Inert stand-ins for the names that pickles of plain data use: of Python itself and of NumPy.
+"""What a pickle may hold when it is read as data: errors, limits, inert stand-ins for its names.
 
-No class or function of NumPy is ever given to a pickle: `numpy.dtype` takes a forged state that
-turns the bytes of a file into object pointers. A stand-in compares a type's code with a list, takes
-bytes, and makes the array itself.
+`data.pickles` interprets the instructions; this module says what becomes of the values. No class or
+function of NumPy is ever given to a pickle: `numpy.dtype` takes a forged state that turns the bytes
+of a file into object pointers. A stand-in compares a type's code with a list, takes bytes, and
+makes the array itself.
 """
 
 from __future__ import annotations
@@ -15,11 +16,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-# What a pickle may hold when it is read as data: errors, inert stand-ins, limits of the result.
-#
-# `data.pickles` interprets the instructions; this module says what becomes of the values.
-
 
 DEPTH = 100
 """Containers inside containers; public files need fewer than ten."""

@@ -1,4 +1,8 @@
-"""Dual encoders (CLIP, SigLIP), trained end to end: patches as regions, tokens as words."""
+"""Dual encoders (CLIP, SigLIP), trained end to end: patches as regions, tokens as words.
+
+CLIP and SigLIP pool and project in different places. A `Tower` brings them to one form: states of
+its tokens, one state for the whole, and a projection of either into the space both halves share.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +28,6 @@ from counterfoil.encoders.layers import JointSpace, xavier_linear
 from counterfoil.encoders.pooling import Pooling, create_pooling
 from counterfoil.encoders.texts import text_encoders
 from counterfoil.features.pretrained import dual_config, dual_refusals, dual_settings, no_bars
-
-# The halves of a pretrained dual encoder of `transformers`, each as a module of its own.
-#
-# CLIP and SigLIP pool and project in different places. A `Tower` brings them to one form: states
-# of
-# its tokens, one state for the whole, and a projection of either into the space both halves
-# share.
-
 
 Half = Literal["vision", "text"]
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")

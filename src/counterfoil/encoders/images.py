@@ -1,4 +1,4 @@
-"""Image encoders over fragments: a projection, an MLP, a residual MLP."""
+"""Image encoders over fragments: a projection, MLPs, and regions that attend to each other."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class MLPEncoder(ImageEncoder):
         return deep if self.residual == "none" else projected + deep
 
 
-# Image encoders in which the regions of an image attend to each other (CHAN, Pan et al. 2023).
+# CHAN (Pan et al. 2023): the regions of an image attend to each other.
 
 
 Form = Literal["paper", "reference"]

@@ -25,8 +25,6 @@ from counterfoil.core.errors import DataError
 from counterfoil.core.storage.arrays import Descriptor, read_into
 from counterfoil.encoders import Encoded
 
-# `guide.json`: what a guide is made of, in which form, and how far it is.
-
 
 class Extent(BaseModel):
     """How much of an encoded side is safely on disk (see `guide_store`).

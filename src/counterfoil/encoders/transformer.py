@@ -1,4 +1,7 @@
-"""A BERT-style transformer over packed sequences: nothing is computed for padding."""
+"""A BERT-style transformer over packed sequences, and BERT's weights under its names.
+
+Nothing is computed for padding. UNITER's and TAGS' files name their weights as BERT's do.
+"""
 
 from __future__ import annotations
 
@@ -226,9 +229,6 @@ def initialise(module: nn.Module) -> None:
             nn.init.normal_(part.weight, std=spread_for(part.weight.shape[1]))
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
-
-
-# BERT's weights under the names of our transformer; UNITER's and TAGS' files use the same.
 
 
 LAYER_NAMES = {

@@ -1,9 +1,10 @@
-"""Reads the image-caption pairs of Crisscrossed Captions (Parekh et al. 2021, arXiv:2004.15020).
+"""Positives beyond a data set's own pairs: Crisscrossed Captions and ECCV Caption.
 
-``sits_{val,test}.csv``, as released, has a header and four columns: caption (``…:sentid:732091``),
-image (``COCO_…_000000365325.jpg``), ``agg_score`` (0 to 5) and ``sampling_method``. vse_infty's
-``cxc_it.json`` maps the id of a query to ``[id of a target, score]`` lists, under ``i2t`` and
-``t2i``; every pair listed there is a positive.
+CxC (Parekh et al. 2021, arXiv:2004.15020): ``sits_{val,test}.csv``, as released, has a header and
+four columns: caption (``…:sentid:732091``), image (``COCO_…_000000365325.jpg``), ``agg_score`` (0
+to 5) and ``sampling_method``. vse_infty's ``cxc_it.json`` maps the id of a query to ``[id of a
+target, score]`` lists, under ``i2t`` and ``t2i``; every pair listed there is a positive. ECCV
+Caption (Chun et al. 2022, arXiv:2204.03359) comes in its own package.
 
 Ids are compared by their trailing number, so ``391895``, ``"391895"`` and
 ``COCO_val2014_000000391895.jpg`` are the same image.
@@ -127,9 +128,6 @@ def _read_csv(path: Path) -> Iterator[tuple[str, str, float]]:
         raise DataError(f"{path}: cannot be read: {error}") from error
 
 
-# Positives of ECCV Caption (Chun et al. 2022, arXiv:2204.03359), from its own package.
-
-
 def eccv_positives(image_ids: Sequence[Id], text_ids: Sequence[Id]) -> ExtendedPositives:
     """The package's positives, for `extended_metrics`; its queries are a part of the 5K."""
     judge = _judge()
@@ -160,9 +158,6 @@ def _judge() -> Any:
     except ImportError as error:
         raise MissingExtraError("eccv_caption", "eccv", "ECCV Caption evaluation") from error
     return package.Metrics()
-
-
-# Ids by which other people's annotations speak of a split's images and captions.
 
 
 CAPTION_ID_KEYS = ("sentids", "annotation_ids", "caption_ids")

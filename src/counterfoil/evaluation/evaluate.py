@@ -1,4 +1,4 @@
-"""A model, or an ensemble of them, judged on a split."""
+"""A model, or an ensemble as the mean of its score matrices, judged on a split."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ from counterfoil.evaluation.report import RetrievalReport
 from counterfoil.evaluation.retrieval import Identical, retrieval
 from counterfoil.models.model import Model
 from counterfoil.scoring.encode import SplitScores, score_split
-
-# Several models as one: the mean of their score matrices.
-
 
 CHUNK_CELLS = 2_000_000
 

@@ -1,7 +1,8 @@
 """Ranks by counting: a rank is the number of wrong answers that score at least as high.
 
 Nothing is sorted. Ties count against the model, so one that scores everything equal ranks last,
-not first; a query's other positives never count against it.
+not first; a query's other positives never count against it. Score matrices of any make (numpy,
+memory-mapped, torch) are read a few rows at a time.
 """
 
 from __future__ import annotations
@@ -18,9 +19,6 @@ from numpy.typing import ArrayLike, NDArray
 from counterfoil.core.errors import DataError
 from counterfoil.core.parallel import usable_cores
 from counterfoil.data.duplicates import images_of_groups
-
-# Score matrices of any make (numpy, memory-mapped, torch), read a few rows at a time.
-
 
 Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.int64]
@@ -107,9 +105,6 @@ def check_image_of(image_of: ArrayLike, shape: tuple[int, int]) -> Indices:
 def processors() -> int:
     """How many processors this process may use, at most 8: beyond, memory is the limit."""
     return min(8, usable_cores())
-
-
-# `Positives`: which targets are right for which query, as a sparse boolean matrix.
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,9 +325,6 @@ def _count_above(
     with ThreadPoolExecutor(workers) as pool:
         parts = list(pool.map(count, edges[:-1], edges[1:]))
     return row_counts, np.sum(parts, axis=0, dtype=np.int32)
-
-
-# The best targets of each query, a chunk of queries at a time.
 
 
 # Larger than a rank's chunk: a transposed matrix is read in strips, and wide strips read better.

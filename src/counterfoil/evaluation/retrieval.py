@@ -1,4 +1,7 @@
-"""Retrieval both ways: R@K, RSUM and ranks of a score matrix, whole or in folds."""
+"""Retrieval both ways: R@K, RSUM and ranks of a score matrix, whole or in folds.
+
+Beside each recall stand that of a random ranking and, if asked, a confidence interval.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,6 @@ from counterfoil.evaluation.report import (
     RetrievalReport,
 )
 
-# What a random ranking would score: the floor that every recall stands on.
-
 
 def chance_recall(counts: ArrayLike, n_targets: int, k: int) -> float:
     """Expected hit rate at ``k``, in percent, for queries with the given numbers of positives.
@@ -54,9 +55,6 @@ def chance_recall(counts: ArrayLike, n_targets: int, k: int) -> float:
     left = np.maximum(n_targets - positives[:, None] - draws, 0.0)
     missed = np.prod(left / (n_targets - draws), axis=1)
     return float(100.0 * np.mean(1.0 - missed))
-
-
-# Confidence intervals by resampling images together with their captions.
 
 
 Values = NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""Extractors that run a network on pixels: many images at a time, on any device."""
+"""Extractors that run a network on pixels: many images at a time, its outputs cells with boxes."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def _rows(seen: Seen) -> list[Seen]:
     ]
 
 
-# Outputs of networks as cells with boxes: maps [B, C, H, W] and rows of tokens [B, T, D].
+# Outputs of networks are maps [B, C, H, W] or rows of tokens [B, T, D].
 
 
 Cells = tuple[Array, Array, Array]

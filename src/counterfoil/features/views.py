@@ -1,4 +1,7 @@
-"""What a network is shown of an image: pixels at the size it takes, and where they were."""
+"""What a network is shown of an image: pixels at the size and scale it takes, and where they were.
+
+Only Pillow does the work: the processors of `transformers` need torchvision for most networks.
+"""
 
 from __future__ import annotations
 
@@ -98,11 +101,6 @@ def crop_boxes(scales: Sequence[float]) -> list[Box]:
             for x in starts
         ]
     return boxes
-
-
-# How a published network wants its pixels, read from the file beside its weights.
-#
-# Only Pillow does the work: the processors of `transformers` need torchvision for most networks.
 
 
 Fit = Literal["squash", "crop", "within"]

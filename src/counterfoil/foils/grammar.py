@@ -1,4 +1,4 @@
-"""Just enough grammar for rules: where a noun phrase has its noun, and what relates two of them."""
+"""Just enough grammar for rules, without a model: noun phrases, relations, word classes."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def is_plural(tokens: Tokens, place: int) -> bool:
     return True
 
 
-# Word classes of a caption by lists, endings and neighbours; no model, the same everywhere.
+# Word classes by lists, endings and neighbours.
 
 
 _WITHIN_PHRASE = (DETERMINER, ADJECTIVE, NUMBER, POSSESSIVE)

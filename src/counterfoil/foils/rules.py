@@ -37,9 +37,6 @@ from counterfoil.foils.lexicon import (
     THINGS,
 )
 
-# Where a caption can be falsified by a rule, and how: edits that put other words in its places.
-
-
 # New words by place; a site is all that can be done to one place, each edit on its own.
 Edit = dict[int, str]
 Site = list[Edit]

@@ -1,4 +1,4 @@
-"""The scene graph of a caption: its objects, attributes and relations, and the words of each."""
+"""The scene graph of a caption (objects, attributes, relations), and its extraction by rule."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class GraphExtractor(Protocol):
     def extract(self, caption: str) -> SceneGraph: ...
 
 
-# Words that every extractor of scene graphs treats alike, so that their graphs compare.
+# Words that every extractor treats alike, so that their graphs compare.
 
 
 # "a picture of a dog" speaks of a dog; the picture is not in the picture.
@@ -129,9 +129,6 @@ def is_quantity(tokens: Sequence[str], place: int) -> bool:
 def is_lead(tokens: Sequence[str], place: int) -> bool:
     """Whether a preposition only leads to a relation of several words: ``to the`` left of."""
     return tokens[place + 1 : place + 2] == ["the"] and long_relation(tokens, place + 2) > 0
-
-
-# Scene graphs by rule: a tagger of word lists and endings, then phrases read off the tags.
 
 
 Tokens = Sequence[str]

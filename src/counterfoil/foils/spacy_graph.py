@@ -1,4 +1,4 @@
-"""Scene graphs from a dependency parse, where spaCy and one of its English models are installed."""
+"""Scene graphs from a dependency parse by spaCy, and the extractors of graphs by name."""
 
 from __future__ import annotations
 
@@ -136,9 +136,6 @@ def _is_attribute(token: Any) -> bool:
         return False
     participle = token.pos_ == "VERB" and token.dep_ == "amod"
     return token.pos_ == "ADJ" or participle or (token.pos_ == "NUM" and token.dep_ == "nummod")
-
-
-# Extractors of scene graphs by name.
 
 
 EXTRACTORS = ("rules", "spacy")

@@ -1,4 +1,4 @@
-"""`Matcher`: two encoded batches to a score matrix."""
+"""`Matcher`: two encoded batches to a score matrix, or each image with its own text alone."""
 
 from __future__ import annotations
 
@@ -94,9 +94,6 @@ def pooled(encoded: Encoded, side: str) -> Tensor:
             f"set model.{side}.pooling (mean, max, kmax, attention, gpo)"
         )
     return encoded.pooled
-
-
-# Each image with its own text, and with no other.
 
 
 PAIRED_BLOCK = 16

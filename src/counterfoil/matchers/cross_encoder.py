@@ -1,4 +1,4 @@
-"""The single-stream cross-encoder: one transformer over the words and regions of a pair."""
+"""The single-stream cross-encoder: one transformer over a pair, and heads that read its states."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from counterfoil.kernels.tiled import plan_tiles
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.cross_pairs import PairTokens, chunks
 from counterfoil.matchers.fragment_matcher import FragmentMatcher, fragments
-
-# What is read off a cross-encoder's states: a match, a word, whether a word is right.
-
 
 Head = Literal["itm", "mlm", "discrimination", "correction"]
 

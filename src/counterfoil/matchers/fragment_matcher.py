@@ -25,11 +25,9 @@ from counterfoil.kernels.spec import KernelSpec, ScoringJob, usable
 from counterfoil.kernels.tiled import TilePlan, plan_tiles, score_sides
 from counterfoil.matchers.base import Matcher
 
-# Final scores in single precision, also where a run is in mixed precision.
-#
-# bfloat16 keeps 8 bits: two scores near 1 differ by 0.004 or not at all, so that pairs tie at the
-# top
-# of a ranking, and a model whose vectors are all alike could not learn to tell them apart.
+# Final scores are in single precision, also where a run is in mixed precision. bfloat16 keeps 8
+# bits: two scores near 1 differ by 0.004 or not at all, so that pairs tie at the top of a
+# ranking, and a model whose vectors are all alike could not learn to tell them apart.
 
 
 @contextmanager

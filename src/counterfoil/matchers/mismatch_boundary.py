@@ -1,6 +1,10 @@
-"""NAAF's boundary between matched and mismatched similarities (section 3.1.1, eq. 3–5).
+"""NAAF's mismatch mining: similarities of right and wrong pairs, and the boundary between them.
 
-Both distributions of similarities are taken as normal. The boundary t minimises
+Section 3.1.3: for each caption whose own image scores highest of the batch, every word gives its
+highest similarity with that image as matched, and with one other image as mismatched. An ablation
+takes its similarities with all regions of that other image.
+
+Section 3.1.1 (eq. 3–5): both distributions are taken as normal. The boundary t minimises
 α·P(mismatched > t) + P(matched < t) at first, and is μ₊ − 3σ₊ later in training.
 """
 
@@ -20,15 +24,6 @@ from counterfoil.core.tensors.host_mirror import HostScalarCache, PendingCopy, s
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.base import Observation
 from counterfoil.matchers.fragment_matcher import fragments
-
-# Word-region similarities of right and wrong pairs of a batch, for NAAF's mismatch mining.
-#
-# Section 3.1.3: for each caption whose own image scores highest of the batch, every word gives
-# its
-# highest similarity with that image as matched, and with one other image as mismatched. An
-# ablation
-# takes its similarities with all regions of that other image.
-
 
 BINS = 400
 """Bins of the histograms of similarities, from −1 to 1. Cosines beyond are rounding errors."""

@@ -1,4 +1,4 @@
-"""The cross-attention family: words and regions, compared pair by pair."""
+"""Every named model, family by family: its encoders, its matcher and their options."""
 
 from __future__ import annotations
 
@@ -64,9 +64,6 @@ def imram() -> ModelSpec:
     return _local({"name": "imram"})
 
 
-# Models of sets: several vectors an image, several a text, for what is ambiguous in them.
-
-
 @models.register("dive")
 def dive() -> ModelSpec:
     """DivE with BiGRU: sets predicted by slots, smooth-Chamfer similarity (Kim et al. 2023)."""
@@ -81,9 +78,6 @@ def dive_bert() -> ModelSpec:
     return ModelSpec(
         image={"name": "dive"}, text={"name": "dive-bert"}, matcher={"name": "smooth-chamfer"}
     )
-
-
-# ESA: embeddings pooled channel by channel (Zhu et al. 2023).
 
 
 def _esa(text: dict[str, Any]) -> ModelSpec:
@@ -107,7 +101,7 @@ def esa_bert() -> ModelSpec:
     return _esa({"name": "bert", "pooling": {"name": "channel-attention", "dropout": 0.1}})
 
 
-# The graph family: alignments or fragments of a pair, reasoned over as nodes of a graph.
+# Graphs: alignments or fragments of a pair, reasoned over as nodes.
 
 
 def _graph(matcher: dict[str, Any], dropout: float = 0.0) -> ModelSpec:
@@ -149,9 +143,6 @@ def gsmn_sparse() -> ModelSpec:
     return _graph({"name": "gsmn", "graph": "sparse", "parser": "rules"})
 
 
-# NAAF and its ablations: SCAN's encoders under the negative-aware matcher.
-
-
 def _naaf(**matcher: Any) -> ModelSpec:
     return ModelSpec(
         image={"name": "fc", "pooling": "none"},
@@ -176,9 +167,6 @@ def naaf_no_intra() -> ModelSpec:
 def naaf_positive() -> ModelSpec:
     """NAAF without its negative branch: the ablation."""
     return _naaf(negative=False)
-
-
-# Semantic reasoning: fragments related to each other before a GRU reads them.
 
 
 def _reasoning(text: dict[str, Any]) -> ModelSpec:
@@ -207,9 +195,6 @@ def vsrn_pp_bert() -> ModelSpec:
     return _reasoning(_reasoned_words("bert"))
 
 
-# Models of relations: fragments that see each other, and instances that do in training.
-
-
 def _related(text: str) -> ModelSpec:
     """HREM's encoders; its graph of instances is in the objective 'hrem-graph'."""
     pooling: dict[str, Any] = {"name": "relations", "dropout": 0.1}
@@ -232,7 +217,7 @@ def hrem_bert() -> ModelSpec:
     return _related("bert")
 
 
-# The embedding family: one vector an image, one a text, compared at once.
+# Embeddings: one vector an image, one a text, compared at once.
 
 
 @models.register("vse++")
@@ -345,7 +330,7 @@ def uniter_large() -> ModelSpec:
     return _uniter(24, 1024)
 
 
-# Dual encoders by name, and what a model that reads pixels asks of its data.
+# Dual encoders, with the weights of published ones.
 
 
 def _dual(pretrained: str) -> ModelSpec:

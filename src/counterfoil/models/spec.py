@@ -62,9 +62,6 @@ def _merge_part(
     return {"name": name, **options}
 
 
-# Dual encoders by name, and what a model that reads pixels asks of its data.
-
-
 def reads_pixels(spec: ModelSpec) -> bool:
     """Whether a model's image encoder sees pictures, not features made before."""
     return bool(getattr(image_encoders[spec.image["name"]], "reads_pixels", False))

@@ -1,6 +1,8 @@
 """Models on disk: a folder with weights (safetensors), config and vocabulary, self-contained.
 
-`SHA256SUMS` in it lists the sums of all these files, which are compared when the model is read.
+`SHA256SUMS` in it lists the sums of all these files, which are compared when the model is read:
+a flipped byte is found. ``sha256sum -c SHA256SUMS`` checks them as well. Sums are written before
+the folder takes its name, so files and sums are always of the same save.
 """
 
 from __future__ import annotations
@@ -33,13 +35,6 @@ from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.models.explain import YARDSTICK, load_yardstick
 from counterfoil.models.model import Model
 from counterfoil.models.spec import ModelSpec
-
-# SHA-256 of the files of a saved model, kept beside them: a flipped byte is found on reading.
-#
-# The lists have the form of `sha256sum`, so ``sha256sum -c SHA256SUMS`` checks them as well. They
-# are
-# written into a folder before it takes its name, so files and sums are always of the same save.
-
 
 SUMS = "SHA256SUMS"
 STATE, STATE_SUM = "training_state.pt", "training_state.sha256"
@@ -304,9 +299,6 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     ),
 }
 """What the fields of a saved model's config may be."""
-
-
-# Which model an index was made with: a digest of everything that bears on a score.
 
 
 def folder_digest(folder: Path) -> str:

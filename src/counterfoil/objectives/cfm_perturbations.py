@@ -1,4 +1,4 @@
-"""How much each region and each word of a candidate matters for its score with an anchor."""
+"""CFM's counterfactuals: how much each region and word matters, and items changed there."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from counterfoil.data.text.vocabulary import END, MASK, PAD, START
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.ensemble import CopiedEncoder
 from counterfoil.objectives.services import Live
-
-# Images and texts changed at their most important places: exchanged with others, or masked.
 
 
 @dataclass(frozen=True)

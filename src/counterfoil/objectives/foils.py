@@ -23,8 +23,6 @@ from counterfoil.objectives.base import (
 )
 from counterfoil.objectives.services import Live, Preparation
 
-# What objectives share that bring more images and texts into the batch.
-
 
 def brought(context: Context, name: str) -> tuple[Live, ExtraBatch]:
     """The batch with its model, and what the objective ``name`` brought into it."""

@@ -1,4 +1,7 @@
-"""NCR: two networks tell clean pairs from mismatched ones for each other (Huang et al. 2021)."""
+"""NCR: two networks tell clean pairs from mismatched ones for each other (Huang et al. 2021).
+
+The losses of all pairs are split by a mixture of two Gaussians.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,6 @@ from counterfoil.objectives.base import (
 )
 from counterfoil.objectives.services import Preparation, Survey
 from counterfoil.objectives.twins import Twins
-
-# A mixture of two Gaussians on a line, by expectation maximisation.
-
 
 Floats = NDArray[np.float64]
 

@@ -1,7 +1,8 @@
 """TAGS: a model learns from sentences that it wrote itself; TAGS-DC: also which words it changed.
 
 The public code scores the true caption from a wrong sequence (its first token, repeated) where it
-is set against generated ones; here the positive is the true caption's own score.
+is set against generated ones; here the positive is the true caption's own score. UNITER's masked
+language model, with which the foils are written, is an objective by itself.
 """
 
 from __future__ import annotations
@@ -32,9 +33,7 @@ from counterfoil.objectives.services import (
     Preparation,
 )
 
-# Losses of single words: filling masks, telling replaced words, correcting them (TAGS).
-#
-# All are unreduced, one number a word, so that their mean over any set of words is the caller's.
+# Losses of words are unreduced, one number a word: which words to average over is up to the caller.
 
 
 UNLABELLED = -1
@@ -325,9 +324,6 @@ def global_mean(values: Tensor) -> Tensor:
     """Mean over the values of all processes; 0 where there is none."""
     count = sum_over_processes(values.new_tensor(float(values.numel())))
     return sum_over_processes(values.sum()) / count.clamp(min=1)
-
-
-# UNITER's masked language model by itself: what the foils of TAGS are later written with.
 
 
 @objectives.register("mlm")

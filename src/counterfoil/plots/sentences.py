@@ -1,4 +1,4 @@
-"""An explanation as a picture, and its sentence as HTML: green words count for, red against."""
+"""Explanations and corrections as pictures and HTML: green words count for, red against."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from PIL import Image, ImageDraw, ImageFont
 from counterfoil.models.correct import Correction
 from counterfoil.models.explain import Match, WordEffect
 from counterfoil.models.yardstick import LEAST_AGAINST
-
-# Pictures of an image with sentences under it, each word on its colour: what they share.
-
 
 FOR, AGAINST = (22, 163, 74), (220, 38, 38)
 INK, FAINT, PAPER = (31, 41, 55), (107, 114, 128), (255, 255, 255)
@@ -298,9 +295,6 @@ def _framed(picture: Image.Image, box: list[float], strength: float, hue: Colour
 def _under(word: WordEffect) -> str:
     """What stands under a word; not every font has a minus of its own."""
     return signed(word.effect).replace("−", "-") if word.known else "unknown"
-
-
-# A correction as a picture: the image, the words that are wrong, the sentence that is right.
 
 
 HEADING = 44

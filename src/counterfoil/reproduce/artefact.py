@@ -1,4 +1,7 @@
-"""A figure with one key of its runs varied."""
+"""What every table and figure has (a paper, data sets, runs with settings in layers), and sweeps.
+
+Importing this module does not import torch, so that listing and checking are quick.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,6 @@ from typing_extensions import Self
 from counterfoil.core.config import Section
 from counterfoil.core.errors import nearest
 from counterfoil.reproduce.columns import run_reference
-
-# What every table and figure has: a paper, data sets, and runs with their settings in layers.
-#
-# Importing this module does not import torch, so that listing and checking are quick.
-
 
 Tree = dict[str, Any]
 

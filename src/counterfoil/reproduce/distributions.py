@@ -1,4 +1,4 @@
-"""Distributions of matched and mismatched similarities (NAAF, figure 3), as runs recorded them.
+"""Distributions of matched and mismatched similarities (NAAF, figure 3), and t-SNE of vectors.
 
 Every epoch of a NAAF run has a histogram of its samples in `metrics.jsonl`. All numbers here are of
 its bins, each of which stands for its middle, so that anybody can compute them again.

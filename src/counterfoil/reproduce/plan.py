@@ -1,4 +1,4 @@
-"""Rows times seeds to runs: each with its config, the hash that names it, and its folder."""
+"""Rows times seeds to runs and guides: each with its config, the hash that names it, its folder."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ from counterfoil.reproduce.spec import AnyArtefact
 from counterfoil.training.guides.manifest import MANIFEST, read_manifest
 from counterfoil.training.optim import PRETRAINED_FACTOR
 from counterfoil.training.run_folder import MAY_CHANGE, holds_a_run, is_finished, located
-
-# What a table takes: runs to train and guides to build, each named by a hash of all it is.
-
 
 State = Literal["finished", "unfinished", "new"]
 

@@ -1,4 +1,4 @@
-"""A reproduction as Markdown, JSON and pictures."""
+"""A reproduction as Markdown, JSON and pictures, and pages filled from the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from counterfoil.reproduce.results import Found, Measure, Reproduction, StatedCl
 from counterfoil.reproduce.store import read_stored
 from counterfoil.reproduce.word_maps import pair_sections
 
-# What a paper says is better than what, beside the same difference of ours.
+# Claims: what a paper says is better than what, beside the same difference of ours.
 
 
 CLAIM_HEADS = ("Claim", "ours, Δ RSUM", "published Δ", "held")
@@ -258,14 +258,13 @@ def _safe(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-# A page of results whose tables and pictures come from the store, so that no number is typed.
-#
-# Between two markers stands what a file of the store says, and nothing else:
+# A page's tables and pictures come from the store, so that no number is typed. Between two markers
+# stands what a file of the store says, and nothing else:
 #
 #     <!-- results: naaf.table1@lite2 -->
 #     <!-- /results -->
 #
-# What is claimed in several of them can stand together, by a pattern of their names:
+# Claims of several of them can stand together, by a pattern of their names:
 #
 #     <!-- claims: naaf.*@lite2 -->
 #     <!-- /claims -->

@@ -19,9 +19,6 @@ from counterfoil.training.guides.build import build_guide
 from counterfoil.training.run import execute
 from counterfoil.training.run_data import read_data, shared_train_split
 
-# Builds a planned guide from its finished runs; stopped, it goes on where it was.
-
-
 T = TypeVar("T")
 
 

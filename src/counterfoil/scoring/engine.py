@@ -34,11 +34,9 @@ from counterfoil.scoring.plan import (
     plan_scores,
 )
 
-# The best few of every row and column of a matrix that goes by tile by tile.
-#
 # A score and the index of its candidate are packed into one integer whose order is that of the
-# scores
-# and, among equal scores, of the lower index. So what is kept does not depend on the tiles.
+# scores and, among equal scores, of the lower index. So what is kept does not depend on the
+# tiles.
 
 
 NOBODY = -1
@@ -279,9 +277,6 @@ def _trimmed(encoded: Encoded, ends: Tensor | None = None) -> Encoded:
         return encoded
     ends = extents(encoded) if ends is None else ends
     return encoded.trim_to(max(1, int(ends.max())))
-
-
-# Explains which scoring path is in use (fused kernel or PyTorch).
 
 
 def fallback(model: Model, training: bool = False) -> str | None:

@@ -1,4 +1,7 @@
-"""What the first stage compares of an encoded image or caption."""
+"""The first stage: vectors of images and captions that find a shortlist for the matcher.
+
+They are the matcher's own pooled vectors, its fragments, a fit to its scores, or another model's.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,9 @@ from counterfoil.scoring.encode import encode_images, encode_texts, score_all
 from counterfoil.search.items import Side
 from counterfoil.search.vectors import Vectors
 
-# A first stage fitted to a matcher of fragments: the bilinear form nearest to its scores.
-#
-# With φ(x) = [mean of the fragments; their maximum; 1], each at unit length, a sample of scores S
-# of
-# captions with images is approximated by Φ_captions W Φ_imagesᵀ. Ridge regression gives W in
-# closed
+# The fit is the bilinear form nearest to the scores of a matcher of fragments. With
+# φ(x) = [mean of the fragments; their maximum; 1], each at unit length, a sample of scores S of
+# captions with images is approximated by Φ_captions W Φ_imagesᵀ. Ridge regression gives W in closed
 # form; its singular vectors turn φ of either side into vectors whose inner product is that form.
 
 
@@ -220,9 +220,6 @@ def _unit(encoded: Encoded) -> Tensor:
     return F.normalize(encoded.fragments.float(), dim=-1) * encoded.mask[..., None]
 
 
-# The sample of scores that a first stage is fitted to.
-
-
 SAMPLE, LEAST = 1024, 64
 """Images, with a caption each, that are scored for a fit: at most, and at least."""
 
@@ -262,10 +259,7 @@ def fit_first_stage(model: Model, splits: Sequence[Split], dim: int, progress: P
     return solve(asked, answers, scores - scores.mean(), torch.from_numpy(pooled).double(), dim)
 
 
-# Images and captions as an index keeps them: for its matcher, and for another model before it.
-#
-# A cross-encoder has nothing that could find a shortlist: its words and regions meet in the pair.
-# A
+# A cross-encoder has nothing that could find a shortlist: its words and regions meet in the pair. A
 # faster model's vectors then stand where a matcher of whole vectors has its own.
 
 

@@ -1,4 +1,4 @@
-"""The best wrong candidates of every image and caption, from scores that are never all held."""
+"""Companions of the pairs of a batch: hard wrong candidates, mined, and foil captions."""
 
 from __future__ import annotations
 
@@ -113,9 +113,6 @@ def _in_split(found: Tensor, queries: Indices, candidates: Indices, size: int) -
     table = np.full((size, local.shape[1]), NOBODY, dtype=np.int64)
     table[queries] = np.where(local == NOBODY, NOBODY, candidates[local])
     return table
-
-
-# Foil captions that travel with the pairs of a batch: made by rule, or read from a file.
 
 
 RULES = "rules"

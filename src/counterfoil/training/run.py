@@ -54,8 +54,6 @@ from counterfoil.training.run_folder import (
 )
 from counterfoil.training.trainer import RunResult, Trainer, evenly_spaced
 
-# The rule of a run for corrections: chosen on its dev split, kept in its folder.
-
 
 def save_rule(folder: Path, model: Model, dev: Split, progress: Progress) -> CorrectionRule:
     """Choose a rule on dev and write it into a run folder; unusable if no caption has a foil."""
@@ -248,9 +246,6 @@ def save_yardstick(folder: Path, best: Model, dev: Split) -> None:
         (folder / YARDSTICK).unlink(missing_ok=True)
     else:
         write_atomically(folder / YARDSTICK, best.yardstick.to_json())
-
-
-# From a run folder back to its model and its data.
 
 
 def choose_run_rule(run: Path, model: Model, cache: Path, progress: Progress) -> CorrectionRule:

@@ -1,4 +1,7 @@
-"""A run from its configuration: data, features, model, training, the test, the report."""
+"""The folder of a run: its lock, its config and rule, and the way back from it to the model.
+
+One process writes it at a time; an older run is deleted only if asked.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,6 @@ from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.models.explain import load_yardstick
 from counterfoil.models.model import Model
 from counterfoil.objectives import create_objective
-
-# The folder of a run: one process writes it at a time; an older run is deleted only if asked.
-
 
 RUN_FILES = {
     "config.yaml", "metrics.jsonl", "timing.jsonl", "last", "best", "checkpoints", "results.json",
@@ -127,9 +127,6 @@ def is_finished(folder: Path) -> bool:
         return bool(json.loads((folder / "results.json").read_text(encoding="utf-8")))
     except (OSError, json.JSONDecodeError):
         return False
-
-
-# The rule of a run for corrections: chosen on its dev split, kept in its folder.
 
 
 RULE = "correction_rule.json"
@@ -246,9 +243,6 @@ def resumed_config(folder: Path, asked: RunConfig | None) -> RunConfig:
             "resume it without these, or choose another folder with --out"
         )
     return asked
-
-
-# From a run folder back to its model and its data.
 
 
 Leaked = dict[str, int]

@@ -179,9 +179,6 @@ def _sync(path: Path, flags: int) -> None:
         os.close(descriptor)
 
 
-# A folder that appears complete or not at all.
-
-
 ADVICE = "wait for it, or name another folder"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -225,10 +222,8 @@ def _reason(target: Path, error: OSError) -> str:
     return f"{target}: cannot be written ({error.strerror or error}); nothing was left behind"
 
 
-# Temporary folders that a kill does not leave for ever: the next one of their kind sweeps them.
-#
-# Each holds a lock while its process lives. A folder is swept only if that lock says so: it was
-# taken once by a process of this machine, and nobody holds it now.
+# Temporary folders hold a lock while their process lives. The next one of their kind sweeps a
+# folder whose lock was once taken by a process of this machine and is held by nobody now.
 
 
 class Scratch:

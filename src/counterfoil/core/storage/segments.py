@@ -25,9 +25,6 @@ from counterfoil.core.storage.atomic import sync_file, sync_folder, write_atomic
 from counterfoil.core.storage.locks import locked_folder
 from counterfoil.core.storage.reading import open_regular, read_text
 
-# What a store on disk says of itself: which files count, and how long each must be.
-
-
 FORMAT = 1
 
 
@@ -119,9 +116,6 @@ def check_size(path: Path, mark: FileMark) -> None:
             f"{path}: {size} bytes, but {mark.bytes} were written; "
             "restore it, or build the index again"
         )
-
-
-# The rows of a table over its segments: which item each holds, and which are still alive.
 
 
 Ids = NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Choice of the device that models run on."""
+"""The device that models run on, the memory that is free on it, and whether a model fits."""
 
 from __future__ import annotations
 
@@ -30,19 +30,6 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-# Pairwise scores from fragment similarities in PyTorch, tile by tile, forward and backward.
-#
-# All similarities of a block come from one matrix product. What follows is elementwise or small
-# and
-# bound by memory traffic, so it runs on tiles that stay in the cache (on a GPU: in free memory).
-# The
-# backward pass recomputes a tile from its similarities instead of keeping intermediate values.
-#
-# A hinge on the hardest negative gives a gradient to three scores per row and column only: the
-# positive, its hardest caption and its hardest image. The backward pass then looks at these pairs
-# alone (`chosen_pairs`): with B pairs, 3B of B² are left.
-
-
 def free_on_gpu(device: torch.device) -> int:
     """Bytes that tensors may still take: those that nobody has, and those this process keeps.
 
@@ -51,9 +38,6 @@ def free_on_gpu(device: torch.device) -> int:
     free, _ = torch.cuda.mem_get_info(device)
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return free + max(0, kept)
-
-
-# How all pairs of two encoded sides are cut into tiles: captions by length, sizes by memory.
 
 
 MEMORY = Path("/proc/meminfo")
@@ -72,13 +56,6 @@ def free_memory(device: torch.device) -> int:
         return UNKNOWN
 
 
-# Training features kept on the device, where there is room for them.
-#
-# For Flickr30K they are 4.3 GB in half precision. Read once, a batch then takes its fragments by
-# one
-# gather on the device; what travels from the processes that read ahead is captions and places.
-
-
 LEFT_FREE = 0.5
 """Share of a device's memory that has to stay free for training."""
 
@@ -89,9 +66,6 @@ def room_for(size: int, device: torch.device) -> bool:
         return False
     free, total = torch.cuda.mem_get_info(device)
     return free - size >= LEFT_FREE * total
-
-
-# A model that cannot fit into memory is refused before its weights are allocated.
 
 
 COPIES = 4

@@ -1,7 +1,7 @@
-"""Batches on their way: to another process in one message, to a device in one copy.
+"""Transfers: batches to another process in one message or to a device in one copy, scores back.
 
-What a batch has besides its fragments is small, but there is much of it: ids, masks, places. To
-send each by itself costs more than what is in it, so small tensors lie side by side in one memory.
+Besides its fragments, a batch has many small tensors: ids, masks, places. Sending each alone costs
+more than its contents, so small tensors lie side by side in one buffer.
 """
 
 from __future__ import annotations

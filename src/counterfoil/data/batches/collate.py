@@ -1,4 +1,4 @@
-"""Padded batches of fragments and words, with masks and image ids, as training reads them."""
+"""Items to padded batches of fragments and words, with masks and image ids."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from torch.utils.data import get_worker_info
 from counterfoil.core.tensors.transfer import Movable
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.text.dependencies import LinkedIds
-
-# Fragments and words of several items as padded tensors.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Padded batches of fragments and words, with masks and image ids, as training reads them."""
+"""`CaptionItems`: the captions of a split with their images, augmented, as items of batches."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from counterfoil.data.fragments import Fragments, FragmentTable
 from counterfoil.data.pairs import Split
 from counterfoil.data.pixels import Glance, PixelTable
 from counterfoil.data.text.tokenizers import TextProcessor, Tokenised, WordNoise
-
-# What takes long to find and stays the same, found once a process.
-
 
 MOST = 1 << 18
 """Results that are kept: of captions cut into tokens, a few hundred bytes each."""

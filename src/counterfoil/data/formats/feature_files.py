@@ -1,4 +1,4 @@
-"""The fragment files of one split: `{split}_ims.npy` and those that may stand beside it.
+"""The fragment files of one split, read and written: `{split}_ims.npy` and those beside it.
 
 `{split}_ims.npy`
     features, float [images, fragments, dim] or [images, dim]
@@ -41,12 +41,9 @@ from counterfoil.data.pickle_values import (
 )
 from counterfoil.data.pickles import OPERATIONS, PickleReader
 
-# The image sizes that go with boxes in pixels (`{split}_ims_size.npy`).
-#
-# Our own files are plain numbers [images, 2]. GSMN's are pickled arrays of records with
-# ``image_w``
-# and ``image_h``: those are read as data (see `data.pickles`), so a hostile file is an error and
-# never runs.
+# Our own sizes are plain numbers [images, 2]. GSMN's are pickled arrays of records with
+# ``image_w`` and ``image_h``: those are read as data (see `data.pickles`), so a hostile file is
+# an error and never runs.
 
 
 OPERATIONS_PER_RECORD = 60
@@ -246,9 +243,6 @@ def _sizes(
         log.fatal("count-mismatch", path, f"{len(sizes)} sizes for {count} images")
         return None
     return sizes
-
-
-# Writes the fragment files of a split row by row, in the layout that `feature_files` reads.
 
 
 class ArrayWriter:

@@ -1,4 +1,4 @@
-"""Images by name in one or a few folders; a name that leads out of them is refused.
+"""Images by name in one or a few folders, read and written; a name that leads out is refused.
 
 Tables are written on other machines than they are read on. A name is therefore also found with
 another case or ending, in a folder below, or if it begins with the folder's own name.
@@ -198,9 +198,6 @@ def image_folder(
             log.fatal("missing-file", chosen, "no such image folder")
         return ImageFolder([chosen], deep)
     return ImageFolder([root / name for name in candidates if (root / name).is_dir()], deep)
-
-
-# Writes images under `images/`, byte for byte, each once and under a name of its own.
 
 
 FOLDER = "images"

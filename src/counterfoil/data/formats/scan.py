@@ -1,4 +1,4 @@
-"""Precomputed features in SCAN's layout, and in vse_infty's variant of it.
+"""Precomputed features in SCAN's layout, and in vse_infty's variant of it, read and written.
 
 A folder with `{split}_caps.txt` (one caption a line), `{split}_ids.txt` (one image id a line) and
 `{split}_ims.npy` (see `feature_files`). vse_infty keeps them in a folder `precomp`, beside an
@@ -214,16 +214,8 @@ def _note_layout(folder: Path, split: str, layout: Layout, log: ProblemLog) -> N
         )
 
 
-# SCAN's layout: `{split}_caps.txt`, `{split}_ids.txt`, `{split}_ims.npy`.
-#
-# Regular data becomes exactly those files, with every image stored once. What they cannot carry
-# goes
-# into `{split}_items.jsonl` beside them (see `sources.scan`): differing numbers of captions,
-# captions
-# with line breaks or outer spaces, ids that are not numbers, extras, and images, which are
-# written
-# under `images/`. The plain files are then still there: line breaks as spaces, ids as row
-# numbers.
+# Regular data becomes exactly the plain files, with every image stored once. Beside
+# `{split}_items.jsonl` they are still written: line breaks as spaces, ids as row numbers.
 
 
 _RESERVED = frozenset({"id", "captions", "image", LABEL})

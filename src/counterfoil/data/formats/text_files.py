@@ -1,4 +1,4 @@
-"""Text files as numbered lines: UTF-8, split at line feeds only, a stray byte reported."""
+"""Text files as numbered lines, as JSON, and as rows of tables; a stray byte is reported."""
 
 from __future__ import annotations
 

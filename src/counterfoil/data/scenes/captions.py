@@ -1,4 +1,4 @@
-"""Captions for a scene: varied in wording, partial as people's are, and true."""
+"""Captions for a scene: varied in wording, partial as people's are, and true in every word."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from counterfoil.data.scenes.vocabulary import (
     PATTERN_WORDS,
     SIZE_WORDS,
 )
-
-# Noun phrases and sentences under construction, every word with its truth.
-
 
 # People seldom say that something has no pattern.
 _PLAIN_WORD_SHARE = 0.2

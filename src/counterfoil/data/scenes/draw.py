@@ -1,4 +1,4 @@
-"""A scene as a picture."""
+"""A scene as a picture: a pale backdrop, so that things stand out, and sprites on it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from counterfoil.data.scenes.pen import OVERSAMPLE, RGB, Pen, mix
 from counterfoil.data.scenes.scene import SIZE, Box, Scene
 from counterfoil.data.scenes.sprites_living import ANIMALS, PEOPLE
 from counterfoil.data.scenes.sprites_things import SURROUNDINGS, THINGS
-
-# Soft places for scenes to happen in: pale, so that things stand out.
-
 
 VARIANTS = 4
 _FULL = SIZE * OVERSAMPLE

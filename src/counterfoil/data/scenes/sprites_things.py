@@ -1,4 +1,4 @@
-"""Sprites of things."""
+"""Sprites of things, vehicles, buildings and plants."""
 
 from __future__ import annotations
 
@@ -93,9 +93,6 @@ THINGS = {
     "lamp": lamp,
     "guitar": guitar,
 }
-
-
-# Sprites of vehicles, buildings and plants.
 
 
 _GLASS: RGB = (190, 222, 236)

@@ -1,4 +1,4 @@
-"""Which words of a caption belong together: parsers that give the edges of its word graph."""
+"""Which words of a caption belong together: parsers, by rule or spaCy, for its word graph."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from counterfoil.core.errors import ConfigError, MissingExtraError, nearest
-
-# A spaCy pipeline that is loaded where it is used: once in each process.
 
 
 class SpacyPipeline:

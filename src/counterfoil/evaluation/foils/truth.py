@@ -1,4 +1,8 @@
-"""Whether a foil of a drawn scene's caption is really false: a true negative, from ground truth."""
+"""Whether a foil of a drawn scene's caption is really false: a true negative, from ground truth.
+
+The caption says what each of its words claims. A word that was put in claims the same of the same
+thing, by another word, so what the foil claims is known.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +37,6 @@ from counterfoil.data.scenes.vocabulary import (
 )
 from counterfoil.foils.lexicon import ATTRIBUTES, LONG_RELATIONS, NOUN_FORMS, NUMERALS, RELATIONS
 from counterfoil.foils.lexicon import PLACES as PICTURE_PLACES
-
-# What a foil of a drawn scene's caption claims, word by word.
-#
-# The caption says what each of its words claims. A word that was put in claims the same of the
-# same
-# thing, by another word, so what the foil claims is known.
-
 
 OUTDOORS = "outdoors"
 PLACES = {

@@ -1,4 +1,4 @@
-"""Word-level truth: do a model's word effects find the words that are wrong?"""
+"""Do a model's word effects find the wrong words? In drawn scenes and in foils by rule."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ from counterfoil.evaluation.words.report import KindReport, Measured, WordReport
 from counterfoil.foils import DEFAULT_KINDS, rule_foils
 from counterfoil.foils.rules import Foil
 from counterfoil.models.model import Model
-
-# How well scores find the few positives among many: ROC-AUC and average precision.
-
 
 Values = NDArray[np.float64]
 
@@ -220,10 +217,7 @@ def _measured(value: float, again: Values) -> Measured:
     return Measured(value=100.0 * value, interval=(low, high) if len(again) else None)
 
 
-# False captions of real photos whose wrong words are known: those that a rule exchanged.
-#
-# Unlike foils of drawn scenes these are false as a rule, not for certain (see
-# `counterfoil.foils`).
+# Captions of real photos are false as a rule, not for certain (see `counterfoil.foils`).
 
 
 ARTICLES = ("a", "an")

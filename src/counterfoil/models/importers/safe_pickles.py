@@ -2,8 +2,11 @@
 
 A pickle is a program. Of the old projects' files only the inert part is accepted: tensors,
 containers, numbers, strings, NumPy values, and the `argparse.Namespace` in which those projects
-keep their options. Everything else is refused, and named. `data.pickles` reads the instructions,
-`torch_storages` the bytes of the tensors.
+keep their options. Everything else is refused, and named. `data.pickles` reads the instructions.
+
+The bytes of the tensors are in a zip archive, or in a stream of before torch 1.6. No length is
+believed: a storage is as long as its bytes in the file, and all of them together are never longer
+than the file.
 """
 
 from __future__ import annotations
@@ -34,13 +37,6 @@ from counterfoil.data.pickle_values import (
     resolve,
 )
 from counterfoil.data.pickles import OPERATIONS, PickleReader
-
-# The bytes of the tensors in a file of `torch.save`: a zip archive, or a stream of before 1.6.
-#
-# No length is believed: a storage is as long as its bytes in the file, and all of them together
-# are
-# never longer than the file.
-
 
 DIMENSIONS = 64
 DTYPES = {

@@ -1,7 +1,8 @@
-"""The words of an imported model: read from a file, or stood in for.
+"""The words, or the tokenizer, of an imported model: read from a file, or stood in for.
 
 A public checkpoint holds one vector per word but not the words. The files that do are JSON (SCAN,
-NAAF) or a pickled object of a class `Vocabulary` (vsepp, VSRN, DivE).
+NAAF) or a pickled object of a class `Vocabulary` (vsepp, VSRN, DivE). For BERT it is a folder of
+`transformers`, or the list of pieces.
 """
 
 from __future__ import annotations
@@ -154,9 +155,6 @@ def _load(file: BinaryIO, encoding: str) -> Any:
     operations = min(max(OPERATIONS, end // 4), MOST_OPERATIONS)
     raw = PickleReader(file, end, _find, encoding=encoding, operations=operations).load()
     return resolve(raw, frozenset(), 4 * operations)
-
-
-# The tokenizer of an imported model: a folder of `transformers`, or BERT's list of pieces.
 
 
 TOKENIZER_SPECIALS = {

@@ -26,14 +26,10 @@ from counterfoil.data.pickles import OPERATIONS, PickleReader
 from counterfoil.search.backends import backends
 from counterfoil.search.vectors import Best, Floats, Vectors, checked, checked_ids
 
-# The store of an embedded Qdrant, checked before its client opens it.
-#
 # The client keeps each point as a pickle and loads it as Python does, so a forged index folder
-# could
-# run code. Here every point is read as data (see `data.pickles`); names other than that of a
-# point
-# are refused. What the client would read differently from this check is refused as well: links,
-# journals of SQLite, and tables other than the one that the client makes.
+# could run code. Here every point is first read as data (see `data.pickles`); names other than
+# that of a point are refused. What the client would read differently from this check is refused
+# as well: links, journals of SQLite, and tables other than the one that the client makes.
 
 
 META, STORE = "meta.json", "storage.sqlite"

@@ -49,9 +49,6 @@ from counterfoil.training.guides.manifest import (
     weights_digest,
 )
 
-# A teacher's images and captions encoded onto disk, block by block.
-
-
 IMAGE_BLOCK, CAPTION_BLOCK = 256, 1024
 """Images and captions encoded between two entries of progress."""
 
@@ -115,9 +112,6 @@ def blocks(done: int, total: int, size: int, label: str, progress: Progress) -> 
     before = -(-done // size)
     for start in progress.track(starts, label, before + len(starts), done=before):
         yield range(start, min(start + size, total))
-
-
-# The `matrix` form of a guide: the mean scores themselves, filled a block of rows at a time.
 
 
 HELD = 1 << 25

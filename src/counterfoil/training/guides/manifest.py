@@ -1,4 +1,8 @@
-"""`guide.json`: what a guide is made of, in which form, and how far it is."""
+"""`guide.json`: what a guide is made of, in which form, how far it is, and which data it fits.
+
+Scores of a guide are found by the index of an image and of a caption, so they mean nothing for
+other images, other captions, or the same in another order.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,6 @@ from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Split
 from counterfoil.encoders.stored import Extent
 from counterfoil.models.store import WEIGHTS
-
-# What a guide remembers of the data it was made of, and how it tells other data from them.
-#
-# Scores of a guide are found by the index of an image and of a caption, so they mean nothing for
-# other images, other captions, or the same in another order.
-
 
 IDS, CAPTIONS = "ids.jsonl", "captions.jsonl"
 
