@@ -22,6 +22,23 @@ NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 LONGEST = 253
 
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+SAFE = {"GET", "HEAD", "OPTIONS"}
+"""Methods that change nothing; a browser shows their answers to no other site."""
+
+HEALTH = "/healthz"
+
+UNLOCKED = {HEALTH, "/", "/docs", "/favicon.ico", "/api/session"}
+"""Paths that need no token: the page without anything on it, and the way to hand the token in."""
+
+TOKEN = re.compile(r"[!-~]{16,}")
+
+QUOTED = 100
+"""Characters of a Host header that an error repeats."""
+
+PORTS = {"http": 80, "https": 443}
+
 
 def host_in(header: bytes) -> str:
     """The name in a Host header, without its port.
@@ -86,21 +103,6 @@ def _is_ipv4(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-SAFE = {"GET", "HEAD", "OPTIONS"}
-"""Methods that change nothing; a browser shows their answers to no other site."""
-
-HEALTH = "/healthz"
-UNLOCKED = {HEALTH, "/", "/docs", "/favicon.ico", "/api/session"}
-"""Paths that need no token: the page without anything on it, and the way to hand the token in."""
-
-TOKEN = re.compile(r"[!-~]{16,}")
-QUOTED = 100
-"""Characters of a Host header that an error repeats."""
-
-PORTS = {"http": 80, "https": 443}
 
 
 class Access:

@@ -31,6 +31,20 @@ PAGE = 100
 
 ID_LETTERS = 1000
 
+IPV6_CLIENT = 64
+"""Bits of an IPv6 address that stand for one client; it chooses the rest as it likes."""
+
+MAPPED = IPv6Network("::ffff:0:0/96")
+"""IPv4 addresses as a socket for IPv6 and IPv4 shows them."""
+
+Network = IPv4Network | IPv6Network
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+
+THROWN_AWAY = 64 * 2**20
+"""Bytes of a body that is too long that are still taken, and forgotten: a client that cannot send
+on does not listen to why."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -65,15 +79,6 @@ class Limits:
     send_timeout: float = 30.0
     keep_alive: float = 15.0
     drain: float = 5.0
-
-
-IPV6_CLIENT = 64
-"""Bits of an IPv6 address that stand for one client; it chooses the rest as it likes."""
-
-MAPPED = IPv6Network("::ffff:0:0/96")
-"""IPv4 addresses as a socket for IPv6 and IPv4 shows them."""
-
-Network = IPv4Network | IPv6Network
 
 
 @dataclass(eq=False)
@@ -223,14 +228,6 @@ def _unmapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     """The IPv4 address of a client that a socket for IPv6 and IPv4 shows as ::ffff:192.0.2.7."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return address if mapped is None else mapped
-
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-
-THROWN_AWAY = 64 * 2**20
-"""Bytes of a body that is too long that are still taken, and forgotten: a client that cannot send
-on does not listen to why."""
 
 
 class Body:

@@ -42,6 +42,14 @@ SAME_SHOWN = 12
 AUDITED = "audit:"
 Section = Literal["suspicious", "near-duplicates"]
 
+POINTS = 300
+T = TypeVar("T")
+
+MOST_IMAGES = 2000
+"""Of a run's data that are indexed at the start; `counterfoil index` makes larger ones to keep."""
+
+SCENES = {"images": [0, 0, 200]}
+
 
 @dataclass(frozen=True)
 class AuditedImage:
@@ -186,10 +194,6 @@ def _read_images(path: Path) -> Iterator[tuple[str, AuditedImage]]:
         yield audited_name(split, image), AuditedImage(image, captions, pixels)
 
 
-POINTS = 300
-T = TypeVar("T")
-
-
 class FileCache(Generic[T]):
     """What ``read`` makes of files, until they change."""
 
@@ -317,12 +321,6 @@ class Content:
     audit: Audit | None = None
     runs: Runs = field(default_factory=lambda: Runs([]))
     close: Callable[[], None] = lambda: None
-
-
-MOST_IMAGES = 2000
-"""Of a run's data that are indexed at the start; `counterfoil index` makes larger ones to keep."""
-
-SCENES = {"images": [0, 0, 200]}
 
 
 def open_content(

@@ -28,6 +28,17 @@ from counterfoil.plots.sentences import colour_note, method_note, shades, standi
 from counterfoil.scoring.encode import encode_texts
 from counterfoil.search.items import Side
 
+MOST_CHANGES = 4
+
+LEAST_GAIN = 0.05
+"""Of the score; a little more is found for nearly any word."""
+
+Scores = Callable[[Sequence[str]], Sequence[float]]
+"""Scores of sentences with the image, all at once."""
+
+FRAGMENTS_KEPT = 256
+"""Images whose fragments are kept in memory."""
+
 
 def distributions(model: Model) -> dict[str, Any] | None:
     """The boundary, and mean and deviation of what it parts; None for other matchers."""
@@ -63,16 +74,6 @@ def similarities(model: Model, image: Encoded, caption: str) -> list[float | Non
 # Two models look at one sentence: the corrector says which words are doubtful and what could stand
 # there, and the matcher, whose score is shown, chooses. A change that would lower its score is not
 # proposed.
-
-
-MOST_CHANGES = 4
-LEAST_GAIN = 0.05
-"""Of the score; a little more is found for nearly any word."""
-
-Scores = Callable[[Sequence[str]], Sequence[float]]
-"""Scores of sentences with the image, all at once."""
-
-
 @dataclass(frozen=True)
 class Agreed:
     """Changes, each with the matcher's score after it, and the sentence they lead to."""
@@ -121,10 +122,6 @@ def _written(text: str, made: dict[int, str]) -> str:
     for place, new in made.items():
         text = exchanged(text, place, new)
     return text
-
-
-FRAGMENTS_KEPT = 256
-"""For each doubtful word."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,11 @@ FORMATS = image_formats()
 SIDES = (160, 320, 640, 1280)
 MEDIA_TYPE = "image/webp"
 
+UPLOAD = "upload:"
+
+EXAMPLES, EXAMPLES_READ, EXAMPLE_LETTERS = 4, 24, 90
+"""Captions to try a search with, images looked at for them, and how long one may be."""
+
 
 @dataclass(frozen=True)
 class _Upload:
@@ -110,11 +115,6 @@ class PictureCache:
                 _, old = self._pictures.popitem(last=False)
                 self._held -= len(old)
         return data
-
-
-UPLOAD = "upload:"
-EXAMPLES, EXAMPLES_READ, EXAMPLE_LETTERS = 4, 24, 90
-"""Captions to try a search with, images looked at for them, and how long one may be."""
 
 
 @dataclass(frozen=True)

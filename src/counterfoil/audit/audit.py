@@ -35,6 +35,9 @@ FEW = 50
 LISTED = 20
 NAMED_WORDS = 10
 
+EXAMINED = 5000
+REFERENCE = 1000
+
 
 def summarise(
     split: Split,
@@ -91,10 +94,6 @@ def summarise(
         skipped=tuple(survey.skipped[:LISTED]),
         notes=tuple(notes),
     )
-
-
-EXAMINED = 5000
-REFERENCE = 1000
 
 
 @dataclass(frozen=True)

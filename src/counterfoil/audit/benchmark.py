@@ -19,6 +19,9 @@ from counterfoil.evaluation.report import Report
 from counterfoil.evaluation.words.cases import FoilCase, make_foils
 from counterfoil.evaluation.words.evaluate import Ranking
 
+Marks = NDArray[np.bool_]
+Values = NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class Corrupted:
@@ -74,10 +77,6 @@ def _with_texts(split: Split, texts: Sequence[str]) -> Split:
     starts = [0, *ends[:-1]]
     captions = [list(texts[start:end]) for start, end in zip(starts, ends, strict=True)]
     return replace(split, captions=captions, extras=None)
-
-
-Marks = NDArray[np.bool_]
-Values = NDArray[np.float64]
 
 
 class Found(Report):

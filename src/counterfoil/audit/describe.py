@@ -35,6 +35,11 @@ DOUBTFUL = 1.0
 """A word of a listed caption is named where its shortfall lies so many deviations above that of the
 worst word of an ordinary caption. Chosen on the dev split of the scenes."""
 
+NO_CORRECTOR = (
+    "no corrections: this model was not taught to correct; name one that was (objective tags-dc) "
+    "with --corrector"
+)
+
 
 @dataclass(frozen=True)
 class Describer:
@@ -179,12 +184,6 @@ class Describer:
 def writable(text: str) -> str:
     """Text that can be written: half characters, which JSON files may hold, become a ``?``."""
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-NO_CORRECTOR = (
-    "no corrections: this model was not taught to correct; name one that was (objective tags-dc) "
-    "with --corrector"
-)
 
 
 class Corrector:

@@ -21,6 +21,9 @@ SIGN_NAMES: dict[str, str] = {
     "near-duplicate": "nearly the same caption elsewhere",
 }
 
+LOST = ("unreadable-image", "missing-image", "missing-features")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
 
 class Reason(Report):
     """Why a caption is listed: a sign, its strength from 0 to 1, and a sentence with the facts."""
@@ -195,8 +198,6 @@ COLUMNS = (
     "near_duplicate",
     "near_duplicate_images",
 )
-LOST = ("unreadable-image", "missing-image", "missing-features")
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def to_jsonl(findings: Sequence[Finding]) -> str:

@@ -40,6 +40,25 @@ SAME_SHOWN = 8
 """Pictures of other images with the same caption."""
 PLANTED = {"swapped": "caption of another image", "words": "words exchanged"}
 
+ORDERS = {
+    "suspicion": "most suspicious",
+    "score": "lowest score",
+    "margin": "largest lead of another image",
+    "rank": "worst rank",
+    "image": "image",
+}
+
+LISTED = 20
+SUSPICIOUS, NEAR = "Suspicious captions", "Near-duplicates"
+
+NEAR_NOTE = (
+    "Captions that say nearly the same of different images: likely false negatives in training, "
+    "no errors. Identical captions are one entry."
+)
+
+PAGE, LINES, TABLE, SUMMARY = "index.html", "findings.jsonl", "findings.csv", "summary.json"
+IMAGES = "images.jsonl"
+
 
 class Pictures:
     """Thumbnails of images by split and id; the id alone where there are no pixels."""
@@ -174,19 +193,6 @@ def _other(caption: OtherCaption, what: str) -> str:
 STYLE, SCRIPT = (
     (Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
 )
-ORDERS = {
-    "suspicion": "most suspicious",
-    "score": "lowest score",
-    "margin": "largest lead of another image",
-    "rank": "worst rank",
-    "image": "image",
-}
-LISTED = 20
-SUSPICIOUS, NEAR = "Suspicious captions", "Near-duplicates"
-NEAR_NOTE = (
-    "Captions that say nearly the same of different images: likely false negatives in training, "
-    "no errors. Identical captions are one entry."
-)
 
 
 def render(
@@ -308,10 +314,6 @@ PAGE_HTML = """<!doctype html>
 </div>
 </main><script>{script}</script></body></html>
 """
-
-
-PAGE, LINES, TABLE, SUMMARY = "index.html", "findings.jsonl", "findings.csv", "summary.json"
-IMAGES = "images.jsonl"
 
 
 def write_report(

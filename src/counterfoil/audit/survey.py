@@ -42,6 +42,32 @@ IMAGE_BYTES = 1 << 30
 MOST_IMAGES = 1 << 14
 BATCH = 256
 
+FORMAT = 2
+"""To be raised with every change of what is kept, or of how a split is cut into blocks."""
+
+OPERATIONS = 20_000_000
+"""Pickle instructions of a file: it may list every image and caption."""
+
+EVERY = 30.0
+"""Seconds between two savings."""
+
+SAMPLED = 16
+"""Images of a split whose fragments are part of its mark."""
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+KEPT = 5
+"""Captions of others that are kept for an image, best first."""
+
+TOGETHER = 128
+"""Captions that are scored with their own images at once."""
+
+NOBODY = -1
+
+ARRAYS = ("has_own", "own", "above", "other", "other_score", "pool", "pool_score")
+"""What `_Running` holds of captions and images."""
+
 
 @dataclass(frozen=True)
 class ImageBlock:
@@ -117,19 +143,6 @@ def _images_at_once(model: Model, table: FragmentTable) -> int:
     return max(1, min(MOST_IMAGES, IMAGE_BYTES // each))
 
 
-FORMAT = 2
-"""To be raised with every change of what is kept, or of how a split is cut into blocks."""
-
-OPERATIONS = 20_000_000
-"""Pickle instructions of a file: it may list every image and caption."""
-
-EVERY = 30.0
-"""Seconds between two savings."""
-
-SAMPLED = 16
-"""Images of a split whose fragments are part of its mark."""
-
-
 class Keeper:
     """One file, which counts for one ``mark`` (a model with a split) and is ignored for another."""
 
@@ -185,21 +198,6 @@ def _fragments(split: Split, image: int) -> bytes:
         return b"unreadable"
     boxes = b"" if found.boxes is None else found.boxes.tobytes()
     return found.features.tobytes() + boxes
-
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
-
-KEPT = 5
-"""Captions of others that are kept for an image, best first."""
-
-TOGETHER = 128
-"""Captions that are scored with their own images at once."""
-
-NOBODY = -1
-
-ARRAYS = ("has_own", "own", "above", "other", "other_score", "pool", "pool_score")
-"""What `_Running` holds of captions and images."""
 
 
 @dataclass(frozen=True)

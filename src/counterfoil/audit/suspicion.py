@@ -38,6 +38,9 @@ SIGNS = ("low-score", "other-image", "wrong-words")
 TO_NORMAL = 1.4826
 """Median absolute deviations to standard deviations, where values are normal."""
 
+SHRINK = 5.0
+"""As many uses of a word as the mean over all words counts for, when saying what is usual."""
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -78,10 +81,6 @@ def named_signs(signs: Values) -> list[int]:
 
 
 # Words that do less for a match than they usually do.
-
-
-SHRINK = 5.0
-"""As many uses of a word as the mean over all words counts for, when saying what is usual."""
 
 
 @dataclass(frozen=True)

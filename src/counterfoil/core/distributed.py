@@ -19,6 +19,11 @@ from torch import Tensor
 from counterfoil.core.errors import CounterfoilError
 from counterfoil.core.parallel import end_with_parent
 
+T = TypeVar("T")
+
+GRACE = 5.0
+"""Seconds that a process has to write what it is writing when torchrun was killed."""
+
 
 def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -83,12 +88,6 @@ def gather_counts(count: int, device: torch.device) -> list[int]:
     parts = [torch.empty_like(mine) for _ in range(world_size())]
     dist.all_gather(parts, mine)
     return [int(part) for part in parts]
-
-
-T = TypeVar("T")
-
-GRACE = 5.0
-"""Seconds that a process has to write what it is writing when torchrun was killed."""
 
 
 @contextmanager

@@ -7,6 +7,8 @@ import hashlib
 import re
 from html import escape
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
 
 def printable(text: str, keep: str = "") -> str:
     r"""Text with escapes for what a terminal would obey, or what no encoding has.
@@ -33,9 +35,6 @@ def is_encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def clean(text: str) -> str:

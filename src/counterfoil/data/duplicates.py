@@ -32,6 +32,20 @@ MORE_WORDS = 5
 Key = frozenset[str]
 Indices = NDArray[np.int64]
 
+BITS = 3
+"""Signs of 64 in which the hashes of look-alikes may differ."""
+
+MEAN_LEVELS, MOST_LEVELS = 6.0, 32
+"""Levels of 255 by which their thumbnails may differ: on average, and anywhere."""
+
+MOST_COMPARISONS = 100_000_000
+"""Pairs of hashes that are compared at most, so that the time is bounded whatever the images."""
+
+_SIDE = 8
+_BANDS = BITS + 1  # hashes that differ in n signs are equal in at least one of n + 1 parts
+_THUMBNAILS = 1000  # compared for one image at most: so many share a hash only if they are flat
+_THUMBNAIL_COST = 32  # comparisons of hashes that take as long as one of thumbnails
+
 
 def spoken(text: str) -> str:
     """The words of a caption without case and punctuation; its signs if it has no word.
@@ -223,23 +237,6 @@ def similar_sets(sets: Sequence[Key], similar: float) -> Iterator[tuple[int, int
 # Images whose files differ but that look alike (scaled, or encoded again) are found by difference
 # hash (64 signs: is a cell brighter than its neighbour?) and decided by thumbnail: a hash knows no
 # colours and says little of a picture with large flat areas.
-
-
-BITS = 3
-"""Signs of 64 in which the hashes of look-alikes may differ."""
-
-MEAN_LEVELS, MOST_LEVELS = 6.0, 32
-"""Levels of 255 by which their thumbnails may differ: on average, and anywhere."""
-
-MOST_COMPARISONS = 100_000_000
-"""Pairs of hashes that are compared at most, so that the time is bounded whatever the images."""
-
-_SIDE = 8
-_BANDS = BITS + 1  # hashes that differ in n signs are equal in at least one of n + 1 parts
-_THUMBNAILS = 1000  # compared for one image at most: so many share a hash only if they are flat
-_THUMBNAIL_COST = 32  # comparisons of hashes that take as long as one of thumbnails
-
-
 @dataclass(frozen=True)
 class Look:
     """One image: its hash, and its thumbnail [8, 8, 3]."""

@@ -34,6 +34,9 @@ from counterfoil.data.splits import SHARE, Leakage, choose_dev, find_leakage, la
 _THREADS = 4
 _AHEAD = 32
 
+_WORD = re.compile(r"\w+(?:['’]\w+)?")
+_SAMPLE = 50
+
 
 @dataclass
 class DeepCheck:
@@ -124,10 +127,6 @@ def _row_fault(table: FragmentTable, index: int) -> tuple[str, str] | None:
     if stored.boxes is not None and not np.isfinite(stored.boxes).all():
         return "non-finite", f"row {int(table.rows[index])}: a box is not finite numbers"
     return None
-
-
-_WORD = re.compile(r"\w+(?:['’]\w+)?")
-_SAMPLE = 50
 
 
 @dataclass(frozen=True)

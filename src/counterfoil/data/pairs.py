@@ -17,6 +17,9 @@ from counterfoil.core.printable import printable
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import ImageRef
 
+# Names under which data sets publish the split that models are chosen on.
+DEV_NAMES = ("dev", "val", "valid", "validation")
+
 
 class Severity(str, Enum):
     """`FATAL` stops training; `SKIP` drops the item and counts it; `NOTE` changes nothing."""
@@ -128,10 +131,6 @@ class Split:
             fragments=self.fragments.select(images) if self.fragments is not None else None,
             extras=[self.extras[i] for i in images] if self.extras is not None else None,
         )
-
-
-# Names under which data sets publish the split that models are chosen on.
-DEV_NAMES = ("dev", "val", "valid", "validation")
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,16 @@ SPARSE_KEYS = 10_000
 CHARACTERS = 64
 """Characters of a string or bytes that weigh as much as one value."""
 
+PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+NUMPY_1 = "numpy.core."
+
+NUMBER_CLASSES = frozenset(
+    {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"}
+)
+
+OBJECTS = frozenset({"O", "O4", "O8"})
+DIMENSIONS = 32
+
 
 class PickleError(Exception):
     """A pickle that is not read: refused, or damaged."""
@@ -56,10 +66,6 @@ class ForbiddenNameError(PickleRefusedError):
     def __init__(self, name: str) -> None:
         super().__init__(f"it names {name!r}")
         self.name = name
-
-
-PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
-NUMPY_1 = "numpy.core."
 
 
 def known_name(module: str, name: str) -> str:
@@ -193,13 +199,6 @@ class _Resolver:
                     f"shared containers unfold to more than {self.most:,} values"
                 )
             yield found
-
-
-NUMBER_CLASSES = frozenset(
-    {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"}
-)
-OBJECTS = frozenset({"O", "O4", "O8"})
-DIMENSIONS = 32
 
 
 class NumpyType(StandIn):

@@ -26,6 +26,9 @@ KIND = "dev-set-aside"
 FILE = "dev_split.json"
 """Of a run: which images were set aside, and by which share."""
 
+TRAIN = "train"
+_NESTED = ({"test", "testall"}, {"dev", "devall"}, {"val", "valall"})  # the first of 1K, all of 5K
+
 
 def lacks_dev(pairs: Pairs) -> bool:
     """Whether a data set has a training split but none to select a checkpoint on."""
@@ -116,10 +119,6 @@ def read_dev_split(folder: Path) -> list[str] | None:
 
 
 # Leakage: image ids, captions and images that look alike in both of two splits.
-
-
-TRAIN = "train"
-_NESTED = ({"test", "testall"}, {"dev", "devall"}, {"val", "valall"})  # the first of 1K, all of 5K
 
 
 @dataclass(frozen=True)

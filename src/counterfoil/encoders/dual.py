@@ -32,6 +32,9 @@ from counterfoil.features.pretrained import dual_config, dual_refusals, dual_set
 Half = Literal["vision", "text"]
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
+OWN = "own"
+"""The pooling that is the pretrained model's: CLIP's class or last token, SigLIP's head."""
+
 
 class Tower(nn.Module, ABC):
     """One half of a dual encoder; the parameters that it loaded learn at the reduced rate.
@@ -168,10 +171,6 @@ def pretrained_scale(whole: Any) -> tuple[float, float]:
     bias = getattr(whole, "logit_bias", None)
     scale = whole.logit_scale.detach().exp()
     return float(scale), float(bias.detach()) if bias is not None else 0.0
-
-
-OWN = "own"
-"""The pooling that is the pretrained model's: CLIP's class or last token, SigLIP's head."""
 
 
 class JointTokens(JointSpace):

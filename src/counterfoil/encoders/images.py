@@ -17,6 +17,8 @@ from counterfoil.encoders.pooling import Pooling
 
 image_encoders: Registry[type[ImageEncoder]] = Registry("image encoder")
 
+Form = Literal["paper", "reference"]
+
 
 class ImageEncoder(nn.Module):
     """Fragments [B, N, input_dim] to the joint space."""
@@ -118,9 +120,6 @@ class MLPEncoder(ImageEncoder):
 
 
 # CHAN (Pan et al. 2023): the regions of an image attend to each other.
-
-
-Form = Literal["paper", "reference"]
 
 
 class RegionAttention(nn.MultiheadAttention):

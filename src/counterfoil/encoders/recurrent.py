@@ -27,13 +27,28 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import PackedSequence
 
-# Over padded sequences, what is launched depends on shapes alone.
-
-
 Weights = Sequence[Sequence[Tensor]]
 """As `nn.GRU.all_weights` has them: of each layer, and in it of each direction."""
 
+LARGEST = 2.0**-6
+"""What the largest gradient is scaled below.
 
+Within, gradients are summed over time and over all words of a batch: float16 ends at 65,504. Its
+smallest numbers are 6e-8, so gradients down to a 250,000th of the largest one still count.
+"""
+
+WIDTHS = 8
+"""Widths are multiples of it: few enough to record, near enough to what is needed."""
+
+MOST = 16
+"""Recordings of one network; shapes beyond that are run as they come."""
+
+T = TypeVar("T")
+_replaying: ContextVar[bool] = ContextVar("replaying", default=False)
+Indices = NDArray[np.int64]
+
+
+# Over padded sequences, what is launched depends on shapes alone.
 def run_padded(weights: Weights, both_ways: bool, inputs: Tensor, lengths: Tensor) -> Tensor:
     """States [B, W, directions·H] of a GRU over inputs [B, W, D]; zero beyond ``lengths`` [B].
 
@@ -71,16 +86,6 @@ def _one_way(weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
 # the gradient that it starts from, so that gradient may be scaled into the range of float16 and
 # the results scaled back. The scale is a power of two, found anew in every pass from the largest
 # gradient: nothing is rounded by it, no host has to wait, and no loss scale has to be tuned.
-
-
-LARGEST = 2.0**-6
-"""What the largest gradient is scaled below.
-
-Within, gradients are summed over time and over all words of a batch: float16 ends at 65,504. Its
-smallest numbers are 6e-8, so gradients down to a 250,000th of the largest one still count.
-"""
-
-
 class HalfRange:
     """One stretch of half precision: its inputs and weights `enter` it, its results `leave` it.
 
@@ -138,17 +143,6 @@ def power_of_two(gradient: Tensor) -> Tensor:
     exponent = torch.floor(torch.log2(LARGEST / largest)).clamp(-120, 120)
     usable = torch.isfinite(largest) & (largest > 0)
     return torch.where(usable, torch.exp2(exponent), torch.ones_like(largest))
-
-
-WIDTHS = 8
-"""Widths are multiples of it: few enough to record, near enough to what is needed."""
-
-MOST = 16
-"""Recordings of one network; shapes beyond that are run as they come."""
-
-T = TypeVar("T")
-
-_replaying: ContextVar[bool] = ContextVar("replaying", default=False)
 
 
 @contextmanager
@@ -361,9 +355,6 @@ def _captured(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]
     finally:
         graph.capture_end()
     return graph, result
-
-
-Indices = NDArray[np.int64]
 
 
 def run_gru(rnn: nn.GRU, inputs: Tensor, lengths: Indices) -> Tensor:

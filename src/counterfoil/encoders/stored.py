@@ -25,6 +25,8 @@ from counterfoil.core.errors import DataError
 from counterfoil.core.storage.arrays import Descriptor, read_into
 from counterfoil.encoders import Encoded
 
+LENGTHS, UNREADABLE = "lengths", -1
+
 
 class Extent(BaseModel):
     """How much of an encoded side is safely on disk (see `guide_store`).
@@ -40,9 +42,6 @@ class Extent(BaseModel):
     rows: int = 0
     cells: int = 0
     widths: dict[str, int] = Field(default_factory=dict)
-
-
-LENGTHS, UNREADABLE = "lengths", -1
 
 
 class EncodedWriter:

@@ -31,6 +31,9 @@ TEXT_THRESHOLD = 3.0
 
 Id = str | int
 
+CAPTION_ID_KEYS = ("sentids", "annotation_ids", "caption_ids")
+IMAGE_ID_KEYS = ("cocoid", "image_id")
+
 
 def read_cxc_pairs(
     path: Path | str,
@@ -158,10 +161,6 @@ def _judge() -> Any:
     except ImportError as error:
         raise MissingExtraError("eccv_caption", "eccv", "ECCV Caption evaluation") from error
     return package.Metrics()
-
-
-CAPTION_ID_KEYS = ("sentids", "annotation_ids", "caption_ids")
-IMAGE_ID_KEYS = ("cocoid", "image_id")
 
 
 def image_ids(split: Split, images: list[int]) -> list[str]:

@@ -23,6 +23,21 @@ from counterfoil.data.duplicates import images_of_groups
 Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.int64]
 
+TIE_RULE = "ties count against the model"
+Counts = NDArray[np.int32]
+
+# A chunk of scores and its mask stay in the processor's cache while they are counted twice.
+CHUNK_CELLS = 400_000
+
+# Columns are counted in bytes, so a chunk may have no more rows than a byte can count.
+MAX_CHUNK_ROWS = 255
+
+# Below this, starting threads costs more than it saves.
+THREAD_CELLS = 2_000_000
+
+# Larger than a rank's chunk: a transposed matrix is read in strips, and wide strips read better.
+TOPK_CHUNK_CELLS = 2_000_000
+
 
 class ScoreMatrix(Protocol):
     """Scores ``[n_queries, n_targets]``: a numpy array, a ``memmap``, a torch tensor."""
@@ -179,18 +194,6 @@ class Positives:
             )
 
 
-TIE_RULE = "ties count against the model"
-
-Counts = NDArray[np.int32]
-
-# A chunk of scores and its mask stay in the processor's cache while they are counted twice.
-CHUNK_CELLS = 400_000
-# Columns are counted in bytes, so a chunk may have no more rows than a byte can count.
-MAX_CHUNK_ROWS = 255
-# Below this, starting threads costs more than it saves.
-THREAD_CELLS = 2_000_000
-
-
 @dataclass(frozen=True, eq=False)
 class Ranks:
     """Ranks from 0 of every query that has a positive, in both directions.
@@ -325,10 +328,6 @@ def _count_above(
     with ThreadPoolExecutor(workers) as pool:
         parts = list(pool.map(count, edges[:-1], edges[1:]))
     return row_counts, np.sum(parts, axis=0, dtype=np.int32)
-
-
-# Larger than a rank's chunk: a transposed matrix is read in strips, and wide strips read better.
-TOPK_CHUNK_CELLS = 2_000_000
 
 
 def transposed(scores: Any) -> ScoreMatrix:

@@ -35,6 +35,12 @@ from counterfoil.evaluation.report import (
     RetrievalReport,
 )
 
+Values = NDArray[np.float64]
+CHUNK_DRAWS = 1_000_000
+
+Identical = Literal["both", "negatives", "positives"]
+"""How to count identical captions; ``both`` only if there are many, else as negatives."""
+
 
 def chance_recall(counts: ArrayLike, n_targets: int, k: int) -> float:
     """Expected hit rate at ``k``, in percent, for queries with the given numbers of positives.
@@ -55,11 +61,6 @@ def chance_recall(counts: ArrayLike, n_targets: int, k: int) -> float:
     left = np.maximum(n_targets - positives[:, None] - draws, 0.0)
     missed = np.prod(left / (n_targets - draws), axis=1)
     return float(100.0 * np.mean(1.0 - missed))
-
-
-Values = NDArray[np.float64]
-
-CHUNK_DRAWS = 1_000_000
 
 
 def cluster_bootstrap(
@@ -93,10 +94,6 @@ def interval(means: Values, level: float = 0.95) -> tuple[float, float]:
     tail = 50.0 * (1.0 - level)
     low, high = np.percentile(means, [tail, 100.0 - tail])
     return float(low), float(high)
-
-
-Identical = Literal["both", "negatives", "positives"]
-"""How to count identical captions; ``both`` only if there are many, else as negatives."""
 
 
 def retrieval(

@@ -21,8 +21,10 @@ from counterfoil.features.views import WHOLE, Box, View, grid_boxes, place
 if TYPE_CHECKING:
     import torch
 
-
 Array = NDArray[np.float32]
+
+Cells = tuple[Array, Array, Array]
+"""Features [B, n, D], boxes [B, n, 4], one vector for each whole view [B, D]."""
 
 
 @dataclass(frozen=True)
@@ -182,10 +184,6 @@ def _rows(seen: Seen) -> list[Seen]:
 
 
 # Outputs of networks are maps [B, C, H, W] or rows of tokens [B, T, D].
-
-
-Cells = tuple[Array, Array, Array]
-"""Features [B, n, D], boxes [B, n, 4], one vector for each whole view [B, D]."""
 
 
 def map_cells(maps: Array) -> Cells:

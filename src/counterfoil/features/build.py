@@ -25,6 +25,10 @@ from counterfoil.features.extractors import Extractor, extractors, full_name, sp
 MANIFEST = "features.json"
 BEST, FALLBACK = "efficientnet-lite", "segments"
 
+TYPES = frozenset(
+    {".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif"}
+)
+
 
 def default_backbone() -> str:
     """The best extractor that works as things are installed."""
@@ -153,11 +157,6 @@ def _with_name(pairs: Pairs, name: str, images: bool) -> Pairs:
         pixels = split.pixels if images else None
         splits[split.name] = replace(split, fragments=table, pixels=pixels)
     return replace(pairs, splits=splits)
-
-
-TYPES = frozenset(
-    {".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif"}
-)
 
 
 def is_photo_folder(path: Path) -> bool:

@@ -17,6 +17,8 @@ from counterfoil.features.backbone import Array, Backbone, Seen, whole
 from counterfoil.features.extractors import extractors
 from counterfoil.features.views import Box, View, crop_boxes
 
+_MOST = 400
+
 
 @dataclass(frozen=True)
 class _PartView(View):
@@ -129,9 +131,6 @@ def _of_part(views: Sequence[View], number: int) -> list[View]:
 def _unit(features: Array) -> Array:
     length = np.linalg.norm(features, axis=-1, keepdims=True)
     return np.asarray(features / np.maximum(length, 1e-8), dtype=np.float32)
-
-
-_MOST = 400
 
 
 @extractors.register("crops")

@@ -38,6 +38,26 @@ from counterfoil.features.views import View, centre_crop, fit_within, grid_boxes
 _EPSILON = 1e-3
 _STEM, _HEAD = 32, 1280
 
+# Blocks, kernel, stride, expansion, channels of each stage of Lite0.
+_STAGES = (
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+)
+
+_SIDES = {0: 224, 1: 240, 2: 260}
+_MEAN, _STD = (127.0,) * 3, (128.0,) * 3
+
+# How much of the picture ImageNet's evaluation keeps, along its shorter side.
+_KEPT = 0.875
+
+_LEAST, _MOST, _MOST_CELLS = 32, 2048, 32
+_BATCH, _GPU_BATCH = 16, 64
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -49,17 +69,6 @@ class Variant:
 
 
 VARIANTS = {0: Variant(1.0, 1.0, 224), 1: Variant(1.0, 1.1, 240), 2: Variant(1.1, 1.2, 260)}
-
-# Blocks, kernel, stride, expansion, channels of each stage of Lite0.
-_STAGES = (
-    (1, 3, 1, 1, 16),
-    (2, 3, 2, 6, 24),
-    (2, 5, 2, 6, 40),
-    (3, 3, 2, 6, 80),
-    (3, 5, 1, 6, 112),
-    (4, 5, 2, 6, 192),
-    (1, 3, 1, 6, 320),
-)
 
 
 class SameConv(nn.Conv2d):
@@ -152,14 +161,6 @@ def _fold(conv: SameConv, weights: Mapping[str, Tensor], name: str, norm: str) -
         conv.weight.copy_(weights[f"{name}.weight"] * scale[:, None, None, None])
         if conv.bias is not None:
             conv.bias.copy_(weights[f"{norm}.bias"] - mean * scale)
-
-
-_SIDES = {0: 224, 1: 240, 2: 260}
-_MEAN, _STD = (127.0,) * 3, (128.0,) * 3
-# How much of the picture ImageNet's evaluation keeps, along its shorter side.
-_KEPT = 0.875
-_LEAST, _MOST, _MOST_CELLS = 32, 2048, 32
-_BATCH, _GPU_BATCH = 16, 64
 
 
 class MissingWeightsError(MissingExtraError):

@@ -46,6 +46,11 @@ _READ = 32
 # A bar is worth its line for more images than this.
 _MANY = 1000
 
+_CHUNK = 64
+
+_scratch: list[Scratch] = []
+"""Features outside the cache are needed as long as a data set is, so until the process ends."""
+
 
 def digest_of(ref: ImageRef) -> bytes:
     """SHA-256 of an image's encoded bytes (of its pixels if they are not encoded); or `DataError`.
@@ -159,9 +164,6 @@ def _dated(path: Path) -> str:
         return "missing"
     # The time of the last change of its inode shows also a file whose date was set back.
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
-
-
-_CHUNK = 64
 
 
 def with_fragments(
@@ -324,10 +326,6 @@ class _Store:
         self.scratch = Scratch(".counterfoil-features-", self.job.temporary)
         _scratch.append(self.scratch)
         return FeatureCache(self.scratch.folder)
-
-
-_scratch: list[Scratch] = []
-"""Features outside the cache are needed as long as a data set is, so until the process ends."""
 
 
 def _work(images: list[tuple[bytes, ImageRef]], job: Job) -> Iterator[tuple[list[bytes], Chunk]]:

@@ -43,6 +43,8 @@ DIM = (
     + len(TYPES)
 )
 
+VERSION = 1
+
 
 def describe_regions(pixels: NDArray[np.uint8], regions: Regions) -> Array:
     """Descriptors [R, DIM] of the regions of an image [H, W, 3]."""
@@ -256,9 +258,6 @@ def _alike(regions: Regions, colour: Array) -> Array:
     same = regions.types[:, None] == regions.types[None, :]
     others = (similar & same).sum(axis=1) - 1
     return np.eye(4, dtype=np.float32)[np.clip(others, 0, 3)]
-
-
-VERSION = 1
 
 
 @extractors.register("segments")

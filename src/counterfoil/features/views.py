@@ -20,6 +20,13 @@ Size = tuple[int, int]
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 _LEAST = 32
 
+Fit = Literal["squash", "crop", "within"]
+
+# What ImageNet's pictures have on average, in 0…1: the custom where a network says nothing.
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+_LARGEST_SIDE = 4096
+
 
 @dataclass(frozen=True)
 class View:
@@ -101,12 +108,6 @@ def crop_boxes(scales: Sequence[float]) -> list[Box]:
             for x in starts
         ]
     return boxes
-
-
-Fit = Literal["squash", "crop", "within"]
-# What ImageNet's pictures have on average, in 0…1: the custom where a network says nothing.
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_LARGEST_SIDE = 4096
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,16 @@ BISECTIONS = 12
 Places = tuple[int, ...]
 Ids = NDArray[np.int64]
 
+Form = Literal["paper", "reference"]
+NONE = -1
+_IDENTICAL, _DUPLICATED = 3.0, 2.0
+
+Filler = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Logits [P, V] of P asked tokens: of captions [n], masked ids [n, W], which are asked [n, W]."""
+
+Scorer = Callable[[Tensor, Tensor], Tensor]
+"""Scores [n] of sentences [n, W] with the images of captions [n]."""
+
 
 @dataclass(frozen=True)
 class MaskTokens:
@@ -194,13 +204,6 @@ def mask_versions(
 # occur in the image's own captions (TAGS §2.1); so are copies of the caption and duplicates. The
 # public code only lowers the scores of copies and duplicates, so that they may still be chosen:
 # ``form="reference"``.
-
-
-Form = Literal["paper", "reference"]
-NONE = -1
-_IDENTICAL, _DUPLICATED = 3.0, 2.0
-
-
 def select_foils(
     candidates: Tensor,
     captions: Tensor,
@@ -281,13 +284,6 @@ def _groups(candidates: Tensor) -> Tensor:
     if not len(rows):
         return rows.new_zeros(batch, count)
     return torch.unique(rows, dim=0, return_inverse=True)[1].view(batch, count)
-
-
-Filler = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Logits [P, V] of P asked tokens: of captions [n], masked ids [n, W], which are asked [n, W]."""
-
-Scorer = Callable[[Tensor, Tensor], Tensor]
-"""Scores [n] of sentences [n, W] with the images of captions [n]."""
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,14 @@ _PRONOUNS = frozenset({"it", "him", "them"})
 _LONGEST_PHRASE = 5
 _LONGEST_LINK = 3
 
+_WITHIN_PHRASE = (DETERMINER, ADJECTIVE, NUMBER, POSSESSIVE)
+_CLAUSE_STARTS = ("while", "as", "who", "that", "which", "and", "but", "where", "when", ",", ".")
+
+_ALSO_NOUNS = frozenset(
+    {"male", "female", "adult", "blond", "blonde", "brunette", "left", "right", "top", "bottom"}
+    | {"orange", "native", "light", "square", "middle", "background", "foreground", "plastic"}
+)
+
 
 @dataclass(frozen=True)
 class Relating:
@@ -144,10 +152,6 @@ def is_plural(tokens: Tokens, place: int) -> bool:
 
 
 # Word classes by lists, endings and neighbours.
-
-
-_WITHIN_PHRASE = (DETERMINER, ADJECTIVE, NUMBER, POSSESSIVE)
-_CLAUSE_STARTS = ("while", "as", "who", "that", "which", "and", "but", "where", "when", ",", ".")
 
 
 def tag(tokens: Sequence[str]) -> list[str]:
@@ -264,12 +268,6 @@ def _adjective(tokens: Sequence[str], before: str, place: int) -> str:
         return NOUN
     listed = tokens[place + 1 : place + 2] in (["and"], [","], ["or"], ["&"])
     return NOUN if before in (DETERMINER, POSSESSIVE) and not listed else ADJECTIVE
-
-
-_ALSO_NOUNS = frozenset(
-    {"male", "female", "adult", "blond", "blonde", "brunette", "left", "right", "top", "bottom"}
-    | {"orange", "native", "light", "square", "middle", "background", "foreground", "plastic"}
-)
 
 
 def _is_third_person(word: str) -> bool:

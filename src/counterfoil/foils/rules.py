@@ -53,6 +53,8 @@ _AGREEING = frozenset(
 )
 _PLURAL_CLOTHES = frozenset({"clothes", "shorts", "jeans", "pants", "glasses", "gloves"})
 
+DEFAULT_KINDS = ("noun", "numeral", "relation")
+
 
 def noun_sites(tokens: Tokens, avoid: AbstractSet[str]) -> list[Site]:
     """Another thing of the same category, one that neither caption nor ``avoid`` speaks of."""
@@ -229,7 +231,6 @@ SITES: dict[str, Callable[[Tokens, AbstractSet[str]], Iterable[Site]]] = {
 
 
 KINDS = tuple(SITES)
-DEFAULT_KINDS = ("noun", "numeral", "relation")
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ _NOUNS = ("NOUN", "PROPN")
 _OBJECT_OF_VERB = frozenset({"dobj", "obj", "dative", "attr", "oprd"})
 _OBJECT_OF_PREPOSITION = frozenset({"pobj", "pcomp", "prep"})
 
+EXTRACTORS = ("rules", "spacy")
+
 
 class SpacyExtractor:
     """Objects, attributes and relations from the tags and dependencies of a spaCy pipeline."""
@@ -136,9 +138,6 @@ def _is_attribute(token: Any) -> bool:
         return False
     participle = token.pos_ == "VERB" and token.dep_ == "amod"
     return token.pos_ == "ADJ" or participle or (token.pos_ == "NUM" and token.dep_ == "nummod")
-
-
-EXTRACTORS = ("rules", "spacy")
 
 
 def create_extractor(name: str) -> GraphExtractor:

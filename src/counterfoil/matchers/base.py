@@ -16,6 +16,9 @@ from counterfoil.kernels.spec import ScoringJob
 
 matchers: Registry[type[Matcher]] = Registry("matcher")
 
+PAIRED_BLOCK = 16
+"""Pairs scored together: a few that nobody asked for cost less than a call for each."""
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -94,10 +97,6 @@ def pooled(encoded: Encoded, side: str) -> Tensor:
             f"set model.{side}.pooling (mean, max, kmax, attention, gpo)"
         )
     return encoded.pooled
-
-
-PAIRED_BLOCK = 16
-"""Pairs scored together: a few that nobody asked for cost less than a call for each."""
 
 
 def paired_scores(matcher: Matcher, images: Encoded, texts: Encoded) -> Tensor:

@@ -22,7 +22,6 @@ from counterfoil.matchers.fragment_matcher import FragmentMatcher, fragments
 
 Head = Literal["itm", "mlm", "discrimination", "correction"]
 
-
 ORDER: dict[str, str | None] = {
     "itm": None,
     "mlm": None,
@@ -30,6 +29,15 @@ ORDER: dict[str, str | None] = {
     "correction": "mlm",
 }
 """Heads in the order they are made, and which of them a new one is a copy of."""
+
+MOST_PAIRS = 1 << 15
+"""Pairs that go through the transformer together: CUDA's attention takes fewer than 65,536."""
+
+MOST_TOKENS = 1 << 17
+"""Tokens that go through it together without gradients: enough to keep a large GPU busy."""
+
+TENSOR_CORES = (8, 0)
+"""Compute capability from which GPUs multiply bfloat16 fast."""
 
 
 class WordHead(nn.Module):
@@ -101,16 +109,6 @@ class CrossHeads(nn.ModuleDict):
 def _set_row(head: nn.Module, row: int, source: nn.Module) -> None:
     for mine, theirs in zip(head.parameters(), source.parameters(), strict=True):
         mine[row].copy_(theirs[0])
-
-
-MOST_PAIRS = 1 << 15
-"""Pairs that go through the transformer together: CUDA's attention takes fewer than 65,536."""
-
-MOST_TOKENS = 1 << 17
-"""Tokens that go through it together without gradients: enough to keep a large GPU busy."""
-
-TENSOR_CORES = (8, 0)
-"""Compute capability from which GPUs multiply bfloat16 fast."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,12 @@ BINS = 400
 Mismatched = Literal["max", "all"]
 """What a word gives as mismatched: its highest similarity (eq. 14), or all of them."""
 
+Chosen = tuple[Encoded, Tensor, Tensor]
+"""Images [P], their own and another caption [2 P] by index, and which pairs [P, 2] count."""
+
+SMALLEST_STD = 1e-4
+ESTIMATES = ("mean_pos", "std_pos", "mean_neg", "std_neg")
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -103,10 +109,6 @@ class Mismatches:
             torch.stack([F.pad(best.values[:, 0], rest), every], 1),
             torch.stack([F.pad(best.counted[:, 0], rest), real.flatten(1)], 1),
         )
-
-
-Chosen = tuple[Encoded, Tensor, Tensor]
-"""Images [P], their own and another caption [2 P] by index, and which pairs [P, 2] count."""
 
 
 def _pairs(seen: Observation, shift: int) -> Chosen:
@@ -206,11 +208,6 @@ def mean_and_std(number: float, total: float, squares: float) -> tuple[float, fl
     """Of samples with these moments; the deviation is that of n - 1."""
     mean = total / number
     return mean, math.sqrt(max(0.0, (squares - number * mean**2) / max(1.0, number - 1)))
-
-
-SMALLEST_STD = 1e-4
-
-ESTIMATES = ("mean_pos", "std_pos", "mean_neg", "std_neg")
 
 
 def optimal_boundary(

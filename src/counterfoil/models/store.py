@@ -42,6 +42,11 @@ STATE, STATE_SUM = "training_state.pt", "training_state.sha256"
 
 SUMS_BYTES = 1 << 20
 
+FORMAT = 1
+WEIGHTS, CONFIG = "model.safetensors", MODEL_CONFIG
+CONFIG_BYTES = 1 << 20
+LANGUAGE_MODEL, VISION_MODEL = "language_model", "vision_model"
+
 
 def write_sums(folder: Path, names: Iterable[str] | None = None, sums: str = SUMS) -> None:
     """Write the sums of some files of a folder, or of all that are in it."""
@@ -137,12 +142,6 @@ def _read_sums(path: Path) -> dict[str, str]:
             raise CheckpointError(f"{path}: damaged (expected lines of a sum and a file's name)")
         found[parts[2]] = parts[1]
     return found
-
-
-FORMAT = 1
-WEIGHTS, CONFIG = "model.safetensors", MODEL_CONFIG
-CONFIG_BYTES = 1 << 20
-LANGUAGE_MODEL, VISION_MODEL = "language_model", "vision_model"
 
 
 def save_pretrained(model: Model, folder: str | Path) -> None:

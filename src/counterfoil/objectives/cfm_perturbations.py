@@ -19,6 +19,8 @@ from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.ensemble import CopiedEncoder
 from counterfoil.objectives.services import Live
 
+B = TypeVar("B", ImageBatch, TextBatch)
+
 
 @dataclass(frozen=True)
 class Ranking:
@@ -111,9 +113,6 @@ class Tokens:
         """True [B, W] where a token is a word."""
         special = torch.tensor(self.special, device=texts.ids.device)
         return texts.mask & ~torch.isin(texts.ids, special)
-
-
-B = TypeVar("B", ImageBatch, TextBatch)
 
 
 class Side(Generic[B]):

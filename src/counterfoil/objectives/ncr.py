@@ -26,6 +26,8 @@ from counterfoil.objectives.twins import Twins
 
 Floats = NDArray[np.float64]
 
+SoftMargin = Literal["linear", "exponential", "sin"]
+
 
 def clean_probability(
     losses: NDArray[np.floating],
@@ -86,9 +88,6 @@ def _expect(
     )
     total = np.logaddexp(log[:, 0], log[:, 1])
     return np.exp(log - total[:, None]), float(total.mean())
-
-
-SoftMargin = Literal["linear", "exponential", "sin"]
 
 
 @objectives.register("ncr")

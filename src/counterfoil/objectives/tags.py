@@ -33,9 +33,6 @@ from counterfoil.objectives.services import (
     Preparation,
 )
 
-# Losses of words are unreduced, one number a word: which words to average over is up to the caller.
-
-
 UNLABELLED = -1
 """The label of a token that no loss looks at."""
 
@@ -43,6 +40,7 @@ CLASS_WEIGHTS = (1.0, 0.11)
 """TAGS' weights of replaced and of original words, of which there are many more."""
 
 
+# Losses of words are unreduced, one number a word: which words to average over is up to the caller.
 def word_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy at each labelled token, in order: of a masked language model, of corrections.
 

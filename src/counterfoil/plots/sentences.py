@@ -22,6 +22,12 @@ CHIP_HEIGHT, LINE_HEIGHT = 44, 78
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 Colour = tuple[int, int, int]
 
+_FACES = ("DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf", "arial.ttf", "Helvetica.ttc")
+_FONTS: dict[int, Font] = {}
+LEAST_WEIGHT = 0.04
+UNKNOWN = "unknown word, left out"
+HEADING = 44
+
 
 def colour_of(shade: float, ground: Colour = PAPER) -> Colour:
     """The background of a word of that shade, on paper of the colour ``ground``."""
@@ -104,10 +110,6 @@ def png(page: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-_FACES = ("DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf", "arial.ttf", "Helvetica.ttc")
-_FONTS: dict[int, Font] = {}
-
-
 def font(size: int) -> Font:
     """A font with accents and signs where there is one, else the one Pillow brings."""
     if size not in _FONTS:
@@ -122,10 +124,6 @@ def _load_font(size: int) -> Font:
         except OSError:
             continue
     return ImageFont.load_default(size)
-
-
-LEAST_WEIGHT = 0.04
-UNKNOWN = "unknown word, left out"
 
 
 def shades(match: Match) -> list[float]:
@@ -295,9 +293,6 @@ def _framed(picture: Image.Image, box: list[float], strength: float, hue: Colour
 def _under(word: WordEffect) -> str:
     """What stands under a word; not every font has a minus of its own."""
     return signed(word.effect).replace("−", "-") if word.known else "unknown"
-
-
-HEADING = 44
 
 
 def correct_png(found: Correction, image: Image.Image | None = None) -> bytes:

@@ -18,6 +18,8 @@ Tree = dict[str, Any]
 
 METRICS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
 
+DIRECTIONS = ("i2t", "t2i")
+
 
 class Layers(Section):
     """Settings of a run, in the layers of which those that apply are merged from first to last."""
@@ -96,9 +98,6 @@ class Artefact(Section):
             seen.insert(0, here)
             here = self.runs[here].like
         return seen
-
-
-DIRECTIONS = ("i2t", "t2i")
 
 
 class Line(Section):

@@ -27,6 +27,15 @@ from counterfoil.core.errors import nearest
 REFERENCE = re.compile(r"\{((?:run|guide):[^}]+)\}")
 _SEED = re.compile(r"(\+?)(\d+)")
 
+RULES, OWN = "rules", "own"
+
+RETRIEVED = ("hardest-of-batch", "hardest-of-split")
+"""Captions of other images for foils: those that the row's run scores highest."""
+
+WORD_NUMBERS = ("word_auc", "word_ap", "caption_auc", "caption_ap", "pair_accuracy")
+TAU = "tau"
+COST_NUMBERS = ("seconds", "device_seconds", "gpu_seconds", "updates", "best_epoch", "dev_rsum")
+
 
 @dataclass(frozen=True)
 class RunReference:
@@ -76,9 +85,6 @@ def replace_references(value: Any, to: Callable[[str], str]) -> Any:
     return REFERENCE.sub(lambda m: to(m[1]), value) if isinstance(value, str) else value
 
 
-RULES, OWN = "rules", "own"
-RETRIEVED = ("hardest-of-batch", "hardest-of-split")
-"""Captions of other images for foils: those that the row's run scores highest."""
 FOIL_NUMBERS = (
     "accuracy",
     "false_accuracy",
@@ -97,9 +103,6 @@ FOIL_NUMBERS = (
     "perplexity_foils",
     "perplexity_corrected",
 )
-WORD_NUMBERS = ("word_auc", "word_ap", "caption_auc", "caption_ap", "pair_accuracy")
-TAU = "tau"
-COST_NUMBERS = ("seconds", "device_seconds", "gpu_seconds", "updates", "best_epoch", "dev_rsum")
 
 
 class MeasureColumn(Section):

@@ -34,6 +34,11 @@ NUMBERS = (
     *("mismatched_above", "error", "normal_error"),
 )
 
+Array = NDArray[np.float64]
+STEPS, EXAGGERATED = 600, 120
+RATE, EXAGGERATION = 20.0, 4.0
+TINY = 1e-12
+
 
 def read_distributions(plan: Plan, artefact: Histograms) -> list[Distribution]:
     """Of every row with a finished seed, at the epochs that the figure shows."""
@@ -179,13 +184,6 @@ def distribution_notes(found: Reproduction) -> list[str]:
 
 
 # t-SNE of a few hundred vectors (van der Maaten & Hinton 2008), exact and deterministic.
-
-
-Array = NDArray[np.float64]
-
-STEPS, EXAGGERATED = 600, 120
-RATE, EXAGGERATION = 20.0, 4.0
-TINY = 1e-12
 
 
 def embed(vectors: NDArray[np.floating], perplexity: float = 30.0) -> Array:

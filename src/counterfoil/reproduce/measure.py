@@ -48,6 +48,14 @@ from counterfoil.scoring.encode import encode_images, encode_texts, score_all, s
 from counterfoil.training.run_data import read_data
 from counterfoil.training.run_folder import load_model
 
+BATCH = 128
+"""Captions of a batch, as many as a usual batch of training has."""
+
+R = TypeVar("R", bound=Report)
+
+TRUTH = 3
+"""Of how foils are held against the truth of scenes: what was judged otherwise is judged again."""
+
 
 class Judge:
     """Reads results where they are, computes and keeps them where they are not."""
@@ -151,10 +159,6 @@ def _read(path: Path) -> RetrievalReport:
     return RetrievalReport.from_json(path.read_text(encoding="utf-8"))
 
 
-BATCH = 128
-"""Captions of a batch, as many as a usual batch of training has."""
-
-
 def retrieved_set(
     model: Model, split: Split, choice: FoilChoice, of_batch: bool, progress: Progress
 ) -> FoilSet:
@@ -187,12 +191,6 @@ def retrieved_set(
 def _batches(captions: list[int], seed: int) -> list[list[int]]:
     shuffled = random.Random(f"{seed}/batches").sample(captions, len(captions))
     return [shuffled[start : start + BATCH] for start in range(0, len(shuffled), BATCH)]
-
-
-R = TypeVar("R", bound=Report)
-
-TRUTH = 3
-"""Of how foils are held against the truth of scenes: what was judged otherwise is judged again."""
 
 
 class FoilJudge:

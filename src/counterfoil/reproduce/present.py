@@ -18,13 +18,11 @@ from counterfoil.reproduce.results import Found, Measure, Reproduction, StatedCl
 from counterfoil.reproduce.store import read_stored
 from counterfoil.reproduce.word_maps import pair_sections
 
-# Claims: what a paper says is better than what, beside the same difference of ours.
-
-
 CLAIM_HEADS = ("Claim", "ours, Δ RSUM", "published Δ", "held")
 RSUM = METRICS[-1]
 
 
+# Claims: what a paper says is better than what, beside the same difference of ours.
 def claim_rows(found: Reproduction) -> list[tuple[str, ...]]:
     """A header and a row for each claim about rows that are there; nothing where there is none."""
     rows = {row.name: row for row in found.rows}

@@ -21,6 +21,9 @@ from counterfoil.training.run_data import read_data, shared_train_split
 
 T = TypeVar("T")
 
+RETRIES = 2
+"""How often a run is tried again that others left no memory of a GPU for."""
+
 
 def build_planned(
     guide: PlannedGuide, cache: Path, progress: Progress, should_stop: Callable[[], bool]
@@ -60,10 +63,6 @@ class _Watched:
 
     def say(self, text: str) -> None:
         self.progress.say(text)
-
-
-RETRIES = 2
-"""How often a run is tried again that others left no memory of a GPU for."""
 
 
 @dataclass

@@ -34,11 +34,6 @@ from counterfoil.scoring.plan import (
     plan_scores,
 )
 
-# A score and the index of its candidate are packed into one integer whose order is that of the
-# scores and, among equal scores, of the lower index. So what is kept does not depend on the
-# tiles.
-
-
 NOBODY = -1
 """Stands at the end of a row where there are fewer candidates than were asked for."""
 
@@ -48,7 +43,15 @@ PAIRS = 1 << 22
 _LOW = (1 << 32) - 1
 _EMPTY = -(1 << 63)
 
+LABEL = "scoring"
 
+LONGEST = 255.0
+"""Of fragments in half precision: inner products of longer ones may be beyond its range."""
+
+
+# A score and the index of its candidate are packed into one integer whose order is that of the
+# scores and, among equal scores, of the lower index. So what is kept does not depend on the
+# tiles.
 class BestBothWays:
     """The best ``k`` texts of each image and images of each text, of the tiles offered so far.
 
@@ -102,12 +105,6 @@ def _unpacked(best: Tensor) -> tuple[Tensor, Tensor]:
 def _ordered(bits: Tensor) -> Tensor:
     """Bits of floats to integers in the same order; twice is the way back."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-LABEL = "scoring"
-
-LONGEST = 255.0
-"""Of fragments in half precision: inner products of longer ones may be beyond its range."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ from counterfoil.search.items import BLOCK, Side
 from counterfoil.search.state import IndexState
 from counterfoil.search.vectors import Best, Floats
 
+DEPTHS = (1, 5, 10)
+
 
 @dataclass(frozen=True)
 class Query:
@@ -292,9 +294,6 @@ class _Clock:
     def lap(self, name: str) -> None:
         now = time.perf_counter()
         self.laps[name], self._last = now - self._last, now
-
-
-DEPTHS = (1, 5, 10)
 
 
 @dataclass(frozen=True)

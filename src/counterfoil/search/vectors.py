@@ -17,6 +17,9 @@ from counterfoil.core.storage.segments import Ids
 Floats = NDArray[np.float32]
 HALF_MAX = 65504.0
 
+IN_CACHE = 1 << 18
+"""Numbers brought to float32 at once: few enough to be multiplied before they leave the cache."""
+
 
 @dataclass(frozen=True)
 class Vectors:
@@ -93,10 +96,6 @@ def checked_ids(ids: ArrayLike, vectors: Vectors | None = None) -> Ids:
     if vectors is not None and len(found) != len(vectors):
         raise DataError(f"{len(found)} item ids for the vectors of {len(vectors)} items")
     return found.astype(np.int64)
-
-
-IN_CACHE = 1 << 18
-"""Numbers brought to float32 at once: few enough to be multiplied before they leave the cache."""
 
 
 class Best:

@@ -31,6 +31,8 @@ Indices = NDArray[np.int64]
 Block = tuple[slice, Tensor, Tensor]
 """Some images, some texts by their indices, and their scores [images, texts]."""
 
+RULES = "rules"
+
 
 def best_wrong(
     blocks: Iterable[Block],
@@ -113,9 +115,6 @@ def _in_split(found: Tensor, queries: Indices, candidates: Indices, size: int) -
     table = np.full((size, local.shape[1]), NOBODY, dtype=np.int64)
     table[queries] = np.where(local == NOBODY, NOBODY, candidates[local])
     return table
-
-
-RULES = "rules"
 
 
 @dataclass(frozen=True)

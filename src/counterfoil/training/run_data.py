@@ -32,6 +32,9 @@ from counterfoil.training.run_folder import (
     run_config,
 )
 
+SHARED = ("source", "format", "options", "features", "noise", "noise_index", "dev_share")
+"""What decides which images, captions and features a run has, and in which order."""
+
 
 def read_data(
     config: RunConfig,
@@ -157,10 +160,6 @@ def evaluation_split(
     )
     # the run's own images again, from another place: what it has set aside was not trained on
     return with_dev_split(pairs, 0.0, read_dev_split(run))
-
-
-SHARED = ("source", "format", "options", "features", "noise", "noise_index", "dev_share")
-"""What decides which images, captions and features a run has, and in which order."""
 
 
 def shared_train_split(runs: Sequence[Path], cache: Path, progress: Progress) -> Split:

@@ -41,8 +41,22 @@ RUN_FILES = {
     "correction_rule.json",
 }  # fmt: skip
 
-
 ADVICE = "wait for it, stop it, or choose another folder"
+
+RULE = "correction_rule.json"
+RULE_BYTES = 1 << 16
+
+MAY_CHANGE = {
+    ("data", "workers"),
+    ("data", "resident"),
+    ("train", "device"),
+    ("train", "graphs"),
+    ("train", "tensorboard"),
+    ("train", "log_every"),
+    ("train", "save_every"),
+}
+
+Leaked = dict[str, int]
 
 
 @contextmanager
@@ -129,10 +143,6 @@ def is_finished(folder: Path) -> bool:
         return False
 
 
-RULE = "correction_rule.json"
-RULE_BYTES = 1 << 16
-
-
 def load_rule(folder: Path) -> CorrectionRule | None:
     """The rule of a run, or of the run whose best checkpoint a folder is, if it has one."""
     path = folder / RULE
@@ -147,17 +157,6 @@ def load_rule(folder: Path) -> CorrectionRule | None:
             f"{path}: damaged ({str(error)[:200]}); delete it, and choose it anew with "
             "counterfoil correct RUN --choose"
         ) from None
-
-
-MAY_CHANGE = {
-    ("data", "workers"),
-    ("data", "resident"),
-    ("train", "device"),
-    ("train", "graphs"),
-    ("train", "tensorboard"),
-    ("train", "log_every"),
-    ("train", "save_every"),
-}
 
 
 def _check_names(config: RunConfig) -> RunConfig:
@@ -243,9 +242,6 @@ def resumed_config(folder: Path, asked: RunConfig | None) -> RunConfig:
             "resume it without these, or choose another folder with --out"
         )
     return asked
-
-
-Leaked = dict[str, int]
 
 
 def load_model(folder: Path, device: str = "auto") -> Model:

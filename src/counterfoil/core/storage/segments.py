@@ -27,6 +27,15 @@ from counterfoil.core.storage.reading import open_regular, read_text
 
 FORMAT = 1
 
+Ids = NDArray[np.int64]
+IDS = "ids.bin"
+
+MOST_SEGMENTS = 16
+"""More than this many are joined, so that a search does not visit crumbs."""
+
+SEGMENTS, COMMIT = "segments", ".commit.lock"
+CHANGING = "changing this index"
+
 
 class FileMark(BaseModel):
     """Size and checksum of a file that never changes again."""
@@ -118,13 +127,6 @@ def check_size(path: Path, mark: FileMark) -> None:
         )
 
 
-Ids = NDArray[np.int64]
-IDS = "ids.bin"
-
-MOST_SEGMENTS = 16
-"""More than this many are joined, so that a search does not visit crumbs."""
-
-
 class Table:
     """Rows are numbered through all segments; an id has at most one live row."""
 
@@ -202,10 +204,6 @@ class Table:
         while start > first and sizes[start - 1] < 2 * total:
             start, total = start - 1, total + sizes[start - 1]
         return start
-
-
-SEGMENTS, COMMIT = "segments", ".commit.lock"
-CHANGING = "changing this index"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from counterfoil.core.errors import ConfigError
 
+MEMORY = Path("/proc/meminfo")
+
+UNKNOWN = 1 << 30
+"""Bytes taken as free where a system does not say."""
+
+LEFT_FREE = 0.5
+"""Share of a device's memory that has to stay free for training."""
+
+COPIES = 4
+"""Of its weights that a training run holds: they, their gradients, and Adam's two moments."""
+
+MAX_TENSORS = 20_000
+"""Of one model; the largest of ours have a few thousand."""
+
+_UNKNOWN = 64 * 2**30
+
 
 def choose_device(name: str) -> torch.device:
     """The device asked for; 'auto' takes this process's GPU if there is one."""
@@ -40,11 +56,6 @@ def free_on_gpu(device: torch.device) -> int:
     return free + max(0, kept)
 
 
-MEMORY = Path("/proc/meminfo")
-UNKNOWN = 1 << 30
-"""Bytes taken as free where a system does not say."""
-
-
 def free_memory(device: torch.device) -> int:
     """Bytes that may be had on a device."""
     if device.type == "cuda":
@@ -56,25 +67,12 @@ def free_memory(device: torch.device) -> int:
         return UNKNOWN
 
 
-LEFT_FREE = 0.5
-"""Share of a device's memory that has to stay free for training."""
-
-
 def room_for(size: int, device: torch.device) -> bool:
     """Whether a GPU can hold so many bytes and still train."""
     if device.type != "cuda":
         return False
     free, total = torch.cuda.mem_get_info(device)
     return free - size >= LEFT_FREE * total
-
-
-COPIES = 4
-"""Of its weights that a training run holds: they, their gradients, and Adam's two moments."""
-
-MAX_TENSORS = 20_000
-"""Of one model; the largest of ours have a few thousand."""
-
-_UNKNOWN = 64 * 2**30
 
 
 def machine_memory() -> int:

@@ -30,6 +30,11 @@ COMPACT = (torch.uint8, torch.float16)
 """How pixels and features travel, in a quarter or half of the size; where they are used they become
 as all other numbers are."""
 
+STAGED = 1 << 23
+"""Numbers of a matrix that are on their way at once."""
+
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+
 
 class Movable:
     """A dataclass of tensors that go together; parts of it may be such, or dicts of such."""
@@ -188,10 +193,6 @@ def unpack(memory: Tensor, places: Sequence[Place]) -> list[Tensor]:
 # From a GPU to the host: blocks on a stream of their own, whole matrices through pinned memory.
 
 
-STAGED = 1 << 23
-"""Numbers of a matrix that are on their way at once."""
-
-
 class Arrival:
     """A block on its way to the host: by a stream of its own into pinned memory, from a GPU."""
 
@@ -211,9 +212,6 @@ class Arrival:
         if self.event is not None:
             self.event.synchronize()
         return self.host
-
-
-_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream:

@@ -26,6 +26,9 @@ MOST = 1 << 18
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
+TEXT_ONLY = -1
+"""The view of a caption whose image is already in the batch."""
+
 
 class Once(Generic[Key, Value]):
     """A function whose results are kept, up to so many."""
@@ -56,10 +59,6 @@ class Augmentation:
     words: float = 0.0
     varying: bool = False
     glance: Glance = field(default_factory=Glance)
-
-
-TEXT_ONLY = -1
-"""The view of a caption whose image is already in the batch."""
 
 
 @dataclass(frozen=True)

@@ -41,15 +41,16 @@ from counterfoil.data.pickle_values import (
 )
 from counterfoil.data.pickles import OPERATIONS, PickleReader
 
-# Our own sizes are plain numbers [images, 2]. GSMN's are pickled arrays of records with
-# ``image_w`` and ``image_h``: those are read as data (see `data.pickles`), so a hostile file is
-# an error and never runs.
-
-
 OPERATIONS_PER_RECORD = 60
 """A record of a class with two NumPy numbers takes about 40."""
 
+FEATURES, LENGTHS, BOXES, SIZES = "_ims.npy", "_ims_lens.npy", "_ims_bbx.npy", "_ims_size.npy"
+MADE_BY = "_ims_made_by.txt"
 
+
+# Our own sizes are plain numbers [images, 2]. GSMN's are pickled arrays of records with
+# ``image_w`` and ``image_h``: those are read as data (see `data.pickles`), so a hostile file is
+# an error and never runs.
 def read_box_sizes(path: Path) -> NDArray[np.float32]:
     """Width and height of every image as float32 [images, 2]."""
     try:
@@ -138,10 +139,6 @@ def _from_records(path: Path, records: ObjectArray) -> NDArray[np.float64]:
 
     rows = [[side(record, "image_w"), side(record, "image_h")] for record in records]
     return np.array(rows, dtype=np.float64).reshape(-1, 2)
-
-
-FEATURES, LENGTHS, BOXES, SIZES = "_ims.npy", "_ims_lens.npy", "_ims_bbx.npy", "_ims_size.npy"
-MADE_BY = "_ims_made_by.txt"
 
 
 def open_features(folder: Path, split: str, log: ProblemLog) -> FragmentTable | None:

@@ -25,6 +25,9 @@ ENDINGS = frozenset(
 MAX_FILES = 500_000
 """Files below a folder that are listed to look for a name; the rest is not searched."""
 
+FOLDER = "images"
+_LONGEST = 200
+
 
 class ImageFolder:
     """Looks names up in folders, listing each of those once.
@@ -198,10 +201,6 @@ def image_folder(
             log.fatal("missing-file", chosen, "no such image folder")
         return ImageFolder([chosen], deep)
     return ImageFolder([root / name for name in candidates if (root / name).is_dir()], deep)
-
-
-FOLDER = "images"
-_LONGEST = 200
 
 
 class ImageWriter:

@@ -49,6 +49,8 @@ _SPLIT_FILE = re.compile(f"(.+)({CAPTIONS}|{ITEMS}|{FEATURES})$")
 _IMAGE_FOLDERS = ("images", "flickr30k-images", "flickr30k_images", "Images", ".")
 _ITEM_KEYS = ("id", "captions", "image", "original_name")
 
+_RESERVED = frozenset({"id", "captions", "image", LABEL})
+
 
 @sources.register("scan")
 class ScanSource(Source):
@@ -216,11 +218,6 @@ def _note_layout(folder: Path, split: str, layout: Layout, log: ProblemLog) -> N
 
 # Regular data becomes exactly the plain files, with every image stored once. Beside
 # `{split}_items.jsonl` they are still written: line breaks as spaces, ids as row numbers.
-
-
-_RESERVED = frozenset({"id", "captions", "image", LABEL})
-
-
 @writers.register("scan")
 class ScanWriter(Writer):
     """The files that SCAN and its descendants read, and a sidecar for what those cannot carry."""

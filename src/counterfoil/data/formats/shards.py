@@ -58,6 +58,8 @@ RESERVED = frozenset(_CAPTION_KEYS + _KEYS)
 _KNOWN_ENDS = (FRAGMENTS, BOXES, "json", "txt", *IMAGE_TYPES)
 _HEADER = 4096
 
+_MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "gif"}
+
 
 @sources.register("shards")
 class ShardSource(Source):
@@ -308,9 +310,6 @@ def _check_shapes(entry: _Entry, first: ArrayMember, log: ProblemLog) -> None:
             where = f"{boxes.archive}: {boxes.name}"
             log.fatal("wrong-shape", where, f"expected boxes {(count, 4)}, found {boxes.shape}")
             entry.boxes = None
-
-
-_MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "gif"}
 
 
 @writers.register("shards")

@@ -366,8 +366,6 @@ def _add_features(draft: Draft, root: Path, log: ProblemLog) -> None:
 # A line of `captions.jsonl` holds ``id``, ``split``, ``image`` (path from the folder),
 # ``original_name`` (the image's name, where the file has another), ``captions``, and the extras:
 # beside those, or under ``extras`` where one of their names would be mistaken for a column.
-
-
 @writers.register("jsonl")
 class JsonlWriter(Writer):
     """One JSON object an image, for people and for other programs."""

@@ -22,6 +22,8 @@ from counterfoil.data.pairs import ProblemLog
 _BLOCK = 512
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
 
+MAX_OPEN_ARCHIVES = 16
+
 
 @dataclass(frozen=True)
 class TarMember:
@@ -88,9 +90,6 @@ def _walk(path: Path, file: BinaryIO, total: int, log: ProblemLog) -> Iterator[T
         log.fatal(
             "truncated-tar", path, f"has no end-of-archive mark at byte {end}: it was cut short"
         )
-
-
-MAX_OPEN_ARCHIVES = 16
 
 
 @dataclass(frozen=True)

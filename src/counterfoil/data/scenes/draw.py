@@ -18,6 +18,13 @@ VARIANTS = 4
 _FULL = SIZE * OVERSAMPLE
 _HORIZON = round(0.56 * _FULL)
 
+SPRITES: dict[str, Callable[[Pen], None]] = {
+    **PEOPLE,
+    **ANIMALS,
+    **SURROUNDINGS,
+    **THINGS,
+}
+
 
 def paint(name: str, variant: int) -> Image.Image:
     """A fresh copy of a backdrop, `OVERSAMPLE` times the final size."""
@@ -150,14 +157,6 @@ _BACKDROPS: dict[str, Callable[[ImageDraw.ImageDraw, random.Random], None]] = {
     "street": _street,
     "room": _room,
     "snow": _snow,
-}
-
-
-SPRITES: dict[str, Callable[[Pen], None]] = {
-    **PEOPLE,
-    **ANIMALS,
-    **SURROUNDINGS,
-    **THINGS,
 }
 
 

@@ -8,6 +8,14 @@ _WOOD: RGB = (150, 104, 66)
 _METAL: RGB = (92, 94, 104)
 _STRING: RGB = (120, 116, 122)
 
+_GLASS: RGB = (190, 222, 236)
+_TYRE: RGB = (56, 54, 60)
+_HUB: RGB = (208, 208, 212)
+_BARK: RGB = (128, 90, 60)
+_TRUNK: RGB = (164, 116, 74)
+_LEAF: RGB = (92, 150, 84)
+_LIGHT: RGB = (250, 226, 140)
+
 
 def ball(pen: Pen) -> None:
     pen.ellipse(0.02, 0.02, 0.98, 0.98)
@@ -93,15 +101,6 @@ THINGS = {
     "lamp": lamp,
     "guitar": guitar,
 }
-
-
-_GLASS: RGB = (190, 222, 236)
-_TYRE: RGB = (56, 54, 60)
-_HUB: RGB = (208, 208, 212)
-_BARK: RGB = (128, 90, 60)
-_TRUNK: RGB = (164, 116, 74)
-_LEAF: RGB = (92, 150, 84)
-_LIGHT: RGB = (250, 226, 140)
 
 
 def _wheel(pen: Pen, x: float, radius: float) -> None:

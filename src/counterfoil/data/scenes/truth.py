@@ -43,6 +43,8 @@ KIND_OF_ROLE = {
     "": "none",
 }
 
+NEAR = 26.0
+
 
 def tokens(text: str) -> list[str]:
     """The words of a caption, in lower case and without punctuation.
@@ -176,9 +178,6 @@ def _claim(mention: Mention, role: str, word: Word) -> None:
         mention.count = NUMBERS[word.text]
     else:
         mention.position = word.text
-
-
-NEAR = 26.0
 
 
 def is_true(scene: Scene, statement: Statement) -> bool:

@@ -51,10 +51,6 @@ from counterfoil.models.correct import HEADS, can_correct
 from counterfoil.models.foil_generator import cross_encoder_of, spell_foil, word_table
 from counterfoil.models.model import Model
 
-# On the drawn scenes a kind is what the exchanged word says there (a colour, a number …);
-# elsewhere it is what the caption's scene graph has it for.
-
-
 SEVERAL, OTHER = "several", "other words"
 _ROLES = {
     "noun": "object",
@@ -67,7 +63,15 @@ _ROLES = {
 }
 _ORDER = ("object", "colour", "size", "pattern", "number", "attribute", "relation", "place")
 
+THRESHOLD = 0.5
+Flags = NDArray[np.bool_]
 
+READ_AT_MOST = 300
+"""Sentences of which a perplexity is taken: each token of each is a sentence to read."""
+
+
+# On the drawn scenes a kind is what the exchanged word says there (a colour, a number …);
+# elsewhere it is what the caption's scene graph has it for.
 def shares_by_kind(
     scores: FoilScores, kinds: Sequence[str], verdicts: Sequence[Verdict]
 ) -> list[KindShare]:
@@ -139,11 +143,6 @@ def _by_graph(extractor: GraphExtractor, caption: str, foil: str) -> str:
 
 
 # Word discrimination and word correction (TAGS-DC §4.4), by the heads for them.
-
-
-THRESHOLD = 0.5
-
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -254,10 +253,6 @@ def _asked(foils: TextBatch, true: TextBatch, ordinary: Tensor) -> Tensor:
     """Tokens that say something: neither padding nor special in both sentences."""
     is_ordinary = torch.isin(foils.ids, ordinary) | torch.isin(true.ids, ordinary)
     return foils.mask & is_ordinary
-
-
-READ_AT_MOST = 300
-"""Sentences of which a perplexity is taken: each token of each is a sentence to read."""
 
 
 def judge_foils(

@@ -21,6 +21,9 @@ from counterfoil.models.foil_files import FoilAuthor
 from counterfoil.models.model import Model
 from counterfoil.objectives.services import GeneratorOptions, MaskUnit
 
+CAPTIONS_AT_ONCE = 64
+RULES = "rules"
+
 
 @dataclass(frozen=True)
 class FoilPair:
@@ -86,9 +89,6 @@ def stored_set(path: Path, split: Split, *, most: int | None = None, seed: int =
     chosen = choose_captions(split, most, seed)
     pairs = [FoilPair(index, foil) for index in chosen for foil in by_caption.get(index, ())]
     return FoilSet.of(path.name, pairs, len(chosen))
-
-
-CAPTIONS_AT_ONCE = 64
 
 
 def written_set(
@@ -161,9 +161,6 @@ def readable_images(split: Split, wanted: Sequence[int]) -> dict[int, Fragments]
         except DataError:
             continue
     return found
-
-
-RULES = "rules"
 
 
 @dataclass(frozen=True)

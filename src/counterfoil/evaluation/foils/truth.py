@@ -74,6 +74,13 @@ _MANY = {word: count for count, word in enumerate(NUMERALS, start=1) if count > 
 _ELSEWHERE = {"count": _MANY.keys(), "position": ALL_PLACES}
 """Words whose claims are no word's: `_counted` sees to numbers, places are of the whole picture."""
 
+Verdict = Literal["false", "true", "unsure"]
+Manner = Literal["same", "meant", "generous"]
+_ATTRIBUTES = frozenset(ATTRIBUTES) | frozenset(NUMERALS)
+
+_GREEN = frozenset({"meadow", "park"})
+"""Grass with trees: what is one to the painter may be the other to a reader."""
+
 
 @dataclass(frozen=True)
 class Claims:
@@ -161,10 +168,6 @@ def _is_consistent(words: Sequence[Word]) -> bool:
     return True
 
 
-Verdict = Literal["false", "true", "unsure"]
-Manner = Literal["same", "meant", "generous"]
-
-_ATTRIBUTES = frozenset(ATTRIBUTES) | frozenset(NUMERALS)
 _CLASSES: dict[str, frozenset[str]] = {
     "noun": frozenset(NOUN_FORMS),
     "relation": frozenset(RELATIONS)
@@ -178,9 +181,6 @@ _CLASSES: dict[str, frozenset[str]] = {
     "position": frozenset(PICTURE_PLACES),
 }
 """English words that can stand in each role, whether scenes know them or not."""
-
-_GREEN = frozenset({"meadow", "park"})
-"""Grass with trees: what is one to the painter may be the other to a reader."""
 
 
 def has_truth(split: Split) -> bool:

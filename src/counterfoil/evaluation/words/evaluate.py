@@ -23,6 +23,9 @@ from counterfoil.models.model import Model
 
 Values = NDArray[np.float64]
 
+CHUNK_CELLS = 4_000_000
+ARTICLES = ("a", "an")
+
 
 class Ranking:
     """Items in order of their score, equal scores as one step, for any weights of the items.
@@ -92,9 +95,6 @@ def average_precision(scores: ArrayLike, labels: ArrayLike) -> float:
 def _share(part: Values, whole: Values) -> Values:
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(part / whole, dtype=np.float64)
-
-
-CHUNK_CELLS = 4_000_000
 
 
 def evaluate_words(
@@ -218,9 +218,6 @@ def _measured(value: float, again: Values) -> Measured:
 
 
 # Captions of real photos are false as a rule, not for certain (see `counterfoil.foils`).
-
-
-ARTICLES = ("a", "an")
 
 
 def rule_cases(

@@ -59,6 +59,15 @@ STORAGES = {
     for name, dtype in DTYPES.items()
 }
 
+ZIP = b"PK\x03\x04"
+LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number before torch 1.6
+
+HINTS = {
+    b"version https://git-lfs": "a Git LFS pointer, not the file itself: fetch it with 'git lfs'",
+    b"<": "a web page, not a checkpoint: the download went wrong",
+    b"\x80": "a plain pickle; importers read what torch.save wrote",
+}
+
 
 class Storage(StandIn):
     """A run of numbers in the file, read when a tensor needs it."""
@@ -259,15 +268,6 @@ class LegacyStream(_Source):
 
     def values(self, key: str, _: torch.dtype) -> Tensor:
         return self.loaded[key]
-
-
-ZIP = b"PK\x03\x04"
-LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number before torch 1.6
-HINTS = {
-    b"version https://git-lfs": "a Git LFS pointer, not the file itself: fetch it with 'git lfs'",
-    b"<": "a web page, not a checkpoint: the download went wrong",
-    b"\x80": "a plain pickle; importers read what torch.save wrote",
-}
 
 
 def read_checkpoint(path: str | Path, operations: int = OPERATIONS) -> Any:

@@ -47,6 +47,14 @@ OPERATIONS, MOST_OPERATIONS = 1_000_000, 4_000_000
 A word takes five in about 24 bytes, in both directions; 800,000 words are the most.
 """
 
+TOKENIZER_SPECIALS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+
 
 def read_entries(path: str | Path) -> list[str]:
     """Words in the order of their numbers, as the file has them (``<mask>`` not appended)."""
@@ -155,15 +163,6 @@ def _load(file: BinaryIO, encoding: str) -> Any:
     operations = min(max(OPERATIONS, end // 4), MOST_OPERATIONS)
     raw = PickleReader(file, end, _find, encoding=encoding, operations=operations).load()
     return resolve(raw, frozenset(), 4 * operations)
-
-
-TOKENIZER_SPECIALS = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
 
 
 def read_tokenizer(path: str | Path, rows: int) -> HuggingFaceText:

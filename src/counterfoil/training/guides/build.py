@@ -52,6 +52,9 @@ from counterfoil.training.guides.manifest import (
 IMAGE_BLOCK, CAPTION_BLOCK = 256, 1024
 """Images and captions encoded between two entries of progress."""
 
+HELD = 1 << 25
+"""Scores held at once, in full precision."""
+
 
 def encode_images_to(
     folder: Path, manifest: Manifest, number: int, model: Model, split: Split, progress: Progress
@@ -112,10 +115,6 @@ def blocks(done: int, total: int, size: int, label: str, progress: Progress) -> 
     before = -(-done // size)
     for start in progress.track(starts, label, before + len(starts), done=before):
         yield range(start, min(start + size, total))
-
-
-HELD = 1 << 25
-"""Scores held at once, in full precision."""
 
 
 def fill_matrix(

@@ -37,15 +37,16 @@ from counterfoil.training.guides.manifest import (
     weights_digest,
 )
 
-# For Flickr30K they take 6 GB a teacher in half precision: read once, a batch then costs a gather
-# instead of hundreds of reads and a copy. Where there is no room, or on a CPU, where the system
-# keeps what was read anyway, every batch is read from disk.
-
-
 ROWS = 1 << 16
 """Rows copied to the device at a time."""
 
+MATRIX, MODEL = "scores.npy", "model"
+Indices = NDArray[np.int64]
 
+
+# For Flickr30K they take 6 GB a teacher in half precision: read once, a batch then costs a gather
+# instead of hundreds of reads and a copy. Where there is no room, or on a CPU, where the system
+# keeps what was read anyway, every batch is read from disk.
 @dataclass(frozen=True)
 class ResidentItems:
     """All items of one side of a teacher, packed, on a device; where they stand, the host knows."""
@@ -122,11 +123,6 @@ def _whole(reader: EncodedReader, name: str, device: torch.device) -> Tensor:
     for first, part in zip(range(0, file.rows, ROWS), reader.blocks(name, ROWS), strict=True):
         whole[first : first + len(part)] = torch.from_numpy(part)
     return whole
-
-
-MATRIX, MODEL = "scores.npy", "model"
-
-Indices = NDArray[np.int64]
 
 
 class MatrixGuide:

@@ -27,6 +27,12 @@ IDS, CAPTIONS = "ids.jsonl", "captions.jsonl"
 SAMPLED = 32
 """So many images' fragments are read in full for the fingerprint; of the others, their number."""
 
+MANIFEST, FORMAT = "guide.json", 1
+Form = Literal["matrix", "embeddings"]
+
+MATRIX_BYTES = 1_000_000_000
+"""A matrix up to this size is stored as it is; beyond it, the teachers' encodings are."""
+
 
 class FeatureMark(BaseModel):
     """Where fragments came from, their shape, and a digest of their lengths and of a sample."""
@@ -138,14 +144,6 @@ def _feature_difference(kept: FeatureMark, now: FeatureMark) -> str | None:
 
 def _said(value: object) -> str:
     return "'none, they were precomputed'" if value is None else repr(value)
-
-
-MANIFEST, FORMAT = "guide.json", 1
-
-Form = Literal["matrix", "embeddings"]
-
-MATRIX_BYTES = 1_000_000_000
-"""A matrix up to this size is stored as it is; beyond it, the teachers' encodings are."""
 
 
 class TeacherMark(BaseModel):
