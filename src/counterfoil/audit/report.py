@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from counterfoil.audit.audit import Audit
+from counterfoil.audit.audit import LISTED, Audit
 from counterfoil.audit.describe import writable
 from counterfoil.audit.findings import (
     SIGN_NAMES,
@@ -48,7 +48,6 @@ ORDERS = {
     "image": "image",
 }
 
-LISTED = 20
 SUSPICIOUS, NEAR = "Suspicious captions", "Near-duplicates"
 
 NEAR_NOTE = (
@@ -221,7 +220,7 @@ def render(
     remarks += [f"Left out: {line}" for line in skipped[:LISTED]]
     if len(skipped) > LISTED:
         remarks.append(f"… and {len(skipped) - LISTED} more; summary.json counts them.")
-    return PAGE_HTML.format(
+    return PAGE_TEMPLATE.format(
         policy=escape(page_policy(SCRIPT)),
         title=escape(title),
         style=BASE_STYLE + STYLE,
@@ -290,7 +289,7 @@ def _options(choices: Mapping[str, str]) -> str:
     )
 
 
-PAGE_HTML = """<!doctype html>
+PAGE_TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">

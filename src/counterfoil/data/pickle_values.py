@@ -32,7 +32,7 @@ CHARACTERS = 64
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 NUMPY_1 = "numpy.core."
 
-NUMBER_CLASSES = frozenset(
+NUMBER_CODES = frozenset(
     {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"}
 )
 
@@ -204,7 +204,7 @@ class _Resolver:
 class NumpyType(StandIn):
     """Stands in for `numpy.dtype`; knows plain numbers and nothing else."""
 
-    codes = NUMBER_CLASSES
+    codes = NUMBER_CODES
 
     def __init__(self, code: Any = None, *_: Any) -> None:
         code = code.decode("latin1", "replace") if isinstance(code, bytes) else code
@@ -243,7 +243,7 @@ class NumpyType(StandIn):
 class NumpyTypeOrObject(NumpyType):
     """One that also knows objects, for a reader that takes arrays of records."""
 
-    codes = NUMBER_CLASSES | OBJECTS
+    codes = NUMBER_CODES | OBJECTS
 
 
 class ObjectArray(list[Any]):

@@ -136,23 +136,17 @@ def eccv_positives(image_ids: Sequence[Id], text_ids: Sequence[Id]) -> ExtendedP
     judge = _judge()
     images = {trailing_number(identifier): place for place, identifier in enumerate(image_ids)}
     texts = {trailing_number(identifier): place for place, identifier in enumerate(text_ids)}
+
+    def positives(way: str, queries: Mapping[int, int], targets: Mapping[int, int]) -> Positives:
+        right = judge.eccv_gts[way].items()
+        pairs = _located(
+            ((query, one) for query, found in right for one in found), queries, targets
+        )
+        return Positives.from_pairs(pairs, len(queries), len(targets))
+
     return ExtendedPositives(
-        _located_eccv(judge.eccv_gts["i2t"], images, texts),
-        _located_eccv(judge.eccv_gts["t2i"], texts, images),
-        source="ECCV Caption",
+        positives("i2t", images, texts), positives("t2i", texts, images), source="ECCV Caption"
     )
-
-
-def _located_eccv(
-    right: Mapping[int, Sequence[int]], queries: Mapping[int, int], targets: Mapping[int, int]
-) -> Positives:
-    pairs = [
-        (queries[query], targets[target])
-        for query, found in right.items()
-        for target in found
-        if query in queries and target in targets
-    ]
-    return Positives.from_pairs(pairs, len(queries), len(targets))
 
 
 def _judge() -> Any:

@@ -36,7 +36,7 @@ MAX_CHUNK_ROWS = 255
 THREAD_CELLS = 2_000_000
 
 # Larger than a rank's chunk: a transposed matrix is read in strips, and wide strips read better.
-TOPK_CHUNK_CELLS = 2_000_000
+STRIP_CELLS = 2_000_000
 
 
 class ScoreMatrix(Protocol):
@@ -179,11 +179,6 @@ class Positives:
         """Pairs that are positive in either."""
         pairs = np.concatenate([self.pairs(), other.pairs()])
         return Positives.from_pairs(pairs, self.n_queries, self.n_targets)
-
-    def without_diagonal(self) -> Positives:
-        """All pairs but those of an item with itself."""
-        keep = self.queries != self.targets
-        return Positives(self.queries[keep], self.targets[keep], self.n_queries, self.n_targets)
 
     def check(self, n_queries: int, n_targets: int, where: str) -> None:
         """Raise where these positives are not those of a matrix of the given sizes."""
@@ -349,7 +344,7 @@ def top_k(scores: ScoreMatrix, k: int, *, chunk_rows: int | None = None) -> Indi
         raise DataError(f"k must be at least 1, got {k}")
     k = min(k, n_targets)
     found = np.empty((n_queries, k), dtype=np.int64)
-    for first, last in row_chunks(0, n_queries, n_targets, TOPK_CHUNK_CELLS, chunk_rows):
+    for first, last in row_chunks(0, n_queries, n_targets, STRIP_CELLS, chunk_rows):
         rows = read_rows(scores, first, last)
         for row, values in enumerate(rows, start=first):
             # argpartition picks at random among ties at the edge: keep all of them, then order.

@@ -18,7 +18,6 @@ from counterfoil.core.parallel import bounded_workers, usable_cores
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.atomic import Scratch, write_atomically
 from counterfoil.core.storage.reading import GIB, read_bytes
-from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.formats.assemble import may_lack
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import FileImage, ImageRef, MemberImage, RowImage
@@ -296,6 +295,8 @@ class _Store:
         """Extract and keep; returns messages about images that could not be used."""
         bad: dict[bytes, str] = {}
         if images and isinstance(self.job.tool, Backbone):
+            from counterfoil.core.tensors.device import choose_device  # which imports torch
+
             self.job.tool.to(str(choose_device(self.job.device)))
         for digests, chunk in _work(images, self._bounded_job()):
             bad.update((digests[row], message) for row, message in chunk.bad.items())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from counterfoil.data.text.words import words
-from counterfoil.foils.grammar import tag
+from counterfoil.foils.grammar import Tokens, tag
 from counterfoil.foils.lexicon import (
     ADJECTIVE,
     ADVERB,
@@ -131,7 +131,6 @@ def is_lead(tokens: Sequence[str], place: int) -> bool:
     return tokens[place + 1 : place + 2] == ["the"] and long_relation(tokens, place + 2) > 0
 
 
-Tokens = Sequence[str]
 _OBJECT_BEGINS = (DETERMINER, ADJECTIVE, NUMBER, NOUN, PRONOUN)
 
 

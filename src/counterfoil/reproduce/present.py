@@ -63,7 +63,7 @@ def _row(
     claim: StatedClaim, better: Found, worse: Found, published_on: str | None
 ) -> tuple[str, ...]:
     ours = difference(better, worse)
-    first, second = (_published_claim(row, published_on or "") for row in (better, worse))
+    first, second = (_published_sum(row, published_on or "") for row in (better, worse))
     theirs = None if first is None or second is None else first - second
     return (
         claim.text,
@@ -82,7 +82,7 @@ def _by_seed(row: Found) -> dict[int, float]:
     return {one.seed: one.numbers[RSUM] for one in row.each if RSUM in one.numbers}
 
 
-def _published_claim(row: Found, data: str) -> float | None:
+def _published_sum(row: Found, data: str) -> float | None:
     numbers = row.published.get(data)
     return numbers[-1] if numbers else None
 

@@ -14,8 +14,8 @@ from counterfoil.core.errors import ConfigError
 
 MEMORY = Path("/proc/meminfo")
 
-UNKNOWN = 1 << 30
-"""Bytes taken as free where a system does not say."""
+UNKNOWN_FREE, UNKNOWN_TOTAL = 1 << 30, 64 << 30
+"""Bytes taken as free, and as all there are, where a system does not say."""
 
 LEFT_FREE = 0.5
 """Share of a device's memory that has to stay free for training."""
@@ -26,13 +26,9 @@ COPIES = 4
 MAX_TENSORS = 20_000
 """Of one model; the largest of ours have a few thousand."""
 
-_UNKNOWN = 64 * 2**30
-
 
 def choose_device(name: str) -> torch.device:
     """The device asked for; 'auto' takes this process's GPU if there is one."""
-    import torch
-
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
@@ -64,7 +60,7 @@ def free_memory(device: torch.device) -> int:
         lines = MEMORY.read_text(encoding="ascii").splitlines()
         return next(1024 * int(x.split()[1]) for x in lines if x.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError, IndexError):
-        return UNKNOWN
+        return UNKNOWN_FREE
 
 
 def room_for(size: int, device: torch.device) -> bool:
@@ -80,7 +76,7 @@ def machine_memory() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
-        return _UNKNOWN
+        return UNKNOWN_TOTAL
 
 
 class MemoryGuard(TorchDispatchMode):

@@ -47,9 +47,7 @@ from counterfoil.data.pairs import ProblemLog, Split
 CAPTIONS, IDS, ITEMS = "_caps.txt", "_ids.txt", "_items.jsonl"
 _SPLIT_FILE = re.compile(f"(.+)({CAPTIONS}|{ITEMS}|{FEATURES})$")
 _IMAGE_FOLDERS = ("images", "flickr30k-images", "flickr30k_images", "Images", ".")
-_ITEM_KEYS = ("id", "captions", "image", "original_name")
-
-_RESERVED = frozenset({"id", "captions", "image", LABEL})
+_ITEM_KEYS = frozenset({"id", "captions", "image", LABEL})
 
 
 @sources.register("scan")
@@ -259,7 +257,7 @@ class ScanWriter(Writer):
             **self._images.describe(split, image),
             "captions": list(split.captions[image]),
         }
-        return json_bytes(merge_extras(record, extras_of(split, image), _RESERVED)) + b"\n"
+        return json_bytes(merge_extras(record, extras_of(split, image), _ITEM_KEYS)) + b"\n"
 
 
 def _is_plain(split: Split) -> bool:

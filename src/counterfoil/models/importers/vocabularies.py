@@ -47,7 +47,7 @@ OPERATIONS, MOST_OPERATIONS = 1_000_000, 4_000_000
 A word takes five in about 24 bytes, in both directions; 800,000 words are the most.
 """
 
-TOKENIZER_SPECIALS = {
+BERT_SPECIALS = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
     "cls_token": "[CLS]",
@@ -195,11 +195,11 @@ def _of_pieces(path: Path) -> HuggingFaceText:
         raise DataError(f"{path}: not a readable vocab.txt ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not a readable vocab.txt ({error})") from None
-    missing = [piece for piece in TOKENIZER_SPECIALS.values() if piece not in pieces]
+    missing = [piece for piece in BERT_SPECIALS.values() if piece not in pieces]
     if missing:
         raise DataError(f"{path}: not BERT's vocab.txt, one piece a line ({missing[0]} is missing)")
     index = {piece: number for number, piece in enumerate(pieces)}
     core = BertWordPieceTokenizer(index, lowercase=False, strip_accents=False)
     return HuggingFaceText(
-        PreTrainedTokenizerFast(tokenizer_object=core._tokenizer, **TOKENIZER_SPECIALS)
+        PreTrainedTokenizerFast(tokenizer_object=core._tokenizer, **BERT_SPECIALS)
     )
