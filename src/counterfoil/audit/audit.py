@@ -17,6 +17,7 @@ from counterfoil.audit.suspicion import (
     SUSPICIOUS,
     Scale,
     UsualEffects,
+    Values,
     WordEffects,
     combine,
     evidence,
@@ -28,8 +29,6 @@ from counterfoil.core.progress import Progress
 from counterfoil.data.duplicates import Duplicate, near_duplicates
 from counterfoil.data.pairs import Split
 from counterfoil.models.model import Model
-
-Values = NDArray[np.float64]
 
 FEW = 50
 LISTED = 20

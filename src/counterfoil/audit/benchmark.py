@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from counterfoil.audit.audit import Audit
 from counterfoil.audit.describe import DOUBTFUL
 from counterfoil.audit.findings import Finding, Planted
+from counterfoil.audit.suspicion import Values
 from counterfoil.core.errors import ConfigError
 from counterfoil.data.noise import shuffled_captions
 from counterfoil.data.pairs import Split
@@ -20,7 +21,6 @@ from counterfoil.evaluation.words.cases import FoilCase, make_foils
 from counterfoil.evaluation.words.evaluate import Ranking
 
 Marks = NDArray[np.bool_]
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

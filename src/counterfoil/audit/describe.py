@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from counterfoil.audit.findings import (
     SIGN_NAMES,
@@ -20,7 +19,7 @@ from counterfoil.audit.findings import (
     WrongWord,
 )
 from counterfoil.audit.survey import Survey
-from counterfoil.audit.suspicion import SIGNS, Scale, UsualEffects, WordEffects, named_signs
+from counterfoil.audit.suspicion import SIGNS, Scale, UsualEffects, Values, WordEffects, named_signs
 from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.data.duplicates import Duplicate, content
@@ -28,8 +27,6 @@ from counterfoil.data.pairs import Split
 from counterfoil.data.text.words import caption_words
 from counterfoil.models.correct import Correction, correct, correcting
 from counterfoil.models.model import Model
-
-Values = NDArray[np.float64]
 
 DOUBTFUL = 1.0
 """A word of a listed caption is named where its shortfall lies so many deviations above that of the

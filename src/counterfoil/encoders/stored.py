@@ -29,7 +29,7 @@ LENGTHS, UNREADABLE = "lengths", -1
 
 
 class Extent(BaseModel):
-    """How much of an encoded side is safely on disk (see `guide_store`).
+    """How much of an encoded side is safely on disk.
 
     ``rows`` are fragments, ``cells`` entries of word graphs, ``present`` items that could be read;
     ``widths`` the width of each kind of vector.

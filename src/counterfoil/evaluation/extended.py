@@ -22,8 +22,6 @@ from counterfoil.evaluation.ranks import (
 )
 from counterfoil.evaluation.report import ExtendedDirection, ExtendedReport
 
-Values = NDArray[np.float64]
-
 
 @dataclass(frozen=True, eq=False)
 class ExtendedPositives:

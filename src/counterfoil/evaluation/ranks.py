@@ -21,6 +21,7 @@ from counterfoil.core.parallel import usable_cores
 from counterfoil.data.duplicates import images_of_groups
 
 Floats = NDArray[np.floating[Any]]
+Values = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 TIE_RULE = "ties count against the model"

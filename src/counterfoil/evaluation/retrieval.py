@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.data.duplicates import identical_groups, images_of_groups, with_twin
@@ -22,6 +22,7 @@ from counterfoil.evaluation.ranks import (
     Indices,
     Ranks,
     ScoreMatrix,
+    Values,
     check_image_of,
     check_matrix,
     count_ranks,
@@ -35,7 +36,6 @@ from counterfoil.evaluation.report import (
     RetrievalReport,
 )
 
-Values = NDArray[np.float64]
 CHUNK_DRAWS = 1_000_000
 
 Identical = Literal["both", "negatives", "positives"]

@@ -114,7 +114,7 @@ def joined(shell: Any, tensors: Iterator[Tensor]) -> Any:
 def moved(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Tensors on a device: the small ones of the host by one copy, of which they are parts there.
 
-    Compact numbers become as others there; masks are remembered here (`data.on_host`).
+    Compact numbers become as others there; masks are remembered here (`host_mirror`).
     """
     together = [device.type != "cpu" and packs(tensor) for tensor in tensors]
     there = iter(_sent(list(compress(tensors, together)), device))

@@ -30,7 +30,7 @@ class Kept:
 class ImageBatch(Movable):
     """Fragments [B, N, D] with mask [B, N] (True: real) and boxes [B, N, 4] where known.
 
-    Where the training device holds all fragments (`training.resident`), a batch travels without
+    Where the training device holds all fragments (`resident`), a batch travels without
     them (D is 0) and says by ``places`` [B, N] which rows it wants.
     """
 

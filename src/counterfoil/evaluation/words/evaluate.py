@@ -15,13 +15,11 @@ from counterfoil.data.text.words import caption_words, words
 from counterfoil.evaluation.foils.sets import choose_captions
 from counterfoil.evaluation.retrieval import interval
 from counterfoil.evaluation.words.cases import KINDS, FoilCase, Foils, make_foils
-from counterfoil.evaluation.words.effects import WordScores, average_words, measure_words
+from counterfoil.evaluation.words.effects import Values, WordScores, average_words, measure_words
 from counterfoil.evaluation.words.report import KindReport, Measured, WordReport
 from counterfoil.foils import DEFAULT_KINDS, rule_foils
 from counterfoil.foils.rules import Foil
 from counterfoil.models.model import Model
-
-Values = NDArray[np.float64]
 
 CHUNK_CELLS = 4_000_000
 ARTICLES = ("a", "an")
