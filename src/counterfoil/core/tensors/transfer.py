@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from enum import Enum
+from functools import cache
 from itertools import compress
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -32,8 +33,6 @@ as all other numbers are."""
 
 STAGED = 1 << 23
 """Numbers of a matrix that are on their way at once."""
-
-_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
 class Movable:
@@ -214,11 +213,10 @@ class Arrival:
         return self.host
 
 
+@cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """One stream a device: a new one for every tile would never be given back."""
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)
-    return _streams[device]
+    return torch.cuda.Stream(device)
 
 
 def to_host(matrix: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from counterfoil.core.storage.reading import open_text, read_text
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Split
 from counterfoil.encoders.stored import Extent
-from counterfoil.models.store import WEIGHTS
+from counterfoil.models.store import WEIGHTS, digest_of
 
 IDS, CAPTIONS = "ids.jsonl", "captions.jsonl"
 
@@ -212,11 +212,7 @@ def default_form(images: int, captions: int) -> Form:
 
 def weights_digest(model: Path) -> str:
     """SHA-256 of a saved model's weights."""
-    digest = hashlib.sha256()
-    with (model / WEIGHTS).open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return digest_of(model / WEIGHTS)
 
 
 def teacher_folder(guide: Path, number: int) -> Path:
