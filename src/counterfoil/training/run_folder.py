@@ -159,7 +159,7 @@ def load_rule(folder: Path) -> CorrectionRule | None:
         ) from None
 
 
-def _check_names(config: RunConfig) -> RunConfig:
+def checked_config(config: RunConfig) -> RunConfig:
     """The config with as many copies of the model as its objective trains, every name known."""
     copies = max(config.model.copies, create_objective(config.objective).copies)
     model = config.model.model_copy(update={"copies": copies})
@@ -224,7 +224,7 @@ def resumed_config(folder: Path, asked: RunConfig | None) -> RunConfig:
     saved = load_config(path)
     if asked is None:
         return saved
-    asked = _check_names(asked)
+    asked = checked_config(asked)
     before, now = saved.model_dump(), asked.model_dump()
     changed = [
         (section, key)
