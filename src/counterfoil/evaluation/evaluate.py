@@ -26,73 +26,6 @@ from counterfoil.scoring.encode import SplitScores, score_split
 CHUNK_CELLS = 2_000_000
 
 
-def average(
-    score_matrices: Sequence[ScoreMatrix],
-    weights: Sequence[float] | None = None,
-    *,
-    standardise: bool = False,
-) -> Floats:
-    """The (weighted) mean of score matrices of one shape, in the widest of their types.
-
-    ``standardise`` first divides each by the deviation of its own scores, so that a model whose
-    scores are spread wider does not have the larger say.
-
-    >>> average([np.zeros((1, 2)), np.ones((1, 2))], weights=[3, 1]).tolist()
-    [[0.25, 0.25]]
-    >>> average([np.array([[0, 1]]), np.array([[20, 0]])], standardise=True).tolist()
-    [[1.0, 1.0]]
-    """
-    if not score_matrices:
-        raise DataError("average: no score matrices given")
-    shape = check_matrix(score_matrices[0])
-    for position, scores in enumerate(score_matrices):
-        if tuple(scores.shape) != shape:
-            raise DataError(
-                f"average: matrix {position} has shape {tuple(scores.shape)}, matrix 0 has {shape}"
-            )
-    shares = _shares(weights, len(score_matrices))
-    if standardise:
-        widths = [_deviation(scores, shape) for scores in score_matrices]
-        shares = [share / width for share, width in zip(shares, widths, strict=True)]
-    dtype = np.result_type(*(as_floats(scores[:0]).dtype for scores in score_matrices))
-    mean = np.empty(shape, dtype=dtype)
-    for first, last in row_chunks(0, shape[0], shape[1], CHUNK_CELLS):
-        total = np.zeros((last - first, shape[1]))
-        for scores, share in zip(score_matrices, shares, strict=True):
-            total += share * read_rows(scores, first, last)
-        mean[first:last] = total
-    return mean
-
-
-def _deviation(scores: ScoreMatrix, shape: tuple[int, int]) -> float:
-    """The standard deviation of all scores; 1 where all are alike, which says nothing anyway.
-
-    Alike but for rounding, whose deviation is a few parts of 10¹⁶ of the scores, is alike.
-    """
-    chunks = list(row_chunks(0, shape[0], shape[1], CHUNK_CELLS))
-    cells = shape[0] * shape[1]
-    if not cells:
-        return 1.0
-    mean = sum(float(read_rows(scores, *rows).sum(dtype=np.float64)) for rows in chunks) / cells
-    squares = (read_rows(scores, *rows).astype(np.float64) - mean for rows in chunks)
-    width = float(np.sqrt(sum(float(np.square(part).sum()) for part in squares) / cells))
-    return width if np.isfinite(width) and width > 1e-12 * abs(mean) else 1.0
-
-
-def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
-    if weights is None:
-        return [1.0 / count] * count
-    if len(weights) != count:
-        raise DataError(f"average: {count} matrices but {len(weights)} weights")
-    values = np.asarray(weights, dtype=np.float64)
-    if not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
-        raise DataError(
-            f"average: weights must be non-negative with a positive sum, got {list(weights)}"
-        )
-    shares: list[float] = (values / values.sum()).tolist()
-    return shares
-
-
 def evaluate(
     model: Model | Sequence[Model],
     split: Split,
@@ -165,3 +98,70 @@ def flat_metrics(report: RetrievalReport) -> dict[str, float]:
         numbers |= {f"{name}_medr": side.median_rank, f"{name}_meanr": side.mean_rank}
         numbers |= {f"{name}_mrr": side.mrr}
     return numbers
+
+
+def average(
+    score_matrices: Sequence[ScoreMatrix],
+    weights: Sequence[float] | None = None,
+    *,
+    standardise: bool = False,
+) -> Floats:
+    """The (weighted) mean of score matrices of one shape, in the widest of their types.
+
+    ``standardise`` first divides each by the deviation of its own scores, so that a model whose
+    scores are spread wider does not have the larger say.
+
+    >>> average([np.zeros((1, 2)), np.ones((1, 2))], weights=[3, 1]).tolist()
+    [[0.25, 0.25]]
+    >>> average([np.array([[0, 1]]), np.array([[20, 0]])], standardise=True).tolist()
+    [[1.0, 1.0]]
+    """
+    if not score_matrices:
+        raise DataError("average: no score matrices given")
+    shape = check_matrix(score_matrices[0])
+    for position, scores in enumerate(score_matrices):
+        if tuple(scores.shape) != shape:
+            raise DataError(
+                f"average: matrix {position} has shape {tuple(scores.shape)}, matrix 0 has {shape}"
+            )
+    shares = _shares(weights, len(score_matrices))
+    if standardise:
+        widths = [_deviation(scores, shape) for scores in score_matrices]
+        shares = [share / width for share, width in zip(shares, widths, strict=True)]
+    dtype = np.result_type(*(as_floats(scores[:0]).dtype for scores in score_matrices))
+    mean = np.empty(shape, dtype=dtype)
+    for first, last in row_chunks(0, shape[0], shape[1], CHUNK_CELLS):
+        total = np.zeros((last - first, shape[1]))
+        for scores, share in zip(score_matrices, shares, strict=True):
+            total += share * read_rows(scores, first, last)
+        mean[first:last] = total
+    return mean
+
+
+def _deviation(scores: ScoreMatrix, shape: tuple[int, int]) -> float:
+    """The standard deviation of all scores; 1 where all are alike, which says nothing anyway.
+
+    Alike but for rounding, whose deviation is a few parts of 10¹⁶ of the scores, is alike.
+    """
+    chunks = list(row_chunks(0, shape[0], shape[1], CHUNK_CELLS))
+    cells = shape[0] * shape[1]
+    if not cells:
+        return 1.0
+    mean = sum(float(read_rows(scores, *rows).sum(dtype=np.float64)) for rows in chunks) / cells
+    squares = (read_rows(scores, *rows).astype(np.float64) - mean for rows in chunks)
+    width = float(np.sqrt(sum(float(np.square(part).sum()) for part in squares) / cells))
+    return width if np.isfinite(width) and width > 1e-12 * abs(mean) else 1.0
+
+
+def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
+    if weights is None:
+        return [1.0 / count] * count
+    if len(weights) != count:
+        raise DataError(f"average: {count} matrices but {len(weights)} weights")
+    values = np.asarray(weights, dtype=np.float64)
+    if not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
+        raise DataError(
+            f"average: weights must be non-negative with a positive sum, got {list(weights)}"
+        )
+    shares: list[float] = (values / values.sum()).tolist()
+    return shares
