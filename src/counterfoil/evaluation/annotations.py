@@ -18,14 +18,16 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from counterfoil.core.errors import DataError, MissingExtraError
 from counterfoil.core.storage.reading import LINES_BYTES, open_text, read_text
 from counterfoil.data.pairs import Split
 from counterfoil.evaluation.extended import ExtendedPositives
 from counterfoil.evaluation.ranks import Positives
-from counterfoil.scoring.encode import SplitScores
+
+if TYPE_CHECKING:  # it imports torch
+    from counterfoil.scoring.encode import SplitScores
 
 TEXT_THRESHOLD = 3.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,8 +21,10 @@ from counterfoil.evaluation.ranks import (
 )
 from counterfoil.evaluation.report import RetrievalReport
 from counterfoil.evaluation.retrieval import Identical, retrieval
-from counterfoil.models.model import Model
-from counterfoil.scoring.encode import SplitScores, score_split
+
+if TYPE_CHECKING:
+    from counterfoil.models.model import Model
+    from counterfoil.scoring.encode import SplitScores
 
 CHUNK_CELLS = 2_000_000
 
@@ -44,7 +47,9 @@ def evaluate(
     ``standardise`` divides each model's scores by their deviation before they are averaged.
     ``identical_captions`` says what captions that another image has, too, count as (`retrieval`).
     """
-    models = [model] if isinstance(model, Model) else list(model)
+    from counterfoil.scoring.encode import score_split  # which imports torch; metrics do not
+
+    models = list(model) if isinstance(model, Sequence) else [model]
     if not models:
         raise ConfigError("nothing to evaluate: no model given")
     found = [score_split(one, split, batch_size, progress) for one in models]
