@@ -149,8 +149,11 @@ def modules_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_help_data_and_config_never_import_torch() -> None:
-    code = "import counterfoil, counterfoil.cli, counterfoil.data, counterfoil.core.config"
+def test_help_data_features_and_config_never_import_torch() -> None:
+    code = (
+        "import counterfoil, counterfoil.cli, counterfoil.core.config, counterfoil.data, "
+        "counterfoil.features"
+    )
     assert "torch" not in modules_after(code)
 
 

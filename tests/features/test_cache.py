@@ -249,7 +249,7 @@ def test_features_of_a_network_do_not_depend_on_the_images_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
-    from counterfoil.features.efficientnet import EfficientNetLite
+    from counterfoil.features.efficientnet_network import EfficientNetLite
 
     monkeypatch.setattr(extract, "_CHUNK", 16)
     photos(tmp_path, 16)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from counterfoil.core.errors import ConfigError
 from counterfoil.data.pairs import Pairs
 from counterfoil.features import EfficientNetLiteFeatures, Joined, extractors, with_fragments
-from counterfoil.features.efficientnet import EfficientNetLite
+from counterfoil.features.efficientnet_network import EfficientNetLite
 from tests.features.tiny_networks import photos, picture, save_network
 
 torch = pytest.importorskip("torch")

@@ -103,7 +103,7 @@ STAGES = {
 @pytest.mark.parametrize("variant", STAGES)
 @pytest.mark.parametrize("side", [64, 75])
 def test_the_network_is_its_plain_operations(variant: int, side: int) -> None:
-    from counterfoil.features.efficientnet import EfficientNetLite
+    from counterfoil.features.efficientnet_network import EfficientNetLite
 
     network = EfficientNetLite(variant).eval()
     weights = _random_weights(network)
@@ -119,7 +119,7 @@ def test_the_network_is_its_plain_operations(variant: int, side: int) -> None:
 
 @given(st.integers(1, 40), st.sampled_from([1, 3, 5]), st.sampled_from([1, 2]))
 def test_padding_gives_the_size_of_tensorflows_same(size: int, kernel: int, stride: int) -> None:
-    from counterfoil.features.efficientnet import SameConv
+    from counterfoil.features.efficientnet_network import SameConv
 
     conv = SameConv(1, 1, kernel, stride)
     assert conv(torch.zeros(1, 1, size, size)).shape[-1] == math.ceil(size / stride)

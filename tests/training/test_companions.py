@@ -15,9 +15,7 @@ from counterfoil.data.pairs import Pairs, Split
 from counterfoil.models import create_model
 from counterfoil.models.store import save_pretrained
 from counterfoil.scoring.encode import score_split
-from counterfoil.scoring.engine import NOBODY
-from counterfoil.scoring.plan import square_plan
-from counterfoil.training.companions import best_wrong, mine
+from counterfoil.training.companions import NOBODY, best_wrong, mine
 from counterfoil.training.services import RunPreparation
 from tests.conftest import make_split
 
@@ -33,8 +31,8 @@ def brute_force(scores: np.ndarray, own: np.ndarray, count: int) -> list[list[in
 
 
 def stream(scores: torch.Tensor, image_of: torch.Tensor, count: int, side: int):
-    plan = square_plan(len(scores), len(image_of), side)
-    blocks = ((t.rows, plan.columns(t), scores[t.rows, plan.columns(t)]) for t in plan.tiles)
+    rows = [slice(first, first + side) for first in range(0, len(scores), side)]
+    blocks = ((r, c, scores[r, c]) for r in rows for c in torch.arange(len(image_of)).split(side))
     return best_wrong(blocks, image_of, len(scores), count)
 
 

@@ -14,9 +14,6 @@ from urllib.parse import urlsplit
 from counterfoil.app.problems import Problem
 from counterfoil.core.errors import ConfigError
 
-# Names that a service is called by: in a Host header, and as --allow-host gives them.
-
-
 # underscores are no part of the standard, but of many names in networks of containers
 LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 NAME = re.compile(rf"(?:{LABEL}\.)*{LABEL}")
@@ -24,6 +21,23 @@ NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 """A last label that makes browsers read a name as an IPv4 address."""
 
 LONGEST = 253
+
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+SAFE = {"GET", "HEAD", "OPTIONS"}
+"""Methods that change nothing; a browser shows their answers to no other site."""
+
+HEALTH = "/healthz"
+
+UNLOCKED = {HEALTH, "/", "/docs", "/favicon.ico", "/api/session"}
+"""Paths that need no token: the page without anything on it, and the way to hand the token in."""
+
+TOKEN = re.compile(r"[!-~]{16,}")
+
+QUOTED = 100
+"""Characters of a Host header that an error repeats."""
+
+PORTS = {"http": 80, "https": 443}
 
 
 def host_in(header: bytes) -> str:
@@ -89,21 +103,6 @@ def _is_ipv4(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-SAFE = {"GET", "HEAD", "OPTIONS"}
-"""Methods that change nothing; a browser shows their answers to no other site."""
-
-HEALTH = "/healthz"
-UNLOCKED = {HEALTH, "/", "/docs", "/favicon.ico", "/api/session"}
-"""Paths that need no token: the page without anything on it, and the way to hand the token in."""
-
-TOKEN = re.compile(r"[!-~]{16,}")
-QUOTED = 100
-"""Characters of a Host header that an error repeats."""
-
-PORTS = {"http": 80, "https": 443}
 
 
 class Access:

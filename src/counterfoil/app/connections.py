@@ -1,4 +1,10 @@
-"""How much a client may ask for; everything that grows with a request has a limit here."""
+"""Limits on clients: sizes of requests, numbers of connections, bodies in a size and a time.
+
+A connection that makes the service wait (for a request, for the rest of a body, for its answer to
+be read) gives way to a new one when a limit is reached, the one that waited longest first. One
+whose request is being answered never does. When nothing can give way, a new connection gets a
+spare place, which answers health checks alone. So idle and slow clients cannot lock others out.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +30,20 @@ PAGE = 100
 """Images or findings listed at once."""
 
 ID_LETTERS = 1000
+
+IPV6_CLIENT = 64
+"""Bits of an IPv6 address that stand for one client; it chooses the rest as it likes."""
+
+MAPPED = IPv6Network("::ffff:0:0/96")
+"""IPv4 addresses as a socket for IPv6 and IPv4 shows them."""
+
+Network = IPv4Network | IPv6Network
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+
+THROWN_AWAY = 64 * 2**20
+"""Bytes of a body that is too long that are still taken, and forgotten: a client that cannot send
+on does not listen to why."""
 
 
 @dataclass(frozen=True)
@@ -59,24 +79,6 @@ class Limits:
     send_timeout: float = 30.0
     keep_alive: float = 15.0
     drain: float = 5.0
-
-
-# Which connections stay open: a cap on all of them, one per client address, and a few spare.
-#
-# A connection that makes the service wait (for a request, for the rest of a body, for its answer
-# to
-# be read) gives way to a new one when a limit is reached, the one that waited longest first. One
-# whose request is being answered never does. When nothing can give way, a new connection gets a
-# spare place, which answers health checks alone. So idle and slow clients cannot lock others out.
-
-
-IPV6_CLIENT = 64
-"""Bits of an IPv6 address that stand for one client; it chooses the rest as it likes."""
-
-MAPPED = IPv6Network("::ffff:0:0/96")
-"""IPv4 addresses as a socket for IPv6 and IPv4 shows them."""
-
-Network = IPv4Network | IPv6Network
 
 
 @dataclass(eq=False)
@@ -226,17 +228,6 @@ def _unmapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     """The IPv4 address of a client that a socket for IPv6 and IPv4 shows as ::ffff:192.0.2.7."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return address if mapped is None else mapped
-
-
-# The body of a request, received within a size and a total time.
-
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-
-THROWN_AWAY = 64 * 2**20
-"""Bytes of a body that is too long that are still taken, and forgotten: a client that cannot send
-on does not listen to why."""
 
 
 class Body:

@@ -1,4 +1,4 @@
-"""From folders to what is served."""
+"""From folders to what is served: an index with its model, audits, runs."""
 
 from __future__ import annotations
 
@@ -33,9 +33,6 @@ from counterfoil.training.plots import plots_of, thin
 from counterfoil.training.run_data import evaluation_split
 from counterfoil.training.run_folder import load_model, run_config
 
-# Findings of `counterfoil audit` on disk, and their images, as the page shows them.
-
-
 MOST = 50_000
 """Findings that are read; they come most suspicious first."""
 
@@ -44,6 +41,14 @@ SAME_SHOWN = 12
 
 AUDITED = "audit:"
 Section = Literal["suspicious", "near-duplicates"]
+
+POINTS = 300
+T = TypeVar("T")
+
+MOST_IMAGES = 2000
+"""Of a run's data that are indexed at the start; `counterfoil index` makes larger ones to keep."""
+
+SCENES = {"images": [0, 0, 200]}
 
 
 @dataclass(frozen=True)
@@ -189,13 +194,6 @@ def _read_images(path: Path) -> Iterator[tuple[str, AuditedImage]]:
         yield audited_name(split, image), AuditedImage(image, captions, pixels)
 
 
-# Runs on disk as the page shows them: what they are, what they reached, how they got there.
-
-
-POINTS = 300
-T = TypeVar("T")
-
-
 class FileCache(Generic[T]):
     """What ``read`` makes of files, until they change."""
 
@@ -314,9 +312,6 @@ def _plain(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(x, float(y)) for x, y in points if math.isfinite(x) and math.isfinite(y)]
 
 
-# What is served, and the parts that routes use.
-
-
 @dataclass(frozen=True)
 class Content:
     """What is served; ``close`` gives back what was made for it."""
@@ -326,12 +321,6 @@ class Content:
     audit: Audit | None = None
     runs: Runs = field(default_factory=lambda: Runs([]))
     close: Callable[[], None] = lambda: None
-
-
-MOST_IMAGES = 2000
-"""Of a run's data that are indexed at the start; `counterfoil index` makes larger ones to keep."""
-
-SCENES = {"images": [0, 0, 200]}
 
 
 def open_content(

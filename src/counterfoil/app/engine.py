@@ -28,7 +28,16 @@ from counterfoil.plots.sentences import colour_note, method_note, shades, standi
 from counterfoil.scoring.encode import encode_texts
 from counterfoil.search.items import Side
 
-# NAAF's boundary and where the words of a sentence lie about it.
+MOST_CHANGES = 4
+
+LEAST_GAIN = 0.05
+"""Of the score; a little more is found for nearly any word."""
+
+Scores = Callable[[Sequence[str]], Sequence[float]]
+"""Scores of sentences with the image, all at once."""
+
+FRAGMENTS_KEPT = 256
+"""Images whose fragments are kept in memory."""
 
 
 def distributions(model: Model) -> dict[str, Any] | None:
@@ -62,23 +71,9 @@ def similarities(model: Model, image: Encoded, caption: str) -> list[float | Non
     return [max(by_word[word]) if word in by_word else None for word in found]
 
 
-# Of what a corrector suggests, what the matcher that is served agrees with.
-#
-# Two models look at one sentence: the corrector says which words are doubtful and what could
-# stand
-# there, and the matcher, whose score is shown, chooses. A change that would lower its score is
-# not
+# Two models look at one sentence: the corrector says which words are doubtful and what could stand
+# there, and the matcher, whose score is shown, chooses. A change that would lower its score is not
 # proposed.
-
-
-MOST_CHANGES = 4
-LEAST_GAIN = 0.05
-"""Of the score; a little more is found for nearly any word."""
-
-Scores = Callable[[Sequence[str]], Sequence[float]]
-"""Scores of sentences with the image, all at once."""
-
-
 @dataclass(frozen=True)
 class Agreed:
     """Changes, each with the matcher's score after it, and the sentence they lead to."""
@@ -127,10 +122,6 @@ def _written(text: str, made: dict[int, str]) -> str:
     for place, new in made.items():
         text = exchanged(text, place, new)
     return text
-
-
-FRAGMENTS_KEPT = 256
-"""For each doubtful word."""
 
 
 @dataclass(frozen=True)

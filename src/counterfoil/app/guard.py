@@ -10,7 +10,7 @@ from typing import Any
 from counterfoil.app.access import HEALTH, Access
 from counterfoil.app.connections import Body, Limits, Message, Receive, client_of, too_long
 from counterfoil.app.metrics import Meters
-from counterfoil.app.problems import Problem, problem_response
+from counterfoil.app.problems import RETRY, Problem, problem_response
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -27,7 +27,6 @@ SPARE = "counterfoil.spare"
 MULTIPART_EXTRA = 4096
 """Bytes that a form adds to the file in it."""
 
-RETRY = {"Retry-After": "1"}
 CLOSE = {"Connection": "close"}
 
 HEADERS = [

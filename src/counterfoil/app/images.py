@@ -1,6 +1,7 @@
 """The images the service knows: those of its index, of its audit, and the last few uploads.
 
-A client names an image by an id, which is looked up here; it is never taken for a path.
+A client names an image by an id, which is looked up here; it is never taken for a path. Uploads are
+decoded within limits.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ from counterfoil.data.text.tokenizers import known_text
 from counterfoil.encoders import Encoded
 from counterfoil.search import SearchIndex
 
-# Pictures in and out: uploads decoded within limits, and what the page shows.
-
-
 FORMATS = image_formats()
 """Of an upload: those of data sets."""
 
 SIDES = (160, 320, 640, 1280)
 MEDIA_TYPE = "image/webp"
+
+UPLOAD = "upload:"
+
+EXAMPLES, EXAMPLES_READ, EXAMPLE_LETTERS = 4, 24, 90
+"""Captions to try a search with, images looked at for them, and how long one may be."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +115,6 @@ class PictureCache:
                 _, old = self._pictures.popitem(last=False)
                 self._held -= len(old)
         return data
-
-
-UPLOAD = "upload:"
-EXAMPLES, EXAMPLES_READ, EXAMPLE_LETTERS = 4, 24, 90
-"""Captions to try a search with, images looked at for them, and how long one may be."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ ANY_REQUEST = (400, 401, 403, 408, 413, 421, 429, 503)
 
 log = logging.getLogger("counterfoil.app")
 
+RETRY = {"Retry-After": "1"}
+
 
 class ProblemBody(BaseModel):
     """What went wrong and what to do about it."""

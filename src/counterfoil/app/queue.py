@@ -17,9 +17,7 @@ from typing import Any
 
 from counterfoil.app.connections import Limits
 from counterfoil.app.metrics import Meters
-from counterfoil.app.problems import Problem
-
-RETRY = {"Retry-After": "1"}
+from counterfoil.app.problems import RETRY, Problem
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How well an audit finds captions and words that are known to be wrong."""
+"""How well an audit finds captions and words that were made wrong at a known rate."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from counterfoil.audit.audit import Audit
 from counterfoil.audit.describe import DOUBTFUL
 from counterfoil.audit.findings import Finding, Planted
+from counterfoil.audit.suspicion import Values
 from counterfoil.core.errors import ConfigError
 from counterfoil.data.noise import shuffled_captions
 from counterfoil.data.pairs import Split
@@ -19,7 +20,7 @@ from counterfoil.evaluation.report import Report
 from counterfoil.evaluation.words.cases import FoilCase, make_foils
 from counterfoil.evaluation.words.evaluate import Ranking
 
-# Captions made wrong at a known rate, so that finding them can be measured.
+Marks = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,6 @@ def _with_texts(split: Split, texts: Sequence[str]) -> Split:
     starts = [0, *ends[:-1]]
     captions = [list(texts[start:end]) for start, end in zip(starts, ends, strict=True)]
     return replace(split, captions=captions, extras=None)
-
-
-Marks = NDArray[np.bool_]
-Values = NDArray[np.float64]
 
 
 class Found(Report):

@@ -1,4 +1,4 @@
-"""From numbers to findings: what is said of each caption that is listed."""
+"""From numbers to findings: what is said of each listed caption, and suggested for its words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from counterfoil.audit.findings import (
     SIGN_NAMES,
@@ -20,7 +19,7 @@ from counterfoil.audit.findings import (
     WrongWord,
 )
 from counterfoil.audit.survey import Survey
-from counterfoil.audit.suspicion import SIGNS, Scale, UsualEffects, WordEffects, named_signs
+from counterfoil.audit.suspicion import SIGNS, Scale, UsualEffects, Values, WordEffects, named_signs
 from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.data.duplicates import Duplicate, content
@@ -29,11 +28,14 @@ from counterfoil.data.text.words import caption_words
 from counterfoil.models.correct import Correction, correct, correcting
 from counterfoil.models.model import Model
 
-Values = NDArray[np.float64]
-
 DOUBTFUL = 1.0
 """A word of a listed caption is named where its shortfall lies so many deviations above that of the
 worst word of an ordinary caption. Chosen on the dev split of the scenes."""
+
+NO_CORRECTOR = (
+    "no corrections: this model was not taught to correct; name one that was (objective tags-dc) "
+    "with --corrector"
+)
 
 
 @dataclass(frozen=True)
@@ -179,15 +181,6 @@ class Describer:
 def writable(text: str) -> str:
     """Text that can be written: half characters, which JSON files may hold, become a ``?``."""
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-# Suggestions for the words of findings, by a model that was taught to correct (TAGS-DC).
-
-
-NO_CORRECTOR = (
-    "no corrections: this model was not taught to correct; name one that was (objective tags-dc) "
-    "with --corrector"
-)
 
 
 class Corrector:

@@ -1,4 +1,4 @@
-"""What an audit found, as plain data that is written, read back and shown."""
+"""What an audit found, as plain data that is written (JSON lines, CSV), read back and shown."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ SIGN_NAMES: dict[str, str] = {
     "wrong-words": "words that do not fit",
     "near-duplicate": "nearly the same caption elsewhere",
 }
+
+LOST = ("unreadable-image", "missing-image", "missing-features")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 class Reason(Report):
@@ -174,9 +177,6 @@ class Summary(Report):
         ]
 
 
-# Findings for programs: JSON lines, CSV and the summary.
-
-
 COLUMNS = (
     "kind",
     "split",
@@ -198,8 +198,6 @@ COLUMNS = (
     "near_duplicate",
     "near_duplicate_images",
 )
-LOST = ("unreadable-image", "missing-image", "missing-features")
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def to_jsonl(findings: Sequence[Finding]) -> str:

@@ -1,4 +1,7 @@
-"""Writing an audit: a page for people, and files for programs."""
+"""An audit as one HTML page for people, and as files for programs.
+
+The page needs no file or address besides it, and no caption is ever markup.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from counterfoil.audit.audit import Audit
+from counterfoil.audit.audit import LISTED, Audit
 from counterfoil.audit.describe import writable
 from counterfoil.audit.findings import (
     SIGN_NAMES,
@@ -32,13 +35,28 @@ from counterfoil.plots.sentences import UNKNOWN, signed
 from counterfoil.training.report import STYLE as BASE_STYLE
 from counterfoil.training.report import picture
 
-# One finding on the audit page.
-
-
 SIDE, SMALL = 190, 110
 SAME_SHOWN = 8
 """Pictures of other images with the same caption."""
 PLANTED = {"swapped": "caption of another image", "words": "words exchanged"}
+
+ORDERS = {
+    "suspicion": "most suspicious",
+    "score": "lowest score",
+    "margin": "largest lead of another image",
+    "rank": "worst rank",
+    "image": "image",
+}
+
+SUSPICIOUS, NEAR = "Suspicious captions", "Near-duplicates"
+
+NEAR_NOTE = (
+    "Captions that say nearly the same of different images: likely false negatives in training, "
+    "no errors. Identical captions are one entry."
+)
+
+PAGE, LINES, TABLE, SUMMARY = "index.html", "findings.jsonl", "findings.csv", "summary.json"
+IMAGES = "images.jsonl"
 
 
 class Pictures:
@@ -171,24 +189,8 @@ def _other(caption: OtherCaption, what: str) -> str:
     )
 
 
-# The audit as one HTML page: no file or address besides it, and no caption is ever markup.
-
-
 STYLE, SCRIPT = (
     (Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
-)
-ORDERS = {
-    "suspicion": "most suspicious",
-    "score": "lowest score",
-    "margin": "largest lead of another image",
-    "rank": "worst rank",
-    "image": "image",
-}
-LISTED = 20
-SUSPICIOUS, NEAR = "Suspicious captions", "Near-duplicates"
-NEAR_NOTE = (
-    "Captions that say nearly the same of different images: likely false negatives in training, "
-    "no errors. Identical captions are one entry."
 )
 
 
@@ -218,7 +220,7 @@ def render(
     remarks += [f"Left out: {line}" for line in skipped[:LISTED]]
     if len(skipped) > LISTED:
         remarks.append(f"… and {len(skipped) - LISTED} more; summary.json counts them.")
-    return PAGE_HTML.format(
+    return PAGE_TEMPLATE.format(
         policy=escape(page_policy(SCRIPT)),
         title=escape(title),
         style=BASE_STYLE + STYLE,
@@ -287,7 +289,7 @@ def _options(choices: Mapping[str, str]) -> str:
     )
 
 
-PAGE_HTML = """<!doctype html>
+PAGE_TEMPLATE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -311,10 +313,6 @@ PAGE_HTML = """<!doctype html>
 </div>
 </main><script>{script}</script></body></html>
 """
-
-
-PAGE, LINES, TABLE, SUMMARY = "index.html", "findings.jsonl", "findings.csv", "summary.json"
-IMAGES = "images.jsonl"
 
 
 def write_report(

@@ -1,4 +1,8 @@
-"""Every caption against its own image and all others, and every image against all captions."""
+"""Every caption against its own image and all others, and every image against all captions.
+
+A split is encoded a block at a time, so memory stays bounded. What was found so far is on disk: an
+audit that was stopped goes on from there.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +36,37 @@ from counterfoil.scoring.encode import encode_texts
 from counterfoil.scoring.engine import for_kernels, on_host, scored_tiles
 from counterfoil.scoring.plan import plan_scores
 
-# The images and captions of a split, encoded a block at a time: memory stays bounded.
-
-
 IMAGE_BYTES = 1 << 30
 """Room for the encoded images of one block."""
 
 MOST_IMAGES = 1 << 14
 BATCH = 256
+
+FORMAT = 2
+"""To be raised with every change of what is kept, or of how a split is cut into blocks."""
+
+OPERATIONS = 20_000_000
+"""Pickle instructions of a file: it may list every image and caption."""
+
+EVERY = 30.0
+"""Seconds between two savings."""
+
+SAMPLED = 16
+"""Images of a split whose fragments are part of its mark."""
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+KEPT = 5
+"""Captions of others that are kept for an image, best first."""
+
+TOGETHER = 128
+"""Captions that are scored with their own images at once."""
+
+NOBODY = -1
+
+ARRAYS = ("has_own", "own", "above", "other", "other_score", "pool", "pool_score")
+"""What `_Running` holds of captions and images."""
 
 
 @dataclass(frozen=True)
@@ -116,22 +143,6 @@ def _images_at_once(model: Model, table: FragmentTable) -> int:
     return max(1, min(MOST_IMAGES, IMAGE_BYTES // each))
 
 
-# What a survey has found so far, on disk: an audit that was stopped goes on from there.
-
-
-FORMAT = 2
-"""To be raised with every change of what is kept, or of how a split is cut into blocks."""
-
-OPERATIONS = 20_000_000
-"""Pickle instructions of a file: it may list every image and caption."""
-
-EVERY = 30.0
-"""Seconds between two savings."""
-
-SAMPLED = 16
-"""Images of a split whose fragments are part of its mark."""
-
-
 class Keeper:
     """One file, which counts for one ``mark`` (a model with a split) and is ignored for another."""
 
@@ -187,21 +198,6 @@ def _fragments(split: Split, image: int) -> bytes:
         return b"unreadable"
     boxes = b"" if found.boxes is None else found.boxes.tobytes()
     return found.features.tobytes() + boxes
-
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
-
-KEPT = 5
-"""Captions of others that are kept for an image, best first."""
-
-TOGETHER = 128
-"""Captions that are scored with their own images at once."""
-
-NOBODY = -1
-
-ARRAYS = ("has_own", "own", "above", "other", "other_score", "pool", "pool_score")
-"""What `_Running` holds of captions and images."""
 
 
 @dataclass(frozen=True)

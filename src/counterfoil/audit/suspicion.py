@@ -38,6 +38,9 @@ SIGNS = ("low-score", "other-image", "wrong-words")
 TO_NORMAL = 1.4826
 """Median absolute deviations to standard deviations, where values are normal."""
 
+SHRINK = 5.0
+"""As many uses of a word as the mean over all words counts for, when saying what is usual."""
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -77,11 +80,7 @@ def named_signs(signs: Values) -> list[int]:
     return named or [int(signs.argmax())]
 
 
-# Which words of a caption do less for its match than they usually do.
-
-
-SHRINK = 5.0
-"""As many uses of a word as the mean over all words counts for, when saying what is usual."""
+# Words that do less for a match than they usually do.
 
 
 @dataclass(frozen=True)

@@ -39,76 +39,6 @@ if TYPE_CHECKING:
     from counterfoil.scoring.encode import SplitScores
 
 
-# How `counterfoil evaluate` shows and writes what it found.
-
-
-@dataclass(frozen=True)
-class Found:
-    """The reports of one model or ensemble, and the images it could not read."""
-
-    retrieval: RetrievalReport
-    words: WordReport | None
-    skipped: list[str]
-    lists: ShortlistReport | None = None
-
-
-def show(found: Found, out: Path | None, markdown: bool, as_json: bool) -> None:
-    report, words = found.retrieval, found.words
-    tree = json.loads(report.to_json())
-    if words is not None:
-        tree["words"] = json.loads(words.to_json())
-    page = report.to_markdown() + (f"\n{words.to_markdown()}" if words is not None else "")
-    if found.lists is not None:
-        tree["shortlist"] = found.lists.as_dict()
-        page += f"\n{found.lists.to_markdown()}"
-    if found.skipped:
-        tree["skipped_images"] = found.skipped
-        page += f"\n{len(found.skipped)} images could not be read and were left out.\n"
-    _write(out, tree, page)
-    if as_json:
-        print_json(tree)
-    elif markdown:
-        typer.echo(page)
-    else:
-        for title, rows in report.tables():
-            print_table(rows, title=title)
-        if report.extended is not None:
-            print_table(report.extended.rows())
-        if found.lists is not None:
-            print_table(found.lists.rows())
-            console().print(found.lists.note(), highlight=False)
-        console().print(f"{report.tie_rule}", highlight=False)
-        if words is not None:
-            print_table(words.rows(), title=words.headline())
-            console().print(words.notes(), highlight=False, markup=False)
-        if found.skipped:
-            line = f"{len(found.skipped)} images skipped, the first: {found.skipped[0]}"
-            console().print(printable(line), markup=False)
-
-
-def show_comparison(
-    comparison: Comparison, out: Path | None, markdown: bool, as_json: bool
-) -> None:
-    tree = json.loads(comparison.to_json())
-    _write(out, tree, comparison.to_markdown())
-    if as_json:
-        print_json(tree)
-    elif markdown:
-        typer.echo(comparison.to_markdown())
-    else:
-        print_table(comparison.rows(), title=comparison.headline())
-        console().print(comparison.notes(), highlight=False, markup=False)
-
-
-def _write(out: Path | None, tree: dict[str, Any], page: str) -> None:
-    if out is None:
-        return
-    from counterfoil.core.storage.atomic import write_atomically
-
-    as_markdown = out.suffix.lower() == ".md"
-    write_atomically(out, page if as_markdown else json.dumps(tree, ensure_ascii=False, indent=2))
-
-
 def evaluate(
     runs: Annotated[
         list[Path],
@@ -422,3 +352,70 @@ def _compare(runs: list[Path], read: Callable[[Path], Split], settings: _Setting
             RunResult(run=name, model=model.spec.name, retrieval=found.retrieval, words=found.words)
         )
     return Comparison(split=settings.split, runs=tuple(results))
+
+
+@dataclass(frozen=True)
+class Found:
+    """The reports of one model or ensemble, and the images it could not read."""
+
+    retrieval: RetrievalReport
+    words: WordReport | None
+    skipped: list[str]
+    lists: ShortlistReport | None = None
+
+
+def show(found: Found, out: Path | None, markdown: bool, as_json: bool) -> None:
+    report, words = found.retrieval, found.words
+    tree = json.loads(report.to_json())
+    if words is not None:
+        tree["words"] = json.loads(words.to_json())
+    page = report.to_markdown() + (f"\n{words.to_markdown()}" if words is not None else "")
+    if found.lists is not None:
+        tree["shortlist"] = found.lists.as_dict()
+        page += f"\n{found.lists.to_markdown()}"
+    if found.skipped:
+        tree["skipped_images"] = found.skipped
+        page += f"\n{len(found.skipped)} images could not be read and were left out.\n"
+    _write(out, tree, page)
+    if as_json:
+        print_json(tree)
+    elif markdown:
+        typer.echo(page)
+    else:
+        for title, rows in report.tables():
+            print_table(rows, title=title)
+        if report.extended is not None:
+            print_table(report.extended.rows())
+        if found.lists is not None:
+            print_table(found.lists.rows())
+            console().print(found.lists.note(), highlight=False)
+        console().print(f"{report.tie_rule}", highlight=False)
+        if words is not None:
+            print_table(words.rows(), title=words.headline())
+            console().print(words.notes(), highlight=False, markup=False)
+        if found.skipped:
+            line = f"{len(found.skipped)} images skipped, the first: {found.skipped[0]}"
+            console().print(printable(line), markup=False)
+
+
+def show_comparison(
+    comparison: Comparison, out: Path | None, markdown: bool, as_json: bool
+) -> None:
+    tree = json.loads(comparison.to_json())
+    _write(out, tree, comparison.to_markdown())
+    if as_json:
+        print_json(tree)
+    elif markdown:
+        typer.echo(comparison.to_markdown())
+    else:
+        print_table(comparison.rows(), title=comparison.headline())
+        console().print(comparison.notes(), highlight=False, markup=False)
+
+
+def _write(out: Path | None, tree: dict[str, Any], page: str) -> None:
+    if out is None:
+        return
+    from counterfoil.core.storage.atomic import write_atomically
+
+    as_markdown = out.suffix.lower() == ".md"
+    write_atomically(out, page if as_markdown else json.dumps(tree, ensure_ascii=False, indent=2))

@@ -1,4 +1,4 @@
-"""`counterfoil foil-report`: a model on foils, and what can be said of the foils themselves."""
+"""`counterfoil foil-report` and `judge`: a model on foils, and beside the judgements of people."""
 
 from __future__ import annotations
 
@@ -146,9 +146,6 @@ def _show(reports: list[FoilReport], markdown: bool, as_json: bool) -> None:
                 if table:
                     print_table(table)
             console().print(report.notes(), highlight=False, markup=False)
-
-
-# `counterfoil judge`: do a model's scores agree with people's judgements?
 
 
 def judge(

@@ -1,4 +1,4 @@
-"""Differentiable collectives: what one process computes from all, with gradients to all.
+"""Several processes as one run: their start and end under torchrun, and collectives with gradients.
 
 Every backward here sums over processes, so that together they are the exact gradient of the sum of
 all processes' losses. As each process computes the same global loss, the mean over processes that
@@ -18,6 +18,11 @@ from torch import Tensor
 
 from counterfoil.core.errors import CounterfoilError
 from counterfoil.core.parallel import end_with_parent
+
+T = TypeVar("T")
+
+GRACE = 5.0
+"""Seconds that a process has to write what it is writing when torchrun was killed."""
 
 
 def world_size() -> int:
@@ -83,15 +88,6 @@ def gather_counts(count: int, device: torch.device) -> list[int]:
     parts = [torch.empty_like(mine) for _ in range(world_size())]
     dist.all_gather(parts, mine)
     return [int(part) for part in parts]
-
-
-# Several processes started by torchrun as one run.
-
-
-T = TypeVar("T")
-
-GRACE = 5.0
-"""Seconds that a process has to write what it is writing when torchrun was killed."""
 
 
 @contextmanager

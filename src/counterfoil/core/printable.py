@@ -1,4 +1,4 @@
-"""Text that came from files, made safe to print."""
+"""Text that came from files, made safe to print on a terminal or to show on an HTML page."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import base64
 import hashlib
 import re
 from html import escape
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -33,12 +35,6 @@ def is_encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-# Pages that hold text of strangers: none of it is markup, and nothing is fetched or run.
-
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def clean(text: str) -> str:

@@ -1,7 +1,7 @@
-"""The recipes that come with the package, by name: ``scenes/naaf`` is ``scenes/naaf.yaml`` here.
+"""Recipes: those that come with the package, by name, and their YAML, read within limits.
 
-What ends in ``.yaml`` is the path of a file; other words are names. A file that begins with ``_``
-holds what others share: they extend it, and lists leave it out.
+``scenes/naaf`` is ``scenes/naaf.yaml`` here. What ends in ``.yaml`` is the path of a file; other
+words are names. A file that begins with ``_`` holds what others extend; lists leave it out.
 """
 
 from __future__ import annotations
@@ -87,8 +87,6 @@ def _words(name: str) -> set[str]:
     return set(re.split("[/-]", name)) - {"recipes"}
 
 
-# YAML as recipes write it, read within limits of size and nesting.
-#
 # A few hundred bytes of YAML can stand for billions of values (aliases of aliases), or for more
 # levels than Python can walk. Both are counted while the text is composed, before anything is
 # built.

@@ -1,4 +1,4 @@
-"""Captions that say the same, or nearly the same, of different images.
+"""Near-duplicates: captions that say the same of different images, and images that look alike.
 
 For either image, the other's caption is no negative. Identical captions are those that are equal
 without case, white space and punctuation; each of two at different images is a twin of the other.
@@ -31,6 +31,20 @@ MORE_WORDS = 5
 
 Key = frozenset[str]
 Indices = NDArray[np.int64]
+
+BITS = 3
+"""Signs of 64 in which the hashes of look-alikes may differ."""
+
+MEAN_LEVELS, MOST_LEVELS = 6.0, 32
+"""Levels of 255 by which their thumbnails may differ: on average, and anywhere."""
+
+MOST_COMPARISONS = 100_000_000
+"""Pairs of hashes that are compared at most, so that the time is bounded whatever the images."""
+
+_SIDE = 8
+_BANDS = BITS + 1  # hashes that differ in n signs are equal in at least one of n + 1 parts
+_THUMBNAILS = 1000  # compared for one image at most: so many share a hash only if they are flat
+_THUMBNAIL_COST = 32  # comparisons of hashes that take as long as one of thumbnails
 
 
 def spoken(text: str) -> str:
@@ -220,30 +234,9 @@ def similar_sets(sets: Sequence[Key], similar: float) -> Iterator[tuple[int, int
             having[word].append(one)
 
 
-# Images that look alike although their files differ: scaled, or encoded again.
-#
-# An image is known by its difference hash (64 signs: is a cell brighter than its neighbor?) and
-# by
-# a thumbnail. Hashes find candidates fast, thumbnails decide: a hash knows no colors and says
-# little
-# of a picture with large flat areas.
-
-
-BITS = 3
-"""Signs of 64 in which the hashes of look-alikes may differ."""
-
-MEAN_LEVELS, MOST_LEVELS = 6.0, 32
-"""Levels of 255 by which their thumbnails may differ: on average, and anywhere."""
-
-MOST_COMPARISONS = 100_000_000
-"""Pairs of hashes that are compared at most, so that the time is bounded whatever the images."""
-
-_SIDE = 8
-_BANDS = BITS + 1  # hashes that differ in n signs are equal in at least one of n + 1 parts
-_THUMBNAILS = 1000  # compared for one image at most: so many share a hash only if they are flat
-_THUMBNAIL_COST = 32  # comparisons of hashes that take as long as one of thumbnails
-
-
+# Images whose files differ but that look alike (scaled, or encoded again) are found by difference
+# hash (64 signs: is a cell brighter than its neighbour?) and decided by thumbnail: a hash knows no
+# colours and says little of a picture with large flat areas.
 @dataclass(frozen=True)
 class Look:
     """One image: its hash, and its thumbnail [8, 8, 3]."""

@@ -1,4 +1,4 @@
-"""Where an image's pixels are: a file, a row of an array, or a member of a tar shard."""
+"""Images: where their pixels are (a file, an array's row, a member of a tar), and reading them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,6 @@ from counterfoil.core.storage.reading import (
     read_bytes,
 )
 
-# How a JPEG is stored: how many scans it has, and whether it can be decoded row by row.
-#
-# libjpeg decodes every scan over the whole picture and accepts the same scan any number of times,
-# so
-# that a few hundred kilobytes can take minutes. With several scans it also holds all coefficients
-# of
-# the picture, six bytes or more per pixel, whatever the size it decodes to.
-
-
 MAX_SCANS = 100
 """Progressive photos have about ten."""
 
@@ -49,7 +40,15 @@ _SEQUENTIAL = frozenset({0xC0, 0xC1})
 # followed by zero or by the number of a restart.
 _MARKER = re.compile(rb"\xff([\xc0-\xcf\xd9-\xfe])")
 
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "AVIF", "PPM")
+_ORIENTATION = 0x0112
+_STRIP_PIXELS = 2**20  # converted at once, so that only the picture itself takes memory
 
+
+# libjpeg decodes every scan over the whole picture and accepts the same scan any number of times,
+# so a few hundred kilobytes can take minutes. With several scans it also holds all coefficients,
+# six bytes or more per pixel, whatever the size it decodes to. So scans are counted before
+# decoding.
 @dataclass(frozen=True)
 class JpegScans:
     """``count`` scans; ``is_streamed`` if there is one, which holds all components.
@@ -94,11 +93,6 @@ def count_scans(data: bytes) -> JpegScans:
         is_streamed=sequential and whole and scans == 1,
         is_excessive=scans > MAX_SCANS or segments > MAX_SEGMENTS,
     )
-
-
-_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "AVIF", "PPM")
-_ORIENTATION = 0x0112
-_STRIP_PIXELS = 2**20  # converted at once, so that only the picture itself takes memory
 
 
 class ImageRef(Protocol):
@@ -330,7 +324,7 @@ def _levels(image: Image.Image) -> NDArray[np.float64]:
     return np.nan_to_num(values, posinf=0.0, neginf=0.0)
 
 
-# Where an image's pixels are, as JSON, so that an index can find them again.
+# Places of pixels as JSON, so that an index can find them again.
 
 
 def as_json(ref: ImageRef) -> dict[str, Any]:

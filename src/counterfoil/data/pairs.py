@@ -1,4 +1,4 @@
-"""`Pairs`: images and their captions, the one in-memory form that every source becomes."""
+"""`Pairs`: images and their captions, the one in-memory form of every source, and its problems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from counterfoil.core.printable import printable
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import ImageRef
 
-# What is wrong with a data set: each problem with its place, and whether work can go on.
+# Names under which data sets publish the split that models are chosen on.
+DEV_NAMES = ("dev", "val", "valid", "validation")
 
 
 class Severity(str, Enum):
@@ -130,10 +131,6 @@ class Split:
             fragments=self.fragments.select(images) if self.fragments is not None else None,
             extras=[self.extras[i] for i in images] if self.extras is not None else None,
         )
-
-
-# Names under which data sets publish the split that models are chosen on.
-DEV_NAMES = ("dev", "val", "valid", "validation")
 
 
 @dataclass(frozen=True)

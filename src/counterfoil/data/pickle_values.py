@@ -1,8 +1,9 @@
-"""Inert stand-ins for the names that pickles of plain data use: of Python itself and of NumPy.
+"""What a pickle may hold when it is read as data: errors, limits, inert stand-ins for its names.
 
-No class or function of NumPy is ever given to a pickle: `numpy.dtype` takes a forged state that
-turns the bytes of a file into object pointers. A stand-in compares a type's code with a list, takes
-bytes, and makes the array itself.
+`data.pickles` interprets the instructions; this module says what becomes of the values. No class or
+function of NumPy is ever given to a pickle: `numpy.dtype` takes a forged state that turns the bytes
+of a file into object pointers. A stand-in compares a type's code with a list, takes bytes, and
+makes the array itself.
 """
 
 from __future__ import annotations
@@ -16,11 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# What a pickle may hold when it is read as data: errors, inert stand-ins, limits of the result.
-#
-# `data.pickles` interprets the instructions; this module says what becomes of the values.
-
-
 DEPTH = 100
 """Containers inside containers; public files need fewer than ten."""
 
@@ -32,6 +28,16 @@ SPARSE_KEYS = 10_000
 
 CHARACTERS = 64
 """Characters of a string or bytes that weigh as much as one value."""
+
+PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+NUMPY_1 = "numpy.core."
+
+NUMBER_CODES = frozenset(
+    {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"}
+)
+
+OBJECTS = frozenset({"O", "O4", "O8"})
+DIMENSIONS = 32
 
 
 class PickleError(Exception):
@@ -60,10 +66,6 @@ class ForbiddenNameError(PickleRefusedError):
     def __init__(self, name: str) -> None:
         super().__init__(f"it names {name!r}")
         self.name = name
-
-
-PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
-NUMPY_1 = "numpy.core."
 
 
 def known_name(module: str, name: str) -> str:
@@ -199,17 +201,10 @@ class _Resolver:
             yield found
 
 
-NUMBER_CLASSES = frozenset(
-    {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"}
-)
-OBJECTS = frozenset({"O", "O4", "O8"})
-DIMENSIONS = 32
-
-
 class NumpyType(StandIn):
     """Stands in for `numpy.dtype`; knows plain numbers and nothing else."""
 
-    codes = NUMBER_CLASSES
+    codes = NUMBER_CODES
 
     def __init__(self, code: Any = None, *_: Any) -> None:
         code = code.decode("latin1", "replace") if isinstance(code, bytes) else code
@@ -248,7 +243,7 @@ class NumpyType(StandIn):
 class NumpyTypeOrObject(NumpyType):
     """One that also knows objects, for a reader that takes arrays of records."""
 
-    codes = NUMBER_CLASSES | OBJECTS
+    codes = NUMBER_CODES | OBJECTS
 
 
 class ObjectArray(list[Any]):

@@ -1,7 +1,8 @@
-"""A dev split for data without one: a part of the training images, chosen by a hash of their ids.
+"""A dev split for data without one, and what splits share that they should not.
 
-Training selects its checkpoint on dev. The part depends on the ids alone, so it is the same after
-the rows were reordered, and an image keeps its side when others are added.
+Training selects its checkpoint on dev. That part of the training images is chosen by a hash of
+their ids alone, so it is the same after the rows were reordered, and an image keeps its side when
+others are added.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ SHARE = 0.05
 KIND = "dev-set-aside"
 FILE = "dev_split.json"
 """Of a run: which images were set aside, and by which share."""
+
+TRAIN = "train"
+_NESTED = ({"test", "testall"}, {"dev", "devall"}, {"val", "valall"})  # the first of 1K, all of 5K
 
 
 def lacks_dev(pairs: Pairs) -> bool:
@@ -114,11 +118,7 @@ def read_dev_split(folder: Path) -> list[str] | None:
     return ids
 
 
-# What two splits share that they should not: image ids, captions, images that look alike.
-
-
-TRAIN = "train"
-_NESTED = ({"test", "testall"}, {"dev", "devall"}, {"val", "valall"})  # the first of 1K, all of 5K
+# Leakage: image ids, captions and images that look alike in both of two splits.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,9 @@
-"""A pretrained language model as text encoder: any encoder of `transformers`."""
+"""A pretrained language model as text encoder, and which parameters pretrained weights gave.
+
+A module that loads pretrained weights has an attribute ``pretrained``: the names of the parameters
+that it loaded, relative to itself, or True if it loaded all of them. The optimiser gives exactly
+these their own learning rate. ``loading_notes`` is what a user should know about the loading.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +22,6 @@ from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.layers import JointSpace, xavier_linear
 from counterfoil.encoders.pooling import Pooling
 from counterfoil.encoders.texts import text_encoders
-
-# Which parameters came from pretrained weights, and what could not be loaded.
-#
-# A module that loads pretrained weights has an attribute ``pretrained``: the names of the
-# parameters
-# that it loaded, relative to itself, or True if it loaded all of them. The optimizer gives
-# exactly
-# these their own learning rate. ``loading_notes`` is what a user should know about the loading.
 
 
 def pretrained_names(module: nn.Module) -> frozenset[str]:

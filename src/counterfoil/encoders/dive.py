@@ -1,4 +1,7 @@
-"""DivE's encoders: an image or a text as a small set of vectors (Kim, Kim, Kwak 2023)."""
+"""DivE's encoders: an image or a text as a small set of vectors (Kim, Kim, Kwak 2023).
+
+The vectors are slots that compete for the fragments of an item.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,6 @@ from counterfoil.encoders.images import MLPEncoder, image_encoders
 from counterfoil.encoders.layers import JointSpace
 from counterfoil.encoders.pooling import MaxPooling
 from counterfoil.encoders.texts import RecurrentEncoder, WordInit, run_rnn, text_encoders
-
-# A set of vectors from the fragments of an item: slots that compete for them (DivE).
-
 
 Form = Literal["paper", "reference"]
 EPS = 1e-7

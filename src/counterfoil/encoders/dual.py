@@ -1,4 +1,8 @@
-"""Dual encoders (CLIP, SigLIP), trained end to end: patches as regions, tokens as words."""
+"""Dual encoders (CLIP, SigLIP), trained end to end: patches as regions, tokens as words.
+
+CLIP and SigLIP pool and project in different places. A `Tower` brings them to one form: states of
+its tokens, one state for the whole, and a projection of either into the space both halves share.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +29,11 @@ from counterfoil.encoders.pooling import Pooling, create_pooling
 from counterfoil.encoders.texts import text_encoders
 from counterfoil.features.pretrained import dual_config, dual_refusals, dual_settings, no_bars
 
-# The halves of a pretrained dual encoder of `transformers`, each as a module of its own.
-#
-# CLIP and SigLIP pool and project in different places. A `Tower` brings them to one form: states
-# of
-# its tokens, one state for the whole, and a projection of either into the space both halves
-# share.
-
-
 Half = Literal["vision", "text"]
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+OWN = "own"
+"""The pooling that is the pretrained model's: CLIP's class or last token, SigLIP's head."""
 
 
 class Tower(nn.Module, ABC):
@@ -172,10 +171,6 @@ def pretrained_scale(whole: Any) -> tuple[float, float]:
     bias = getattr(whole, "logit_bias", None)
     scale = whole.logit_scale.detach().exp()
     return float(scale), float(bias.detach()) if bias is not None else 0.0
-
-
-OWN = "own"
-"""The pooling that is the pretrained model's: CLIP's class or last token, SigLIP's head."""
 
 
 class JointTokens(JointSpace):

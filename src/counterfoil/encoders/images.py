@@ -1,4 +1,4 @@
-"""Image encoders over fragments: a projection, an MLP, a residual MLP."""
+"""Image encoders over fragments: a projection, MLPs, and regions that attend to each other."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from counterfoil.encoders.layers import FragmentBatchNorm, JointSpace, xavier_li
 from counterfoil.encoders.pooling import Pooling
 
 image_encoders: Registry[type[ImageEncoder]] = Registry("image encoder")
+
+Form = Literal["paper", "reference"]
 
 
 class ImageEncoder(nn.Module):
@@ -117,10 +119,7 @@ class MLPEncoder(ImageEncoder):
         return deep if self.residual == "none" else projected + deep
 
 
-# Image encoders in which the regions of an image attend to each other (CHAN, Pan et al. 2023).
-
-
-Form = Literal["paper", "reference"]
+# CHAN (Pan et al. 2023): the regions of an image attend to each other.
 
 
 class RegionAttention(nn.MultiheadAttention):

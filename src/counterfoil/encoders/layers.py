@@ -1,4 +1,4 @@
-"""The way into the joint space that all encoders share."""
+"""Layers that encoders share: the way into the joint space, and batch normalisation."""
 
 from __future__ import annotations
 
@@ -44,9 +44,6 @@ class JointSpace(nn.Module):
     def finish(self, x: Tensor) -> Tensor:
         x = l2_normalise(x) if self.normalise else x
         return x.abs() if self.absolute else x
-
-
-# Batch normalisation over the real fragments of all processes.
 
 
 class FragmentBatchNorm(nn.BatchNorm1d):

@@ -1,4 +1,12 @@
-"""A recurrent network over sequences of unlike lengths, without a loop over their steps."""
+"""Recurrent networks over sequences of unlike lengths: packed, padded, or as CUDA graphs.
+
+A GRU launches some kernels for every word, forward and backward, and a host needs longer to launch
+them than a GPU to run them. A graph records them once for a shape and launches all together. For
+that, captions are padded to a few widths; results differ from packed ones by rounding.
+
+A recording has one set of buffers, so one forward pass at a time may wait for its backward pass;
+another meanwhile is not recorded but run as ever.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +27,28 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import PackedSequence
 
-# A recurrent network over padded sequences: what is launched depends on shapes alone.
-
-
 Weights = Sequence[Sequence[Tensor]]
 """As `nn.GRU.all_weights` has them: of each layer, and in it of each direction."""
 
+LARGEST = 2.0**-6
+"""What the largest gradient is scaled below.
 
+Within, gradients are summed over time and over all words of a batch: float16 ends at 65,504. Its
+smallest numbers are 6e-8, so gradients down to a 250,000th of the largest one still count.
+"""
+
+WIDTHS = 8
+"""Widths are multiples of it: few enough to record, near enough to what is needed."""
+
+MOST = 16
+"""Recordings of one network; shapes beyond that are run as they come."""
+
+T = TypeVar("T")
+_replaying: ContextVar[bool] = ContextVar("replaying", default=False)
+Indices = NDArray[np.int64]
+
+
+# Over padded sequences, what is launched depends on shapes alone.
 def run_padded(weights: Weights, both_ways: bool, inputs: Tensor, lengths: Tensor) -> Tensor:
     """States [B, W, directions·H] of a GRU over inputs [B, W, D]; zero beyond ``lengths`` [B].
 
@@ -59,25 +82,10 @@ def _one_way(weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
     return found
 
 
-# Half precision in between, with gradients that neither overflow nor vanish.
-#
-# A backward pass is linear in the gradient that it starts from, so that gradient may be scaled
-# into
-# the range of float16 and the results scaled back. The scale is a power of two, found anew in
-# every
-# pass from the largest gradient: nothing is rounded by it, no host has to wait, and no loss scale
-# has
-# to be tuned.
-
-
-LARGEST = 2.0**-6
-"""What the largest gradient is scaled below.
-
-Within, gradients are summed over time and over all words of a batch: float16 ends at 65,504. Its
-smallest numbers are 6e-8, so gradients down to a 250,000th of the largest one still count.
-"""
-
-
+# Half precision, with gradients that neither overflow nor vanish. A backward pass is linear in
+# the gradient that it starts from, so that gradient may be scaled into the range of float16 and
+# the results scaled back. The scale is a power of two, found anew in every pass from the largest
+# gradient: nothing is rounded by it, no host has to wait, and no loss scale has to be tuned.
 class HalfRange:
     """One stretch of half precision: its inputs and weights `enter` it, its results `leave` it.
 
@@ -135,31 +143,6 @@ def power_of_two(gradient: Tensor) -> Tensor:
     exponent = torch.floor(torch.log2(LARGEST / largest)).clamp(-120, 120)
     usable = torch.isfinite(largest) & (largest > 0)
     return torch.where(usable, torch.exp2(exponent), torch.ones_like(largest))
-
-
-# Recurrent networks in training as recorded CUDA graphs: two launches instead of many hundred.
-#
-# A GRU launches some kernels for every word, forward and backward, and a host needs longer to
-# launch
-# them than a GPU to run them. A graph records them once for a shape and launches all together.
-# For
-# that, captions are padded to a few widths (`padded`); results differ from packed ones by
-# rounding.
-#
-# A recording has one set of buffers, so one forward pass at a time may wait for its backward
-# pass;
-# another meanwhile is not recorded but run as ever.
-
-
-WIDTHS = 8
-"""Widths are multiples of it: few enough to record, near enough to what is needed."""
-
-MOST = 16
-"""Recordings of one network; shapes beyond that are run as they come."""
-
-T = TypeVar("T")
-
-_replaying: ContextVar[bool] = ContextVar("replaying", default=False)
 
 
 @contextmanager
@@ -372,9 +355,6 @@ def _captured(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]
     finally:
         graph.capture_end()
     return graph, result
-
-
-Indices = NDArray[np.int64]
 
 
 def run_gru(rnn: nn.GRU, inputs: Tensor, lengths: Indices) -> Tensor:

@@ -1,4 +1,8 @@
-"""External-space attention (ESA, Zhu et al. 2023): every channel attends on its own."""
+"""Poolings in which fragments see each other: ESA's channels and HREM's relations.
+
+External-space attention (ESA, Zhu et al. 2023) lets every channel attend on its own. HREM's
+relations add what a pooled vector owes to fragments seeing each other.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +36,6 @@ class ChannelAttention(nn.Module):
         fragments = self.dropout(fragments.masked_fill(padding, 0.0))
         weights = self.score(fragments).masked_fill(padding, -1e4).softmax(1)
         return (weights.masked_fill(padding, 0.0) * fragments).sum(1)
-
-
-# HREM's fragment relations: what a pooled vector owes to fragments seeing each other.
 
 
 def relation_layer(dim: int, heads: int, dropout: float, where: str) -> nn.TransformerEncoderLayer:

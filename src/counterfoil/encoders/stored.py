@@ -25,11 +25,11 @@ from counterfoil.core.errors import DataError
 from counterfoil.core.storage.arrays import Descriptor, read_into
 from counterfoil.encoders import Encoded
 
-# `guide.json`: what a guide is made of, in which form, and how far it is.
+LENGTHS, UNREADABLE = "lengths", -1
 
 
 class Extent(BaseModel):
-    """How much of an encoded side is safely on disk (see `guide_store`).
+    """How much of an encoded side is safely on disk.
 
     ``rows`` are fragments, ``cells`` entries of word graphs, ``present`` items that could be read;
     ``widths`` the width of each kind of vector.
@@ -42,9 +42,6 @@ class Extent(BaseModel):
     rows: int = 0
     cells: int = 0
     widths: dict[str, int] = Field(default_factory=dict)
-
-
-LENGTHS, UNREADABLE = "lengths", -1
 
 
 class EncodedWriter:

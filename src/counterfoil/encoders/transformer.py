@@ -1,4 +1,7 @@
-"""A BERT-style transformer over packed sequences: nothing is computed for padding."""
+"""A BERT-style transformer over packed sequences, and BERT's weights under its names.
+
+Nothing is computed for padding. UNITER's and TAGS' files name their weights as BERT's do.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,28 @@ BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 """Without cuDNN's attention, which makes a plan for every shape it meets; here they are many."""
 
 Part = TypeVar("Part", bound=nn.Module)
+
+LAYER_NAMES = {
+    "attention.self.qkv.": "qkv.",
+    "attention.output.dense.": "out.",
+    "attention.output.LayerNorm.": "attention_norm.",
+    "intermediate.dense.": "widen.",
+    "output.dense.": "narrow.",
+    "output.LayerNorm.": "norm.",
+}
+"""How names begin within a layer there, after `join_attention`, and here."""
+
+LAYERS = "encoder.layer."
+
+WORD_HEAD = {
+    "transform.dense.weight": "dense.weight",
+    "transform.dense.bias": "dense.bias",
+    "transform.LayerNorm.weight": "norm.weight",
+    "transform.LayerNorm.bias": "norm.bias",
+}
+"""BERT's masked-word head without its output layer: names there and in our `WordHead`."""
+
+HEAD = "cls.predictions."
 
 
 @dataclass(frozen=True)
@@ -228,22 +253,6 @@ def initialise(module: nn.Module) -> None:
             nn.init.zeros_(part.bias)
 
 
-# BERT's weights under the names of our transformer; UNITER's and TAGS' files use the same.
-
-
-LAYER_NAMES = {
-    "attention.self.qkv.": "qkv.",
-    "attention.output.dense.": "out.",
-    "attention.output.LayerNorm.": "attention_norm.",
-    "intermediate.dense.": "widen.",
-    "output.dense.": "narrow.",
-    "output.LayerNorm.": "norm.",
-}
-"""How names begin within a layer there, after `join_attention`, and here."""
-
-LAYERS = "encoder.layer."
-
-
 def join_attention(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Queries, keys and values of each layer as one weight and one bias, as we compute them."""
     joined = dict(state)
@@ -267,17 +276,6 @@ def layer_name(key: str) -> str | None:
         if key.startswith(LAYERS) and rest.startswith(theirs):
             return f"layers.{number}.{ours}{rest[len(theirs) :]}"
     return None
-
-
-WORD_HEAD = {
-    "transform.dense.weight": "dense.weight",
-    "transform.dense.bias": "dense.bias",
-    "transform.LayerNorm.weight": "norm.weight",
-    "transform.LayerNorm.bias": "norm.bias",
-}
-"""BERT's masked-word head without its output layer: names there and in our `WordHead`."""
-
-HEAD = "cls.predictions."
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The image encoder of VSRN (Li et al. 2019)."""
+"""Semantic reasoning (VSRN, Li et al. 2019): relate fragments to each other, then read them.
+
+The image encoder of VSRN and the text side of VSRN++ are made of these parts.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,6 @@ from counterfoil.encoders.images import ImageEncoder, image_encoders
 from counterfoil.encoders.layers import FragmentBatchNorm, xavier_linear
 from counterfoil.encoders.pooling import MeanPooling, poolings
 from counterfoil.encoders.texts import run_rnn
-
-# Semantic reasoning (VSRN, Li et al. 2019): relate fragments to each other, then read them.
-#
-# The image encoder of VSRN and the text side of VSRN++ are made of these parts.
 
 
 class RelationLayer(nn.Module):

@@ -1,9 +1,10 @@
-"""Reads the image-caption pairs of Crisscrossed Captions (Parekh et al. 2021, arXiv:2004.15020).
+"""Positives beyond a data set's own pairs: Crisscrossed Captions and ECCV Caption.
 
-``sits_{val,test}.csv``, as released, has a header and four columns: caption (``…:sentid:732091``),
-image (``COCO_…_000000365325.jpg``), ``agg_score`` (0 to 5) and ``sampling_method``. vse_infty's
-``cxc_it.json`` maps the id of a query to ``[id of a target, score]`` lists, under ``i2t`` and
-``t2i``; every pair listed there is a positive.
+CxC (Parekh et al. 2021, arXiv:2004.15020): ``sits_{val,test}.csv``, as released, has a header and
+four columns: caption (``…:sentid:732091``), image (``COCO_…_000000365325.jpg``), ``agg_score`` (0
+to 5) and ``sampling_method``. vse_infty's ``cxc_it.json`` maps the id of a query to ``[id of a
+target, score]`` lists, under ``i2t`` and ``t2i``; every pair listed there is a positive. ECCV
+Caption (Chun et al. 2022, arXiv:2204.03359) comes in its own package.
 
 Ids are compared by their trailing number, so ``391895``, ``"391895"`` and
 ``COCO_val2014_000000391895.jpg`` are the same image.
@@ -17,18 +18,23 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from counterfoil.core.errors import DataError, MissingExtraError
 from counterfoil.core.storage.reading import LINES_BYTES, open_text, read_text
 from counterfoil.data.pairs import Split
 from counterfoil.evaluation.extended import ExtendedPositives
 from counterfoil.evaluation.ranks import Positives
-from counterfoil.scoring.encode import SplitScores
+
+if TYPE_CHECKING:  # it imports torch
+    from counterfoil.scoring.encode import SplitScores
 
 TEXT_THRESHOLD = 3.0
 
 Id = str | int
+
+CAPTION_ID_KEYS = ("sentids", "annotation_ids", "caption_ids")
+IMAGE_ID_KEYS = ("cocoid", "image_id")
 
 
 def read_cxc_pairs(
@@ -127,31 +133,22 @@ def _read_csv(path: Path) -> Iterator[tuple[str, str, float]]:
         raise DataError(f"{path}: cannot be read: {error}") from error
 
 
-# Positives of ECCV Caption (Chun et al. 2022, arXiv:2204.03359), from its own package.
-
-
 def eccv_positives(image_ids: Sequence[Id], text_ids: Sequence[Id]) -> ExtendedPositives:
     """The package's positives, for `extended_metrics`; its queries are a part of the 5K."""
     judge = _judge()
     images = {trailing_number(identifier): place for place, identifier in enumerate(image_ids)}
     texts = {trailing_number(identifier): place for place, identifier in enumerate(text_ids)}
+
+    def positives(way: str, queries: Mapping[int, int], targets: Mapping[int, int]) -> Positives:
+        right = judge.eccv_gts[way].items()
+        pairs = _located(
+            ((query, one) for query, found in right for one in found), queries, targets
+        )
+        return Positives.from_pairs(pairs, len(queries), len(targets))
+
     return ExtendedPositives(
-        _located_eccv(judge.eccv_gts["i2t"], images, texts),
-        _located_eccv(judge.eccv_gts["t2i"], texts, images),
-        source="ECCV Caption",
+        positives("i2t", images, texts), positives("t2i", texts, images), source="ECCV Caption"
     )
-
-
-def _located_eccv(
-    right: Mapping[int, Sequence[int]], queries: Mapping[int, int], targets: Mapping[int, int]
-) -> Positives:
-    pairs = [
-        (queries[query], targets[target])
-        for query, found in right.items()
-        for target in found
-        if query in queries and target in targets
-    ]
-    return Positives.from_pairs(pairs, len(queries), len(targets))
 
 
 def _judge() -> Any:
@@ -160,13 +157,6 @@ def _judge() -> Any:
     except ImportError as error:
         raise MissingExtraError("eccv_caption", "eccv", "ECCV Caption evaluation") from error
     return package.Metrics()
-
-
-# Ids by which other people's annotations speak of a split's images and captions.
-
-
-CAPTION_ID_KEYS = ("sentids", "annotation_ids", "caption_ids")
-IMAGE_ID_KEYS = ("cocoid", "image_id")
 
 
 def image_ids(split: Split, images: list[int]) -> list[str]:

@@ -1,8 +1,9 @@
-"""A model, or an ensemble of them, judged on a split."""
+"""A model, or an ensemble as the mean of its score matrices, judged on a split."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,13 +21,88 @@ from counterfoil.evaluation.ranks import (
 )
 from counterfoil.evaluation.report import RetrievalReport
 from counterfoil.evaluation.retrieval import Identical, retrieval
-from counterfoil.models.model import Model
-from counterfoil.scoring.encode import SplitScores, score_split
 
-# Several models as one: the mean of their score matrices.
-
+if TYPE_CHECKING:
+    from counterfoil.models.model import Model
+    from counterfoil.scoring.encode import SplitScores
 
 CHUNK_CELLS = 2_000_000
+
+
+def evaluate(
+    model: Model | Sequence[Model],
+    split: Split,
+    *,
+    folds: int = 0,
+    batch_size: int = 256,
+    bootstrap: int = 1000,
+    positives: ExtendedPositives | None = None,
+    standardise: bool = False,
+    identical_captions: Identical = "both",
+    progress: Progress | None = None,
+) -> RetrievalReport:
+    """Retrieval both ways; several models are an ensemble that averages their scores.
+
+    ``folds=5`` is COCO's 1K protocol on the 5K test images, ``folds=0`` the whole split.
+    ``standardise`` divides each model's scores by their deviation before they are averaged.
+    ``identical_captions`` says what captions that another image has, too, count as (`retrieval`).
+    """
+    from counterfoil.scoring.encode import score_split  # which imports torch; metrics do not
+
+    models = list(model) if isinstance(model, Sequence) else [model]
+    if not models:
+        raise ConfigError("nothing to evaluate: no model given")
+    found = [score_split(one, split, batch_size, progress) for one in models]
+    return report_scores(
+        found,
+        split.name,
+        folds=folds,
+        bootstrap=bootstrap,
+        positives=positives,
+        standardise=standardise,
+        captions=found[0].captions(split),
+        identical_captions=identical_captions,
+    )
+
+
+def report_scores(
+    found: Sequence[SplitScores],
+    split: str,
+    *,
+    folds: int = 0,
+    bootstrap: int = 1000,
+    positives: ExtendedPositives | None = None,
+    standardise: bool = False,
+    captions: Sequence[str] | None = None,
+    identical_captions: Identical = "both",
+) -> RetrievalReport:
+    """The report of one score matrix, or of the average of several over the same pairs.
+
+    ``captions`` are the texts of its columns; without them none is known to be identical.
+    """
+    matrices = [one.scores for one in found]
+    scores = matrices[0] if len(found) == 1 else average(matrices, standardise=standardise)
+    return retrieval(
+        scores,
+        found[0].image_of,
+        split=split,
+        protocol="folds" if folds else "full",
+        folds=folds or 1,
+        bootstrap=bootstrap,
+        positives=positives,
+        captions=captions,
+        identical_captions=identical_captions,
+    )
+
+
+def flat_metrics(report: RetrievalReport) -> dict[str, float]:
+    """The numbers of a report under short names, for logs: ``i2t_r1`` … ``rsum``."""
+    numbers = {"rsum": report.rsum}
+    for name, side in (("i2t", report.i2t), ("t2i", report.t2i)):
+        numbers |= {f"{name}_r{k}": recall for k, recall in side.recalls.items()}
+        numbers |= {f"{name}_medr": side.median_rank, f"{name}_meanr": side.mean_rank}
+        numbers |= {f"{name}_mrr": side.mrr}
+    return numbers
 
 
 def average(
@@ -94,77 +170,3 @@ def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
         )
     shares: list[float] = (values / values.sum()).tolist()
     return shares
-
-
-def evaluate(
-    model: Model | Sequence[Model],
-    split: Split,
-    *,
-    folds: int = 0,
-    batch_size: int = 256,
-    bootstrap: int = 1000,
-    positives: ExtendedPositives | None = None,
-    standardise: bool = False,
-    identical_captions: Identical = "both",
-    progress: Progress | None = None,
-) -> RetrievalReport:
-    """Retrieval both ways; several models are an ensemble that averages their scores.
-
-    ``folds=5`` is COCO's 1K protocol on the 5K test images, ``folds=0`` the whole split.
-    ``standardise`` divides each model's scores by their deviation before they are averaged.
-    ``identical_captions`` says what captions that another image has, too, count as (`retrieval`).
-    """
-    models = [model] if isinstance(model, Model) else list(model)
-    if not models:
-        raise ConfigError("nothing to evaluate: no model given")
-    found = [score_split(one, split, batch_size, progress) for one in models]
-    return report_scores(
-        found,
-        split.name,
-        folds=folds,
-        bootstrap=bootstrap,
-        positives=positives,
-        standardise=standardise,
-        captions=found[0].captions(split),
-        identical_captions=identical_captions,
-    )
-
-
-def report_scores(
-    found: Sequence[SplitScores],
-    split: str,
-    *,
-    folds: int = 0,
-    bootstrap: int = 1000,
-    positives: ExtendedPositives | None = None,
-    standardise: bool = False,
-    captions: Sequence[str] | None = None,
-    identical_captions: Identical = "both",
-) -> RetrievalReport:
-    """The report of one score matrix, or of the average of several over the same pairs.
-
-    ``captions`` are the texts of its columns; without them none is known to be identical.
-    """
-    matrices = [one.scores for one in found]
-    scores = matrices[0] if len(found) == 1 else average(matrices, standardise=standardise)
-    return retrieval(
-        scores,
-        found[0].image_of,
-        split=split,
-        protocol="folds" if folds else "full",
-        folds=folds or 1,
-        bootstrap=bootstrap,
-        positives=positives,
-        captions=captions,
-        identical_captions=identical_captions,
-    )
-
-
-def flat_metrics(report: RetrievalReport) -> dict[str, float]:
-    """The numbers of a report under short names, for logs: ``i2t_r1`` … ``rsum``."""
-    numbers = {"rsum": report.rsum}
-    for name, side in (("i2t", report.i2t), ("t2i", report.t2i)):
-        numbers |= {f"{name}_r{k}": recall for k, recall in side.recalls.items()}
-        numbers |= {f"{name}_medr": side.median_rank, f"{name}_meanr": side.mean_rank}
-        numbers |= {f"{name}_mrr": side.mrr}
-    return numbers

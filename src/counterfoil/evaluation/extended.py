@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from counterfoil.evaluation.ranks import (
-    TOPK_CHUNK_CELLS,
+    STRIP_CELLS,
     Floats,
     Indices,
     Positives,
@@ -21,8 +21,6 @@ from counterfoil.evaluation.ranks import (
     transposed,
 )
 from counterfoil.evaluation.report import ExtendedDirection, ExtendedReport
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +89,7 @@ def direction_metrics(
     within = np.zeros(positives.n_queries)
     depth = int(max(*ks, counts.max(initial=1)))
     for first, last in row_chunks(
-        0, positives.n_queries, positives.n_targets, TOPK_CHUNK_CELLS, chunk_rows
+        0, positives.n_queries, positives.n_targets, STRIP_CELLS, chunk_rows
     ):
         span = slice(*np.searchsorted(positives.queries, [first, last]))
         queries, targets = positives.queries[span], positives.targets[span]

@@ -1,7 +1,8 @@
 """Ranks by counting: a rank is the number of wrong answers that score at least as high.
 
 Nothing is sorted. Ties count against the model, so one that scores everything equal ranks last,
-not first; a query's other positives never count against it.
+not first; a query's other positives never count against it. Score matrices of any make (numpy,
+memory-mapped, torch) are read a few rows at a time.
 """
 
 from __future__ import annotations
@@ -19,11 +20,24 @@ from counterfoil.core.errors import DataError
 from counterfoil.core.parallel import usable_cores
 from counterfoil.data.duplicates import images_of_groups
 
-# Score matrices of any make (numpy, memory-mapped, torch), read a few rows at a time.
-
-
 Floats = NDArray[np.floating[Any]]
+Values = NDArray[np.float64]
 Indices = NDArray[np.int64]
+
+TIE_RULE = "ties count against the model"
+Counts = NDArray[np.int32]
+
+# A chunk of scores and its mask stay in the processor's cache while they are counted twice.
+CHUNK_CELLS = 400_000
+
+# Columns are counted in bytes, so a chunk may have no more rows than a byte can count.
+MAX_CHUNK_ROWS = 255
+
+# Below this, starting threads costs more than it saves.
+THREAD_CELLS = 2_000_000
+
+# Larger than a rank's chunk: a transposed matrix is read in strips, and wide strips read better.
+STRIP_CELLS = 2_000_000
 
 
 class ScoreMatrix(Protocol):
@@ -109,9 +123,6 @@ def processors() -> int:
     return min(8, usable_cores())
 
 
-# `Positives`: which targets are right for which query, as a sparse boolean matrix.
-
-
 @dataclass(frozen=True, eq=False)
 class Positives:
     """Pairs (``queries[p]``, ``targets[p]``) in order of query, each pair once.
@@ -170,11 +181,6 @@ class Positives:
         pairs = np.concatenate([self.pairs(), other.pairs()])
         return Positives.from_pairs(pairs, self.n_queries, self.n_targets)
 
-    def without_diagonal(self) -> Positives:
-        """All pairs but those of an item with itself."""
-        keep = self.queries != self.targets
-        return Positives(self.queries[keep], self.targets[keep], self.n_queries, self.n_targets)
-
     def check(self, n_queries: int, n_targets: int, where: str) -> None:
         """Raise where these positives are not those of a matrix of the given sizes."""
         if (self.n_queries, self.n_targets) != (n_queries, n_targets):
@@ -182,18 +188,6 @@ class Positives:
                 f"{where}: positives are of {self.n_queries} queries and {self.n_targets} "
                 f"targets, scores of {n_queries} and {n_targets}"
             )
-
-
-TIE_RULE = "ties count against the model"
-
-Counts = NDArray[np.int32]
-
-# A chunk of scores and its mask stay in the processor's cache while they are counted twice.
-CHUNK_CELLS = 400_000
-# Columns are counted in bytes, so a chunk may have no more rows than a byte can count.
-MAX_CHUNK_ROWS = 255
-# Below this, starting threads costs more than it saves.
-THREAD_CELLS = 2_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,13 +326,6 @@ def _count_above(
     return row_counts, np.sum(parts, axis=0, dtype=np.int32)
 
 
-# The best targets of each query, a chunk of queries at a time.
-
-
-# Larger than a rank's chunk: a transposed matrix is read in strips, and wide strips read better.
-TOPK_CHUNK_CELLS = 2_000_000
-
-
 def transposed(scores: Any) -> ScoreMatrix:
     """The matrix the other way round, as a view: texts as queries, images as targets."""
     view: ScoreMatrix = scores.T
@@ -358,7 +345,7 @@ def top_k(scores: ScoreMatrix, k: int, *, chunk_rows: int | None = None) -> Indi
         raise DataError(f"k must be at least 1, got {k}")
     k = min(k, n_targets)
     found = np.empty((n_queries, k), dtype=np.int64)
-    for first, last in row_chunks(0, n_queries, n_targets, TOPK_CHUNK_CELLS, chunk_rows):
+    for first, last in row_chunks(0, n_queries, n_targets, STRIP_CELLS, chunk_rows):
         rows = read_rows(scores, first, last)
         for row, values in enumerate(rows, start=first):
             # argpartition picks at random among ties at the edge: keep all of them, then order.

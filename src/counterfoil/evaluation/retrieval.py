@@ -1,4 +1,7 @@
-"""Retrieval both ways: R@K, RSUM and ranks of a score matrix, whole or in folds."""
+"""Retrieval both ways: R@K, RSUM and ranks of a score matrix, whole or in folds.
+
+Beside each recall stand that of a random ranking and, if asked, a confidence interval.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.data.duplicates import identical_groups, images_of_groups, with_twin
@@ -19,6 +22,7 @@ from counterfoil.evaluation.ranks import (
     Indices,
     Ranks,
     ScoreMatrix,
+    Values,
     check_image_of,
     check_matrix,
     count_ranks,
@@ -32,70 +36,7 @@ from counterfoil.evaluation.report import (
     RetrievalReport,
 )
 
-# What a random ranking would score: the floor that every recall stands on.
-
-
-def chance_recall(counts: ArrayLike, n_targets: int, k: int) -> float:
-    """Expected hit rate at ``k``, in percent, for queries with the given numbers of positives.
-
-    A query with c positives among n misses with probability C(n - c, k) / C(n, k). Queries without
-    positives are left out.
-
-    >>> chance_recall([1, 1], n_targets=4, k=1)
-    25.0
-    >>> round(chance_recall([5] * 1000, n_targets=5000, k=10), 3)
-    0.996
-    """
-    positives = np.asarray(counts, dtype=np.float64)
-    positives = positives[positives > 0]
-    if not positives.size:
-        return float("nan")
-    draws = np.arange(min(k, n_targets))
-    left = np.maximum(n_targets - positives[:, None] - draws, 0.0)
-    missed = np.prod(left / (n_targets - draws), axis=1)
-    return float(100.0 * np.mean(1.0 - missed))
-
-
-# Confidence intervals by resampling images together with their captions.
-
-
-Values = NDArray[np.float64]
-
 CHUNK_DRAWS = 1_000_000
-
-
-def cluster_bootstrap(
-    sums: Values, sizes: Values, resamples: int, rng: np.random.Generator
-) -> Values:
-    """Resampled means ``[resamples, n_metrics]`` of metrics known per cluster.
-
-    ``sums[c, m]`` is the sum of metric ``m`` over the queries of cluster ``c`` and ``sizes[c, m]``
-    their number. Captions of one image are not independent, so whole images are drawn.
-
-    >>> hits = np.array([[1.0], [0.0]])
-    >>> means = cluster_bootstrap(hits, np.ones((2, 1)), 400, np.random.default_rng(0))
-    >>> sorted(set(means[:, 0].tolist()))
-    [0.0, 0.5, 1.0]
-    """
-    n_clusters = len(sums)
-    means = np.empty((resamples, sums.shape[1]))
-    step = max(1, CHUNK_DRAWS // max(1, n_clusters))
-    for first in range(0, resamples, step):
-        count = min(step, resamples - first)
-        drawn = rng.integers(0, n_clusters, size=(count, n_clusters), dtype=np.int64)
-        drawn += np.arange(count)[:, None] * n_clusters
-        weights = np.bincount(drawn.ravel(), minlength=count * n_clusters)
-        weights = weights.reshape(count, n_clusters).astype(np.float64)
-        means[first : first + count] = (weights @ sums) / (weights @ sizes)
-    return means
-
-
-def interval(means: Values, level: float = 0.95) -> tuple[float, float]:
-    """The percentile interval of resampled means."""
-    tail = 50.0 * (1.0 - level)
-    low, high = np.percentile(means, [tail, 100.0 - tail])
-    return float(low), float(high)
-
 
 Identical = Literal["both", "negatives", "positives"]
 """How to count identical captions; ``both`` only if there are many, else as negatives."""
@@ -367,3 +308,57 @@ def _check_options(
     if bootstrap < 0:
         raise ConfigError(f"bootstrap: expected 0 or more resamples, got {bootstrap}")
     return tuple(sorted({int(k) for k in ks}))
+
+
+def chance_recall(counts: ArrayLike, n_targets: int, k: int) -> float:
+    """Expected hit rate at ``k``, in percent, for queries with the given numbers of positives.
+
+    A query with c positives among n misses with probability C(n - c, k) / C(n, k). Queries without
+    positives are left out.
+
+    >>> chance_recall([1, 1], n_targets=4, k=1)
+    25.0
+    >>> round(chance_recall([5] * 1000, n_targets=5000, k=10), 3)
+    0.996
+    """
+    positives = np.asarray(counts, dtype=np.float64)
+    positives = positives[positives > 0]
+    if not positives.size:
+        return float("nan")
+    draws = np.arange(min(k, n_targets))
+    left = np.maximum(n_targets - positives[:, None] - draws, 0.0)
+    missed = np.prod(left / (n_targets - draws), axis=1)
+    return float(100.0 * np.mean(1.0 - missed))
+
+
+def cluster_bootstrap(
+    sums: Values, sizes: Values, resamples: int, rng: np.random.Generator
+) -> Values:
+    """Resampled means ``[resamples, n_metrics]`` of metrics known per cluster.
+
+    ``sums[c, m]`` is the sum of metric ``m`` over the queries of cluster ``c`` and ``sizes[c, m]``
+    their number. Captions of one image are not independent, so whole images are drawn.
+
+    >>> hits = np.array([[1.0], [0.0]])
+    >>> means = cluster_bootstrap(hits, np.ones((2, 1)), 400, np.random.default_rng(0))
+    >>> sorted(set(means[:, 0].tolist()))
+    [0.0, 0.5, 1.0]
+    """
+    n_clusters = len(sums)
+    means = np.empty((resamples, sums.shape[1]))
+    step = max(1, CHUNK_DRAWS // max(1, n_clusters))
+    for first in range(0, resamples, step):
+        count = min(step, resamples - first)
+        drawn = rng.integers(0, n_clusters, size=(count, n_clusters), dtype=np.int64)
+        drawn += np.arange(count)[:, None] * n_clusters
+        weights = np.bincount(drawn.ravel(), minlength=count * n_clusters)
+        weights = weights.reshape(count, n_clusters).astype(np.float64)
+        means[first : first + count] = (weights @ sums) / (weights @ sizes)
+    return means
+
+
+def interval(means: Values, level: float = 0.95) -> tuple[float, float]:
+    """The percentile interval of resampled means."""
+    tail = 50.0 * (1.0 - level)
+    low, high = np.percentile(means, [tail, 100.0 - tail])
+    return float(low), float(high)

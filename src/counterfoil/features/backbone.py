@@ -1,4 +1,4 @@
-"""Extractors that run a network on pixels: many images at a time, on any device."""
+"""Extractors that run a network on pixels: many images at a time, its outputs cells with boxes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from counterfoil.features.views import WHOLE, Box, View, grid_boxes, place
 if TYPE_CHECKING:
     import torch
 
-
 Array = NDArray[np.float32]
+
+Cells = tuple[Array, Array, Array]
+"""Features [B, n, D], boxes [B, n, 4], one vector for each whole view [B, D]."""
 
 
 @dataclass(frozen=True)
@@ -181,11 +183,7 @@ def _rows(seen: Seen) -> list[Seen]:
     ]
 
 
-# Outputs of networks as cells with boxes: maps [B, C, H, W] and rows of tokens [B, T, D].
-
-
-Cells = tuple[Array, Array, Array]
-"""Features [B, n, D], boxes [B, n, 4], one vector for each whole view [B, D]."""
+# Outputs of networks are maps [B, C, H, W] or rows of tokens [B, T, D].
 
 
 def map_cells(maps: Array) -> Cells:

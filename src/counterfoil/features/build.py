@@ -1,4 +1,4 @@
-"""From a data set with images to one with features, written where every command can read it."""
+"""From a data set with images, or a folder of photos, to one with features on disk."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ from counterfoil.features.extractors import Extractor, extractors, full_name, sp
 
 MANIFEST = "features.json"
 BEST, FALLBACK = "efficientnet-lite", "segments"
+
+TYPES = frozenset(
+    {".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif"}
+)
 
 
 def default_backbone() -> str:
@@ -153,14 +157,6 @@ def _with_name(pairs: Pairs, name: str, images: bool) -> Pairs:
         pixels = split.pixels if images else None
         splits[split.name] = replace(split, fragments=table, pixels=pixels)
     return replace(pairs, splits=splits)
-
-
-# A plain folder of photos, without captions, as a data set to take features from.
-
-
-TYPES = frozenset(
-    {".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif"}
-)
 
 
 def is_photo_folder(path: Path) -> bool:

@@ -38,7 +38,7 @@ FOLDER = "image-features"
 """The folder of all this in a cache folder, which holds other things, too."""
 
 DIGESTS = "digests"
-"""In it, digests of images by the names and dates of their files (see `stamps`)."""
+"""In it, digests of images by the names and dates of their files (see `extract`)."""
 
 CLEAR = "counterfoil data cache --clear"
 _EXTRACTOR = "extractor.json"

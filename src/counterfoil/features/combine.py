@@ -1,4 +1,4 @@
-"""The extractor "joined": several backbones side by side, their vectors or fragments joined."""
+"""The extractors "joined", several backbones as one, and "crops", windows seen by a backbone."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from counterfoil.data.fragments import Fragments
 from counterfoil.features.backbone import Array, Backbone, Seen, whole
 from counterfoil.features.extractors import extractors
 from counterfoil.features.views import Box, View, crop_boxes
+
+_MOST = 400
 
 
 @dataclass(frozen=True)
@@ -129,12 +131,6 @@ def _of_part(views: Sequence[View], number: int) -> list[View]:
 def _unit(features: Array) -> Array:
     length = np.linalg.norm(features, axis=-1, keepdims=True)
     return np.asarray(features / np.maximum(length, 1e-8), dtype=np.float32)
-
-
-# The extractor "crops": windows of several scales as regions, each seen by another backbone.
-
-
-_MOST = 400
 
 
 @extractors.register("crops")

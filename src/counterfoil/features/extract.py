@@ -1,4 +1,4 @@
-"""Fragments for every image of a data set, extracted once per image and extractor."""
+"""Fragments for every image of a data set, extracted once per image content and extractor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from counterfoil.core.parallel import bounded_workers, usable_cores
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.atomic import Scratch, write_atomically
 from counterfoil.core.storage.reading import GIB, read_bytes
-from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.formats.assemble import may_lack
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import FileImage, ImageRef, MemberImage, RowImage
@@ -39,15 +38,17 @@ from counterfoil.features.chunks import Chunk, Refs, chunks
 from counterfoil.features.extractors import Extractor, extractors
 from counterfoil.features.pixels import Pixels
 
-# Digests of images: what the file of an image contains, whatever its name and place.
-
-
 _SIZE = 32
 _UNREADABLE = bytes(_SIZE)
 # So many images of a split are read in full before each run; of the others, size and dates must do.
 _READ = 32
 # A bar is worth its line for more images than this.
 _MANY = 1000
+
+_CHUNK = 64
+
+_scratch: list[Scratch] = []
+"""Features outside the cache are needed as long as a data set is, so until the process ends."""
 
 
 def digest_of(ref: ImageRef) -> bytes:
@@ -162,9 +163,6 @@ def _dated(path: Path) -> str:
         return "missing"
     # The time of the last change of its inode shows also a file whose date was set back.
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
-
-
-_CHUNK = 64
 
 
 def with_fragments(
@@ -297,6 +295,8 @@ class _Store:
         """Extract and keep; returns messages about images that could not be used."""
         bad: dict[bytes, str] = {}
         if images and isinstance(self.job.tool, Backbone):
+            from counterfoil.core.tensors.device import choose_device  # which imports torch
+
             self.job.tool.to(str(choose_device(self.job.device)))
         for digests, chunk in _work(images, self._bounded_job()):
             bad.update((digests[row], message) for row, message in chunk.bad.items())
@@ -327,10 +327,6 @@ class _Store:
         self.scratch = Scratch(".counterfoil-features-", self.job.temporary)
         _scratch.append(self.scratch)
         return FeatureCache(self.scratch.folder)
-
-
-_scratch: list[Scratch] = []
-"""Features outside the cache are needed as long as a data set is, so until the process ends."""
 
 
 def _work(images: list[tuple[bytes, ImageRef]], job: Job) -> Iterator[tuple[list[bytes], Chunk]]:

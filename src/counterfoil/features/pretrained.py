@@ -1,4 +1,4 @@
-"""Vision networks of `transformers`: loading, telling their kinds apart, digests of weights."""
+"""Vision networks of `transformers`: loading, kinds, digests of weights, preprocessing."""
 
 from __future__ import annotations
 
@@ -126,9 +126,6 @@ def silent_loading() -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(level)
-
-
-# How a dual encoder of `transformers` (CLIP, SigLIP) wants its pictures.
 
 
 # What the published networks of each kind were shown, where no file beside the weights says more.

@@ -8,11 +8,22 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-# Connected components of an image, in numpy alone.
-
-
 Labels = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+
+_LEVELS = 32
+_SOFTNESS = 42.0
+
+# Neighbours this close in every channel belong together.
+_FLAT = 22
+
+# Outlines and silhouettes stand out more than this; clouds, hills and shadows do not.
+_OUTLINE = 62
+
+# With fewer regions than this, an image is also cut up without regard to objects.
+_FEW = 6
+
+TYPES = ("whole", "object", "layer", "cell")
 
 
 def mask_components(mask: Mask) -> Labels:
@@ -60,9 +71,6 @@ def _union(count: int, one: Labels, other: Labels) -> Labels:
     return parent
 
 
-# Colours by name, softly: how much of each focal colour a pixel has.
-
-
 # Focal colours that people name alike, with the tones that photographs are full of.
 FOCAL = np.array(
     [
@@ -88,8 +96,6 @@ FOCAL = np.array(
     ],
     dtype=np.float32,
 )
-_LEVELS = 32
-_SOFTNESS = 42.0
 
 
 def cell_of(pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -126,15 +132,6 @@ def _opponent(rgb: NDArray[np.float32]) -> NDArray[np.float32]:
     red, green, blue = rgb[:, 0], rgb[:, 1], rgb[:, 2]
     light = (red + green + blue) / 3
     return np.stack([0.8 * light, red - green, 0.7 * ((red + green) / 2 - blue)], axis=1)
-
-
-# Neighbours this close in every channel belong together.
-_FLAT = 22
-# Outlines and silhouettes stand out more than this; clouds, hills and shadows do not.
-_OUTLINE = 62
-# With fewer regions than this, an image is also cut up without regard to objects.
-_FEW = 6
-TYPES = ("whole", "object", "layer", "cell")
 
 
 @dataclass(frozen=True)

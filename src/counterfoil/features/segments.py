@@ -1,4 +1,12 @@
-"""The extractor "segments": regions from colour and outline, described by hand-made numbers."""
+"""The extractor "segments": regions from colour and outline, described by hand-made numbers.
+
+They tell colour, shape, edges, texture and place. Grids are folded: a thing and its mirror image
+get the same numbers but for their place, since the way things face is seldom said, and to learn it
+twice takes twice the pictures.
+
+Legend for array suffixes: R regions, S samples a side, C colours. Every region is read on a grid of
+S by S samples of its box, so the cost depends on the number of regions, not on their size.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +18,6 @@ from counterfoil.core.errors import ConfigError
 from counterfoil.data.fragments import Fragments
 from counterfoil.features.extractors import extractors
 from counterfoil.features.regions import FOCAL, TYPES, Regions, cell_of, propose, soft_names
-
-# Numbers that describe regions: colour, shape, edges, texture, place.
-#
-# Grids are folded: a thing and its mirror image get the same numbers but for their place, since
-# the
-# way things face is seldom said, and to learn it twice takes twice the pictures.
-#
-# Legend for array suffixes: R regions, S samples a side, C colours. Every region is read on a
-# grid
-# of S by S samples of its box, so the cost depends on the number of regions, not on their size.
-
 
 _S = 32
 _BINS = 6
@@ -45,6 +42,8 @@ DIM = (
     + 4  # alike objects
     + len(TYPES)
 )
+
+VERSION = 1
 
 
 def describe_regions(pixels: NDArray[np.uint8], regions: Regions) -> Array:
@@ -259,9 +258,6 @@ def _alike(regions: Regions, colour: Array) -> Array:
     same = regions.types[:, None] == regions.types[None, :]
     others = (similar & same).sum(axis=1) - 1
     return np.eye(4, dtype=np.float32)[np.clip(others, 0, 3)]
-
-
-VERSION = 1
 
 
 @extractors.register("segments")

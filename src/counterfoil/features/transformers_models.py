@@ -29,9 +29,6 @@ from counterfoil.features.pretrained import (
 )
 from counterfoil.features.views import Preprocessing, View, read_detection, read_preprocessing
 
-# The outputs of detectors of DETR's family as regions: the most certain queries of each image.
-
-
 _LEAST_SIDE = 1e-3
 
 

@@ -1,4 +1,7 @@
-"""What a network is shown of an image: pixels at the size it takes, and where they were."""
+"""What a network is shown of an image: pixels at the size and scale it takes, and where they were.
+
+Only Pillow does the work: the processors of `transformers` need torchvision for most networks.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,13 @@ Box = tuple[float, float, float, float]
 Size = tuple[int, int]
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 _LEAST = 32
+
+Fit = Literal["squash", "crop", "within"]
+
+# What ImageNet's pictures have on average, in 0…1: the custom where a network says nothing.
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+_LARGEST_SIDE = 4096
 
 
 @dataclass(frozen=True)
@@ -98,17 +108,6 @@ def crop_boxes(scales: Sequence[float]) -> list[Box]:
             for x in starts
         ]
     return boxes
-
-
-# How a published network wants its pixels, read from the file beside its weights.
-#
-# Only Pillow does the work: the processors of `transformers` need torchvision for most networks.
-
-
-Fit = Literal["squash", "crop", "within"]
-# What ImageNet's pictures have on average, in 0…1: the custom where a network says nothing.
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_LARGEST_SIDE = 4096
 
 
 @dataclass(frozen=True)

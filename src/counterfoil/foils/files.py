@@ -1,4 +1,4 @@
-"""Foils on disk: a JSON object a line, which any model's training can read as extra negatives."""
+"""Foils on disk: a JSON object a line, made by rule or by a model, read as extra negatives."""
 
 from __future__ import annotations
 
@@ -216,9 +216,6 @@ def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
             yield line, value
 
 
-# Foils of a whole data set in a file, made by rule; what all makers of such files share.
-
-
 @dataclass(frozen=True)
 class Caption:
     """A caption of a split: which image has it, its id ``IMAGE#0``, and its text."""
@@ -326,9 +323,6 @@ def batches_of(captions: Sequence[Caption], size: int) -> list[Sequence[Caption]
 def batch_generator(seed: int, number: int) -> np.random.Generator:
     """Where the draws of one batch come from."""
     return np.random.default_rng([seed, number])
-
-
-# Which captions of a split the foils of a file belong to.
 
 
 def foils_by_caption(path: Path, split: Split) -> dict[int, tuple[str, ...]]:

@@ -1,4 +1,9 @@
-"""Masked versions of a caption: by unit of its scene graph (TAGS), or token by token (UNITER)."""
+"""Model-made foils (TAGS §2.1): captions masked, refilled given their image, filtered, ranked.
+
+Masks are drawn by unit of the scene graph (TAGS) or token by token (UNITER). The model comes in as
+two callables, so that any masked language model that sees images will do. Everything is batched
+over captions, versions and samples; only masks are drawn caption by caption.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +31,16 @@ BISECTIONS = 12
 
 Places = tuple[int, ...]
 Ids = NDArray[np.int64]
+
+Form = Literal["paper", "reference"]
+NONE = -1
+_IDENTICAL, _DUPLICATED = 3.0, 2.0
+
+Filler = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Logits [P, V] of P asked tokens: of captions [n], masked ids [n, W], which are asked [n, W]."""
+
+Scorer = Callable[[Tensor, Tensor], Tensor]
+"""Scores [n] of sentences [n, W] with the images of captions [n]."""
 
 
 @dataclass(frozen=True)
@@ -185,21 +200,10 @@ def mask_versions(
     return Masked(np.where(stays, true, changed), np.where(labelled, true, UNMASKED))
 
 
-# Which synthetic captions become negatives: false negatives out, then the hardest ones.
-#
 # A sentence is taken to be true of an image, and dropped, if all the tokens that were put in
-# occur in
-# the image's own captions (TAGS §2.1); so are copies of the caption and duplicates. The public
-# code
-# only lowers the scores of copies and duplicates, so that they may still be chosen:
+# occur in the image's own captions (TAGS §2.1); so are copies of the caption and duplicates. The
+# public code only lowers the scores of copies and duplicates, so that they may still be chosen:
 # ``form="reference"``.
-
-
-Form = Literal["paper", "reference"]
-NONE = -1
-_IDENTICAL, _DUPLICATED = 3.0, 2.0
-
-
 def select_foils(
     candidates: Tensor,
     captions: Tensor,
@@ -280,20 +284,6 @@ def _groups(candidates: Tensor) -> Tensor:
     if not len(rows):
         return rows.new_zeros(batch, count)
     return torch.unique(rows, dim=0, return_inverse=True)[1].view(batch, count)
-
-
-# Captions masked, refilled given their images, filtered, the hardest kept (TAGS §2.1).
-#
-# The model comes in as two callables, so that any masked language model that sees images will do.
-# Everything is batched over captions, versions and samples; only masks are drawn caption by
-# caption.
-
-
-Filler = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Logits [P, V] of P asked tokens: of captions [n], masked ids [n, W], which are asked [n, W]."""
-
-Scorer = Callable[[Tensor, Tensor], Tensor]
-"""Scores [n] of sentences [n, W] with the images of captions [n]."""
 
 
 @dataclass(frozen=True)

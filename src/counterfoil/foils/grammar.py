@@ -1,4 +1,4 @@
-"""Just enough grammar for rules: where a noun phrase has its noun, and what relates two of them."""
+"""Just enough grammar for rules, without a model: noun phrases, relations, word classes."""
 
 from __future__ import annotations
 
@@ -47,6 +47,14 @@ _DETERMINERS = frozenset(
 _PRONOUNS = frozenset({"it", "him", "them"})
 _LONGEST_PHRASE = 5
 _LONGEST_LINK = 3
+
+_WITHIN_PHRASE = (DETERMINER, ADJECTIVE, NUMBER, POSSESSIVE)
+_CLAUSE_STARTS = ("while", "as", "who", "that", "which", "and", "but", "where", "when", ",", ".")
+
+_ALSO_NOUNS = frozenset(
+    {"male", "female", "adult", "blond", "blonde", "brunette", "left", "right", "top", "bottom"}
+    | {"orange", "native", "light", "square", "middle", "background", "foreground", "plastic"}
+)
 
 
 @dataclass(frozen=True)
@@ -143,11 +151,7 @@ def is_plural(tokens: Tokens, place: int) -> bool:
     return True
 
 
-# Word classes of a caption by lists, endings and neighbours; no model, the same everywhere.
-
-
-_WITHIN_PHRASE = (DETERMINER, ADJECTIVE, NUMBER, POSSESSIVE)
-_CLAUSE_STARTS = ("while", "as", "who", "that", "which", "and", "but", "where", "when", ",", ".")
+# Word classes by lists, endings and neighbours.
 
 
 def tag(tokens: Sequence[str]) -> list[str]:
@@ -264,12 +268,6 @@ def _adjective(tokens: Sequence[str], before: str, place: int) -> str:
         return NOUN
     listed = tokens[place + 1 : place + 2] in (["and"], [","], ["or"], ["&"])
     return NOUN if before in (DETERMINER, POSSESSIVE) and not listed else ADJECTIVE
-
-
-_ALSO_NOUNS = frozenset(
-    {"male", "female", "adult", "blond", "blonde", "brunette", "left", "right", "top", "bottom"}
-    | {"orange", "native", "light", "square", "middle", "background", "foreground", "plastic"}
-)
 
 
 def _is_third_person(word: str) -> bool:

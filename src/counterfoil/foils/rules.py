@@ -37,9 +37,6 @@ from counterfoil.foils.lexicon import (
     THINGS,
 )
 
-# Where a caption can be falsified by a rule, and how: edits that put other words in its places.
-
-
 # New words by place; a site is all that can be done to one place, each edit on its own.
 Edit = dict[int, str]
 Site = list[Edit]
@@ -55,6 +52,8 @@ _AGREEING = frozenset(
     | {"himself", "herself", "that", "which", "who"}
 )
 _PLURAL_CLOTHES = frozenset({"clothes", "shorts", "jeans", "pants", "glasses", "gloves"})
+
+DEFAULT_KINDS = ("noun", "numeral", "relation")
 
 
 def noun_sites(tokens: Tokens, avoid: AbstractSet[str]) -> list[Site]:
@@ -232,7 +231,6 @@ SITES: dict[str, Callable[[Tokens, AbstractSet[str]], Iterable[Site]]] = {
 
 
 KINDS = tuple(SITES)
-DEFAULT_KINDS = ("noun", "numeral", "relation")
 
 
 @dataclass(frozen=True)

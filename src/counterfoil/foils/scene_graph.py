@@ -1,4 +1,4 @@
-"""The scene graph of a caption: its objects, attributes and relations, and the words of each."""
+"""The scene graph of a caption (objects, attributes, relations), and its extraction by rule."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from counterfoil.data.text.words import words
-from counterfoil.foils.grammar import tag
+from counterfoil.foils.grammar import Tokens, tag
 from counterfoil.foils.lexicon import (
     ADJECTIVE,
     ADVERB,
@@ -88,7 +88,7 @@ class GraphExtractor(Protocol):
     def extract(self, caption: str) -> SceneGraph: ...
 
 
-# Words that every extractor of scene graphs treats alike, so that their graphs compare.
+# Words that every extractor treats alike, so that their graphs compare.
 
 
 # "a picture of a dog" speaks of a dog; the picture is not in the picture.
@@ -131,10 +131,6 @@ def is_lead(tokens: Sequence[str], place: int) -> bool:
     return tokens[place + 1 : place + 2] == ["the"] and long_relation(tokens, place + 2) > 0
 
 
-# Scene graphs by rule: a tagger of word lists and endings, then phrases read off the tags.
-
-
-Tokens = Sequence[str]
 _OBJECT_BEGINS = (DETERMINER, ADJECTIVE, NUMBER, NOUN, PRONOUN)
 
 

@@ -1,4 +1,4 @@
-"""Scene graphs from a dependency parse, where spaCy and one of its English models are installed."""
+"""Scene graphs from a dependency parse by spaCy, and the extractors of graphs by name."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from counterfoil.foils.scene_graph import (
 _NOUNS = ("NOUN", "PROPN")
 _OBJECT_OF_VERB = frozenset({"dobj", "obj", "dative", "attr", "oprd"})
 _OBJECT_OF_PREPOSITION = frozenset({"pobj", "pcomp", "prep"})
+
+EXTRACTORS = ("rules", "spacy")
 
 
 class SpacyExtractor:
@@ -136,12 +138,6 @@ def _is_attribute(token: Any) -> bool:
         return False
     participle = token.pos_ == "VERB" and token.dep_ == "amod"
     return token.pos_ == "ADJ" or participle or (token.pos_ == "NUM" and token.dep_ == "nummod")
-
-
-# Extractors of scene graphs by name.
-
-
-EXTRACTORS = ("rules", "spacy")
 
 
 def create_extractor(name: str) -> GraphExtractor:

@@ -1,4 +1,4 @@
-"""`Matcher`: two encoded batches to a score matrix."""
+"""`Matcher`: two encoded batches to a score matrix, or each image with its own text alone."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from counterfoil.encoders.encoded import Encoded, Needs
 from counterfoil.kernels.spec import ScoringJob
 
 matchers: Registry[type[Matcher]] = Registry("matcher")
+
+PAIRED_BLOCK = 16
+"""Pairs scored together: a few that nobody asked for cost less than a call for each."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +97,6 @@ def pooled(encoded: Encoded, side: str) -> Tensor:
             f"set model.{side}.pooling (mean, max, kmax, attention, gpo)"
         )
     return encoded.pooled
-
-
-# Each image with its own text, and with no other.
-
-
-PAIRED_BLOCK = 16
-"""Pairs scored together: a few that nobody asked for cost less than a call for each."""
 
 
 def paired_scores(matcher: Matcher, images: Encoded, texts: Encoded) -> Tensor:

@@ -1,4 +1,4 @@
-"""The single-stream cross-encoder: one transformer over the words and regions of a pair."""
+"""The single-stream cross-encoder: one transformer over a pair, and heads that read its states."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ from counterfoil.matchers.base import matchers
 from counterfoil.matchers.cross_pairs import PairTokens, chunks
 from counterfoil.matchers.fragment_matcher import FragmentMatcher, fragments
 
-# What is read off a cross-encoder's states: a match, a word, whether a word is right.
-
-
 Head = Literal["itm", "mlm", "discrimination", "correction"]
-
 
 ORDER: dict[str, str | None] = {
     "itm": None,
@@ -33,6 +29,15 @@ ORDER: dict[str, str | None] = {
     "correction": "mlm",
 }
 """Heads in the order they are made, and which of them a new one is a copy of."""
+
+MOST_PAIRS = 1 << 15
+"""Pairs that go through the transformer together: CUDA's attention takes fewer than 65,536."""
+
+MOST_TOKENS = 1 << 17
+"""Tokens that go through it together without gradients: enough to keep a large GPU busy."""
+
+TENSOR_CORES = (8, 0)
+"""Compute capability from which GPUs multiply bfloat16 fast."""
 
 
 class WordHead(nn.Module):
@@ -104,16 +109,6 @@ class CrossHeads(nn.ModuleDict):
 def _set_row(head: nn.Module, row: int, source: nn.Module) -> None:
     for mine, theirs in zip(head.parameters(), source.parameters(), strict=True):
         mine[row].copy_(theirs[0])
-
-
-MOST_PAIRS = 1 << 15
-"""Pairs that go through the transformer together: CUDA's attention takes fewer than 65,536."""
-
-MOST_TOKENS = 1 << 17
-"""Tokens that go through it together without gradients: enough to keep a large GPU busy."""
-
-TENSOR_CORES = (8, 0)
-"""Compute capability from which GPUs multiply bfloat16 fast."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from counterfoil.matchers.fragment_matcher import single, single_precision
 class Cosine(Matcher):
     """Inner product of the pooled vectors, which the encoders bring to unit length.
 
-    In mixed precision it is taken in single precision (`matchers.precision`).
+    In mixed precision it is taken in single precision (`fragment_matcher`).
     """
 
     needs = "pooled"

@@ -1,4 +1,4 @@
-"""Several matchers of one kind side by side: the score is the mean of theirs."""
+"""Several encoders or matchers of one kind side by side: the score is the mean of theirs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels.spec import ScoringJob
 from counterfoil.matchers.base import Matcher, Observation, paired_scores
-
-# Several encoders of one kind side by side, as one encoder of as many times the width.
 
 
 class CopiedEncoder(nn.Module):

@@ -25,13 +25,22 @@ from counterfoil.kernels.spec import KernelSpec, ScoringJob, usable
 from counterfoil.kernels.tiled import TilePlan, plan_tiles, score_sides
 from counterfoil.matchers.base import Matcher
 
-# Final scores in single precision, also where a run is in mixed precision.
-#
-# bfloat16 keeps 8 bits: two scores near 1 differ by 0.004 or not at all, so that pairs tie at the
-# top
-# of a ranking, and a model whose vectors are all alike could not learn to tell them apart.
+KEPT_CELLS = 1 << 26
+"""Similarities kept for the backward pass; a larger grid is recomputed block by block."""
+
+BLOCK_CELLS = 1 << 24
+"""Similarities of one matrix product if they are not kept."""
+
+COMPILE_BACKEND = "inductor"
+_compiled: dict[tuple[type, str], Callable[..., Tensor]] = {}
+
+_uncompilable: set[type] = set()
+"""Classes of matchers that could not be compiled here; PyTorch runs them as they are."""
 
 
+# Final scores are in single precision, also where a run is in mixed precision. bfloat16 keeps 8
+# bits: two scores near 1 differ by 0.004 or not at all, so that pairs tie at the top of a
+# ranking, and a model whose vectors are all alike could not learn to tell them apart.
 @contextmanager
 def single_precision(device: torch.device) -> Iterator[bool]:
     """Inside, nothing is cast to half precision by autocast; gives whether it was enabled."""
@@ -55,13 +64,6 @@ def single_fragments(encoded: Encoded) -> Encoded:
         fragments=None if fragments is None else single(fragments),
         pooled=None if pooled is None else single(pooled),
     )
-
-
-KEPT_CELLS = 1 << 26
-"""Similarities kept for the backward pass; a larger grid is recomputed block by block."""
-
-BLOCK_CELLS = 1 << 24
-"""Similarities of one matrix product if they are not kept."""
 
 
 @dataclass(frozen=True)
@@ -158,13 +160,6 @@ class FragmentMatcher(Matcher):
             run, fragments(images), fragments(texts), use_reentrant=False, preserve_rng_state=False
         )
         return scores
-
-
-COMPILE_BACKEND = "inductor"
-
-_compiled: dict[tuple[type, str], Callable[..., Tensor]] = {}
-_uncompilable: set[type] = set()
-"""Classes of matchers that could not be compiled here; PyTorch runs them as they are."""
 
 
 def can_compile(device: torch.device) -> bool:

@@ -1,6 +1,10 @@
-"""NAAF's boundary between matched and mismatched similarities (section 3.1.1, eq. 3–5).
+"""NAAF's mismatch mining: similarities of right and wrong pairs, and the boundary between them.
 
-Both distributions of similarities are taken as normal. The boundary t minimises
+Section 3.1.3: for each caption whose own image scores highest of the batch, every word gives its
+highest similarity with that image as matched, and with one other image as mismatched. An ablation
+takes its similarities with all regions of that other image.
+
+Section 3.1.1 (eq. 3–5): both distributions are taken as normal. The boundary t minimises
 α·P(mismatched > t) + P(matched < t) at first, and is μ₊ − 3σ₊ later in training.
 """
 
@@ -21,20 +25,17 @@ from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.base import Observation
 from counterfoil.matchers.fragment_matcher import fragments
 
-# Word-region similarities of right and wrong pairs of a batch, for NAAF's mismatch mining.
-#
-# Section 3.1.3: for each caption whose own image scores highest of the batch, every word gives
-# its
-# highest similarity with that image as matched, and with one other image as mismatched. An
-# ablation
-# takes its similarities with all regions of that other image.
-
-
 BINS = 400
 """Bins of the histograms of similarities, from −1 to 1. Cosines beyond are rounding errors."""
 
 Mismatched = Literal["max", "all"]
 """What a word gives as mismatched: its highest similarity (eq. 14), or all of them."""
+
+Chosen = tuple[Encoded, Tensor, Tensor]
+"""Images [P], their own and another caption [2 P] by index, and which pairs [P, 2] count."""
+
+SMALLEST_STD = 1e-4
+ESTIMATES = ("mean_pos", "std_pos", "mean_neg", "std_neg")
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,6 @@ class Mismatches:
             torch.stack([F.pad(best.values[:, 0], rest), every], 1),
             torch.stack([F.pad(best.counted[:, 0], rest), real.flatten(1)], 1),
         )
-
-
-Chosen = tuple[Encoded, Tensor, Tensor]
-"""Images [P], their own and another caption [2 P] by index, and which pairs [P, 2] count."""
 
 
 def _pairs(seen: Observation, shift: int) -> Chosen:
@@ -211,11 +208,6 @@ def mean_and_std(number: float, total: float, squares: float) -> tuple[float, fl
     """Of samples with these moments; the deviation is that of n - 1."""
     mean = total / number
     return mean, math.sqrt(max(0.0, (squares - number * mean**2) / max(1.0, number - 1)))
-
-
-SMALLEST_STD = 1e-4
-
-ESTIMATES = ("mean_pos", "std_pos", "mean_neg", "std_neg")
 
 
 def optimal_boundary(

@@ -1,9 +1,9 @@
 """NAAF: negative-aware attention (Zhang et al. 2022). Words that match nothing count against.
 
-Equation numbers are the paper's. Section 3.1.1 (eq. 3–5) is `mismatch_boundary`, the samples of
-section 3.1.3 (eq. 1, 2, 13, 14) are `mismatches`, section 3.1.2 (eq. 6–12) is here. Eq. 15 is the
-triplet objective. Names in a tile: Q texts of N words u_i, C images of K regions v_j; in the
-image-to-text direction they change places.
+Equation numbers are the paper's. Section 3.1.1 (eq. 3–5) and the samples of section 3.1.3 (eq. 1,
+2, 13, 14) are in `mismatch_boundary`, section 3.1.2 (eq. 6–12) is here. Eq. 15 is the triplet
+objective. Names in a tile: Q texts of N words u_i, C images of K regions v_j; in the image-to-text
+direction they change places.
 """
 
 from __future__ import annotations

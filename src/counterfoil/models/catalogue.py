@@ -1,10 +1,12 @@
-"""The cross-attention family: words and regions, compared pair by pair."""
+"""Every named model, family by family: its encoders, its matcher and their options."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from counterfoil.models.spec import ModelSpec, models
+
+# Fragments: words and regions, compared pair by pair.
 
 
 def _local(matcher: dict[str, Any], image: str = "fc", text: str = "bigru") -> ModelSpec:
@@ -64,50 +66,25 @@ def imram() -> ModelSpec:
     return _local({"name": "imram"})
 
 
-# Models of sets: several vectors an image, several a text, for what is ambiguous in them.
+@models.register("naaf")
+def naaf() -> ModelSpec:
+    """NAAF: mismatched words count against a pair, around a learned boundary (CVPR 2022)."""
+    return _local({"name": "naaf"})
 
 
-@models.register("dive")
-def dive() -> ModelSpec:
-    """DivE with BiGRU: sets predicted by slots, smooth-Chamfer similarity (Kim et al. 2023)."""
-    return ModelSpec(
-        image={"name": "dive"}, text={"name": "dive-gru"}, matcher={"name": "smooth-chamfer"}
-    )
+@models.register("naaf-no-intra")
+def naaf_no_intra() -> ModelSpec:
+    """NAAF without intra-modal propagation; average it with 'naaf' for the paper's ensemble."""
+    return _local({"name": "naaf", "intra": "none"})
 
 
-@models.register("dive-bert")
-def dive_bert() -> ModelSpec:
-    """DivE with BERT: the same, slots over the states of a language model (Kim et al. 2023)."""
-    return ModelSpec(
-        image={"name": "dive"}, text={"name": "dive-bert"}, matcher={"name": "smooth-chamfer"}
-    )
+@models.register("naaf-positive")
+def naaf_positive() -> ModelSpec:
+    """NAAF without its negative branch: the ablation."""
+    return _local({"name": "naaf", "negative": False})
 
 
-# ESA: embeddings pooled channel by channel (Zhu et al. 2023).
-
-
-def _esa(text: dict[str, Any]) -> ModelSpec:
-    """The image side of VSE∞, each channel attending to the regions by itself."""
-    return ModelSpec(
-        image={"name": "mlp", "residual": "raw", "pooling": "channel-attention"},
-        text=text,
-        matcher={"name": "cosine"},
-    )
-
-
-@models.register("esa")
-def esa() -> ModelSpec:
-    """ESA with BiGRU: projection plus MLP, attention per channel (Zhu et al. 2023)."""
-    return _esa({"name": "bigru", "dropout": 0.1, "pooling": "channel-attention"})
-
-
-@models.register("esa-bert")
-def esa_bert() -> ModelSpec:
-    """ESA with BERT: the same image side, a pretrained language model (Zhu et al. 2023)."""
-    return _esa({"name": "bert", "pooling": {"name": "channel-attention", "dropout": 0.1}})
-
-
-# The graph family: alignments or fragments of a pair, reasoned over as nodes of a graph.
+# Graphs: alignments or fragments of a pair, reasoned over as nodes.
 
 
 def _graph(matcher: dict[str, Any], dropout: float = 0.0) -> ModelSpec:
@@ -149,40 +126,85 @@ def gsmn_sparse() -> ModelSpec:
     return _graph({"name": "gsmn", "graph": "sparse", "parser": "rules"})
 
 
-# NAAF and its ablations: SCAN's encoders under the negative-aware matcher.
+# Embeddings: one vector an image, one a text, compared at once.
 
 
-def _naaf(**matcher: Any) -> ModelSpec:
-    return ModelSpec(
-        image={"name": "fc", "pooling": "none"},
-        text={"name": "bigru", "pooling": "none"},
-        matcher={"name": "naaf", **matcher},
-    )
+def _embedding(image: dict[str, Any], text: dict[str, Any]) -> ModelSpec:
+    return ModelSpec(image=image, text=text, matcher={"name": "cosine"})
 
 
-@models.register("naaf")
-def naaf() -> ModelSpec:
-    """NAAF: mismatched words count against a pair, around a learned boundary (CVPR 2022)."""
-    return _naaf()
+def _gpo(name: str, **options: Any) -> dict[str, Any]:
+    """An encoder whose fragments are pooled by GPO."""
+    return {"name": name, **options, "pooling": "gpo"}
 
 
-@models.register("naaf-no-intra")
-def naaf_no_intra() -> ModelSpec:
-    """NAAF without intra-modal propagation; average it with 'naaf' for the paper's ensemble."""
-    return _naaf(intra="none")
+@models.register("vse++")
+def vse_pp() -> ModelSpec:
+    """VSE++: linear image projection, last state of a GRU (Faghri et al. 2018)."""
+    return _embedding({"name": "fc", "pooling": "mean"}, {"name": "gru"})
 
 
-@models.register("naaf-positive")
-def naaf_positive() -> ModelSpec:
-    """NAAF without its negative branch: the ablation."""
-    return _naaf(negative=False)
+@models.register("vse-fc")
+def vse_fc() -> ModelSpec:
+    """VSE (FC): linear projection and GPO, BiGRU and GPO (SelHN figure 2a)."""
+    return _embedding(_gpo("fc"), _gpo("bigru"))
 
 
-# Semantic reasoning: fragments related to each other before a GRU reads them.
+@models.register("vse-mlp")
+def vse_mlp() -> ModelSpec:
+    """VSE (MLP): projection, bottleneck MLP with two BN layers, GPO (SelHN figure 2b)."""
+    return _embedding(_gpo("mlp", residual="none", final_norm=True), _gpo("bigru"))
+
+
+@models.register("rvse-mlp")
+def rvse_mlp() -> ModelSpec:
+    """RVSE (MLP): the same with a residual connection around the MLP (SelHN figure 2c)."""
+    return _embedding(_gpo("mlp", residual="projected", final_norm=True), _gpo("bigru"))
+
+
+@models.register("vse-infty")
+def vse_infty() -> ModelSpec:
+    """VSE∞ with BiGRU: projection plus MLP of the raw feature, GPO (Chen et al. 2021)."""
+    return _embedding(_gpo("mlp", residual="raw"), _gpo("bigru"))
+
+
+@models.register("vse-infty-bert")
+def vse_infty_bert() -> ModelSpec:
+    """VSE∞ with BERT: the same image side, a pretrained language model, GPO."""
+    return _embedding(_gpo("mlp", residual="raw"), _gpo("bert"))
+
+
+@models.register("rvse++")
+def rvse_pp() -> ModelSpec:
+    """RVSE++: the residual image encoder, BERT with a linear layer and GPO (SelHN section 3.4)."""
+    return _embedding(_gpo("mlp", residual="projected", final_norm=True), _gpo("bert"))
+
+
+@models.register("rvse++-bigru")
+def rvse_pp_bigru() -> ModelSpec:
+    """RVSE++ with a BiGRU for BERT, as the public code has it (one BN layer in the MLP)."""
+    return _embedding(_gpo("mlp", residual="projected"), _gpo("bigru"))
+
+
+def _esa(text: dict[str, Any]) -> ModelSpec:
+    """The image side of VSE∞, each channel attending to the regions by itself."""
+    return _embedding({"name": "mlp", "residual": "raw", "pooling": "channel-attention"}, text)
+
+
+@models.register("esa")
+def esa() -> ModelSpec:
+    """ESA with BiGRU: projection plus MLP, attention per channel (Zhu et al. 2023)."""
+    return _esa({"name": "bigru", "dropout": 0.1, "pooling": "channel-attention"})
+
+
+@models.register("esa-bert")
+def esa_bert() -> ModelSpec:
+    """ESA with BERT: the same image side, a pretrained language model (Zhu et al. 2023)."""
+    return _esa({"name": "bert", "pooling": {"name": "channel-attention", "dropout": 0.1}})
 
 
 def _reasoning(text: dict[str, Any]) -> ModelSpec:
-    return ModelSpec(image={"name": "vsrn"}, text=text, matcher={"name": "cosine"})
+    return _embedding({"name": "vsrn"}, text)
 
 
 def _reasoned_words(name: str) -> dict[str, Any]:
@@ -207,16 +229,11 @@ def vsrn_pp_bert() -> ModelSpec:
     return _reasoning(_reasoned_words("bert"))
 
 
-# Models of relations: fragments that see each other, and instances that do in training.
-
-
 def _related(text: str) -> ModelSpec:
     """HREM's encoders; its graph of instances is in the objective 'hrem-graph'."""
     pooling: dict[str, Any] = {"name": "relations", "dropout": 0.1}
-    return ModelSpec(
-        image={"name": "mlp", "residual": "raw", "pooling": pooling},
-        text={"name": text, "pooling": pooling},
-        matcher={"name": "cosine"},
+    return _embedding(
+        {"name": "mlp", "residual": "raw", "pooling": pooling}, {"name": text, "pooling": pooling}
     )
 
 
@@ -232,86 +249,22 @@ def hrem_bert() -> ModelSpec:
     return _related("bert")
 
 
-# The embedding family: one vector an image, one a text, compared at once.
+# Sets: several vectors an image, several a text, for what is ambiguous in them.
 
 
-@models.register("vse++")
-def vse_pp() -> ModelSpec:
-    """VSE++: linear image projection, last state of a GRU (Faghri et al. 2018)."""
+@models.register("dive")
+def dive() -> ModelSpec:
+    """DivE with BiGRU: sets predicted by slots, smooth-Chamfer similarity (Kim et al. 2023)."""
     return ModelSpec(
-        image={"name": "fc", "pooling": "mean"},
-        text={"name": "gru"},
-        matcher={"name": "cosine"},
+        image={"name": "dive"}, text={"name": "dive-gru"}, matcher={"name": "smooth-chamfer"}
     )
 
 
-@models.register("vse-fc")
-def vse_fc() -> ModelSpec:
-    """VSE (FC): linear projection and GPO, BiGRU and GPO (SelHN figure 2a)."""
+@models.register("dive-bert")
+def dive_bert() -> ModelSpec:
+    """DivE with BERT: the same, slots over the states of a language model (Kim et al. 2023)."""
     return ModelSpec(
-        image={"name": "fc", "pooling": "gpo"},
-        text={"name": "bigru", "pooling": "gpo"},
-        matcher={"name": "cosine"},
-    )
-
-
-@models.register("vse-mlp")
-def vse_mlp() -> ModelSpec:
-    """VSE (MLP): projection, bottleneck MLP with two BN layers, GPO (SelHN figure 2b)."""
-    return ModelSpec(
-        image={"name": "mlp", "residual": "none", "final_norm": True, "pooling": "gpo"},
-        text={"name": "bigru", "pooling": "gpo"},
-        matcher={"name": "cosine"},
-    )
-
-
-@models.register("rvse-mlp")
-def rvse_mlp() -> ModelSpec:
-    """RVSE (MLP): the same with a residual connection around the MLP (SelHN figure 2c)."""
-    return ModelSpec(
-        image={"name": "mlp", "residual": "projected", "final_norm": True, "pooling": "gpo"},
-        text={"name": "bigru", "pooling": "gpo"},
-        matcher={"name": "cosine"},
-    )
-
-
-@models.register("vse-infty")
-def vse_infty() -> ModelSpec:
-    """VSE∞ with BiGRU: projection plus MLP of the raw feature, GPO (Chen et al. 2021)."""
-    return ModelSpec(
-        image={"name": "mlp", "residual": "raw", "pooling": "gpo"},
-        text={"name": "bigru", "pooling": "gpo"},
-        matcher={"name": "cosine"},
-    )
-
-
-@models.register("vse-infty-bert")
-def vse_infty_bert() -> ModelSpec:
-    """VSE∞ with BERT: the same image side, a pretrained language model, GPO."""
-    return ModelSpec(
-        image={"name": "mlp", "residual": "raw", "pooling": "gpo"},
-        text={"name": "bert", "pooling": "gpo"},
-        matcher={"name": "cosine"},
-    )
-
-
-@models.register("rvse++")
-def rvse_pp() -> ModelSpec:
-    """RVSE++: the residual image encoder, BERT with a linear layer and GPO (SelHN section 3.4)."""
-    return ModelSpec(
-        image={"name": "mlp", "residual": "projected", "final_norm": True, "pooling": "gpo"},
-        text={"name": "bert", "pooling": "gpo"},
-        matcher={"name": "cosine"},
-    )
-
-
-@models.register("rvse++-bigru")
-def rvse_pp_bigru() -> ModelSpec:
-    """RVSE++ with a BiGRU for BERT, as the public code has it (one BN layer in the MLP)."""
-    return ModelSpec(
-        image={"name": "mlp", "residual": "projected", "pooling": "gpo"},
-        text={"name": "bigru", "pooling": "gpo"},
-        matcher={"name": "cosine"},
+        image={"name": "dive"}, text={"name": "dive-bert"}, matcher={"name": "smooth-chamfer"}
     )
 
 
@@ -345,7 +298,7 @@ def uniter_large() -> ModelSpec:
     return _uniter(24, 1024)
 
 
-# Dual encoders by name, and what a model that reads pixels asks of its data.
+# Dual encoders, with the weights of published ones.
 
 
 def _dual(pretrained: str) -> ModelSpec:

@@ -1,4 +1,4 @@
-"""A cross-encoder as its own generator of foils: it fills the masks, and ranks what comes out."""
+"""A cross-encoder as its own generator of foils: it fills masks, ranks and spells the results."""
 
 from __future__ import annotations
 
@@ -250,9 +250,6 @@ def word_table(model: Model) -> Tensor:
     """Vectors [V, D] of the words that a cross-encoder's heads write with."""
     table: Tensor = model.text_encoder.word_table.weight
     return table
-
-
-# From the tokens of a foil back to a sentence, as its caption is written.
 
 
 @dataclass(frozen=True)

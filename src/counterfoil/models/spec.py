@@ -15,6 +15,12 @@ from counterfoil.matchers import matchers
 
 models: Registry[Callable[[], ModelSpec]] = Registry("model")
 
+PARTS: dict[str, Registry[Any]] = {
+    "image": image_encoders,
+    "text": text_encoders,
+    "matcher": matchers,
+}
+
 
 class ModelSpec(BaseModel):
     """Names and options of an image encoder, a text encoder and a matcher.
@@ -30,13 +36,6 @@ class ModelSpec(BaseModel):
     text: dict[str, Any]
     matcher: dict[str, Any]
     copies: int = Field(1, ge=1, le=64)
-
-
-PARTS: dict[str, Registry[Any]] = {
-    "image": image_encoders,
-    "text": text_encoders,
-    "matcher": matchers,
-}
 
 
 def resolve(config: ModelConfig) -> ModelSpec:
@@ -60,9 +59,6 @@ def _merge_part(
     options = kept | {key: value for key, value in change.items() if key != "name"}
     registry.check(name, options, where=f"model.{part}")
     return {"name": name, **options}
-
-
-# Dual encoders by name, and what a model that reads pixels asks of its data.
 
 
 def reads_pixels(spec: ModelSpec) -> bool:

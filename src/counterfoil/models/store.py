@@ -1,6 +1,8 @@
 """Models on disk: a folder with weights (safetensors), config and vocabulary, self-contained.
 
-`SHA256SUMS` in it lists the sums of all these files, which are compared when the model is read.
+`SHA256SUMS` in it lists the sums of all these files, which are compared when the model is read:
+a flipped byte is found. ``sha256sum -c SHA256SUMS`` checks them as well. Sums are written before
+the folder takes its name, so files and sums are always of the same save.
 """
 
 from __future__ import annotations
@@ -34,18 +36,16 @@ from counterfoil.models.explain import YARDSTICK, load_yardstick
 from counterfoil.models.model import Model
 from counterfoil.models.spec import ModelSpec
 
-# SHA-256 of the files of a saved model, kept beside them: a flipped byte is found on reading.
-#
-# The lists have the form of `sha256sum`, so ``sha256sum -c SHA256SUMS`` checks them as well. They
-# are
-# written into a folder before it takes its name, so files and sums are always of the same save.
-
-
 SUMS = "SHA256SUMS"
 STATE, STATE_SUM = "training_state.pt", "training_state.sha256"
 """What a run keeps beside a model to go on with, and its own sum; not on the model's list."""
 
 SUMS_BYTES = 1 << 20
+
+FORMAT = 1
+WEIGHTS, CONFIG = "model.safetensors", MODEL_CONFIG
+CONFIG_BYTES = 1 << 20
+LANGUAGE_MODEL, VISION_MODEL = "language_model", "vision_model"
 
 
 def write_sums(folder: Path, names: Iterable[str] | None = None, sums: str = SUMS) -> None:
@@ -142,12 +142,6 @@ def _read_sums(path: Path) -> dict[str, str]:
             raise CheckpointError(f"{path}: damaged (expected lines of a sum and a file's name)")
         found[parts[2]] = parts[1]
     return found
-
-
-FORMAT = 1
-WEIGHTS, CONFIG = "model.safetensors", MODEL_CONFIG
-CONFIG_BYTES = 1 << 20
-LANGUAGE_MODEL, VISION_MODEL = "language_model", "vision_model"
 
 
 def save_pretrained(model: Model, folder: str | Path) -> None:
@@ -304,9 +298,6 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     ),
 }
 """What the fields of a saved model's config may be."""
-
-
-# Which model an index was made with: a digest of everything that bears on a score.
 
 
 def folder_digest(folder: Path) -> str:

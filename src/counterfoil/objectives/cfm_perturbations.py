@@ -1,4 +1,4 @@
-"""How much each region and each word of a candidate matters for its score with an anchor."""
+"""CFM's counterfactuals: how much each region and word matters, and items changed there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.ensemble import CopiedEncoder
 from counterfoil.objectives.services import Live
 
-# Images and texts changed at their most important places: exchanged with others, or masked.
+B = TypeVar("B", ImageBatch, TextBatch)
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,6 @@ class Tokens:
         """True [B, W] where a token is a word."""
         special = torch.tensor(self.special, device=texts.ids.device)
         return texts.mask & ~torch.isin(texts.ids, special)
-
-
-B = TypeVar("B", ImageBatch, TextBatch)
 
 
 class Side(Generic[B]):

@@ -1,4 +1,4 @@
-"""What keeps sets of vectors apart and two modalities together: DivE's regularisers."""
+"""DivE's regularisers: what keeps sets of vectors apart and the two modalities together."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from counterfoil.encoders.encoded import Encoded, l2_normalise
 from counterfoil.matchers.ensemble import members_of
 from counterfoil.objectives.base import Context, LossReport, Objective, objectives
 from counterfoil.objectives.contrastive import at_least_float32
-
-# Distances between points, with gradients that stay finite where points coincide.
 
 
 def distances(x: Tensor, y: Tensor | None = None) -> Tensor:

@@ -23,7 +23,8 @@ from counterfoil.objectives.base import (
 )
 from counterfoil.objectives.services import Live, Preparation
 
-# What objectives share that bring more images and texts into the batch.
+NOBODY = -1
+"""Owner of a text that only keeps the processes in step."""
 
 
 def brought(context: Context, name: str) -> tuple[Live, ExtraBatch]:
@@ -38,10 +39,6 @@ def pair_images(batch: PairBatch) -> Tensor:
     if len(batch.image_ids) == len(batch.owners):
         return torch.arange(len(batch.owners), device=batch.owners.device)
     return (batch.owners[:, None] == batch.image_ids).int().argmax(1)
-
-
-NOBODY = -1
-"""Owner of a text that only keeps the processes in step."""
 
 
 @objectives.register("foils")

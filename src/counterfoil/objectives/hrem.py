@@ -22,9 +22,6 @@ from counterfoil.objectives.dive import distances, encoded_members
 from counterfoil.objectives.services import Preparation
 from counterfoil.objectives.triplet import HardestNegative
 
-# The graph of a batch's instances: who is connected, how relevant each is, what all then know.
-
-
 Form = Literal["paper", "reference"]
 
 CELLS = 1 << 24

@@ -1,7 +1,8 @@
 """TAGS: a model learns from sentences that it wrote itself; TAGS-DC: also which words it changed.
 
 The public code scores the true caption from a wrong sequence (its first token, repeated) where it
-is set against generated ones; here the positive is the true caption's own score.
+is set against generated ones; here the positive is the true caption's own score. UNITER's masked
+language model, with which the foils are written, is an objective by itself.
 """
 
 from __future__ import annotations
@@ -32,11 +33,6 @@ from counterfoil.objectives.services import (
     Preparation,
 )
 
-# Losses of single words: filling masks, telling replaced words, correcting them (TAGS).
-#
-# All are unreduced, one number a word, so that their mean over any set of words is the caller's.
-
-
 UNLABELLED = -1
 """The label of a token that no loss looks at."""
 
@@ -44,6 +40,7 @@ CLASS_WEIGHTS = (1.0, 0.11)
 """TAGS' weights of replaced and of original words, of which there are many more."""
 
 
+# Losses of words are unreduced, one number a word: which words to average over is up to the caller.
 def word_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy at each labelled token, in order: of a masked language model, of corrections.
 
@@ -325,9 +322,6 @@ def global_mean(values: Tensor) -> Tensor:
     """Mean over the values of all processes; 0 where there is none."""
     count = sum_over_processes(values.new_tensor(float(values.numel())))
     return sum_over_processes(values.sum()) / count.clamp(min=1)
-
-
-# UNITER's masked language model by itself: what the foils of TAGS are later written with.
 
 
 @objectives.register("mlm")

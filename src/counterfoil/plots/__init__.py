@@ -1,1 +1,1 @@
-"""All drawing."""
+"""Charts, maps and pictures: all drawing of the package."""

@@ -1,4 +1,4 @@
-"""An explanation as a picture, and its sentence as HTML: green words count for, red against."""
+"""Explanations and corrections as pictures and HTML: green words count for, red against."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from counterfoil.models.correct import Correction
 from counterfoil.models.explain import Match, WordEffect
 from counterfoil.models.yardstick import LEAST_AGAINST
 
-# Pictures of an image with sentences under it, each word on its colour: what they share.
-
-
 FOR, AGAINST = (22, 163, 74), (220, 38, 38)
 INK, FAINT, PAPER = (31, 41, 55), (107, 114, 128), (255, 255, 255)
 GROUND, RULE = (243, 244, 246), (229, 231, 235)
@@ -24,6 +21,12 @@ CHIP_HEIGHT, LINE_HEIGHT = 44, 78
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 Colour = tuple[int, int, int]
+
+_FACES = ("DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf", "arial.ttf", "Helvetica.ttc")
+_FONTS: dict[int, Font] = {}
+LEAST_WEIGHT = 0.04
+UNKNOWN = "unknown word, left out"
+HEADING = 44
 
 
 def colour_of(shade: float, ground: Colour = PAPER) -> Colour:
@@ -107,10 +110,6 @@ def png(page: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-_FACES = ("DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf", "arial.ttf", "Helvetica.ttc")
-_FONTS: dict[int, Font] = {}
-
-
 def font(size: int) -> Font:
     """A font with accents and signs where there is one, else the one Pillow brings."""
     if size not in _FONTS:
@@ -125,10 +124,6 @@ def _load_font(size: int) -> Font:
         except OSError:
             continue
     return ImageFont.load_default(size)
-
-
-LEAST_WEIGHT = 0.04
-UNKNOWN = "unknown word, left out"
 
 
 def shades(match: Match) -> list[float]:
@@ -298,12 +293,6 @@ def _framed(picture: Image.Image, box: list[float], strength: float, hue: Colour
 def _under(word: WordEffect) -> str:
     """What stands under a word; not every font has a minus of its own."""
     return signed(word.effect).replace("−", "-") if word.known else "unknown"
-
-
-# A correction as a picture: the image, the words that are wrong, the sentence that is right.
-
-
-HEADING = 44
 
 
 def correct_png(found: Correction, image: Image.Image | None = None) -> bytes:

@@ -1,4 +1,7 @@
-"""A figure with one key of its runs varied."""
+"""What every table and figure has (a paper, data sets, runs with settings in layers), and sweeps.
+
+Importing this module does not import torch, so that listing and checking are quick.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,11 @@ from counterfoil.core.config import Section
 from counterfoil.core.errors import nearest
 from counterfoil.reproduce.columns import run_reference
 
-# What every table and figure has: a paper, data sets, and runs with their settings in layers.
-#
-# Importing this module does not import torch, so that listing and checking are quick.
-
-
 Tree = dict[str, Any]
 
 METRICS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
+
+DIRECTIONS = ("i2t", "t2i")
 
 
 class Layers(Section):
@@ -98,9 +98,6 @@ class Artefact(Section):
             seen.insert(0, here)
             here = self.runs[here].like
         return seen
-
-
-DIRECTIONS = ("i2t", "t2i")
 
 
 class Line(Section):

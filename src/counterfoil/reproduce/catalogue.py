@@ -1,4 +1,4 @@
-"""The tables and figures that come with the package, and files of one's own."""
+"""The tables and figures that come with the package, files of one's own, and some rows of them."""
 
 from __future__ import annotations
 
@@ -57,9 +57,6 @@ def _natural(name: str) -> list[tuple[int, str]]:
     """table2 before table10, figure1b before figure3."""
     found = re.fullmatch(r"(.*?)(\d+)[a-z]?", name)
     return [(0, found[1] if found else name), (int(found[2]) if found else 0, name)]
-
-
-# Some rows of an artefact, by pattern.
 
 
 def only_rows(artefact: AnyArtefact, patterns: Sequence[str]) -> AnyArtefact:

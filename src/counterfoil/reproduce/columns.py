@@ -1,4 +1,12 @@
-"""Columns of a table besides recalls: foils, single wrong words, people's judgements, the cost.
+"""Columns of a table besides recalls (foils, wrong words, judgements, cost), and how it names runs.
+
+| written | is |
+| --- | --- |
+| ``chan`` | the run of that name, of the seed in hand |
+| ``chan@3`` | its fourth seed, whatever the seed in hand (``--seeds`` counts from 0) |
+| ``chan@+1`` | the seed after the one in hand |
+| ``"{run:chan@+1}"`` in a value | the folder of that run |
+| ``"{guide:chan@+1,chan@+2}"`` in a value | the folder of a guide made of these runs |
 
 Importing this module does not import torch, so that listing and checking are quick.
 """
@@ -16,19 +24,17 @@ from typing_extensions import Self
 from counterfoil.core.config import Section
 from counterfoil.core.errors import nearest
 
-# How a file refers to runs: one of another seed, its folder, a guide made of several.
-#
-# | written | is |
-# | --- | --- |
-# | ``chan`` | the run of that name, of the seed in hand |
-# | ``chan@3`` | its fourth seed, whatever the seed in hand (``--seeds`` counts from 0) |
-# | ``chan@+1`` | the seed after the one in hand |
-# | ``"{run:chan@+1}"`` in a value | the folder of that run |
-# | ``"{guide:chan@+1,chan@+2}"`` in a value | the folder of a guide made of these runs |
-
-
 REFERENCE = re.compile(r"\{((?:run|guide):[^}]+)\}")
 _SEED = re.compile(r"(\+?)(\d+)")
+
+RULES, OWN = "rules", "own"
+
+RETRIEVED = ("hardest-of-batch", "hardest-of-split")
+"""Captions of other images for foils: those that the row's run scores highest."""
+
+WORD_NUMBERS = ("word_auc", "word_ap", "caption_auc", "caption_ap", "pair_accuracy")
+TAU = "tau"
+COST_NUMBERS = ("seconds", "device_seconds", "gpu_seconds", "updates", "best_epoch", "dev_rsum")
 
 
 @dataclass(frozen=True)
@@ -79,9 +85,6 @@ def replace_references(value: Any, to: Callable[[str], str]) -> Any:
     return REFERENCE.sub(lambda m: to(m[1]), value) if isinstance(value, str) else value
 
 
-RULES, OWN = "rules", "own"
-RETRIEVED = ("hardest-of-batch", "hardest-of-split")
-"""Captions of other images for foils: those that the row's run scores highest."""
 FOIL_NUMBERS = (
     "accuracy",
     "false_accuracy",
@@ -100,9 +103,6 @@ FOIL_NUMBERS = (
     "perplexity_foils",
     "perplexity_corrected",
 )
-WORD_NUMBERS = ("word_auc", "word_ap", "caption_auc", "caption_ap", "pair_accuracy")
-TAU = "tau"
-COST_NUMBERS = ("seconds", "device_seconds", "gpu_seconds", "updates", "best_epoch", "dev_rsum")
 
 
 class MeasureColumn(Section):

@@ -1,4 +1,4 @@
-"""Distributions of matched and mismatched similarities (NAAF, figure 3), as runs recorded them.
+"""Distributions of matched and mismatched similarities (NAAF, figure 3), and t-SNE of vectors.
 
 Every epoch of a NAAF run has a histogram of its samples in `metrics.jsonl`. All numbers here are of
 its bins, each of which stands for its middle, so that anybody can compute them again.
@@ -33,6 +33,11 @@ NUMBERS = (
     *("mismatched_mean", "mismatched_std", "mismatched_skewness", "mismatched_kurtosis"),
     *("mismatched_above", "error", "normal_error"),
 )
+
+Array = NDArray[np.float64]
+STEPS, EXAGGERATED = 600, 120
+RATE, EXAGGERATION = 20.0, 4.0
+TINY = 1e-12
 
 
 def read_distributions(plan: Plan, artefact: Histograms) -> list[Distribution]:
@@ -179,13 +184,6 @@ def distribution_notes(found: Reproduction) -> list[str]:
 
 
 # t-SNE of a few hundred vectors (van der Maaten & Hinton 2008), exact and deterministic.
-
-
-Array = NDArray[np.float64]
-
-STEPS, EXAGGERATED = 600, 120
-RATE, EXAGGERATION = 20.0, 4.0
-TINY = 1e-12
 
 
 def embed(vectors: NDArray[np.floating], perplexity: float = 30.0) -> Array:

@@ -1,4 +1,7 @@
-"""Scores of finished runs on the test split: one run, an ensemble, another protocol, the speed."""
+"""The numbers of a table, from finished runs on the test split.
+
+Retrieval of one run, an ensemble or another protocol; foils; wrong words; judgements; cost; speed.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,14 @@ from counterfoil.reproduce.results import Speed, read_cost
 from counterfoil.scoring.encode import encode_images, encode_texts, score_all, score_split
 from counterfoil.training.run_data import read_data
 from counterfoil.training.run_folder import load_model
+
+BATCH = 128
+"""Captions of a batch, as many as a usual batch of training has."""
+
+R = TypeVar("R", bound=Report)
+
+TRUTH = 3
+"""Of how foils are held against the truth of scenes: what was judged otherwise is judged again."""
 
 
 class Judge:
@@ -148,13 +159,6 @@ def _read(path: Path) -> RetrievalReport:
     return RetrievalReport.from_json(path.read_text(encoding="utf-8"))
 
 
-# Captions of other images as foils: the one of a batch or of the split that scores highest.
-
-
-BATCH = 128
-"""Captions of a batch, as many as a usual batch of training has."""
-
-
 def retrieved_set(
     model: Model, split: Split, choice: FoilChoice, of_batch: bool, progress: Progress
 ) -> FoilSet:
@@ -187,15 +191,6 @@ def retrieved_set(
 def _batches(captions: list[int], seed: int) -> list[list[int]]:
     shuffled = random.Random(f"{seed}/batches").sample(captions, len(captions))
     return [shuffled[start : start + BATCH] for start in range(0, len(shuffled), BATCH)]
-
-
-# The numbers of measure columns: foils, single wrong words, people's judgements, the cost.
-
-
-R = TypeVar("R", bound=Report)
-
-TRUTH = 3
-"""Of how foils are held against the truth of scenes: what was judged otherwise is judged again."""
 
 
 class FoilJudge:

@@ -1,4 +1,4 @@
-"""Rows times seeds to runs: each with its config, the hash that names it, and its folder."""
+"""Rows times seeds to runs and guides: each with its config, the hash that names it, its folder."""
 
 from __future__ import annotations
 
@@ -21,10 +21,18 @@ from counterfoil.training.guides.manifest import MANIFEST, read_manifest
 from counterfoil.training.optim import PRETRAINED_FACTOR
 from counterfoil.training.run_folder import MAY_CHANGE, holds_a_run, is_finished, located
 
-# What a table takes: runs to train and guides to build, each named by a hash of all it is.
-
-
 State = Literal["finished", "unfinished", "new"]
+
+MIXED = 3
+"""What mixed precision computes: until 1 it rounded vectors of length one, and cosines; until 2
+GRUs were not in float16 with scaled gradients. Results and runs of another number are not those of
+a plan."""
+
+REVISIONS = {"naaf": 2, "bfan": 2}
+"""Matchers that no longer compute what they did: NAAF's boundary from `adjust_epoch` on, which
+fragments BFAN attends to. Results and runs of former revisions are not those of a plan either."""
+
+Scale = Literal["full", "smoke"]
 
 
 @dataclass(frozen=True)
@@ -103,16 +111,6 @@ class PlannedGuide:
 Job = Union[PlannedRun, PlannedGuide]  # noqa: UP007 - the classes above refer to it
 
 
-MIXED = 3
-"""What mixed precision computes: until 1 it rounded vectors of length one, and cosines; until 2
-GRUs were not in float16 with scaled gradients. Results and runs of another number are not those of
-a plan."""
-
-REVISIONS = {"naaf": 2, "bfan": 2}
-"""Matchers that no longer compute what they did: NAAF's boundary from `adjust_epoch` on, which
-fragments BFAN attends to. Results and runs of former revisions are not those of a plan either."""
-
-
 def digest_of(config: RunConfig) -> str:
     """A short hash of everything that may change a result."""
     return _digest(json.dumps(_telling(config), sort_keys=True, ensure_ascii=False))
@@ -165,9 +163,6 @@ def run_folder_name(config: RunConfig, digest: str) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:12]
-
-
-Scale = Literal["full", "smoke"]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A reproduction as Markdown, JSON and pictures."""
+"""A reproduction as Markdown, JSON and pictures, and pages filled from the store."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from counterfoil.reproduce.results import Found, Measure, Reproduction, StatedCl
 from counterfoil.reproduce.store import read_stored
 from counterfoil.reproduce.word_maps import pair_sections
 
-# What a paper says is better than what, beside the same difference of ours.
-
-
 CLAIM_HEADS = ("Claim", "ours, Δ RSUM", "published Δ", "held")
 RSUM = METRICS[-1]
 
 
+# Claims: what a paper says is better than what, beside the same difference of ours.
 def claim_rows(found: Reproduction) -> list[tuple[str, ...]]:
     """A header and a row for each claim about rows that are there; nothing where there is none."""
     rows = {row.name: row for row in found.rows}
@@ -65,7 +63,7 @@ def _row(
     claim: StatedClaim, better: Found, worse: Found, published_on: str | None
 ) -> tuple[str, ...]:
     ours = difference(better, worse)
-    first, second = (_published_claim(row, published_on or "") for row in (better, worse))
+    first, second = (_published_sum(row, published_on or "") for row in (better, worse))
     theirs = None if first is None or second is None else first - second
     return (
         claim.text,
@@ -84,7 +82,7 @@ def _by_seed(row: Found) -> dict[int, float]:
     return {one.seed: one.numbers[RSUM] for one in row.each if RSUM in one.numbers}
 
 
-def _published_claim(row: Found, data: str) -> float | None:
+def _published_sum(row: Found, data: str) -> float | None:
     numbers = row.published.get(data)
     return numbers[-1] if numbers else None
 
@@ -258,14 +256,13 @@ def _safe(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-# A page of results whose tables and pictures come from the store, so that no number is typed.
-#
-# Between two markers stands what a file of the store says, and nothing else:
+# A page's tables and pictures come from the store, so that no number is typed. Between two markers
+# stands what a file of the store says, and nothing else:
 #
 #     <!-- results: naaf.table1@lite2 -->
 #     <!-- /results -->
 #
-# What is claimed in several of them can stand together, by a pattern of their names:
+# Claims of several of them can stand together, by a pattern of their names:
 #
 #     <!-- claims: naaf.*@lite2 -->
 #     <!-- /claims -->

@@ -274,9 +274,6 @@ class Reproduction(Report):
         return not any(row.missing or row.errors for row in self.rows)
 
 
-# What a finished run says of its own training: how long it took, and where it was best.
-
-
 @dataclass(frozen=True)
 class Cost:
     """Seconds from the first batch to the last evaluation, and the epoch that dev chose.

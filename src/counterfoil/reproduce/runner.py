@@ -19,10 +19,10 @@ from counterfoil.training.guides.build import build_guide
 from counterfoil.training.run import execute
 from counterfoil.training.run_data import read_data, shared_train_split
 
-# Builds a planned guide from its finished runs; stopped, it goes on where it was.
-
-
 T = TypeVar("T")
+
+RETRIES = 2
+"""How often a run is tried again that others left no memory of a GPU for."""
 
 
 def build_planned(
@@ -63,10 +63,6 @@ class _Watched:
 
     def say(self, text: str) -> None:
         self.progress.say(text)
-
-
-RETRIES = 2
-"""How often a run is tried again that others left no memory of a GPU for."""
 
 
 @dataclass

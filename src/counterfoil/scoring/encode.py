@@ -84,7 +84,7 @@ def encode_texts(
 def score_all(
     model: Model, images: Encoded, texts: Encoded, progress: Progress | None = None
 ) -> Tensor:
-    """Scores [n_images, n_texts] on the CPU, computed tile by tile (`score_engine`)."""
+    """Scores [n_images, n_texts] on the CPU, computed tile by tile (`engine`)."""
     return score_matrix(model.matcher, images, texts, progress)
 
 

@@ -2,18 +2,17 @@
 
 A plan cuts the pairs into tiles without padding; tiles are scored one after the other, and on a GPU
 a tile travels to the host while the next is scored. What becomes of them is up to the caller: a
-matrix in memory, one on disk (`score_file`), or only the best of each row and column.
+matrix in memory, or only the best of each row and column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.tensors.device import free_memory
 from counterfoil.core.tensors.transfer import Arrival, to_host
@@ -34,95 +33,10 @@ from counterfoil.scoring.plan import (
     plan_scores,
 )
 
-# The best few of every row and column of a matrix that goes by tile by tile.
-#
-# A score and the index of its candidate are packed into one integer whose order is that of the
-# scores
-# and, among equal scores, of the lower index. So what is kept does not depend on the tiles.
-
-
-NOBODY = -1
-"""Stands at the end of a row where there are fewer candidates than were asked for."""
-
-PAIRS = 1 << 22
-"""Most pairs to offer at once: what ranks them takes several times the room of their scores."""
-
-_LOW = (1 << 32) - 1
-_EMPTY = -(1 << 63)
-
-
-class BestBothWays:
-    """The best ``k`` texts of each image and images of each text, of the tiles offered so far.
-
-    Scores are compared in float32 and must be numbers.
-    """
-
-    def __init__(self, images: int, texts: int, k: int, device: torch.device) -> None:
-        self._of_image = torch.full((images, k), _EMPTY, dtype=torch.long, device=device)
-        self._of_text = torch.full((texts, k), _EMPTY, dtype=torch.long, device=device)
-        self._ids = torch.arange(images, device=device)
-
-    def offer(
-        self, rows: slice, columns: Tensor, scores: Tensor, left_out: Tensor | None = None
-    ) -> None:
-        """Scores of images ``rows`` with texts ``columns``; pairs ``left_out`` do not count."""
-        columns = columns.to(self._ids.device)
-        by_image = _packed(scores, columns[None, :])
-        by_text = _packed(scores, self._ids[rows, None])
-        if left_out is not None:
-            by_image.masked_fill_(left_out, _EMPTY)
-            by_text.masked_fill_(left_out, _EMPTY)
-        self._of_image[rows] = _merged(self._of_image[rows], by_image)
-        self._of_text[columns] = _merged(self._of_text[columns], by_text.T)
-
-    def images(self) -> tuple[Tensor, Tensor]:
-        """Texts [I, k] of each image, best first, and their scores; `NOBODY`, −∞ at the end."""
-        return _unpacked(self._of_image)
-
-    def texts(self) -> tuple[Tensor, Tensor]:
-        """Images [T, k] of each text, likewise."""
-        return _unpacked(self._of_text)
-
-
-def _merged(best: Tensor, new: Tensor) -> Tensor:
-    k = best.shape[1]
-    return torch.cat([best, new.topk(min(k, new.shape[1]), 1).values], 1).topk(k, 1).values
-
-
-def _packed(scores: Tensor, candidates: Tensor) -> Tensor:
-    """One integer a score: its order in the high half, the candidate counted down in the low."""
-    bits = (scores.float() + 0.0).contiguous().view(torch.int32)  # + 0.0: no negative zero
-    return (_ordered(bits).long() << 32) + (_LOW - candidates)
-
-
-def _unpacked(best: Tensor) -> tuple[Tensor, Tensor]:
-    scores = _ordered((best >> 32).int()).view(torch.float32)
-    empty = best == _EMPTY
-    return torch.where(empty, NOBODY, _LOW - (best & _LOW)), scores.masked_fill(empty, -torch.inf)
-
-
-def _ordered(bits: Tensor) -> Tensor:
-    """Bits of floats to integers in the same order; twice is the way back."""
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
 LABEL = "scoring"
 
 LONGEST = 255.0
 """Of fragments in half precision: inner products of longer ones may be beyond its range."""
-
-
-@dataclass(frozen=True)
-class BestPairs:
-    """The best texts of each image [I, k] and images of each text [T, k], with their scores.
-
-    Best first; among equal scores the lower index first.
-    """
-
-    texts: Tensor
-    text_scores: Tensor
-    images: Tensor
-    image_scores: Tensor
 
 
 def scored_tiles(
@@ -130,16 +44,13 @@ def scored_tiles(
     images: Encoded,
     texts: Encoded,
     plan: ScorePlan,
-    done: Collection[int] = (),
 ) -> Iterator[tuple[ScoreTile, Tensor]]:
-    """Tiles that are not ``done``, each with its scores in float32 on the matcher's device."""
+    """All tiles, each with its scores in float32 on the matcher's device."""
     rows, shown = None, images
     images, texts = for_kernels(matcher, images), for_kernels(matcher, texts)
     job = ScoringJob(len(images) * int(texts.mask.sum()) * images.mask.shape[1])
     ends = extents(texts)
     for tile in plan.tiles:
-        if tile.number in done:
-            continue
         if tile.rows != rows:
             rows, shown = tile.rows, _trimmed(images[tile.rows])
         columns = plan.columns(tile)
@@ -180,11 +91,6 @@ def on_host(tiles: Iterator[tuple[ScoreTile, Tensor]]) -> Iterator[tuple[ScoreTi
         yield waiting[0], waiting[1].wait()
 
 
-def fill(out: Tensor, plan: ScorePlan, tile: ScoreTile, block: Tensor) -> None:
-    """Put a tile where it belongs in a matrix [n_images, n_texts] of the host."""
-    out[tile.rows].index_copy_(1, plan.columns_on_host(tile), block.to(out.dtype))
-
-
 @torch.inference_mode()
 def score_matrix(
     matcher: Matcher,
@@ -200,7 +106,7 @@ def score_matrix(
     scores = torch.empty(len(images), len(texts))
     tiles = on_host(scored_tiles(matcher, images, texts, plan))
     for tile, block in progress.track(tiles, LABEL, len(plan.tiles)):
-        fill(scores, plan, tile, block)
+        scores[tile.rows].index_copy_(1, plan.columns_on_host(tile), block)
     return scores
 
 
@@ -241,47 +147,12 @@ def _fits(images: Encoded, texts: Encoded) -> bool:
     return bytes_needed <= FREE_SHARE * free_memory(images.mask.device)
 
 
-@torch.inference_mode()
-def best_pairs(
-    matcher: Matcher,
-    images: Encoded,
-    texts: Encoded,
-    k: int,
-    progress: Progress | None = None,
-    plan: ScorePlan | None = None,
-) -> BestPairs:
-    """The best ``k`` of both directions in one pass; the matrix itself never exists."""
-    if k < 1:
-        raise DataError(f"k must be at least 1, got {k}")
-    progress, plan = progress or Silent(), plan or plan_scores(images, texts, pairs=PAIRS)
-    best = BestBothWays(len(images), len(texts), k, images.mask.device)
-    tiles = scored_tiles(matcher, images, texts, plan)
-    for tile, block in progress.track(tiles, LABEL, len(plan.tiles)):
-        if block.isnan().any():
-            raise DataError(
-                "the model scores some pairs as not a number: they cannot be ranked; look for a "
-                "division by a zero norm"
-            )
-        best.offer(tile.rows, plan.columns(tile), block)
-    (texts_of, text_scores), (images_of, image_scores) = best.images(), best.texts()
-    widths = min(k, len(texts)), min(k, len(images))
-    return BestPairs(
-        texts_of[:, : widths[0]].cpu(),
-        text_scores[:, : widths[0]].cpu(),
-        images_of[:, : widths[1]].cpu(),
-        image_scores[:, : widths[1]].cpu(),
-    )
-
-
 def _trimmed(encoded: Encoded, ends: Tensor | None = None) -> Encoded:
     """Without the padding that all items share, or those do whose fragments end at ``ends``."""
     if not len(encoded) or not encoded.mask.shape[1]:
         return encoded
     ends = extents(encoded) if ends is None else ends
     return encoded.trim_to(max(1, int(ends.max())))
-
-
-# Explains which scoring path is in use (fused kernel or PyTorch).
 
 
 def fallback(model: Model, training: bool = False) -> str | None:

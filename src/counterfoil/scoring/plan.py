@@ -39,7 +39,6 @@ Fewer would not be worth what a matcher does once a tile for its images.
 class ScoreTile:
     """Images ``rows`` with the texts at ``places`` of the plan's order."""
 
-    number: int
     rows: slice
     places: slice
 
@@ -68,7 +67,7 @@ class ScorePlan:
         for places in self._groups():
             for top in range(0, self.images, self.rows):
                 rows = slice(top, min(top + self.rows, self.images))
-                found.append(ScoreTile(len(found), rows, places))
+                found.append(ScoreTile(rows, places))
         return found
 
     def columns(self, tile: ScoreTile) -> Tensor:
@@ -133,12 +132,6 @@ def plan_for_kernels(images: Encoded, texts: Encoded, width: int) -> ScorePlan:
     words = max(1, min(KERNEL_CELLS // (rows * plan.regions), room // max(1, width)))
     texts_at_once = max(1, min(MOST_PAIRS, room) // rows)
     return replace(plan, rows=rows, cells=words * rows * plan.regions, mixed=texts_at_once)
-
-
-def square_plan(images: int, texts: int, side: int) -> ScorePlan:
-    """Tiles of ``side`` images and texts, in their own order."""
-    rows = max(1, min(images, side))
-    return ScorePlan(images, 1, torch.arange(texts), [1] * texts, rows, rows * side)
 
 
 def extents(encoded: Encoded) -> Tensor:

@@ -1,4 +1,7 @@
-"""What the first stage compares of an encoded image or caption."""
+"""The first stage: vectors of images and captions that find a shortlist for the matcher.
+
+They are the matcher's own pooled vectors, its fragments, a fit to its scores, or another model's.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +29,22 @@ from counterfoil.scoring.encode import encode_images, encode_texts, score_all
 from counterfoil.search.items import Side
 from counterfoil.search.vectors import Vectors
 
-# A first stage fitted to a matcher of fragments: the bilinear form nearest to its scores.
-#
-# With φ(x) = [mean of the fragments; their maximum; 1], each at unit length, a sample of scores S
-# of
-# captions with images is approximated by Φ_captions W Φ_imagesᵀ. Ridge regression gives W in
-# closed
-# form; its singular vectors turn φ of either side into vectors whose inner product is that form.
-
-
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 """Ridge penalties that are tried, as shares of the mean eigenvalue."""
 
+FirstStage = Literal["pooled", "fitted", "maxsim", "other"]
+"""``other``: vectors of another model, which lie beside what the matcher compares."""
 
+Asked = Literal["auto", "pooled", "fitted", "maxsim"]
+
+SAMPLE, LEAST = 1024, 64
+"""Images, with a caption each, that are scored for a fit: at most, and at least."""
+
+
+# The fit is the bilinear form nearest to the scores of a matcher of fragments. With
+# φ(x) = [mean of the fragments; their maximum; 1], each at unit length, a sample of scores S of
+# captions with images is approximated by Φ_captions W Φ_imagesᵀ. Ridge regression gives W in closed
+# form; its singular vectors turn φ of either side into vectors whose inner product is that form.
 @dataclass(frozen=True)
 class Fit:
     """Maps [features, dim] of φ to vectors, one for each side.
@@ -133,12 +139,6 @@ def _correlation(guess: Tensor, truth: Tensor) -> Tensor:
     return F.cosine_similarity(one, other, dim=1).mean()
 
 
-FirstStage = Literal["pooled", "fitted", "maxsim", "other"]
-"""``other``: vectors of another model, which lie beside what the matcher compares."""
-
-Asked = Literal["auto", "pooled", "fitted", "maxsim"]
-
-
 @dataclass(frozen=True)
 class FirstStageProxy:
     """Turns what the matcher compares into what the first stage compares."""
@@ -220,13 +220,6 @@ def _unit(encoded: Encoded) -> Tensor:
     return F.normalize(encoded.fragments.float(), dim=-1) * encoded.mask[..., None]
 
 
-# The sample of scores that a first stage is fitted to.
-
-
-SAMPLE, LEAST = 1024, 64
-"""Images, with a caption each, that are scored for a fit: at most, and at least."""
-
-
 def enough_to_fit(splits: Sequence[Split]) -> bool:
     return sum(1 for split in splits for texts in split.captions if texts) >= LEAST
 
@@ -262,13 +255,8 @@ def fit_first_stage(model: Model, splits: Sequence[Split], dim: int, progress: P
     return solve(asked, answers, scores - scores.mean(), torch.from_numpy(pooled).double(), dim)
 
 
-# Images and captions as an index keeps them: for its matcher, and for another model before it.
-#
-# A cross-encoder has nothing that could find a shortlist: its words and regions meet in the pair.
-# A
+# A cross-encoder has nothing that could find a shortlist: its words and regions meet in the pair. A
 # faster model's vectors then stand where a matcher of whole vectors has its own.
-
-
 @dataclass(frozen=True)
 class ItemEncoder:
     """Encodes with the model of an index and, where there is one, with its first stage's."""

@@ -1,6 +1,6 @@
 """`SearchIndex`: encoded images and captions of a model on disk, to be searched both ways.
 
-    INDEX/index.json        what counts: settings, segments, generation (see `store`)
+    INDEX/index.json        what counts: settings, segments, generation (see `segments`)
     INDEX/segments/         encoded items, packed without padding, and what they are
     INDEX/model/            the model, a copy
     INDEX/first/            the model that finds shortlists, where it is another

@@ -1,4 +1,4 @@
-"""A query in two stages: vectors find a shortlist, the model's own matcher ranks it."""
+"""A query in two stages: vectors find a shortlist, the model ranks it; and how much that finds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from counterfoil.search.items import BLOCK, Side
 from counterfoil.search.state import IndexState
 from counterfoil.search.vectors import Best, Floats
 
-# A sentence or an image as a query: checked, then encoded.
+DEPTHS = (1, 5, 10)
 
 
 @dataclass(frozen=True)
@@ -294,12 +294,6 @@ class _Clock:
     def lap(self, name: str) -> None:
         now = time.perf_counter()
         self.laps[name], self._last = now - self._last, now
-
-
-# How much of exhaustive scoring the two stages find.
-
-
-DEPTHS = (1, 5, 10)
 
 
 @dataclass(frozen=True)

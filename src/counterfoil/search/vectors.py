@@ -1,4 +1,4 @@
-"""`Vectors`: what the first stage compares, one vector an item or several."""
+"""`Vectors`: what the first stage compares, one vector an item or several; and the best of them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from counterfoil.core.storage.segments import Ids
 
 Floats = NDArray[np.float32]
 HALF_MAX = 65504.0
+
+IN_CACHE = 1 << 18
+"""Numbers brought to float32 at once: few enough to be multiplied before they leave the cache."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +96,6 @@ def checked_ids(ids: ArrayLike, vectors: Vectors | None = None) -> Ids:
     if vectors is not None and len(found) != len(vectors):
         raise DataError(f"{len(found)} item ids for the vectors of {len(vectors)} items")
     return found.astype(np.int64)
-
-
-# Scores of a block of items, and the best of many blocks.
-
-
-IN_CACHE = 1 << 18
-"""Numbers brought to float32 at once: few enough to be multiplied before they leave the cache."""
 
 
 class Best:

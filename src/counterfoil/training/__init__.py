@@ -1,1 +1,1 @@
-"""."""
+"""Runs: data and model from a configuration, the loop, checkpoints, guides, reports."""

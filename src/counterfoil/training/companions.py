@@ -1,4 +1,4 @@
-"""The best wrong candidates of every image and caption, from scores that are never all held."""
+"""Companions of the pairs of a batch: hard wrong candidates, mined, and foil captions."""
 
 from __future__ import annotations
 
@@ -23,13 +23,73 @@ from counterfoil.foils.files import foils_by_caption
 from counterfoil.models.model import Model
 from counterfoil.objectives.twins import Twins
 from counterfoil.scoring.encode import encode_images, encode_texts
-from counterfoil.scoring.engine import NOBODY, PAIRS, BestBothWays, scored_tiles
+from counterfoil.scoring.engine import scored_tiles
 from counterfoil.scoring.plan import plan_scores
 
 Indices = NDArray[np.int64]
 
 Block = tuple[slice, Tensor, Tensor]
 """Some images, some texts by their indices, and their scores [images, texts]."""
+
+NOBODY = -1
+"""Stands at the end of a row where there are fewer candidates than were asked for."""
+
+PAIRS = 1 << 22
+"""Most pairs to offer at once: what ranks them takes several times the room of their scores."""
+
+_LOW = (1 << 32) - 1
+_EMPTY = -(1 << 63)
+
+RULES = "rules"
+
+
+# A score and the index of its candidate are packed into one integer whose order is that of the
+# scores and, among equal scores, of the lower index. So what is kept does not depend on the
+# tiles.
+class BestBothWays:
+    """The best ``k`` texts of each image and images of each text, of the tiles offered so far.
+
+    Scores are compared in float32 and must be numbers.
+    """
+
+    def __init__(self, images: int, texts: int, k: int, device: torch.device) -> None:
+        self._of_image = torch.full((images, k), _EMPTY, dtype=torch.long, device=device)
+        self._of_text = torch.full((texts, k), _EMPTY, dtype=torch.long, device=device)
+        self._ids = torch.arange(images, device=device)
+
+    def offer(self, rows: slice, columns: Tensor, scores: Tensor, left_out: Tensor) -> None:
+        """Scores of images ``rows`` with texts ``columns``; pairs ``left_out`` do not count."""
+        columns = columns.to(self._ids.device)
+        by_image = _packed(scores, columns[None, :])
+        by_text = _packed(scores, self._ids[rows, None])
+        by_image.masked_fill_(left_out, _EMPTY)
+        by_text.masked_fill_(left_out, _EMPTY)
+        self._of_image[rows] = _merged(self._of_image[rows], by_image)
+        self._of_text[columns] = _merged(self._of_text[columns], by_text.T)
+
+    def images(self) -> Tensor:
+        """Texts [I, k] of each image, best first; `NOBODY` at the end."""
+        return _unpacked(self._of_image)
+
+    def texts(self) -> Tensor:
+        """Images [T, k] of each text, likewise."""
+        return _unpacked(self._of_text)
+
+
+def _merged(best: Tensor, new: Tensor) -> Tensor:
+    k = best.shape[1]
+    return torch.cat([best, new.topk(min(k, new.shape[1]), 1).values], 1).topk(k, 1).values
+
+
+def _packed(scores: Tensor, candidates: Tensor) -> Tensor:
+    """One integer a score: its order in the high half, the candidate counted down in the low."""
+    bits = (scores.float() + 0.0).contiguous().view(torch.int32)  # + 0.0: no negative zero
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
+    return (ordered.long() << 32) + (_LOW - candidates)
+
+
+def _unpacked(best: Tensor) -> Tensor:
+    return torch.where(best == _EMPTY, NOBODY, _LOW - (best & _LOW))
 
 
 def best_wrong(
@@ -43,8 +103,7 @@ def best_wrong(
 
     ``blocks`` hold every pair once, in any order. ``image_of`` [texts] is the image of each text;
     own pairs are left out, and pairs that ``protected`` says are true of some images and texts. Of
-    equal scores the lower index comes first. Rows with fewer candidates
-    end in `NOBODY`.
+    equal scores the lower index comes first. Rows with fewer candidates end in `NOBODY`.
     """
     best = BestBothWays(images, len(image_of), count, image_of.device)
     owners = torch.arange(images, device=image_of.device)
@@ -54,8 +113,8 @@ def best_wrong(
         left_out = image_of[columns] == owners[rows, None]
         if protected is not None:
             left_out = left_out | protected(rows, columns)
-        best.offer(rows, columns, scores, left_out=left_out)
-    return best.images()[0], best.texts()[0]
+        best.offer(rows, columns, scores, left_out)
+    return best.images(), best.texts()
 
 
 @torch.inference_mode()
@@ -113,12 +172,6 @@ def _in_split(found: Tensor, queries: Indices, candidates: Indices, size: int) -
     table = np.full((size, local.shape[1]), NOBODY, dtype=np.int64)
     table[queries] = np.where(local == NOBODY, NOBODY, candidates[local])
     return table
-
-
-# Foil captions that travel with the pairs of a batch: made by rule, or read from a file.
-
-
-RULES = "rules"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""`metrics.jsonl`: one JSON object a line, the source of every plot and table of a run."""
+"""The records of a run: `metrics.jsonl`, `timing.jsonl`, and TensorBoard if asked.
+
+`metrics.jsonl` has one JSON object a line and is the source of every plot and table of a run.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,6 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-# TensorBoard as a second place for the numbers of `metrics.jsonl`.
-
-
 class TensorBoard:
     """Writes the numbers of a record under its kind."""
 
@@ -78,9 +78,6 @@ class TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
-
-
-# Where a run writes its records: `metrics.jsonl`, `timing.jsonl`, and TensorBoard if asked.
 
 
 class RunLogs:

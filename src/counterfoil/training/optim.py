@@ -1,4 +1,4 @@
-"""What a loss does to the parameters: gradients, clipping, the optimiser's step, the rate's."""
+"""Optimisers with their parameter groups, learning-rate schedules, and the update itself."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from counterfoil.core.config import OptimiserConfig, ScheduleConfig, TrainConfig
 from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.encoders.bert import pretrained_ids
 from counterfoil.encoders.dual import Tower
-
-# Optimisers with their parameter groups, and learning-rate schedules.
-
 
 NORMS = (
     nn.LayerNorm,

@@ -47,36 +47,12 @@ from counterfoil.training.report import write_report
 from counterfoil.training.run_data import evaluation_split, read_data, skipped_kinds
 from counterfoil.training.run_folder import (
     RULE,
-    _check_names,
+    checked_config,
     locked_run,
     run_config,
     write_config,
 )
 from counterfoil.training.trainer import RunResult, Trainer, evenly_spaced
-
-# The rule of a run for corrections: chosen on its dev split, kept in its folder.
-
-
-def save_rule(folder: Path, model: Model, dev: Split, progress: Progress) -> CorrectionRule:
-    """Choose a rule on dev and write it into a run folder; unusable if no caption has a foil."""
-    reason = ""
-    try:
-        rule = choose_rule(model, dev, progress=progress)
-    except DataError as error:  # for one, captions in which no rule finds a word to exchange
-        rule, reason = CorrectionRule(usable=False), f": {error}"
-    write_atomically(folder / RULE, json.dumps(asdict(rule), indent=2))
-    progress.say(f"corrections: {_summary(rule)}{reason}")
-    return rule
-
-
-def _summary(rule: CorrectionRule) -> str:
-    if not rule.usable:
-        return f"none will be suggested; {rule.obstacle()}"
-    return (
-        f"{rule.precision:.0%} of {rule.made} changes were right on dev (threshold "
-        f"{rule.threshold:g}, margin {rule.margin:.4g}); measure them on test: "
-        "counterfoil correct RUN --measure"
-    )
 
 
 @dataclass(frozen=True)
@@ -141,7 +117,7 @@ def execute(
     asked after every step; training that was stopped is not followed by the latter.
     """
     progress = progress or Silent()
-    config = _check_names(config)  # a misspelt name is found before any work is done
+    config = checked_config(config)  # a misspelt name is found before any work is done
     with locked_run(folder):
         started = resume and (folder / "last").exists()
         if config.model.start and not started:
@@ -250,7 +226,26 @@ def save_yardstick(folder: Path, best: Model, dev: Split) -> None:
         write_atomically(folder / YARDSTICK, best.yardstick.to_json())
 
 
-# From a run folder back to its model and its data.
+def save_rule(folder: Path, model: Model, dev: Split, progress: Progress) -> CorrectionRule:
+    """Choose a rule on dev and write it into a run folder; unusable if no caption has a foil."""
+    reason = ""
+    try:
+        rule = choose_rule(model, dev, progress=progress)
+    except DataError as error:  # for one, captions in which no rule finds a word to exchange
+        rule, reason = CorrectionRule(usable=False), f": {error}"
+    write_atomically(folder / RULE, json.dumps(asdict(rule), indent=2))
+    progress.say(f"corrections: {_summary(rule)}{reason}")
+    return rule
+
+
+def _summary(rule: CorrectionRule) -> str:
+    if not rule.usable:
+        return f"none will be suggested; {rule.obstacle()}"
+    return (
+        f"{rule.precision:.0%} of {rule.made} changes were right on dev (threshold "
+        f"{rule.threshold:g}, margin {rule.margin:.4g}); measure them on test: "
+        "counterfoil correct RUN --measure"
+    )
 
 
 def choose_run_rule(run: Path, model: Model, cache: Path, progress: Progress) -> CorrectionRule:

@@ -1,4 +1,4 @@
-"""A run from its configuration: data, features, model, training, the test, the report."""
+"""The data of a run, read as its config says, and the data that several runs share."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ from counterfoil.training.run_folder import (
     load_model,
     run_config,
 )
+
+SHARED = ("source", "format", "options", "features", "noise", "noise_index", "dev_share")
+"""What decides which images, captions and features a run has, and in which order."""
 
 
 def read_data(
@@ -126,9 +129,6 @@ def skipped_kinds(pairs: Pairs) -> dict[str, int]:
     return count_kinds([p for p in pairs.problems if p.severity is Severity.SKIP])
 
 
-# From a run folder back to its model and its data.
-
-
 def _own_pixels(run: Path, config: RunConfig) -> FeaturesConfig | None:
     """How a finished run reads pixels, which it knows without what it was pretrained from."""
     if not reads_pixels(resolve(config.model)):
@@ -160,13 +160,6 @@ def evaluation_split(
     )
     # the run's own images again, from another place: what it has set aside was not trained on
     return with_dev_split(pairs, 0.0, read_dev_split(run))
-
-
-# The data that several runs share, read as their configs say.
-
-
-SHARED = ("source", "format", "options", "features", "noise", "noise_index", "dev_share")
-"""What decides which images, captions and features a run has, and in which order."""
 
 
 def shared_train_split(runs: Sequence[Path], cache: Path, progress: Progress) -> Split:

@@ -1,4 +1,7 @@
-"""A run from its configuration: data, features, model, training, the test, the report."""
+"""The folder of a run: its lock, its config and rule, and the way back from it to the model.
+
+One process writes it at a time; an older run is deleted only if asked.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +35,28 @@ from counterfoil.models.explain import load_yardstick
 from counterfoil.models.model import Model
 from counterfoil.objectives import create_objective
 
-# The folder of a run: one process writes it at a time; an older run is deleted only if asked.
-
-
 RUN_FILES = {
     "config.yaml", "metrics.jsonl", "timing.jsonl", "last", "best", "checkpoints", "results.json",
     "report.html", "tensorboard", "noise.npy", "dev_split.json", "yardstick.json",
     "correction_rule.json",
 }  # fmt: skip
 
-
 ADVICE = "wait for it, stop it, or choose another folder"
+
+RULE = "correction_rule.json"
+RULE_BYTES = 1 << 16
+
+MAY_CHANGE = {
+    ("data", "workers"),
+    ("data", "resident"),
+    ("train", "device"),
+    ("train", "graphs"),
+    ("train", "tensorboard"),
+    ("train", "log_every"),
+    ("train", "save_every"),
+}
+
+Leaked = dict[str, int]
 
 
 @contextmanager
@@ -129,13 +143,6 @@ def is_finished(folder: Path) -> bool:
         return False
 
 
-# The rule of a run for corrections: chosen on its dev split, kept in its folder.
-
-
-RULE = "correction_rule.json"
-RULE_BYTES = 1 << 16
-
-
 def load_rule(folder: Path) -> CorrectionRule | None:
     """The rule of a run, or of the run whose best checkpoint a folder is, if it has one."""
     path = folder / RULE
@@ -152,18 +159,7 @@ def load_rule(folder: Path) -> CorrectionRule | None:
         ) from None
 
 
-MAY_CHANGE = {
-    ("data", "workers"),
-    ("data", "resident"),
-    ("train", "device"),
-    ("train", "graphs"),
-    ("train", "tensorboard"),
-    ("train", "log_every"),
-    ("train", "save_every"),
-}
-
-
-def _check_names(config: RunConfig) -> RunConfig:
+def checked_config(config: RunConfig) -> RunConfig:
     """The config with as many copies of the model as its objective trains, every name known."""
     copies = max(config.model.copies, create_objective(config.objective).copies)
     model = config.model.model_copy(update={"copies": copies})
@@ -228,7 +224,7 @@ def resumed_config(folder: Path, asked: RunConfig | None) -> RunConfig:
     saved = load_config(path)
     if asked is None:
         return saved
-    asked = _check_names(asked)
+    asked = checked_config(asked)
     before, now = saved.model_dump(), asked.model_dump()
     changed = [
         (section, key)
@@ -246,12 +242,6 @@ def resumed_config(folder: Path, asked: RunConfig | None) -> RunConfig:
             "resume it without these, or choose another folder with --out"
         )
     return asked
-
-
-# From a run folder back to its model and its data.
-
-
-Leaked = dict[str, int]
 
 
 def load_model(folder: Path, device: str = "auto") -> Model:

@@ -1,4 +1,8 @@
-"""What objectives may ask of a run before its first step (`objectives.services.Preparation`)."""
+"""What a run does for its objective (`objectives.services`).
+
+Preparation before the first step, a look at the whole training split between epochs, and the scale
+of a pretrained dual encoder's scores.
+"""
 
 from __future__ import annotations
 
@@ -132,9 +136,6 @@ def set_aside(split: Split, share: float, seed: int) -> tuple[Split, Split | Non
     return split.select(rest.tolist()), split.select(aside.tolist(), name="set aside")
 
 
-# A look at the whole training split between epochs (`objectives.services.Survey`).
-
-
 class TrainingSurvey:
     """Every caption with its image, batch by batch, in evaluation mode and without augmentation.
 
@@ -188,9 +189,6 @@ class TrainingSurvey:
             collate_fn=Collate(self.model.text.pad),
             generator=torch.Generator(),
         )
-
-
-# The scale of the scores that a dual encoder was trained with, handed on to its new objective.
 
 
 def adopt_scale(objective: Composite, stated: Mapping[str, Any], model: Model) -> None:

@@ -35,6 +35,9 @@ DEFAULT_CACHE = Path.home() / ".cache" / "counterfoil"
 MANY = 500
 """Files from which on it is quicker to flush everything than one after the other."""
 
+ADVICE = "wait for it, or name another folder"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
 
 def write_atomically(path: Path, data: str | bytes) -> None:
     """Replace a file in one step; its content is on the disk before its name is."""
@@ -179,13 +182,6 @@ def _sync(path: Path, flags: int) -> None:
         os.close(descriptor)
 
 
-# A folder that appears complete or not at all.
-
-
-ADVICE = "wait for it, or name another folder"
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
 @contextmanager
 def staged_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
     """A temporary folder beside ``target`` that takes its place when all went well.
@@ -225,12 +221,8 @@ def _reason(target: Path, error: OSError) -> str:
     return f"{target}: cannot be written ({error.strerror or error}); nothing was left behind"
 
 
-# Temporary folders that a kill does not leave for ever: the next one of their kind sweeps them.
-#
-# Each holds a lock while its process lives. A folder is swept only if that lock says so: it was
-# taken once by a process of this machine, and nobody holds it now.
-
-
+# Temporary folders hold a lock while their process lives. The next one of their kind sweeps a
+# folder whose lock was once taken by a process of this machine and is held by nobody now.
 class Scratch:
     """An empty folder of this process alone; `close`, or the end of the process, removes it."""
 

@@ -25,10 +25,16 @@ from counterfoil.core.storage.atomic import sync_file, sync_folder, write_atomic
 from counterfoil.core.storage.locks import locked_folder
 from counterfoil.core.storage.reading import open_regular, read_text
 
-# What a store on disk says of itself: which files count, and how long each must be.
-
-
 FORMAT = 1
+
+Ids = NDArray[np.int64]
+IDS = "ids.bin"
+
+MOST_SEGMENTS = 16
+"""More than this many are joined, so that a search does not visit crumbs."""
+
+SEGMENTS, COMMIT = "segments", ".commit.lock"
+CHANGING = "changing this index"
 
 
 class FileMark(BaseModel):
@@ -121,16 +127,6 @@ def check_size(path: Path, mark: FileMark) -> None:
         )
 
 
-# The rows of a table over its segments: which item each holds, and which are still alive.
-
-
-Ids = NDArray[np.int64]
-IDS = "ids.bin"
-
-MOST_SEGMENTS = 16
-"""More than this many are joined, so that a search does not visit crumbs."""
-
-
 class Table:
     """Rows are numbered through all segments; an id has at most one live row."""
 
@@ -208,10 +204,6 @@ class Table:
         while start > first and sizes[start - 1] < 2 * total:
             start, total = start - 1, total + sizes[start - 1]
         return start
-
-
-SEGMENTS, COMMIT = "segments", ".commit.lock"
-CHANGING = "changing this index"
 
 
 @dataclass(frozen=True)

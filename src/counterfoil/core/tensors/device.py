@@ -1,4 +1,4 @@
-"""Choice of the device that models run on."""
+"""The device that models run on, the memory that is free on it, and whether a model fits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from counterfoil.core.errors import ConfigError
 
+MEMORY = Path("/proc/meminfo")
+
+UNKNOWN_FREE, UNKNOWN_TOTAL = 1 << 30, 64 << 30
+"""Bytes taken as free, and as all there are, where a system does not say."""
+
+LEFT_FREE = 0.5
+"""Share of a device's memory that has to stay free for training."""
+
+COPIES = 4
+"""Of its weights that a training run holds: they, their gradients, and Adam's two moments."""
+
+MAX_TENSORS = 20_000
+"""Of one model; the largest of ours have a few thousand."""
+
 
 def choose_device(name: str) -> torch.device:
     """The device asked for; 'auto' takes this process's GPU if there is one."""
-    import torch
-
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
@@ -30,19 +42,6 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-# Pairwise scores from fragment similarities in PyTorch, tile by tile, forward and backward.
-#
-# All similarities of a block come from one matrix product. What follows is elementwise or small
-# and
-# bound by memory traffic, so it runs on tiles that stay in the cache (on a GPU: in free memory).
-# The
-# backward pass recomputes a tile from its similarities instead of keeping intermediate values.
-#
-# A hinge on the hardest negative gives a gradient to three scores per row and column only: the
-# positive, its hardest caption and its hardest image. The backward pass then looks at these pairs
-# alone (`chosen_pairs`): with B pairs, 3B of B² are left.
-
-
 def free_on_gpu(device: torch.device) -> int:
     """Bytes that tensors may still take: those that nobody has, and those this process keeps.
 
@@ -53,14 +52,6 @@ def free_on_gpu(device: torch.device) -> int:
     return free + max(0, kept)
 
 
-# How all pairs of two encoded sides are cut into tiles: captions by length, sizes by memory.
-
-
-MEMORY = Path("/proc/meminfo")
-UNKNOWN = 1 << 30
-"""Bytes taken as free where a system does not say."""
-
-
 def free_memory(device: torch.device) -> int:
     """Bytes that may be had on a device."""
     if device.type == "cuda":
@@ -69,18 +60,7 @@ def free_memory(device: torch.device) -> int:
         lines = MEMORY.read_text(encoding="ascii").splitlines()
         return next(1024 * int(x.split()[1]) for x in lines if x.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError, IndexError):
-        return UNKNOWN
-
-
-# Training features kept on the device, where there is room for them.
-#
-# For Flickr30K they are 4.3 GB in half precision. Read once, a batch then takes its fragments by
-# one
-# gather on the device; what travels from the processes that read ahead is captions and places.
-
-
-LEFT_FREE = 0.5
-"""Share of a device's memory that has to stay free for training."""
+        return UNKNOWN_FREE
 
 
 def room_for(size: int, device: torch.device) -> bool:
@@ -91,24 +71,12 @@ def room_for(size: int, device: torch.device) -> bool:
     return free - size >= LEFT_FREE * total
 
 
-# A model that cannot fit into memory is refused before its weights are allocated.
-
-
-COPIES = 4
-"""Of its weights that a training run holds: they, their gradients, and Adam's two moments."""
-
-MAX_TENSORS = 20_000
-"""Of one model; the largest of ours have a few thousand."""
-
-_UNKNOWN = 64 * 2**30
-
-
 def machine_memory() -> int:
     """Bytes of memory that the machine has in all."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
-        return _UNKNOWN
+        return UNKNOWN_TOTAL
 
 
 class MemoryGuard(TorchDispatchMode):

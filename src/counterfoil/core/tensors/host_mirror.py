@@ -1,7 +1,7 @@
-"""Masks that the host knows, too, where they are on a GPU: to read one back, it would have to wait.
+"""Host copies of small GPU tensors, so that reading them needs no device sync.
 
-A batch is padded on the host, so what is real in it is known there before anything is moved. What
-needs the lengths of captions on the host (packing, for a recurrent network or a kernel) asks here.
+A batch is padded on the host, so its masks are known there before anything is moved. Packing, for a
+recurrent network or a kernel, takes the lengths of captions from here.
 """
 
 from __future__ import annotations
@@ -47,9 +47,6 @@ def surely_whole(mask: Tensor) -> bool:
 def _known(mask: Tensor) -> NDArray[np.bool_] | None:
     version, found = (None, None) if mask.is_inference() else getattr(mask, NAME, (None, None))
     return found if version is not None and version == mask._version else None
-
-
-# Host-side copies of small GPU tensors, so that a training step needs no device sync.
 
 
 class HostScalarCache:

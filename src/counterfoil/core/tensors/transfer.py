@@ -1,7 +1,7 @@
-"""Batches on their way: to another process in one message, to a device in one copy.
+"""Transfers: batches to another process in one message or to a device in one copy, scores back.
 
-What a batch has besides its fragments is small, but there is much of it: ids, masks, places. To
-send each by itself costs more than what is in it, so small tensors lie side by side in one memory.
+Besides its fragments, a batch has many small tensors: ids, masks, places. Sending each alone costs
+more than its contents, so small tensors lie side by side in one buffer.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from enum import Enum
+from functools import cache
 from itertools import compress
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -29,6 +30,9 @@ ALIGNED = 64
 COMPACT = (torch.uint8, torch.float16)
 """How pixels and features travel, in a quarter or half of the size; where they are used they become
 as all other numbers are."""
+
+STAGED = 1 << 23
+"""Numbers of a matrix that are on their way at once."""
 
 
 class Movable:
@@ -109,7 +113,7 @@ def joined(shell: Any, tensors: Iterator[Tensor]) -> Any:
 def moved(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Tensors on a device: the small ones of the host by one copy, of which they are parts there.
 
-    Compact numbers become as others there; masks are remembered here (`data.on_host`).
+    Compact numbers become as others there; masks are remembered here (`host_mirror`).
     """
     together = [device.type != "cpu" and packs(tensor) for tensor in tensors]
     there = iter(_sent(list(compress(tensors, together)), device))
@@ -188,10 +192,6 @@ def unpack(memory: Tensor, places: Sequence[Place]) -> list[Tensor]:
 # From a GPU to the host: blocks on a stream of their own, whole matrices through pinned memory.
 
 
-STAGED = 1 << 23
-"""Numbers of a matrix that are on their way at once."""
-
-
 class Arrival:
     """A block on its way to the host: by a stream of its own into pinned memory, from a GPU."""
 
@@ -213,14 +213,10 @@ class Arrival:
         return self.host
 
 
-_streams: dict[torch.device, torch.cuda.Stream] = {}
-
-
+@cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """One stream a device: a new one for every tile would never be given back."""
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)
-    return _streams[device]
+    return torch.cuda.Stream(device)
 
 
 def to_host(matrix: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Padded batches of fragments and words, with masks and image ids, as training reads them."""
+"""Items to padded batches of fragments and words, with masks and image ids."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from counterfoil.core.tensors.transfer import Movable
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.text.dependencies import LinkedIds
 
-# Fragments and words of several items as padded tensors.
-
 
 @dataclass(frozen=True)
 class Kept:
@@ -32,7 +30,7 @@ class Kept:
 class ImageBatch(Movable):
     """Fragments [B, N, D] with mask [B, N] (True: real) and boxes [B, N, 4] where known.
 
-    Where the training device holds all fragments (`training.resident`), a batch travels without
+    Where the training device holds all fragments (`resident`), a batch travels without
     them (D is 0) and says by ``places`` [B, N] which rows it wants.
     """
 

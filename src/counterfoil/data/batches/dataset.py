@@ -1,4 +1,4 @@
-"""Padded batches of fragments and words, with masks and image ids, as training reads them."""
+"""`CaptionItems`: the captions of a split with their images, augmented, as items of batches."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from counterfoil.data.pairs import Split
 from counterfoil.data.pixels import Glance, PixelTable
 from counterfoil.data.text.tokenizers import TextProcessor, Tokenised, WordNoise
 
-# What takes long to find and stays the same, found once a process.
-
-
 MOST = 1 << 18
 """Results that are kept: of captions cut into tokens, a few hundred bytes each."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+
+TEXT_ONLY = -1
+"""The view of a caption whose image is already in the batch."""
 
 
 class Once(Generic[Key, Value]):
@@ -59,10 +59,6 @@ class Augmentation:
     words: float = 0.0
     varying: bool = False
     glance: Glance = field(default_factory=Glance)
-
-
-TEXT_ONLY = -1
-"""The view of a caption whose image is already in the batch."""
 
 
 @dataclass(frozen=True)

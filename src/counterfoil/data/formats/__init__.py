@@ -1,4 +1,4 @@
-"""Layouts of images and captions on disk, one file each."""
+"""Layouts of images and captions on disk, one file each: read as sources, written by conversion."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from counterfoil.data.formats.shards import ShardSource, ShardWriter
 from counterfoil.data.formats.table import JsonlWriter, TableSource
 from counterfoil.data.pairs import Pairs
 from counterfoil.data.scenes import load_scenes
-
-# The embedded scenes as a named data set.
 
 
 @named_sources.register("scenes")
@@ -41,18 +39,17 @@ def scenes(
 __all__ = [
     "CocoSource",
     "Flickr8kSource",
+    "JsonlWriter",
     "KarpathySource",
     "ScanSource",
+    "ScanWriter",
     "ShardSource",
+    "ShardWriter",
     "Source",
     "TableSource",
+    "Writer",
     "named_sources",
     "scenes",
     "sources",
+    "writers",
 ]
-
-
-# Conversion targets, one file each.
-
-
-__all__ = ["JsonlWriter", "ScanWriter", "ShardWriter", "Writer", "writers"]

@@ -1,4 +1,7 @@
-"""What a data source is, and the two tables they are looked up in."""
+"""What data sources and conversion targets are, and the tables they are looked up in.
+
+All sources share how items look before they are checked, and how splits and columns are named.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,6 @@ from counterfoil.core.registry import Registry
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import ImageRef
 from counterfoil.data.pairs import Pairs, ProblemLog, Split
-
-# What sources read, before it is checked: one item an image, in the order of the files.
 
 
 @dataclass
@@ -195,9 +196,6 @@ def fill_splits(
 def _share(image_id: str) -> int:
     digest = sha256(image_id.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") % 100
-
-
-# What a conversion target is, and the table they are looked up in.
 
 
 class Writer(ABC):

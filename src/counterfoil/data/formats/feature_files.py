@@ -1,4 +1,4 @@
-"""The fragment files of one split: `{split}_ims.npy` and those that may stand beside it.
+"""The fragment files of one split, read and written: `{split}_ims.npy` and those beside it.
 
 `{split}_ims.npy`
     features, float [images, fragments, dim] or [images, dim]
@@ -41,18 +41,16 @@ from counterfoil.data.pickle_values import (
 )
 from counterfoil.data.pickles import OPERATIONS, PickleReader
 
-# The image sizes that go with boxes in pixels (`{split}_ims_size.npy`).
-#
-# Our own files are plain numbers [images, 2]. GSMN's are pickled arrays of records with
-# ``image_w``
-# and ``image_h``: those are read as data (see `data.pickles`), so a hostile file is an error and
-# never runs.
-
-
 OPERATIONS_PER_RECORD = 60
 """A record of a class with two NumPy numbers takes about 40."""
 
+FEATURES, LENGTHS, BOXES, SIZES = "_ims.npy", "_ims_lens.npy", "_ims_bbx.npy", "_ims_size.npy"
+MADE_BY = "_ims_made_by.txt"
 
+
+# Our own sizes are plain numbers [images, 2]. GSMN's are pickled arrays of records with
+# ``image_w`` and ``image_h``: those are read as data (see `data.pickles`), so a hostile file is
+# an error and never runs.
 def read_box_sizes(path: Path) -> NDArray[np.float32]:
     """Width and height of every image as float32 [images, 2]."""
     try:
@@ -141,10 +139,6 @@ def _from_records(path: Path, records: ObjectArray) -> NDArray[np.float64]:
 
     rows = [[side(record, "image_w"), side(record, "image_h")] for record in records]
     return np.array(rows, dtype=np.float64).reshape(-1, 2)
-
-
-FEATURES, LENGTHS, BOXES, SIZES = "_ims.npy", "_ims_lens.npy", "_ims_bbx.npy", "_ims_size.npy"
-MADE_BY = "_ims_made_by.txt"
 
 
 def open_features(folder: Path, split: str, log: ProblemLog) -> FragmentTable | None:
@@ -246,9 +240,6 @@ def _sizes(
         log.fatal("count-mismatch", path, f"{len(sizes)} sizes for {count} images")
         return None
     return sizes
-
-
-# Writes the fragment files of a split row by row, in the layout that `feature_files` reads.
 
 
 class ArrayWriter:

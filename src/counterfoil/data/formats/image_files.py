@@ -1,4 +1,4 @@
-"""Images by name in one or a few folders; a name that leads out of them is refused.
+"""Images by name in one or a few folders, read and written; a name that leads out is refused.
 
 Tables are written on other machines than they are read on. A name is therefore also found with
 another case or ending, in a folder below, or if it begins with the folder's own name.
@@ -24,6 +24,9 @@ ENDINGS = frozenset(
 )
 MAX_FILES = 500_000
 """Files below a folder that are listed to look for a name; the rest is not searched."""
+
+FOLDER = "images"
+_LONGEST = 200
 
 
 class ImageFolder:
@@ -198,13 +201,6 @@ def image_folder(
             log.fatal("missing-file", chosen, "no such image folder")
         return ImageFolder([chosen], deep)
     return ImageFolder([root / name for name in candidates if (root / name).is_dir()], deep)
-
-
-# Writes images under `images/`, byte for byte, each once and under a name of its own.
-
-
-FOLDER = "images"
-_LONGEST = 200
 
 
 class ImageWriter:

@@ -1,4 +1,4 @@
-"""Precomputed features in SCAN's layout, and in vse_infty's variant of it.
+"""Precomputed features in SCAN's layout, and in vse_infty's variant of it, read and written.
 
 A folder with `{split}_caps.txt` (one caption a line), `{split}_ids.txt` (one image id a line) and
 `{split}_ims.npy` (see `feature_files`). vse_infty keeps them in a folder `precomp`, beside an
@@ -47,7 +47,7 @@ from counterfoil.data.pairs import ProblemLog, Split
 CAPTIONS, IDS, ITEMS = "_caps.txt", "_ids.txt", "_items.jsonl"
 _SPLIT_FILE = re.compile(f"(.+)({CAPTIONS}|{ITEMS}|{FEATURES})$")
 _IMAGE_FOLDERS = ("images", "flickr30k-images", "flickr30k_images", "Images", ".")
-_ITEM_KEYS = ("id", "captions", "image", "original_name")
+_ITEM_KEYS = frozenset({"id", "captions", "image", LABEL})
 
 
 @sources.register("scan")
@@ -214,21 +214,8 @@ def _note_layout(folder: Path, split: str, layout: Layout, log: ProblemLog) -> N
         )
 
 
-# SCAN's layout: `{split}_caps.txt`, `{split}_ids.txt`, `{split}_ims.npy`.
-#
-# Regular data becomes exactly those files, with every image stored once. What they cannot carry
-# goes
-# into `{split}_items.jsonl` beside them (see `sources.scan`): differing numbers of captions,
-# captions
-# with line breaks or outer spaces, ids that are not numbers, extras, and images, which are
-# written
-# under `images/`. The plain files are then still there: line breaks as spaces, ids as row
-# numbers.
-
-
-_RESERVED = frozenset({"id", "captions", "image", LABEL})
-
-
+# Regular data becomes exactly the plain files, with every image stored once. Beside
+# `{split}_items.jsonl` they are still written: line breaks as spaces, ids as row numbers.
 @writers.register("scan")
 class ScanWriter(Writer):
     """The files that SCAN and its descendants read, and a sidecar for what those cannot carry."""
@@ -270,7 +257,7 @@ class ScanWriter(Writer):
             **self._images.describe(split, image),
             "captions": list(split.captions[image]),
         }
-        return json_bytes(merge_extras(record, extras_of(split, image), _RESERVED)) + b"\n"
+        return json_bytes(merge_extras(record, extras_of(split, image), _ITEM_KEYS)) + b"\n"
 
 
 def _is_plain(split: Split) -> bool:

@@ -1,4 +1,4 @@
-"""WebDataset shards: tar archives whose members share a key, one key an image.
+"""WebDataset shards, read and written: tar archives whose members share a key, one key an image.
 
 `<key>.jpg` (or .png, .webp …) is the image, `<key>.json` tells its ``captions``, ``id``, ``split``,
 ``file`` (the image's name) and anything else; `<key>.txt` is a single caption where the JSON has
@@ -57,6 +57,8 @@ _KEYS = ("id", "image_id", "split", "file", "box_size", "fragments_by")
 RESERVED = frozenset(_CAPTION_KEYS + _KEYS)
 _KNOWN_ENDS = (FRAGMENTS, BOXES, "json", "txt", *IMAGE_TYPES)
 _HEADER = 4096
+
+_MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "gif"}
 
 
 @sources.register("shards")
@@ -308,12 +310,6 @@ def _check_shapes(entry: _Entry, first: ArrayMember, log: ProblemLog) -> None:
             where = f"{boxes.archive}: {boxes.name}"
             log.fatal("wrong-shape", where, f"expected boxes {(count, 4)}, found {boxes.shape}")
             entry.boxes = None
-
-
-# WebDataset shards: `{split}-{00000}.tar`, as `sources.shards` describes them.
-
-
-_MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "gif"}
 
 
 @writers.register("shards")

@@ -2,6 +2,7 @@
 
 One row a caption or one row an image (with a list of captions): rows of one image are grouped.
 Features may stand beside the table (see `feature_files`), in the order of the split's images.
+Conversion writes JSON Lines.
 """
 
 from __future__ import annotations
@@ -362,14 +363,9 @@ def _add_features(draft: Draft, root: Path, log: ProblemLog) -> None:
         draft.tables[split] = table
 
 
-# JSON Lines: `captions.jsonl`, one image a line, with `images/` and the fragment files beside it.
-#
-# A line holds ``id``, ``split``, ``image`` (path from the folder), ``original_name`` (the image's
-# name, where the file has another), ``captions``, and the extras: beside those, or under
-# ``extras``
-# where one of their names would be mistaken for a column.
-
-
+# A line of `captions.jsonl` holds ``id``, ``split``, ``image`` (path from the folder),
+# ``original_name`` (the image's name, where the file has another), ``captions``, and the extras:
+# beside those, or under ``extras`` where one of their names would be mistaken for a column.
 @writers.register("jsonl")
 class JsonlWriter(Writer):
     """One JSON object an image, for people and for other programs."""

@@ -1,4 +1,4 @@
-"""Members of an uncompressed tar archive by byte range, found in one pass over its headers."""
+"""Uncompressed tar archives: members by byte range, and arrays in them as rows of one array."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from counterfoil.data.pairs import ProblemLog
 
 _BLOCK = 512
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
+
+MAX_OPEN_ARCHIVES = 16
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,6 @@ def _walk(path: Path, file: BinaryIO, total: int, log: ProblemLog) -> Iterator[T
         log.fatal(
             "truncated-tar", path, f"has no end-of-archive mark at byte {end}: it was cut short"
         )
-
-
-# Arrays that are members of tar shards, one an image, read as if they were rows of one array.
-
-
-MAX_OPEN_ARCHIVES = 16
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Text files as numbered lines: UTF-8, split at line feeds only, a stray byte reported."""
+"""Text files as numbered lines, as JSON, and as rows of tables; a stray byte is reported."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from counterfoil.core.storage.reading import (
 from counterfoil.core.storage.reading import read_lines as bounded_lines
 from counterfoil.data.formats.parquet import Row, read_parquet
 from counterfoil.data.pairs import ProblemLog
+
+EXTRAS = "extras"
+_FIELD_LIMIT = LINE_BYTES
 
 
 def read_raw_lines(path: Path, log: ProblemLog) -> Iterator[tuple[int, str]]:
@@ -89,9 +92,6 @@ def parse_json(data: bytes, path: object, log: ProblemLog, line: int | None = No
 # JSON as this library writes it: one object a line, UTF-8, every string representable.
 
 
-EXTRAS = "extras"
-
-
 def json_bytes(value: Any) -> bytes:
     """Readable UTF-8; escapes where a string holds a lone surrogate, which UTF-8 cannot carry."""
     try:
@@ -118,9 +118,6 @@ def split_extras(rest: dict[str, Any]) -> dict[str, Any]:
 
 
 # Rows of CSV, TSV, JSON Lines and Parquet files, each with its line number.
-
-
-_FIELD_LIMIT = LINE_BYTES
 
 
 def read_rows(path: Path, log: ProblemLog) -> Iterator[Row]:

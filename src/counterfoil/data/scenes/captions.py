@@ -1,4 +1,4 @@
-"""Captions for a scene: varied in wording, partial as people's are, and true."""
+"""Captions for a scene: varied in wording, partial as people's are, and true in every word."""
 
 from __future__ import annotations
 
@@ -15,11 +15,20 @@ from counterfoil.data.scenes.vocabulary import (
     SIZE_WORDS,
 )
 
-# Noun phrases and sentences under construction, every word with its truth.
-
-
 # People seldom say that something has no pattern.
 _PLAIN_WORD_SHARE = 0.2
+
+SHORTEST, LONGEST = 4, 20
+_FOCUS_SHARE = 0.72
+
+_PLACES = {
+    "meadow": ("in a meadow", "on a meadow", "outdoors"),
+    "beach": ("at the beach", "by the sea", "outdoors"),
+    "street": ("in the street", "in a city"),
+    "room": ("in a room", "indoors"),
+    "park": ("in a park", "near a path"),
+    "snow": ("in the snow", "on a winter day"),
+}
 
 
 class Draft:
@@ -145,16 +154,6 @@ def _word(table: dict[str, str], meaning: str, rng: random.Random) -> str:
     return words[0] if rng.random() < 0.6 else rng.choice(words)
 
 
-SHORTEST, LONGEST = 4, 20
-_FOCUS_SHARE = 0.72
-_PLACES = {
-    "meadow": ("in a meadow", "on a meadow", "outdoors"),
-    "beach": ("at the beach", "by the sea", "outdoors"),
-    "street": ("in the street", "in a city"),
-    "room": ("in a room", "indoors"),
-    "park": ("in a park", "near a path"),
-    "snow": ("in the snow", "on a winter day"),
-}
 # A and B are the things, IS agrees with the first of them. The word with * relates A to B, the
 # one with ^ relates B to A; forms with ! need a living A, those with 1 a single A.
 _FORMS: dict[str, tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""A scene as a picture."""
+"""A scene as a picture: a pale backdrop, so that things stand out, and sprites on it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from counterfoil.data.scenes.scene import SIZE, Box, Scene
 from counterfoil.data.scenes.sprites_living import ANIMALS, PEOPLE
 from counterfoil.data.scenes.sprites_things import SURROUNDINGS, THINGS
 
-# Soft places for scenes to happen in: pale, so that things stand out.
-
-
 VARIANTS = 4
 _FULL = SIZE * OVERSAMPLE
 _HORIZON = round(0.56 * _FULL)
+
+SPRITES: dict[str, Callable[[Pen], None]] = {
+    **PEOPLE,
+    **ANIMALS,
+    **SURROUNDINGS,
+    **THINGS,
+}
 
 
 def paint(name: str, variant: int) -> Image.Image:
@@ -153,14 +157,6 @@ _BACKDROPS: dict[str, Callable[[ImageDraw.ImageDraw, random.Random], None]] = {
     "street": _street,
     "room": _room,
     "snow": _snow,
-}
-
-
-SPRITES: dict[str, Callable[[Pen], None]] = {
-    **PEOPLE,
-    **ANIMALS,
-    **SURROUNDINGS,
-    **THINGS,
 }
 
 

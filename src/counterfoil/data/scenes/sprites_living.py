@@ -1,4 +1,4 @@
-"""Sprites of animals, facing right."""
+"""Sprites of animals, facing right, and of people, coloured and patterned as what they wear."""
 
 from __future__ import annotations
 
@@ -148,9 +148,6 @@ ANIMALS = {
     "bird": bird,
     "duck": duck,
 }
-
-
-# Sprites of people: their colour and pattern are those of what they wear.
 
 
 _TROUSERS = (112, 116, 128)

@@ -1,4 +1,4 @@
-"""Sprites of things."""
+"""Sprites of things, vehicles, buildings and plants."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from counterfoil.data.scenes.pen import INK, RGB, Pen, mix
 _WOOD: RGB = (150, 104, 66)
 _METAL: RGB = (92, 94, 104)
 _STRING: RGB = (120, 116, 122)
+
+_GLASS: RGB = (190, 222, 236)
+_TYRE: RGB = (56, 54, 60)
+_HUB: RGB = (208, 208, 212)
+_BARK: RGB = (128, 90, 60)
+_HULL: RGB = (164, 116, 74)
+_LEAF: RGB = (92, 150, 84)
+_LIGHT: RGB = (250, 226, 140)
 
 
 def ball(pen: Pen) -> None:
@@ -95,18 +103,6 @@ THINGS = {
 }
 
 
-# Sprites of vehicles, buildings and plants.
-
-
-_GLASS: RGB = (190, 222, 236)
-_TYRE: RGB = (56, 54, 60)
-_HUB: RGB = (208, 208, 212)
-_BARK: RGB = (128, 90, 60)
-_TRUNK: RGB = (164, 116, 74)
-_LEAF: RGB = (92, 150, 84)
-_LIGHT: RGB = (250, 226, 140)
-
-
 def _wheel(pen: Pen, x: float, radius: float) -> None:
     ry = radius * pen.w / pen.h
     y = 1.0 - ry
@@ -157,8 +153,8 @@ def boat(pen: Pen) -> None:
     pen.line([(0.47, 0.0), (0.47, 0.78)], _BARK, 0.04)
     pen.polygon([(0.52, 0.04), (0.52, 0.64), (0.96, 0.64)])
     pen.polygon([(0.42, 0.14), (0.42, 0.64), (0.1, 0.64)])
-    pen.polygon([(0.0, 0.72), (1.0, 0.72), (0.84, 1.0), (0.16, 1.0)], _TRUNK)
-    pen.line([(0.06, 0.79), (0.94, 0.79)], mix(_TRUNK, (255, 255, 255), 0.6), 0.02)
+    pen.polygon([(0.0, 0.72), (1.0, 0.72), (0.84, 1.0), (0.16, 1.0)], _HULL)
+    pen.line([(0.06, 0.79), (0.94, 0.79)], mix(_HULL, (255, 255, 255), 0.6), 0.02)
 
 
 def plane(pen: Pen) -> None:

@@ -1,4 +1,4 @@
-"""Whether a statement is true of a scene, read strictly or generously.
+"""What captions of scenes state, and whether it is true of a scene, read strictly or generously.
 
 Captions must be true in the strict reading of the objects they mean. A foil must be false in the
 generous one: no choice of objects makes it true, whatever a well-meaning reader would let pass.
@@ -31,9 +31,6 @@ from counterfoil.data.scenes.vocabulary import (
     generous_kinds,
 )
 
-# Captions of scenes with the truth of every word, and what they state.
-
-
 _WORD = re.compile(r"[A-Za-z]+")
 KIND_OF_ROLE = {
     "noun": "object",
@@ -45,6 +42,8 @@ KIND_OF_ROLE = {
     "position": "position",
     "": "none",
 }
+
+NEAR = 26.0
 
 
 def tokens(text: str) -> list[str]:
@@ -179,9 +178,6 @@ def _claim(mention: Mention, role: str, word: Word) -> None:
         mention.count = NUMBERS[word.text]
     else:
         mention.position = word.text
-
-
-NEAR = 26.0
 
 
 def is_true(scene: Scene, statement: Statement) -> bool:
@@ -332,9 +328,6 @@ def _hides(one: SceneObject, other: SceneObject) -> bool:
     a, b = one.box, other.box
     overlaps = a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
     return overlaps and one.layer >= other.layer
-
-
-# The ground truth of a split, read from disk image by image: it outweighs the captions.
 
 
 class SceneTruths(Sequence[dict[str, Any]]):

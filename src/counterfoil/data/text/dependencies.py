@@ -1,4 +1,4 @@
-"""Which words of a caption belong together: parsers that give the edges of its word graph."""
+"""Which words of a caption belong together: parsers, by rule or spaCy, for its word graph."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ from typing import Any, Protocol
 
 from counterfoil.core.errors import ConfigError, MissingExtraError, nearest
 
-# A spaCy pipeline that is loaded where it is used: once in each process.
+Edge = tuple[int, int]
+
+DETERMINERS = frozenset(
+    """a an the this these those some any each every another both all no one two three four five six
+    seven eight nine ten several many few other his her its their my your our""".split()  # noqa: SIM905
+)
+
+LINKS = frozenset(
+    """in on at of with without to from by near behind under over above below beside besides between
+    into onto through across along around against inside outside beneath underneath toward towards
+    next front left right top for as off up down out and or but while who which that is are was were
+    be being been has have had do does can there""".split()  # noqa: SIM905
+)
 
 
 class SpacyPipeline:
@@ -51,9 +63,6 @@ class SpacyPipeline:
         return nlp(Doc(nlp.vocab, words=list(words)))
 
 
-Edge = tuple[int, int]
-
-
 class Parser(Protocol):
     """Links between words; a word graph is undirected, so an edge is given once, either way."""
 
@@ -85,18 +94,6 @@ class LinkedIds(list[int]):
         for a, b in [*edges, *((word, word) for word in places)]:
             linked += itertools.product(places.get(a, []), places.get(b, []))
         return cls(ids, [(start, end) for start, end in linked if start != end])
-
-
-DETERMINERS = frozenset(
-    """a an the this these those some any each every another both all no one two three four five six
-    seven eight nine ten several many few other his her its their my your our""".split()  # noqa: SIM905
-)
-LINKS = frozenset(
-    """in on at of with without to from by near behind under over above below beside besides between
-    into onto through across along around against inside outside beneath underneath toward towards
-    next front left right top for as off up down out and or but while who which that is are was were
-    be being been has have had do does can there""".split()  # noqa: SIM905
-)
 
 
 class RuleParser:

@@ -1,4 +1,9 @@
-"""Captions to token ids: by a word vocabulary, or by any Hugging Face tokenizer."""
+"""Captions to token ids, by a word vocabulary or a Hugging Face tokenizer, and tokens to words.
+
+Cutting a caption takes longest and gives the same each time, so it is apart from the noise that
+training puts on words, which differs from epoch to epoch. Words are cut alike for every model,
+whatever its tokens are, so that explanations compare.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +23,6 @@ from counterfoil.core.errors import CheckpointError, ConfigError, DataError, Mis
 from counterfoil.data.text.dependencies import Edge, LinkedIds, Parser
 from counterfoil.data.text.vocabulary import END, MASK, START, Vocabulary
 from counterfoil.data.text.words import CaptionWord, caption_words, words
-
-# Captions cut into tokens, and the noise that training puts on their words.
-#
-# To cut a caption takes longer than all else that is done to it, and gives the same each time: so
-# it
-# is apart from the noise, which differs from epoch to epoch.
 
 
 class WordNoise:
@@ -284,13 +283,6 @@ def load_text_processor(kind: str, folder: Path) -> TextProcessor:
     if kind == HuggingFaceText.kind:
         return HuggingFaceText.load(folder)
     raise CheckpointError(f"{folder}: unknown kind of text processor '{kind}'")
-
-
-# The words of a caption, where they stand in it, and which of them each token belongs to.
-#
-# Words are cut alike for every model, whatever its tokens are, so that explanations compare.
-# Words
-# that a model does not know are left out of a person's sentence here (`known_text`).
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Word vocabularies: built from the training captions, or read from other projects' files."""
+"""Word vocabularies, built from captions or read from other projects' files, and word vectors."""
 
 from __future__ import annotations
 
@@ -119,9 +119,6 @@ def checked_words(words: list[str], source: str) -> list[str]:
                 f"{source}: the word {reprlib.repr(word)} is not Unicode text"
             ) from None
     return words
-
-
-# Pretrained word vectors (GloVe) for the words of a vocabulary.
 
 
 @dataclass(frozen=True)

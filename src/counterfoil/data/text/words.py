@@ -1,4 +1,4 @@
-"""Captions to lower-case word tokens, in the manner of the Penn Treebank.
+"""Captions to words: lower-case tokens in the manner of the Penn Treebank, and their places.
 
 The public vocabularies were built with a Treebank tokeniser, so words must be cut the same way for
 their ids to be of use: contractions apart (``do n't``), hyphens kept, punctuation apart.
@@ -48,9 +48,6 @@ def words(caption: str) -> list[str]:
     return _TOKEN.findall(_CONTRACTION.sub(r" \1", text))
 
 
-# The words of a caption and where they stand in it.
-
-
 @dataclass(frozen=True)
 class CaptionWord:
     """A word as written, ``caption[start:end]``; punctuation marks are words too."""
@@ -84,9 +81,6 @@ def caption_words(caption: str) -> list[CaptionWord]:
         end = max(origin[cursor], start + 1)
         found.append(CaptionWord(caption[start:end], start, end))
     return found
-
-
-# A sentence as an argument: neither empty nor too long to be looked at word by word.
 
 
 def check_sentence(text: str, purpose: str) -> None:

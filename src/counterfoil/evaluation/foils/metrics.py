@@ -1,7 +1,7 @@
 """A model judged on foils: does it prefer the true caption, and know what is wrong with the other?
 
-What TAGS-DC asks of foils and of those who tell them: discrimination (§4.3), words
-(§4.4), whether foils are negatives at all and whether they read well (§4.2).
+What TAGS-DC asks of foils and of those who tell them: discrimination (§4.3), words (§4.4), whether
+foils are negatives at all and whether they read well (§4.2). Shares are also given by kind.
 """
 
 from __future__ import annotations
@@ -51,13 +51,6 @@ from counterfoil.models.correct import HEADS, can_correct
 from counterfoil.models.foil_generator import cross_encoder_of, spell_foil, word_table
 from counterfoil.models.model import Model
 
-# Foils by what they exchange: which kinds are false of their image, and which a model tells.
-#
-# On the drawn scenes a kind is what the exchanged word says there (a colour, a number …);
-# elsewhere
-# it is what the caption's scene graph has it for.
-
-
 SEVERAL, OTHER = "several", "other words"
 _ROLES = {
     "noun": "object",
@@ -70,7 +63,15 @@ _ROLES = {
 }
 _ORDER = ("object", "colour", "size", "pattern", "number", "attribute", "relation", "place")
 
+THRESHOLD = 0.5
+Flags = NDArray[np.bool_]
 
+READ_AT_MOST = 300
+"""Sentences of which a perplexity is taken: each token of each is a sentence to read."""
+
+
+# On the drawn scenes a kind is what the exchanged word says there (a colour, a number …);
+# elsewhere it is what the caption's scene graph has it for.
 def shares_by_kind(
     scores: FoilScores, kinds: Sequence[str], verdicts: Sequence[Verdict]
 ) -> list[KindShare]:
@@ -141,12 +142,7 @@ def _by_graph(extractor: GraphExtractor, caption: str, foil: str) -> str:
     return kind if kind in KINDS else OTHER if kind == PLAIN_WORD else SEVERAL
 
 
-# Word discrimination and word correction of foils (TAGS-DC §4.4), by the heads for them.
-
-
-THRESHOLD = 0.5
-
-Flags = NDArray[np.bool_]
+# Word discrimination and word correction (TAGS-DC §4.4), by the heads for them.
 
 
 @dataclass(frozen=True)
@@ -257,10 +253,6 @@ def _asked(foils: TextBatch, true: TextBatch, ordinary: Tensor) -> Tensor:
     """Tokens that say something: neither padding nor special in both sentences."""
     is_ordinary = torch.isin(foils.ids, ordinary) | torch.isin(true.ids, ordinary)
     return foils.mask & is_ordinary
-
-
-READ_AT_MOST = 300
-"""Sentences of which a perplexity is taken: each token of each is a sentence to read."""
 
 
 def judge_foils(

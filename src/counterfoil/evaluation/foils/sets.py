@@ -1,4 +1,4 @@
-"""Foils that a model is judged by: made by rule, or read from a file."""
+"""Foils that a model is judged by: made by rule, read from a file, or written by a model."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from counterfoil.foils.files import foils_by_caption
 from counterfoil.models.foil_files import FoilAuthor
 from counterfoil.models.model import Model
 from counterfoil.objectives.services import GeneratorOptions, MaskUnit
+
+CAPTIONS_AT_ONCE = 64
+RULES = "rules"
 
 
 @dataclass(frozen=True)
@@ -86,12 +89,6 @@ def stored_set(path: Path, split: Split, *, most: int | None = None, seed: int =
     chosen = choose_captions(split, most, seed)
     pairs = [FoilPair(index, foil) for index in chosen for foil in by_caption.get(index, ())]
     return FoilSet.of(path.name, pairs, len(chosen))
-
-
-# Foils of a whole split, written by a model's own masked language head (TAGS §2.1).
-
-
-CAPTIONS_AT_ONCE = 64
 
 
 def written_set(
@@ -164,12 +161,6 @@ def readable_images(split: Split, wanted: Sequence[int]) -> dict[int, Fragments]
         except DataError:
             continue
     return found
-
-
-# Foils by the name of their source: ``rules``, a file of foils, or a model that writes them.
-
-
-RULES = "rules"
 
 
 @dataclass(frozen=True)

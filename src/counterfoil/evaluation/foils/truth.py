@@ -1,4 +1,8 @@
-"""Whether a foil of a drawn scene's caption is really false: a true negative, from ground truth."""
+"""Whether a foil of a drawn scene's caption is really false: a true negative, from ground truth.
+
+The caption says what each of its words claims. A word that was put in claims the same of the same
+thing, by another word, so what the foil claims is known.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +37,6 @@ from counterfoil.data.scenes.vocabulary import (
 )
 from counterfoil.foils.lexicon import ATTRIBUTES, LONG_RELATIONS, NOUN_FORMS, NUMERALS, RELATIONS
 from counterfoil.foils.lexicon import PLACES as PICTURE_PLACES
-
-# What a foil of a drawn scene's caption claims, word by word.
-#
-# The caption says what each of its words claims. A word that was put in claims the same of the
-# same
-# thing, by another word, so what the foil claims is known.
-
 
 OUTDOORS = "outdoors"
 PLACES = {
@@ -76,6 +73,13 @@ _MANY = {word: count for count, word in enumerate(NUMERALS, start=1) if count > 
 
 _ELSEWHERE = {"count": _MANY.keys(), "position": ALL_PLACES}
 """Words whose claims are no word's: `_counted` sees to numbers, places are of the whole picture."""
+
+Verdict = Literal["false", "true", "unsure"]
+Manner = Literal["same", "meant", "generous"]
+_ATTRIBUTES = frozenset(ATTRIBUTES) | frozenset(NUMERALS)
+
+_GREEN = frozenset({"meadow", "park"})
+"""Grass with trees: what is one to the painter may be the other to a reader."""
 
 
 @dataclass(frozen=True)
@@ -164,10 +168,6 @@ def _is_consistent(words: Sequence[Word]) -> bool:
     return True
 
 
-Verdict = Literal["false", "true", "unsure"]
-Manner = Literal["same", "meant", "generous"]
-
-_ATTRIBUTES = frozenset(ATTRIBUTES) | frozenset(NUMERALS)
 _CLASSES: dict[str, frozenset[str]] = {
     "noun": frozenset(NOUN_FORMS),
     "relation": frozenset(RELATIONS)
@@ -181,9 +181,6 @@ _CLASSES: dict[str, frozenset[str]] = {
     "position": frozenset(PICTURE_PLACES),
 }
 """English words that can stand in each role, whether scenes know them or not."""
-
-_GREEN = frozenset({"meadow", "park"})
-"""Grass with trees: what is one to the painter may be the other to a reader."""
 
 
 def has_truth(split: Split) -> bool:

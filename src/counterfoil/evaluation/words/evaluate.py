@@ -1,4 +1,4 @@
-"""Word-level truth: do a model's word effects find the words that are wrong?"""
+"""Do a model's word effects find the wrong words? In drawn scenes and in foils by rule."""
 
 from __future__ import annotations
 
@@ -15,89 +15,14 @@ from counterfoil.data.text.words import caption_words, words
 from counterfoil.evaluation.foils.sets import choose_captions
 from counterfoil.evaluation.retrieval import interval
 from counterfoil.evaluation.words.cases import KINDS, FoilCase, Foils, make_foils
-from counterfoil.evaluation.words.effects import WordScores, average_words, measure_words
+from counterfoil.evaluation.words.effects import Values, WordScores, average_words, measure_words
 from counterfoil.evaluation.words.report import KindReport, Measured, WordReport
 from counterfoil.foils import DEFAULT_KINDS, rule_foils
 from counterfoil.foils.rules import Foil
 from counterfoil.models.model import Model
 
-# How well scores find the few positives among many: ROC-AUC and average precision.
-
-
-Values = NDArray[np.float64]
-
-
-class Ranking:
-    """Items in order of their score, equal scores as one step, for any weights of the items.
-
-    Sorting is done once, so that resampling costs a cumulative sum a time. ``weights`` are
-    [..., n], 1 where absent; the result has their leading shape. Where there is nothing to find, or
-    nothing to tell it from, the answer is NaN.
-    """
-
-    def __init__(self, scores: ArrayLike, labels: ArrayLike) -> None:
-        values = np.asarray(scores, dtype=np.float64)
-        marked = np.asarray(labels, dtype=bool)
-        if values.ndim != 1 or values.shape != marked.shape:
-            raise DataError(f"{values.shape} scores but {marked.shape} labels")
-        if not np.isfinite(values).all():
-            raise DataError("a score is not a finite number")
-        self.order = np.argsort(-values, kind="stable")
-        ranked = values[self.order]
-        self.labels = marked[self.order]
-        self.ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)[: len(ranked)]
-
-    def auc(self, weights: ArrayLike | None = None) -> Values:
-        """Share of (positive, negative) pairs in the right order, ties counted half."""
-        found, wrong = self._counts(weights)
-        before = np.diff(wrong, axis=-1, prepend=0.0)
-        outranked = wrong[..., -1:] - wrong + before / 2
-        pairs = found[..., -1] * wrong[..., -1]
-        steps = np.diff(found, axis=-1, prepend=0.0)
-        return _share((steps * outranked).sum(-1), pairs)
-
-    def average_precision(self, weights: ArrayLike | None = None) -> Values:
-        """Mean over the positives of the precision down to each one's score, its ties included."""
-        found, wrong = self._counts(weights)
-        precision = np.nan_to_num(_share(found, found + wrong))
-        steps = np.diff(found, axis=-1, prepend=0.0)
-        return _share((steps * precision).sum(-1), found[..., -1])
-
-    def _counts(self, weights: ArrayLike | None) -> tuple[Values, Values]:
-        """Positives and negatives down to each distinct score, [..., steps]."""
-        if not len(self.order):
-            return np.zeros(1), np.zeros(1)
-        each = np.ones(len(self.order)) if weights is None else np.asarray(weights, np.float64)
-        each = each if weights is None else each[..., self.order]
-        found = np.cumsum(each * self.labels, axis=-1)[..., self.ends]
-        wrong = np.cumsum(each * ~self.labels, axis=-1)[..., self.ends]
-        return found, wrong
-
-
-def roc_auc(scores: ArrayLike, labels: ArrayLike) -> float:
-    """Area under the ROC curve.
-
-    >>> roc_auc([3.0, 2.0, 2.0, 1.0], [True, True, False, False])
-    0.875
-    """
-    return float(Ranking(scores, labels).auc())
-
-
-def average_precision(scores: ArrayLike, labels: ArrayLike) -> float:
-    """Average precision, without interpolation.
-
-    >>> average_precision([3.0, 2.0, 1.0], [True, False, True])
-    0.8333333333333333
-    """
-    return float(Ranking(scores, labels).average_precision())
-
-
-def _share(part: Values, whole: Values) -> Values:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(part / whole, dtype=np.float64)
-
-
 CHUNK_CELLS = 4_000_000
+ARTICLES = ("a", "an")
 
 
 def evaluate_words(
@@ -220,13 +145,7 @@ def _measured(value: float, again: Values) -> Measured:
     return Measured(value=100.0 * value, interval=(low, high) if len(again) else None)
 
 
-# False captions of real photos whose wrong words are known: those that a rule exchanged.
-#
-# Unlike foils of drawn scenes these are false as a rule, not for certain (see
-# `counterfoil.foils`).
-
-
-ARTICLES = ("a", "an")
+# Captions of real photos are false as a rule, not for certain (see `counterfoil.foils`).
 
 
 def rule_cases(
@@ -285,3 +204,73 @@ def evaluate_rule_words(
     made = rule_cases(split, kinds=kinds, per_caption=per_caption, most=most, seed=seed)
     found = measure_words(model, split, made.cases, progress)
     return report_words(found, made, split.name, bootstrap=bootstrap, seed=seed)
+
+
+class Ranking:
+    """Items in order of their score, equal scores as one step, for any weights of the items.
+
+    Sorting is done once, so that resampling costs a cumulative sum a time. ``weights`` are
+    [..., n], 1 where absent; the result has their leading shape. Where there is nothing to find, or
+    nothing to tell it from, the answer is NaN.
+    """
+
+    def __init__(self, scores: ArrayLike, labels: ArrayLike) -> None:
+        values = np.asarray(scores, dtype=np.float64)
+        marked = np.asarray(labels, dtype=bool)
+        if values.ndim != 1 or values.shape != marked.shape:
+            raise DataError(f"{values.shape} scores but {marked.shape} labels")
+        if not np.isfinite(values).all():
+            raise DataError("a score is not a finite number")
+        self.order = np.argsort(-values, kind="stable")
+        ranked = values[self.order]
+        self.labels = marked[self.order]
+        self.ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)[: len(ranked)]
+
+    def auc(self, weights: ArrayLike | None = None) -> Values:
+        """Share of (positive, negative) pairs in the right order, ties counted half."""
+        found, wrong = self._counts(weights)
+        before = np.diff(wrong, axis=-1, prepend=0.0)
+        outranked = wrong[..., -1:] - wrong + before / 2
+        pairs = found[..., -1] * wrong[..., -1]
+        steps = np.diff(found, axis=-1, prepend=0.0)
+        return _share((steps * outranked).sum(-1), pairs)
+
+    def average_precision(self, weights: ArrayLike | None = None) -> Values:
+        """Mean over the positives of the precision down to each one's score, its ties included."""
+        found, wrong = self._counts(weights)
+        precision = np.nan_to_num(_share(found, found + wrong))
+        steps = np.diff(found, axis=-1, prepend=0.0)
+        return _share((steps * precision).sum(-1), found[..., -1])
+
+    def _counts(self, weights: ArrayLike | None) -> tuple[Values, Values]:
+        """Positives and negatives down to each distinct score, [..., steps]."""
+        if not len(self.order):
+            return np.zeros(1), np.zeros(1)
+        each = np.ones(len(self.order)) if weights is None else np.asarray(weights, np.float64)
+        each = each if weights is None else each[..., self.order]
+        found = np.cumsum(each * self.labels, axis=-1)[..., self.ends]
+        wrong = np.cumsum(each * ~self.labels, axis=-1)[..., self.ends]
+        return found, wrong
+
+
+def roc_auc(scores: ArrayLike, labels: ArrayLike) -> float:
+    """Area under the ROC curve.
+
+    >>> roc_auc([3.0, 2.0, 2.0, 1.0], [True, True, False, False])
+    0.875
+    """
+    return float(Ranking(scores, labels).auc())
+
+
+def average_precision(scores: ArrayLike, labels: ArrayLike) -> float:
+    """Average precision, without interpolation.
+
+    >>> average_precision([3.0, 2.0, 1.0], [True, False, True])
+    0.8333333333333333
+    """
+    return float(Ranking(scores, labels).average_precision())
+
+
+def _share(part: Values, whole: Values) -> Values:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(part / whole, dtype=np.float64)

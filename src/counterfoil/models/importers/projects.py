@@ -1,4 +1,4 @@
-"""SCAN (kuanghuei/SCAN), and the encoders its descendants share with it."""
+"""Importers of public checkpoints: SCAN, the projects that share its encoders, and VSE∞."""
 
 from __future__ import annotations
 
@@ -87,9 +87,6 @@ class ScanImporter(ScanFamily):
         return name, matcher
 
 
-# BFAN (CrossmodalGroup/BFAN): SCAN's encoders, focal attention both ways.
-
-
 @importers.register("bfan")
 class BfanImporter(ScanFamily):
     """BFAN: bidirectional focal attention, equal or prob."""
@@ -103,9 +100,6 @@ class BfanImporter(ScanFamily):
             "focal": self.options.choice("focal_type", {"equal": "equal", "prob": "prob"}),
             "lambda_softmax": self.options.number("lambda_softmax"),
         }
-
-
-# NAAF (CrossmodalGroup/NAAF): SCAN's encoders, a boundary that was learned beside them.
 
 
 STATE = ("thres", "thres_safe", "mean_pos", "mean_neg", "stnd_pos", "stnd_neg")
@@ -146,9 +140,6 @@ class NaafImporter(ScanFamily):
         return (PAD, UNK, START, END) if glove else SPECIALS
 
 
-# SGRAF (Paranioar/SGRAF): SCAN's encoders, similarity vectors, graph reasoning or filtration.
-
-
 DROPOUT = 0.4  # of word vectors, fixed in the public code
 SIMILARITY = 2
 
@@ -183,9 +174,6 @@ class SgrafImporter(ScanFamily):
 
     def text_options(self) -> dict[str, Any]:
         return {**super().text_options(), "dropout": DROPOUT}
-
-
-# CHAN (ppanzx/CHAN) with BiGRU: regions that see each other, hard assignment.
 
 
 CODINGS = {"VHACoding": "vha", "THACoding": "tha", "VSACoding": "vsa"}
@@ -258,9 +246,6 @@ class ChanImporter(ScanFamily):
         index = self.options.values.get("word2idx")
         source = f"{self.checkpoint.path}: opt.word2idx"
         return entries_of(index, source) if isinstance(index, dict) else None
-
-
-# VSE∞ (woodfrog/vse_infty, branch bigru): projection plus MLP, BiGRU, GPO on both sides.
 
 
 @importers.register("vse_infty")

@@ -2,8 +2,11 @@
 
 A pickle is a program. Of the old projects' files only the inert part is accepted: tensors,
 containers, numbers, strings, NumPy values, and the `argparse.Namespace` in which those projects
-keep their options. Everything else is refused, and named. `data.pickles` reads the instructions,
-`torch_storages` the bytes of the tensors.
+keep their options. Everything else is refused, and named. `data.pickles` reads the instructions.
+
+The bytes of the tensors are in a zip archive, or in a stream of before torch 1.6. No length is
+believed: a storage is as long as its bytes in the file, and all of them together are never longer
+than the file.
 """
 
 from __future__ import annotations
@@ -35,13 +38,6 @@ from counterfoil.data.pickle_values import (
 )
 from counterfoil.data.pickles import OPERATIONS, PickleReader
 
-# The bytes of the tensors in a file of `torch.save`: a zip archive, or a stream of before 1.6.
-#
-# No length is believed: a storage is as long as its bytes in the file, and all of them together
-# are
-# never longer than the file.
-
-
 DIMENSIONS = 64
 DTYPES = {
     "Float": torch.float32,
@@ -61,6 +57,15 @@ STORAGES = {
     f"{module}.{name}Storage": dtype
     for module in ("torch", "torch.cuda")
     for name, dtype in DTYPES.items()
+}
+
+ZIP = b"PK\x03\x04"
+LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number before torch 1.6
+
+HINTS = {
+    b"version https://git-lfs": "a Git LFS pointer, not the file itself: fetch it with 'git lfs'",
+    b"<": "a web page, not a checkpoint: the download went wrong",
+    b"\x80": "a plain pickle; importers read what torch.save wrote",
 }
 
 
@@ -263,15 +268,6 @@ class LegacyStream(_Source):
 
     def values(self, key: str, _: torch.dtype) -> Tensor:
         return self.loaded[key]
-
-
-ZIP = b"PK\x03\x04"
-LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number before torch 1.6
-HINTS = {
-    b"version https://git-lfs": "a Git LFS pointer, not the file itself: fetch it with 'git lfs'",
-    b"<": "a web page, not a checkpoint: the download went wrong",
-    b"\x80": "a plain pickle; importers read what torch.save wrote",
-}
 
 
 def read_checkpoint(path: str | Path, operations: int = OPERATIONS) -> Any:

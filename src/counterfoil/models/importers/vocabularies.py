@@ -1,7 +1,8 @@
-"""The words of an imported model: read from a file, or stood in for.
+"""The words, or the tokenizer, of an imported model: read from a file, or stood in for.
 
 A public checkpoint holds one vector per word but not the words. The files that do are JSON (SCAN,
-NAAF) or a pickled object of a class `Vocabulary` (vsepp, VSRN, DivE).
+NAAF) or a pickled object of a class `Vocabulary` (vsepp, VSRN, DivE). For BERT it is a folder of
+`transformers`, or the list of pieces.
 """
 
 from __future__ import annotations
@@ -45,6 +46,14 @@ OPERATIONS, MOST_OPERATIONS = 1_000_000, 4_000_000
 
 A word takes five in about 24 bytes, in both directions; 800,000 words are the most.
 """
+
+BERT_SPECIALS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
 
 
 def read_entries(path: str | Path) -> list[str]:
@@ -156,18 +165,6 @@ def _load(file: BinaryIO, encoding: str) -> Any:
     return resolve(raw, frozenset(), 4 * operations)
 
 
-# The tokenizer of an imported model: a folder of `transformers`, or BERT's list of pieces.
-
-
-TOKENIZER_SPECIALS = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
-
-
 def read_tokenizer(path: str | Path, rows: int) -> HuggingFaceText:
     """The tokenizer for a table of so many word vectors; both numbers are named where they differ.
 
@@ -198,11 +195,11 @@ def _of_pieces(path: Path) -> HuggingFaceText:
         raise DataError(f"{path}: not a readable vocab.txt ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not a readable vocab.txt ({error})") from None
-    missing = [piece for piece in TOKENIZER_SPECIALS.values() if piece not in pieces]
+    missing = [piece for piece in BERT_SPECIALS.values() if piece not in pieces]
     if missing:
         raise DataError(f"{path}: not BERT's vocab.txt, one piece a line ({missing[0]} is missing)")
     index = {piece: number for number, piece in enumerate(pieces)}
     core = BertWordPieceTokenizer(index, lowercase=False, strip_accents=False)
     return HuggingFaceText(
-        PreTrainedTokenizerFast(tokenizer_object=core._tokenizer, **TOKENIZER_SPECIALS)
+        PreTrainedTokenizerFast(tokenizer_object=core._tokenizer, **BERT_SPECIALS)
     )

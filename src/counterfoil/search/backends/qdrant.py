@@ -26,22 +26,18 @@ from counterfoil.data.pickles import OPERATIONS, PickleReader
 from counterfoil.search.backends import backends
 from counterfoil.search.vectors import Best, Floats, Vectors, checked, checked_ids
 
-# The store of an embedded Qdrant, checked before its client opens it.
-#
-# The client keeps each point as a pickle and loads it as Python does, so a forged index folder
-# could
-# run code. Here every point is read as data (see `data.pickles`); names other than that of a
-# point
-# are refused. What the client would read differently from this check is refused as well: links,
-# journals of SQLite, and tables other than the one that the client makes.
-
-
 META, STORE = "meta.json", "storage.sqlite"
 POINT = ("qdrant_client.http.models.models", "PointStruct")
 TABLE = "create table points (id text primary key, point blob)"
 SCHEMA = [("index", "sqlite_autoindex_points_1", None), ("table", "points", TABLE)]
 
+NOTE, FOLDER, BATCH = "qdrant.json", "qdrant", 256
 
+
+# The client keeps each point as a pickle and loads it as Python does, so a forged index folder
+# could run code. Here every point is first read as data (see `data.pickles`); names other than
+# that of a point are refused. What the client would read differently from this check is refused
+# as well: links, journals of SQLite, and tables other than the one that the client makes.
 def check_points(folder: Path) -> None:
     """Refuse a folder whose stored points hold anything but points."""
     stores = [path for path in _regular_files(folder) if path.name.lower().startswith("storage.")]
@@ -129,9 +125,6 @@ def _make(*arguments: Any) -> _Point:
 
 def _find(name: str) -> Global | None:
     return Global(name, _make) if name == ".".join(POINT) else None
-
-
-NOTE, FOLDER, BATCH = "qdrant.json", "qdrant", 256
 
 
 @backends.register("qdrant")

@@ -49,11 +49,11 @@ from counterfoil.training.guides.manifest import (
     weights_digest,
 )
 
-# A teacher's images and captions encoded onto disk, block by block.
-
-
 IMAGE_BLOCK, CAPTION_BLOCK = 256, 1024
 """Images and captions encoded between two entries of progress."""
+
+HELD = 1 << 25
+"""Scores held at once, in full precision."""
 
 
 def encode_images_to(
@@ -115,13 +115,6 @@ def blocks(done: int, total: int, size: int, label: str, progress: Progress) -> 
     before = -(-done // size)
     for start in progress.track(starts, label, before + len(starts), done=before):
         yield range(start, min(start + size, total))
-
-
-# The `matrix` form of a guide: the mean scores themselves, filled a block of rows at a time.
-
-
-HELD = 1 << 25
-"""Scores held at once, in full precision."""
 
 
 def fill_matrix(

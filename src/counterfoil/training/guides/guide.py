@@ -2,7 +2,8 @@
 
 NDGL's target matrix Ŝ (Eq. 3) is the mean of the teachers' scores over the whole training split.
 It is never held: of the form `matrix` only the rows of a batch are read, and with the form
-`embeddings` the teachers' matchers score the batch anew, from encodings that are read from disk.
+`embeddings` the teachers' matchers score the batch anew, from encodings that are read from disk or
+kept on the training device.
 """
 
 from __future__ import annotations
@@ -36,18 +37,16 @@ from counterfoil.training.guides.manifest import (
     weights_digest,
 )
 
-# A teacher's encoded items kept on the training device, where there is room for them.
-#
-# For Flickr30K they take 6 GB a teacher in half precision: read once, a batch then costs a gather
-# instead of hundreds of reads and a copy. Where there is no room, or on a CPU, where the system
-# keeps
-# what was read anyway, every batch is read from disk.
-
-
 ROWS = 1 << 16
 """Rows copied to the device at a time."""
 
+MATRIX, MODEL = "scores.npy", "model"
+Indices = NDArray[np.int64]
 
+
+# For Flickr30K they take 6 GB a teacher in half precision: read once, a batch then costs a gather
+# instead of hundreds of reads and a copy. Where there is no room, or on a CPU, where the system
+# keeps what was read anyway, every batch is read from disk.
 @dataclass(frozen=True)
 class ResidentItems:
     """All items of one side of a teacher, packed, on a device; where they stand, the host knows."""
@@ -124,11 +123,6 @@ def _whole(reader: EncodedReader, name: str, device: torch.device) -> Tensor:
     for first, part in zip(range(0, file.rows, ROWS), reader.blocks(name, ROWS), strict=True):
         whole[first : first + len(part)] = torch.from_numpy(part)
     return whole
-
-
-MATRIX, MODEL = "scores.npy", "model"
-
-Indices = NDArray[np.int64]
 
 
 class MatrixGuide:

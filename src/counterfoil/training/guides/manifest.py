@@ -1,4 +1,8 @@
-"""`guide.json`: what a guide is made of, in which form, and how far it is."""
+"""`guide.json`: what a guide is made of, in which form, how far it is, and which data it fits.
+
+Scores of a guide are found by the index of an image and of a caption, so they mean nothing for
+other images, other captions, or the same in another order.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +20,18 @@ from counterfoil.core.storage.reading import open_text, read_text
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Split
 from counterfoil.encoders.stored import Extent
-from counterfoil.models.store import WEIGHTS
-
-# What a guide remembers of the data it was made of, and how it tells other data from them.
-#
-# Scores of a guide are found by the index of an image and of a caption, so they mean nothing for
-# other images, other captions, or the same in another order.
-
+from counterfoil.models.store import WEIGHTS, digest_of
 
 IDS, CAPTIONS = "ids.jsonl", "captions.jsonl"
 
 SAMPLED = 32
 """So many images' fragments are read in full for the fingerprint; of the others, their number."""
+
+MANIFEST, FORMAT = "guide.json", 1
+Form = Literal["matrix", "embeddings"]
+
+MATRIX_BYTES = 1_000_000_000
+"""A matrix up to this size is stored as it is; beyond it, the teachers' encodings are."""
 
 
 class FeatureMark(BaseModel):
@@ -142,14 +146,6 @@ def _said(value: object) -> str:
     return "'none, they were precomputed'" if value is None else repr(value)
 
 
-MANIFEST, FORMAT = "guide.json", 1
-
-Form = Literal["matrix", "embeddings"]
-
-MATRIX_BYTES = 1_000_000_000
-"""A matrix up to this size is stored as it is; beyond it, the teachers' encodings are."""
-
-
 class TeacherMark(BaseModel):
     """A trained run that a guide asks; its weights by their digest."""
 
@@ -216,11 +212,7 @@ def default_form(images: int, captions: int) -> Form:
 
 def weights_digest(model: Path) -> str:
     """SHA-256 of a saved model's weights."""
-    digest = hashlib.sha256()
-    with (model / WEIGHTS).open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return digest_of(model / WEIGHTS)
 
 
 def teacher_folder(guide: Path, number: int) -> Path:
