@@ -24,6 +24,7 @@ from counterfoil.data.noise import shuffled_captions
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.splits import (
     dev_note,
+    evenly_spaced,
     leakage_warning,
     read_dev_split,
     save_dev_split,
@@ -52,7 +53,7 @@ from counterfoil.training.run_folder import (
     run_config,
     write_config,
 )
-from counterfoil.training.trainer import RunResult, Trainer, evenly_spaced
+from counterfoil.training.trainer import RunResult, Trainer
 
 # The rule of a run for corrections: chosen on its dev split, kept in its folder.
 
