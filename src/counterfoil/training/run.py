@@ -159,7 +159,7 @@ def execute(
         warning = _leakage_warning(config, pairs)
         if warning and rank() == 0:
             progress.say(warning)
-        model = from_pretrained(folder / "last") if started else _new_model(config, pairs, progress)
+        model = from_pretrained(folder / "last") if started else new_model(config, pairs, progress)
         trainer = Trainer(model, pairs, config, folder, progress, should_stop)
         on_training()
         result = trainer.run(resume=started)
@@ -188,7 +188,7 @@ def _check_start(folder: Path) -> None:
     model_folder(folder)
 
 
-def _new_model(config: RunConfig, pairs: Pairs, progress: Progress) -> Model:
+def new_model(config: RunConfig, pairs: Pairs, progress: Progress) -> Model:
     """A model as the config describes it, with the weights of another run where it names one."""
     torch.manual_seed(config.seed)
     model = create_model(config.model, pairs.train, config.data)
