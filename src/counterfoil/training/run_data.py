@@ -164,7 +164,7 @@ class TrainingBatches:
                 data.drop_regions,
                 data.disturb_words,
                 data.drop_regions_varying,
-                Glance(data.random_crop or 1.0, bool(data.flip)),
+                Glance(data.random_crop, data.flip),
             ),
             seed,
             objective.companions_by_term(),
