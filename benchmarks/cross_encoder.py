@@ -51,8 +51,7 @@ from counterfoil.objectives import create_objective
 from counterfoil.scoring.encode import encode_images, encode_texts, score_split
 from counterfoil.training.optim import create_optimiser
 from counterfoil.training.services import RunPreparation
-from counterfoil.training.step import TrainingStep
-from counterfoil.training.trainer import PRECISIONS
+from counterfoil.training.step import PRECISIONS, TrainingStep
 
 TRAINED = {"itm": "f30k/uniter-base", "tags": "f30k/tags-base"}
 INPUT_DIM, VOCABULARY, CAPTIONS = 2048, 30_522, 5

@@ -238,8 +238,8 @@ def training(tree: Mapping[str, Any], pairs: Pairs, folder: Path) -> Result:
         run.survey.epoch = epoch
         run.objective.begin_epoch(epoch, run.survey)
         run.step_module.train()
-        indices = next(iter(RankBatches(run.plan, epoch)))
-        batch = Collate(model.text.pad)([run.items[index] for index in indices])
+        indices = next(iter(RankBatches(run.batches.plan, epoch)))
+        batch = Collate(model.text.pad)([run.batches.items[index] for index in indices])
         assert isinstance(batch, PairBatch)
         torch.manual_seed(epoch)
         if run.trials is not None:

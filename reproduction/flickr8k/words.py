@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as parquet
 import torch
-from counterfoil.data.text.words import words
 from safetensors.torch import load_file, save_file
 
 from counterfoil.data import load_pairs
+from counterfoil.data.text.words import words
 
 
 def write_glove(shards: Path, package: Path, target: Path) -> int:

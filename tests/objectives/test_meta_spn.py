@@ -225,9 +225,9 @@ def test_pairs_that_the_meta_set_contradicts_get_smaller_weights(concepts, tmp_p
     config = run_config("vse-fc", 5, 11, meta_share=0.25, meta_lr=0.01)
     trainer = make_trainer(pairs, tmp_path, config)
     trainer.run()
-    objective, split = trainer.objective.terms["meta-spn"], trainer.items.split
+    objective, split = trainer.objective.terms["meta-spn"], trainer.batches.items.split
     found: dict[bool, list[float]] = {True: [], False: []}
-    for batch in trainer._loader():
+    for batch in trainer.batches.loader(trainer.position.epoch, 0):
         with torch.no_grad():
             scores = score_batch(trainer.model, batch).scores
             triplets = hardest_triplets(scores, batch.image_ids[:, None] == batch.owners[None, :])

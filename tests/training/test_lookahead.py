@@ -179,7 +179,8 @@ def test_training_and_held_out_images_share_nothing(concepts, tmp_path) -> None:
     torch.manual_seed(0)
     model = create_model(settings.model, concepts.train, settings.data)
     trainer = Trainer(model, concepts, settings, tmp_path)
-    held_out, trained = set(trainer.held_out.ids), set(trainer.items.split.ids)
+    held_out = set(trainer.trials.held_out.items.split.ids)
+    trained = set(trainer.batches.items.split.ids)
     assert len(held_out) == 24
     assert held_out | trained == set(concepts.train.ids)
     assert not held_out & trained

@@ -10,8 +10,7 @@ from torch import nn
 
 from counterfoil.core.config import TrainConfig
 from counterfoil.core.errors import TrainingError
-from counterfoil.training.optim import Updates, create_schedule
-from counterfoil.training.trainer import as_numbers
+from counterfoil.training.optim import Updates, as_numbers, create_schedule
 
 
 def updates(fused: bool | None, precision: str) -> Updates:

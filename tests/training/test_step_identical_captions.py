@@ -136,7 +136,7 @@ def test_no_loss_takes_an_identical_caption_as_a_negative(name, alike, tmp_path,
     recorder = Recorder(monkeypatch)
     run = trainer(alike, tmp_path, IN_BATCH[name])
     run.run()
-    twins, others = recorder.negatives(run.items.split)
+    twins, others = recorder.negatives(run.batches.items.split)
     assert others > 20
     assert twins == 0
 

@@ -211,11 +211,12 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_names_the_batch(
 def test_a_batch_is_named_by_what_is_left_where_images_are_set_aside(concepts, tmp_path) -> None:
     settings = build_config({**BASE, "objective": {"meta-spn": {"meta_share": 0.3}}})
     run = trainer(concepts, tmp_path, settings)
-    batch = run.items[0, 5, 0]
-    expected = run.items.split.ids[batch.image]
+    batch = run.batches.items[0, 5, 0]
+    expected = run.batches.items.split.ids[batch.image]
     assert expected != concepts.train.ids[batch.image]
-    collated = next(iter(run._loader()))
-    named = ", ".join(run.items.split.ids[image] for image in collated.image_ids[:8].tolist())
+    collated = next(iter(run.batches.loader(0, 0)))
+    ids = run.batches.items.split.ids
+    named = ", ".join(ids[image] for image in collated.image_ids[:8].tolist())
     with pytest.raises(TrainingError, match=f"First images of the batch: {named}"):
         run._check(float("nan"), collated)
 
@@ -228,7 +229,6 @@ def test_processes_that_read_end_with_a_run_that_fails(concepts, tmp_path) -> No
         run.model.image_encoder.fc.weight[0, 0] = float("nan")
     with pytest.raises(TrainingError, match="the loss is nan"):
         run.run()
-    assert run.loader is None
     assert multiprocessing.active_children() == others
 
 
@@ -313,6 +313,7 @@ def test_mixed_precision_trains_whatever_the_sides_are_made_of(concepts, tmp_pat
 
 
 def test_a_part_of_dev_can_choose_the_epoch(concepts, tmp_path, monkeypatch) -> None:
+    from counterfoil.data.splits import evenly_spaced
     from counterfoil.training import trainer as loop
 
     seen = []
@@ -326,6 +327,6 @@ def test_a_part_of_dev_can_choose_the_epoch(concepts, tmp_path, monkeypatch) -> 
     settings = build_config({**BASE, "evaluation": {"images": 8}})
     trainer(concepts, tmp_path, settings).run()
     assert seen == [[concepts.dev.ids[4 * place] for place in range(8)]] * 3
-    assert len(loop.evenly_spaced(concepts.dev, 32)) == 32
-    assert len(loop.evenly_spaced(concepts.dev, 31)) == len(set(range(31)))
-    assert loop.evenly_spaced(concepts.dev, 33) is concepts.dev
+    assert len(evenly_spaced(concepts.dev, 32)) == 32
+    assert len(evenly_spaced(concepts.dev, 31)) == len(set(range(31)))
+    assert evenly_spaced(concepts.dev, 33) is concepts.dev

@@ -6,13 +6,12 @@ A finished demo is read back from its `demo.json`. An unfinished one goes on fro
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
 import typer
 
 from counterfoil.audit import Audit, Corrector, audit_split
@@ -36,10 +35,10 @@ from counterfoil.data.pairs import Pairs, Split
 from counterfoil.evaluation.corrections import CorrectionReport, measure_corrections
 from counterfoil.evaluation.gallery import Search
 from counterfoil.evaluation.report import Report, RetrievalReport
-from counterfoil.models import Model, create_model, from_pretrained
+from counterfoil.models import Model, from_pretrained
 from counterfoil.models.correct import rule_of
 from counterfoil.training.report import Section, write_report
-from counterfoil.training.run import FinishedRun, execute, save_rule
+from counterfoil.training.run import FinishedRun, execute, new_model, save_rule
 from counterfoil.training.run_folder import (
     RUN_FILES,
     clear_run,
@@ -49,6 +48,8 @@ from counterfoil.training.run_folder import (
     write_config,
 )
 from counterfoil.training.trainer import Trainer
+
+T = TypeVar("T")
 
 RESULT = "demo.json"
 INTERRUPTED = "interrupted; the same command goes on"
@@ -274,17 +275,22 @@ class Demo:
             DATA_SECONDS * images,
         )
         again = _goes_on(self.folder, self.matcher)
+        run = self._or_anew(self.folder, again, self._execute)
+        self._stop_if(run.result.interrupted)
+        return run
+
+    def _or_anew(self, folder: Path, again: bool, train: Callable[[bool], T]) -> T:
+        """Go on with the run of a folder if ``again``; begin anew if it turns out damaged."""
+        stage = self.stage
         try:
-            run = self._execute(again)
+            return train(again)
         except (CheckpointError, DataError) as error:
             if not again:
                 raise
-            self._say_damaged(error)
-            clear_run(self.folder)
-            self.stage = 1
-            run = self._execute(resume=False)
-        self._stop_if(run.result.interrupted)
-        return run
+            self.progress.say(f"begins anew, as the run there is damaged ({error})")
+        clear_run(folder)
+        self.stage = stage
+        return train(False)
 
     def _execute(self, resume: bool) -> FinishedRun:
         epochs, images = self.matcher.train.epochs, int(self.matcher.data.options["images"])
@@ -323,15 +329,7 @@ class Demo:
         }
         dev, pairs = pairs["dev"], replace(pairs, splits={**pairs.splits, **few})
         again = _goes_on(folder, config) and (folder / "last").exists()
-        try:
-            interrupted = self._fit(config, pairs, again)
-        except CheckpointError as error:
-            if not again:
-                raise
-            self._say_damaged(error)
-            clear_run(folder)
-            interrupted = self._fit(config, pairs, resume=False)
-        self._stop_if(interrupted)
+        self._stop_if(self._or_anew(folder, again, lambda resume: self._fit(config, pairs, resume)))
         model = load_model(folder, "cpu")
         model.correction_rule = save_rule(folder, model, dev, self.progress)
         return model
@@ -352,23 +350,17 @@ class Demo:
 
     def _fit(self, config: RunConfig, pairs: Pairs, resume: bool) -> bool:
         """Train the corrector; True if it was interrupted."""
-        folder = self.corrector_folder
+        folder, signals = self.corrector_folder, self.signals
         if resume:
             model = from_pretrained(folder / "last")
         else:
-            torch.manual_seed(config.seed)
-            model = create_model(config.model, pairs.train, config.data)
-            model.fragments_from = pairs.train.fragments.made_by if pairs.train.fragments else None
-        signals = self.signals
+            model = new_model(config, pairs, self.progress)
         trainer = Trainer(model, pairs, config, folder, self.progress, lambda: signals.asked)
         signals.listen()
         interrupted = trainer.run(resume).interrupted
         if not interrupted:
             signals.stop_listening()
         return interrupted
-
-    def _say_damaged(self, error: CounterfoilError) -> None:
-        self.progress.say(f"begins anew, as the run there is damaged ({error})")
 
     def _audit(self, model: Model, truth: Corrupted, corrector: Corrector | None) -> Audit:
         """List captions from `THRESHOLD` on, or as many as were planted if none reaches it."""

@@ -8,16 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
-    model_serializer,
     model_validator,
 )
 
@@ -40,18 +38,9 @@ class Section(BaseModel):
 
     Numbers are finite and bounded: what lies beyond a bound is a mistake, or would end in a
     traceback or an exhausted memory later on.
-
-    ``later`` are keys that came after the first runs. They are written only where they are set, so
-    that a config of before reads, compares and hashes as it did.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-    later: ClassVar[frozenset[str]] = frozenset()
-
-    @model_serializer(mode="wrap")
-    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        tree: dict[str, Any] = handler(self)
-        return {k: v for k, v in tree.items() if v is not None or k not in self.later}
 
 
 class FeaturesConfig(Section):
@@ -63,8 +52,6 @@ class FeaturesConfig(Section):
 
 class DataConfig(Section):
     """Where images and captions come from and how they are read."""
-
-    later = frozenset({"random_crop", "flip", "resident"})
 
     source: str = Field("scenes", description="'scenes', or a path to a data set")
     format: str | None = Field(None, description="its format; detected where absent")
@@ -86,10 +73,10 @@ class DataConfig(Section):
     vocabulary: str | None = Field(None, description="a SCAN or NAAF vocabulary JSON to use")
     drop_regions: float = Field(0.0, ge=0.0, lt=1.0, description="share of fragments left out")
     drop_regions_varying: bool = Field(False, description="draw that share anew per image")
-    random_crop: float | None = Field(
-        None, gt=0, le=1, description="least share of a picture that a training crop keeps (pixels)"
+    random_crop: float = Field(
+        1.0, gt=0, le=1, description="least share of a picture that a training crop keeps (pixels)"
     )
-    flip: bool | None = Field(None, description="mirror every second picture in training (pixels)")
+    flip: bool = Field(False, description="mirror every second picture in training (pixels)")
     disturb_words: float = Field(0.0, ge=0.0, lt=1.0, description="share of words disturbed")
     workers: int = Field(
         0,
@@ -106,8 +93,6 @@ class DataConfig(Section):
 class ModelConfig(Section):
     """A named composition, and what to change in its parts."""
 
-    later = frozenset({"start"})
-
     name: str = "rvse-mlp"
     embed_size: int = Field(1024, ge=2, le=65_536)
     copies: int = Field(
@@ -121,8 +106,6 @@ class ModelConfig(Section):
 
 class OptimiserConfig(Section):
     """The optimiser and its parameter groups."""
-
-    later = frozenset({"no_decay"})
 
     name: Literal["adamw", "adam", "sgd"] = "adamw"
     lr: float = Field(5e-4, gt=0, le=100)
@@ -156,8 +139,6 @@ class ScheduleConfig(Section):
 
 class TrainConfig(Section):
     """The training loop."""
-
-    later = frozenset({"graphs"})
 
     epochs: int = Field(20, ge=1, le=1_000_000)
     batch_size: int = Field(
@@ -196,8 +177,6 @@ class TrainConfig(Section):
 
 class EvaluationConfig(Section):
     """How a run is judged."""
-
-    later = frozenset({"images"})
 
     split: str = "dev"
     images: int | None = Field(

@@ -90,6 +90,24 @@ def gather_counts(count: int, device: torch.device) -> list[int]:
     return [int(part) for part in parts]
 
 
+def any_process(flag: bool, device: torch.device) -> bool:
+    """True if the flag is set in any process, so that all of them stop at the same step."""
+    if world_size() == 1:
+        return flag
+    votes = torch.tensor([int(flag)], device=device)
+    dist.all_reduce(votes)
+    return bool(votes.item())
+
+
+def gather_unique(texts: list[str]) -> list[str]:
+    """The texts of all processes, each once."""
+    if world_size() == 1:
+        return texts
+    parts: list[list[str]] = [[] for _ in range(world_size())]
+    dist.all_gather_object(parts, texts)
+    return list(dict.fromkeys(text for part in parts for text in part))
+
+
 @contextmanager
 def processes(environment: Mapping[str, str]) -> Iterator[bool]:
     """Join the group that torchrun describes in the environment, if any; yields 'am I the first'.

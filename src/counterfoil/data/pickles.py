@@ -110,6 +110,12 @@ class PickleReader:
             raise PickleDamagedError("damaged or cut short (a line without an end)")
         return found[:-1]
 
+    def python_2_string(self, data: bytes) -> str:
+        try:
+            return data.decode(self.encoding)
+        except UnicodeDecodeError:
+            raise PickleEncodingError(f"a string is not in {self.encoding}") from None
+
     def items(self) -> list[Any]:
         """What was pushed since the last mark."""
         found, self.stack = self.stack, self.marks.pop()
@@ -149,7 +155,7 @@ class PickleReader:
             raise PickleRefusedError("it copies the same bytes many times over")
 
 
-Handler = Callable[[PickleReader], None]
+Handler = Callable[[PickleReader], object]
 
 
 def _unknown(code: bytes) -> PickleError:
@@ -193,63 +199,50 @@ def _fixed(form: str) -> Handler:
     return lambda reader: reader.stack.append(number(reader))
 
 
-def _counted(form: str, decode: Callable[[PickleReader, bytes], Any]) -> Handler:
+def _counted(form: str, decode: Callable[[bytes], Any]) -> Handler:
     """A value that says first how many bytes it has."""
     number = _number(form)
-    return lambda reader: reader.stack.append(decode(reader, reader.read(number(reader))))
+    return lambda reader: reader.stack.append(decode(reader.read(number(reader))))
 
 
-def _from_line(decode: Callable[[PickleReader, bytes], Any], most: int = LINE) -> Handler:
-    return lambda reader: reader.stack.append(decode(reader, reader.line(most)))
+def _from_line(decode: Callable[[bytes], Any], most: int = LINE) -> Handler:
+    return lambda reader: reader.stack.append(decode(reader.line(most)))
 
 
-def _text(_: PickleReader, data: bytes) -> str:
+def _text(data: bytes) -> str:
     return str(data, "utf-8", "surrogatepass")
 
 
-def _python_2_string(reader: PickleReader, data: bytes) -> str:
-    try:
-        return data.decode(reader.encoding)
-    except UnicodeDecodeError:
-        raise PickleEncodingError(f"a string is not in {reader.encoding}") from None
+def _unicode_line(line: bytes) -> str:
+    return str(line, "raw-unicode-escape")
 
 
-def _quoted_string(reader: PickleReader, line: bytes) -> str:
+def _counted_string(form: str) -> Handler:
+    """The same, of a string of Python 2."""
+    number = _number(form)
+    return lambda reader: reader.stack.append(reader.python_2_string(reader.read(number(reader))))
+
+
+def _quoted_string(reader: PickleReader) -> None:
+    line = reader.line(LINE)
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
         raise PickleDamagedError("damaged (a string without quotes)")
-    data: bytes = codecs.escape_decode(line[1:-1])[0]
-    return _python_2_string(reader, data)
+    reader.stack.append(reader.python_2_string(codecs.escape_decode(line[1:-1])[0]))
 
 
-def _integer(_: PickleReader, data: bytes) -> int:
+def _integer(data: bytes) -> int:
     if len(data) > NUMBER_BYTES:
         raise PickleRefusedError(f"it holds an integer of {len(data):,} bytes")
     return int.from_bytes(data, "little", signed=True)
 
 
-def _integer_line(_: PickleReader, line: bytes) -> int:
+def _integer_line(line: bytes) -> int:
     if line in (b"00", b"01"):  # how protocols 0 and 1 write False and True
         return line == b"01"
     number = int(line.rstrip(b"L"))
     if number.bit_length() >= 8 * NUMBER_BYTES:
         raise PickleRefusedError(f"it holds an integer of {number.bit_length()} bits")
     return number
-
-
-def _memory(_: PickleReader, data: bytes) -> bytearray:
-    return bytearray(data)
-
-
-def _float_line(_: PickleReader, line: bytes) -> float:
-    return float(line)
-
-
-def _unicode_line(_: PickleReader, line: bytes) -> str:
-    return str(line, "raw-unicode-escape")
-
-
-def _bytes(_: PickleReader, data: bytes) -> bytes:
-    return data
 
 
 def _get(index: Callable[[PickleReader], int]) -> Handler:
@@ -279,10 +272,6 @@ def _pop(reader: PickleReader) -> None:
         reader.stack.pop()
     else:
         reader.items()
-
-
-def _pop_mark(reader: PickleReader) -> None:
-    reader.items()
 
 
 def _tuple_of(count: int) -> Handler:
@@ -410,18 +399,18 @@ HANDLERS: Mapping[bytes, Handler] = {
     b"X": _counted("<I", _text),
     b"\x8c": _counted("<B", _text),
     b"\x8d": _counted("<Q", _text),
-    b"T": _counted("<i", _python_2_string),
-    b"U": _counted("<B", _python_2_string),
-    b"B": _counted("<I", _bytes),
-    b"C": _counted("<B", _bytes),
-    b"\x8e": _counted("<Q", _bytes),
-    b"\x96": _counted("<Q", _memory),
+    b"T": _counted_string("<i"),
+    b"U": _counted_string("<B"),
+    b"B": _counted("<I", bytes),
+    b"C": _counted("<B", bytes),
+    b"\x8e": _counted("<Q", bytes),
+    b"\x96": _counted("<Q", bytearray),
     b"\x8a": _counted("<B", _integer),
     b"\x8b": _counted("<i", _integer),
     b"I": _from_line(_integer_line, NUMBER_DIGITS),
     b"L": _from_line(_integer_line, NUMBER_DIGITS),
-    b"F": _from_line(_float_line, 40),
-    b"S": _from_line(_quoted_string),
+    b"F": _from_line(float, 40),
+    b"S": _quoted_string,
     b"V": _from_line(_unicode_line),
     b"g": _get(_line_number),
     b"h": _get(_number("<B")),
@@ -432,7 +421,7 @@ HANDLERS: Mapping[bytes, Handler] = {
     b"\x94": _put(lambda reader: len(reader.memo)),
     b"(": _mark,
     b"0": _pop,
-    b"1": _pop_mark,
+    b"1": PickleReader.items,
     b"2": lambda reader: reader.stack.append(reader.stack[-1]),
     b"t": _tuple,
     b"\x85": _tuple_of(1),

@@ -49,6 +49,13 @@ def choose_dev(ids: Sequence[str], share: float) -> list[int]:
     return sorted(order[:count])
 
 
+def evenly_spaced(split: Split, most: int | None) -> Split:
+    """At most ``most`` images of a split, evenly spaced; None: all of them."""
+    if most is None or most >= len(split):
+        return split
+    return split.select([place * len(split) // most for place in range(most)])
+
+
 def with_dev_split(pairs: Pairs, share: float, saved: Collection[str] | None = None) -> Pairs:
     """The data set with a part of ``train`` as ``dev``, if it has no such split; else unchanged.
 

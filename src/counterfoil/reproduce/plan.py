@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from counterfoil.core.config import DataConfig, RunConfig, apply_override, build_config, merge
+from counterfoil.core.config import RunConfig, apply_override, build_config, merge
 from counterfoil.core.errors import ConfigError, DataError, nearest
 from counterfoil.models import resolve
 from counterfoil.objectives import create_objective
@@ -126,9 +126,7 @@ def recipe_of(config: RunConfig) -> str:
 def _telling(config: RunConfig) -> dict[str, Any]:
     tree = config.model_dump()
     for section, key in MAY_CHANGE:
-        tree[section].pop(key, None)
-    if config.data.dev_share == DataConfig().dev_share:  # data of the tables have a dev split
-        tree["data"].pop("dev_share")
+        tree[section].pop(key)
     if config.train.precision != "float32":
         tree["train"]["mixed"] = MIXED
     optimiser = tree["train"]["optimiser"]

@@ -9,19 +9,27 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from counterfoil.core.distributed import rank
+from counterfoil.core.distributed import gather_rows, rank
 from counterfoil.core.errors import CheckpointError, TrainingError
 from counterfoil.core.storage.atomic import atomic_folder, put_in_place
 from counterfoil.core.storage.locks import LOCK
 from counterfoil.models.importers.safe_pickles import read_checkpoint
 from counterfoil.models.model import Model
-from counterfoil.models.store import STATE, STATE_SUM, check_sum, write_model, write_sums
+from counterfoil.models.store import (
+    STATE,
+    STATE_SUM,
+    check_sum,
+    load_weights,
+    write_model,
+    write_sums,
+)
 
 MEASURED_OF_BEST = ("yardstick.json", "correction_rule.json")
 """Files of a run that say something of its best checkpoint: not true of another one."""
@@ -57,6 +65,31 @@ def _is_position(found: dict[Any, Any]) -> bool:
         type(found[name]) is type(value) or (type(value) is float and type(found[name]) is int)
         for name, value in expected.items()
     )
+
+
+class Stateful(Protocol):
+    """A part of a run that a checkpoint holds, such as the optimiser."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
+
+
+def random_states(device: torch.device) -> dict[str, torch.Tensor | None]:
+    """States of PyTorch's random generators, a row for each process."""
+    cuda = None
+    cpu = gather_rows(torch.get_rng_state()[None].to(device)).cpu()
+    if device.type == "cuda":
+        cuda = gather_rows(torch.cuda.get_rng_state(device)[None].to(device)).cpu()
+    return {"random": cpu, "cuda_random": cuda}
+
+
+def _restore_random(state: dict[str, Any], device: torch.device) -> None:
+    """Set this process's random generators to its row of `random_states`, if it has one."""
+    if rank() < len(state["random"]):
+        torch.set_rng_state(state["random"][rank()].clone())  # it ignores the offset of a view
+        if state["cuda_random"] is not None and device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_random"][rank()].clone(), device)
 
 
 @dataclass
@@ -108,6 +141,23 @@ class Checkpoints:
         ):
             self._point("best", position.best_folder)
         return folder, state, position
+
+    def restore(
+        self, model: Model, parts: Mapping[str, Stateful], device: torch.device
+    ) -> Position:
+        """Load the last checkpoint into the model and the parts of a run; returns its position."""
+        folder, state, position = self.load()
+        load_weights(model, folder)
+        try:
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
+            _restore_random(state, device)
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{folder / STATE}: not the state of this run ({error!r:.200}); was the config or "
+                "the version of Counterfoil changed?"
+            ) from error
+        return position
 
     def _point(self, link: str, name: str) -> None:
         if link == "best" and (self.run / "best").resolve().name != name:

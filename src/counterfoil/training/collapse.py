@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from counterfoil.data.batches.collate import PairBatch
 from counterfoil.objectives.base import Manner
+from counterfoil.training.checkpoint import Position
+from counterfoil.training.step import TrainingStep, anchors_and_negatives
 
 CAUSE = {
     "hardest": (
@@ -85,11 +88,13 @@ class CollapseWatch:
     the same |Δs| < 0.02 as the limit does (collapsed runs go from 0.015 down to 0.0003 and below).
 
     ``objective`` is that of the run, as configured: a warning offers nothing that it already has.
+    ``batch_size`` is the number of pairs per batch; negatives are counted once a batch is measured.
     """
 
     def __init__(
         self,
         objective: Mapping[str, Any],
+        batch_size: int = 2,
         *,
         patience: int = 50,
         slower: int = 5,
@@ -101,7 +106,24 @@ class CollapseWatch:
         self.loss_tolerance, self.gap_limit = loss_tolerance, gap_limit
         self.separated = separated
         self.objective = objective
+        self.crowd = (batch_size, float(batch_size - 1))
         self._state = _State()
+
+    def judge(
+        self,
+        step: TrainingStep,
+        batch: PairBatch,
+        position: Position,
+        loss: float,
+        numbers: Mapping[str, float | None],
+    ) -> str | None:
+        """As `update`, from the diagnostics of a step, which are empty if nothing was measured."""
+        gap, epoch = numbers.get("gap/abs"), position.epoch
+        if gap is not None:  # batches hardly differ in how many negatives they have
+            self.crowd = anchors_and_negatives(batch, step.twins)
+        expected = step.objective.uninformed(*self.crowd, epoch)
+        manner, separated = step.objective.manner(epoch), numbers.get("separation")
+        return self.update(position.step, loss, expected, gap, manner, separated)
 
     def update(
         self,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from counterfoil.models.model import Model
 from counterfoil.objectives.base import Anchors, Context, both_directions
 
 QUANTILES = {"p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95}
@@ -132,6 +133,15 @@ def tangential_gradients(
     # A mask, not an index: where the number of rows depends on values, CUDA has to wait for them.
     means = (torch.stack(list(of_each.values())) * active).sum(1) / count
     return dict(zip(of_each, means, strict=True))
+
+
+def projection_gradient(model: Model) -> dict[str, Tensor]:
+    """Norm of the gradient of the image encoder's first linear layer (SelHN figure 3b), if any."""
+    layers = (part for part in model.image_encoder.modules() if isinstance(part, nn.Linear))
+    layer = next(layers, None)
+    if layer is None or layer.weight.grad is None:
+        return {}
+    return {"gradient/projection": torch.linalg.vector_norm(layer.weight.grad)}
 
 
 def _pairs(positives: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,13 +19,25 @@ from counterfoil.data.text.tokenizers import TextProcessor
 from counterfoil.matchers.mismatch_boundary import MismatchBoundary
 from counterfoil.models.model import Model
 from counterfoil.objectives import Composite, Objective
-from counterfoil.objectives.twins import Twins, twin_pairs
+from counterfoil.objectives.twins import Twins, find_twins, twin_pairs
+from counterfoil.training.services import Prepared
 from counterfoil.training.step import score_batch
 
 
 def tries(objective: Composite) -> bool:
     """Whether any term looks ahead before an update."""
     return any(type(term).before_step is not Objective.before_step for _, term in objective.each())
+
+
+def create_trials(
+    model: Model, prepared: Prepared, config: RunConfig, device: torch.device
+) -> Trials | None:
+    """The trials of a run; None if its objective does not look ahead."""
+    if not tries(prepared.objective):
+        return None
+    protects, held_out = prepared.objective.protects_identical, prepared.held_out
+    twins = (prepared.protected, find_twins(held_out, device) if protects else None)
+    return Trials(model, held_out, config, device, twins)
 
 
 class HeldOutBatches:

@@ -128,14 +128,24 @@ def rate_factor(
     return factor
 
 
+def as_numbers(*tensors: Tensor) -> list[float]:
+    """Values of single-number tensors, with one host sync for all."""
+    numbers: list[float] = torch.stack([tensor.detach() for tensor in tensors]).tolist()
+    return numbers
+
+
 class Updates:
-    """Optimiser, schedule and the scaling of losses that half precision needs, as one."""
+    """Optimiser, schedule and the scaling of losses that half precision needs, as one.
+
+    ``batches`` is their number per epoch.
+    """
 
     def __init__(
-        self, module: nn.Module, config: TrainConfig, per_epoch: int, device: torch.device
+        self, module: nn.Module, config: TrainConfig, batches: int, device: torch.device
     ) -> None:
         self.module, self.clip = module, config.optimiser.clip
         self.optimiser = create_optimiser(module, config.optimiser)
+        per_epoch = -(-batches // config.accumulate)
         self.schedule = create_schedule(self.optimiser, config.schedule, per_epoch, config.epochs)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
 

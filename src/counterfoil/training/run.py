@@ -24,6 +24,7 @@ from counterfoil.data.noise import shuffled_captions
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.splits import (
     dev_note,
+    evenly_spaced,
     leakage_warning,
     read_dev_split,
     save_dev_split,
@@ -52,7 +53,7 @@ from counterfoil.training.run_folder import (
     run_config,
     write_config,
 )
-from counterfoil.training.trainer import RunResult, Trainer, evenly_spaced
+from counterfoil.training.trainer import RunResult, Trainer
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def execute(
         warning = _leakage_warning(config, pairs)
         if warning and rank() == 0:
             progress.say(warning)
-        model = from_pretrained(folder / "last") if started else _new_model(config, pairs, progress)
+        model = from_pretrained(folder / "last") if started else new_model(config, pairs, progress)
         trainer = Trainer(model, pairs, config, folder, progress, should_stop)
         on_training()
         result = trainer.run(resume=started)
@@ -163,7 +164,7 @@ def _check_start(folder: Path) -> None:
     model_folder(folder)
 
 
-def _new_model(config: RunConfig, pairs: Pairs, progress: Progress) -> Model:
+def new_model(config: RunConfig, pairs: Pairs, progress: Progress) -> Model:
     """A model as the config describes it, with the weights of another run where it names one."""
     torch.manual_seed(config.seed)
     model = create_model(config.model, pairs.train, config.data)

@@ -1,4 +1,4 @@
-"""The data of a run, read as its config says, and the data that several runs share."""
+"""The data of a run: read as its config says, shared with other runs, and cut into batches."""
 
 from __future__ import annotations
 
@@ -7,26 +7,37 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.utils.data import DataLoader
+
 from counterfoil.core.config import (
     EvaluationConfig,
     FeaturesConfig,
     RunConfig,
     model_folder,
 )
+from counterfoil.core.distributed import rank, world_size
 from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.parallel import begin_loader_worker, bounded_workers
 from counterfoil.core.progress import Progress
 from counterfoil.core.storage.arrays import ArrayFile
+from counterfoil.data.batches.collate import Collate, PairBatch
+from counterfoil.data.batches.dataset import Augmentation, CaptionItems
+from counterfoil.data.batches.resident import resident
+from counterfoil.data.batches.sampling import BatchPlan, RankBatches
 from counterfoil.data.load import load_pairs
 from counterfoil.data.noise import shuffled_captions, with_noise_index
 from counterfoil.data.pairs import DEV_NAMES, Pairs, Severity, Split, count_kinds
+from counterfoil.data.pixels import Glance
 from counterfoil.data.splits import (
     lacks_dev,
     read_dev_split,
     with_dev_split,
 )
 from counterfoil.features import with_fragments
-from counterfoil.models import resolve
+from counterfoil.models import Model, resolve
 from counterfoil.models.spec import pixel_options, reads_pixels
+from counterfoil.objectives import Composite
 from counterfoil.training.run_folder import (
     load_model,
     run_config,
@@ -127,6 +138,77 @@ def _asks(key: str) -> str:
 def skipped_kinds(pairs: Pairs) -> dict[str, int]:
     """How many items of each kind of problem were left out of the data."""
     return count_kinds([p for p in pairs.problems if p.severity is Severity.SKIP])
+
+
+class TrainingBatches:
+    """The batches that a run is trained on: their plan, their items, and who reads them ahead."""
+
+    def __init__(
+        self,
+        train: Split,
+        model: Model,
+        objective: Composite,
+        config: RunConfig,
+        device: torch.device,
+        progress: Progress,
+    ) -> None:
+        data, seed = config.data, config.seed
+        self.device, self.progress = device, progress
+        self.workers, self.collate = data.workers, Collate(model.text.pad)
+        self.plan = BatchPlan(
+            train, config.train.batch_size, seed, data.captions, config.train.drop_last, data.views
+        )
+        self.shares = RankBatches(self.plan, 0, 0, rank(), world_size())
+        self.resident = resident(train.fragments, data.resident, device, progress)
+        self.items = CaptionItems(
+            train,
+            model.text,
+            Augmentation(
+                data.drop_regions,
+                data.disturb_words,
+                data.drop_regions_varying,
+                Glance(data.random_crop, data.flip),
+            ),
+            seed,
+            objective.companions_by_term(),
+            held=self.resident.good if self.resident else None,
+        )
+        self._loader: DataLoader[Any] | None = None
+
+    def __len__(self) -> int:
+        """Batches per epoch."""
+        return len(self.plan)
+
+    def loader(self, epoch: int, start: int) -> DataLoader[Any]:
+        """This process's share of the batches of an epoch, from batch ``start`` on."""
+        self.shares.epoch, self.shares.start = epoch, start
+        if self._loader is None:
+            workers = bounded_workers(self.workers, "data.workers", self.progress)
+            self._loader = DataLoader(
+                self.items,
+                batch_sampler=self.shares,
+                num_workers=workers,
+                worker_init_fn=begin_loader_worker,
+                collate_fn=self.collate,
+                # only fragments are worth a thread that takes turns with this one
+                pin_memory=self.device.type == "cuda" and self.resident is None,
+                # what objectives send along may change from epoch to epoch: then processes, too
+                persistent_workers=workers > 0 and not self.items.companions,
+                # not the global one, whose state a resumed run restores: a loader draws from it
+                generator=torch.Generator(),
+            )
+        return self._loader
+
+    def to_device(self, batch: PairBatch) -> PairBatch:
+        batch = batch.to(self.device)
+        return batch if self.resident is None else self.resident.filled(batch)
+
+    def close(self) -> None:
+        """End the processes that read ahead."""
+        self._loader = None
+
+
+# From a run folder back to its model and its data.
 
 
 def _own_pixels(run: Path, config: RunConfig) -> FeaturesConfig | None:

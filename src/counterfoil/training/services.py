@@ -1,13 +1,13 @@
-"""What a run does for its objective (`objectives.services`).
+"""The objective of a run, and what it may ask of the run before the first step.
 
-Preparation before the first step, a look at the whole training split between epochs, and the scale
-of a pretrained dual encoder's scores.
+`objectives.services` describes both: `Preparation` and `Survey`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,49 @@ from counterfoil.models.foil_generator import FoilMaker, cross_encoder_of
 from counterfoil.models.model import Model
 from counterfoil.models.store import first_member, from_pretrained
 from counterfoil.models.warm_start import same_ids
-from counterfoil.objectives import Composite
+from counterfoil.objectives import Composite, create_objective
 from counterfoil.objectives.contrastive import MAX_SCALE, InfoNCE, SigLIP
 from counterfoil.objectives.services import GeneratorOptions
-from counterfoil.objectives.twins import Twins
+from counterfoil.objectives.twins import Twins, find_twins
 from counterfoil.training.companions import Indices, foil_companions, mine
 from counterfoil.training.guides.guide import EmbeddingGuide, MatrixGuide, open_guide
 from counterfoil.training.step import score_batch
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An objective that is ready for the first step, and the images it is trained on.
+
+    ``held_out`` are images that it set aside. ``twins`` are captions of ``train`` that also belong
+    to another image; they are ``protected`` if the objective never takes them as negatives.
+    """
+
+    objective: Composite
+    train: Split
+    held_out: Split | None
+    twins: Twins | None
+
+    @property
+    def protected(self) -> Twins | None:
+        return self.twins if self.objective.protects_identical else None
+
+
+def prepare_objective(
+    model: Model, train: Split, config: RunConfig, device: torch.device, progress: Progress
+) -> Prepared:
+    """Create the objective of a config, and let it prepare with the model and the training data."""
+    objective = create_objective(config.objective)
+    idle = objective.idle_epochs(config.train.epochs)
+    if idle:
+        raise ConfigError(
+            f"objective: no term is active in epoch {idle[0]} (counted from 0): the ranges of "
+            f"'epochs' must cover all {config.train.epochs}"
+        )
+    train, held_out = set_aside(train, objective.held_out, config.seed)
+    prepared = Prepared(objective, train, held_out, find_twins(train, device))
+    objective.prepare(RunPreparation(train, model, config, device, progress, prepared.protected))
+    adopt_scale(objective, config.objective, model)
+    return prepared
 
 
 class RunPreparation:

@@ -21,6 +21,7 @@ from counterfoil.matchers.ensemble import CopiedMatcher
 from counterfoil.models.model import Model
 from counterfoil.objectives import Context, LossReport, Objective, both_directions
 from counterfoil.objectives.twins import Twins, twin_pairs
+from counterfoil.scoring.engine import fallback
 from counterfoil.training.diagnostics import (
     margin_histogram,
     score_diagnostics,
@@ -28,6 +29,8 @@ from counterfoil.training.diagnostics import (
     tangential_gradients,
 )
 from counterfoil.training.gradient_cache import GradientCache
+
+PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 HISTOGRAM = "margins"
 MARGIN_RANGE = (-1.0, 1.0)
@@ -245,3 +248,19 @@ def anchors_and_negatives(batch: PairBatch, twins: Twins | None = None) -> tuple
         return len(owners), float((by_image + by_text).mean() / 2)
     row = positives.int().argmax(0)
     return len(owners), float((by_image[row] + by_text).mean() / 2)
+
+
+def batch_notes(step: TrainingStep, batch: PairBatch) -> list[str]:
+    """Lines for the user: negatives per anchor, what is encoded at a time, a slower way to score.
+
+    They describe the first batch of a run.
+    """
+    pairs, negatives = anchors_and_negatives(batch, step.twins)
+    line = f"an anchor sees {negatives:.4g} negatives: batches of {pairs} pairs"
+    if step.chunk_size:
+        line += f", encoded {step.chunk_size} at a time"
+        whole = GradientCache(step.model).whole()
+        if whole:
+            line += f" (the {' and '.join(whole)} side whole: it normalises over its batch)"
+    slower = fallback(step.model, training=True)
+    return [line, slower] if slower else [line]

@@ -141,7 +141,7 @@ def runs(pairs: Pairs, folder: Path, held: bool, **model: object) -> bytes:
     )
     torch.manual_seed(0)
     trainer = Trainer(create_model(config.model, pairs.train, config.data), pairs, config, folder)
-    assert (trainer.resident is not None) == held
+    assert (trainer.batches.resident is not None) == held
     trainer.run()
     return (folder / "last" / "model.safetensors").read_bytes()
 
@@ -169,10 +169,11 @@ def test_memory_is_pinned_only_where_fragments_travel(tmp_path, held) -> None:
         }
     )
     model = create_model(config.model, pairs.train, config.data)
-    trainer = Trainer(model, pairs, config, tmp_path / "run")
-    assert not trainer._loader().pin_memory
-    trainer.device, trainer.loader = torch.device("cuda"), None  # as far as a loader asks
-    assert trainer._loader().pin_memory == (not held)
+    batches = Trainer(model, pairs, config, tmp_path / "run").batches
+    assert not batches.loader(0, 0).pin_memory
+    batches.close()
+    batches.device = torch.device("cuda")  # as far as a loader asks
+    assert batches.loader(0, 0).pin_memory == (not held)
 
 
 def test_by_default_only_a_gpu_with_room_holds_them(tmp_path, monkeypatch) -> None:
