@@ -115,10 +115,11 @@ def moved(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
     Compact numbers become as others there; masks are remembered here (`host_mirror`).
     """
-    together = [device.type != "cpu" and packs(tensor) for tensor in tensors]
+    to_device = device.type != "cpu"  # the host must not read what has not arrived: it waits
+    together = [to_device and packs(tensor) for tensor in tensors]
     there = iter(_sent(list(compress(tensors, together)), device))
     arrived = (
-        next(there) if small else tensor.to(device, non_blocking=True)
+        next(there) if small else tensor.to(device, non_blocking=to_device)
         for tensor, small in zip(tensors, together, strict=True)
     )
     return [_arrived(here, tensor) for here, tensor in zip(tensors, arrived, strict=True)]
