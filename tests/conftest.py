@@ -53,6 +53,7 @@ TOGETHER = ("app", "audit", "reproduce", "search")
 
 
 @pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With --dist loadgroup, one process runs all the tests that share what is made once."""
     for item in items:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import counterfoil as cf
 from tests.data.hostile import forged_pointer, marker_call, write_hostile_scan
 from tests.data.tiny import write_scan
@@ -26,6 +28,7 @@ for data in folders:
 """
 
 
+@pytest.mark.slow
 def test_a_data_set_with_a_hostile_pickle_ends_every_command_with_an_error(tmp_path) -> None:
     for split in ("train", "dev", "test"):
         write_scan(tmp_path / "honest", split, 2)

@@ -149,6 +149,7 @@ print(json.dumps([
 """
 
 
+@pytest.mark.slow
 def test_what_the_source_says_of_a_models_parts_is_what_they_take() -> None:
     done = subprocess.run(
         [sys.executable, "-c", OPTIONS], cwd=ROOT, capture_output=True, text=True, check=False

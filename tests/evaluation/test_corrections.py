@@ -99,6 +99,7 @@ def test_no_rule_is_usable_if_changes_are_wrong_as_often_as_right(split, monkeyp
     assert not rule.allows(100.0)
 
 
+@pytest.mark.slow
 def test_a_report_counts_changes_and_how_often_none_is_made(split) -> None:
     model = small(split)
     report = measure_corrections(model, split, CorrectionRule(0.0, 0.0), captions=20)

@@ -36,6 +36,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("sgr", "sgraf", 
 
 
 @pytest.mark.parametrize("name", ["saf", *SLOW])
+@pytest.mark.slow
 def test_compiled_tiles_of_any_size_are_what_the_others_are(name, everywhere) -> None:
     matcher = matchers[name](DIM).eval()
     images, texts = side([4, 2, 3], 0), side([3, 1, 5, 2, 2], 1)

@@ -245,6 +245,7 @@ def test_a_grouped_batch_trains_every_parameter_of_dive(copies, concepts) -> Non
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_dive_learns_from_images_with_all_their_captions(concepts, tmp_path) -> None:
     settings = build_config(SETTINGS)
     torch.manual_seed(settings.seed)

@@ -193,6 +193,7 @@ def test_workers_make_the_same_foils(few, tmp_path) -> None:
     assert metrics(tmp_path / "0") == metrics(tmp_path / "2")
 
 
+@pytest.mark.slow
 def test_a_run_learns_to_tell_foils_from_captions(concepts, tmp_path) -> None:
     settings = run_config("vse-fc", {"hardest": 1, "foils": {"weight": 1, "count": 2}}, epochs=5)
     trainer(concepts, tmp_path, settings).run()

@@ -220,6 +220,7 @@ def with_wrong_captions(pairs: Pairs, share: float) -> tuple[Pairs, set[str]]:
     return changed, {train.ids[i] for i in wrong}
 
 
+@pytest.mark.slow
 def test_pairs_that_the_meta_set_contradicts_get_smaller_weights(concepts, tmp_path) -> None:
     pairs, wrong = with_wrong_captions(concepts, 0.25)
     config = run_config("vse-fc", 5, 11, meta_share=0.25, meta_lr=0.01)

@@ -187,6 +187,7 @@ def test_what_was_measured_is_not_measured_again(made, cache, monkeypatch) -> No
     assert [row.numbers for row in again.rows] == [row.numbers for row in found.rows]
 
 
+@pytest.mark.slow
 def test_several_processes_measure_what_one_does(made, cache, tmp_path, monkeypatch) -> None:
     plan, found = made
     judge = Judge(tmp_path, cache, Silent())
@@ -206,6 +207,7 @@ def test_several_processes_measure_what_one_does(made, cache, tmp_path, monkeypa
     assert not any(row.errors for row in again.rows)
 
 
+@pytest.mark.slow
 def test_ensembles_are_scored_by_the_processes(made, cache, tmp_path) -> None:
     plan, _ = made
     rows = [

@@ -86,6 +86,7 @@ def test_figure_3_draws_histograms_normals_and_boundary_for_each_alpha(reproduce
     ElementTree.parse(folder / "distributions.svg")  # noqa: S314 - ours
 
 
+@pytest.mark.slow
 def test_figure_4_maps_words_to_regions_beside_scans_attention(reproduce) -> None:
     found, folder = reproduce("naaf.figure4")
     pairs = found["pairs"]

@@ -57,6 +57,7 @@ def test_a_split_of_one_image_has_no_margins_and_says_so() -> None:
         margin_report(one)
 
 
+@pytest.mark.slow
 def test_margins_of_two_models_are_drawn_for_both_directions(out, cache, tmp_path) -> None:
     plan = planned(figure("margins", MARGINS, panels={"i2t": "There"}), out, seeds=2)
     found = finish(plan, cache)

@@ -49,6 +49,7 @@ def finished(place: Path, cache: Path) -> Plan:
     return plan
 
 
+@pytest.mark.slow
 def test_a_table_stopped_while_its_guide_is_built_goes_on_from_there(
     place, cache, tmp_path
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_guide_is_built_once_for_all_tables(place, cache) -> None:
     assert train(other, cache).trained == 0
 
 
+@pytest.mark.slow
 def test_an_ensemble_over_seeds_averages_the_scores_of_these_seeds(place, cache) -> None:
     plan = finished(place, cache)
     found = shown(plan, cache)

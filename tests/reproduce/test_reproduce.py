@@ -172,6 +172,7 @@ def test_another_protocol_judges_the_same_run_again(out, cache) -> None:
     assert judge.report([run], folds=0) == judge.report([run])
 
 
+@pytest.mark.slow
 def test_a_sweep_draws_every_value(out, cache, tmp_path) -> None:
     tree = tiny(
         kind="sweep", run="all", key="objective.triplet.margin", values=[0.0, 0.02, 0.2],
@@ -190,6 +191,7 @@ def test_a_sweep_draws_every_value(out, cache, tmp_path) -> None:
     assert (tmp_path / "rsum.png").exists()
 
 
+@pytest.mark.slow
 def test_lines_of_a_sweep_are_drawn_and_stand_beside_the_papers(out, cache, tmp_path) -> None:
     lines = [
         {"label": "A", "run": "all", "published": {"f30k": [None, 21.5]}},
@@ -314,6 +316,7 @@ def test_processes_side_by_side_give_the_same_runs(out, cache, tmp_path) -> None
     assert [row.numbers for row in together.rows] == [row.numbers for row in alone.rows]
 
 
+@pytest.mark.slow
 def test_the_command_lists_plans_runs_and_prints(out, cache, tmp_path) -> None:
     def invoke(*args: object, code: int = 0) -> str:
         result = CliRunner().invoke(app, ["reproduce", *map(str, args)])

@@ -92,6 +92,7 @@ def test_the_plateau_of_a_loss_is_drawn_as_a_level(out, cache, tmp_path) -> None
         assert [line.get_ydata()[0] for line in lines if line.get_linestyle() == "--"] == levels
 
 
+@pytest.mark.slow
 def test_a_sweep_has_a_plot_for_each_of_its_panels(out, cache, tmp_path) -> None:
     found = finish(planned(tiny(**SWEEP), out, seeds=2), cache)
     there, back = charts_of(found)

@@ -193,6 +193,7 @@ def test_published_recalls_add_up(name) -> None:
                 assert met == sorted(met), f"{row.name}: recall falls with K"
 
 
+@pytest.mark.slow
 def test_tables_that_share_a_row_share_its_run_and_its_published_numbers(tmp_path) -> None:
     def digests(name: str) -> set[str]:
         plan = make_plan(load_artefact(name), Settings(seeds=1), tmp_path)

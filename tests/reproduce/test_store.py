@@ -318,6 +318,7 @@ SWEEP = {
 }
 
 
+@pytest.mark.slow
 def test_a_sweep_on_dev_shows_dev_and_its_best_values_reach_the_runs(out, cache, tmp_path) -> None:
     plan = planned(tiny(**SWEEP), out)
     found = finish(plan, cache)

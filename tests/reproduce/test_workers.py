@@ -127,6 +127,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_worker_whose_parent_was_killed_saves_and_ends(tmp_path) -> None:
     script = tmp_path / "orphan.py"
     script.write_text(ORPHAN)

@@ -70,6 +70,7 @@ def collapsed(pairs, tmp_path_factory) -> tuple[Path, list[str]]:
     return folder, run(pairs, folder, "hardest")
 
 
+@pytest.mark.slow
 def test_hardest_negatives_collapse_a_deep_encoder_and_selhn_does_not(
     pairs, collapsed, tmp_path
 ) -> None:

@@ -51,6 +51,7 @@ def descendants(pid: int) -> list[int]:
     return [each for child in children(pid) for each in (child, *descendants(child))]
 
 
+@pytest.mark.slow
 def test_torchrun_starts_two_processes_on_a_cold_cache(tmp_path) -> None:
     short = [*SMALL, "data.options.images=20", "train.epochs=1", "evaluation.test_split=dev"]
     started = launch(*short, "--out", tmp_path / "run", "--cache", tmp_path / "cache")
@@ -148,6 +149,7 @@ def test_data_without_a_dev_split_can_be_trained_on(tmp_path) -> None:
     assert set(shared_train_split([run], tmp_path / "cache", Silent()).ids) == set(again.train.ids)
 
 
+@pytest.mark.slow
 def test_dev_images_are_not_trained_on_by_a_resumed_run_whose_data_have_grown(tmp_path) -> None:
     source = photos(tmp_path, ["train"] * 12)
     run = tmp_path / "run"
@@ -259,6 +261,7 @@ def test_every_image_left_out_is_counted_once(tmp_path) -> None:
     assert "empty-caption" in (tmp_path / "run" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_what_is_judged_on_dev_is_what_chose_the_epoch(tmp_path) -> None:
     settings = {
         "data": {"options": {"images": [24, 9, 8]}, "min_count": 1, "captions": "one"},

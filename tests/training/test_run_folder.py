@@ -69,6 +69,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_second_training_does_not_destroy_the_run_of_the_first(training, data) -> None:
     process, folder = training
     config, inode = (folder / "config.yaml").read_bytes(), folder.stat().st_ino
@@ -113,6 +114,7 @@ def test_a_training_that_is_terminated_saves_and_exits_with_143(training) -> Non
     assert not (folder / LOCK).exists()
 
 
+@pytest.mark.slow
 def test_if_the_first_of_several_processes_is_refused_all_end_with_its_error(
     data, tmp_path
 ) -> None:

@@ -66,6 +66,7 @@ def test_stage_two_goes_on_from_stage_one_and_names_the_new_heads(first, cache, 
     assert all(torch.allclose(best[key], two[key], atol=1e-6) for key in best)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_does_not_start_again(first, cache, tmp_path) -> None:
     settings = config({"tags-dc": SMALL}, HEADS, str(first), save_every=1)
     whole, cut = tmp_path / "whole", tmp_path / "cut"

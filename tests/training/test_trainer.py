@@ -246,6 +246,7 @@ def test_an_image_with_a_bad_feature_is_skipped_and_counted(tmp_path) -> None:
     assert result.skipped == 1  # however many captions and epochs met it
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_checkpoint_before_it(tmp_path) -> None:
     """A real limit on file sizes, in a process of its own."""
     code = KILLED.replace(
@@ -279,6 +280,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_it(tmp_path) -> None:
     assert "done" in start(0).stdout
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_a_run_that_no_longer_improves(concepts, tmp_path) -> None:
     settings = config(epochs=50, early_stop=2, optimiser={"lr": 1e-9})
     result = trainer(concepts, tmp_path, settings).run()

@@ -386,6 +386,7 @@ def test_the_kind_of_a_foil_is_what_it_exchanges(scenes) -> None:
     assert manners_on(graphs, [FoilPair(place, text)]) == {}
 
 
+@pytest.mark.slow
 def test_the_command_judges_a_run_on_foils_of_several_sources(
     tmp_path, scenes, model, monkeypatch
 ) -> None:

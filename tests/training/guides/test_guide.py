@@ -224,6 +224,7 @@ def build_and_die(folder: Path, teachers: list[Path], split: Split, form: str, f
 
 
 @pytest.mark.parametrize("form", thinned(FORMS, "embeddings"))
+@pytest.mark.slow
 def test_a_build_killed_at_any_flush_continues_to_the_same_bytes(
     split, teachers, tmp_path, form
 ) -> None:
