@@ -3,7 +3,7 @@
     python benchmarks/audit_scenes.py runs/scenes-naaf --split test --swapped 0.05 --words 0.10
 
 A share of the captions is given to other images (data/noise.py), of others one to three words are
-exchanged so that they are false for sure (evaluation/word_foils.py); the audit is told nothing.
+exchanged so that they are false for sure (evaluation/words/cases.py); the audit is told nothing.
 """
 
 from __future__ import annotations

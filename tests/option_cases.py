@@ -198,8 +198,8 @@ NO_EFFECT: dict[tuple[str, str, str], str] = {
 """Options that change no result, each with what it is there for instead."""
 
 ELSEWHERE = {
-    "timm": "an optional package; tests/features/test_timm.py",
-    "onnx": "an optional package; tests/features/test_onnx.py",
+    "timm": "an optional package; tests/features/test_timm_models.py",
+    "onnx": "an optional package; tests/features/test_onnx_models.py",
 }
 """Extractors whose options are tested where their networks are made."""
 
@@ -207,8 +207,8 @@ OTHER_KINDS = {
     "model": "no options: a composition of parts",
     "importer": "no options: a checkpoint says them",
     "data source": "tests/data",
-    "named data set": "tests/data/test_scenes.py",
+    "named data set": "tests/data/scenes/test_scenes.py",
     "conversion target": "tests/data/test_convert.py",
-    "search backend": "optional packages; tests/search/test_backends.py",
+    "search backend": "optional packages; tests/search/backends/test_backends.py",
 }
 """Kinds of parts whose options are not tried here."""

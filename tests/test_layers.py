@@ -1,4 +1,4 @@
-"""The one order of imports: a folder imports from folders to its left, no file in a circle.
+"""The one order of imports: a folder imports from folders below it, no file in a circle.
 
 ``python -m tests.test_layers`` prints how large the house is: files, lines, cycles.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -44,7 +45,8 @@ def imported(path: Path) -> set[Path]:
     """Files of the package that a file imports: lazily and for type checkers, too."""
     modules = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
                 modules.append(inner if inner in MODULES else node.module)
@@ -82,7 +84,7 @@ def _reachable(start: Path, edges: dict[Path, set[Path]]) -> set[Path]:
 
 
 @pytest.mark.parametrize("folder", ORDER)
-def test_a_folder_imports_only_from_its_left(folder) -> None:
+def test_a_folder_imports_only_from_those_below_it(folder) -> None:
     allowed = set(ORDER[: ORDER.index(folder) + 1])
     for path in files():
         if place(path) == folder:
@@ -139,6 +141,14 @@ def test_a_test_is_named_after_the_file_that_it_tests() -> None:
         assert any(stem == name or stem.startswith(f"{name}_") for name in names), path
 
 
+def test_tests_that_are_named_somewhere_exist() -> None:
+    root = TESTS.parent
+    pages = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *TESTS.glob("*.py")]
+    for page in pages:
+        for name in re.findall(r"tests/[\w/]+\.py", page.read_text(encoding="utf-8")):
+            assert (root / name).is_file(), f"{page}: {name}"
+
+
 def modules_after(code: str) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys; print(' '.join(sys.modules))"],
@@ -157,7 +167,7 @@ def test_help_data_features_and_config_never_import_torch() -> None:
     assert "torch" not in modules_after(code)
 
 
-def test_the_api_imports_no_optional_package() -> None:
+def test_the_api_imports_nothing_heavy_that_it_may_not_need() -> None:
     loaded = modules_after("import counterfoil.api")
     assert loaded.isdisjoint(
         {"transformers", "matplotlib", "pyarrow", "tensorboard", "eccv_caption", "scipy", "spacy"}

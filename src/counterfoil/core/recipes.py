@@ -1,6 +1,6 @@
 """Recipes: those that come with the package, by name, and their YAML, read within limits.
 
-``scenes/naaf`` is ``scenes/naaf.yaml`` here. What ends in ``.yaml`` is the path of a file; other
+``scenes/naaf`` is ``recipes/scenes/naaf.yaml``. What ends in ``.yaml`` is the path of a file; other
 words are names. A file that begins with ``_`` holds what others extend; lists leave it out.
 """
 
@@ -60,7 +60,7 @@ def recipe_name(path: Path) -> str | None:
 def suggest_recipes(path: Path) -> str:
     """A hint such as ``; did you mean 'scenes/naaf'?``, or an empty string.
 
-    >>> suggest_recipes(Path("scenes/naaf"))
+    >>> suggest_recipes(Path("naaf-scenes"))
     "; did you mean 'scenes/naaf'?"
     >>> suggest_recipes(Path("naaf"))
     "; did you mean 'coco/naaf', 'f30k/naaf', 'flickr8k/naaf' or 'scenes/naaf'?"
@@ -70,7 +70,7 @@ def suggest_recipes(path: Path) -> str:
     last_parts = {name: name.rpartition("/")[2] for name in recipe_names()}
     close_parts = difflib.get_close_matches(given.name, last_parts.values(), 2)
     attempts = [
-        [name for name in last_parts if _words(name) == _words(whole)],  # scenes/naaf
+        [name for name in last_parts if _words(name) == _words(whole)],  # naaf-scenes
         [name for name, part in last_parts.items() if part == given.name],
         difflib.get_close_matches(whole, last_parts, 2),
         [name for name, part in last_parts.items() if part in close_parts],

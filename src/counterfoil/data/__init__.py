@@ -1,4 +1,7 @@
-"""Pairs of images and captions: sources, conversion, inspection. Nothing here imports torch."""
+"""Pairs of images and captions: sources, conversion, inspection.
+
+Only `batches` and `text.tfidf` import torch.
+"""
 
 from counterfoil.core.storage.arrays import ArrayFile
 from counterfoil.data.convert import ConversionReport, convert

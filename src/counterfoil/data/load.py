@@ -40,7 +40,7 @@ def load_pairs(
     Every fault that can be seen without decoding images or reading features is in
     ``pairs.problems``. With ``strict``, fatal ones raise one `DataError` that lists them, and
     captions and images that cannot be used are left out; without, nothing is left out and nothing
-    raises. ``options`` are those of the source: ``counterfoil.data.formats.options("karpathy")``.
+    raises. ``options`` are those of the source: ``counterfoil.data.sources.options("karpathy")``.
     A named data set is made in ``cache_dir`` the first time, which ``progress`` shows.
     """
     if is_named(source, format):

@@ -1,7 +1,7 @@
 """Two encoded batches to a score matrix; one file per method."""
 
 from counterfoil.matchers import bfan as _bfan  # noqa: F401
-from counterfoil.matchers import chamfer as _sets  # noqa: F401
+from counterfoil.matchers import chamfer as _chamfer  # noqa: F401
 from counterfoil.matchers import chan as _chan  # noqa: F401
 from counterfoil.matchers import cross_encoder as _cross_encoder  # noqa: F401
 from counterfoil.matchers import embedding as _embedding  # noqa: F401

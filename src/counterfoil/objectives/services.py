@@ -1,6 +1,6 @@
 """What training offers to objectives that need more than a score matrix.
 
-The objective says what it needs; training, which stands to its right and knows models and data on
+The objective says what it needs; training, which stands above it and knows models and data on
 disk, does the work. Each protocol here is implemented in `counterfoil.training`.
 """
 

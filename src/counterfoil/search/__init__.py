@@ -6,9 +6,9 @@ from counterfoil.search.backends import (
     VectorIndex,
     backends,
     exact,  # noqa: F401
+    faiss,  # noqa: F401
     qdrant,  # noqa: F401
 )
-from counterfoil.search.backends import faiss as faiss_index  # noqa: F401
 from counterfoil.search.index import SearchIndex
 from counterfoil.search.query import Hit, Results
 from counterfoil.search.vectors import Vectors

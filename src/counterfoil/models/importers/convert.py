@@ -66,9 +66,9 @@ def import_checkpoint(
 ) -> Imported:
     """Read a checkpoint of one of the registered families.
 
-    The model scores as the public code does: ``form="reference"`` wherever that differs. Without a
-    vocabulary its words are stand-ins; see `Imported.warnings`. Those that read captions with a
-    tokenizer are refused without one.
+    The model scores as the public code does: ``form="reference"`` (of NAAF: `naaf-reference`)
+    wherever that differs. Without a vocabulary its words are stand-ins; see `Imported.warnings`.
+    Those that read captions with a tokenizer are refused without one.
     """
     kind = importers[family]
     checkpoint = Checkpoint.read(path)
