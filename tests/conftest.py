@@ -48,21 +48,6 @@ CONCEPTS = [
 ]
 
 
-TOGETHER = ("app", "audit", "reproduce", "search")
-"""Folders whose tests share models and runs that take seconds to make."""
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With --dist loadgroup, one process runs all the tests that share what is made once."""
-    for item in items:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        group = folder if folder in TOGETHER else item.path.stem
-        if "in_two_processes" in getattr(item, "fixturenames", ()):
-            group = "processes"
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 def thinned(cases: Iterable[Any], *first: Any) -> list[ParameterSet]:
     """All cases for `parametrize`: the first in every run of the tests, the others marked slow."""
     cases = list(cases)
