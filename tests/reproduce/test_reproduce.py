@@ -178,6 +178,7 @@ def test_a_sweep_draws_every_value(out, cache, tmp_path) -> None:
         kind="sweep", run="all", key="objective.triplet.margin", values=[0.0, 0.02, 0.2],
         x_label="margin", rows=None, columns=None,
     )  # fmt: skip
+    finish(planned(tiny(), out), cache)
     plan = planned(tree, out)
     assert plan.runs["all, margin=0.2"][0].state == "finished"  # the row of the table
     found = finish(plan, cache)
