@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Each sets up what it needs in .venv.
+# `make demo`, `make test` and `make docs`. Each sets up what it needs in .venv.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -19,7 +19,7 @@ endef
 # The tests, and beside them what reads the source; its output follows theirs. Either may fail.
 define checked
 	@notes=$$(mktemp); \
-	$(MAKE) --no-print-directory --keep-going lint typecheck doctests >$$notes 2>&1 & \
+	$(MAKE) --no-print-directory --keep-going lint typecheck doctests links >$$notes 2>&1 & \
 	reading=$$!; trap "kill $$reading" INT TERM; \
 	OMP_NUM_THREADS=1 $(2) $(PYTEST) --numprocesses=2 --dist=loadfile --durations=15 -m $(1); \
 	tested=$$?; wait $$reading; read=$$?; cat $$notes; rm -f $$notes; \
@@ -27,7 +27,7 @@ define checked
 endef
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-all doctests lint format typecheck bench clean help
+.PHONY: demo test test-all doctests docs links lint format typecheck bench clean help
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/: .*## /\t/' | expand -t 14
@@ -43,6 +43,15 @@ test-all: $(VENV)/.dev   ## everything: slow tests, and more examples of each pr
 
 doctests: $(VENV)/.dev   ## the examples in docstrings
 	OMP_NUM_THREADS=1 $(PYTEST) --doctest-modules $$(grep --recursive --files-with-matches --include='*.py' '>>>' src)
+
+# Warnings are errors (mkdocs.yml); the theme's own notice is no warning of ours.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+docs: $(VENV)/.dev       ## the documentation in site/, with the tutorials run: some minutes
+	$(MKDOCS)
+
+links: $(VENV)/.dev      ## the documentation without running tutorials: links, anchors, public names
+	@folder=$$(mktemp -d); RUN_TUTORIALS=false $(MKDOCS) --site-dir $$folder; \
+	built=$$?; rm -rf $$folder; exit $$built
 
 lint: $(VENV)/.dev       ## ruff, check only
 	$(BIN)/ruff check .
