@@ -17,6 +17,9 @@ ROOT = Path(__file__).parents[2]
 CHANGED_LINKS = {"docs/": "", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
 """Links of files of the root, which the site shows beside the pages of docs/."""
 
+TABLES = re.compile(r"<!-- tables: (\w+) -->")
+"""Where a paper's page lists the tables and figures that can be run."""
+
 summaries: dict[str, str] = {}
 
 
@@ -36,18 +39,30 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _expand(node: Any, paths: list[str]) -> Any:
-    """The navigation with ``folder/*`` replaced by the pages below that folder."""
+    """The navigation with ``folder/*`` replaced by the pages of that folder and of those below."""
     if isinstance(node, list):
         return [_expand(item, paths) for item in node]
     if isinstance(node, dict):
         return {title: _expand(item, paths) for title, item in node.items()}
-    if isinstance(node, str) and node.endswith("/*"):
-        return [path for path in paths if path.startswith(node[:-1]) and path.endswith(".md")]
-    return node
+    return _pages_of(node[:-1], paths) if isinstance(node, str) and node.endswith("/*") else node
+
+
+def _pages_of(folder: str, paths: list[str]) -> list[Any]:
+    """Pages of a folder, its index first; a folder below is a section that is named after it."""
+    inside = [path.removeprefix(folder) for path in paths if path.startswith(folder)]
+    pages = sorted((path for path in inside if path.endswith(".md")), key=_place)
+    sections = dict.fromkeys(path.split("/")[0] for path in pages if "/" in path)
+    own: list[Any] = [folder + path for path in pages if "/" not in path]
+    return own + [{name.capitalize(): _pages_of(f"{folder}{name}/", paths)} for name in sections]
+
+
+def _place(path: str) -> str:
+    return path.removesuffix(".md").removesuffix("index")
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     summaries[page.file.src_uri] = _summary(markdown)
+    markdown = TABLES.sub(lambda mark: reference.tables_of(mark[1]), markdown)
     if page.file.src_uri.startswith("tutorials/") and config.extra["run_tutorials"]:
         return tutorials.with_output(markdown, page.file.src_uri)
     return markdown

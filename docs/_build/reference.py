@@ -19,6 +19,7 @@ from pydantic_core import PydanticUndefined
 from counterfoil.cli import app
 from counterfoil.core.config import RunConfig
 from counterfoil.core.registry import Registry
+from counterfoil.reproduce.catalogue import load_artefact, names
 
 PACKAGES = {
     "counterfoil": "What `import counterfoil as cf` offers.",
@@ -44,7 +45,7 @@ REGISTRIES = {
     "Matchers": ("matchers", "matchers", "`model.matcher.name`"),
     "Objectives": ("objectives", "objectives", "`objective`"),
     "Protections": ("objectives.protection", "protections", "`objective.protect`"),
-    "Feature extractors": ("features", "extractors", "`--extractor`"),
+    "Feature extractors": ("features", "extractors", "`counterfoil features --backbone`, `data.features.extractor`"),
     "Data formats": ("data", "sources", "`--format`"),
     "Named data sets": ("data", "named_sources", "`data.source`"),
     "Conversion targets": ("data", "writers", "`counterfoil data convert --to`"),
@@ -107,7 +108,7 @@ def _command(path: str, command: Any) -> Iterator[str]:
 
 def _help(text: str) -> str:
     """A help text as Markdown: rich's markup removed, indented lines as code."""
-    plain = re.sub(r"\[(?:/|/?(?:bold|italic|dim|b|i|/))\]", "", text)
+    plain = re.sub(r"\[/?(?:bold|italic|dim)?\]", "", text)
     blocks = []
     for block in plain.split("\n\n"):
         indented = [line.removeprefix("  ") for line in block.splitlines()]
@@ -219,6 +220,19 @@ def _options(registry: Registry[Any], name: str) -> str:
         f"`{key}`" if default is inspect.Parameter.empty else f"`{key}={_as_yaml(default)}`"
         for key, default in registry.options(name).items()
     )
+
+
+# Tables and figures of the papers
+
+
+def tables_of(paper: str) -> str:
+    """What `counterfoil reproduce` can make of a paper, on its own data and on Flickr8k."""
+    rows = []
+    for name in names():
+        if name.startswith(f"{paper}.") or name == f"flickr8k.{paper}":
+            artefact = load_artefact(name)
+            rows.append((f"`counterfoil reproduce {name}`", artefact.kind, _cell(artefact.summary)))
+    return table(("command", "kind", "what"), rows)
 
 
 # Python
