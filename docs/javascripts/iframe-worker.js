@@ -4,6 +4,7 @@ if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(url) {
       super();
+      const address = new URL(url, document.baseURI).href;
       const frame = document.createElement("iframe");
       frame.hidden = true;
       document.body.append(frame);
@@ -11,7 +12,7 @@ if (location.protocol === "file:") {
       const load = (source) =>
         new Promise((resolve, reject) => {
           const script = inner.document.createElement("script");
-          script.src = new URL(source, url).href;
+          script.src = new URL(source, address).href;
           script.onload = resolve;
           script.onerror = reject;
           inner.document.body.append(script);
@@ -20,7 +21,7 @@ if (location.protocol === "file:") {
       inner.importScripts = (...sources) =>
         sources.reduce((before, source) => before.then(() => load(source)), Promise.resolve());
       this.inner = inner;
-      this.ready = load(url);
+      this.ready = load(address);
     }
 
     postMessage(data) {
