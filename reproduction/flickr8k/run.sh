@@ -9,13 +9,13 @@
 #   run.sh tables NAME [ROW ...]                     train and measure a table, or some rows of it
 #   run.sh all [FILE]                                all features and tables (or those of a list), LANES of these at a time
 #   run.sh prune                                     delete what finished runs only need to be resumed
-#   run.sh page                                      docs/results/flickr8k.md from RESULTS
+#   run.sh page                                      docs/results/flickr8k/*.md from RESULTS
 #
 # Tune before tables, and models by themselves before '*-ndgl' and 'gpo-aoq', which learn from their runs: a
 # rate that changes later changes what is known, and it is trained again.
 #
-# The numbers of docs/results/flickr8k.md were made with MORE="train.precision=bf16", rates with fewer epochs (the page
-# says how many). What was made with other settings, or by code that computed otherwise, is not known, and is trained again.
+# The numbers in docs/results/flickr8k/ were made with MORE="train.precision=bf16", rates with fewer epochs (method.md there
+# says how many). Runs with other settings, or by code that computed otherwise, do not count as known and are trained again.
 #
 # SHARDS=. WORK=flickr8k RESULTS=docs/results DATA=lite2-36 SEEDS=3 JOBS=1 LANES=1 SCALE=full LIMIT=400
 # (seconds until training stops, which leaves time to measure; 0: none), MORE="train.device=cuda …" overrides of every run.
@@ -217,6 +217,6 @@ case $step in
   tables) tables "$@" ;;
   all) everything ${list:+"$list"} ;;
   prune) prune ;;
-  page) counterfoil reproduce --fill "$here/docs/results/flickr8k.md" --store "$RESULTS" ;;
+  page) counterfoil reproduce --fill "$here/docs/results/flickr8k" --store "$RESULTS" ;;
   *) echo "unknown step: $step" >&2; exit 2 ;;
 esac

@@ -36,7 +36,7 @@ def test_the_defaults_are_those_that_the_documentation_states() -> None:
         f"| between two requests (`--keep-alive`) | {DEFAULT.keep_alive:g} s |",
         f"| connections (`--connections`) | {DEFAULT.connections} |",
         f"(`--address-connections`) | {DEFAULT.address_connections};",
-        f"other of its kind that has come in meanwhile, up to {DEFAULT.batch}:",
+        f"of the same kind, up to {DEFAULT.batch}.",
     ):
         assert row in text
 

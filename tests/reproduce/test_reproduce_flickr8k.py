@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from counterfoil.objectives import create_objective, objectives
 from counterfoil.reproduce.artefact import Sweep
 from counterfoil.reproduce.catalogue import load_artefact, names
 from counterfoil.reproduce.plan import Settings, find_data_set, make_plan
+from counterfoil.reproduce.present import pages_to_fill
 from counterfoil.reproduce.spec import Table
 from counterfoil.reproduce.store import best_values, read_stored
 
@@ -103,10 +105,22 @@ def test_published_numbers_are_told_to_be_of_other_data() -> None:
         assert artefact.data_sets[key].elsewhere == (key == "f30k")
 
 
-def test_the_page_has_a_section_for_every_table() -> None:
-    page = (ROOT / "docs" / "results" / "flickr8k.md").read_text(encoding="utf-8")
+def test_the_pages_have_a_section_for_every_table() -> None:
+    folder = ROOT / "docs" / "results" / "flickr8k"
+    text = "".join(page.read_text(encoding="utf-8") for page in pages_to_fill(folder))
     for name in TABLES:
-        assert f"<!-- results: {name}@" in page, name
+        assert f"<!-- results: {name}@" in text, name
+
+
+def test_the_pages_show_every_stored_result_and_their_pictures_exist() -> None:
+    results = ROOT / "docs" / "results"
+    pages = pages_to_fill(results / "flickr8k")
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    for stored in results.glob("flickr8k.*.json"):
+        assert text.count(f"<!-- results: {stored.stem} -->") == 1, stored
+    for page in pages:
+        for picture in re.findall(r"\]\((\S+\.svg)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / picture).is_file(), f"{page}: {picture}"
 
 
 def flat(tree: object, prefix: str = "") -> dict[str, object]:

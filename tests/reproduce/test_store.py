@@ -26,6 +26,7 @@ from counterfoil.reproduce.present import (
     claim_rows,
     difference,
     fill_page,
+    pages_to_fill,
     to_markdown,
     verdict,
 )
@@ -502,6 +503,21 @@ def test_the_command_keeps_chooses_and_fills(out, cache, tmp_path) -> None:
     page.write_text(PAGE.format("tiny@scenes"))
     assert "1 sections" in call("--fill", str(page), "--store", str(tmp_path / "store"))
     assert "| hard" in page.read_text()
+
+
+def test_a_folder_of_pages_is_filled_from_the_folder_around_it(tmp_path) -> None:
+    write_stored(tmp_path, table(row("a", result(0, 10.0))), "mine@here.json")
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    with pytest.raises(DataError, match="no page has a"):
+        pages_to_fill(folder)
+    for name in ("first", "second"):
+        (folder / f"{name}.md").write_text(PAGE.format("mine@here"))
+    (folder / "plain.md").write_text("no table")
+    done = CliRunner().invoke(app, ["reproduce", "--fill", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert all("| a |" in (folder / f"{name}.md").read_text() for name in ("first", "second"))
+    assert (folder / "plain.md").read_text() == "no table"
 
 
 def test_judgements_and_costs_are_columns(out, cache, tmp_path) -> None:

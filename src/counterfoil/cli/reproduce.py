@@ -65,7 +65,7 @@ def reproduce(
     ] = None,
     fill: Annotated[
         Path | None,
-        typer.Option("--fill", help="Page whose tables are written anew from --store; no runs."),
+        typer.Option("--fill", help="Page, or folder of pages, to fill from --store; no runs."),
     ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Train rows that the store knows all the same.")
@@ -87,7 +87,7 @@ def reproduce(
       counterfoil reproduce selhn.figure6 --seeds 5 --jobs 2 train.device=cpu
       counterfoil reproduce my-table.yaml --out runs/mine
       counterfoil reproduce naaf.table3 --rows 'α = 2' --store results --again
-      counterfoil reproduce --fill docs/results/flickr8k.md --store docs/results
+      counterfoil reproduce --fill docs/results/flickr8k --store docs/results
 
     Every row is trained once a seed, evaluated on the test split, and kept: the same command goes
     on where it was stopped, and tables that share a row share its runs. A row that fails says why
@@ -164,10 +164,11 @@ def _plan(name: str, asked: _Asked, rows: list[str], out: Path) -> tuple[Plan, l
 
 
 def _fill(page: Path, store: Path | None) -> None:
-    from counterfoil.reproduce.present import fill_page
+    from counterfoil.reproduce.present import fill_page, pages_to_fill
 
-    names = fill_page(page, page.parent if store is None else store)
-    typer.echo(f"{page}: {len(names)} sections written: {', '.join(names)}")
+    for one in pages_to_fill(page):
+        names = fill_page(one, page.parent if store is None else store)
+        typer.echo(f"{one}: {len(names)} sections written: {', '.join(names)}")
 
 
 def _show_plan(plan: Plan, as_json: bool) -> None:

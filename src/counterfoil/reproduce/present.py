@@ -272,6 +272,16 @@ OPENING = re.compile(r"^<!-- (results|claims): (\S+) -->$", re.MULTILINE)
 NOTHING = "*Not run yet.*"
 
 
+def pages_to_fill(path: Path) -> list[Path]:
+    """A page, or those of a folder that have a section to fill."""
+    if not path.is_dir():
+        return [path]
+    pages = [page for page in sorted(path.glob("*.md")) if OPENING.search(page.read_text("utf-8"))]
+    if not pages:
+        raise DataError(f"{path}: no page has a '<!-- results: NAME -->' to fill")
+    return pages
+
+
 def fill_page(page: Path, store: Path) -> list[str]:
     """Write every section of a page anew, and its pictures beside it; the names of the sections."""
     try:
