@@ -220,7 +220,11 @@ def command(*args: str) -> subprocess.CompletedProcess[str]:
         (["data", "inspect", "nowhere"], 3, "no such file or folder"),
         (["evaluate", "nowhere"], 4, "nowhere"),
         (["evaluate", "one", "--standardise"], 2, "name two or more"),
-        (["evaluate", "one", "two", "--words", "--standardise"], 2, "leave out --each, --words"),
+        (
+            ["evaluate", "one", "two", "--words", "--standardise"],
+            2,
+            "leave out --separately, --words",
+        ),
     ],
 )
 def test_errors_are_one_message_and_their_own_exit_code(args, code, message) -> None:
