@@ -124,5 +124,6 @@ def test_ensembles_comparisons_and_shortlists_count_both_ways_too(run) -> None:
 def test_an_unknown_way_to_count_identical_captions_is_refused(run) -> None:
     args = ["evaluate", str(run[0] / "run"), "--identical-captions", "right"]
     result = runner.invoke(app, args)
-    assert result.exit_code != 0
-    assert "expected positives or negatives, got 'right'" in str(result.exception or result.output)
+    assert result.exit_code == 2
+    assert "'right' is not one of" in result.output
+    assert "'positives', 'negatives'" in result.output

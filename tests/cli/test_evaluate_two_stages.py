@@ -76,7 +76,7 @@ def test_a_shortlist_of_other_pairs_is_refused(slow, fast, pairs, cache, tmp_pat
     )
     tree = {"data": {**SCENES, "options": {"images": [2, 1, 1]}}, "model": "vse-fc"}
     (other / "config.yaml").write_text(build_config(tree).to_yaml())
-    with pytest.raises(ConfigError, match="other images or captions"):
+    with pytest.raises(ConfigError, match="different images or captions"):
         invoke("evaluate", slow, "--retriever", other, "--cache", cache)
 
 

@@ -117,8 +117,8 @@ def test_any_matcher_trains_with_the_file(run, pairs, cache, tmp_path) -> None:
     [
         (["nowhere", "--method", "model"], ConfigError, "neither a run nor a saved model"),
         (["a", "dog", "runs", "away"], ConfigError, "in quotes"),
-        (["a dog", "--out", "f.jsonl"], ConfigError, "leave the caption out"),
-        (["--out", "f.jsonl"], ConfigError, "Name a data set"),
+        (["a dog", "--out", "f.jsonl"], ConfigError, "omit the caption"),
+        (["--out", "f.jsonl"], ConfigError, "name a data set"),
         (["runs/nowhere", "--out", "f.jsonl"], ConfigError, "'runs/nowhere' is not a run"),
         ([" "], ConfigError, "empty"),
         (["dog " * 201], ConfigError, "201 words, at most 200"),

@@ -38,7 +38,7 @@ EPILOG = (
     "First steps:  counterfoil demo   ·   counterfoil models   ·   counterfoil recipes   ·   "
     "counterfoil train scenes/rvse-mlp train.epochs=3"
 )
-GROUPS = {
+GROUPS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     "Get started": {"demo": demo, "models": models, "recipes": recipes_app},
     "Train and evaluate": {
         "train": train,

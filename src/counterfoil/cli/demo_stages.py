@@ -119,10 +119,9 @@ class DemoResult(Report):
         result, planted = self.measures.captions, sum(one.listed for one in self.planted)
         precision = f"{result.precision:.0f} %" if result.listed else "undefined"
         return (
-            f"{result.wrong} of {result.items} captions were made wrong on purpose. At a suspicion "
-            f"of at least {self.threshold:.2g}, the audit lists {result.listed}, {planted} of them "
-            f"planted: precision {precision} (chance {result.chance:.1f} %), "
-            f"recall {result.recall:.0f} %."
+            f"{result.wrong} of {result.items} captions were made wrong on purpose. From suspicion "
+            f"{self.threshold:.2g} up, the audit lists {result.listed}, {planted} of them planted: "
+            f"precision {precision} (chance {result.chance:.1f} %), recall {result.recall:.0f} %."
         )
 
     def correction_sentence(self) -> str:
@@ -271,10 +270,8 @@ class Demo:
 
     def _train_matcher(self) -> FinishedRun:
         images = int(self.matcher.data.options["images"])
-        self._begin(
-            f"drawing {images:,} scenes and extracting regions (cached in {self.cache})",
-            DATA_SECONDS * images,
-        )
+        what = f"drawing {images:,} scenes and extracting regions (cached in {self.cache})"
+        self._begin(what, DATA_SECONDS * images)
         again = _goes_on(self.folder, self.matcher)
         run = self._or_anew(self.folder, again, self._execute)
         self._stop_if(run.result.interrupted)
@@ -323,10 +320,8 @@ class Demo:
         config, folder = self.corrector, self.corrector_folder
         if config is None:
             return None
-        self._begin(
-            "training a small TAGS-DC, which suggests corrections",
-            CORRECTOR_SECONDS * _steps(config),
-        )
+        seconds = CORRECTOR_SECONDS * _steps(config)
+        self._begin("training a small TAGS-DC, which suggests corrections", seconds)
         few = {
             name: pairs[name].select(range(min(HELD_OUT, len(pairs[name]))))
             for name in ("dev", "test")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -98,10 +98,8 @@ def evaluate(
         int, typer.Option(min=1, help="Candidates per query (with --retriever).")
     ] = 50,
     identical_captions: Annotated[
-        str | None,
+        Literal["positives", "negatives"] | None,
         typer.Option(
-            "--identical-captions",
-            metavar="positives|negatives",
             help="Whether a caption that another image has word for word counts as a right or a "
             "wrong answer. Default: report both if more than 1 % of captions are shared.",
         ),
@@ -169,7 +167,7 @@ def evaluate(
         max_captions,
         device,
         standardise,
-        _treatment(identical_captions),
+        identical_captions or "both",
         cxc,
         eccv,
         source.progress,
@@ -190,16 +188,6 @@ def evaluate(
         own = read(runs[0])
         first = _first_stage(retriever, shortlist_size, read, own, settings) if retriever else None
         show(_together(runs, own, settings, first), out, markdown, as_json)
-
-
-def _treatment(given: str | None) -> Identical:
-    if given is None:
-        return "both"
-    if given == "positives":
-        return "positives"
-    if given == "negatives":
-        return "negatives"
-    raise ConfigError(f"--identical-captions: expected positives or negatives, got '{given}'")
 
 
 @dataclass(frozen=True)

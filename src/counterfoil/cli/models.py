@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 import counterfoil.cli.options as opt
-from counterfoil.cli.output import print_json, print_line, print_list
+from counterfoil.cli.output import console, print_json, print_line, print_list
 from counterfoil.core.errors import ConfigError, nearest
 from counterfoil.core.registry import Registry
 
@@ -59,14 +59,12 @@ def models(
 
 
 def _print_kind(title: str, entries: dict[str, dict[str, Any]], with_options: bool) -> None:
-    from counterfoil.cli.output import console
-
-    header, options = ["name", "description"], "\n" if console().is_terminal else "  "
-    rows = []
-    for name, entry in entries.items():
-        listed = _short(entry["options"]) if with_options else ""
-        rows.append([name, entry["summary"] + (f"{options}{listed}" if listed else "")])
-    print_list(header, rows, title=title)
+    gap = "\n" if console().is_terminal else "  "
+    rows = [
+        [name, gap.join(filter(None, [one["summary"], with_options and _short(one["options"])]))]
+        for name, one in entries.items()
+    ]
+    print_list(["name", "description"], rows, title=title)
     typer.echo()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -18,25 +18,27 @@ if TYPE_CHECKING:
     import ssl
 
 
-ACCESS, LIMITS = "Access", "Limits for slow or many clients"
+def _access(name: str, help: str, **more: Any) -> Any:
+    return typer.Option(name, help=help, rich_help_panel="Access", **more)
+
+
+def _limit(least: float, help: str) -> Any:
+    return typer.Option(min=least, help=help, rich_help_panel="Limits for slow or many clients")
 
 
 def serve(
-    place: Annotated[
+    folder: Annotated[
         Path, typer.Argument(metavar="RUN|INDEX", help="Run, saved model or index folder.")
     ],
     corrector: opt.Corrector = None,
     index: Annotated[
-        Path | None,
-        typer.Option("--index", help="Index of RUN to search. Default: the run's test split."),
+        Path | None, typer.Option(help="Index of RUN to search. Default: the run's test split.")
     ] = None,
     audit: Annotated[
-        Path | None,
-        typer.Option("--audit", help="Audit to show: a folder written by `counterfoil audit`."),
+        Path | None, typer.Option(help="Audit to show: a folder written by `counterfoil audit`.")
     ] = None,
     runs: Annotated[
-        Path | None,
-        typer.Option("--runs", help="Folder of runs whose training curves to show."),
+        Path | None, typer.Option(help="Folder of runs whose training curves to show.")
     ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 for all networks.")
@@ -45,80 +47,47 @@ def serve(
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")
     ] = 8000,
     token_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--token-file",
-            help="File with the token that requests must carry.",
-            rich_help_panel=ACCESS,
-        ),
+        Path | None, _access("--token-file", "File with the token that requests must carry.")
     ] = None,
     token: Annotated[
         str | None,
-        typer.Option(
+        _access(
             "--token",
+            "Token that requests must carry. Other users of this machine can see it on a command "
+            "line: prefer the variable or --token-file.",
             envvar="COUNTERFOIL_TOKEN",
-            help="Token that requests must carry. Other users of this machine can see it on a "
-            "command line: prefer the variable or --token-file.",
-            rich_help_panel=ACCESS,
         ),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(
-            "--allow-host",
-            help="Further host name or address that requests may use. Repeatable.",
-            rich_help_panel=ACCESS,
-        ),
+        _access("--allow-host", "Further host name or address requests may use. Repeatable."),
     ] = None,
     tls_cert: Annotated[
-        Path | None,
-        typer.Option(
-            "--tls-cert", help="Certificate chain for HTTPS (PEM).", rich_help_panel=ACCESS
-        ),
+        Path | None, _access("--tls-cert", "Certificate chain for HTTPS (PEM).")
     ] = None,
     tls_key: Annotated[
-        Path | None,
-        typer.Option(
-            "--tls-key", help="Private key of the certificate (PEM).", rich_help_panel=ACCESS
-        ),
+        Path | None, _access("--tls-key", "Private key of the certificate (PEM).")
     ] = None,
     trust_proxy: Annotated[
         list[str] | None,
-        typer.Option(
+        _access(
             "--trust-proxy",
-            help="Address or network of a proxy whose X-Forwarded-For and X-Forwarded-Proto "
-            "headers are trusted. Repeatable.",
-            rich_help_panel=ACCESS,
+            "Address or network of a proxy whose X-Forwarded-For and X-Forwarded-Proto headers are "
+            "trusted. Repeatable.",
         ),
     ] = None,
-    connections: Annotated[
-        int, typer.Option(min=1, help="Open connections in total.", rich_help_panel=LIMITS)
-    ] = Limits.connections,
+    connections: Annotated[int, _limit(1, "Open connections in total.")] = Limits.connections,
     address_connections: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Open connections per client address; 0: no limit.", rich_help_panel=LIMITS
-        ),
+        int, _limit(0, "Open connections per client address; 0: no limit.")
     ] = Limits.address_connections,
     header_timeout: Annotated[
-        float,
-        typer.Option(
-            min=0.1, help="Seconds to receive the headers of a request.", rich_help_panel=LIMITS
-        ),
+        float, _limit(0.1, "Seconds to receive the headers of a request.")
     ] = Limits.header_timeout,
     body_timeout: Annotated[
-        float,
-        typer.Option(
-            min=0.1, help="Seconds to receive the body of a request.", rich_help_panel=LIMITS
-        ),
+        float, _limit(0.1, "Seconds to receive the body of a request.")
     ] = Limits.body_timeout,
     keep_alive: Annotated[
-        float,
-        typer.Option(
-            min=0.1,
-            help="Seconds that an idle connection stays open between requests.",
-            rich_help_panel=LIMITS,
-        ),
+        float, _limit(0.1, "Seconds that an idle connection stays open between requests.")
     ] = Limits.keep_alive,
     device: opt.Device = "auto",
     cache: opt.Cache = opt.CACHE,
@@ -154,7 +123,7 @@ def serve(
         keep_alive=keep_alive,
     )
     content = open_content(
-        place,
+        folder,
         index=index,
         corrector=corrector,
         audit=audit,
@@ -179,7 +148,7 @@ def serve(
 def print_address(address: str) -> None:
     # rich reads an IPv6 address in brackets as markup, and would wrap a long link
     console().print(
-        f"Counterfoil is at [bold]{escape(address)}[/] (stop it with Ctrl-C)",
+        f"Counterfoil is at [bold]{escape(address)}[/] (Ctrl-C stops it)",
         highlight=False,
         soft_wrap=True,
     )
