@@ -236,7 +236,7 @@ def test_a_corrector_sees_the_audited_images_with_its_own_eyes(run, cache, tmp_p
 def test_a_corrector_of_other_features_is_refused(run, concepts, cache, tmp_path) -> None:
     other = run_folder(concepts, tmp_path / "other", CORRECTOR)
     asked = ["audit", run, "--out", tmp_path / "out", "--cache", cache, "--corrector", other]
-    with pytest.raises(ConfigError, match=r"of 16 numbers.*same kind of features"):
+    with pytest.raises(ConfigError, match=r"of dimension 16.*same kind of features"):
         invoke(*asked)
     assert not (tmp_path / "out").exists()
 

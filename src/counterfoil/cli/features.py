@@ -47,9 +47,9 @@ def features(
     format: opt.Format = None,
     option: opt.SourceOptions = None,
     to: opt.Layout = "scan",
-    images: Annotated[
-        bool, typer.Option("--images/--no-images", help="Copy the images into the new data set.")
-    ] = True,
+    no_images: Annotated[
+        bool, typer.Option("--no-images", help="Do not copy the images into the new data set.")
+    ] = False,
     device: opt.Device = "auto",
     workers: Annotated[
         int | None,
@@ -108,7 +108,7 @@ def features(
         name,
         backbone_options,
         format=to,
-        images=images,
+        images=not no_images,
         overwrite=overwrite,
         cache_dir=None if no_cache else cache,
         device=device,

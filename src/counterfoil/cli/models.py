@@ -60,10 +60,10 @@ def models(
 
 def _print_kind(title: str, entries: dict[str, dict[str, Any]], with_options: bool) -> None:
     gap = "\n" if console().is_terminal else "  "
-    rows = [
-        [name, gap.join(filter(None, [one["summary"], with_options and _short(one["options"])]))]
-        for name, one in entries.items()
-    ]
+    rows = []
+    for name, one in entries.items():
+        options = _short(one["options"]) if with_options else ""
+        rows.append([name, gap.join(filter(None, [one["summary"], options]))])
     print_list(["name", "description"], rows, title=title)
     typer.echo()
 

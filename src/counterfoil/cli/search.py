@@ -73,7 +73,7 @@ def search(
 
 def _print(results: Results) -> None:
     rows = [_row(hit) for hit in results.hits]
-    header = ["", "score", "first rank", "first score", results.target[:-1], "caption"]
+    header = ["", "score", "first rank", "first score", results.target[:-1], "text"]
     print_table([header, *rows], words=(4, 5))
     for hit in results.hits:
         if hit.match is not None:
