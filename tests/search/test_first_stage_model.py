@@ -108,7 +108,7 @@ def test_models_that_cannot_search_together_are_refused(cross, models, concepts,
         build(cross, models["naaf"])
     with pytest.raises(ConfigError, match="its own first stage"):
         build(models["vse-fc"], models["vse-fc"])
-    with pytest.raises(ConfigError, match="give either"):
+    with pytest.raises(ConfigError, match="give one of them"):
         build(cross, models["vse-fc"], first_stage="pooled")
     other = cf.create("vse-fc", concepts, embed_size=8)
     other.fragments_from = "grid"
