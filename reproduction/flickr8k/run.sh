@@ -217,6 +217,6 @@ case $step in
   tables) tables "$@" ;;
   all) everything ${list:+"$list"} ;;
   prune) prune ;;
-  page) counterfoil reproduce --fill "$here/docs/results/flickr8k" --store "$RESULTS" ;;
+  page) counterfoil reproduce --render-page "$here/docs/results/flickr8k" --store "$RESULTS" ;;
   *) echo "unknown step: $step" >&2; exit 2 ;;
 esac

@@ -149,7 +149,7 @@ def build_index(
 ) -> SearchIndex:
     """An index on disk of some pairs, to be searched with a sentence or an image.
 
-    ``settings`` are those of `SearchIndex.build`: ``backend``, ``first_stage``, ``shortlist`` …
+    ``settings`` are those of `SearchIndex.build`: ``backend``, ``shortlist_size`` …
     """
     from counterfoil.search import SearchIndex
 

@@ -1,4 +1,4 @@
-"""`counterfoil audit` and `counterfoil judge`, from a run to their files and exit codes."""
+"""`counterfoil audit` and `evaluate-judgements`, from a run to their files and exit codes."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_what_was_scored_is_kept_until_the_report_is_written(
     ("stage", "said"),
     [
         ("survey_split", "interrupted"),
-        ("measure_effects", "interrupted; the same command goes on"),
+        ("measure_effects", "interrupted; repeat the command to continue"),
     ],
 )
 def test_an_interrupted_audit_says_whether_it_goes_on(
@@ -236,7 +236,7 @@ def test_a_corrector_sees_the_audited_images_with_its_own_eyes(run, cache, tmp_p
 def test_a_corrector_of_other_features_is_refused(run, concepts, cache, tmp_path) -> None:
     other = run_folder(concepts, tmp_path / "other", CORRECTOR)
     asked = ["audit", run, "--out", tmp_path / "out", "--cache", cache, "--corrector", other]
-    with pytest.raises(ConfigError, match=r"of 16 numbers.*same kind of features"):
+    with pytest.raises(ConfigError, match=r"of dimension 16.*same kind of features"):
         invoke(*asked)
     assert not (tmp_path / "out").exists()
 
@@ -295,13 +295,13 @@ def test_human_judgements_are_correlated_with_scores(run, pairs, cache, tmp_path
     rows = [(ids[i], f"{ids[(i * 5 + 2) % 12]}#1", 1 + i % 4, 1, 4) for i in range(12)]
     path = tmp_path / "ExpertAnnotations.txt"
     path.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
-    told = json.loads(invoke("judge", run, path, "--cache", cache, "--json"))
+    told = json.loads(invoke("evaluate-judgements", run, path, "--cache", cache, "--json"))
     assert (told["kind"], told["ratings"]) == ("expert", 36 - 3 * told["own_left_out"])
-    printed = invoke("judge", run, path, "--cache", cache)
+    printed = invoke("evaluate-judgements", run, path, "--cache", cache)
     assert f"{told['tau']:.1f}" in printed
     assert "CLIPScore" in printed
     with pytest.raises(DataError, match="columns"):
-        invoke("judge", run, run / "config.yaml", "--cache", cache)
+        invoke("evaluate-judgements", run, run / "config.yaml", "--cache", cache)
 
 
 def test_a_second_audit_does_not_write_into_the_folder_of_the_first(run, cache, tmp_path) -> None:

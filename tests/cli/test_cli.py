@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from typer.main import get_command
 from typer.testing import CliRunner
 
-from counterfoil.cli import app
+from counterfoil.cli import GROUPS, TAGLINE, app
 from counterfoil.core.errors import CheckpointError, ConfigError, DataError
 
 runner = CliRunner()
@@ -200,10 +203,58 @@ def test_converting_scenes_with_features_and_training_on_the_copy(cache, tmp_pat
     assert json.loads((tmp_path / "run" / "results.json").read_text())["images"] == 10
 
 
-def test_help_teaches_every_command() -> None:
-    for command in (["--help"], *([c, "--help"] for c in ("train", "evaluate", "score", "demo"))):
-        assert "Usage" in invoke(*command)
-    assert "counterfoil data inspect" in invoke("data", "inspect", "--help")
+def test_help_shows_every_command_once_in_a_panel_of_its_kind() -> None:
+    page = invoke("--help")
+    places = [page.index(f" {panel} ") for panel in GROUPS]
+    assert places == sorted(places)
+    assert sorted(name for group in GROUPS.values() for name in group) == sorted(
+        get_command(app).commands
+    )
+    for name in get_command(app).commands:
+        assert page.count(f"│ {name} ") == 1, name
+    assert TAGLINE in page
+    assert "First steps" in page
+
+
+def test_every_command_says_what_each_argument_is_and_gives_an_example() -> None:
+    def walk(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+        below = getattr(command, "commands", {})
+        for name, one in below.items():
+            yield from walk(one, (*words, name))
+        if not below:
+            yield " ".join(words), command
+
+    for name, one in walk(get_command(app)):
+        assert "[bold]Example" in one.help, name
+        assert f"counterfoil {name}".removesuffix(" build").removesuffix(" list") in one.help, name
+        for parameter in one.params:
+            assert parameter.help, (name, parameter.name)
+
+
+def test_paragraphs_of_help_are_not_broken_where_the_source_is() -> None:
+    texts = get_command(app).commands["train"].help.split("\n\n")
+    assert all("\n" not in text for text in texts if not text.startswith(" "))
+    assert any(text.count("\n") > 2 for text in texts if text.startswith(" "))
+
+
+def test_tables_and_figures_are_listed_by_a_pattern() -> None:
+    lines = invoke("reproduce", "naaf.*").splitlines()
+    assert [line.split()[0] for line in lines[:6]] == [
+        *("naaf.figure3", "naaf.figure4"),
+        *(f"naaf.table{n}" for n in (1, 2, 3, 4)),
+    ]
+    listed = json.loads(invoke("reproduce", "naaf.table?", "--json"))
+    assert {one["kind"] for one in listed} == {"table"}
+    with pytest.raises(ConfigError, match="no table or figure"):
+        invoke("reproduce", "naff.*")
+
+
+def test_options_are_listed_of_what_is_named() -> None:
+    (line,) = (one for one in invoke("models", "selhn").splitlines() if one.startswith("selhn"))
+    assert "margin=0.2" in line
+    assert "margin=0.2" not in invoke("models")
+    with pytest.raises(ConfigError, match="no such name"):
+        invoke("models", "selhnn")
 
 
 def command(*args: str) -> subprocess.CompletedProcess[str]:
@@ -220,7 +271,11 @@ def command(*args: str) -> subprocess.CompletedProcess[str]:
         (["data", "inspect", "nowhere"], 3, "no such file or folder"),
         (["evaluate", "nowhere"], 4, "nowhere"),
         (["evaluate", "one", "--standardise"], 2, "name two or more"),
-        (["evaluate", "one", "two", "--words", "--standardise"], 2, "leave out --each, --words"),
+        (
+            ["evaluate", "one", "two", "--words", "--standardise"],
+            2,
+            "leave out --separately, --words",
+        ),
     ],
 )
 def test_errors_are_one_message_and_their_own_exit_code(args, code, message) -> None:

@@ -124,14 +124,14 @@ def test_the_words_that_were_changed_are_green_and_those_that_are_wrong_red() ->
 
 @pytest.mark.slow
 def test_corrections_are_measured_and_the_rule_is_chosen_again(run, cache) -> None:
-    asked = ["correct", run, "--measure", "--captions", 10, "--cache", cache]
+    asked = ["correct", run, "--measure", "--max-captions", 10, "--cache", cache]
     told = json.loads(invoke(*asked, "--margin", 0, "--threshold", 0, "--json"))
     assert told["exchanged"] == 10
     assert 0 <= told["none_made"] <= 1
     shown = invoke(*asked)
     assert "no change made" in shown
     assert "as they are" in shown
-    invoke("correct", run, "--choose", "--captions", 5, "--cache", cache)
+    invoke("correct", run, "--choose", "--max-captions", 5, "--cache", cache)
     rule = json.loads((run / "correction_rule.json").read_text())
     assert set(rule) >= {"threshold", "margin", "candidates", "usable", "precision", "made"}
     (run / "correction_rule.json").unlink()

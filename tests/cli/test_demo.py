@@ -161,7 +161,7 @@ def test_the_precision_of_corrections_and_how_often_none_is_made_are_said(small)
     configs = {**result.configs, "corrector": {}}
     trained = result.model_copy(update={"configs": configs})
     said = trained.model_copy(update={"corrections": made}).correction_sentence()
-    assert "50 were corrected (none made: 75 %)" in said
+    assert "50 were corrected (left unchanged: 75 %)" in said
     assert "40 of 50 changes are right: precision 80 %" in said
     assert "3 had a word changed" in said
     assert "No corrector was trained" in result.correction_sentence()

@@ -62,7 +62,7 @@ def test_training_speaks_of_kernels_without_a_backward_pass(pairs, monkeypatch) 
     assert "no backward pass" in str(fallback(dive.train(), training=True))
 
 
-@pytest.mark.parametrize("each", [[], ["--each"]])
+@pytest.mark.parametrize("each", [[], ["--separately"]])
 def test_an_evaluation_says_it_once_for_all_its_models(pairs, cache, tmp_path, each) -> None:
     runs = [str(saved(pairs, tmp_path, name)) for name in ("vse-fc", "naaf", "chan")]
     asked = ["evaluate", *runs, *each, "--bootstrap", "0", "--cache", str(cache), "--device", "cpu"]

@@ -59,7 +59,7 @@ def test_inspect_prints_duplicate_captions_of_each_split(run) -> None:
     root, _ = run
     result = runner.invoke(app, ["data", "inspect", str(root / "data"), "--format", "scan"])
     printed = one_line(result.stdout)
-    assert "captions of 'test' that another image has, too: 40 word for word (80.0%)" in printed
+    assert "captions of 'test' shared with another image: 40 word for word (80.0%)" in printed
     assert "48 of 60 captions of 'train' stand word for word at another image" in printed
 
 
@@ -110,10 +110,12 @@ def test_one_way_to_count_identical_captions_is_chosen_by_an_option(run, way) ->
 def test_ensembles_comparisons_and_shortlists_count_both_ways_too(run) -> None:
     root, again = run[0], str(run[0] / "run")
     assert evaluate(root, again).stdout.count("image → text") == 2
-    compared = evaluate(root, again, "--each", "--markdown")
+    compared = evaluate(root, again, "--separately", "--markdown")
     assert "RSUM, identical right" in compared.stdout
     assert one_line(compared.stderr).count(WARNING) == 1
-    listed = json.loads(evaluate(root, "--shortlist", again, "--top", "3", "--json").stdout)
+    listed = json.loads(
+        evaluate(root, "--retriever", again, "--shortlist-size", "3", "--json").stdout
+    )
     lists = listed["shortlist"]
     assert lists["t2i_recall_identical"] > lists["t2i_recall"]
     assert listed["identical_captions"]["positives"]["rsum"] > listed["rsum"]
@@ -122,5 +124,6 @@ def test_ensembles_comparisons_and_shortlists_count_both_ways_too(run) -> None:
 def test_an_unknown_way_to_count_identical_captions_is_refused(run) -> None:
     args = ["evaluate", str(run[0] / "run"), "--identical-captions", "right"]
     result = runner.invoke(app, args)
-    assert result.exit_code != 0
-    assert "expected positives or negatives, got 'right'" in str(result.exception or result.output)
+    assert result.exit_code == 2
+    assert "'right' is not one of" in result.output
+    assert "'positives', 'negatives'" in result.output

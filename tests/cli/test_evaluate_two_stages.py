@@ -1,4 +1,4 @@
-"""A cross-encoder behind a fast run: `evaluate --shortlist`, `index --first` and `search`."""
+"""A cross-encoder behind a fast run: `evaluate --retriever`, `index --retriever` and `search`."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def fast(pairs, tmp_path_factory):
 
 
 def test_evaluation_reports_both_stages(slow, fast, cache, tmp_path) -> None:
-    asked = ["evaluate", slow, "--shortlist", fast, "--bootstrap", 0, "--cache", cache]
-    few = json.loads(invoke(*asked, "--top", 4, "--json"))
-    assert few["shortlist"]["first"] == "my-vse"
-    assert few["shortlist"]["top"] == 4
+    asked = ["evaluate", slow, "--retriever", fast, "--bootstrap", 0, "--cache", cache]
+    few = json.loads(invoke(*asked, "--shortlist-size", 4, "--json"))
+    assert few["shortlist"]["retriever"] == "my-vse"
+    assert few["shortlist"]["shortlist_size"] == 4
     assert few["t2i"]["recalls"]["1"] <= few["shortlist"]["t2i_recall"]
     assert few["i2t"]["recalls"]["1"] <= few["shortlist"]["i2t_recall"]
     assert few["shortlist"]["scored"] < few["shortlist"]["pairs"]
     whole = json.loads(invoke("evaluate", slow, "--bootstrap", 0, "--cache", cache, "--json"))
-    everything = json.loads(invoke(*asked, "--top", 1000, "--json"))
+    everything = json.loads(invoke(*asked, "--shortlist-size", 1000, "--json"))
     assert everything.pop("shortlist")["t2i_recall"] == 100.0
     assert everything["rsum"] == pytest.approx(whole["rsum"])
-    shown = " ".join(invoke(*asked, "--top", 4).split())
+    shown = " ".join(invoke(*asked, "--shortlist-size", 4).split())
     assert "answer on the list" in shown
     assert "pairs scored by the second stage" in shown
     assert "| shortlists of my-vse |" in invoke(*asked, "--markdown", "--out", tmp_path / "r.md")
@@ -65,8 +65,8 @@ def test_evaluation_reports_both_stages(slow, fast, cache, tmp_path) -> None:
 
 
 def test_a_shortlist_is_not_for_several_runs_apart(slow, fast) -> None:
-    with pytest.raises(ConfigError, match="--each"):
-        invoke("evaluate", slow, "--shortlist", fast, "--each")
+    with pytest.raises(ConfigError, match="--separately"):
+        invoke("evaluate", slow, "--retriever", fast, "--separately")
 
 
 def test_a_shortlist_of_other_pairs_is_refused(slow, fast, pairs, cache, tmp_path) -> None:
@@ -76,14 +76,14 @@ def test_a_shortlist_of_other_pairs_is_refused(slow, fast, pairs, cache, tmp_pat
     )
     tree = {"data": {**SCENES, "options": {"images": [2, 1, 1]}}, "model": "vse-fc"}
     (other / "config.yaml").write_text(build_config(tree).to_yaml())
-    with pytest.raises(ConfigError, match="other images or captions"):
-        invoke("evaluate", slow, "--shortlist", other, "--cache", cache)
+    with pytest.raises(ConfigError, match="different images or captions"):
+        invoke("evaluate", slow, "--retriever", other, "--cache", cache)
 
 
 def test_an_index_of_two_runs_is_searched_both_ways(slow, fast, pairs, cache, tmp_path) -> None:
     index = tmp_path / "index"
     told = invoke(
-        "index", slow, "--first", fast, "--split", "test", "--out", index, "--cache", cache
+        "index", slow, "--retriever", fast, "--split", "test", "--out", index, "--cache", cache
     )
     assert "vectors of vse-fc" in told
     assert "recall@10" in told

@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from counterfoil.cli.explain import ImageSource, coloured
+from counterfoil.cli.explain import coloured
+from counterfoil.cli.inputs import DataChoice
 from counterfoil.core.config import build_config
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.progress import Silent
@@ -137,8 +138,8 @@ def test_a_saved_model_reads_a_file_as_it_was_trained_to(pairs, cache, tmp_path)
     model.fragments_from, model.fragments_options = "segments", {"max_fragments": 2}
     save_pretrained(model, tmp_path / "model")
     open_image(pairs.test.pixels[3]).save(tmp_path / "scene.png")
-    place = ImageSource(tmp_path / "model", None, None, [], None, cache, quiet=True)
-    fragments, _ = place.read(model, str(tmp_path / "scene.png"))
+    source = DataChoice(None, None, [], cache, quiet=True)
+    fragments, *_ = source.read_image(tmp_path / "model", model, str(tmp_path / "scene.png"))
     assert len(fragments.features) == 2 < len(pairs.test.fragments.read(3).features)
 
 
@@ -153,13 +154,13 @@ def test_evaluating_words_adds_a_report(runs, cache) -> None:
     assert found["words"]["method"] == "parts"
     assert "word AUC" in invoke("evaluate", *options, "--markdown")
     assert "wrong words" in invoke("evaluate", *options)
-    twice = json.loads(invoke("evaluate", *options, "--foils", 2, "--json"))
+    twice = json.loads(invoke("evaluate", *options, "--foils-per-caption", 2, "--json"))
     assert twice["words"]["foils"] > found["words"]["foils"]
 
 
 def test_each_run_gets_a_row_and_markdown_is_written(runs, cache, tmp_path) -> None:
     out = tmp_path / "results" / "table.md"
-    both = [runs["naaf"], runs["vse-fc"], *QUICK, "--each", "--cache", cache]
+    both = [runs["naaf"], runs["vse-fc"], *QUICK, "--separately", "--cache", cache]
     printed = invoke("evaluate", *both, "--markdown", "--out", out)
     assert out.read_text().strip() == printed.strip()
     assert "| my-naaf | naaf |" in printed
@@ -179,7 +180,7 @@ def test_runs_on_other_data_are_not_put_in_one_table(runs, cache, tmp_path) -> N
     config = {"data": {**SCENES, "options": {"images": [20, 4, 12]}}}
     (other / "config.yaml").write_text(build_config(config).to_yaml())
     with pytest.raises(ConfigError, match="name one data set for all with --data"):
-        invoke("evaluate", runs["naaf"], other, "--each", "--cache", cache)
+        invoke("evaluate", runs["naaf"], other, "--separately", "--cache", cache)
 
 
 def test_words_need_a_data_set_that_knows_the_truth(runs, cache, pairs, tmp_path) -> None:

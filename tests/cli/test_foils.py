@@ -91,7 +91,7 @@ def test_a_model_writes_the_captions_of_its_own_data(run, pairs, cache, tmp_path
 
 def test_rules_take_the_captions_of_a_run(run, pairs, cache, tmp_path) -> None:
     out = tmp_path / "f.jsonl"
-    invoke("foils", run, "--maker", "rules", "--split", "dev", "--out", out, "--cache", cache)
+    invoke("foils", run, "--method", "rules", "--split", "dev", "--out", out, "--cache", cache)
     assert {foil.image for foil in read_foils(out)} <= set(pairs["dev"].ids)
 
 
@@ -115,11 +115,11 @@ def test_any_matcher_trains_with_the_file(run, pairs, cache, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("words_asked", "error", "message"),
     [
-        (["nowhere", "--maker", "model"], ConfigError, "neither a run nor a saved model"),
+        (["nowhere", "--method", "model"], ConfigError, "neither a run nor a saved model"),
         (["a", "dog", "runs", "away"], ConfigError, "in quotes"),
-        (["a dog", "--out", "f.jsonl"], ConfigError, "leave the caption out"),
-        (["--out", "f.jsonl"], ConfigError, "Name a data set"),
-        (["runs/nowhere", "--out", "f.jsonl"], ConfigError, "'runs/nowhere' is no run"),
+        (["a dog", "--out", "f.jsonl"], ConfigError, "omit the caption"),
+        (["--out", "f.jsonl"], ConfigError, "name a data set"),
+        (["runs/nowhere", "--out", "f.jsonl"], ConfigError, "'runs/nowhere' is not a run"),
         ([" "], ConfigError, "empty"),
         (["dog " * 201], ConfigError, "201 words, at most 200"),
         ([], ConfigError, "--out"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
-from counterfoil.cli.output import LINE_EVERY, Bars
+from counterfoil.cli.output import LINE_EVERY, Bars, print_list
 
 
 class Clock:
@@ -60,3 +61,28 @@ def test_short_work_has_one_line_and_quiet_work_none(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == "reading …\n"
     list(Bars(quiet=True, clock=clock).track(work(clock, 5, LINE_EVERY), "reading", total=5))
     assert capsys.readouterr().err == ""
+
+
+LONG = [["short", "one line"], ["much-longer-name", "a description of many words " * 8]]
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_list_fits_the_window_of_a_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_list(["name", "description"], LONG)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= columns
+    assert len(lines) > 1 + len(LONG)
+    assert " ".join(" ".join(lines).split()).count("a description of many words") == 8
+
+
+def test_a_list_has_one_line_per_row_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    print_list(["name", "description"], LONG, title="kind")
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title == "kind"
+    assert [line.split("  ")[0] for line in lines] == ["short", "much-longer-name"]
+    assert all(line.index(row[1][:8]) == 18 for line, row in zip(lines, LONG, strict=True))

@@ -186,7 +186,7 @@ def test_a_copy_trains_as_its_recipe_and_replaces_nothing_unasked(elsewhere) -> 
     assert load_config("naaf.yaml") == load_config("scenes/naaf")
     Path("naaf.yaml").write_text("seed: 7\n")
     for target in ([], ["."], ["naaf.yaml"]):
-        with pytest.raises(ConfigError, match=r"naaf\.yaml: is already there.*--overwrite"):
+        with pytest.raises(ConfigError, match=r"naaf\.yaml: already exists.*--overwrite"):
             invoke("recipes", "copy", "coco/naaf", *target)
     assert load_config("naaf.yaml").seed == 7
     invoke("recipes", "copy", "coco/naaf", "--overwrite")

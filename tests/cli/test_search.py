@@ -108,7 +108,7 @@ def test_photos_are_shown_with_their_place_and_captions_from_the_left(
         "dev",
         "-o",
         folder,
-        "--recall",
+        "--recall-queries",
         0,
         "--cache",
         cache,
@@ -124,12 +124,14 @@ def test_an_index_is_kept_up_to_date(run, cache, pairs, tmp_path) -> None:
     folder = tmp_path / "index"
     options = ["--cache", cache, "--json"]
     built = json.loads(
-        invoke("index", "build", run, "--split", "dev", "-o", folder, "--recall", 0, *options)
+        invoke(
+            "index", "build", run, "--split", "dev", "-o", folder, "--recall-queries", 0, *options
+        )
     )
     assert (built["images"], built["recall"]) == (4, [])
     data = ["scenes", "--option", "images=[20,4,16]"]
     added = json.loads(
-        invoke("index", "add", folder, *data, "--split", "test", "--recall", 5, *options)
+        invoke("index", "add", folder, *data, "--split", "test", "--recall-queries", 5, *options)
     )
     assert added["images"] == 20
     assert added["recall"][0]["at"]["10"] == 1.0
@@ -144,13 +146,13 @@ def test_an_index_is_kept_up_to_date(run, cache, pairs, tmp_path) -> None:
     info = json.loads(invoke("index", "info", folder, "--check", "--json"))
     assert (info["images"], info["damaged"]) == (39, [])
     assert "naaf" in invoke("index", "info", folder)
-    ways = json.loads(invoke("index", "recall", folder, "--shortlist", 10, "--json"))
+    ways = json.loads(invoke("index", "recall", folder, "--shortlist-size", 10, "--json"))
     assert [way["shortlist"] for way in ways] == [10, 10]
 
 
 def test_the_same_from_python(run, pairs, tmp_path) -> None:
     model = cf.from_pretrained(run / "best")
-    with cf.build_index(model, pairs.dev, tmp_path / "index", shortlist=2) as made:
+    with cf.build_index(model, pairs.dev, tmp_path / "index", shortlist_size=2) as made:
         assert len(made) == 4
     opened = cf.open_index(tmp_path / "index", device="cpu")
     assert len(opened.search("a red car", k=2).hits) == 2
@@ -170,7 +172,9 @@ def test_what_cannot_be_searched_is_refused_in_words(index, run, tmp_path, cache
     with pytest.raises(ConfigError, match="--overwrite"):
         invoke("index", run, "--out", index, "--split", "dev", "--cache", cache)
     with pytest.raises(ConfigError, match="no option 'kind'"):
-        invoke("index", run, "-o", tmp_path / "x", "--set", "kind=hnsw", "--cache", cache)
+        invoke(
+            "index", run, "-o", tmp_path / "x", "--backend-option", "kind=hnsw", "--cache", cache
+        )
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff")
     with pytest.raises(DataError, match=r"photo\.jpg"):
         invoke("search", index, "--image", tmp_path / "photo.jpg")
@@ -178,7 +182,7 @@ def test_what_cannot_be_searched_is_refused_in_words(index, run, tmp_path, cache
 
 def test_a_damaged_index_fails_its_check(run, cache, tmp_path) -> None:
     folder = tmp_path / "index"
-    invoke("index", run, "--split", "dev", "-o", folder, "--recall", 0, "--cache", cache)
+    invoke("index", run, "--split", "dev", "-o", folder, "--recall-queries", 0, "--cache", cache)
     path = next((folder / "segments").glob("images-*/fragments.bin"))
     data = bytearray(path.read_bytes())
     data[0] ^= 1

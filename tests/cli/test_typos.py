@@ -69,8 +69,8 @@ TYPOS = [
     (["correct", "nowhere", "photo.png", "a dog"], 4, "neither a run nor a saved model"),
     (["score", "nowhere", "photo.png", "-t", "a dog"], 4, "neither a run nor a saved model"),
     (["audit", "nowhere"], 4, "neither a run nor a saved model"),
-    (["judge", "nowhere", "file.txt"], 4, "neither a run nor a saved model"),
-    (["foil-report", "nowhere"], 4, "neither a run nor a saved model"),
+    (["evaluate-judgements", "nowhere", "file.txt"], 4, "neither a run nor a saved model"),
+    (["evaluate-foils", "nowhere"], 4, "neither a run nor a saved model"),
     (["guide", "build", "nowhere", "-o", "guide"], 4, "neither a run nor a saved model"),
     (["index", "nowhere", "scenes"], 4, "neither a run nor a saved model"),
     (["index", "add", "nowhere", "scenes"], 3, "not a search index"),
@@ -89,20 +89,20 @@ BOUNDS = [
     ["audit", "run", "--examine", "1"],
     ["audit", "run", "--details", "-1"],
     ["search", "index", "a dog", "-k", "0"],
-    ["search", "index", "a dog", "--shortlist", "0"],
+    ["search", "index", "a dog", "--shortlist-size", "0"],
     ["search", "index", "a dog", "--explain", "-1"],
     ["evaluate", "run", "--folds", "-1"],
     ["evaluate", "run", "--bootstrap", "-1"],
-    ["evaluate", "run", "--top", "0"],
-    ["evaluate", "run", "--foils", "0"],
+    ["evaluate", "run", "--shortlist-size", "0"],
+    ["evaluate", "run", "--foils-per-caption", "0"],
     ["evaluate", "run", "--max-captions", "0"],
     ["correct", "run", "photo.png", "a dog", "--threshold", "nan"],
-    ["correct", "run", "photo.png", "a dog", "--suggestions", "0"],
-    ["index", "run", "scenes", "--shortlist", "0"],
-    ["index", "run", "scenes", "--recall", "-1"],
+    ["correct", "run", "photo.png", "a dog", "--candidates", "0"],
+    ["index", "run", "scenes", "--shortlist-size", "0"],
+    ["index", "run", "scenes", "--recall-queries", "-1"],
     ["index", "recall", "index", "--queries", "0"],
     ["foils", "run", "photo.png", "a dog", "--temperature", "0"],
-    ["foil-report", "run", "--temperature", "inf"],
+    ["evaluate-foils", "run", "--temperature", "inf"],
     ["data", "inspect", "scenes", "--limit", "-1"],
     ["features", "photos", "-o", "out", "--workers", "0"],
 ]
@@ -199,7 +199,7 @@ def test_option_means_the_data_source_in_every_command() -> None:
 
     command = get_command(app)
     told = helps(command, "--option")
-    assert set(told.values()) == {"Option of the data source: key=value; repeatable."}
+    assert set(told.values()) == {"Option of the data source, as key=value. Repeatable."}
     assert {"counterfoil data inspect", "counterfoil features", "counterfoil audit"} <= set(told)
     backbone = helps(command, "--backbone-option")
     assert list(backbone) == ["counterfoil features"]

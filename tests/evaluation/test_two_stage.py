@@ -70,7 +70,7 @@ def naive_recalls(first: np.ndarray, second: np.ndarray, image_of, top: int, k: 
 def test_recalls_are_those_of_plain_lists(distinct, fast, slow, top) -> None:
     split = distinct
     first, second = score_split(fast, split), score_split(slow, split)
-    found = score_two_stages([slow], split, first, top=top)
+    found = score_two_stages([slow], split, first, shortlist_size=top)
     report = found.report("test", bootstrap=10)
     for k in (1, 5, 10):
         (i2t, images), (t2i, texts) = naive_recalls(
@@ -94,7 +94,7 @@ def test_only_what_is_listed_is_scored(concepts, fast, slow) -> None:
         scored.append(len(args[0]) * len(args[1]))
 
     hook = slow.matcher.register_forward_pre_hook(count)
-    found = score_two_stages([slow], split, first, top=4)
+    found = score_two_stages([slow], split, first, shortlist_size=4)
     hook.remove()
     assert sum(scored) == found.lists.scored <= 4 * (32 + 64)
     assert found.lists.pairs == 32 * 64
@@ -103,7 +103,7 @@ def test_only_what_is_listed_is_scored(concepts, fast, slow) -> None:
 
 def test_a_list_of_everything_is_exhaustive_scoring(distinct, fast, slow) -> None:
     split = distinct
-    found = score_two_stages([slow], split, score_split(fast, split), top=1000)
+    found = score_two_stages([slow], split, score_split(fast, split), shortlist_size=1000)
     whole = report_scores([score_split(slow, split)], "test", bootstrap=0, captions=split.texts)
     assert found.report("test", bootstrap=0) == whole
     assert (found.lists.i2t_recall, found.lists.t2i_recall) == (100.0, 100.0)
@@ -112,7 +112,7 @@ def test_a_list_of_everything_is_exhaustive_scoring(distinct, fast, slow) -> Non
 def test_an_ensemble_ranks_by_the_mean(concepts, distinct, fast, slow) -> None:
     split = distinct
     first, scan = score_split(fast, split), cf.create("scan-t2i", concepts, embed_size=8)
-    found = score_two_stages([slow, scan], split, first, top=1000)
+    found = score_two_stages([slow, scan], split, first, shortlist_size=1000)
     scores = [score_split(slow, split), score_split(scan, split)]
     both = report_scores(scores, "test", bootstrap=0, captions=split.texts)
     assert found.report("test", bootstrap=0) == both
@@ -122,12 +122,12 @@ def test_an_ensemble_ranks_by_the_mean(concepts, distinct, fast, slow) -> None:
 def test_lists_of_folds_stay_in_their_fold(concepts, fast, slow) -> None:
     split = concepts.test
     first = score_split(fast, split)
-    found = score_two_stages([slow], split, first, top=3, folds=4)
+    found = score_two_stages([slow], split, first, shortlist_size=3, folds=4)
     report = found.report("test", folds=4, bootstrap=0)
     parts = []
     for start in range(0, 32, 8):
         part = split.select(range(start, start + 8))
-        alone = score_two_stages([slow], part, score_split(fast, part), top=3)
+        alone = score_two_stages([slow], part, score_split(fast, part), shortlist_size=3)
         parts.append(alone.report("test", bootstrap=0).rsum)
     assert report.rsum == pytest.approx(np.mean(parts))
 
@@ -153,19 +153,19 @@ def test_what_either_stage_cannot_read_is_left_out_of_both(concepts, fast, slow)
     split = concepts.test
     one = replace(split, fragments=Unreadable(split.fragments, {0, 5}))
     two = replace(split, fragments=Unreadable(split.fragments, {5, 31}))
-    found = score_two_stages([slow], two, score_split(fast, one), top=3)
+    found = score_two_stages([slow], two, score_split(fast, one), shortlist_size=3)
     rest = split.select([i for i in range(32) if i not in (0, 5, 31)])
-    alone = score_two_stages([slow], rest, score_split(fast, rest), top=3)
+    alone = score_two_stages([slow], rest, score_split(fast, rest), shortlist_size=3)
     assert found.report("test", bootstrap=0) == alone.report("test", bootstrap=0)
     assert len(found.skipped) == 3
     none, first = replace(one, fragments=Unreadable(split.fragments, set(range(1, 32)))), one
     with pytest.raises(DataError, match="by both stages"):
-        score_two_stages([slow], none, score_split(fast, first), top=3)
+        score_two_stages([slow], none, score_split(fast, first), shortlist_size=3)
 
 
 def test_an_empty_list_is_refused(concepts, fast, slow) -> None:
     with pytest.raises(ConfigError, match="at least 1"):
-        score_two_stages([slow], concepts.test, score_split(fast, concepts.test), top=0)
+        score_two_stages([slow], concepts.test, score_split(fast, concepts.test), shortlist_size=0)
 
 
 @given(st.integers(0, 10_000))

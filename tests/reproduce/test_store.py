@@ -501,7 +501,7 @@ def test_the_command_keeps_chooses_and_fills(out, cache, tmp_path) -> None:
     assert (states.count(" known "), states.count("   new ")) == (2, 0)
     page = tmp_path / "page.md"
     page.write_text(PAGE.format("tiny@scenes"))
-    assert "1 sections" in call("--fill", str(page), "--store", str(tmp_path / "store"))
+    assert "1 sections" in call("--render-page", str(page), "--store", str(tmp_path / "store"))
     assert "| hard" in page.read_text()
 
 

@@ -30,7 +30,7 @@ def cross(concepts):
 def index(cross, models, concepts, tmp_path_factory):
     folder = tmp_path_factory.mktemp("first") / "index"
     return SearchIndex.build(
-        folder, cross, concepts.test, first=models["vse-fc"], dtype="float32", shortlist=5
+        folder, cross, concepts.test, retriever=models["vse-fc"], dtype="float32", shortlist_size=5
     )
 
 
@@ -72,7 +72,7 @@ def test_likeness_within_a_side_is_the_other_models(index, models, concepts) -> 
 
 
 def test_recall_is_measured_against_the_cross_encoder_over_everything(index) -> None:
-    few, all_of_them = index.recall(8, shortlist=3), index.recall(8, shortlist=64)
+    few, all_of_them = index.recall(8, shortlist_size=3), index.recall(8, shortlist_size=64)
     assert all(way.at[1] == 1.0 and way.at[10] == 1.0 for way in all_of_them)
     assert min(way.at[1] for way in few) < 1.0
 
@@ -102,13 +102,13 @@ def test_a_changed_first_model_is_refused(index, tmp_path) -> None:
 
 def test_models_that_cannot_search_together_are_refused(cross, models, concepts, tmp_path) -> None:
     def build(model, first, **more):
-        SearchIndex.build(tmp_path / "index", model, concepts.test, first=first, **more)
+        SearchIndex.build(tmp_path / "index", model, concepts.test, retriever=first, **more)
 
     with pytest.raises(ConfigError, match="no whole vectors"):
         build(cross, models["naaf"])
     with pytest.raises(ConfigError, match="its own first stage"):
         build(models["vse-fc"], models["vse-fc"])
-    with pytest.raises(ConfigError, match="give either"):
+    with pytest.raises(ConfigError, match="give one of them"):
         build(cross, models["vse-fc"], first_stage="pooled")
     other = cf.create("vse-fc", concepts, embed_size=8)
     other.fragments_from = "grid"

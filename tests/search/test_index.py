@@ -84,7 +84,9 @@ def test_adding_in_parts_and_reopening_is_adding_at_once(fresh, concepts, indexe
     fresh.add(concepts.test.select(range(12, 32)))
     again = SearchIndex.open(fresh.folder, device="cpu")
     assert contents(again) == contents(indexes["naaf"])
-    one, other = (i.search("a dog and a cat", k=32, shortlist=32) for i in (again, indexes["naaf"]))
+    one, other = (
+        i.search("a dog and a cat", k=32, shortlist_size=32) for i in (again, indexes["naaf"])
+    )
     assert [(h.id, h.first_rank) for h in one.hits] == [(h.id, h.first_rank) for h in other.hits]
 
 
@@ -257,7 +259,7 @@ def test_building_over_something_needs_permission(fresh, models, tmp_path) -> No
     [
         ({"dtype": "int8"}, "float16 or float32"),
         ({"first_stage": "magic"}, "fitted, maxsim are possible"),
-        ({"shortlist": 0}, "at least 1"),
+        ({"shortlist_size": 0}, "at least 1"),
         ({"backend": "exakt"}, "did you mean 'exact'"),
         ({"backend_options": {"url": ""}}, "no option 'url'"),
     ],

@@ -54,7 +54,7 @@ def test_an_image_finds_captions(name, indexes, models, concepts) -> None:
     split = concepts.test
     truth = score_split(models[name], split).scores[7]
     best = truth.topk(4).values.tolist()
-    found = indexes[name].search(image="test-7", k=4, shortlist=64)
+    found = indexes[name].search(image="test-7", k=4, shortlist_size=64)
     assert [hit.score for hit in found.hits] == pytest.approx(best, abs=1e-5)
     assert all(
         split.captions[split.ids.index(h.image)][int(h.id[-1])] == h.text for h in found.hits
@@ -63,7 +63,7 @@ def test_an_image_finds_captions(name, indexes, models, concepts) -> None:
 
 
 def test_both_stages_say_where_they_put_a_result(indexes) -> None:
-    found = indexes["naaf"].search(QUERY, k=8, shortlist=16)
+    found = indexes["naaf"].search(QUERY, k=8, shortlist_size=16)
     assert found.shortlist == 16
     assert {hit.first_rank for hit in found.hits} <= set(range(1, 17))
     by_first = sorted(found.hits, key=lambda hit: hit.first_rank)
@@ -95,7 +95,7 @@ def test_fragments_may_be_the_first_stage(models, concepts, tmp_path) -> None:
     index = SearchIndex.build(
         tmp_path / "index", models["naaf"], concepts.test, first_stage="maxsim", dtype="float32"
     )
-    found = index.search(QUERY, k=3, shortlist=3)
+    found = index.search(QUERY, k=3, shortlist_size=3)
     text = index.model.text
     batch = encode_texts(index.model, [QUERY]).fragments[0]
     words = torch.nn.functional.normalize(batch, dim=-1)
@@ -135,7 +135,7 @@ def test_an_ensemble_in_one_model_is_indexed(concepts, tmp_path) -> None:
     fragments = [concepts.test.fragments.read(i) for i in range(32)]
     best = model.score(fragments, [QUERY])[:, 0].topk(3).values.tolist()
     assert [hit.score for hit in found.hits] == pytest.approx(best, abs=1e-5)
-    assert index.search(QUERY, k=3, shortlist=32).hits[0].id == found.hits[0].id
+    assert index.search(QUERY, k=3, shortlist_size=32).hits[0].id == found.hits[0].id
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -161,18 +161,18 @@ def test_an_explanation_is_the_one_the_model_gives(name, indexes, models, concep
 
 def test_recall_is_what_a_naive_comparison_counts(indexes) -> None:
     index = indexes["naaf"]
-    narrow = index.recall(64, shortlist=10)[0]
+    narrow = index.recall(64, shortlist_size=10)[0]
     items = index.items["captions"]
     texts = [about["text"] for about in items.about(items.table.live_ids)]
     shares = []
     for text in texts:
-        two = {h.id for h in index.search(text, k=10, shortlist=10).hits}
+        two = {h.id for h in index.search(text, k=10, shortlist_size=10).hits}
         one = {h.id for h in index.search(text, k=10, exhaustive=True).hits}
         shares.append(len(two & one) / 10)
     assert narrow.queries == 64
     assert narrow.at[10] == pytest.approx(np.mean(shares), abs=1e-6)
     assert 0 < narrow.at[10] < 1
-    wide = index.recall(20, shortlist=64)
+    wide = index.recall(20, shortlist_size=64)
     assert [recall.at for recall in wide] == [{1: 1.0, 5: 1.0, 10: 1.0}] * 2
     assert [(r.asked_with, r.target) for r in wide] == [
         ("captions", "images"),
@@ -188,11 +188,11 @@ def test_a_fitted_first_stage_finds_more_than_a_pooled_one(models, concepts, tmp
         )
         index = SearchIndex.open(index.folder, device="cpu")
         assert index.info()["first_stage"] == form
-        recalls[form] = np.mean([way.at[10] for way in index.recall(96, shortlist=16)])
+        recalls[form] = np.mean([way.at[10] for way in index.recall(96, shortlist_size=16)])
     assert recalls["fitted"] > recalls["pooled"] + 0.1
     # and the same side is still ranked by likeness
     text = concepts.train.texts[9]
-    assert index.search(text, target="captions", k=1, shortlist=96).hits[0].text == text
+    assert index.search(text, target="captions", k=1, shortlist_size=96).hits[0].text == text
 
 
 def test_a_fit_reproduces_scores_that_are_bilinear() -> None:
@@ -246,7 +246,7 @@ def test_other_backends_give_the_same_results(backend, models, concepts, indexes
     index.remove(["test-4"])
     index.close()
     index = SearchIndex.open(tmp_path / "index", device="cpu")
-    mine, other = (i.search(QUERY, k=10, shortlist=20) for i in (index, indexes["chan"]))
+    mine, other = (i.search(QUERY, k=10, shortlist_size=20) for i in (index, indexes["chan"]))
     expected = [hit.id for hit in other.hits if hit.id != "test-4"]
     assert [hit.id for hit in mine.hits][:9] == expected[:9]
     index.close()
@@ -294,8 +294,8 @@ def test_more_results_than_items_are_all_items(indexes) -> None:
     assert found.notes[-1] == "there are only 32 images in the index"
     with pytest.raises(DataError, match="at least 1"):
         indexes["naaf"].search(QUERY, k=0)
-    with pytest.raises(DataError, match="shortlist: at least 1"):
-        indexes["naaf"].search(QUERY, shortlist=0)
+    with pytest.raises(DataError, match="shortlist_size: at least 1"):
+        indexes["naaf"].search(QUERY, shortlist_size=0)
 
 
 def test_an_empty_index_says_so(models, tmp_path) -> None:

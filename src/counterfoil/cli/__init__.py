@@ -1,10 +1,12 @@
-"""The command line: few verbs, one file each; torch is imported only by the verb that needs it."""
+"""The command line: one file per command; torch is imported only by commands that need it."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import NoReturn
 
 import typer
@@ -14,9 +16,9 @@ from counterfoil.cli.correct import correct
 from counterfoil.cli.data import data_app
 from counterfoil.cli.demo import demo
 from counterfoil.cli.evaluate import evaluate
+from counterfoil.cli.evaluate_foils import evaluate_foils, evaluate_judgements
 from counterfoil.cli.explain import explain
 from counterfoil.cli.features import features
-from counterfoil.cli.foil_report import foil_report, judge
 from counterfoil.cli.foils import foils
 from counterfoil.cli.guide import guide_app
 from counterfoil.cli.import_checkpoint import import_
@@ -31,40 +33,62 @@ from counterfoil.cli.signals import end_on_sigterm
 from counterfoil.cli.train import train
 from counterfoil.core.errors import CounterfoilError
 
+TAGLINE = "Image–text matching, trained with better negatives."
 EPILOG = (
     "First steps:  counterfoil demo   ·   counterfoil models   ·   counterfoil recipes   ·   "
     "counterfoil train scenes/rvse-mlp train.epochs=3"
 )
+GROUPS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
+    "Get started": {"demo": demo, "models": models, "recipes": recipes_app},
+    "Train and evaluate": {
+        "train": train,
+        "evaluate": evaluate,
+        "evaluate-foils": evaluate_foils,
+        "evaluate-judgements": evaluate_judgements,
+        "guide": guide_app,
+        "import": import_,
+    },
+    "Explain, audit, correct": {
+        "score": score,
+        "explain": explain,
+        "correct": correct,
+        "audit": audit,
+    },
+    "Search and serve": {"index": index_app, "search": search, "serve": serve},
+    "Data": {"data": data_app, "features": features, "foils": foils},
+    "Papers": {"reproduce": reproduce},
+}
+"""Commands by the panel of `counterfoil --help` that shows them, in that order."""
 
 app = typer.Typer(
     name="counterfoil",
-    help="Match images with texts, and learn it from negatives.",
+    help=TAGLINE,
     epilog=EPILOG,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(demo)
-app.command()(train)
-app.command()(evaluate)
-app.command()(score)
-app.command()(explain)
-app.command()(correct)
-app.command()(foils)
-app.command("foil-report")(foil_report)
-app.command()(audit)
-app.command()(judge)
-app.command()(search)
-app.command()(serve)
-app.command()(models)
-app.command()(reproduce)
-app.command("import")(import_)
-app.command()(features)
-app.add_typer(recipes_app, name="recipes")
-app.add_typer(index_app, name="index")
-app.add_typer(guide_app, name="guide")
-app.add_typer(data_app, name="data")
+
+
+def _reflow(function: Callable[..., object]) -> None:
+    """Join the lines of each paragraph, so that help fills the window; examples keep theirs."""
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    function.__doc__ = "\n\n".join(
+        text if text.startswith(" ") else text.replace("\n", " ") for text in paragraphs
+    )
+
+
+for panel, commands in GROUPS.items():
+    for name, command in commands.items():
+        if isinstance(command, typer.Typer):
+            for info in command.registered_commands:
+                if info.callback is not None:
+                    _reflow(info.callback)
+            app.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            _reflow(command)
+            app.command(name, rich_help_panel=panel)(command)
 
 
 @app.callback(invoke_without_command=True)
@@ -72,7 +96,7 @@ def root(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
 ) -> None:
-    """Match images with texts, and learn it from negatives."""
+    """Image–text matching, trained with better negatives."""
     if version:
         from counterfoil import __version__
 
@@ -81,8 +105,8 @@ def root(
 
 
 def main() -> None:
-    """Entry point: an error of ours is one clear message and its own exit code."""
-    # Threads that wait by spinning make each other crawl as soon as another program is running.
+    """Entry point: an error of ours is printed as one message, with its own exit code."""
+    # Spinning OpenMP threads slow each other down as soon as another program runs.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Pillow's own warning about large images; we refuse them with an error of our own.
     warnings.filterwarnings("ignore", message="Image size .* exceeds limit", module="PIL")
@@ -92,8 +116,8 @@ def main() -> None:
     except CounterfoilError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        _fail(f"{place}{error.strerror or error}", 1)
+        prefix = f"{error.filename}: " if error.filename else ""
+        _fail(f"{prefix}{error.strerror or error}", 1)
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
@@ -101,7 +125,7 @@ def main() -> None:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """PyTorch says so in words, on the CPU and on a GPU."""
+    """PyTorch raises RuntimeError, on the CPU and on a GPU; only the message tells."""
     known = ("out of memory", "can't allocate memory", "not enough memory")
     return isinstance(error, MemoryError) or any(words in str(error).lower() for words in known)
 
@@ -118,7 +142,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def _plain(text: str) -> str:
-    """A message with neither markup nor control characters; lists of problems take lines."""
+    """A message without markup and control characters, except for line breaks."""
     from rich.markup import escape
 
     from counterfoil.core.printable import printable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,21 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from counterfoil.cli.output import (
-    ABOVE_0_TO_1,
-    CACHE_OPTION,
-    JSON_OPTION,
-    SHARE,
-    FormatOption,
-    SourceOptions,
-    check_inputs,
-    console,
-    parse_options,
-    print_json,
-    print_table,
-    progress,
-    say_fallback,
-)
+import counterfoil.cli.options as opt
+from counterfoil.cli.inputs import DataChoice, check_inputs
+from counterfoil.cli.output import print_json, print_line, print_table, say_fallback
 from counterfoil.cli.signals import ENDED_BY
 from counterfoil.core.storage.reading import read_text
 
@@ -37,92 +26,90 @@ if TYPE_CHECKING:
 
 
 TOO_MANY = 7
-"""Exit code where more captions are suspicious than was allowed; no error has it."""
+"""Exit code if more captions are suspicious than allowed; no error uses it."""
 
 
 def audit(
-    run: Annotated[Path, typer.Argument(help="Run or model folder.")],
-    pairs: Annotated[
-        str | None,
-        typer.Argument(help="Data set: a path or a name; by default the one of the run."),
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the report.")] = Path("audit"),
-    format: FormatOption = None,
-    option: SourceOptions = None,
-    split: Annotated[
-        list[str] | None,
-        typer.Option("--split", help="A split; repeat it for several. Default: all, each apart."),
-    ] = None,
-    corrector: Annotated[
-        Path | None,
-        typer.Option(help="Run trained with tags-dc, to suggest corrections; default: RUN."),
-    ] = None,
+    run: opt.Run,
+    pairs: opt.Pairs = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Report folder to write.")] = Path(
+        "audit"
+    ),
+    format: opt.Format = None,
+    option: opt.SourceOptions = None,
+    split: opt.Splits = None,
+    corrector: opt.Corrector = None,
     threshold: Annotated[
         float,
         typer.Option(
-            callback=ABOVE_0_TO_1,
-            help="Suspicion (above 0, at most 1) from which a caption is listed and counts for "
-            "--fail-above and --max-suspicious. The summary always counts from 0.5.",
+            callback=opt.ABOVE_0_TO_1,
+            help="List captions with at least this suspicion (above 0, at most 1); only these "
+            "count for --fail-above and --max-suspicious. The summary always counts from 0.5.",
         ),
     ] = 0.5,
     examine: Annotated[
-        int, typer.Option(min=2, help="Captions whose words are looked at, at most, in a split.")
+        int,
+        typer.Option(min=2, help="Most suspicious captions per split to examine word by word."),
     ] = 5000,
     details: Annotated[
-        int, typer.Option(min=0, help="Findings on the page, and findings corrected, at most.")
+        int,
+        typer.Option(min=0, help="Findings to show on the page and to correct, at most."),
     ] = 500,
     fail_above: Annotated[
         float | None,
-        typer.Option(callback=SHARE, help="Exit with 7 if a larger share (0 to 1) is listed."),
+        typer.Option(
+            callback=opt.SHARE,
+            help="Exit with 7 if more than this share of captions (0–1) is listed.",
+        ),
     ] = None,
     max_suspicious: Annotated[
         int | None,
-        typer.Option(min=0, help="Exit with 7 if more captions are listed."),
+        typer.Option(min=0, help="Exit with 7 if more than this many captions are listed."),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
-    cache: Path = CACHE_OPTION,
-    as_json: bool = JSON_OPTION,
+    device: opt.Device = "auto",
+    cache: opt.Cache = opt.CACHE,
+    as_json: opt.Json = False,
 ) -> None:
-    """Find the captions that do not match their image, and say why.
+    """Find captions that do not match their image, and the words that are wrong.
+
+    Every split is audited separately. Writes index.html for people, and findings.jsonl,
+    findings.csv and summary.json for programs. If interrupted, repeat the command to continue.
+    Without --corrector, RUN itself suggests corrections if it was trained with tags-dc.
+    Exit code 7: more captions are listed than --fail-above or --max-suspicious allow.
 
     [bold]Examples[/]
 
       counterfoil audit runs/scenes-naaf --split test --out report
-      counterfoil audit runs/naaf my_photos/ --out report --corrector runs/scenes-tags-dc
+      counterfoil audit runs/naaf my_photos/ --out report \\
+        --corrector runs/scenes-tags-dc
       counterfoil audit runs/naaf captions.jsonl --fail-above 0.02
-
-    Writes index.html (for people), findings.jsonl, findings.csv and summary.json (for programs).
-    Scoring that was interrupted goes on where it stopped, with the same command.
-    Exit code 7 means that more captions are listed than --fail-above or --max-suspicious allow.
     """
-    check_inputs([run, *([corrector] if corrector else [])], pairs, format)
+    check_inputs([run, corrector], pairs, format)
     from counterfoil.audit import NO_CORRECTOR, audit_split, can_correct, total, write_report
     from counterfoil.core.storage.locks import locked_folder
     from counterfoil.training.run_data import evaluation_split
     from counterfoil.training.run_folder import load_model, run_config
 
-    bars = progress(quiet=as_json)
-    options = parse_options(option or [])
-
-    data = evaluation_split(run, pairs, format, options, cache, bars)
+    source = DataChoice(pairs, format, option, cache, quiet=as_json)
+    bars, data = source.progress, source.read(run)
     model = load_model(run, device)
     say_fallback(bars, [model])
 
     def read(folder: Path) -> Pairs:
-        """The same images as another run sees them."""
-        own = run_config(run) if pairs is None else None
-        if own is None:
-            return evaluation_split(folder, pairs, format, options, cache, bars)
-        source = own.data
-        return evaluation_split(folder, source.source, source.format, source.options, cache, bars)
+        """The same images with the features of another run."""
+        config = run_config(run) if pairs is None else None
+        if config is None:
+            return source.read(folder)
+        own = config.data
+        return evaluation_split(folder, own.source, own.format, own.options, cache, bars)
 
-    named = dict.fromkeys(split or [one.name for one in data if len(one)])
-    wanted = [data[name] for name in named]
+    names = dict.fromkeys(split or [one.name for one in data if len(one)])
+    splits = [data[name] for name in names]
     correct = _correctors(run, corrector, model, data, read, device)
-    kept = {one.name: out / f".{one.name}.scored" for one in wanted}
+    checkpoints = {one.name: out / f".{one.name}.scored" for one in splits}
     # refused now, not after an hour of scoring
     with locked_folder(out, "writing an audit there", "wait for it, or choose another --out"):
-        with _interruptible(bars, kept.values()):
+        with _interruptible(bars, checkpoints.values()):
             audits = [
                 audit_split(
                     model,
@@ -132,9 +119,9 @@ def audit(
                     corrector=correct(one),
                     details=details,
                     progress=bars,
-                    keep=kept[one.name],
+                    keep=checkpoints[one.name],
                 )
-                for one in wanted
+                for one in splits
             ]
         able = corrector is not None or can_correct(model)
         about: dict[str, Any] = {"run": str(run), "model": model.spec.name, "data": data.name}
@@ -147,7 +134,7 @@ def audit(
         page = write_report(
             out, title, audits, about, details=details, notes=notes, problems=data.problems
         )
-        for path in kept.values():
+        for path in checkpoints.values():
             path.unlink(missing_ok=True)
     _show(page, audits, notes, failed, as_json)
     if failed:
@@ -155,13 +142,13 @@ def audit(
 
 
 @contextmanager
-def _interruptible(bars: Progress, kept: Collection[Path]) -> Iterator[None]:
-    """Where the work inside is interrupted, say whether all of it has to be done again."""
+def _interruptible(bars: Progress, checkpoints: Collection[Path]) -> Iterator[None]:
+    """If interrupted inside, say whether the same command would continue."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as error:
-        some = any(path.is_file() for path in kept)
-        bars.say("interrupted; the same command goes on" if some else "interrupted")
+        resumable = any(path.is_file() for path in checkpoints)
+        bars.say("interrupted; repeat the command to continue" if resumable else "interrupted")
         if isinstance(error, SystemExit):
             raise
         raise typer.Exit(ENDED_BY[signal.SIGINT]) from None
@@ -175,7 +162,7 @@ def _correctors(
     read: Callable[[Path], Pairs],
     device: str,
 ) -> Callable[[Split], Corrector | None]:
-    """What corrects the captions of a split; nothing where no model was taught to."""
+    """The corrector of each split; None if no model was trained to correct."""
     from counterfoil.audit import Corrector, can_correct
     from counterfoil.training.run_folder import load_model
 
@@ -185,9 +172,9 @@ def _correctors(
         return lambda split: Corrector(model, split)
     other = load_model(named, device)
     Corrector(other, next(iter(data)))  # refuse it now, not after an hour of scoring
-    seen = read(named)
-    _refuse_other_features(named, other, seen)
-    return lambda split: Corrector(other, seen[split.name])
+    theirs = read(named)
+    _refuse_other_features(named, other, theirs)
+    return lambda split: Corrector(other, theirs[split.name])
 
 
 def _refuse_other_features(named: Path, model: Model, data: Pairs) -> None:
@@ -195,10 +182,10 @@ def _refuse_other_features(named: Path, model: Model, data: Pairs) -> None:
 
     widths = {split.fragments.dim for split in data if split.fragments is not None}
     if widths != {model.input_dim}:
-        found = ", ".join(map(str, sorted(widths)))
+        dims = ", ".join(map(str, sorted(widths)))
         raise ConfigError(
-            f"--corrector {named}: it reads fragments of {model.input_dim} numbers, these data "
-            f"have {found}; take a corrector that was trained on the same kind of features"
+            f"--corrector {named}: expects features of dimension {model.input_dim}, the data have "
+            f"{dims}; use a corrector that was trained on the same kind of features"
         )
 
 
@@ -209,7 +196,7 @@ def _too_many(
     fail_above: float | None,
     max_suspicious: int | None,
 ) -> str:
-    """Which limit was passed, in words; empty where none was."""
+    """Which limit was exceeded, in words; empty if none."""
     share, level = listed / max(1, captions), f"suspicion {threshold:g} or more"
     if fail_above is not None and share > fail_above:
         return f"{100 * share:.2f} % of the captions have {level}, allowed: {100 * fail_above:g} %"
@@ -225,22 +212,17 @@ def _show(page: Path, audits: list[Audit], notes: list[str], failed: str, as_jso
     splits = [one.summary.split for one in audits]
     _print_columns("Audit", splits, [one.summary.rows() for one in audits])
     near = [one.summary.near_duplicate_rows() for one in audits]
-    _print_columns("Near-duplicates (likely false negatives, no errors)", splits, near)
-    out = console()
+    _print_columns("Near-duplicates (likely false negatives, not errors)", splits, near)
     listed, level = sum(one.listed for one in audits), audits[0].threshold
-    out.print(
-        f"listed: {listed} captions with a suspicion of at least {level:g} (--threshold)",
-        highlight=False,
-        markup=False,
-    )
+    print_line(f"listed: {listed} captions with a suspicion of at least {level:g} (--threshold)")
     for kind, count in _summary(page)["problems"].items():
-        out.print(f"left out of the data, {kind}: {count}", highlight=False, markup=False)
-    found = (f"{one.summary.split}: {note}" for one in audits for note in one.summary.notes)
-    for note in [*notes, *found]:
-        out.print(note, highlight=False, markup=False)
-    out.print(f"report: {page}", highlight=False, markup=False)
+        print_line(f"left out of the data, {kind}: {count}")
+    remarks = (f"{one.summary.split}: {note}" for one in audits for note in one.summary.notes)
+    for note in [*notes, *remarks]:
+        print_line(note)
+    print_line(f"report: {page}")
     if failed:
-        console(stderr=True).print(failed, highlight=False, markup=False, style="bold red")
+        print_line(failed, style="bold red", stderr=True)
 
 
 def _print_columns(title: str, splits: list[str], columns: list[list[tuple[str, str]]]) -> None:
@@ -251,7 +233,5 @@ def _print_columns(title: str, splits: list[str], columns: list[list[tuple[str, 
 
 
 def _summary(page: Path) -> dict[str, Any]:
-    import json
-
-    told: dict[str, Any] = json.loads(read_text(page.parent / "summary.json"))
-    return told
+    summary: dict[str, Any] = json.loads(read_text(page.parent / "summary.json"))
+    return summary

@@ -1,4 +1,4 @@
-"""`counterfoil data`: look at data sets, convert them, draw scenes."""
+"""`counterfoil data`: inspect and convert data sets, generate scenes, manage the feature cache."""
 
 from __future__ import annotations
 
@@ -7,44 +7,41 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from counterfoil.cli.output import (
-    CACHE_OPTION,
-    JSON_OPTION,
-    FormatOption,
-    SourceOptions,
-    console,
-    parse_options,
-    print_json,
-    print_table,
-    progress,
-)
-from counterfoil.core.printable import printable
+import counterfoil.cli.options as opt
+from counterfoil.cli.inputs import parse_options
+from counterfoil.cli.output import print_json, print_line, print_table, progress
 
 if TYPE_CHECKING:
     from counterfoil.data import Inspection
+    from counterfoil.data.inspect import SplitSummary
     from counterfoil.data.splits import Leakage
 
 
-data_app = typer.Typer(help="Look at data sets, convert them, draw scenes.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="Inspect and convert data sets, generate scenes, manage the feature cache.",
+    no_args_is_help=True,
+)
 
-SOURCE = typer.Argument(help="A path, or the name of a data set ('scenes').")
+SourceArgument = Annotated[str, typer.Argument(help="Path of a data set, or its name ('scenes').")]
+TargetArgument = Annotated[Path, typer.Argument(help="Folder to write.")]
 
 
 @data_app.command()
 def inspect(
-    source: Annotated[str, SOURCE],
-    format: FormatOption = None,
-    option: SourceOptions = None,
+    source: SourceArgument,
+    format: opt.Format = None,
+    option: opt.SourceOptions = None,
     shallow: Annotated[
-        bool, typer.Option("--shallow", help="Do not decode images or read features.")
+        bool,
+        typer.Option("--shallow", help="Faster: do not decode images or read feature values."),
     ] = False,
     limit: Annotated[int, typer.Option(min=0, help="Problems to list; 0: all.")] = 50,
-    cache: Path = CACHE_OPTION,
-    as_json: bool = JSON_OPTION,
+    cache: opt.Cache = opt.CACHE,
+    as_json: opt.Json = False,
 ) -> None:
-    """Say what a data set holds, and list everything that is wrong with it, with its place.
+    """Summarize a data set and list every problem in it, with file and line.
 
-    Exit code 3 means that something fatal was found: training would refuse the data.
+    Exit code 3: a problem is fatal, so training would refuse the data.
 
     [bold]Examples[/]
 
@@ -54,108 +51,96 @@ def inspect(
     """
     from counterfoil.data import inspect as look
 
-    found = look(
+    inspection = look(
         source,
         format,
-        options=parse_options(option or []),
+        options=parse_options(option),
         deep=not shallow,
         cache_dir=cache,
         progress=progress(quiet=as_json),
     )
     if as_json:
-        print_json(found.as_dict())
+        print_json(inspection.as_dict())
     else:
-        _show(found, limit)
-    if not found.usable:
+        _show(inspection, limit)
+    if not inspection.usable:
         raise typer.Exit(3)
 
 
-def _show(found: Inspection, limit: int) -> None:
-    rows = [
-        ["split", "images", "captions", "per image", "words", "vocabulary", "fragments", "pixels"]
-    ]
-    for name, split in found.splits.items():
-        each, words = split.captions_per_image, split.words_per_caption
-        fragments = split.fragments
-        rows.append(
-            [
-                name,
-                f"{split.images:,}",
-                f"{split.captions:,}",
-                f"{each['min']:g}–{each['max']:g}" if each else "–",
-                f"{words['mean']:.1f} (max {words['max']:g})" if words else "–",
-                f"{split.vocabulary:,}",
-                f"{fragments['max']} × {fragments['dim']} {fragments['dtype']}"
-                if fragments
-                else "–",
-                "yes" if split.has_pixels else "no",
-            ]
-        )
-    print_table(rows, title=found.source)
-    _show_duplicates(found)
-    colours = {"fatal": "bold red", "skip": "yellow", "note": "cyan"}
-    order = list(colours)
-    # What stops the work comes first: thousands of images to be skipped may precede it.
-    problems = sorted(found.problems, key=lambda problem: order.index(problem.severity.value))
-    shown = problems if limit == 0 else problems[:limit]
-    for problem in shown:
-        level = problem.severity.value
-        console().print(
-            f"{level:>5}  {problem}", style=colours[level], markup=False, highlight=False
-        )
-    if len(found.problems) > len(shown):
-        console().print(f"… and {len(found.problems) - len(shown)} more (--limit 0 lists them all)")
-    counts = {level: sum(p.severity.value == level for p in found.problems) for level in colours}
-    for shared in found.leakage:
-        _show_leakage(shared)
-    if found.dev_set_aside is not None:
-        from counterfoil.data.splits import describe
-
-        line = f"in training, {describe(*found.dev_set_aside)}"
-        console().print(line, style="cyan", highlight=False, markup=False)
-    console().print(
-        f"{counts['fatal']} fatal, {counts['skip']} to be skipped, {counts['note']} notes",
-        highlight=False,
-    )
-
-
-def _show_duplicates(found: Inspection) -> None:
-    """Per split, the captions that also stand at another image."""
-    for name, split in found.splits.items():
+def _show(inspection: Inspection, limit: int) -> None:
+    header = ["split", "images", "captions", "per image", "words", "vocabulary", "fragments"]
+    rows = [_row(name, split) for name, split in inspection.splits.items()]
+    print_table([[*header, "pixels"], *rows], title=inspection.source)
+    for name, split in inspection.splits.items():
         counts, total = split.duplicate_captions, max(1, split.captions)
-        line = (
-            f"captions of '{name}' that another image has, too: {counts.exact:,} word for word "
+        print_line(
+            f"captions of '{name}' shared with another image: {counts.exact:,} word for word "
             f"({counts.exact / total:.1%}), {counts.near:,} nearly ({counts.near / total:.1%})"
         )
-        console().print(printable(line), highlight=False, markup=False)
+    colors = {"fatal": "bold red", "skip": "yellow", "note": "cyan"}
+    levels = list(colors)
+    # Fatal problems first: thousands of skipped images may precede them.
+    problems = sorted(inspection.problems, key=lambda one: levels.index(one.severity.value))
+    listed = problems if limit == 0 else problems[:limit]
+    for problem in listed:
+        level = problem.severity.value
+        print_line(f"{level:>5}  {problem}", style=colors[level])
+    if len(problems) > len(listed):
+        print_line(f"… and {len(problems) - len(listed)} more (--limit 0 lists all)")
+    for leakage in inspection.leakage:
+        _show_leakage(leakage)
+    if inspection.dev_set_aside is not None:
+        from counterfoil.data.splits import describe
+
+        print_line(f"in training, {describe(*inspection.dev_set_aside)}", style="cyan")
+    fatal, skipped, notes = (sum(p.severity.value == one for p in problems) for one in levels)
+    print_line(f"{fatal} fatal, {skipped} skipped, {notes} notes")
 
 
-def _show_leakage(shared: Leakage) -> None:
-    counts = {"ids": shared.ids, "captions": shared.captions, "similar images": shared.images}
+def _row(name: str, split: SplitSummary) -> list[str]:
+    each, words, fragments = split.captions_per_image, split.words_per_caption, split.fragments
+    return [
+        name,
+        f"{split.images:,}",
+        f"{split.captions:,}",
+        f"{each['min']:g}–{each['max']:g}" if each else "–",
+        f"{words['mean']:.1f} (max {words['max']:g})" if words else "–",
+        f"{split.vocabulary:,}",
+        f"{fragments['max']} × {fragments['dim']} {fragments['dtype']}" if fragments else "–",
+        "yes" if split.has_pixels else "no",
+    ]
+
+
+def _show_leakage(leakage: Leakage) -> None:
+    counts = {"ids": leakage.ids, "captions": leakage.captions, "similar images": leakage.images}
     listed = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     if listed:
-        one, other = shared.splits
-        line = printable(f"'{one}' and '{other}' share {listed}")
-        console().print(line, style="yellow", highlight=False, markup=False)
+        one, other = leakage.splits
+        print_line(f"'{one}' and '{other}' share {listed}", style="yellow")
 
 
 @data_app.command()
 def convert(
-    source: Annotated[str, SOURCE],
-    target: Annotated[Path, typer.Argument(help="Folder to write.")],
-    to: Annotated[str, typer.Option("--to", help="scan, jsonl or shards.")] = "jsonl",
-    format: FormatOption = None,
-    option: SourceOptions = None,
+    source: SourceArgument,
+    target: TargetArgument,
+    to: opt.Layout = "jsonl",
+    format: opt.Format = None,
+    option: opt.SourceOptions = None,
     features: Annotated[
         str | None,
-        typer.Option(help="Extract features with this extractor first ('segments')."),
+        typer.Option(
+            help="Extract features with this extractor first, e.g. segments. Default: convert the "
+            "data as they are."
+        ),
     ] = None,
-    shard_size: Annotated[int, typer.Option(min=1, help="Images per shard.")] = 1000,
-    overwrite: Annotated[bool, typer.Option(help="Replace what is in the folder.")] = False,
-    cache: Path = CACHE_OPTION,
-    as_json: bool = JSON_OPTION,
+    shard_size: Annotated[
+        int, typer.Option(min=1, help="Images per shard (layout shards only).")
+    ] = 1000,
+    overwrite: opt.Overwrite = False,
+    cache: opt.Cache = opt.CACHE,
+    as_json: opt.Json = False,
 ) -> None:
-    """Write a data set in another layout, without loss.
+    """Write a data set in another file layout, without loss.
 
     [bold]Examples[/]
 
@@ -167,7 +152,7 @@ def convert(
 
     bars = progress(quiet=as_json)
     pairs = load_pairs(
-        source, format, options=parse_options(option or []), cache_dir=cache, progress=bars
+        source, format, options=parse_options(option), cache_dir=cache, progress=bars
     )
     if features is not None:
         from counterfoil.features import with_fragments
@@ -178,27 +163,26 @@ def convert(
         print_json(report.as_dict())
         return
     for problem in [*pairs.problems, *report.problems][:20]:
-        console().print(f"{problem.severity.value:>5}  {problem}", markup=False, highlight=False)
+        print_line(f"{problem.severity.value:>5}  {problem}")
     images = ", ".join(f"{name} {count:,}" for name, count in report.images.items())
-    console().print(
+    print_line(
         f"{report.target}: {report.format}, {images} images, "
         f"{sum(report.captions.values()):,} captions, {report.files:,} files, "
-        f"{report.bytes / 1e6:,.1f} MB",
-        highlight=False,
+        f"{report.bytes / 1e6:,.1f} MB"
     )
 
 
 @data_app.command()
 def scenes(
-    target: Annotated[Path, typer.Argument(help="Folder to write.")],
-    images: Annotated[int, typer.Option(min=10, help="Images, over all splits.")] = 5000,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, other scenes.")] = 0,
+    target: TargetArgument,
+    images: Annotated[int, typer.Option(min=10, help="Images over all splits.")] = 5000,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the scenes.")] = 0,
     captions: Annotated[int, typer.Option(min=1, help="Captions per image.")] = 5,
-    to: Annotated[str, typer.Option("--to", help="scan, jsonl or shards.")] = "jsonl",
-    overwrite: Annotated[bool, typer.Option(help="Replace what is in the folder.")] = False,
-    cache: Path = CACHE_OPTION,
+    to: opt.Layout = "jsonl",
+    overwrite: opt.Overwrite = False,
+    cache: opt.Cache = opt.CACHE,
 ) -> None:
-    """Draw scenes with captions and full ground truth, as many as wanted.
+    """Generate drawn scenes with captions and full ground truth.
 
     [bold]Example[/]
 
@@ -211,22 +195,22 @@ def scenes(
     options = {"images": images, "seed": seed, "captions": captions}
     pairs = load_pairs("scenes", options=options, cache_dir=cache, progress=bars)
     report = write(pairs, target, to, overwrite=overwrite, progress=bars)
-    console().print(
+    print_line(
         f"{report.target}: {sum(report.images.values()):,} images, "
-        f"{sum(report.captions.values()):,} captions, {report.bytes / 1e6:,.1f} MB",
-        highlight=False,
+        f"{sum(report.captions.values()):,} captions, {report.bytes / 1e6:,.1f} MB"
     )
 
 
 @data_app.command()
 def cache(
     clear: Annotated[
-        bool, typer.Option("--clear", help="Delete cached features, and nothing else.")
+        bool,
+        typer.Option("--clear", help="Delete all cached features; scenes and models stay."),
     ] = False,
-    folder: Path = CACHE_OPTION,
-    as_json: bool = JSON_OPTION,
+    folder: opt.Cache = opt.CACHE,
+    as_json: opt.Json = False,
 ) -> None:
-    """List cached features of images by extractor, with their size, or delete them.
+    """List cached image features per extractor with their size, or delete them.
 
     [bold]Examples[/]
 
@@ -246,5 +230,4 @@ def cache(
         rows = [[c.name, f"{c.images:,}", f"{c.bytes / 1e6:,.1f}", c.extractor] for c in contents]
         print_table([["features", "images", "MB", "extractor"], *rows], words=(0, 3))
     line = f"{folder}: {size / 1e6:,.1f} MB of features"
-    line = f"{line}, {deleted / 1e6:,.1f} MB deleted" if clear else line
-    console().print(printable(line), highlight=False, markup=False)
+    print_line(f"{line}, {deleted / 1e6:,.1f} MB deleted" if clear else line)

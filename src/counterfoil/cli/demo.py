@@ -1,4 +1,4 @@
-"""`counterfoil demo`: the main job on the embedded scenes, nothing to download."""
+"""`counterfoil demo`: train, search and audit on generated scenes, nothing to download."""
 
 from __future__ import annotations
 
@@ -14,14 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from counterfoil.cli.output import (
-    CACHE_OPTION,
-    JSON_OPTION,
-    console,
-    print_json,
-    print_table,
-    progress,
-)
+import counterfoil.cli.options as opt
+from counterfoil.cli.output import console, print_json, print_line, print_table, progress
 from counterfoil.cli.signals import ENDED_BY
 from counterfoil.cli.train import ADVICE
 
@@ -44,8 +38,8 @@ DEMO = {
     },
 }
 
-# A small TAGS-DC from nothing. Without an objective that sets captions of other images against a
-# pair, it learns a liking for captions whatever the image shows, and finds no image by its caption.
+# A small TAGS-DC from scratch. Without an objective that contrasts captions of other images, it
+# learns which captions are likely whatever the image shows, and retrieves nothing.
 CORRECTOR = {
     "data": {"source": "scenes", "min_count": 2},
     "model": {
@@ -86,9 +80,11 @@ CORRECTOR = {
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Run folder.")] = DEMO_FOLDER,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs to train.")] = 3,
-    images: Annotated[int, typer.Option(min=100, help="Scenes to draw, all splits.")] = 2500,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Run folder to write.")] = DEMO_FOLDER,
+    epochs: Annotated[int, typer.Option(min=1, help="Training epochs.")] = 3,
+    images: Annotated[
+        int, typer.Option(min=100, help="Scenes to generate, over all splits.")
+    ] = 2500,
     corrector: Annotated[
         bool,
         typer.Option(
@@ -97,19 +93,25 @@ def demo(
         ),
     ] = False,
     serve: Annotated[
-        bool, typer.Option(help="End with the page; without a terminal it never does.")
+        bool,
+        typer.Option(help="Serve the web page at the end (only if run in a terminal)."),
     ] = True,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the web page.")] = 8000,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Train anew, and replace a run there.")
+        bool, typer.Option("--overwrite", help="Train again, replacing a run in the folder.")
     ] = False,
-    cache: Path = CACHE_OPTION,
-    as_json: bool = JSON_OPTION,
+    cache: opt.Cache = opt.CACHE,
+    as_json: opt.Json = False,
 ) -> None:
-    """Draw scenes, train a matcher, search both ways, find planted errors, open the page.
+    """Try everything on generated scenes: train, search, find planted errors, open the web page.
 
-    Needs no download and no GPU; a few minutes on two cores. A demo that was interrupted goes on
-    with the same command. One that is finished is shown again.
+    Takes a few minutes on two CPU cores; needs no download and no GPU. If interrupted, repeat the
+    command to continue. A finished demo is shown again without training.
+
+    [bold]Examples[/]
+
+      counterfoil demo
+      counterfoil demo --corrector --no-serve
     """
     from counterfoil.cli.demo_stages import INTERRUPTED, Demo
     from counterfoil.core.config import build_config, merge
@@ -134,7 +136,7 @@ def demo(
             locks.enter_context(locked_run(own.corrector_folder, ADVICE))
         result = None if overwrite else own.finished()
         if result is not None:
-            bars.say(f"{out} is finished, with these settings; --overwrite trains it anew")
+            bars.say(f"{out}: already finished with these settings; --overwrite trains it again")
         else:
             if overwrite:
                 for folder in (out, own.corrector_folder) if corrector else (out,):
@@ -170,42 +172,38 @@ def _show(result: DemoResult, demo: Demo, seconds: float, as_json: bool) -> None
         )
         return
     print_table(result.retrieval.rows(), title=result.retrieval.headline())
-    _print_searches("Searching images with a sentence", result.by_text)
-    _print_searches("Searching sentences with an image", result.by_image)
-    out = console()
-    out.print()
+    _print_searches("Images found with a sentence", result.by_text)
+    _print_searches("Captions found with an image", result.by_image)
+    print_line("")
     print_table(result.planted_rows(), title="Planted errors", words=(0, 2, 3, 4, 5))
     print_table(result.measure_rows())
     for sentence in (result.audit_sentence(), result.correction_sentence()):
-        out.print(sentence, highlight=False, markup=False)
-    out.print(
-        f"\n{seconds:.0f} s in all. Open the report, with the pictures: [bold]{page}[/]\n"
+        print_line(sentence)
+    print_line(
+        f"\n{seconds:.0f} s in total. Report with pictures: {page}\n"
         f"Try a sentence of your own: counterfoil score {demo.folder} IMAGE.png "
-        '-t "a small red car next to a tree"',
-        highlight=False,
+        '-t "a small red car next to a tree"'
     )
 
 
 def _print_searches(title: str, examples: Sequence[Example]) -> None:
-    out = console()
-    out.print(f"\n[bold]{title}[/]")
+    console().print(f"\n[bold]{title}[/]")
     for example in examples:
-        out.print(f"  {example.query}", highlight=False, markup=False)
+        print_line(f"  {example.query}")
         for right, score, item in example.hits[:3]:
             mark = "✓" if right else " "
-            out.print(f"    {mark} {score:6.3f}  {item}", highlight=False, markup=False)
+            print_line(f"    {mark} {score:6.3f}  {item}")
 
 
 def _end_at_the_page(
     run: Path, corrector: Path | None, audit: Path, wanted: bool, port: int, cache: Path
 ) -> None:
-    """Serve, if somebody is there to look; else say how to."""
+    """Serve the page if there is a terminal; else print the command that does."""
     more = f" --corrector {corrector}" if corrector is not None else ""
     watched = sys.stdin.isatty() and sys.stdout.isatty() and not os.environ.get("CI")
     installed = all(find_spec(name) for name in ("fastapi", "uvicorn", "python_multipart"))
     if not (wanted and watched and installed):
-        text = f"Open the page: counterfoil serve {run}{more} --audit {audit}"
-        console().print(text, highlight=False)
+        print_line(f"Open the web page: counterfoil serve {run}{more} --audit {audit}")
         return
     from counterfoil.cli.serve import serve
 

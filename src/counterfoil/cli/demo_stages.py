@@ -1,6 +1,6 @@
 """The stages of `counterfoil demo`: train, plant errors and audit, correct, report.
 
-A finished demo is read back from its `demo.json`. An unfinished one goes on from what is there.
+A finished demo is read back from its `demo.json`. An unfinished one continues from its files.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ from counterfoil.training.trainer import Trainer
 T = TypeVar("T")
 
 RESULT = "demo.json"
-INTERRUPTED = "interrupted; the same command goes on"
+INTERRUPTED = "interrupted; repeat the command to continue"
 PLANTED = 12
-"""Captions given to other images; as many others get exchanged words."""
+"""Captions moved to other images; the same number gets exchanged words."""
 THRESHOLD = 0.8
-"""Few captions are wrong: at the default of 0.5, most of those listed would be right."""
+"""Few captions are wrong: at the default of 0.5, most listed captions would be right."""
 HELD_OUT = 40
-"""Images that choose the corrector's epoch: it reads every pair at length."""
+"""Images that select the corrector's epoch; few, as a cross-encoder scores pairs one by one."""
 CORRECTED = 200
-"""Captions that corrections are measured on, of each kind."""
+"""Captions of each kind that corrections are measured on."""
 SEED = 0
 
 DATA_SECONDS = 0.016
@@ -79,10 +79,10 @@ class Example(Report):
 
 
 class Corrections(Report):
-    """How the corrector does on test captions with exchanged words, and on as many as they are.
+    """Results of the corrector on test captions with exchanged words, and on as many true ones.
 
-    ``right`` of the ``changes`` put a true word in the place of an exchanged one. No change was
-    made to ``unchanged`` of the ``exchanged``; ``needless`` changes were made to true captions.
+    ``right`` of the ``changes`` replaced an exchanged word by a true one. ``unchanged`` of the
+    ``exchanged`` got no change; ``needless`` changes were made to true captions.
     """
 
     exchanged: int
@@ -103,7 +103,7 @@ class Corrections(Report):
 
 
 class DemoResult(Report):
-    """Everything that the demo prints; ``configs`` are those of its runs."""
+    """Everything that the demo prints, and the ``configs`` of its runs."""
 
     configs: dict[str, dict[str, Any]]
     retrieval: RetrievalReport
@@ -115,27 +115,27 @@ class DemoResult(Report):
     corrections: Corrections | None = None
 
     def audit_sentence(self) -> str:
-        """What the audit found, beside what a list drawn by chance would hold."""
-        found, listed = self.measures.captions, sum(one.listed for one in self.planted)
-        precision = f"{found.precision:.0f} %" if found.listed else "undefined"
+        """Precision and recall of the audit, with the precision of a random list."""
+        result, planted = self.measures.captions, sum(one.listed for one in self.planted)
+        precision = f"{result.precision:.0f} %" if result.listed else "undefined"
         return (
-            f"{found.wrong} of {found.items} captions were made wrong on purpose. From suspicion "
-            f"{self.threshold:.2g} on, the audit lists {found.listed}, {listed} of them planted: "
-            f"precision {precision} (chance {found.chance:.1f} %), recall {found.recall:.0f} %."
+            f"{result.wrong} of {result.items} captions were made wrong on purpose. From suspicion "
+            f"{self.threshold:.2g} up, the audit lists {result.listed}, {planted} of them planted: "
+            f"precision {precision} (chance {result.chance:.1f} %), recall {result.recall:.0f} %."
         )
 
     def correction_sentence(self) -> str:
         made = self.corrections
         if "corrector" not in self.configs:
-            return "No corrector was trained: counterfoil demo --corrector trains one."
+            return "No corrector was trained; `counterfoil demo --corrector` trains one."
         if made is None or not made.exchanged:
             return "Corrections were not measured: no test caption has a word to exchange."
         precision = f"{100 * made.right / made.changes:.0f} %" if made.changes else "undefined"
         return (
             f"Of {made.exchanged} test captions with words exchanged by rule, "
-            f"{made.exchanged - made.unchanged} were corrected (none made: "
+            f"{made.exchanged - made.unchanged} were corrected (left unchanged: "
             f"{100 * made.unchanged / made.exchanged:.0f} %); {made.right} of {made.changes} "
-            f"changes are right: precision {precision}. Of as many captions as they are, "
+            f"changes are right: precision {precision}. Of the same number of true captions, "
             f"{made.needless} had a word changed."
         )
 
@@ -178,9 +178,9 @@ class DemoResult(Report):
 
 @dataclass
 class Demo:
-    """What a demo is made from, and where; ``corrector`` is None if none is trained.
+    """Settings and folders of a demo; ``corrector`` is None if none is trained.
 
-    ``may_delete``: other runs in its folders are deleted, not refused.
+    ``may_delete``: delete other runs in its folders instead of refusing them.
     """
 
     matcher: RunConfig
@@ -203,7 +203,7 @@ class Demo:
 
     @property
     def configs(self) -> dict[str, dict[str, Any]]:
-        """Settings by which a finished demo is known again."""
+        """Settings that identify a finished demo."""
         named = {"matcher": self.matcher, "corrector": self.corrector}
         return {name: config.model_dump(mode="json") for name, config in named.items() if config}
 
@@ -224,19 +224,19 @@ class Demo:
         return result if whole else None
 
     def clear(self) -> None:
-        """Make room for new runs; one with the same settings stays, to go on from."""
+        """Make room for new runs; a run with the same settings is kept and continued."""
         _make_room(self.folder, self.matcher, self.may_delete)
         if self.corrector is not None:
             _make_room(self.corrector_folder, self.corrector, self.may_delete)
 
     def make(self) -> DemoResult:
-        """Train, audit and report; goes on from what an interrupted demo left."""
+        """Train, audit and report, continuing an interrupted demo."""
         (self.audit_folder / RESULT).unlink(missing_ok=True)
         run = self._train_matcher()
         corrector = self._train_corrector(run.pairs)
         assert run.report is not None and run.gallery is not None  # noqa: S101, PT018
         split = run.pairs[run.report.split]
-        self._begin("plants wrong captions and audits the test split", AUDIT_SECONDS * len(split))
+        self._begin("planting wrong captions, auditing the test split", AUDIT_SECONDS * len(split))
         truth = plant(split)
         audit = self._audit(
             run.model, truth, None if corrector is None else Corrector(corrector, split)
@@ -260,7 +260,7 @@ class Demo:
         return result
 
     def _begin(self, what: str, seconds: float) -> None:
-        """Say which stage begins, and how long it will take."""
+        """Announce the next stage and its expected duration."""
         self.stage += 1
         stages = 4 if self.corrector is None else 5
         so_far = f", {_duration(time.monotonic() - self.started)} so far" if self.stage > 1 else ""
@@ -270,24 +270,22 @@ class Demo:
 
     def _train_matcher(self) -> FinishedRun:
         images = int(self.matcher.data.options["images"])
-        self._begin(
-            f"draws {images:,} scenes and finds regions (once; kept in {self.cache})",
-            DATA_SECONDS * images,
-        )
+        what = f"drawing {images:,} scenes and extracting regions (cached in {self.cache})"
+        self._begin(what, DATA_SECONDS * images)
         again = _goes_on(self.folder, self.matcher)
         run = self._or_anew(self.folder, again, self._execute)
         self._stop_if(run.result.interrupted)
         return run
 
     def _or_anew(self, folder: Path, again: bool, train: Callable[[bool], T]) -> T:
-        """Go on with the run of a folder if ``again``; begin anew if it turns out damaged."""
+        """Continue the run of a folder if ``again``; start over if it is damaged."""
         stage = self.stage
         try:
             return train(again)
         except (CheckpointError, DataError) as error:
             if not again:
                 raise
-            self.progress.say(f"begins anew, as the run there is damaged ({error})")
+            self.progress.say(f"starting over: the existing run is damaged ({error})")
         clear_run(folder)
         self.stage = stage
         return train(False)
@@ -297,12 +295,14 @@ class Demo:
 
         def training() -> None:
             seconds = MATCHER_SECONDS * _steps(self.matcher)
-            self._begin(f"trains a NAAF for {epochs} epochs", seconds)
+            self._begin(f"training NAAF for {epochs} epochs", seconds)
             self.signals.listen()
 
         def trained() -> None:
             self.signals.stop_listening()
-            self._begin("tests the best epoch and writes the report", TEST_SECONDS * images // 10)
+            self._begin(
+                "evaluating the best epoch, writing the report", TEST_SECONDS * images // 10
+            )
 
         return execute(
             self.matcher,
@@ -316,13 +316,12 @@ class Demo:
         )
 
     def _train_corrector(self, pairs: Pairs) -> Model | None:
-        """A TAGS-DC on the same scenes, and its rule for corrections, chosen on all of dev."""
+        """TAGS-DC on the same scenes, with its correction rule chosen on all of dev."""
         config, folder = self.corrector, self.corrector_folder
         if config is None:
             return None
-        self._begin(
-            "trains a small TAGS-DC, to suggest corrections", CORRECTOR_SECONDS * _steps(config)
-        )
+        seconds = CORRECTOR_SECONDS * _steps(config)
+        self._begin("training a small TAGS-DC, which suggests corrections", seconds)
         few = {
             name: pairs[name].select(range(min(HELD_OUT, len(pairs[name]))))
             for name in ("dev", "test")
@@ -363,13 +362,13 @@ class Demo:
         return interrupted
 
     def _audit(self, model: Model, truth: Corrupted, corrector: Corrector | None) -> Audit:
-        """List captions from `THRESHOLD` on, or as many as were planted if none reaches it."""
+        """List captions above `THRESHOLD` or, if there are none, as many as were planted."""
         audit = audit_split(
             model, truth.split, threshold=THRESHOLD, corrector=corrector, progress=self.progress
         )
         if any(finding.kind == "mismatch" for finding in audit.findings):
             return audit
-        self.progress.say("no caption is that suspicious: lists those that are most")
+        self.progress.say("no caption reaches the threshold; listing the most suspicious ones")
         ranked = np.sort(audit.suspicion[~np.isnan(audit.suspicion)])
         lowest = float(ranked[-min(len(ranked), max(1, int(truth.labels.sum())))])
         return audit_split(
@@ -382,7 +381,7 @@ class Demo:
             raise typer.Exit(self.signals.exit_code)
 
     def _report(self, run: FinishedRun, audit: Audit, result: DemoResult) -> None:
-        """Write the audit, add it to the run's report, and at last what tells it is finished."""
+        """Write the audit, add it to the run's report, and last the file that marks it finished."""
         assert run.report is not None and run.gallery is not None  # noqa: S101, PT018
         sentences = [result.audit_sentence(), result.correction_sentence()]
         about = {"run": str(self.folder), "model": run.model.spec.name, "data": run.pairs.name}
@@ -396,12 +395,12 @@ class Demo:
         split = run.pairs[run.report.split]
         config = load_config(self.folder / "config.yaml")
         page = (run.report, split, run.gallery, run.notes, sections)
-        write_report(self.folder, config, *page, png=False)  # the plots are there already
+        write_report(self.folder, config, *page, png=False)  # the plots exist already
         write_atomically(self.audit_folder / RESULT, result.to_json())
 
 
 def beside(run: Path, what: str) -> Path:
-    """Where the audit or the corrector of a demo goes."""
+    """Folder of the audit or the corrector of a demo."""
     return run.parent / f"{run.name}-{what}"
 
 

@@ -6,25 +6,14 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from counterfoil.cli.output import (
-    CACHE_OPTION,
-    JSON_OPTION,
-    FormatOption,
-    SourceOptions,
-    check_inputs,
-    console,
-    parse_options,
-    print_json,
-    print_table,
-    progress,
-    say_fallback,
-)
+import counterfoil.cli.options as opt
+from counterfoil.cli.inputs import DataChoice, check_inputs
+from counterfoil.cli.output import print_json, print_line, print_table, say_fallback
 from counterfoil.core.errors import ConfigError
-from counterfoil.core.printable import printable
 
 if TYPE_CHECKING:
     from counterfoil.core.progress import Progress
@@ -42,162 +31,174 @@ if TYPE_CHECKING:
 def evaluate(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run or model folders; several are averaged as an ensemble."),
+        typer.Argument(help="Run or model folders. The scores of several are averaged (ensemble)."),
     ],
     data: Annotated[
         str | None,
-        typer.Option("--data", help="Data set; by default the one of the first run."),
+        typer.Option(
+            "--data", help="Data set: a path or a name. Default: the data of the first run."
+        ),
     ] = None,
-    format: FormatOption = None,
-    option: SourceOptions = None,
+    format: opt.Format = None,
+    option: opt.SourceOptions = None,
     split: Annotated[str, typer.Option(help="Split to evaluate.")] = "test",
     folds: Annotated[
-        int, typer.Option(min=0, help="0: the whole split; 5: COCO's mean over five folds of 1K.")
+        int,
+        typer.Option(
+            min=0, help="Average over this many folds; 5 is COCO's 1K protocol. 0: whole split."
+        ),
     ] = 0,
     bootstrap: Annotated[
-        int, typer.Option(min=0, help="Resamples for 95 % intervals; 0: none.")
+        int, typer.Option(min=0, help="Resamples for 95 % confidence intervals; 0: none.")
     ] = 1000,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    device: opt.Device = "auto",
     standardise: Annotated[
         bool,
         typer.Option(
             "--standardise",
-            help="Ensembles of unlike models: divide scores by their deviation before averaging.",
+            help="Standardize each model's scores before averaging them, for ensembles of models "
+            "with different score ranges.",
         ),
     ] = False,
     cxc: Annotated[
         Path | None,
-        typer.Option("--cxc", help="Crisscrossed Captions file: adds mAP@R and R-precision."),
+        typer.Option(
+            "--cxc", help="Crisscrossed Captions file: adds its mAP@R and R-precision (COCO)."
+        ),
     ] = None,
     eccv: Annotated[
         bool,
-        typer.Option("--eccv", help="ECCV Caption's positives: adds mAP@R and R-precision."),
+        typer.Option(
+            "--eccv", help="Adds mAP@R and R-precision with the positives of ECCV Caption (COCO)."
+        ),
     ] = False,
     words: Annotated[
-        bool, typer.Option("--words", help="Also: do word effects find the wrong words? (scenes)")
+        bool,
+        typer.Option(
+            "--words",
+            help="Also evaluate how well word effects find the wrong words of foils (scenes only).",
+        ),
     ] = False,
-    foils: Annotated[
-        int, typer.Option(min=1, help="With --words: false captions made of each caption.")
+    foils_per_caption: Annotated[
+        int, typer.Option(min=1, help="Foils per caption (with --words).")
     ] = 1,
     max_captions: Annotated[
         int | None,
-        typer.Option(min=1, help="With --words: use so many captions, drawn at random."),
+        typer.Option(min=1, help="Sample this many captions (with --words). Default: all."),
     ] = None,
-    shortlist: Annotated[
+    retriever: Annotated[
         Path | None,
-        typer.Option("--shortlist", help="A fast run: only the best of its scores are looked at."),
-    ] = None,
-    top: Annotated[int, typer.Option(min=1, help="With --shortlist: how many a query.")] = 50,
-    identical_captions: Annotated[
-        str | None,
         typer.Option(
-            "--identical-captions",
-            metavar="positives|negatives",
-            help="Count captions that another image has word for word, too, as right or as wrong "
-            "answers; by default both, if they are more than 1 %.",
+            "--retriever",
+            metavar="RUN",
+            help="Fast run that finds a shortlist per query; only its pairs are scored.",
         ),
     ] = None,
-    each: Annotated[
-        bool, typer.Option("--each", help="Evaluate each run by itself; one table, a row a run.")
+    shortlist_size: Annotated[
+        int, typer.Option(min=1, help="Candidates per query (with --retriever).")
+    ] = 50,
+    identical_captions: Annotated[
+        Literal["positives", "negatives"] | None,
+        typer.Option(
+            help="Whether a caption that another image has word for word counts as a right or a "
+            "wrong answer. Default: report both if more than 1 % of captions are shared.",
+        ),
+    ] = None,
+    separately: Annotated[
+        bool,
+        typer.Option("--separately", help="Evaluate runs separately: one table, one row per run."),
     ] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    markdown: opt.Markdown = False,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="Also write it: Markdown if the name ends in .md, else JSON."
+            "--out",
+            "-o",
+            help="Also write the report: Markdown if the name ends in .md, else JSON.",
         ),
     ] = None,
-    cache: Path = CACHE_OPTION,
-    as_json: bool = JSON_OPTION,
+    cache: opt.Cache = opt.CACHE,
+    as_json: opt.Json = False,
 ) -> None:
-    """Evaluate retrieval both ways: R@1/5/10, RSUM, median and mean rank, MRR.
+    """Evaluate retrieval in both directions: R@1/5/10, RSUM, median and mean rank, MRR.
+
+    Ties count against the model, so constant scores give an R@1 near 0. --words changes one to
+    three words of each caption and measures how well word effects find them. A cross-encoder scores
+    pairs one by one: with --retriever it scores only the candidates of a fast run, and the recall
+    of these shortlists is reported.
 
     [bold]Examples[/]
 
       counterfoil evaluate runs/scenes-rvse-mlp
       counterfoil evaluate runs/a runs/b --split testall --folds 5 --json
-      counterfoil evaluate my-model --data photos/captions.jsonl --identical-captions positives
-      counterfoil evaluate runs/a runs/b runs/c --words --each --markdown --out table.md
-      counterfoil evaluate runs/scenes-tags --shortlist runs/scenes-vse-infty --top 50
-
-    Ties count against the model: scoring everything alike gives R@1 near zero, not 100. With
-    --words, captions of drawn scenes are made false by one to three words, and the effects of the
-    words are judged at finding them. A cross-encoder scores every pair by itself: with --shortlist
-    it scores only what a fast model finds, and how often the answer is among that is printed.
+      counterfoil evaluate my-model --data photos/captions.jsonl \\
+        --identical-captions positives
+      counterfoil evaluate runs/a runs/b runs/c --words --separately \\
+        --markdown --out table.md
+      counterfoil evaluate runs/scenes-tags --retriever runs/scenes-vse-infty \\
+        --shortlist-size 50
     """
-    if standardise and (each or words or shortlist is not None or len(runs) < 2):
+    if standardise and (separately or words or retriever is not None or len(runs) < 2):
         raise ConfigError(
-            "--standardise is about the scores of several runs that are averaged over all pairs: "
-            "name two or more, and leave out --each, --words and --shortlist"
+            "--standardise applies to the averaged scores of an ensemble: name two or more runs, "
+            "and leave out --separately, --words and --retriever"
         )
     extended = cxc is not None or eccv
     if cxc is not None and eccv:
         raise ConfigError("--cxc and --eccv are two lists of positives: give one of them")
-    if shortlist is not None and (each or extended):
+    if retriever is not None and (separately or extended):
         raise ConfigError(
-            "--shortlist judges one model or ensemble by its own pairs: leave out --each, --cxc "
-            "and --eccv"
+            "--retriever evaluates one model or ensemble on the data's own pairs: leave out "
+            "--separately, --cxc and --eccv"
         )
-    if each and extended:
-        raise ConfigError("--cxc and --eccv judge one model or ensemble: leave out --each")
-    check_inputs([*runs, *([shortlist] if shortlist else [])], data, format)
+    if separately and extended:
+        raise ConfigError("--cxc and --eccv evaluate one model or ensemble: drop --separately")
+    check_inputs([*runs, retriever], data, format)
     from counterfoil.data.splits import leakage_warning
-    from counterfoil.training.run_data import evaluation_split
     from counterfoil.training.run_folder import leakage_into
 
-    bars = progress(quiet=as_json or markdown)
+    source = DataChoice(data, format, option, cache, quiet=as_json or markdown)
     settings = _Settings(
         split,
         folds,
         bootstrap,
         words,
-        foils,
+        foils_per_caption,
         max_captions,
         device,
         standardise,
-        _treatment(identical_captions),
+        identical_captions or "both",
         cxc,
         eccv,
-        bars,
+        source.progress,
     )
 
     def read(run: Path) -> Split:
-        options = parse_options(option or [])
-        pairs = evaluation_split(run, data, format, options, cache, bars)
-        found = pairs[split]
-        shared = leakage_into(run, data, options, pairs).get(found.name, 0)
-        warning = leakage_warning({found.name: shared}) if shared else ""
+        pairs = source.read(run)
+        selected = pairs[split]
+        shared = leakage_into(run, data, source.options, pairs).get(selected.name, 0)
+        warning = leakage_warning({selected.name: shared}) if shared else ""
         if warning:
             settings.warn(warning)
-        return found
+        return selected
 
-    if each:
+    if separately:
         show_comparison(_compare(runs, read, settings), out, markdown, as_json)
     else:
-        found = read(runs[0])
-        first = _first_stage(shortlist, top, read, found, settings) if shortlist else None
-        show(_together(runs, found, settings, first), out, markdown, as_json)
-
-
-def _treatment(given: str | None) -> Identical:
-    if given is None:
-        return "both"
-    if given == "positives":
-        return "positives"
-    if given == "negatives":
-        return "negatives"
-    raise ConfigError(f"--identical-captions: expected positives or negatives, got '{given}'")
+        own = read(runs[0])
+        first = _first_stage(retriever, shortlist_size, read, own, settings) if retriever else None
+        show(_together(runs, own, settings, first), out, markdown, as_json)
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """How to judge, whatever is judged."""
+    """How to evaluate, whatever is evaluated."""
 
     split: str
     folds: int
     bootstrap: int
     words: bool
-    foils: int
+    foils_per_caption: int
     max_captions: int | None
     device: str
     standardise: bool
@@ -208,7 +209,7 @@ class _Settings:
     warned: set[str] = field(default_factory=set)
 
     def warn(self, text: str) -> None:
-        """Say it once, however many runs are judged."""
+        """Warn once, however many runs are evaluated."""
         if text not in self.warned:
             self.warned.add(text)
             self.bars.say(text)
@@ -216,20 +217,20 @@ class _Settings:
     def make_foils(self, split: Split) -> Foils | None:
         from counterfoil.evaluation.words.cases import make_foils
 
-        return make_foils(split, self.foils, self.max_captions) if self.words else None
+        return make_foils(split, self.foils_per_caption, self.max_captions) if self.words else None
 
 
 @dataclass(frozen=True)
 class _FirstStage:
-    """A fast run that finds ``top`` candidates for each query, and its scores of the split."""
+    """A fast run that finds ``size`` candidates per query, and its scores of the split."""
 
     name: str
-    top: int
+    size: int
     scores: SplitScores
 
 
 def _first_stage(
-    run: Path, top: int, read: Callable[[Path], Split], split: Split, settings: _Settings
+    run: Path, size: int, read: Callable[[Path], Split], split: Split, settings: _Settings
 ) -> _FirstStage:
     from counterfoil.scoring.encode import score_split
     from counterfoil.training.run_folder import load_model
@@ -237,13 +238,13 @@ def _first_stage(
     own = read(run)
     _check_same(run, own, split, settings.split)
     scores = score_split(load_model(run, settings.device), own, progress=settings.bars)
-    return _FirstStage(run.resolve().name, top, scores)
+    return _FirstStage(run.resolve().name, size, scores)
 
 
 def _check_same(run: Path, split: Split, first: Split, name: str) -> None:
     if list(split.ids) != list(first.ids) or split.texts != first.texts:
         raise ConfigError(
-            f"{run} has other images or captions in its split '{name}' than the first run: name "
+            f"{run} and the first run have different images or captions in split '{name}'; name "
             "one data set for all with --data"
         )
 
@@ -254,48 +255,48 @@ def _judge(
     made: Foils | None,
     settings: _Settings,
     first: _FirstStage | None = None,
-) -> Found:
+) -> Evaluation:
     from counterfoil.evaluation.words.effects import average_words, measure_words
     from counterfoil.evaluation.words.evaluate import report_words
 
-    found = (
+    result = (
         _by_two_stages(models, split, settings, first)
         if first is not None
         else _by_all_pairs(models, split, settings)
     )
-    if found.retrieval.warning():
-        settings.warn(found.retrieval.warning())
+    if result.retrieval.warning():
+        settings.warn(result.retrieval.warning())
     if made is None:
-        return found
+        return result
     effects = [measure_words(model, split, made.cases, settings.bars) for model in models]
     words = report_words(average_words(effects), made, settings.split, bootstrap=settings.bootstrap)
-    return replace(found, words=words)
+    return replace(result, words=words)
 
 
 def _by_two_stages(
     models: list[Model], split: Split, settings: _Settings, first: _FirstStage
-) -> Found:
+) -> Evaluation:
     from counterfoil.evaluation.two_stage import score_two_stages
 
-    found = score_two_stages(
+    scores = score_two_stages(
         models,
         split,
         first.scores,
         name=first.name,
-        top=first.top,
+        shortlist_size=first.size,
         folds=settings.folds,
         progress=settings.bars,
     )
-    report = found.report(
+    report = scores.report(
         settings.split,
         folds=settings.folds,
         bootstrap=settings.bootstrap,
         identical_captions=settings.identical,
     )
-    return Found(report, None, found.skipped, found.lists)
+    return Evaluation(report, None, scores.skipped, scores.lists)
 
 
-def _by_all_pairs(models: list[Model], split: Split, settings: _Settings) -> Found:
+def _by_all_pairs(models: list[Model], split: Split, settings: _Settings) -> Evaluation:
     from counterfoil.evaluation.annotations import extended_positives
     from counterfoil.evaluation.evaluate import report_scores
     from counterfoil.scoring.encode import score_split
@@ -312,7 +313,7 @@ def _by_all_pairs(models: list[Model], split: Split, settings: _Settings) -> Fou
         captions=scores[0].captions(split),
         identical_captions=settings.identical,
     )
-    return Found(report, None, scores[0].skipped)
+    return Evaluation(report, None, scores[0].skipped)
 
 
 def _together(
@@ -320,42 +321,42 @@ def _together(
     split: Split,
     settings: _Settings,
     first: _FirstStage | None = None,
-) -> Found:
+) -> Evaluation:
     """One model, or several as an ensemble."""
     from counterfoil.training.run_folder import load_model
 
     made = settings.make_foils(split)
     models = [load_model(run, settings.device) for run in runs]
     if len({(model.fragments_from, str(model.fragments_options)) for model in models}) > 1:
-        raise ConfigError("these runs read different features: evaluate them with --each")
+        raise ConfigError("these runs read different features: evaluate them with --separately")
     say_fallback(settings.bars, models)
     return _judge(models, split, made, settings, first)
 
 
 def _compare(runs: list[Path], read: Callable[[Path], Split], settings: _Settings) -> Comparison:
-    """Each run by itself, with features of its own kind, on the pairs of the first."""
+    """Each run separately, with features of its own kind, on the pairs of the first."""
     from counterfoil.evaluation.comparison import Comparison, RunResult
     from counterfoil.training.run_folder import load_model
 
     first = read(runs[0])
     made = settings.make_foils(first)
     results: list[RunResult] = []
-    told = False
+    reported = False
     for run in runs:
         split = read(run)
         _check_same(run, split, first, settings.split)
         model = load_model(run, settings.device)
-        told = told or say_fallback(settings.bars, [model])
-        found = _judge([model], split, made, settings)
-        name = run.resolve().name
+        reported = reported or say_fallback(settings.bars, [model])
+        result = _judge([model], split, made, settings)
+        name, kind = run.resolve().name, model.spec.name
         results.append(
-            RunResult(run=name, model=model.spec.name, retrieval=found.retrieval, words=found.words)
+            RunResult(run=name, model=kind, retrieval=result.retrieval, words=result.words)
         )
     return Comparison(split=settings.split, runs=tuple(results))
 
 
 @dataclass(frozen=True)
-class Found:
+class Evaluation:
     """The reports of one model or ensemble, and the images it could not read."""
 
     retrieval: RetrievalReport
@@ -364,18 +365,18 @@ class Found:
     lists: ShortlistReport | None = None
 
 
-def show(found: Found, out: Path | None, markdown: bool, as_json: bool) -> None:
-    report, words = found.retrieval, found.words
+def show(result: Evaluation, out: Path | None, markdown: bool, as_json: bool) -> None:
+    report, words = result.retrieval, result.words
     tree = json.loads(report.to_json())
     if words is not None:
         tree["words"] = json.loads(words.to_json())
     page = report.to_markdown() + (f"\n{words.to_markdown()}" if words is not None else "")
-    if found.lists is not None:
-        tree["shortlist"] = found.lists.as_dict()
-        page += f"\n{found.lists.to_markdown()}"
-    if found.skipped:
-        tree["skipped_images"] = found.skipped
-        page += f"\n{len(found.skipped)} images could not be read and were left out.\n"
+    if result.lists is not None:
+        tree["shortlist"] = result.lists.as_dict()
+        page += f"\n{result.lists.to_markdown()}"
+    if result.skipped:
+        tree["skipped_images"] = result.skipped
+        page += f"\n{len(result.skipped)} images could not be read and were left out.\n"
     _write(out, tree, page)
     if as_json:
         print_json(tree)
@@ -386,16 +387,15 @@ def show(found: Found, out: Path | None, markdown: bool, as_json: bool) -> None:
             print_table(rows, title=title)
         if report.extended is not None:
             print_table(report.extended.rows())
-        if found.lists is not None:
-            print_table(found.lists.rows())
-            console().print(found.lists.note(), highlight=False)
-        console().print(f"{report.tie_rule}", highlight=False)
+        if result.lists is not None:
+            print_table(result.lists.rows())
+            print_line(result.lists.note())
+        print_line(report.tie_rule)
         if words is not None:
             print_table(words.rows(), title=words.headline())
-            console().print(words.notes(), highlight=False, markup=False)
-        if found.skipped:
-            line = f"{len(found.skipped)} images skipped, the first: {found.skipped[0]}"
-            console().print(printable(line), markup=False)
+            print_line(words.notes())
+        if result.skipped:
+            print_line(f"{len(result.skipped)} images skipped, the first: {result.skipped[0]}")
 
 
 def show_comparison(
@@ -409,7 +409,7 @@ def show_comparison(
         typer.echo(comparison.to_markdown())
     else:
         print_table(comparison.rows(), title=comparison.headline())
-        console().print(comparison.notes(), highlight=False, markup=False)
+        print_line(comparison.notes())
 
 
 def _write(out: Path | None, tree: dict[str, Any], page: str) -> None:

@@ -2,80 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from counterfoil.cli.output import (
-    CACHE_OPTION,
-    JSON_OPTION,
-    FormatOption,
-    SourceOptions,
-    check_inputs,
-    console,
-    parse_options,
-    print_json,
-    print_table,
-    progress,
-)
+import counterfoil.cli.options as opt
+from counterfoil.cli.inputs import DataChoice, check_inputs, check_picture
+from counterfoil.cli.output import console, print_json, print_line, print_table
 from counterfoil.data.text.words import check_sentence
 
 if TYPE_CHECKING:
-    from PIL import Image
     from rich.text import Text
 
-    from counterfoil.data.fragments import Fragments
-    from counterfoil.data.pairs import Pairs
     from counterfoil.models.explain import Match, WordEffect
-    from counterfoil.models.model import Model
 
 
 def explain(
-    run: Annotated[Path, typer.Argument(help="Run or model folder.")],
-    image: Annotated[str, typer.Argument(help="An image file, or an image id of the data set.")],
-    text: Annotated[str, typer.Argument(help="The sentence.")],
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="Data set of the id; by default the one of the run."),
-    ] = None,
-    format: FormatOption = None,
-    option: SourceOptions = None,
-    split: Annotated[
-        str | None,
-        typer.Option(help="Split of the id; by default all are searched."),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Also draw the explanation, as a PNG file."),
-    ] = None,
-    cache: Path = CACHE_OPTION,
-    as_json: bool = JSON_OPTION,
+    run: opt.Run,
+    image: opt.Image,
+    text: opt.Sentence,
+    data: opt.Data = None,
+    format: opt.Format = None,
+    option: opt.SourceOptions = None,
+    split: opt.IdSplit = None,
+    device: opt.Device = "auto",
+    out: opt.Picture = None,
+    cache: opt.Cache = opt.CACHE,
+    as_json: opt.Json = False,
 ) -> None:
-    """Explain the score of an image and a sentence word by word.
+    """Explain the score of an image and a sentence, word by word.
+
+    Green words raise the score, red words lower it. If the matcher sums over words, the effects
+    add up to the score; otherwise a word's effect is how much the score drops without it. Words
+    outside the model's vocabulary are dropped before scoring, and marked.
 
     [bold]Examples[/]
 
-      counterfoil explain runs/scenes-naaf photo.png "a man on a red bicycle" --out why.png
-      counterfoil explain runs/scenes-naaf scene-test-000012 "two cows next to a tree"
-
-    Green words count for the match, red ones against it. With matchers that are a sum over words,
-    effects add up to the score; with others, an effect is what the score loses when the word is
-    left out. Words that the model does not know are left out before scoring, and marked.
+      counterfoil explain runs/scenes-naaf photo.png "a man on a red bicycle" \\
+        --out why.png
+      counterfoil explain runs/scenes-naaf scene-test-000012 \\
+        "two cows next to a tree"
     """
-    from counterfoil.core.errors import ConfigError
-
     check_sentence(text, "explain")
-    if out is not None and out.suffix.lower() != ".png":
-        raise ConfigError(f"--out {out}: the picture is a PNG, name it so")
+    check_picture(out)
     check_inputs([run], data, format)
     from counterfoil.training.run_folder import load_model
 
     model = load_model(run, device)
-    source = ImageSource(run, data, format, option or [], split, cache, quiet=as_json)
-    fragments, pixels = source.read(model, image)
+    source = DataChoice(data, format, option, cache, quiet=as_json)
+    fragments, pixels, _ = source.read_image(run, model, image, split)
     match = model.explain(fragments, text)
     if out is not None:
         from counterfoil.core.storage.atomic import write_atomically
@@ -87,92 +60,7 @@ def explain(
         return
     _print(match)
     if out is not None:
-        console().print(f"picture: {out}", highlight=False, markup=False)
-
-
-@dataclass(frozen=True)
-class ImageSource:
-    """Where the image of a command is: a file, or an id in some data or in that of the run."""
-
-    run: Path
-    data: str | None
-    format: str | None
-    option: list[str]
-    split: str | None
-    cache: Path
-    quiet: bool
-
-    def read(self, model: Model, image: str) -> tuple[Fragments, Image.Image | None]:
-        """Fragments of the kind the model reads, and pixels where there are any."""
-        fragments, pixels, _ = self.read_with_captions(model, image)
-        return fragments, pixels
-
-    def read_with_captions(
-        self, model: Model, image: str
-    ) -> tuple[Fragments, Image.Image | None, list[str]]:
-        """The same, and the captions that the data set has of the image; a file has none."""
-        from counterfoil.training.run_data import evaluation_split
-
-        if Path(image).is_file():
-            return (*_from_file(model, self.run, Path(image)), [])
-        _refuse_missing_file(image, self.run, self.data)
-        options, bars = parse_options(self.option), progress(quiet=self.quiet)
-        pairs = evaluation_split(self.run, self.data, self.format, options, self.cache, bars)
-        return _from_data(pairs, image, self.split)
-
-
-def _from_file(model: Model, run: Path, path: Path) -> tuple[Fragments, Image.Image | None]:
-    from counterfoil.core.errors import ConfigError
-    from counterfoil.data.images import FileImage, open_image
-    from counterfoil.features import extractors
-
-    if model.fragments_from is None:
-        raise ConfigError(
-            f"{run}: this model was trained on precomputed features, so it cannot read an image "
-            "file; give the id of an image of its data set instead"
-        )
-    pixels = open_image(FileImage(path))
-    extractor = extractors.create(model.fragments_from, model.fragments_options)
-    return extractor.extract(pixels), pixels
-
-
-def _refuse_missing_file(image: str, run: Path, data: str | None) -> None:
-    """What looks like a file, or cannot be an id, is not searched for in a data set."""
-    from counterfoil.core.errors import DataError
-    from counterfoil.training.run_folder import run_config
-
-    path = Path(image)
-    if path.is_dir():
-        raise DataError(f"{image}: a folder; give an image file, or the id of an image")
-    if data is None and run_config(run) is None:
-        raise DataError(
-            f"{image}: no such image file; to use the id of an image, name its data with --data"
-        )
-
-
-def _from_data(
-    pairs: Pairs, image: str, split: str | None
-) -> tuple[Fragments, Image.Image | None, list[str]]:
-    """Fragments, pixels where there are any, and captions of an image by its id."""
-    from counterfoil.core.errors import DataError, nearest
-    from counterfoil.data.images import open_image
-
-    searched = [pairs[split]] if split is not None else list(pairs)
-    for one in searched:
-        if image in one.ids:
-            index = list(one.ids).index(image)
-            break
-    else:
-        names = ", ".join(one.name for one in searched)
-        known = [name for one in searched for name in one.ids]
-        example = f" (ids look like '{known[0]}')" if known else ""
-        raise DataError(
-            f"{image}: neither an image file nor an id in the data set '{pairs.name}', splits: "
-            f"{names}{nearest(image, known)}{example}"
-        )
-    table = one.require_fragments()
-    pixels = open_image(one.pixels[index]) if one.pixels is not None else None
-    return table.read(index), pixels, list(one.captions[index])
+        print_line(f"picture: {out}")
 
 
 def _print(match: Match) -> None:
@@ -181,12 +69,11 @@ def _print(match: Match) -> None:
 
     def row(word: WordEffect) -> list[str]:
         if not word.known:
-            return [word.word, "unknown, left out", "", ""]
+            return [word.word, "not in vocabulary", "", ""]
         return [word.word, signed(word.effect), signed(word.positive), signed(word.negative)]
 
     out = console()
-    many = out.color_system in ("256", "truecolor")
-    out.print(coloured(match, many))
+    out.print(coloured(match, out.color_system in ("256", "truecolor")))
     print_table(
         [
             ["word", "effect", "positive", "negative"],
@@ -195,11 +82,11 @@ def _print(match: Match) -> None:
         ]
     )
     boundary = f", boundary {match.boundary:.4f}" if match.boundary is not None else ""
-    out.print(f"score {match.score:.4f}{boundary}", highlight=False, style="bold")
+    print_line(f"score {match.score:.4f}{boundary}", style="bold")
     for line in filter(None, (standing(match), method_note(match), colour_note(match))):
-        out.print(line, highlight=False, markup=False)
+        print_line(line)
     if match.unknown:
-        out.print(unknown_note(match.unknown), highlight=False, markup=False, style="yellow")
+        print_line(unknown_note(match.unknown), style="yellow")
 
 
 def coloured(match: Match, many: bool = True) -> Text:

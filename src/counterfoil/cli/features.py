@@ -8,17 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from counterfoil.cli.output import (
-    CACHE_OPTION,
-    JSON_OPTION,
-    FormatOption,
-    SourceOptions,
-    console,
-    parse_options,
-    print_json,
-    progress,
-)
-from counterfoil.core.storage.atomic import DEFAULT_CACHE
+import counterfoil.cli.options as opt
+from counterfoil.cli.inputs import parse_options
+from counterfoil.cli.output import print_json, print_line, progress
 
 if TYPE_CHECKING:
     from counterfoil.core.progress import Progress
@@ -27,11 +19,13 @@ if TYPE_CHECKING:
 
 
 FEW = 5
-"""Captions or images of one kind of problem that are named."""
+"""Examples listed per kind of problem."""
 
 
 def features(
-    pairs: Annotated[str, typer.Argument(help="A data set's path or name, or a folder of photos.")],
+    pairs: Annotated[
+        str, typer.Argument(help="Data set (a path or a name), or a folder of photos.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
     backbone: Annotated[
         str | None,
@@ -39,48 +33,56 @@ def features(
             "--backbone",
             "-b",
             help="efficientnet-lite, transformers, timm:NAME, onnx, crops, joined, pixels or "
-            "segments.",
+            "segments (`counterfoil models --kind 'feature extractors'`). Default: "
+            "efficientnet-lite if its weights are installed, else segments.",
         ),
     ] = None,
     backbone_option: Annotated[
         list[str] | None,
         typer.Option(
-            "--backbone-option", help="Option of the backbone: key=value; repeatable (variant=2)."
+            "--backbone-option",
+            help="Option of the backbone, as key=value, e.g. variant=2. Repeatable.",
         ),
     ] = None,
-    format: FormatOption = None,
-    option: SourceOptions = None,
-    to: Annotated[str, typer.Option("--to", help="Layout: scan, jsonl or shards.")] = "scan",
-    images: Annotated[
-        bool, typer.Option("--images/--no-images", help="Copy the images along.")
-    ] = True,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
+    format: opt.Format = None,
+    option: opt.SourceOptions = None,
+    to: opt.Layout = "scan",
+    no_images: Annotated[
+        bool, typer.Option("--no-images", help="Do not copy the images into the new data set.")
+    ] = False,
+    device: opt.Device = "auto",
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Threads (for segments: processes) that decode images."),
+        typer.Option(
+            min=1,
+            help="Threads that decode images (segments: processes). Default: one per core.",
+        ),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 3 if any image fails or is missing.")
+        bool,
+        typer.Option("--strict", help="Exit with 3 if any image is missing or unreadable."),
     ] = False,
-    overwrite: Annotated[bool, typer.Option(help="Replace what is in the folder.")] = False,
-    cache: Path = CACHE_OPTION,
+    overwrite: opt.Overwrite = False,
+    cache: opt.Cache = opt.CACHE,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Neither read nor write cached features.")
     ] = False,
-    as_json: bool = JSON_OPTION,
+    as_json: opt.Json = False,
 ) -> None:
-    """Turn images into fragments with boxes: a data set with precomputed features.
+    """Extract features of images with boxes, and write a data set that contains them.
 
-    Features are cached by the content of each image: another split, table or subset of the same
-    photos extracts nothing again, and interrupted work goes on where it stopped (size of the cache,
-    and how to clear it: counterfoil data cache). Images that cannot be read are left out and
-    counted; exit code 3 means that a split has none that can be read (--strict: not all can).
+    Features are cached by image content: other splits or tables of the same photos extract nothing
+    again, and an interrupted command continues when repeated (`counterfoil data cache` shows and
+    clears the cache). Unreadable images are skipped and counted. Exit code 3: no image of a split
+    could be read (with --strict: not every image could).
 
     [bold]Examples[/]
 
       counterfoil features photos/captions.csv --out photos-lite0
-      counterfoil features flickr8k/ -b efficientnet-lite --backbone-option variant=2 -o lite2
-      counterfoil features coco/ -b transformers --backbone-option model=dinov2-base -o coco-dinov2
+      counterfoil features flickr8k/ -b efficientnet-lite \\
+        --backbone-option variant=2 -o lite2
+      counterfoil features coco/ -b transformers \\
+        --backbone-option model=dinov2-base -o coco-dinov2
     """
     from counterfoil.data.formats.base import HASHED
     from counterfoil.features.build import build_features, check_choices, default_backbone
@@ -89,11 +91,11 @@ def features(
     name = backbone or default_backbone()
     if backbone is None and name == "segments":
         bars.say(
-            "no weights are installed: taking 'segments', which needs none "
+            "no pretrained backbone is installed: using 'segments', which needs no weights "
             '(better: pip install "counterfoil[vision]")'
         )
-    options = parse_options(option or [])
-    backbone_options = parse_options(backbone_option or [], "--backbone-option")
+    options = parse_options(option)
+    backbone_options = parse_options(backbone_option, "--backbone-option")
     check_choices(name, backbone_options, to)
     _refuse_backbone_options(options, name)
     data = _read(pairs, format, options, cache, bars)
@@ -106,7 +108,7 @@ def features(
         name,
         backbone_options,
         format=to,
-        images=images,
+        images=not no_images,
         overwrite=overwrite,
         cache_dir=None if no_cache else cache,
         device=device,
@@ -123,7 +125,7 @@ def features(
 
 
 def _refuse_backbone_options(options: dict[str, Any], backbone: str) -> None:
-    """--option is for the data, as in all commands: say so if it was meant for the backbone."""
+    """Refuse an --option that is one of the backbone: --option is for the data, as elsewhere."""
     from counterfoil.core.errors import ConfigError
     from counterfoil.data.formats import named_sources, sources
     from counterfoil.features.extractors import extractors, split_full_name
@@ -141,7 +143,7 @@ def _refuse_backbone_options(options: dict[str, Any], backbone: str) -> None:
 def _read(
     source: str, format: str | None, options: dict[str, Any], cache: Path, bars: Progress
 ) -> Pairs:
-    """A data set or, where the path is none but a folder of images, those without captions."""
+    """A data set or, if the path is a plain folder of images, these without captions."""
     from counterfoil.data import load_pairs
     from counterfoil.data.formats import sources
     from counterfoil.data.load import is_named
@@ -158,42 +160,36 @@ def _read(
 def _show(report: FeatureReport) -> None:
     from counterfoil.features.cache import CLEAR
 
-    out = console()
     _show_left_out(report)
     for problem in report.failed[:20]:
-        out.print(f"{problem.severity.value:>5}  {problem}", markup=False, highlight=False)
+        print_line(f"{problem.severity.value:>5}  {problem}")
     if len(report.failed) > 20:
-        out.print(f"… and {len(report.failed) - 20} more (all of them: features.json)")
+        print_line(f"… and {len(report.failed) - 20} more (features.json lists all)")
     made = report.manifest["features"]
     splits = report.manifest["splits"]
     images = ", ".join(f"{name} {split['images']:,}" for name, split in splits.items())
-    out.print(
+    print_line(
         f"{report.written.target}: {report.manifest['extractor']['name']}, {images} images of "
         f"{made['fragments']} × {made['dim']}, {len(report.failed)} failed, "
-        f"{report.written.bytes / 1e6:,.1f} MB, {report.seconds:,.1f} s",
-        highlight=False,
-        markup=False,
+        f"{report.written.bytes / 1e6:,.1f} MB, {report.seconds:,.1f} s"
     )
     folder = report.cache.folder
     if folder is not None:
-        where = "" if folder == DEFAULT_CACHE else f" --cache {shlex.quote(str(folder))}"
-        out.print(
+        where = "" if folder == opt.CACHE else f" --cache {shlex.quote(str(folder))}"
+        print_line(
             f"cache: {report.cache}; {report.cache.bytes / 1e6:,.1f} MB of features in {folder} "
-            f"(to delete them: {CLEAR}{where})",
-            highlight=False,
-            markup=False,
+            f"(to delete them: {CLEAR}{where})"
         )
 
 
 def _show_left_out(report: FeatureReport) -> None:
-    """Captions and images that are not in the result: counts, and the first few of each kind."""
+    """Captions and images that are not in the result: counts, and a few examples of each kind."""
     from counterfoil.data.pairs import count_kinds
 
-    out = console()
     for kind, count in count_kinds(report.left_out).items():
-        named = [problem for problem in report.left_out if problem.kind == kind][:FEW]
-        out.print(f"left out, {kind}: {count:,}", style="yellow", highlight=False, markup=False)
-        for problem in named:
-            out.print(f"  {problem}", highlight=False, markup=False)
-        if count > len(named):
-            out.print(f"  … and {count - len(named):,} more (all of them: features.json)")
+        examples = [problem for problem in report.left_out if problem.kind == kind][:FEW]
+        print_line(f"left out, {kind}: {count:,}", style="yellow")
+        for problem in examples:
+            print_line(f"  {problem}")
+        if count > len(examples):
+            print_line(f"  … and {count - len(examples):,} more (features.json lists all)")

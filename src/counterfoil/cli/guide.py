@@ -1,4 +1,4 @@
-"""`counterfoil guide`: what trained runs think of all pairs of the data, to guide another run."""
+"""`counterfoil guide`: scores of trained runs for all training pairs, to guide another run."""
 
 from __future__ import annotations
 
@@ -7,46 +7,40 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from counterfoil.cli.output import (
-    CACHE_OPTION,
-    JSON_OPTION,
-    check_inputs,
-    console,
-    print_json,
-    print_table,
-    progress,
-)
+import counterfoil.cli.options as opt
+from counterfoil.cli.inputs import check_inputs
+from counterfoil.cli.output import print_json, print_line, print_table, progress
 
 if TYPE_CHECKING:
     from counterfoil.training.guides.manifest import Manifest
 
 
 guide_app = typer.Typer(
-    help="Build and look at guides: scores of trained runs that guide another (NDGL).",
-    no_args_is_help=True,
+    help="Precompute teacher scores for NDGL from trained runs.", no_args_is_help=True
 )
 
 
 @guide_app.command()
 def build(
     runs: Annotated[
-        list[Path], typer.Argument(help="Trained runs on the same data; their scores are averaged.")
+        list[Path],
+        typer.Argument(help="Teachers: runs trained on the same data. Scores are averaged."),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the guide.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Guide folder to write.")],
     form: Annotated[
         Literal["matrix", "embeddings"] | None,
         typer.Option(
-            help="matrix: every score on disk; embeddings: what the runs' matchers compare. "
-            "By default a matrix up to 1 GB."
+            help="matrix: store every score. embeddings: store the encoded items and compute "
+            "scores during training. Default: matrix if it takes at most 1 GB."
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
-    cache: Path = CACHE_OPTION,
-    as_json: bool = JSON_OPTION,
+    device: opt.Device = "auto",
+    cache: opt.Cache = opt.CACHE,
+    as_json: opt.Json = False,
 ) -> None:
-    """Let runs score their training data, to guide others by objective.ndgl.guide.
+    """Precompute teacher scores of the training split, for objective.ndgl.guide.
 
-    Killed at any moment, the same command continues where it was.
+    If interrupted, repeat the same command to continue.
 
     [bold]Example[/]
 
@@ -59,18 +53,22 @@ def build(
     from counterfoil.training.run_data import shared_train_split
 
     bars = progress(quiet=as_json)
-    place = choose_device(device)
     split = shared_train_split(runs, cache, bars)
-    manifest = build_guide(out, runs, split, form=form, device=place, progress=bars)
+    manifest = build_guide(out, runs, split, form=form, device=choose_device(device), progress=bars)
     _show(out, manifest, as_json)
 
 
 @guide_app.command()
 def show(
-    guide: Annotated[Path, typer.Argument(help="Folder of a guide.")],
-    as_json: bool = JSON_OPTION,
+    guide: Annotated[Path, typer.Argument(help="Guide folder.")],
+    as_json: opt.Json = False,
 ) -> None:
-    """Say what a guide is made of, how large it is and whether it is finished."""
+    """Show the teachers of a guide, its size, and whether it is complete.
+
+    [bold]Example[/]
+
+      counterfoil guide show guides/ab
+    """
     from counterfoil.training.guides.manifest import read_manifest
 
     _show(guide, read_manifest(guide), as_json)
@@ -89,8 +87,7 @@ def _show(folder: Path, manifest: Manifest, as_json: bool) -> None:
     )
     data = manifest.data
     features = f"{data.features.fragments} × {data.features.dim}"
-    console().print(
+    print_line(
         f"{data.images:,} images ({features} features), {data.captions:,} captions, "
-        f"{size / 1e6:,.1f} MB",
-        highlight=False,
+        f"{size / 1e6:,.1f} MB"
     )

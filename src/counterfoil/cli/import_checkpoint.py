@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from counterfoil.cli.output import JSON_OPTION, console, print_json, print_table
+import counterfoil.cli.options as opt
+from counterfoil.cli.output import console, print_json, print_table
 
 if TYPE_CHECKING:
     from counterfoil.models.importers import Imported
@@ -15,42 +16,46 @@ if TYPE_CHECKING:
 
 def import_(
     checkpoint: Annotated[
-        Path, typer.Argument(help="A .pth.tar, .pth or .pt file of that project.")
+        Path, typer.Argument(help="Checkpoint file of the project (.pth.tar, .pth, .pt).")
     ],
     family: Annotated[
         str,
         typer.Option(
             "--from",
-            help="Whose file it is: scan, naaf, bfan, sgraf, vse_infty, chan, uniter, tags.",
+            help="Project that wrote the file: scan, naaf, bfan, sgraf, vse_infty, chan, uniter "
+            "or tags.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Model folder to write.")],
     vocab: Annotated[
         Path | None,
-        typer.Option("--vocab", help="The project's vocabulary (.json, .pkl) or tokenizer."),
+        typer.Option(
+            "--vocab", help="The project's vocabulary file (.json, .pkl) or BERT tokenizer folder."
+        ),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a model that is already in that folder.")
-    ] = False,
-    as_json: bool = JSON_OPTION,
+    overwrite: opt.Overwrite = False,
+    as_json: opt.Json = False,
 ) -> None:
-    """Turn a public project's checkpoint into a model that scores as its authors scored it.
+    """Convert a public project's checkpoint; the model gives the scores of the original code.
+
+    Most checkpoints store a vector per word but not the words: pass the project's vocabulary with
+    --vocab. Without it, the model is written with placeholder words and can score token ids only.
+    CHAN stores its words in the checkpoint. UNITER and TAGS need the tokenizer of bert-base-cased
+    (its folder or vocab.txt).
+
+    Pickles are read without running code: tensors, numbers, strings and options are accepted,
+    anything else is refused by name, as are weights that are not finite and files that would take
+    unbounded time or memory. Exit code 4: the file was refused.
 
     [bold]Examples[/]
 
-      counterfoil import --from scan model_best.pth.tar --vocab f30k_precomp_vocab.json -o scan
-      counterfoil import --from vse_infty model_best.pth --vocab f30k_vocab.json -o vse
-      counterfoil import --from uniter model_step_4000.pt --vocab bert-base-cased -o uniter
+      counterfoil import --from scan model_best.pth.tar \\
+        --vocab f30k_precomp_vocab.json -o scan
+      counterfoil import --from vse_infty model_best.pth \\
+        --vocab f30k_vocab.json -o vse
+      counterfoil import --from uniter model_step_4000.pt \\
+        --vocab bert-base-cased -o uniter
       counterfoil evaluate scan --data f30k_precomp
-
-    A checkpoint holds a vector for each word but not the words: those are in the project's
-    vocabulary file. Without it the model is written all the same, with stand-ins for words, and
-    scores nothing but token ids. (CHAN keeps its words in the checkpoint. UNITER and TAGS need the
-    tokenizer of bert-base-cased, as a folder or its vocab.txt.)
-
-    A pickle can run code. Nothing in these files is run: tensors, numbers, strings and options are
-    read, anything else is refused by name. So are files that would take endless time or memory, and
-    weights that are not finite. Exit code 4 means that the file was refused.
     """
     from counterfoil.core.storage.atomic import replacing
     from counterfoil.models import save_pretrained
@@ -73,25 +78,28 @@ def _check_target(out: Path, overwrite: bool) -> None:
         return
     if not (out / "config.json").is_file() or not (out / "model.safetensors").is_file():
         raise ConfigError(
-            f"{out} exists and is not a saved model: choose another folder with --out"
+            f"{out}: not empty and not a saved model; choose another folder with --out"
         )
     if not overwrite:
-        raise ConfigError(f"{out} already holds a model: --overwrite replaces it")
+        raise ConfigError(f"{out}: already holds a model; --overwrite replaces it")
 
 
 def _show(imported: Imported, out: Path) -> None:
-    found, unknown = imported.as_dict(), "not in the file"
-    spec, epoch, rsum = found["spec"], imported.epoch, imported.best_rsum
+    summary, unknown = imported.as_dict(), "not in the file"
+    spec, epoch, rsum = summary["spec"], imported.epoch, imported.best_rsum
     rows = [
-        ["model", found["model"]],
+        ["model", summary["model"]],
         ["image encoder", _options(spec["image"])],
         ["text encoder", _options(spec["text"])],
         ["matcher", _options(spec["matcher"])],
-        ["fragments → joint space", f"{found['input_dim']:,} → {found['embed_size']:,} numbers"],
-        ["parameters", f"{found['parameters']:,}"],
+        [
+            "fragments → joint space",
+            f"{summary['input_dim']:,} → {summary['embed_size']:,} numbers",
+        ],
+        ["parameters", f"{summary['parameters']:,}"],
         ["epoch", unknown if epoch is None else str(epoch)],
         ["best RSUM", unknown if rsum is None else f"{rsum:g}"],
-        ["words", f"{found['words']:,}, {_origin(imported)}"],
+        ["words", f"{summary['words']:,}, {_origin(imported)}"],
     ]
     print_table([["", str(out)], *rows])
     for warning in imported.warnings:
@@ -99,7 +107,7 @@ def _show(imported: Imported, out: Path) -> None:
 
 
 def _origin(imported: Imported) -> str:
-    return f"from {imported.vocabulary}" if imported.vocabulary else "stand-ins"
+    return f"from {imported.vocabulary}" if imported.vocabulary else "placeholders"
 
 
 def _options(part: dict[str, object]) -> str:

@@ -9,21 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from counterfoil.cli.output import (
-    CACHE_OPTION,
-    JSON_OPTION,
-    FormatOption,
-    SourceOptions,
-    check_index,
-    check_inputs,
-    console,
-    parse_options,
-    print_json,
-    print_table,
-    progress,
-)
+import counterfoil.cli.options as opt
+from counterfoil.cli.inputs import DataChoice, check_index, check_inputs, open_index, parse_options
+from counterfoil.cli.output import print_json, print_line, print_table, progress
 
 if TYPE_CHECKING:
+    from counterfoil.core.progress import Progress
     from counterfoil.search import SearchIndex
     from counterfoil.search.query import Recall
     from counterfoil.search.update import Added
@@ -40,130 +31,140 @@ class BuildByDefault(TyperGroup):
 
 index_app = typer.Typer(
     cls=BuildByDefault,
-    help="Make an index to search, and keep it up to date: counterfoil index RUN PAIRS --out INDEX",
+    help="Build a search index and keep it up to date: counterfoil index RUN PAIRS --out INDEX",
+    epilog="`counterfoil index RUN …` is short for `counterfoil index build RUN …`, whose options "
+    "`counterfoil index build --help` lists.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 
-INDEX = typer.Argument(help="Folder of an index.")
-SPLIT = typer.Option("--split", help="A split of the data; repeat it for several. Default: all.")
-DEVICE = typer.Option(help="auto, cpu, cuda …")
-SETTING = typer.Option(
-    "--set", help="Option of the backend: key=value, e.g. kind=ivfpq, url=http://host:6333."
-)
-API_KEY = typer.Option(
-    "--api-key", envvar="COUNTERFOIL_QDRANT_API_KEY", help="Of a Qdrant server; never stored."
-)
-QUERIES = typer.Option("--recall", min=0, help="Queries to measure recall with; 0: do not measure.")
+RecallQueries = Annotated[
+    int,
+    typer.Option(
+        "--recall-queries",
+        min=0,
+        help="Sampled queries per direction for measuring recall afterwards. 0: do not measure.",
+    ),
+]
 
 
 @index_app.command()
 def build(
-    run: Annotated[Path, typer.Argument(help="Run or model folder.")],
-    pairs: Annotated[
-        str | None,
-        typer.Argument(help="Data set: a path or a name; by default the one of the run."),
-    ] = None,
+    run: opt.Run,
+    pairs: opt.Pairs = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Folder of the index; default: RUN/index."),
+        Path | None, typer.Option("--out", "-o", help="Index folder to write. Default: RUN/index.")
     ] = None,
-    format: FormatOption = None,
-    option: SourceOptions = None,
-    split: Annotated[list[str] | None, SPLIT] = None,
+    format: opt.Format = None,
+    option: opt.SourceOptions = None,
+    split: opt.Splits = None,
     backend: Annotated[
         Literal["exact", "faiss", "qdrant"],
         typer.Option(
-            help="Of the first stage. exact: every vector is compared; faiss: approximate, beyond "
-            "a few hundred thousand; qdrant: embedded, or a cluster with --set url=…"
+            help="Vector search of the first stage. exact: compares all vectors. faiss: "
+            "approximate, for more than a few hundred thousand items. qdrant: embedded, or a "
+            "server with --backend-option url=…"
         ),
     ] = "exact",
-    setting: Annotated[list[str] | None, SETTING] = None,
-    api_key: Annotated[str, API_KEY] = "",
+    backend_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--backend-option",
+            help="Option of the backend, as key=value, e.g. kind=ivfpq. Repeatable.",
+        ),
+    ] = None,
+    api_key: opt.ApiKey = "",
     first_stage: Annotated[
         Literal["auto", "pooled", "fitted", "maxsim"],
         typer.Option(
-            help="pooled: one vector an item; fitted: the same, fitted to the matcher's scores; "
-            "maxsim: one vector for each fragment. auto: fitted for matchers of fragments."
+            help="Vectors of the first stage. pooled: one per item. fitted: one per item, fitted "
+            "to the matcher's scores. maxsim: one per fragment. auto: fitted for matchers of "
+            "fragments, if that finds more than pooled."
         ),
     ] = "auto",
-    first: Annotated[
+    retriever: Annotated[
         Path | None,
         typer.Option(
-            "--first", help="Run of a model of whole vectors that finds the shortlist instead."
+            "--retriever",
+            help="Run whose vectors find the shortlist instead, e.g. for a cross-encoder. It must "
+            "be a model that compares one vector per item.",
         ),
     ] = None,
     dtype: Annotated[
-        Literal["float16", "float32"], typer.Option(help="Numbers on disk.")
+        Literal["float16", "float32"], typer.Option(help="Precision of vectors on disk.")
     ] = "float16",
-    shortlist: Annotated[
-        int, typer.Option(min=1, help="How many the first stage passes on to the matcher.")
+    shortlist_size: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Candidates per query that the first stage passes on to the matcher."
+        ),
     ] = 200,
-    overwrite: Annotated[bool, typer.Option(help="Replace an index that is there.")] = False,
-    recall: Annotated[int, QUERIES] = 100,
-    device: Annotated[str, DEVICE] = "auto",
-    cache: Path = CACHE_OPTION,
-    as_json: bool = JSON_OPTION,
+    overwrite: opt.Overwrite = False,
+    recall_queries: RecallQueries = 100,
+    device: opt.Device = "auto",
+    cache: opt.Cache = opt.CACHE,
+    as_json: opt.Json = False,
 ) -> None:
-    """Make an index of a run's model with the images and captions of a data set.
+    """Build a search index of a data set with the model of a run.
 
-    A search has two stages: vectors find a shortlist, which the model's own matcher then ranks. At
-    the end, their results are compared with those of scoring everything, and the share that was
-    found is printed; raise --shortlist if it is too low.
+    Search has two stages: vectors find a shortlist, and the model's matcher ranks it. At the end,
+    the results are compared with scoring every item, and the recall is printed. If it is too low,
+    raise --shortlist-size.
 
     [bold]Examples[/]
 
       counterfoil index runs/scenes-naaf --split test --out index
       counterfoil index runs/naaf my_photos/ --out index --first-stage maxsim
-      counterfoil index runs/vse photos.jsonl --out index --backend faiss --set kind=ivfpq
-      counterfoil index runs/scenes-tags --first runs/scenes-vse-infty --split test --out index
+      counterfoil index runs/vse photos.jsonl --out index --backend faiss \\
+        --backend-option kind=ivfpq
+      counterfoil index runs/scenes-tags --retriever runs/scenes-vse-infty \\
+        --out index
     """
-    check_inputs([run, *([first] if first else [])], pairs, format)
+    check_inputs([run, retriever], pairs, format)
     from counterfoil.search import SearchIndex
-    from counterfoil.training.run_data import evaluation_split
     from counterfoil.training.run_folder import load_model
 
     bars = progress(quiet=as_json)
-    options = _settings(setting, api_key)
-    data = evaluation_split(run, pairs, format, parse_options(option or []), cache, bars)
+    options = parse_options(backend_option, "--backend-option")
+    data = DataChoice(pairs, format, option, cache, quiet=as_json).read(run)
     splits = [data[name] for name in split] if split else list(data)
     index = SearchIndex.build(
         out or run / "index",
         load_model(run, device),
         backend=backend,
-        backend_options=options,
+        backend_options=options | ({"api_key": api_key} if api_key else {}),
         first_stage=first_stage,
-        first=load_model(first, device) if first is not None else None,
+        retriever=load_model(retriever, device) if retriever is not None else None,
         fit_on=splits,
         progress=bars,
         dtype=dtype,
-        shortlist=shortlist,
+        shortlist_size=shortlist_size,
         overwrite=overwrite,
     )
     added = index.add(splits, progress=bars)
-    _report(index, added, recall, bars, as_json)
+    _report(index, added, recall_queries, bars, as_json)
 
 
 @index_app.command()
 def add(
-    index: Annotated[Path, INDEX],
+    index: opt.Index,
     pairs: Annotated[str, typer.Argument(help="Data set: a path or a name.")],
-    format: FormatOption = None,
-    option: SourceOptions = None,
-    split: Annotated[list[str] | None, SPLIT] = None,
+    format: opt.Format = None,
+    option: opt.SourceOptions = None,
+    split: opt.Splits = None,
     existing: Annotated[
         Literal["refuse", "skip", "update"],
-        typer.Option(help="What to do with images whose id is in the index already."),
+        typer.Option(help="What to do with images whose id is already in the index."),
     ] = "refuse",
-    api_key: Annotated[str, API_KEY] = "",
-    recall: Annotated[int, QUERIES] = 0,
-    device: Annotated[str, DEVICE] = "auto",
-    cache: Path = CACHE_OPTION,
-    as_json: bool = JSON_OPTION,
+    api_key: opt.ApiKey = "",
+    recall_queries: RecallQueries = 0,
+    device: opt.Device = "auto",
+    cache: opt.Cache = opt.CACHE,
+    as_json: opt.Json = False,
 ) -> None:
-    """Add images with their captions; nothing is rebuilt.
+    """Add images with their captions, without rebuilding the index.
 
-    Killed at any moment, the index is whole; continue with --existing skip.
+    If interrupted, the index stays valid; continue with --existing skip.
 
     [bold]Example[/]
 
@@ -171,45 +172,58 @@ def add(
     """
     check_index(index)
     check_inputs([], pairs, format)
-    from counterfoil.training.run_data import evaluation_split
-
-    bars = progress(quiet=as_json)
-    opened = _open(index, api_key, device)
-    options = parse_options(option or [])
-    data = evaluation_split(index / "model", pairs, format, options, cache, bars)
+    opened = open_index(index, api_key, device)
+    data = DataChoice(pairs, format, option, cache, quiet=as_json).read(index / "model")
     splits = [data[name] for name in split] if split else list(data)
+    bars = progress(quiet=as_json)
     added = opened.add(splits, existing=existing, progress=bars)
-    _report(opened, added, recall, bars, as_json)
+    _report(opened, added, recall_queries, bars, as_json)
 
 
 @index_app.command()
 def remove(
-    index: Annotated[Path, INDEX],
-    ids: Annotated[list[str], typer.Argument(help="Ids of images or captions.")],
-    api_key: Annotated[str, API_KEY] = "",
-    device: Annotated[str, DEVICE] = "auto",
-    as_json: bool = JSON_OPTION,
+    index: opt.Index,
+    ids: Annotated[
+        list[str], typer.Argument(help="Ids of images or captions; IMAGE#0 is a first caption.")
+    ],
+    api_key: opt.ApiKey = "",
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
-    """Remove images, with their captions, or single captions (IMAGE#0 is an image's first)."""
-    opened = _open(index, api_key, device)
-    gone = opened.remove(ids)
+    """Remove images with their captions, or single captions.
+
+    [bold]Example[/]
+
+      counterfoil index remove index beach.jpg 'dog.jpg#2'
+    """
+    opened = open_index(index, api_key, device)
+    removed = opened.remove(ids)
     if as_json:
-        print_json({"removed": gone, "images": len(opened)})
+        print_json({"removed": removed, "images": len(opened)})
         return
-    console().print(f"removed {gone} items; {len(opened):,} images are left", highlight=False)
+    print_line(f"removed {removed} items; {len(opened):,} images are left")
 
 
 @index_app.command()
 def info(
-    index: Annotated[Path, INDEX],
-    check: Annotated[bool, typer.Option(help="Compare every byte with its checksum.")] = False,
-    api_key: Annotated[str, API_KEY] = "",
-    as_json: bool = JSON_OPTION,
+    index: opt.Index,
+    check: Annotated[
+        bool, typer.Option("--check", help="Verify every file against its checksum.")
+    ] = False,
+    api_key: opt.ApiKey = "",
+    as_json: opt.Json = False,
 ) -> None:
-    """Say what an index holds, how it is searched and how large it is."""
+    """Show what an index contains, how it is searched, and its size.
+
+    Exit code 3: --check found damaged files.
+
+    [bold]Example[/]
+
+      counterfoil index info index --check
+    """
     from counterfoil.core.errors import DataError
 
-    opened = _open(index, api_key, "cpu")
+    opened = open_index(index, api_key, "cpu")
     tree = opened.info()
     damaged = opened.check() if check else []
     if as_json:
@@ -222,95 +236,74 @@ def info(
 
 @index_app.command()
 def recall(
-    index: Annotated[Path, INDEX],
-    queries: Annotated[int, typer.Option(min=1, help="Sampled queries each way.")] = 100,
-    shortlist: Annotated[
-        int | None,
-        typer.Option(min=1, help="By default the one of the index."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the sample.")] = 0,
-    api_key: Annotated[str, API_KEY] = "",
-    device: Annotated[str, DEVICE] = "auto",
-    as_json: bool = JSON_OPTION,
+    index: opt.Index,
+    queries: Annotated[int, typer.Option(min=1, help="Sampled queries per direction.")] = 100,
+    shortlist_size: opt.ShortlistSize = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the sample.")] = 0,
+    api_key: opt.ApiKey = "",
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
-    """Measure how much of exhaustive scoring the two stages find.
+    """Measure the recall of two-stage search against scoring every item.
 
-    Captions of the index ask for images, images for captions.
+    Captions of the index are the queries for images, and images those for captions.
 
     [bold]Example[/]
 
-      counterfoil index recall index --shortlist 50
+      counterfoil index recall index --shortlist-size 50
     """
-    opened = _open(index, api_key, device)
+    opened = open_index(index, api_key, device)
     bars = progress(quiet=as_json)
-    found = opened.recall(queries, shortlist=shortlist, seed=seed, progress=bars)
+    recalls = opened.recall(queries, shortlist_size=shortlist_size, seed=seed, progress=bars)
     if as_json:
-        print_json([way.as_dict() for way in found])
+        print_json([way.as_dict() for way in recalls])
     else:
-        _print_recall(found)
+        _print_recall(recalls)
 
 
 @index_app.command()
-def compact(
-    index: Annotated[Path, INDEX],
-    api_key: Annotated[str, API_KEY] = "",
-    device: Annotated[str, DEVICE] = "auto",
-) -> None:
-    """Give the room of removed items back."""
-    opened = _open(index, api_key, device)
+def compact(index: opt.Index, api_key: opt.ApiKey = "", device: opt.Device = "auto") -> None:
+    """Reclaim the disk space of removed items.
+
+    [bold]Example[/]
+
+      counterfoil index compact index
+    """
+    opened = open_index(index, api_key, device)
     before = opened.info()["bytes"]
     opened.compact()
-    console().print(
-        f"{before / 1e6:,.1f} MB before, {opened.info()['bytes'] / 1e6:,.1f} MB now",
-        highlight=False,
-    )
+    print_line(f"{before / 1e6:,.1f} MB before, {opened.info()['bytes'] / 1e6:,.1f} MB now")
 
 
-def _open(folder: Path, api_key: str, device: str) -> SearchIndex:
-    check_index(folder)
-    from counterfoil.search import SearchIndex
-
-    secret = {"api_key": api_key} if api_key else None
-    return SearchIndex.open(folder, device=device, backend_options=secret)
-
-
-def _settings(setting: list[str] | None, api_key: str) -> dict[str, Any]:
-    return {**parse_options(setting or [], "--set"), **({"api_key": api_key} if api_key else {})}
-
-
-def _report(index: SearchIndex, added: Added, queries: int, bars: Any, as_json: bool) -> None:
+def _report(index: SearchIndex, added: Added, queries: int, bars: Progress, as_json: bool) -> None:
     measured = queries > 0 and all(len(items) for items in index.items.values())
-    found = index.recall(queries, progress=bars) if measured else []
+    recalls = index.recall(queries, progress=bars) if measured else []
     if as_json:
-        print_json(
-            {
-                "added": vars(added),
-                "recall": [way.as_dict() for way in found],
-                **index.info(),
-            }
-        )
+        ways = [way.as_dict() for way in recalls]
+        print_json({"added": vars(added), "recall": ways, **index.info()})
         return
     for line in added.left_out[:5]:
         bars.say(f"left out: {line}")
     if len(added.left_out) > 5:
         bars.say(f"… and {len(added.left_out) - 5} more")
-    console().print(
+    print_line(
         f"added {added.images:,} images and {added.captions:,} captions"
-        + (f", {added.updated:,} of the images anew" if added.updated else "")
-        + (f"; {added.skipped:,} images were there already" if added.skipped else ""),
-        highlight=False,
+        + (f"; {added.updated:,} of the images were updated" if added.updated else "")
+        + (f"; {added.skipped:,} images were already in the index" if added.skipped else "")
     )
     _show(index.info())
-    if found:
-        _print_recall(found)
+    if recalls:
+        _print_recall(recalls)
     command = shlex.join(["counterfoil", "search", str(index.folder), _example(index)])
-    console().print(f"search it: {command}", highlight=False, markup=False)
+    print_line(f"search it: {command}")
 
 
 def _example(index: SearchIndex) -> str:
-    """A caption of the index: its model knows these words, which it may not of any other text."""
+    """A caption of the index: its words are in the model's vocabulary."""
     texts = index.items["captions"]
-    return str(texts.about(texts.table.live_ids[:1])[0]["text"]) if len(texts) else "WHAT TO FIND"
+    return (
+        str(texts.about(texts.table.live_ids[:1])[0]["text"]) if len(texts) else "a dog on a beach"
+    )
 
 
 def _show(tree: dict[str, Any]) -> None:
@@ -333,7 +326,7 @@ def _first_stage(tree: dict[str, Any]) -> str:
     return f"vectors of {tree['first_model']['name']} ({tree['first_model']['sha256'][:12]})"
 
 
-def _print_recall(found: list[Recall]) -> None:
+def _print_recall(recalls: list[Recall]) -> None:
     rows = [
         [
             f"{way.asked_with} → {way.target}",
@@ -341,8 +334,8 @@ def _print_recall(found: list[Recall]) -> None:
             f"{way.shortlist:,} of {way.items:,}",
             f"{way.queries:,}",
         ]
-        for way in found
+        for way in recalls
     ]
-    depths = [f"recall@{k}" for k in found[0].at]
-    title = "two stages against scoring everything (%)"
+    depths = [f"recall@{k}" for k in recalls[0].at]
+    title = "two-stage search against scoring every item (%)"
     print_table([["", *depths, "shortlist", "queries"], *rows], title=title)

@@ -1,4 +1,4 @@
-"""`counterfoil models`: what can be composed."""
+"""`counterfoil models`: models and the parts they are composed of."""
 
 from __future__ import annotations
 
@@ -6,25 +6,37 @@ from typing import Annotated, Any
 
 import typer
 
-from counterfoil.cli.output import JSON_OPTION, print_json, print_table
+import counterfoil.cli.options as opt
+from counterfoil.cli.output import console, print_json, print_line, print_list
 from counterfoil.core.errors import ConfigError, nearest
 from counterfoil.core.registry import Registry
 
 
 def models(
-    pattern: Annotated[str, typer.Argument(help="Names to show, with wildcards: 'vse*'.")] = "*",
+    pattern: Annotated[
+        str, typer.Argument(help="Name, or names with wildcards such as 'vse*' (in quotes).")
+    ] = "*",
     kind: Annotated[
-        str, typer.Option("--kind", help="Only these: models, objectives, matchers, poolings …")
+        str,
+        typer.Option(
+            "--kind",
+            help="List one kind only: models, objectives, matchers, 'image encoders', 'text "
+            "encoders', poolings, 'feature extractors' or 'data sources'.",
+        ),
     ] = "",
-    as_json: bool = JSON_OPTION,
+    as_json: opt.Json = False,
 ) -> None:
-    """List models and the parts they are made of: any of them goes with any objective.
+    """List models, objectives and the parts of models; with a name or kind, also their options.
+
+    Every model can be trained with every objective. Options are set as model.matcher.NAME=VALUE or
+    objective.OBJECTIVE.NAME=VALUE.
 
     [bold]Examples[/]
 
       counterfoil models
-      counterfoil models 'vse*' --json
+      counterfoil models 'vse*'
       counterfoil models --kind objectives
+      counterfoil models naaf --json
     """
     catalogue = _catalogue(pattern)
     if kind:
@@ -36,11 +48,24 @@ def models(
     if as_json:
         print_json(catalogue)
         return
-    for kind, entries in catalogue.items():
+    with_options = bool(kind) or pattern != "*"
+    for title, entries in catalogue.items():
         if entries:
-            rows = [[name, entry["summary"], entry["options"]] for name, entry in entries.items()]
-            shown = [[name, summary, _short(options)] for name, summary, options in rows]
-            print_table([["name", "what it is", "options"], *shown], title=kind)
+            _print_kind(title, entries, with_options)
+    if not any(catalogue.values()):
+        raise ConfigError(f"'{pattern}': no such name; `counterfoil models` lists all")
+    if not with_options:
+        print_line("Options of one: counterfoil models NAME, or of a kind: --kind objectives")
+
+
+def _print_kind(title: str, entries: dict[str, dict[str, Any]], with_options: bool) -> None:
+    gap = "\n" if console().is_terminal else "  "
+    rows = []
+    for name, one in entries.items():
+        options = _short(one["options"]) if with_options else ""
+        rows.append([name, gap.join(filter(None, [one["summary"], options]))])
+    print_list(["name", "description"], rows, title=title)
+    typer.echo()
 
 
 def _catalogue(pattern: str) -> dict[str, dict[str, dict[str, Any]]]:
@@ -82,8 +107,18 @@ def _short(options: dict[str, Any]) -> str:
     parts = []
     for key, value in options.items():
         if isinstance(value, dict):
-            value = " ".join(str(v) if k == "name" else f"{k}={v}" for k, v in value.items())
-            parts.append(f"{key}: {value}")
+            parts.append(f"{key}: {_part(value)}")
         else:
             parts.append(f"{key}={value}")
     return ", ".join(parts)
+
+
+def _part(options: dict[str, Any]) -> str:
+    """A part with its options: ``bigru pooling=relations(dropout=0.1)``."""
+    words = []
+    for key, value in options.items():
+        if isinstance(value, dict):
+            inner = ", ".join(f"{k}={v}" for k, v in value.items() if k != "name")
+            value = f"{value['name']}({inner})"
+        words.append(str(value) if key == "name" else f"{key}={value}")
+    return " ".join(words)

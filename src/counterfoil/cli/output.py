@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -26,7 +24,6 @@ from rich.table import Table
 from counterfoil.core.printable import is_encodable, printable
 from counterfoil.core.progress import Progress as Says
 from counterfoil.core.progress import Silent
-from counterfoil.core.storage.atomic import DEFAULT_CACHE
 
 if TYPE_CHECKING:
     from counterfoil.models.model import Model
@@ -35,54 +32,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LINE_EVERY = 60.0
-"""Seconds between two lines about long work, where there is no terminal for a bar."""
-
-
-def between(least: float, most: float, above: bool = False) -> Callable[[float | None], Any]:
-    """Check of an option: a number from ``least`` (``above``: that itself is refused) to ``most``.
-
-    For what Typer's ``min`` and ``max`` cannot say: bounds that are excluded, and "nan", which
-    compares as if it were within all.
-    """
-
-    def check(value: float | None) -> float | None:
-        if value is None or (least <= value <= most and not (above and value == least)):
-            return value
-        start = f"above {least:g}" if above else f"at least {least:g}"
-        end = f" and at most {most:g}" if most < sys.float_info.max else ""
-        raise typer.BadParameter(f"expected a number {start}{end}, got {value:g}")
-
-    return check
-
-
-SHARE = between(0.0, 1.0)
-FROM_0 = between(0.0, sys.float_info.max)
-ABOVE_0 = between(0.0, sys.float_info.max, above=True)
-ABOVE_0_TO_1 = between(0.0, 1.0, above=True)
-
-CACHE_OPTION = typer.Option(
-    DEFAULT_CACHE,
-    "--cache",
-    envvar="COUNTERFOIL_CACHE",
-    help="Folder of generated scenes and of cached features.",
-)
-FormatOption = Annotated[
-    str | None,
-    typer.Option("--format", "-f", help="Format of the data, if not detected."),
-]
-SourceOptions = Annotated[
-    list[str] | None,
-    typer.Option("--option", help="Option of the data source: key=value; repeatable."),
-]
-JSON_OPTION = typer.Option(False, "--json", help="Print one JSON object for a program to read.")
+"""Seconds between two progress lines when there is no terminal for a bar."""
 
 
 def console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, soft_wrap=not stderr)
 
 
+def print_line(text: str, style: str | None = None, stderr: bool = False) -> None:
+    """A line without markup, number coloring or control characters."""
+    console(stderr).print(printable(text, keep="\n"), highlight=False, markup=False, style=style)
+
+
 def print_json(value: Any) -> None:
-    """One JSON value; where it holds half a surrogate pair, which is no UTF-8, in ASCII."""
+    """One JSON value; in ASCII if it has half a surrogate pair, which UTF-8 cannot encode."""
     text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
     typer.echo(text if is_encodable(text) else json.dumps(value, indent=2, default=str))
 
@@ -90,7 +53,7 @@ def print_json(value: Any) -> None:
 def print_table(
     rows: Sequence[Sequence[str]], title: str | None = None, words: Sequence[int] = (0,)
 ) -> None:
-    """Rows of text, the first of them the header; columns of ``words`` begin at the left."""
+    """Rows of text, the first of them the header; ``words`` are the left-aligned columns."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for number, cell in enumerate(rows[0]):
         table.add_column(escape(printable(cell)), justify="left" if number in words else "right")
@@ -99,6 +62,25 @@ def print_table(
     out = Console()
     # in a file or a pipe there is no window to fit into
     (out if out.is_terminal else Console(width=160)).print(table)
+
+
+def print_list(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+    """Names and what they are: wrapped to a terminal, elsewhere one line per row for grep."""
+    out = Console()
+    if title:
+        typer.echo(typer.style(title, bold=True) if out.is_terminal else title)
+    if not out.is_terminal:
+        widths = [max(len(row[n]) for row in rows) for n in range(len(header))]
+        for row in rows:
+            cells = (f"{printable(cell):{width}}" for cell, width in zip(row, widths, strict=True))
+            typer.echo("  ".join(cells).rstrip())
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for number, name in enumerate(header):
+        table.add_column(name, no_wrap=number == 0, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(printable(cell, keep="\n")) for cell in row))
+    out.print(table)
 
 
 class Bars:
@@ -148,7 +130,7 @@ class Bars:
     def _lines(
         self, items: Iterable[T], description: str, total: int | None, done: int
     ) -> Iterator[T]:
-        """For logs: what begins and, each minute, how far it is and how long it will take."""
+        """For logs: what begins and, each minute, its progress and the time left."""
         self.say(f"{description} …")
         self._note = ""
         began = last = self._clock()
@@ -183,7 +165,7 @@ def _how_far(count: int, total: int | None, rate: float) -> str:
 
 
 class OnlyWarnings(Silent):
-    """For --json and --markdown: nothing but warnings, which go to the error stream."""
+    """For --json and --markdown: print only warnings, to stderr."""
 
     def say(self, text: str) -> None:
         if text.startswith("warning:"):
@@ -196,51 +178,10 @@ def progress(quiet: bool = False) -> Bars | Silent:
 
 
 def say_fallback(bars: Says, models: Iterable[Model]) -> bool:
-    """Say once, for all these models, where PyTorch scores instead of fused kernels; True if so."""
+    """Report once if PyTorch scores any of these models instead of fused kernels; True if so."""
     from counterfoil.scoring.engine import fallback
 
     line = next((line for line in map(fallback, models) if line), None)
     if line:
         bars.say(line)
     return line is not None
-
-
-def check_inputs(runs: Iterable[Path], data: str | None = None, format: str | None = None) -> None:
-    """Refuse folders and paths that do not exist, before seconds are spent on importing torch."""
-    from counterfoil.core.config import model_folder
-    from counterfoil.data.load import check_source
-
-    for run in runs:
-        model_folder(run)
-    if data is not None:
-        check_source(data, format)
-
-
-def check_index(folder: Path) -> None:
-    """The same for the folder of an index."""
-    from counterfoil.core.errors import DataError
-
-    if not (folder / "index.json").is_file():
-        raise DataError(
-            f"{folder}: not a search index (there is no index.json); "
-            "make one with: counterfoil index RUN PAIRS --out INDEX"
-        )
-
-
-def parse_options(pairs: Sequence[str], name: str = "--option") -> dict[str, Any]:
-    """``--option images=1000`` to a mapping with YAML values; ``name`` is that of the option."""
-    import yaml
-
-    from counterfoil.core.config import read_value
-    from counterfoil.core.errors import ConfigError
-
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"{name} {pair}: expected key=value")
-        try:
-            options[key.strip()] = read_value(value)
-        except (yaml.YAMLError, ValueError):
-            raise ConfigError(f"{name} {pair}: '{value}' is not a value") from None
-    return options

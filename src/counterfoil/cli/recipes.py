@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from counterfoil.cli.output import JSON_OPTION, print_json
+import counterfoil.cli.options as opt
+from counterfoil.cli.output import print_json, print_list
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.recipes import (
     FOLDER,
@@ -20,7 +21,7 @@ from counterfoil.core.recipes import (
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """Names and YAML files that begin so, for completion in a shell."""
+    """Recipe names and YAML files with this prefix, for shell completion."""
     names = [name for name in recipe_names() if name.startswith(incomplete)]
     folder = Path(incomplete if incomplete.endswith("/") else Path(incomplete).parent)
     files = sorted(str(path) for path in folder.glob("*.y*ml"))
@@ -39,11 +40,11 @@ class ListByDefault(TyperGroup):
 
 recipes_app = typer.Typer(
     cls=ListByDefault,
-    help="List recipes for `counterfoil train`, show or copy one: counterfoil recipes 'scenes/*'",
+    help="List, show or copy the recipes of `counterfoil train`: counterfoil recipes 'scenes/*'",
     rich_markup_mode="rich",
 )
 
-NAME = typer.Argument(help="Of a recipe, such as scenes/naaf.", autocompletion=complete_recipe)
+NAME = typer.Argument(help="Name of a recipe, such as scenes/naaf.", autocompletion=complete_recipe)
 
 
 @recipes_app.command("list")
@@ -51,12 +52,11 @@ def list_recipes(
     pattern: Annotated[
         str, typer.Argument(help="Names to list, with wildcards: 'scenes/rvse*', coco, 'tags*'.")
     ] = "*",
-    as_json: bool = JSON_OPTION,
+    as_json: opt.Json = False,
 ) -> None:
     """List recipes: name, model, objective and data of each.
 
-    A name is a folder (the data) and a file (the method). A pattern may fit the whole name, the
-    folder, or the file.
+    A recipe is named DATA/METHOD. A pattern may match the whole name or either half of it.
 
     [bold]Examples[/]
 
@@ -75,15 +75,12 @@ def list_recipes(
         print_json(rows)
         return
     columns = ("name", "model", "objective", "data")
-    widths = [max(len(row[column]) for row in rows) for column in columns]
-    for row in rows:
-        cells = (f"{row[column]:{width}}" for column, width in zip(columns, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())
+    print_list(columns, [[row[column] for column in columns] for row in rows])
 
 
 @recipes_app.command()
 def show(name: Annotated[str, NAME]) -> None:
-    """Print a recipe as it is written. With every default: counterfoil train NAME --show-config
+    """Print a recipe as it is written; `counterfoil train NAME --show-config` adds all defaults.
 
     [bold]Examples[/]
 
@@ -98,13 +95,11 @@ def copy(
     name: Annotated[str, NAME],
     target: Annotated[
         Path | None,
-        typer.Argument(metavar="[DEST]", help="File or folder; by default the current folder."),
+        typer.Argument(metavar="[DEST]", help="File or folder. Default: the current folder."),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a file of that name.")
-    ] = False,
+    overwrite: opt.Overwrite = False,
 ) -> None:
-    """Copy a recipe, to change it. What it extends is still found in the package.
+    """Copy a recipe so that you can edit it; recipes it extends are still found in the package.
 
     [bold]Examples[/]
 
@@ -120,7 +115,7 @@ def copy(
             stream.write(source.read_bytes())
     except FileExistsError:
         raise ConfigError(
-            f"{file}: is already there; name another file, or replace it with --overwrite"
+            f"{file}: already exists; name another file, or replace it with --overwrite"
         ) from None
     typer.echo(f"{file}: a copy of {name}; train with: counterfoil train {file}")
 
@@ -134,7 +129,7 @@ def _file_of(name: str) -> Path:
 
 
 def _described(name: str) -> dict[str, str]:
-    """What the list says of a recipe; the summary is the first line of its comment."""
+    """A row of the list; the summary is the first line of the recipe's comment."""
     from counterfoil.core.config import load_config
 
     config = load_config(name)

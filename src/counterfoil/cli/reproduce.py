@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from counterfoil.cli.output import CACHE_OPTION, JSON_OPTION, print_json, print_table, progress
-from counterfoil.core.errors import ConfigError, DataError
+import counterfoil.cli.options as opt
+from counterfoil.cli.output import print_json, print_line, print_list, print_table, progress
+from counterfoil.core.errors import ConfigError, DataError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,121 +25,136 @@ OUT = Path("runs") / "reproduce"
 def reproduce(
     name: Annotated[
         str | None,
-        typer.Argument(help="What to reproduce, e.g. selhn.table1, or a YAML file of your own."),
+        typer.Argument(
+            help="Table or figure to reproduce, e.g. selhn.table1, or a YAML file of your own. "
+            "With wildcards ('naaf.*'), or without a name: list."
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Changes to every run: train.epochs=5 train.device=cpu"),
+        typer.Argument(help="Config overrides for every run: train.epochs=5 train.device=cpu"),
     ] = None,
     data: Annotated[
-        str, typer.Option("--data", help="'scenes', or a path: then with the paper's settings.")
+        str,
+        typer.Option(
+            "--data", help="'scenes', or the path of a data set, trained with the paper's settings."
+        ),
     ] = "scenes",
     published: Annotated[
         str | None,
         typer.Option(
             "--published",
-            help="Which published numbers stand beside ours (f30k, coco-1k, coco-5k); with --data "
-            "PATH also which settings apply. By default what the folder is called.",
+            help="Published numbers to print beside ours: f30k, coco-1k or coco-5k. With --data "
+            "PATH this also selects the settings. Default: derived from the folder's name.",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of every row.")] = 3,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, help="Runs per row, each with its own random seed.")
+    ] = 3,
     scale: Annotated[
-        str, typer.Option("--scale", help="'full', or 'smoke': a few minutes on a CPU.")
+        Literal["full", "smoke"],
+        typer.Option("--scale", help="smoke: tiny runs, a few minutes on a CPU."),
     ] = "full",
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at the same time.")] = 1,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Where runs are kept and results written.")
-    ] = OUT,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, help="Runs to train in parallel.")
+    ] = 1,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for runs and results.")] = OUT,
     rows: Annotated[
         list[str] | None,
-        typer.Option("--rows", help="Only rows of this label or run, e.g. 'NAAF*'; repeatable."),
+        typer.Option("--rows", help="Only rows with this label or run, e.g. 'NAAF*'. Repeatable."),
     ] = None,
     store: Annotated[
         Path | None,
         typer.Option(
             "--store",
-            help="Folder of results that outlive the runs: what it knows is not trained again.",
+            help="Folder of stored results. Rows found there are not trained again; new results "
+            "are added, so that run folders can be deleted.",
         ),
     ] = None,
     tuned: Annotated[
         Path | None,
-        typer.Option("--tuned", help="Stored sweep on dev whose best values the runs take."),
+        typer.Option("--tuned", help="Stored result of a sweep on dev; runs use its best values."),
     ] = None,
-    fill: Annotated[
+    render_page: Annotated[
         Path | None,
-        typer.Option("--fill", help="Page, or folder of pages, to fill from --store; no runs."),
+        typer.Option(
+            "--render-page",
+            help="Rewrite the tables of this Markdown page, or of every page in this folder, from "
+            "--store (default: the folder around it), and train nothing.",
+        ),
     ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Train rows that the store knows all the same.")
+    retrain: Annotated[
+        bool, typer.Option("--retrain", help="Also train rows whose results are in --store.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show the runs and how far they are.")
+        bool, typer.Option("--dry-run", help="Show the planned runs and their state, then exit.")
     ] = False,
-    list_all: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
-    cache: Path = CACHE_OPTION,
-    as_json: bool = JSON_OPTION,
+    list_all: Annotated[
+        bool, typer.Option("--list", help="List all tables and figures, then exit.")
+    ] = False,
+    cache: opt.Cache = opt.CACHE,
+    as_json: opt.Json = False,
 ) -> None:
-    """Run a paper's table or figure, and print it beside the published numbers.
+    """Train and evaluate a paper's table or figure, and print it beside the published numbers.
+
+    Every row is trained once per seed and evaluated on the test split. Finished runs are reused: an
+    interrupted command continues when repeated, and tables that share a row share its runs. A row
+    that fails reports its error without stopping the others; the exit code is then 1. Results are
+    printed, and written as Markdown, JSON, SVG and PNG.
 
     [bold]Examples[/]
 
-      counterfoil reproduce
+      counterfoil reproduce 'naaf.*'
       counterfoil reproduce selhn.table1 --scale smoke --seeds 1
       counterfoil reproduce selhn.table1 --data data/f30k_precomp --dry-run
       counterfoil reproduce selhn.figure6 --seeds 5 --jobs 2 train.device=cpu
       counterfoil reproduce my-table.yaml --out runs/mine
-      counterfoil reproduce naaf.table3 --rows 'α = 2' --store results --again
-      counterfoil reproduce --fill docs/results/flickr8k --store docs/results
-
-    Every row is trained once a seed, evaluated on the test split, and kept: the same command goes
-    on where it was stopped, and tables that share a row share its runs. A row that fails says why
-    and leaves the others alone. Results are printed and written as Markdown, JSON, SVG and PNG.
+      counterfoil reproduce naaf.table3 --rows 'α = 2' --store results --retrain
+      counterfoil reproduce --render-page docs/results/flickr8k
     """
-    if fill is not None:
-        _fill(fill, store)
+    if render_page is not None:
+        _render(render_page, store)
         return
-    if name is None or list_all:
-        _list(as_json)
+    if name is None or list_all or any(letter in name for letter in "*?["):
+        _list("*" if name is None or list_all else name, as_json)
         return
     if "=" in name:
-        raise ConfigError(f"'{name}': name first what to reproduce (counterfoil reproduce --list)")
+        raise ConfigError(
+            f"'{name}': expected the name of a table or figure before the overrides "
+            "(counterfoil reproduce lists the names)"
+        )
     from counterfoil.reproduce.store import Kept
 
-    settings = _Asked(data, published, _scale(scale), seeds, tuple(overrides or []), tuned)
-    plan, order = _plan(name, settings, rows or [], out)
-    kept = Kept(store, plan, order) if store is not None else None
-    if kept is not None and not again:
-        kept.settle()
+    request = _Request(data, published, scale, seeds, tuple(overrides or []), tuned)
+    plan, order = _plan(name, request, rows or [], out)
+    stored = Kept(store, plan, order) if store is not None else None
+    if stored is not None and not retrain:
+        stored.settle()
     if dry_run:
         _show_plan(plan, as_json)
     else:
-        _run(plan, cache, jobs, as_json, kept)
+        _run(plan, cache, jobs, as_json, stored)
 
 
-def _scale(text: str) -> Literal["full", "smoke"]:
-    if text == "full":
-        return "full"
-    if text == "smoke":
-        return "smoke"
-    raise ConfigError(f"--scale {text}: 'full' or 'smoke'")
-
-
-def _list(as_json: bool) -> None:
+def _list(pattern: str, as_json: bool) -> None:
     from counterfoil.reproduce.catalogue import load_artefact, names
 
-    known = [load_artefact(name) for name in names()]
+    selected = [load_artefact(name) for name in names() if fnmatchcase(name, pattern)]
+    if not selected:
+        hint = nearest(pattern, names())
+        raise ConfigError(f"'{pattern}': no table or figure has such a name{hint}")
     if as_json:
-        print_json([{"name": one.name, "kind": one.kind, "summary": one.summary} for one in known])
+        print_json(
+            [{"name": one.name, "kind": one.kind, "summary": one.summary} for one in selected]
+        )
         return
-    wide = max(len(one.name) for one in known)
-    kinds = max(len(one.kind) for one in known)
-    for one in known:
-        typer.echo(f"{one.name:{wide}}  {one.kind:{kinds}}  {one.summary}")
-    typer.echo("\nRun one with: counterfoil reproduce NAME [--scale smoke] [--dry-run]")
+    rows = [[one.name, one.kind, one.summary] for one in selected]
+    print_list(["name", "kind", "description"], rows)
+    print_line("\nRun one with: counterfoil reproduce NAME [--scale smoke] [--dry-run]")
 
 
-class _Asked(NamedTuple):
-    """What the command line says of the runs."""
+class _Request(NamedTuple):
+    """What the command line says about the runs."""
 
     data: str
     published: str | None
@@ -147,23 +164,25 @@ class _Asked(NamedTuple):
     tuned: Path | None
 
 
-def _plan(name: str, asked: _Asked, rows: list[str], out: Path) -> tuple[Plan, list[list[str]]]:
-    """The plan of the rows that are asked for, and the labels of all rows."""
+def _plan(name: str, request: _Request, rows: list[str], out: Path) -> tuple[Plan, list[list[str]]]:
+    """The plan of the selected rows, and the labels of all rows."""
     from counterfoil.reproduce.catalogue import labels, load_artefact, only_rows
     from counterfoil.reproduce.plan import Settings, find_data_set, make_plan
     from counterfoil.reproduce.store import best_values, read_stored
 
     artefact = load_artefact(name)
-    chosen = find_data_set(artefact, asked.data, asked.published)
-    sweep = read_stored(asked.tuned) if asked.tuned is not None else None
-    if asked.tuned is not None and sweep is None:
-        raise DataError(f"--tuned {asked.tuned}: no such file")
+    chosen = find_data_set(artefact, request.data, request.published)
+    sweep = read_stored(request.tuned) if request.tuned is not None else None
+    if request.tuned is not None and sweep is None:
+        raise DataError(f"--tuned {request.tuned}: no such file")
     values = best_values(sweep) if sweep is not None else {}
-    settings = Settings(asked.data, chosen, asked.scale, asked.seeds, asked.overrides, values)
+    settings = Settings(
+        request.data, chosen, request.scale, request.seeds, request.overrides, values
+    )
     return make_plan(only_rows(artefact, rows), settings, out), labels(artefact)
 
 
-def _fill(page: Path, store: Path | None) -> None:
+def _render(page: Path, store: Path | None) -> None:
     from counterfoil.reproduce.present import fill_page, pages_to_fill
 
     for one in pages_to_fill(page):
@@ -189,7 +208,7 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
 
 
 def _states(plan: Plan, jobs: Sequence[Job]) -> dict[str, str]:
-    """How far each is, as its folder says; else *known* to the store, or *not needed*."""
+    """State of each job by its folder; else *known* (in the store) or *not needed*."""
     to_do = {job.digest for job in plan.missing()}
 
     def state(job: Job) -> str:
@@ -201,7 +220,7 @@ def _states(plan: Plan, jobs: Sequence[Job]) -> dict[str, str]:
 
 
 def _kinds(jobs: Sequence[Job]) -> list[str]:
-    """Folders that things to do lie in: runs and, where there are any, guides."""
+    """Folders of the jobs: runs and, if there are any, guides."""
     return sorted({job.folder.parent.name for job in jobs}, reverse=True)
 
 
@@ -213,13 +232,13 @@ def _share_finished(jobs: Sequence[Job], kind: str) -> str:
 def _described(job: Job, state: str) -> dict[str, Any]:
     from counterfoil.reproduce.plan import PlannedGuide
 
-    told = {"state": state, "folder": str(job.folder)}
+    common = {"state": state, "folder": str(job.folder)}
     if isinstance(job, PlannedGuide):
-        return {"guide": job.title, **told, "runs": [str(run.folder) for run in job.teachers]}
-    return {"run": job.title, **told, "refused": job.refused(), "config": job.config.model_dump()}
+        return {"guide": job.title, **common, "runs": [str(run.folder) for run in job.teachers]}
+    return {"run": job.title, **common, "refused": job.refused(), "config": job.config.model_dump()}
 
 
-def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, kept: Kept | None) -> None:
+def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, stored: Kept | None) -> None:
     from counterfoil.cli.signals import StopSignals
     from counterfoil.data.load import is_named
     from counterfoil.reproduce.collect import collect
@@ -249,23 +268,23 @@ def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, kept: Kept | None) -
         if not outcome.interrupted:
             measure_together(plan, judge, jobs, bars, columns=columns)
 
-    if kept is not None:  # recalls at once: measuring takes a while, and may be cut short
+    if stored is not None:  # store recalls first: measuring is slow and may be interrupted
         measure(columns=False)
-        kept.add(collect(plan, outcome, judge, with_measures=False))
+        stored.add(collect(plan, outcome, judge, with_measures=False))
     measure(columns=True)
-    found = collect(plan, outcome, judge)
-    if kept is not None:
-        found = kept.add(found)
+    result = collect(plan, outcome, judge)
+    if stored is not None:
+        result = stored.add(result)
     folder = plan.out / plan.folder_name
-    page = write_reproduction(found, folder)
+    page = write_reproduction(result, folder)
     if as_json:
-        print_json(found.as_dict())
+        print_json(result.as_dict())
     else:
         typer.echo(page)
         guides = f" and {outcome.built} guides built" if outcome.built else ""
-        bars.say(f"{outcome.trained} runs trained{guides} now; written to {folder}")
+        bars.say(f"{outcome.trained} runs trained{guides}; results written to {folder}")
     if outcome.interrupted:
-        bars.say("interrupted; the same command goes on")
+        bars.say("interrupted; repeat the command to continue")
         raise typer.Exit(signals.exit_code)
     if outcome.errors:
         raise typer.Exit(1)

@@ -7,30 +7,32 @@ from typing import Annotated
 
 import typer
 
-from counterfoil.cli.output import JSON_OPTION, check_inputs, console, print_json, print_table
+import counterfoil.cli.options as opt
+from counterfoil.cli.inputs import check_inputs
+from counterfoil.cli.output import print_json, print_line, print_table
 
 
 def score(
-    run: Annotated[Path, typer.Argument(help="Run or model folder.")],
+    run: opt.Run,
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
     text: Annotated[
-        list[str] | None,
-        typer.Option("--text", "-t", help="A sentence; repeat it for several."),
+        list[str] | None, typer.Option("--text", "-t", help="Sentence to score. Repeatable.")
     ] = None,
     texts: Annotated[
-        Path | None,
-        typer.Option("--texts", help="A UTF-8 file with one sentence a line."),
+        Path | None, typer.Option("--texts", help="UTF-8 file with one sentence per line.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
-    as_json: bool = JSON_OPTION,
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
 ) -> None:
     """Score every image with every sentence.
 
-    [bold]Example[/]
+    Words outside the model's vocabulary are dropped before scoring, and listed.
 
-      counterfoil score runs/demo photo.png -t "a man on a red bicycle" -t "two cows"
+    [bold]Examples[/]
 
-    Words that the model does not know are left out, and named.
+      counterfoil score runs/demo photo.png -t "a man on a red bicycle" -t \\
+        "two cows"
+      counterfoil score runs/demo *.jpg --texts captions.txt --json
     """
     from counterfoil.core.errors import ConfigError
 
@@ -71,8 +73,7 @@ def score(
     print_table([header, *rows])
     for sentence, words in zip(sentences, unknown, strict=True):
         if words:
-            note = f"{sentence}: {unknown_note(words)}"
-            console().print(note, highlight=False, markup=False, style="yellow")
+            print_line(f"{sentence}: {unknown_note(words)}", style="yellow")
 
 
 def _lines(path: Path) -> list[str]:

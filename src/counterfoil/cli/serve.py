@@ -4,112 +4,105 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
+import counterfoil.cli.options as opt
 from counterfoil.app.connections import Limits
-from counterfoil.cli.output import CACHE_OPTION, console, progress
+from counterfoil.cli.output import console, progress
 from counterfoil.core.errors import ConfigError
 
 if TYPE_CHECKING:
     import ssl
 
 
-ACCESS, LIMITS = "Access", "Limits for slow or many clients"
+def _access(name: str, help: str, **more: Any) -> Any:
+    return typer.Option(name, help=help, rich_help_panel="Access", **more)
+
+
+def _limit(least: float, help: str) -> Any:
+    return typer.Option(min=least, help=help, rich_help_panel="Limits for slow or many clients")
 
 
 def serve(
-    place: Annotated[Path, typer.Argument(metavar="RUN|INDEX", help="Run, model or index folder.")],
-    corrector: Annotated[
-        Path | None,
-        typer.Option("--corrector", help="A run trained with tags-dc, for suggestions."),
-    ] = None,
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN|INDEX", help="Run, saved model or index folder.")
+    ],
+    corrector: opt.Corrector = None,
     index: Annotated[
-        Path | None,
-        typer.Option("--index", help="An index of this run; else its test split is shown."),
+        Path | None, typer.Option(help="Index of RUN to search. Default: the run's test split.")
     ] = None,
     audit: Annotated[
-        Path | None,
-        typer.Option("--audit", help="A folder that `counterfoil audit` wrote."),
+        Path | None, typer.Option(help="Audit to show: a folder written by `counterfoil audit`.")
     ] = None,
     runs: Annotated[
-        Path | None,
-        typer.Option("--runs", help="A folder of runs to show the curves of."),
+        Path | None, typer.Option(help="Folder of runs whose training curves to show.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 for all networks.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")
+    ] = 8000,
     token_file: Annotated[
-        Path | None,
-        typer.Option("--token-file", help="File with the token.", rich_help_panel=ACCESS),
+        Path | None, _access("--token-file", "File with the token that requests must carry.")
     ] = None,
     token: Annotated[
         str | None,
-        typer.Option(
+        _access(
             "--token",
+            "Token that requests must carry. Other users of this machine can see it on a command "
+            "line: prefer the variable or --token-file.",
             envvar="COUNTERFOIL_TOKEN",
-            help="Token that requests must carry. Other users of this machine can see it on a "
-            "command line: prefer the variable or --token-file.",
-            rich_help_panel=ACCESS,
         ),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(
-            "--allow-host",
-            help="Another host name or address the service is called by (repeatable).",
-            rich_help_panel=ACCESS,
-        ),
+        _access("--allow-host", "Further host name or address requests may use. Repeatable."),
     ] = None,
     tls_cert: Annotated[
-        Path | None,
-        typer.Option("--tls-cert", help="Certificate chain (PEM).", rich_help_panel=ACCESS),
+        Path | None, _access("--tls-cert", "Certificate chain for HTTPS (PEM).")
     ] = None,
     tls_key: Annotated[
-        Path | None,
-        typer.Option("--tls-key", help="Its private key (PEM).", rich_help_panel=ACCESS),
+        Path | None, _access("--tls-key", "Private key of the certificate (PEM).")
     ] = None,
     trust_proxy: Annotated[
         list[str] | None,
-        typer.Option(
+        _access(
             "--trust-proxy",
-            help="Address or network of a proxy whose X-Forwarded-For and X-Forwarded-Proto are "
-            "believed (repeatable).",
-            rich_help_panel=ACCESS,
+            "Address or network of a proxy whose X-Forwarded-For and X-Forwarded-Proto headers are "
+            "trusted. Repeatable.",
         ),
     ] = None,
-    connections: Annotated[
-        int, typer.Option(min=1, help="Open connections.", rich_help_panel=LIMITS)
-    ] = Limits.connections,
+    connections: Annotated[int, _limit(1, "Open connections in total.")] = Limits.connections,
     address_connections: Annotated[
-        int,
-        typer.Option(min=0, help="Of them from one address; 0: no limit.", rich_help_panel=LIMITS),
+        int, _limit(0, "Open connections per client address; 0: no limit.")
     ] = Limits.address_connections,
     header_timeout: Annotated[
-        float,
-        typer.Option(min=0.1, help="Seconds for all headers of a request.", rich_help_panel=LIMITS),
+        float, _limit(0.1, "Seconds to receive the headers of a request.")
     ] = Limits.header_timeout,
     body_timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds for a whole body.", rich_help_panel=LIMITS)
+        float, _limit(0.1, "Seconds to receive the body of a request.")
     ] = Limits.body_timeout,
     keep_alive: Annotated[
-        float, typer.Option(min=0.1, help="Seconds between two requests.", rich_help_panel=LIMITS)
+        float, _limit(0.1, "Seconds that an idle connection stays open between requests.")
     ] = Limits.keep_alive,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda …")] = "auto",
-    cache: Path = CACHE_OPTION,
+    device: opt.Device = "auto",
+    cache: opt.Cache = opt.CACHE,
 ) -> None:
-    """Serve a page to search, explain and correct, with a JSON API.
+    """Serve a web page to search, explain and correct, with a JSON API (described at /docs).
+
+    By default only this machine can connect. With another --host, requests must carry a token; one
+    is generated and printed unless you give one. Ctrl-C stops the server.
 
     [bold]Examples[/]
 
       counterfoil serve runs/scenes-naaf --corrector runs/scenes-tags-dc
       counterfoil serve index --port 8080
-      counterfoil serve index --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
-
-    It listens on this machine alone, unless --host says otherwise. Then requests must carry a
-    token: one is made and printed, unless you give one. Ctrl-C stops it. The API is described at
-    /docs.
+      counterfoil serve index --host 0.0.0.0 --tls-cert cert.pem \\
+        --tls-key key.pem
     """
     from counterfoil.app import require_web
 
@@ -130,7 +123,7 @@ def serve(
         keep_alive=keep_alive,
     )
     content = open_content(
-        place,
+        folder,
         index=index,
         corrector=corrector,
         audit=audit,
@@ -144,8 +137,7 @@ def serve(
         print_address(address if made is None else f"{address}#token={made}")
         if made is not None and tls is None:
             console(stderr=True).print(
-                "The token goes over the network unencrypted: see --tls-cert, or put a proxy with "
-                "TLS before it."
+                "The token is sent unencrypted: use --tls-cert, or a proxy that terminates TLS."
             )
 
     run_server(
@@ -154,7 +146,7 @@ def serve(
 
 
 def print_address(address: str) -> None:
-    # an IPv6 address in brackets is markup to rich, and a link must not be broken into lines
+    # rich reads an IPv6 address in brackets as markup, and would wrap a long link
     console().print(
         f"Counterfoil is at [bold]{escape(address)}[/] (Ctrl-C stops it)",
         highlight=False,
@@ -166,7 +158,9 @@ def _given_token(token: str | None, file: Path | None) -> str | None:
     if file is None:
         return token or None
     if token:
-        raise ConfigError("two tokens: give --token-file, or --token or COUNTERFOIL_TOKEN")
+        raise ConfigError(
+            "two tokens given: use either --token-file, or --token / COUNTERFOIL_TOKEN"
+        )
     try:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

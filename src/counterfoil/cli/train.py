@@ -10,14 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from counterfoil.cli.output import (
-    CACHE_OPTION,
-    JSON_OPTION,
-    console,
-    print_json,
-    print_table,
-    progress,
-)
+import counterfoil.cli.options as opt
+from counterfoil.cli.output import print_json, print_line, print_table, progress
 from counterfoil.cli.recipes import complete_recipe
 from counterfoil.cli.signals import StopSignals
 from counterfoil.core.config import RunConfig, check_names, load_config
@@ -30,61 +24,65 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 ADVICE = "wait for it, stop it, or choose another folder with --out"
-OTHERWISE = "--resume goes on with it, --out chooses another folder, --overwrite deletes it"
+OTHERWISE = "continue it with --resume, choose another folder with --out, or --overwrite it"
 
 
 def train(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            help="A recipe: a name (counterfoil recipes lists them) or a YAML file; with --resume "
-            "also the folder of a run.",
+            help="Recipe: a name (`counterfoil recipes` lists them) or a YAML file. With --resume "
+            "it may also be the run folder.",
             autocompletion=complete_recipe,
         ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Changes to it: train.epochs=5 objective=triplet model.embed_size=256"),
+        typer.Argument(
+            help="Config overrides: train.epochs=5 objective=triplet model.embed_size=256"
+        ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             "-o",
-            help="Run folder; by default runs/<recipe>[-<overrides>], e.g. runs/scenes-naaf.",
+            help="Run folder to write. Default: runs/<recipe>[-<overrides>], e.g. "
+            "runs/scenes-naaf.",
         ),
     ] = None,
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="Go on from a run's last checkpoint: --resume RUN. A recipe is not needed; one "
-            "that is named must be that of the run.",
+            help="Continue a run from its last checkpoint: --resume RUN. Without RUN: the latest "
+            "unfinished one in runs/. A recipe is optional and must be that of the run.",
         ),
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete a run that is already in that folder.")
+        bool, typer.Option("--overwrite", help="Delete an existing run in the folder first.")
     ] = False,
     show: Annotated[
-        bool, typer.Option("--show-config", help="Print the resolved config and exit.")
+        bool,
+        typer.Option("--show-config", help="Print the full config with all defaults, then exit."),
     ] = False,
-    cache: Path = CACHE_OPTION,
-    as_json: bool = JSON_OPTION,
+    cache: opt.Cache = opt.CACHE,
+    as_json: opt.Json = False,
 ) -> None:
-    """Train a model; evaluate its best checkpoint on the test split; write a report.
+    """Train a model, evaluate its best checkpoint on the test split, and write a report.
+
+    The run folder contains config.yaml, metrics.jsonl, the checkpoints last/ and best/,
+    results.json, plots and report.html. Ctrl-C (exit code 130) and SIGTERM (143) save a checkpoint
+    and stop; --resume then gives the same result as an uninterrupted run. Exit code 8: another
+    process is training in the folder.
 
     [bold]Examples[/]
 
       counterfoil train scenes/rvse-mlp
       counterfoil train scenes/rvse-mlp objective=triplet train.epochs=5
       counterfoil train --resume runs/scenes-rvse-mlp
-      counterfoil train scenes/rvse-mlp --resume runs/mine
+      counterfoil train scenes/naaf --show-config
       torchrun --nproc-per-node 2 -m counterfoil train scenes/rvse-mlp
-
-    The run folder holds config.yaml, metrics.jsonl, the checkpoints [italic]last[/] and
-    [italic]best[/], results.json, the plots and report.html. Ctrl-C (exit code 130) and
-    SIGTERM (143) save and stop; --resume goes on to the same result. One process trains into a
-    folder at a time: a second one is told which process that is, and exits with 8.
     """
     config, folder = _plan(recipe, list(overrides or []), out, resume, show)
     if show:
@@ -120,26 +118,26 @@ def train(
 def _plan(
     recipe: str | None, overrides: list[str], out: Path | None, resume: bool, show: bool
 ) -> tuple[RunConfig, Path]:
-    """Config and run folder that the arguments mean; typos are found before torch is imported."""
+    """Config and run folder of the arguments; typos are found before torch is imported."""
     if recipe is not None and "=" in recipe and not Path(recipe).exists():
         overrides.insert(0, recipe)
         recipe = None
-    recipe, overrides, out = _understood(recipe, overrides, out, resume)
+    recipe, overrides, out = _split_arguments(recipe, overrides, out, resume)
     if resume and out is None and recipe is None and not overrides:
         out = _latest_unfinished()
     folder = out or RUNS / _slug(recipe, overrides)
     saved = folder / "config.yaml"
     if resume and not saved.is_file() and recipe is None:
-        raise CheckpointError(f"{folder}: not a run (no config.yaml there), nothing to resume")
-    asked = load_config(saved if resume and recipe is None else recipe, overrides)
-    check_names(asked)
+        raise CheckpointError(f"{folder}: not a run (it has no config.yaml); nothing to resume")
+    config = load_config(saved if resume and recipe is None else recipe, overrides)
+    check_names(config)
     if not show:
-        _check_inputs(asked, resume)
+        _check_inputs(config, resume)
     from counterfoil.training.run_folder import located, resumed_config
 
     if not resume or not saved.is_file():  # or nothing was written yet
-        return located(asked), folder
-    return resumed_config(folder, located(asked)), folder
+        return located(config), folder
+    return resumed_config(folder, located(config)), folder
 
 
 def _check_inputs(config: RunConfig, resume: bool) -> None:
@@ -170,10 +168,10 @@ def _check_files(config: RunConfig) -> None:
             )
 
 
-def _understood(
+def _split_arguments(
     recipe: str | None, words: list[str], out: Path | None, resume: bool
 ) -> tuple[str | None, list[str], Path | None]:
-    """Recipe, overrides and run folder; with --resume, a word can be the folder of the run."""
+    """Recipe, overrides and run folder; with --resume, an argument may be the run folder."""
     folders = [Path(word) for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]
     if recipe is not None and _names_run(recipe, resume):
@@ -184,14 +182,14 @@ def _understood(
     if not resume:
         known = "is a folder" if folders[0].is_dir() else "is neither a recipe nor key=value"
         raise ConfigError(
-            f"{folders[0]} {known}; changes look like train.epochs=5, and to go on with a run: "
+            f"{folders[0]} {known}; overrides look like train.epochs=5; to continue a run: "
             "counterfoil train --resume RUN"
         )
     if out is not None:
         folders.append(out)
     if len({folder.resolve() for folder in folders}) > 1:
         raise ConfigError(
-            f"--resume goes on with one run, got {', '.join(map(str, folders))}: name one folder"
+            f"--resume continues one run, got {', '.join(map(str, folders))}: name one folder"
         )
     if not folders[0].exists():
         raise CheckpointError(f"{folders[0]}: no run there to resume")
@@ -199,7 +197,7 @@ def _understood(
 
 
 def _names_run(word: str, resume: bool) -> bool:
-    """Whether the first argument is meant as the folder of a run, not as a recipe."""
+    """Whether the first argument is a run folder rather than a recipe."""
     path = Path(word)
     if recipe_name(path) is not None:  # a folder may have that name: 'photos', say
         return resume and (path / "config.yaml").is_file()
@@ -207,7 +205,7 @@ def _names_run(word: str, resume: bool) -> bool:
 
 
 def _objective_notes(recipe: str | None, config: RunConfig, resume: bool) -> list[str]:
-    """What changed with an objective on the command line that replaces the recipe's."""
+    """What changes if an objective on the command line replaces the recipe's."""
     if resume or recipe is None or not find_recipe(Path(recipe)).is_file():
         return []
     from counterfoil.training.objective_notes import objective_notes
@@ -235,10 +233,10 @@ def _summarise(finished: FinishedRun, as_json: bool) -> None:
 
     result, report = finished.result, finished.report
     if report is None:
-        console(stderr=True).print(
-            f"interrupted after {result.steps} updates; go on with: "
+        print_line(
+            f"interrupted after {result.steps} updates; continue with: "
             f"counterfoil train --resume {result.folder}",
-            highlight=False,
+            stderr=True,
         )
         return
     if as_json:
@@ -258,13 +256,12 @@ def _summarise(finished: FinishedRun, as_json: bool) -> None:
         )
         return
     if report.warning():
-        console(stderr=True).print(report.warning(), highlight=False)
+        print_line(report.warning(), stderr=True)
     for title, rows in report.tables():
         print_table(rows, title=title)
-    console().print(
+    print_line(
         f"{result.steps} updates in {result.seconds:.0f} s; best dev RSUM {result.best_rsum:.1f} "
         f"at epoch {result.best_epoch}; {result.skipped} images skipped in training, "
         f"{sum(skipped_kinds(finished.pairs).values())} items left out of the data\n"
-        f"report: {finished.page}",
-        highlight=False,
+        f"report: {finished.page}"
     )

@@ -46,106 +46,111 @@ class Section(BaseModel):
 class FeaturesConfig(Section):
     """How images without precomputed fragments get them."""
 
-    extractor: str = "segments"
-    options: dict[str, Any] = Field(default_factory=dict)
+    extractor: str = Field("segments", description="feature extractor; needs no weights")
+    options: dict[str, Any] = Field(default_factory=dict, description="options of the extractor")
 
 
 class DataConfig(Section):
     """Where images and captions come from and how they are read."""
 
-    source: str = Field("scenes", description="'scenes', or a path to a data set")
-    format: str | None = Field(None, description="its format; detected where absent")
-    options: dict[str, Any] = Field(default_factory=dict, description="of that source")
-    features: FeaturesConfig = FeaturesConfig()
+    source: str = Field("scenes", description="'scenes' (generated), or the path of a data set")
+    format: str | None = Field(None, description="format of the data; null: detected")
+    options: dict[str, Any] = Field(default_factory=dict, description="options of the data source")
+    features: FeaturesConfig = Field(FeaturesConfig(), description="features of images without any")
     captions: Literal["all", "one", "grouped"] = Field(
-        "all", description="captions of an image per epoch; grouped: beside it, in one batch"
+        "all", description="captions per image and epoch: all, one at random, or all in one batch"
     )
-    views: int = Field(1, ge=1, le=64, description="times an item is in its batch, augmented anew")
+    views: int = Field(1, ge=1, le=64, description="augmented copies of each item in a batch")
     noise: float = Field(0.0, ge=0.0, le=1.0, description="share of training captions shuffled")
-    noise_index: str | None = Field(None, description="a saved shuffle (.npy) to apply instead")
+    noise_index: str | None = Field(None, description="saved shuffle (.npy) to use instead")
     dev_share: float = Field(
         0.05,
         ge=0.0,
         lt=1.0,
-        description="share of train set aside as dev if data has no dev; 0: none",
+        description="share of train set aside as dev if the data have no dev split; 0: none",
     )
     min_count: int = Field(4, ge=1, le=MAX_STEPS, description="rarer words become <unk>")
-    vocabulary: str | None = Field(None, description="a SCAN or NAAF vocabulary JSON to use")
-    drop_regions: float = Field(0.0, ge=0.0, lt=1.0, description="share of fragments left out")
-    drop_regions_varying: bool = Field(False, description="draw that share anew per image")
-    random_crop: float = Field(
-        1.0, gt=0, le=1, description="least share of a picture that a training crop keeps (pixels)"
+    vocabulary: str | None = Field(None, description="vocabulary JSON of SCAN or NAAF to use")
+    drop_regions: float = Field(
+        0.0, ge=0.0, lt=1.0, description="share of fragments dropped in training"
     )
-    flip: bool = Field(False, description="mirror every second picture in training (pixels)")
+    drop_regions_varying: bool = Field(
+        False, description="draw the share per image, up to drop_regions"
+    )
+    random_crop: float = Field(
+        1.0, gt=0, le=1, description="smallest share of a picture in a training crop (pixels)"
+    )
+    flip: bool = Field(False, description="mirror half of the training pictures (pixels)")
     disturb_words: float = Field(0.0, ge=0.0, lt=1.0, description="share of words disturbed")
     workers: int = Field(
         0,
         ge=0,
         le=256,
-        description="processes that read batches ahead; at most one per usable core",
+        description="processes that load batches; 0: none; at most one per usable core",
     )
     resident: bool | None = Field(
-        None,
-        description="hold all training features on the device; by default on a GPU with room",
+        None, description="keep all training features in GPU memory; null: if they fit"
     )
 
 
 class ModelConfig(Section):
     """A named composition, and what to change in its parts."""
 
-    name: str = "rvse-mlp"
-    embed_size: int = Field(1024, ge=2, le=65_536)
+    name: str = Field("rvse-mlp", description="composition, as `counterfoil models` lists them")
+    embed_size: int = Field(1024, ge=2, le=65_536, description="size of the joint space")
     copies: int = Field(
-        1, ge=1, le=64, description="models trained side by side, their scores averaged"
+        1, ge=1, le=64, description="models trained together as an ensemble; scores are averaged"
     )
-    image: dict[str, Any] = Field(default_factory=dict)
-    text: dict[str, Any] = Field(default_factory=dict)
-    matcher: dict[str, Any] = Field(default_factory=dict)
-    start: str | None = Field(None, description="run or model folder whose weights it starts from")
+    image: dict[str, Any] = Field(default_factory=dict, description="options of the image encoder")
+    text: dict[str, Any] = Field(default_factory=dict, description="options of the text encoder")
+    matcher: dict[str, Any] = Field(default_factory=dict, description="options of the matcher")
+    start: str | None = Field(None, description="run or model folder to load initial weights from")
 
 
 class OptimiserConfig(Section):
     """The optimiser and its parameter groups."""
 
-    name: Literal["adamw", "adam", "sgd"] = "adamw"
-    lr: float = Field(5e-4, gt=0, le=100)
-    weight_decay: float = Field(0.01, ge=0, le=100)
+    name: Literal["adamw", "adam", "sgd"] = Field("adamw", description="algorithm")
+    lr: float = Field(5e-4, gt=0, le=100, description="learning rate")
+    weight_decay: float = Field(0.01, ge=0, le=100, description="weight decay")
     no_decay: Literal["norms-and-biases"] | None = Field(
-        None, description="what keeps its size besides single numbers"
+        None, description="parameters exempt from weight decay, besides scalars"
     )
-    momentum: float = Field(0.9, ge=0, lt=1, description="of sgd")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd")
     betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
-        [0.9, 0.999], min_length=2, max_length=2
+        [0.9, 0.999], min_length=2, max_length=2, description="betas of adam and adamw"
     )
     language_model_factor: float | None = Field(
         None,
         ge=0,
         le=1000,
-        description="rate of what BERT's or CLIP's weights were loaded into, times lr; null: 0.1",
+        description="factor on lr for pretrained parameters (BERT, CLIP); null: 0.1",
     )
-    clip: float = Field(2.0, ge=0, le=1e6, description="largest gradient norm; 0: no clipping")
+    clip: float = Field(2.0, ge=0, le=1e6, description="maximum gradient norm; 0: no clipping")
 
 
 class ScheduleConfig(Section):
     """How the learning rate changes."""
 
-    name: Literal["step", "cosine", "linear", "constant"] = "step"
-    warmup_steps: int = Field(0, ge=0, le=MAX_STEPS)
-    decay_epochs: list[Annotated[int, Field(ge=0, le=MAX_STEPS)]] = Field(
-        default_factory=list, description="of 'step'"
+    name: Literal["step", "cosine", "linear", "constant"] = Field(
+        "step", description="shape after warm-up"
     )
-    factor: float = Field(0.1, gt=0, le=1000, description="of 'step', at each of those epochs")
+    warmup_steps: int = Field(0, ge=0, le=MAX_STEPS, description="updates of linear warm-up")
+    decay_epochs: list[Annotated[int, Field(ge=0, le=MAX_STEPS)]] = Field(
+        default_factory=list, description="epochs at which 'step' lowers the rate"
+    )
+    factor: float = Field(0.1, gt=0, le=1000, description="factor at each of these epochs")
 
 
 class TrainConfig(Section):
     """The training loop."""
 
-    epochs: int = Field(20, ge=1, le=1_000_000)
+    epochs: int = Field(20, ge=1, le=1_000_000, description="passes over the training data")
     batch_size: int = Field(
         128,
         ge=2,
         le=65_536,
-        description="pairs whose negatives see each other, over all processes together",
+        description="pairs per batch, all negatives of each other, over all processes together",
     )
     chunk_size: int = Field(
         0,
@@ -153,51 +158,58 @@ class TrainConfig(Section):
         le=65_536,
         description="pairs that a process encodes at once; 0: its whole share of a batch",
     )
-    accumulate: int = Field(1, ge=1, le=65_536, description="batches per update")
-    drop_last: bool = True
+    accumulate: int = Field(1, ge=1, le=65_536, description="batches per optimizer update")
+    drop_last: bool = Field(True, description="drop an incomplete last batch")
     optimiser: OptimiserConfig = OptimiserConfig()
     schedule: ScheduleConfig = ScheduleConfig()
-    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    precision: Literal["float32", "bf16", "fp16"] = Field(
+        "float32", description="bf16, fp16: mixed precision"
+    )
     compile: bool = Field(False, description="compile the encoders with torch.compile")
     graphs: bool | None = Field(
-        None, description="recurrent networks as CUDA graphs; by default so, unless compiled"
+        None, description="run GRUs as CUDA graphs; null: yes on a GPU, unless compiled"
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1 …")
     log_every: int = Field(
         10, ge=1, le=MAX_STEPS, description="steps between lines of metrics.jsonl"
     )
     save_every: int = Field(
-        0, ge=0, le=MAX_STEPS, description="steps between checkpoints; 0: once an epoch"
+        0, ge=0, le=MAX_STEPS, description="steps between checkpoints; 0: once per epoch"
     )
     early_stop: int = Field(
-        0, ge=0, le=MAX_STEPS, description="epochs without a better RSUM; 0: never"
+        0, ge=0, le=MAX_STEPS, description="stop after epochs without a better RSUM; 0: never"
     )
-    tensorboard: bool = False
+    tensorboard: bool = Field(False, description="also write TensorBoard event files")
 
 
 class EvaluationConfig(Section):
     """How a run is judged."""
 
-    split: str = "dev"
+    split: str = Field("dev", description="split that selects the best checkpoint")
     images: int | None = Field(
         None,
         ge=1,
         le=MAX_STEPS,
-        description="so many of that split, evenly spaced, after every epoch; or all",
+        description="evaluate this many evenly spaced images after each epoch; null: all",
     )
-    test_split: str = Field("test", description="evaluated once, with the best checkpoint")
-    folds: int = Field(0, ge=0, le=1000, description="0: the whole split; 5: COCO's 1K protocol")
-    batch_size: int = Field(256, ge=1, le=65_536)
+    test_split: str = Field("test", description="split evaluated once, with the best checkpoint")
+    folds: int = Field(
+        0, ge=0, le=1000, description="folds to average over (5: COCO's 1K); 0: whole split"
+    )
+    batch_size: int = Field(256, ge=1, le=65_536, description="items encoded at a time")
     bootstrap: int = Field(1000, ge=0, le=100_000, description="resamples for confidence intervals")
 
 
 class RunConfig(Section):
     """Everything that defines a run."""
 
-    seed: int = Field(0, ge=0, le=MAX_SEED)
+    seed: int = Field(0, ge=0, le=MAX_SEED, description="random seed")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
-    objective: dict[str, Any] = Field(default_factory=lambda: {"hardest": {}})
+    objective: dict[str, Any] = Field(
+        default_factory=lambda: {"hardest": {}},
+        description="loss terms by name, each with its weight or options",
+    )
     train: TrainConfig = TrainConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 

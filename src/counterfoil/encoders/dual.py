@@ -208,7 +208,7 @@ class JointTokens(JointSpace):
 
 @image_encoders.register("dual")
 class DualImageEncoder(ImageEncoder):
-    """The half of CLIP or SigLIP that sees: pixels in, patches as regions and a pooled token out.
+    """Vision half of CLIP or SigLIP: pixels in, patches as regions and a pooled token out.
 
     ``pretrained`` is a local folder or a hub's name. ``size`` shows it larger pictures than it was
     made for, its positions stretched. ``pooling="own"`` is its class token or attention head; any
@@ -280,7 +280,7 @@ class DualImageEncoder(ImageEncoder):
 
 @text_encoders.register("dual")
 class DualTextEncoder(nn.Module):
-    """The half of CLIP or SigLIP that reads: its tokens as words, and a pooled token.
+    """Text half of CLIP or SigLIP: its tokens as words, and a pooled token.
 
     Options are as those of the image half; an empty ``pretrained`` is that of the image half.
     """

@@ -64,7 +64,7 @@ class MaxPooling(nn.Module):
 
 @poolings.register("kmax")
 class KMaxPooling(nn.Module):
-    """Mean of the k largest values of each channel (of all, where there are fewer)."""
+    """Mean of the k largest values of each channel (of all, if there are fewer)."""
 
     def __init__(self, dim: int, *, k: int = 5) -> None:
         super().__init__()

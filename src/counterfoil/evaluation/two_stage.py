@@ -36,8 +36,8 @@ class ShortlistReport(Report):
     ones also count captions that the image has word for word, and images that have the caption.
     """
 
-    first: str
-    top: int
+    retriever: str
+    shortlist_size: int
     i2t_recall: float
     t2i_recall: float
     i2t_recall_identical: float
@@ -49,17 +49,17 @@ class ShortlistReport(Report):
         """A header and one row of text per direction."""
         own, identical = self.i2t_recall, self.i2t_recall_identical
         back, identical_back = self.t2i_recall, self.t2i_recall_identical
-        first = f"shortlists of {self.first}"
+        first = f"shortlists of {self.retriever}"
         if (own, back) == (identical, identical_back):
             return [
                 (first, "answer on the list", "length"),
-                ("image → text", f"{own:.1f}", str(self.top)),
-                ("text → image", f"{back:.1f}", str(self.top)),
+                ("image → text", f"{own:.1f}", str(self.shortlist_size)),
+                ("text → image", f"{back:.1f}", str(self.shortlist_size)),
             ]
         return [
             (first, "answer on the list", "or an identical caption's", "length"),
-            ("image → text", f"{own:.1f}", f"{identical:.1f}", str(self.top)),
-            ("text → image", f"{back:.1f}", f"{identical_back:.1f}", str(self.top)),
+            ("image → text", f"{own:.1f}", f"{identical:.1f}", str(self.shortlist_size)),
+            ("text → image", f"{back:.1f}", f"{identical_back:.1f}", str(self.shortlist_size)),
         ]
 
     def to_markdown(self) -> str:
@@ -108,25 +108,25 @@ def score_two_stages(
     first: SplitScores,
     *,
     name: str = "the first stage",
-    top: int = 50,
+    shortlist_size: int = 50,
     folds: int = 0,
     batch_size: int = 256,
     progress: Progress | None = None,
 ) -> TwoStages:
-    """The ``top`` best of each query by ``first``, scored anew by the mean of some models.
+    """The best of each query by ``first``, scored again by the mean of some models.
 
     What is not on a list comes after it, in the order of the first stage. With ``folds``, lists are
     of the images and captions of a fold. ``first`` are scores of the same split, whose images it
     may have read from other features; one that either stage cannot read is left out.
     """
-    if top < 1:
-        raise ConfigError(f"a shortlist has at least 1 entry, got {top}")
+    if shortlist_size < 1:
+        raise ConfigError(f"shortlist_size: at least 1 candidate, got {shortlist_size}")
     progress = progress or Silent()
     encoded = [_Encoded.of(model, split, batch_size, progress) for model in models]
     skipped = dict.fromkeys([*first.skipped, *(text for one in encoded for text in one.skipped)])
     images = [i for i in first.images if all(i in one.row_of for one in encoded)]
     first_scores, texts, image_of = _of_images(first, images)
-    by_image, by_text = _lists(first_scores, image_of, top, folds)
+    by_image, by_text = _lists(first_scores, image_of, shortlist_size, folds)
     wanted = by_image | by_text
     slow = np.zeros(wanted.shape, dtype=np.float32)
     for one in encoded:
@@ -135,8 +135,8 @@ def score_two_stages(
     captions = [split.texts[text] for text in texts]
     groups = identical_groups(captions)
     lists = ShortlistReport(
-        first=name,
-        top=top,
+        retriever=name,
+        shortlist_size=shortlist_size,
         i2t_recall=_found(by_image, image_of)[0],
         t2i_recall=_found(by_text, image_of)[1],
         i2t_recall_identical=_found(by_image, image_of, groups)[0],

@@ -30,7 +30,7 @@ class _PartView(View):
 
 @extractors.register("joined")
 class Joined(Backbone):
-    """Several backbones at once: more fragments of a picture, or longer vectors of its cells."""
+    """Several backbones combined: more fragments per picture, or concatenated cell vectors."""
 
     name: ClassVar[str] = "joined"
 

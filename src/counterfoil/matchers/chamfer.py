@@ -18,7 +18,7 @@ Kind = Literal["smooth-chamfer", "chamfer", "max", "avg"]
 
 @matchers.register("smooth-chamfer")
 class SetSimilarity(CrossAttentionMatcher):
-    """DivE: each vector of a set finds its like in the other, softly (Kim, Kim, Kwak 2023).
+    """DivE: smooth Chamfer similarity of two sets of vectors (Kim, Kim, Kwak 2023).
 
     "smooth-chamfer" takes log Σ exp(α cos) / α over the other set in place of the largest cosine of
     "chamfer"; both are averaged over a set, then over the two. α is ``temperature``, as the public

@@ -173,7 +173,7 @@ class ReasoningStep(nn.Module):
 
 @matchers.register("sgr")
 class SimilarityGraphReasoning(AlignmentMatcher):
-    """SGR: the alignments of a pair reason over their graph; the global node is judged."""
+    """SGR: graph reasoning over the alignments of a pair; the global node gives the score."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class AlignmentNorm(nn.BatchNorm1d):
 
 @matchers.register("saf")
 class SimilarityAttentionFiltration(AlignmentMatcher):
-    """SAF: alignments are weighted by what they mean, and their sum is judged.
+    """SAF: attention weights over alignments; their weighted sum gives the score.
 
     In training a tile holds all images, because the weights' batch statistics are per text over
     these (`AlignmentNorm`).

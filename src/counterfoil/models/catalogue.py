@@ -44,13 +44,13 @@ def bfan() -> ModelSpec:
 
 @models.register("bfan-prob")
 def bfan_prob() -> ModelSpec:
-    """BFAN-prob: the same, fragments judged by their confidence (Liu et al. 2019)."""
+    """BFAN-prob: BFAN with fragments weighted by their confidence (Liu et al. 2019)."""
     return _local({"name": "bfan", "focal": "prob"})
 
 
 @models.register("chan")
 def chan() -> ModelSpec:
-    """CHAN with BiGRU: regions see each other, each word takes its best one (Pan et al. 2023)."""
+    """CHAN with BiGRU: self-attention over regions, best region per word (Pan et al. 2023)."""
     return _local({"name": "chan", "coding": "vha", "pooling": "lse"}, image="self-attention")
 
 
@@ -80,7 +80,7 @@ def naaf_no_intra() -> ModelSpec:
 
 @models.register("naaf-positive")
 def naaf_positive() -> ModelSpec:
-    """NAAF without its negative branch: the ablation."""
+    """NAAF without its negative branch (an ablation of the paper)."""
     return _local({"name": "naaf", "negative": False})
 
 
@@ -104,7 +104,7 @@ def sgr() -> ModelSpec:
 
 @models.register("saf")
 def saf() -> ModelSpec:
-    """SAF: similarity attention filtration of these alignments (Diao et al. 2021)."""
+    """SAF: similarity attention filtration of local and global alignments (Diao et al. 2021)."""
     return _graph({"name": "saf"}, dropout=0.4)
 
 
@@ -122,7 +122,7 @@ def gsmn() -> ModelSpec:
 
 @models.register("gsmn-sparse")
 def gsmn_sparse() -> ModelSpec:
-    """GSMN-sparse: the same, words linked by the dependencies of the caption (Liu et al. 2020)."""
+    """GSMN-sparse: GSMN with words linked by the dependency parse (Liu et al. 2020)."""
     return _graph({"name": "gsmn", "graph": "sparse", "parser": "rules"})
 
 
@@ -158,7 +158,7 @@ def vse_mlp() -> ModelSpec:
 
 @models.register("rvse-mlp")
 def rvse_mlp() -> ModelSpec:
-    """RVSE (MLP): the same with a residual connection around the MLP (SelHN figure 2c)."""
+    """RVSE (MLP): VSE (MLP) with a residual connection around the MLP (SelHN figure 2c)."""
     return _embedding(_gpo("mlp", residual="projected", final_norm=True), _gpo("bigru"))
 
 
@@ -170,7 +170,7 @@ def vse_infty() -> ModelSpec:
 
 @models.register("vse-infty-bert")
 def vse_infty_bert() -> ModelSpec:
-    """VSE∞ with BERT: the same image side, a pretrained language model, GPO."""
+    """VSE∞ with BERT as its text encoder, GPO on both sides (Chen et al. 2021)."""
     return _embedding(_gpo("mlp", residual="raw"), _gpo("bert"))
 
 
@@ -182,7 +182,7 @@ def rvse_pp() -> ModelSpec:
 
 @models.register("rvse++-bigru")
 def rvse_pp_bigru() -> ModelSpec:
-    """RVSE++ with a BiGRU for BERT, as the public code has it (one BN layer in the MLP)."""
+    """RVSE++ with BiGRU instead of BERT, as in the public code (one BN layer in the MLP)."""
     return _embedding(_gpo("mlp", residual="projected"), _gpo("bigru"))
 
 
@@ -199,7 +199,7 @@ def esa() -> ModelSpec:
 
 @models.register("esa-bert")
 def esa_bert() -> ModelSpec:
-    """ESA with BERT: the same image side, a pretrained language model (Zhu et al. 2023)."""
+    """ESA with BERT as its text encoder (Zhu et al. 2023)."""
     return _esa({"name": "bert", "pooling": {"name": "channel-attention", "dropout": 0.1}})
 
 
@@ -219,13 +219,13 @@ def vsrn() -> ModelSpec:
 
 @models.register("vsrn++")
 def vsrn_pp() -> ModelSpec:
-    """VSRN++ on BiGRU words: the same reasoning on both sides, without a language model."""
+    """VSRN++ with BiGRU instead of BERT: graph reasoning on both sides."""
     return _reasoning(_reasoned_words("bigru"))
 
 
 @models.register("vsrn++-bert")
 def vsrn_pp_bert() -> ModelSpec:
-    """VSRN++: the same reasoning on both sides, over the words of BERT (Li et al. 2022)."""
+    """VSRN++: graph reasoning over regions and over BERT's words (Li et al. 2022)."""
     return _reasoning(_reasoned_words("bert"))
 
 
@@ -245,7 +245,7 @@ def hrem() -> ModelSpec:
 
 @models.register("hrem-bert")
 def hrem_bert() -> ModelSpec:
-    """HREM with BERT: the same over the states of a language model (Fu et al. 2023)."""
+    """HREM with BERT as its text encoder (Fu et al. 2023)."""
     return _related("bert")
 
 
@@ -262,7 +262,7 @@ def dive() -> ModelSpec:
 
 @models.register("dive-bert")
 def dive_bert() -> ModelSpec:
-    """DivE with BERT: the same, slots over the states of a language model (Kim et al. 2023)."""
+    """DivE with BERT: sets predicted by slots over the states of BERT (Kim et al. 2023)."""
     return ModelSpec(
         image={"name": "dive"}, text={"name": "dive-bert"}, matcher={"name": "smooth-chamfer"}
     )
@@ -282,7 +282,7 @@ def _uniter(layers: int, width: int) -> ModelSpec:
 
 @models.register("uniter-small")
 def uniter_small() -> ModelSpec:
-    """UNITER, small: 4 layers, for embed_size 256; trains on two CPU cores."""
+    """UNITER-small: 4 layers, for embed_size 256; trains on two CPU cores."""
     return _uniter(4, 256)
 
 

@@ -32,7 +32,7 @@ from counterfoil.objectives.hard_candidates import (
 
 @objectives.register("alignment")
 class Alignment(InfoNCE):
-    """Align before fuse: InfoNCE on embeddings, and a cross-encoder on what these find alike.
+    """Align before fuse: InfoNCE on embeddings, which select the negatives of a cross-encoder.
 
     Before any layer, a caption is compared with an image by the mean over its words of the best
     region's cosine, at a learned ``temperature``. ``kept`` captions of each image and images of

@@ -68,7 +68,7 @@ class CaptionGenerator(nn.Module):
 
 @objectives.register("captioning")
 class Captioning(Objective):
-    """Negative log-likelihood of the words of each caption, told from its image's regions (VSRN).
+    """Negative log-likelihood of each caption, generated from its image's regions (VSRN).
 
     A sum over words and a mean over captions, teacher-forced; to be added to a matching objective:
     ``{hardest: 1, captioning: 1}``. The generator serves training only. Words are the token ids of

@@ -56,7 +56,7 @@ class HardTriplets:
 
 @objectives.register("cfm")
 class CounterfactualMatching(HardestNegative):
-    """Hardest negatives, and negatives made from what tells them apart (CFM).
+    """Hardest negatives, and counterfactual negatives made from their decisive parts (CFM).
 
     The triplets that violate the margin say what matters: the gradient of s(anchor, positive) -
     s(anchor, negative) with respect to each region of the images and to each word of the texts.

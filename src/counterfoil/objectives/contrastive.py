@@ -93,7 +93,7 @@ class InfoNCE(Objective):
 
 @objectives.register("siglip")
 class SigLIP(Objective):
-    """Every pair a yes-or-no question: sigmoid loss with learned scale and bias (SigLIP).
+    """Sigmoid loss on every pair of the batch, with learned scale and bias (SigLIP).
 
     All pairs of one image are positives, protected pairs are not asked about. The sum is divided by
     the number of texts, which in a batch of pairs is its size.

@@ -71,7 +71,7 @@ class MaximumMeanDiscrepancy(Objective):
 
 @objectives.register("uniformity")
 class Uniformity(Objective):
-    """The vectors of a set should differ: a price on slot residuals that point alike (DivE).
+    """Penalty on slot residuals of similar direction, so that sets stay diverse (DivE).
 
     Mean of exp(-t‖a - b‖²) over all pairs of an item's residuals, brought to unit length, of images
     plus that of texts. Only for models that predict sets.

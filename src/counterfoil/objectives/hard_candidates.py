@@ -24,7 +24,7 @@ class Hardest:
 
 @objectives.register("hard-candidates")
 class HardCandidates(Objective):
-    """UNITER: hinge on the hardest of a batch's candidates, sought without gradients.
+    """UNITER: hinge on the hardest of a batch's candidates, selected without gradients.
 
     For the first ``anchors`` pairs of each process's batch (0: all), every other image and caption
     of that batch is a candidate; the ``kept`` best of each direction are scored again, with

@@ -197,7 +197,7 @@ def _blocks(images: Tensor, across: Tensor, back: Tensor, texts: Tensor) -> Tens
 
 @objectives.register("hrem-graph")
 class InstanceRelations(Objective):
-    """HREM: embeddings after a look at their batch must match too (Fu et al. 2023).
+    """HREM: embeddings after attention over their batch must match too (Fu et al. 2023).
 
     From step ``warmup`` on, a transformer layer over the graph of all images and texts of the batch
     (`InstanceGraph`) gives each a second embedding. The loss is that of the plain images with the

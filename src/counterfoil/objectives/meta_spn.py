@@ -90,7 +90,7 @@ def hardest_triplets(scores: Tensor, positives: Tensor, context: Context | None 
 
 @objectives.register("meta-spn")
 class MetaSelfPaced(Objective):
-    """Hinge on hardest negatives, weighed by a small network that learns on set-aside images.
+    """Hinge on hardest negatives, weighted by a small network trained on held-out images.
 
     This is the Meta Self-Paced Network (Wei et al., ACM MM 2021) as far as it is known here: the
     SelHN paper, which compares with it, says that it "automatically learns a weighting scheme" and

@@ -22,7 +22,7 @@ PERFECT = 1 - 1e-5
 
 @objectives.register("ssp")
 class SelfSimilarityPolynomial(Objective):
-    """Polynomial costs of positive and hardest negative where the margin is violated (SSP).
+    """Polynomial costs of positive and hardest negative if the margin is violated (SSP).
 
     An anchor with hardest negative n > p - margin costs [positive(p)]₊ + [negative(n)]₊, both
     polynomials given by their coefficients, highest power first; any other anchor, and one whose

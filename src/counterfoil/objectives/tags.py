@@ -90,7 +90,7 @@ class Read:
 
 @objectives.register("tags")
 class Tags(Objective):
-    """TAGS: fill masks given the image, and rank the true caption above what was filled in.
+    """TAGS: fill masked words given the image, and rank the true caption above the result.
 
     Beside another objective: {hard-candidates: 1, tags: 1}. Each caption gets ``masks`` versions,
     masked by ``unit`` (of the scene graph that ``extractor`` finds, or token by token), each filled
@@ -187,7 +187,7 @@ class Tags(Objective):
 
 @objectives.register("tags-dc")
 class TagsDc(Tags):
-    """TAGS-DC: TAGS, and say which words of its foils are wrong, and what they should be.
+    """TAGS-DC: TAGS with heads that find the wrong words of foils and correct them.
 
     ``discrimination`` and ``correction`` weigh these losses, ``replaced`` and ``original`` the two
     kinds of words in the former. ``correct_over`` says which tokens of a foil the correction learns

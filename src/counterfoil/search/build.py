@@ -58,7 +58,7 @@ def create_folder(
             f"first_stage: {', '.join(get_args(Asked))} are possible, got {settings.first_stage}"
         )
     if settings.shortlist < 1:
-        raise ConfigError(f"shortlist: at least 1, got {settings.shortlist}")
+        raise ConfigError(f"shortlist_size: at least 1, got {settings.shortlist}")
     backends.check(settings.backend, settings.options, where="backend")
     form = _form(settings, model, splits)
     _make_room(folder, overwrite, settings.options)
@@ -102,8 +102,8 @@ def _form(settings: Settings, model: Model, splits: Sequence[Split]) -> FirstSta
         return choose_form(settings.first_stage, model, enough_to_fit(splits))
     if settings.first_stage != "auto":
         raise ConfigError(
-            f"first_stage: '{settings.first_stage}' is made from the model itself, --first takes "
-            "another model's vectors: give either"
+            f"first_stage: '{settings.first_stage}' uses vectors of the model itself, --retriever "
+            "those of another model; give one of them"
         )
     check_first(model, settings.first)
     return "other"

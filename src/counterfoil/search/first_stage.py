@@ -297,17 +297,17 @@ def check_first(model: Model, first: Model) -> None:
     if model.matcher.needs != "fragments":
         raise ConfigError(
             f"the model '{model.spec.name}' compares whole vectors, which are its own first stage: "
-            "leave --first out"
+            "leave --retriever out"
         )
     if first.matcher.needs != "pooled":
         raise ConfigError(
-            f"--first: the model '{first.spec.name}' has no whole vectors to find a shortlist "
+            f"--retriever: the model '{first.spec.name}' has no whole vectors to find a shortlist "
             "with; name a run of a model that compares them, such as vse-infty or rvse-mlp"
         )
     reads = [(m.fragments_from, m.fragments_options, m.input_dim) for m in (model, first)]
     if reads[0] != reads[1]:
         raise ConfigError(
-            f"--first: '{first.spec.name}' reads fragments of "
+            f"--retriever: '{first.spec.name}' reads fragments of "
             f"'{first.fragments_from or 'precomputed features'}' ({first.input_dim} numbers), "
             f"'{model.spec.name}' those of '{model.fragments_from or 'precomputed features'}' "
             f"({model.input_dim} numbers): train both on the same features"

@@ -55,21 +55,21 @@ class SearchIndex(IndexState):
         backend: str = "exact",
         backend_options: dict[str, Any] | None = None,
         first_stage: Asked = "auto",
-        first: Model | None = None,
+        retriever: Model | None = None,
         fit_on: Sequence[Split] | None = None,
         dtype: str = "float16",
-        shortlist: int = SHORTLIST,
+        shortlist_size: int = SHORTLIST,
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> SearchIndex:
         """A new index of a model, with the images and captions of some pairs.
 
-        A fitted first stage is fitted on these, or on ``fit_on``. With ``first``, a model of whole
-        vectors, that one finds the shortlist: for cross-encoders, which have nothing to do it with.
+        A fitted first stage is fitted on these, or on ``fit_on``. ``retriever`` is a model of whole
+        vectors that finds the shortlist instead: cross-encoders cannot do so themselves.
         """
         folder, options = Path(folder), dict(backend_options or {})
-        first = first.eval() if first is not None else None
-        settings = Settings(backend, options, first_stage, dtype, shortlist, first)
+        retriever = retriever.eval() if retriever is not None else None
+        settings = Settings(backend, options, first_stage, dtype, shortlist_size, retriever)
         splits = list(fit_on) if fit_on is not None else _splits(pairs)
         advice = "wait for it, or name another folder"
         with replacing(folder, "building an index there", advice):
@@ -78,7 +78,7 @@ class SearchIndex(IndexState):
                 create_folder(
                     folder, model.eval(), settings, splits, overwrite, progress or Silent()
                 )
-            index = cls(folder, model, options, first)
+            index = cls(folder, model, options, retriever)
             if pairs is not None:
                 index.add(pairs, progress=progress)
         return index
@@ -141,7 +141,7 @@ class SearchIndex(IndexState):
         image: str | Path | Image.Image | None = None,
         k: int = 10,
         target: Side | None = None,
-        shortlist: int | None = None,
+        shortlist_size: int | None = None,
         exhaustive: bool = False,
         explain: int = 0,
     ) -> Results:
@@ -149,19 +149,19 @@ class SearchIndex(IndexState):
 
         See `counterfoil.search.query.search`.
         """
-        request = Request(text, image, k, target, shortlist, exhaustive, explain)
+        request = Request(text, image, k, target, shortlist_size, exhaustive, explain)
         return search(self, request)
 
     def recall(
         self,
         queries: int = 100,
         *,
-        shortlist: int | None = None,
+        shortlist_size: int | None = None,
         seed: int = 0,
         progress: Progress | None = None,
     ) -> list[Recall]:
         """How much of exhaustive scoring the two stages find, both ways, on sampled queries."""
-        return measure_recall(self, queries, shortlist, seed, progress or Silent())
+        return measure_recall(self, queries, shortlist_size, seed, progress or Silent())
 
     def picture(self, image: str) -> Image.Image:
         """The pixels of an image by its id, from where the data set had them."""

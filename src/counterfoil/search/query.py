@@ -156,7 +156,7 @@ def search(index: IndexState, request: Request) -> Results:
     if request.k < 1:
         raise DataError(f"k: at least 1 result, got {request.k}")
     if request.shortlist is not None and request.shortlist < 1:
-        raise DataError(f"shortlist: at least 1 item, got {request.shortlist}")
+        raise DataError(f"shortlist_size: at least 1 item, got {request.shortlist}")
     clock = _Clock()
     query = _query(index, request)
     clock.lap("encoding")

@@ -401,8 +401,8 @@ def test_the_command_judges_a_run_on_foils_of_several_sources(
     (tmp_path / "run" / "config.yaml").write_text(config.to_yaml())
     (tmp_path / "rules").mkdir()  # which is a name even where a folder is called so
     monkeypatch.chdir(tmp_path)
-    asked = ["foil-report", tmp_path / "run", "--foils", "rules", "--foils", "own"]
-    asked += ["--captions", 10, "--masks", 2, "--samples", 2, "--cache", cache]
+    asked = ["evaluate-foils", tmp_path / "run", "--foils", "rules", "--foils", "own"]
+    asked += ["--max-captions", 10, "--masks", 2, "--samples", 2, "--cache", cache]
     told = json.loads(invoke(*asked, "--json"))
     assert [one["captions"] for one in told] == [10, 10]
     assert [one["foils"] for one in told] == ["rules", "run"]

@@ -352,7 +352,7 @@ def run(*arguments: object):
 def test_the_command_writes_a_model_and_says_what_it_found(tmp_path) -> None:
     done = run("--from", "scan", file_of("scan"), "--out", tmp_path / "m")
     assert done.exit_code == 0, done.output
-    for expected in ("scan-t2i", "301.5", "12", "stand-ins", "warning"):
+    for expected in ("scan-t2i", "301.5", "12", "placeholders", "warning"):
         assert expected in done.output
     assert from_pretrained(tmp_path / "m").spec.name == "scan-t2i"
 

@@ -18,7 +18,7 @@ _NOT_EXTRA = {"id", "file_name"}
 
 @sources.register("coco")
 class CocoSource(Source):
-    """COCO's caption annotations, one JSON file a split, with a folder of images each.
+    """COCO's caption annotations: one JSON file per split, with a folder of images each.
 
     ``images`` is the folder of images, or the folder that holds `train2017/` and the others.
     """

@@ -1,0 +1,160 @@
+"""What the arguments of a command refer to: runs, data sets, images, indexes, key=value options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from counterfoil.cli.output import progress
+from counterfoil.core.errors import ConfigError, DataError, nearest
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from counterfoil.core.progress import Progress
+    from counterfoil.data.fragments import Fragments
+    from counterfoil.data.pairs import Pairs
+    from counterfoil.models.model import Model
+    from counterfoil.search import SearchIndex
+
+
+def check_inputs(
+    runs: Iterable[Path | None], data: str | None = None, format: str | None = None
+) -> None:
+    """Refuse folders and paths that do not exist, before seconds are spent on importing torch."""
+    from counterfoil.core.config import model_folder
+    from counterfoil.data.load import check_source
+
+    for run in runs:
+        if run is not None:
+            model_folder(run)
+    if data is not None:
+        check_source(data, format)
+
+
+def check_picture(out: Path | None) -> None:
+    """Refuse a picture that is not named as a PNG, before a model is loaded."""
+    if out is not None and out.suffix.lower() != ".png":
+        raise ConfigError(f"--out {out}: pictures are written as PNG; choose a name ending in .png")
+
+
+def open_index(folder: Path, api_key: str, device: str) -> SearchIndex:
+    """An index on disk; torch is imported only if there is one."""
+    check_index(folder)
+    from counterfoil.search import SearchIndex
+
+    secret = {"api_key": api_key} if api_key else None
+    return SearchIndex.open(folder, device=device, backend_options=secret)
+
+
+def check_index(folder: Path) -> None:
+    if not (folder / "index.json").is_file():
+        raise DataError(
+            f"{folder}: not a search index (there is no index.json); "
+            "make one with: counterfoil index RUN PAIRS --out INDEX"
+        )
+
+
+def parse_options(pairs: Sequence[str] | None, name: str = "--option") -> dict[str, Any]:
+    """``--option images=1000`` to a mapping with YAML values; ``name`` is that of the option."""
+    import yaml
+
+    from counterfoil.core.config import read_value
+
+    options: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{name} {pair}: expected key=value")
+        try:
+            options[key.strip()] = read_value(value)
+        except (yaml.YAMLError, ValueError):
+            raise ConfigError(f"{name} {pair}: '{value}' is not a YAML value") from None
+    return options
+
+
+@dataclass(frozen=True)
+class DataChoice:
+    """The data that --data, --format and --option name; without --data, that of a run."""
+
+    data: str | None
+    format: str | None
+    option: list[str] | None
+    cache: Path
+    quiet: bool
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return parse_options(self.option)
+
+    @property
+    def progress(self) -> Progress:
+        return progress(self.quiet)
+
+    def read(self, run: Path) -> Pairs:
+        """All splits, with the kind of features that the run reads."""
+        from counterfoil.training.run_data import evaluation_split
+
+        return evaluation_split(
+            run, self.data, self.format, self.options, self.cache, self.progress
+        )
+
+    def read_image(
+        self, run: Path, model: Model, image: str, split: str | None = None
+    ) -> tuple[Fragments, Image.Image | None, list[str]]:
+        """Fragments, pixels and captions of an image file or id; a file has no captions."""
+        if Path(image).is_file():
+            return (*_from_file(model, run, Path(image)), [])
+        _refuse_missing_file(image, run, self.data)
+        return _from_data(self.read(run), image, split)
+
+
+def _from_file(model: Model, run: Path, path: Path) -> tuple[Fragments, Image.Image | None]:
+    from counterfoil.data.images import FileImage, open_image
+    from counterfoil.features import extractors
+
+    if model.fragments_from is None:
+        raise ConfigError(
+            f"{run}: this model was trained on precomputed features, so it cannot read an image "
+            "file; give the id of an image of its data set instead"
+        )
+    pixels = open_image(FileImage(path))
+    extractor = extractors.create(model.fragments_from, model.fragments_options)
+    return extractor.extract(pixels), pixels
+
+
+def _refuse_missing_file(image: str, run: Path, data: str | None) -> None:
+    """Refuse a folder, and a name that no data set could resolve."""
+    from counterfoil.training.run_folder import run_config
+
+    if Path(image).is_dir():
+        raise DataError(f"{image}: a folder; give an image file, or the id of an image")
+    if data is None and run_config(run) is None:
+        raise DataError(
+            f"{image}: no such image file; to use the id of an image, name its data with --data"
+        )
+
+
+def _from_data(
+    pairs: Pairs, image: str, split: str | None
+) -> tuple[Fragments, Image.Image | None, list[str]]:
+    from counterfoil.data.images import open_image
+
+    searched = [pairs[split]] if split is not None else list(pairs)
+    for one in searched:
+        if image in one.ids:
+            index = list(one.ids).index(image)
+            break
+    else:
+        names = ", ".join(one.name for one in searched)
+        known = [name for one in searched for name in one.ids]
+        example = f" (ids look like '{known[0]}')" if known else ""
+        raise DataError(
+            f"{image}: neither an image file nor an id in the data set '{pairs.name}', splits: "
+            f"{names}{nearest(image, known)}{example}"
+        )
+    table = one.require_fragments()
+    pixels = open_image(one.pixels[index]) if one.pixels is not None else None
+    return table.read(index), pixels, list(one.captions[index])

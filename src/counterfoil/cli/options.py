@@ -1,0 +1,138 @@
+"""Arguments and options that several commands share, each declared once, and their checks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from counterfoil.core.storage.atomic import DEFAULT_CACHE
+
+
+def between(least: float, most: float, above: bool = False) -> Callable[[float | None], Any]:
+    """Check of an option: a number from ``least`` (``above``: excluded) to ``most``.
+
+    For what Typer's ``min`` and ``max`` cannot express: excluded bounds, and "nan", which no
+    comparison refuses.
+    """
+
+    def check(value: float | None) -> float | None:
+        if value is None or (least <= value <= most and not (above and value == least)):
+            return value
+        start = f"above {least:g}" if above else f"at least {least:g}"
+        end = f" and at most {most:g}" if most < sys.float_info.max else ""
+        raise typer.BadParameter(f"expected a number {start}{end}, got {value:g}")
+
+    return check
+
+
+SHARE = between(0.0, 1.0)
+FROM_0 = between(0.0, sys.float_info.max)
+ABOVE_0 = between(0.0, sys.float_info.max, above=True)
+ABOVE_0_TO_1 = between(0.0, 1.0, above=True)
+
+Run = Annotated[
+    Path,
+    typer.Argument(help="Run folder (its best checkpoint is used), or folder of a saved model."),
+]
+Image = Annotated[str, typer.Argument(help="Image file, or the id of an image in the data set.")]
+Sentence = Annotated[str, typer.Argument(help="Sentence about the image, in quotes.")]
+Pairs = Annotated[
+    str | None,
+    typer.Argument(help="Data set: a path or a name. Default: the data of RUN."),
+]
+Index = Annotated[Path, typer.Argument(help="Index folder, made with `counterfoil index RUN`.")]
+Data = Annotated[
+    str | None,
+    typer.Option("--data", help="Data set: a path or a name. Default: the data of RUN."),
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format", "-f", help="Format of the data set. Default: detected from its files."
+    ),
+]
+SourceOptions = Annotated[
+    list[str] | None,
+    typer.Option("--option", help="Option of the data source, as key=value. Repeatable."),
+]
+Splits = Annotated[
+    list[str] | None,
+    typer.Option("--split", help="Split to use. Repeatable. Default: all splits."),
+]
+IdSplit = Annotated[
+    str | None,
+    typer.Option("--split", help="Split that has the image id. Default: search all."),
+]
+Layout = Annotated[str, typer.Option("--to", help="File layout to write: scan, jsonl or shards.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace existing output instead of refusing to.")
+]
+Device = Annotated[
+    str,
+    typer.Option("--device", help="auto (a GPU if there is one), cpu, cuda, cuda:1 …"),
+]
+CACHE = DEFAULT_CACHE
+Cache = Annotated[
+    Path,
+    typer.Option(
+        "--cache",
+        envvar="COUNTERFOIL_CACHE",
+        help="Folder for generated scenes and extracted features, reused by all commands.",
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON and nothing else to stdout.")
+]
+Markdown = Annotated[
+    bool, typer.Option("--markdown", help="Print Markdown tables instead of terminal tables.")
+]
+Picture = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Also draw the result to this PNG file.")
+]
+ApiKey = Annotated[
+    str,
+    typer.Option(
+        "--api-key",
+        envvar="COUNTERFOIL_QDRANT_API_KEY",
+        help="API key of the Qdrant server. It is never stored.",
+    ),
+]
+ShortlistSize = Annotated[
+    int | None,
+    typer.Option(
+        "--shortlist-size",
+        min=1,
+        help="Candidates per query that the matcher ranks. Default: set by the index.",
+    ),
+]
+Corrector = Annotated[
+    Path | None,
+    typer.Option("--corrector", help="Run trained with tags-dc that suggests corrections."),
+]
+Masks = Annotated[
+    int,
+    typer.Option("--masks", min=1, help="Masked versions per caption, K (model-made foils only)."),
+]
+Samples = Annotated[
+    int,
+    typer.Option("--samples", min=1, help="Samples per masked version, L (model-made foils only)."),
+]
+Temperature = Annotated[
+    float,
+    typer.Option(
+        "--temperature",
+        callback=ABOVE_0,
+        help="Sampling temperature τ, above 0; higher gives more varied foils (model-made only).",
+    ),
+]
+Masking = Annotated[
+    Literal["scene-graph", "words"],
+    typer.Option(
+        "--masking",
+        help="Mask whole scene-graph units or single words (model-made foils only).",
+    ),
+]
