@@ -514,7 +514,7 @@ def test_a_folder_of_pages_is_filled_from_the_folder_around_it(tmp_path) -> None
     for name in ("first", "second"):
         (folder / f"{name}.md").write_text(PAGE.format("mine@here"))
     (folder / "plain.md").write_text("no table")
-    done = CliRunner().invoke(app, ["reproduce", "--fill", str(folder)])
+    done = CliRunner().invoke(app, ["reproduce", "--render-page", str(folder)])
     assert done.exit_code == 0, done.output
     assert all("| a |" in (folder / f"{name}.md").read_text() for name in ("first", "second"))
     assert (folder / "plain.md").read_text() == "no table"
