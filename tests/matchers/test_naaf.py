@@ -87,7 +87,9 @@ def test_the_reference_state_machine_ends_in_the_stored_state(name, option) -> N
     scores = matcher(images, texts)
     assert_close(scores, fixture[f"out.{option}.scores"])
     assert_close(matcher.reference.state, fixture[f"out.{option}.state_after"])
-    loss = create_objective("hardest")(scores, torch.eye(len(scores)).bool(), Context()).loss
+    loss = (
+        create_objective("hardest").compute(scores, torch.eye(len(scores)).bool(), Context()).loss
+    )
     assert_close(loss, fixture[f"out.{option}.loss"])
     if f"out.{option}.second_call.scores" in fixture.tensors:
         again = matcher(images, texts)

@@ -23,8 +23,9 @@ from counterfoil.features import Extractor, extractors
 from counterfoil.matchers.naaf import NAAF
 from counterfoil.models.correct import Change, Correction, correct, exchanged
 from counterfoil.models.explain import explain_encoded
+from counterfoil.models.match import shades
 from counterfoil.models.model import Model
-from counterfoil.plots.sentences import colour_note, method_note, shades, standing
+from counterfoil.plots.sentences import colour_note, method_note, standing
 from counterfoil.scoring.encode import encode_texts
 from counterfoil.search.items import Side
 

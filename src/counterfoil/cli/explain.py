@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from counterfoil.data.fragments import Fragments
     from counterfoil.data.pairs import Pairs
-    from counterfoil.models.explain import Match, WordEffect
+    from counterfoil.models.match import Match, WordEffect
     from counterfoil.models.model import Model
 
 
@@ -208,7 +208,8 @@ def coloured(match: Match, many: bool = True) -> Text:
     from rich.style import Style
     from rich.text import Text
 
-    from counterfoil.plots.sentences import colour_of, shades
+    from counterfoil.models.match import shades
+    from counterfoil.plots.sentences import colour_of
 
     sentence = Text(match.text)
     for word, shade in zip(match.words, shades(match), strict=True):

@@ -10,7 +10,7 @@ import typer
 from counterfoil.cli.output import JSON_OPTION, check_index, console, print_json, print_table
 
 if TYPE_CHECKING:
-    from counterfoil.models.explain import Match
+    from counterfoil.models.match import Match
     from counterfoil.search import Hit, Results
 
 

@@ -33,7 +33,8 @@ from counterfoil.matchers import Matcher, matchers
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.matchers.ensemble import CopiedEncoder, CopiedMatcher
 from counterfoil.models.correction_rule import CorrectionRule
-from counterfoil.models.explain import Match, Yardstick, explain
+from counterfoil.models.explain import explain
+from counterfoil.models.match import Match, Yardstick
 from counterfoil.models.spec import ModelSpec, resolve, with_one_checkpoint
 
 

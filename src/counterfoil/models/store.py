@@ -32,7 +32,7 @@ from counterfoil.encoders.bert import BertEncoder
 from counterfoil.encoders.dual import DualImageEncoder, DualTextEncoder
 from counterfoil.matchers.ensemble import CopiedEncoder, CopiedMatcher
 from counterfoil.models.correction_rule import CorrectionRule
-from counterfoil.models.explain import YARDSTICK, load_yardstick
+from counterfoil.models.match import YARDSTICK, load_yardstick
 from counterfoil.models.model import Model
 from counterfoil.models.spec import ModelSpec
 

@@ -21,7 +21,8 @@ from counterfoil.data.text.tokenizers import require_known, unknown_note
 from counterfoil.data.text.words import MOST_LETTERS, MOST_WORDS, words
 from counterfoil.encoders import Encoded
 from counterfoil.features import extractors
-from counterfoil.models.explain import Match, explain_encoded
+from counterfoil.models.explain import explain_encoded
+from counterfoil.models.match import Match
 from counterfoil.models.model import Model
 from counterfoil.scoring.encode import score_all
 from counterfoil.search.first_stage import ItemEncoder
