@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.errors import ArgumentError, ConfigError, DataError
 from counterfoil.core.progress import Progress
-from counterfoil.data.pairs import Split
+from counterfoil.data.pairs import Pairs, Split
 from counterfoil.evaluation.extended import ExtendedPositives
 from counterfoil.evaluation.ranks import (
     Floats,
@@ -49,6 +49,11 @@ def evaluate(
     """
     from counterfoil.scoring.encode import score_split  # which imports torch; metrics do not
 
+    if not isinstance(split, Split):
+        names = f", such as pairs.{next(iter(split.splits))}" if isinstance(split, Pairs) else ""
+        raise ArgumentError(
+            f"evaluate: expected one split{names or ' of some pairs'}, got {type(split).__name__}"
+        )
     models = list(model) if isinstance(model, Sequence) else [model]
     if not models:
         raise ConfigError("nothing to evaluate: no model given")

@@ -62,7 +62,7 @@ class Objective(nn.Module):
     >>> scores = torch.tensor([[0.6, 0.5, 0.1], [0.3, 0.7, 0.2], [0.0, 0.1, 0.4]])
     >>> loss = cf.objectives.SelHN(margin=0.2)(scores)  # pairs are on the diagonal
     >>> round(float(loss), 4)
-    0.0333
+    0.0167
     >>> loss = cf.objectives.SelHN()(scores, image_ids=["a", "a", "b"])  # two texts of image a
 
     Two captions of one image are never each other's negatives. Most objectives need no more than
