@@ -276,10 +276,10 @@ def test_a_matcher_refuses_what_it_cannot_compare(name) -> None:
     matcher = make(name)
     x = images.pooled if images.fragments is None else images.fragments
     wrong_rank = x[:, None] if x.ndim == 2 else x[:, 0]
-    with pytest.raises(ArgumentError, match=r"images: .*expected shape \[n, .*D\], got \[4"):
-        matcher(wrong_rank, texts)
-    with pytest.raises(ArgumentError, match="images: expected an Encoded or a tensor of floats"):
-        matcher(x.tolist(), texts)
+    with pytest.raises(ArgumentError, match=r"texts: .*expected shape \[n, .*D\], got \[4"):
+        matcher(images, wrong_rank)
+    with pytest.raises(ArgumentError, match="texts: expected an Encoded or a tensor of floats"):
+        matcher(images, x.tolist())
     with pytest.raises(ArgumentError, match="image_mask: an Encoded has a mask of its own"):
         matcher(images, texts, images.mask)
     with pytest.raises(ArgumentError, match="text_mask"):

@@ -29,7 +29,7 @@ from tests.matchers.local import encoded_pair
 
 
 def reference(**options):
-    return matchers["naaf-reference"](64, **options)
+    return matchers["naaf-reference"](**options)
 
 
 FIXED = [("naaf-train-fixed", option) for option in load_fixture("naaf-train-fixed").options]

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 CHUNK_CELLS = 2_000_000
 
 
+def _require_split(given: object) -> None:
+    if not isinstance(given, Split):
+        names = f", such as pairs.{next(iter(given.splits))}" if isinstance(given, Pairs) else ""
+        raise ArgumentError(f"evaluate: expected one split{names}, got {type(given).__name__}")
+
+
 def evaluate(
     model: Model | Sequence[Model],
     split: Split,
@@ -49,11 +55,7 @@ def evaluate(
     """
     from counterfoil.scoring.encode import score_split  # which imports torch; metrics do not
 
-    if not isinstance(split, Split):
-        names = f", such as pairs.{next(iter(split.splits))}" if isinstance(split, Pairs) else ""
-        raise ArgumentError(
-            f"evaluate: expected one split{names or ' of some pairs'}, got {type(split).__name__}"
-        )
+    _require_split(split)
     models = list(model) if isinstance(model, Sequence) else [model]
     if not models:
         raise ConfigError("nothing to evaluate: no model given")

@@ -95,31 +95,35 @@ class Matcher(nn.Module):
 
     def _read(self, given: Encoded | Tensor, mask: Tensor | None, side: str) -> Encoded:
         """What was given for a side, as `Encoded`, with the width checked."""
-        if isinstance(given, Encoded):
-            if mask is not None:
-                raise ArgumentError(f"{side}_mask: an Encoded has a mask of its own; leave it out")
-            encoded = given
-        else:
+        name, width = type(self).__name__, self.embed_size
+        if not isinstance(given, Encoded):
+            self._refuse_plain(side)
             encoded = encode_tensor(given, mask, side, self.needs)
-        name = type(self).__name__
+        elif mask is not None:
+            raise ArgumentError(f"{side}_mask: an Encoded has a mask of its own; leave it out")
+        else:
+            encoded = given
         vectors = encoded.pooled if self.needs == "pooled" else encoded.fragments
-        width = self.embed_size
         if vectors is not None and width is not None and vectors.shape[-1] != width:
             raise ArgumentError(
                 f"{name}(embed_size={width}): expected {side} vectors of {width} numbers, "
                 f"got shape {list(vectors.shape)}"
             )
-        if side == "image" and self.needs_boxes and encoded.boxes is None:
+        return encoded
+
+    def _refuse_plain(self, side: str) -> None:
+        """Raise if plain vectors of a side are not enough."""
+        name = type(self).__name__
+        if side == "image" and self.needs_boxes:
             raise ArgumentError(
                 f"{name} reads where regions are: pass Encoded(regions, mask, boxes=…) with boxes "
                 "[n, length, 4] in 0…1"
             )
-        if side == "text" and self.needs_graph and encoded.graph is None:
+        if side == "text" and self.needs_graph:
             raise ArgumentError(
                 f"{name} reads which words are linked: pass Encoded(words, mask, graph=…) with a "
                 "boolean graph [n, length, length]"
             )
-        return encoded
 
     def paired(self, images: Encoded, texts: Encoded) -> Tensor | None:
         """Scores [n] of image ``k`` with text ``k``; None where blocks of all pairs do as well."""
