@@ -28,7 +28,7 @@ from torch import Tensor
 
 from counterfoil.encoders import Encoded, l2_normalise
 from counterfoil.matchers import Matcher, Observation, matchers
-from counterfoil.objectives import Context, create_objective
+from counterfoil.objectives import create_objective
 
 
 def make_batch(options: argparse.Namespace) -> tuple[Tensor, Tensor, list[int]]:
@@ -80,7 +80,7 @@ def loss_of(scores: Tensor, name: str) -> Tensor:
     if name == "sum":
         return scores.sum()
     positives = torch.eye(len(scores), dtype=torch.bool)
-    loss: Tensor = create_objective("hardest")(scores, positives, Context(logging=False)).loss
+    loss: Tensor = create_objective("hardest")(scores, positives)
     return loss
 
 

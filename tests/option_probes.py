@@ -206,7 +206,7 @@ def score_objective(name: str, options: Options) -> Result:
             case = make_case(owners, scale=scale, protected=protected, seed=number)
             scores = (case.scores + 0.4 * case.positives).requires_grad_()
             torch.manual_seed(1)
-            report = objective(scores, case.positives, replace(case.context, epoch=epoch))
+            report = objective.compute(scores, case.positives, replace(case.context, epoch=epoch))
             report.loss.backward()
             found[f"loss/{epoch}/{number}"] = _array(report.loss)
             found[f"grad/{epoch}/{number}"] = _array(scores.grad)

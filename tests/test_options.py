@@ -97,7 +97,7 @@ class Trials:
 
     def _objective(self, name: str, options: Mapping[str, Any]) -> probes.Result:
         kind = objectives[name]
-        if not kind.needs_batch and kind.before_step is Objective.before_step:
+        if not kind.requires and kind.before_step is Objective.before_step:
             return probes.score_objective(name, options)
         return self._train(MODELS.get(name, VSE), {name: options})
 

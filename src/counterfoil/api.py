@@ -5,25 +5,32 @@ The same steps as the command line takes, with the same configuration underneath
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from counterfoil.core.bars import default_progress
 from counterfoil.core.config import ModelConfig, build_config, merge
 from counterfoil.core.distributed import on_first_process
+from counterfoil.core.errors import CheckpointError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.atomic import DEFAULT_CACHE
+from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.load import is_named
 from counterfoil.data.load import load_pairs as _load_pairs
 from counterfoil.data.pairs import DEV_NAMES, Pairs, Split
 from counterfoil.data.splits import SHARE, dev_note, read_dev_split, save_dev_split, with_dev_split
 from counterfoil.evaluation.evaluate import evaluate
 from counterfoil.features import with_fragments
-from counterfoil.models import Model, create_model, from_pretrained, save_pretrained
+from counterfoil.matchers import matchers
+from counterfoil.models import Model, create_model, from_pretrained, models, save_pretrained
 from counterfoil.models.correct import can_correct
+from counterfoil.models.zero_shot import is_transformers_folder, load_zero_shot
+from counterfoil.objectives import objectives
 from counterfoil.training.run import save_rule, save_yardstick
-from counterfoil.training.run_folder import locked_run, make_room
+from counterfoil.training.run_folder import load_model, locked_run, make_room
 from counterfoil.training.trainer import RunResult, Trainer
 
 if TYPE_CHECKING:
@@ -37,11 +44,65 @@ __all__ = [
     "create",
     "evaluate",
     "from_pretrained",
+    "list_matchers",
+    "list_models",
+    "list_objectives",
+    "load",
     "load_pairs",
     "open_index",
     "save_pretrained",
     "train",
 ]
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names of models that `create` makes.
+
+    >>> list_models("sc*")
+    ['scan', 'scan-i2t', 'scan-t2i']
+    """
+    return models.names(pattern)
+
+
+def list_objectives(pattern: str = "*") -> list[str]:
+    """Names of objectives that `train` takes, as the configuration writes them.
+
+    >>> list_objectives("s*")
+    ['sct', 'sel', 'selhn', 'shn', 'siglip', 'ssp']
+    """
+    return objectives.names(pattern)
+
+
+def list_matchers(pattern: str = "*") -> list[str]:
+    """Names of matchers, as the configuration writes them.
+
+    >>> list_matchers("naaf*")
+    ['naaf', 'naaf-reference']
+    """
+    return matchers.names(pattern)
+
+
+def load(source: str | Path, *, device: str = "auto") -> Model:
+    """A trained model: a run (its best checkpoint), a saved model, or a CLIP or SigLIP.
+
+    The latter is a folder that `transformers` wrote, or a hub's name such as
+    ``"openai/clip-vit-base-patch32"``, and needs the extra ``hf``.
+    """
+    folder = Path(source)
+    if folder.is_dir() and not is_transformers_folder(folder):
+        return load_model(folder, device)
+    if folder.is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
+        try:
+            return load_zero_shot(str(source)).to(choose_device(device))
+        except CheckpointError as error:
+            if folder.is_dir():
+                raise
+            tried = f"tried as a folder (there is none) and as a name on the hub: {error}"
+            raise CheckpointError(f"{source}: {tried}") from None
+    raise CheckpointError(
+        f"{source}: no such folder, and not a name on the hub (owner/name); expected a run "
+        "(with best/), a saved model (with config.json), or a CLIP or SigLIP"
+    )
 
 
 def load_pairs(
@@ -95,15 +156,17 @@ def train(
     folder: str | Path = "runs/python",
     resume: bool = False,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | Literal[False] | None = None,
     **settings: Any,
 ) -> RunResult:
     """Train a model in place; its best and last checkpoints, config and metrics go to ``folder``.
 
     ``settings`` are those of the ``train`` section (``epochs=5``), or whole sections as mappings
     (``data={"drop_regions": 0.2}``, ``evaluation={"folds": 5}``, ``seed=1``). Pairs without a dev
-    split get one from their training images, as with `load_pairs`.
+    split get one from their training images, as with `load_pairs`. Progress is shown on a terminal
+    and in a notebook; ``progress=False`` shows nothing.
     """
+    shown = Silent() if progress is False else progress or default_progress()
     sections: dict[str, Any] = {
         key: settings.pop(key) for key in ("data", "evaluation", "seed") if key in settings
     }
@@ -127,12 +190,12 @@ def train(
             saved = read_dev_split(folder) if resume else None
             pairs = with_dev_split(pairs, config.data.dev_share, saved)
         on_first_process(lambda: save_dev_split(folder, pairs, config.data.dev_share))
-        if progress is not None and (note := dev_note(pairs)):
-            progress.say(f"note: {note}")
-        result = Trainer(model, pairs, config, folder, progress).run(resume=resume)
+        if note := dev_note(pairs):
+            shown.say(f"note: {note}")
+        result = Trainer(model, pairs, config, folder, shown).run(resume=resume)
         if not result.interrupted:
             dev = pairs[config.evaluation.split]
-            on_first_process(lambda: _measure(folder, dev, model.device, progress or Silent()))
+            on_first_process(lambda: _measure(folder, dev, model.device, shown))
         return result
 
 

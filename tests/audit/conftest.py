@@ -30,7 +30,7 @@ def learned(concepts) -> Model:
         captions = [split.captions[image][step % 2] for image in chosen]
         texts = pad_texts([model.text.encode(caption) for caption in captions], model.text.pad)
         positives = torch.eye(len(chosen), dtype=torch.bool)
-        loss = objective(model(images, texts), positives, Context(logging=False)).loss
+        loss = objective.compute(model(images, texts), positives, Context(logging=False)).loss
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

@@ -21,12 +21,12 @@ from counterfoil.kernels.triton import launch, training
 from counterfoil.kernels.triton.packing import lanes, pack
 from counterfoil.matchers import fragment_matcher
 from counterfoil.matchers.bfan import BFAN
-from counterfoil.matchers.chamfer import SetSimilarity
+from counterfoil.matchers.chamfer import SmoothChamfer
 from counterfoil.matchers.chan import CHAN
 from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher
 from counterfoil.matchers.naaf import NAAF
 from counterfoil.matchers.naaf_reference import ReferenceNAAF
-from counterfoil.matchers.scan import ScanImageToText, ScanTextToImage
+from counterfoil.matchers.scan import SCANI2T, SCANT2I
 from tests.conftest import thinned
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -38,13 +38,9 @@ from counterfoil.kernels.triton import tile_kernels
 D = 16
 
 MATCHERS = {
-    **{
-        f"scan-t2i-{how}": (ScanTextToImage, {"aggregation": how}) for how in ("lse", "mean", "max")
-    },
-    "scan-t2i-l2norm": (ScanTextToImage, {"raw_norm": "l2norm", "aggregation": "sum"}),
-    **{
-        f"scan-i2t-{how}": (ScanImageToText, {"aggregation": how}) for how in ("lse", "mean", "max")
-    },
+    **{f"scan-t2i-{how}": (SCANT2I, {"aggregation": how}) for how in ("lse", "mean", "max")},
+    "scan-t2i-l2norm": (SCANT2I, {"raw_norm": "l2norm", "aggregation": "sum"}),
+    **{f"scan-i2t-{how}": (SCANI2T, {"aggregation": how}) for how in ("lse", "mean", "max")},
     "bfan-equal": (BFAN, {"focal": "equal"}),
     "bfan-prob": (BFAN, {"focal": "prob"}),
     **{f"chan-{how}": (CHAN, {"pooling": how}) for how in ("lse", "mean", "max", "sum", "softmax")},
@@ -56,7 +52,7 @@ MATCHERS = {
     "naaf-reference-both": (ReferenceNAAF, {"direction": "both"}),
     "naaf-i2t": (NAAF, {"boundary": 0.3, "direction": "i2t"}),
     "naaf-both-ways": (NAAF, {"boundary": 0.3, "direction": "both"}),
-    "chamfer": (SetSimilarity, {}),
+    "chamfer": (SmoothChamfer, {}),
 }
 TRAINED = [
     name

@@ -68,7 +68,7 @@ def test_the_loss_of_hardest_negatives_takes_the_short_way(name, monkeypatch) ->
     generator = torch.Generator().manual_seed(1)
     images, texts = encoded(generator, 40, 5, False), encoded(generator, 40, 6, False)
     scores = matchers[name](8).double().train()(images, texts)
-    create_objective("hardest")(scores, torch.eye(40).bool(), Context()).loss.backward()
+    create_objective("hardest").compute(scores, torch.eye(40).bool(), Context()).loss.backward()
     assert looked
     assert 40 <= looked[0] <= 120
     looked.clear()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from counterfoil.core.errors import ArgumentError
 from counterfoil.encoders import Encoded
 from counterfoil.kernels import tiled
 from counterfoil.matchers import FragmentMatcher, fragment_matcher, matchers
@@ -239,3 +240,59 @@ def test_an_item_without_fragments_gives_no_nan_and_disturbs_nobody(name) -> Non
     assert slopes[0].isfinite().all()
     for single in ((nothing, texts), (images, nothing), (nothing, nothing)):
         assert not make(name)(*single).isnan().any()
+
+
+def plain_batch(kind: str) -> tuple[Encoded, Encoded]:
+    """What a matcher reads: fragments, or one vector per item."""
+    images, texts = batch()
+    if matchers[kind].needs == "fragments":
+        return images, texts
+    vectors = [F.normalize(x.fragments.sum(1), dim=-1) for x in (images, texts)]
+    return tuple(Encoded(None, x.new_zeros(len(x), 0).bool(), x) for x in vectors)
+
+
+@pytest.mark.parametrize("name", list(matchers))
+def test_plain_tensors_score_as_encoded_ones_do(name) -> None:
+    images, texts = plain_batch(name)
+    matcher = make(name)
+    expected = matcher(images, texts)
+    if images.fragments is None:
+        assert torch.equal(matcher(images.pooled, texts.pooled), expected)
+        return
+    given = (images.fragments, texts.fragments, images.mask, texts.mask)
+    if matcher.needs_boxes:
+        with pytest.raises(ArgumentError, match="pass Encoded"):
+            matcher(*given)
+        assert torch.equal(matcher(images, texts.fragments, text_mask=texts.mask), expected)
+        return
+    assert torch.equal(matcher(*given), expected)
+    whole = matcher(images.fragments[:1], texts.fragments[:1])
+    assert_same(whole, expected[:1, :1])  # no padding in these two
+
+
+@pytest.mark.parametrize("name", list(matchers))
+def test_a_matcher_refuses_what_it_cannot_compare(name) -> None:
+    images, texts = plain_batch(name)
+    matcher = make(name)
+    x = images.pooled if images.fragments is None else images.fragments
+    wrong_rank = x[:, None] if x.ndim == 2 else x[:, 0]
+    with pytest.raises(ArgumentError, match=r"texts: .*expected shape \[n, .*D\], got \[4"):
+        matcher(images, wrong_rank)
+    with pytest.raises(ArgumentError, match="texts: expected an Encoded or a tensor of floats"):
+        matcher(images, x.tolist())
+    with pytest.raises(ArgumentError, match="image_mask: an Encoded has a mask of its own"):
+        matcher(images, texts, images.mask)
+    with pytest.raises(ArgumentError, match="text_mask"):
+        matcher(images, x, text_mask=torch.ones(1, 1))
+    with pytest.raises(ArgumentError, match=rf"embed_size={DIM}\): expected text vectors of {DIM}"):
+        matcher(images, torch.cat([x, x], dim=-1))
+
+
+SIZED = ("imram", "saf", "sgr", "sgraf", "uniter")
+
+
+@pytest.mark.parametrize("name", sorted(set(matchers) - set(SIZED)))
+def test_a_matcher_without_weights_reads_vectors_of_any_width(name) -> None:
+    torch.manual_seed(0)
+    anything = matchers[name]().eval()
+    assert torch.equal(anything(*plain_batch(name)), make(name)(*plain_batch(name)))

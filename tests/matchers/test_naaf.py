@@ -29,7 +29,7 @@ from tests.matchers.local import encoded_pair
 
 
 def reference(**options):
-    return matchers["naaf-reference"](64, **options)
+    return matchers["naaf-reference"](**options)
 
 
 FIXED = [("naaf-train-fixed", option) for option in load_fixture("naaf-train-fixed").options]
@@ -87,7 +87,9 @@ def test_the_reference_state_machine_ends_in_the_stored_state(name, option) -> N
     scores = matcher(images, texts)
     assert_close(scores, fixture[f"out.{option}.scores"])
     assert_close(matcher.reference.state, fixture[f"out.{option}.state_after"])
-    loss = create_objective("hardest")(scores, torch.eye(len(scores)).bool(), Context()).loss
+    loss = (
+        create_objective("hardest").compute(scores, torch.eye(len(scores)).bool(), Context()).loss
+    )
     assert_close(loss, fixture[f"out.{option}.loss"])
     if f"out.{option}.second_call.scores" in fixture.tensors:
         again = matcher(images, texts)

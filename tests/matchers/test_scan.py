@@ -52,7 +52,7 @@ def test_the_triplet_loss_on_attention_scores_agrees(option) -> None:
     images, texts = encoded_pair(fixture)
     scores = scan(direction, setting)(images, texts)
     objective = create_objective("hardest" if form == "max" else "triplet")
-    loss = objective(scores, torch.eye(len(scores)).bool(), Context()).loss
+    loss = objective.compute(scores, torch.eye(len(scores)).bool(), Context()).loss
     assert_close(loss, fixture[f"out.{option}.loss"])
     if f"grad.{option}.images" in fixture.tensors:
         loss.backward()

@@ -58,7 +58,7 @@ def batch_of(model, pairs, count: int = 8):
     return Collate(model.text.pad)([items[0, 3 * i, 0] for i in range(count)])
 
 
-SCORES_ALONE = [name for name in objectives if not objectives[name].needs_batch]
+SCORES_ALONE = [name for name in objectives if not objectives[name].requires]
 
 
 # Those that read pixels are put to the same tests in test_dual.py.

@@ -21,7 +21,7 @@ from counterfoil.training.step import TrainingStep
 from tests.models.duals import dual_config, make_dual, photo_pairs, save_dual, seen
 
 KINDS = ("clip", "siglip")
-SCORES_ALONE = [name for name in objectives if not objectives[name].needs_batch]
+SCORES_ALONE = [name for name in objectives if not objectives[name].requires]
 SMALL = {
     "sgraf": {"sim_dim": 8},
     "sgr": {"sim_dim": 8},

@@ -12,7 +12,7 @@ import torch
 from counterfoil.core.errors import CheckpointError
 from counterfoil.data.text.tokenizers import HuggingFaceText
 from counterfoil.models import from_pretrained, save_pretrained
-from counterfoil.models.explain import POINTS, YARDSTICK, Yardstick, load_yardstick
+from counterfoil.models.match import POINTS, YARDSTICK, Yardstick, load_yardstick
 from counterfoil.models.store import model_digest
 from counterfoil.models.yardstick import _quantiles, full_colours, measure_yardstick
 from counterfoil.plots.sentences import colour_note, shades, standing

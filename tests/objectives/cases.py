@@ -24,11 +24,11 @@ class Case:
         return Context(protected=self.protected)
 
     def loss(self, objective: Objective) -> Tensor:
-        return objective(self.scores, self.positives, self.context).loss
+        return objective.compute(self.scores, self.positives, self.context).loss
 
     def loss_and_gradient(self, objective: Objective) -> tuple[Tensor, Tensor]:
         scores = self.scores.clone().requires_grad_()
-        loss = objective(scores, self.positives, self.context).loss
+        loss = objective.compute(scores, self.positives, self.context).loss
         return loss.detach(), torch.autograd.grad(loss, scores)[0]
 
     def anchors(self) -> list[tuple[float, list[float]]]:

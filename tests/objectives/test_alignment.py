@@ -12,7 +12,7 @@ from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.objectives import Context
 from counterfoil.objectives.alignment import Alignment, drawn, likeness, softmax_of_candidates
-from counterfoil.objectives.tags import MaskedWords, Tags
+from counterfoil.objectives.tags import MLM, TAGS
 from counterfoil.training.step import TrainingStep
 from tests.objectives.live import prepare, score
 from tests.objectives.test_tags import batch_of, small, split, step  # noqa: F401 - a fixture
@@ -125,7 +125,7 @@ def test_layers_are_not_asked_in_the_epochs_of_the_embeddings(split) -> None:  #
 def test_masks_are_filled_at_the_same_cost_as_by_tags(split) -> None:  # noqa: F811
     model = small(split)
     batch = batch_of(split, model, CAPTIONS)
-    alone, tags = MaskedWords(masks=3), Tags(masks=3, samples=1, kept=1, mlm=1.0, rank=0.0)
+    alone, tags = MLM(masks=3), TAGS(masks=3, samples=1, kept=1, mlm=1.0, rank=0.0)
     prepare(alone, split, model)
     prepare(tags, split, model)
     loss, diagnostics = step(alone, model, batch)
@@ -135,8 +135,8 @@ def test_masks_are_filled_at_the_same_cost_as_by_tags(split) -> None:  # noqa: F
 
 def test_outside_a_run_and_with_fewer_than_no_negatives_both_say_what_is_wrong() -> None:
     square = torch.eye(3)
-    for objective in (Alignment(), MaskedWords()):
+    for objective in (Alignment(), MLM()):
         with pytest.raises(TrainingError, match="batches of a training run"):
-            objective(square, square.bool(), Context())
+            objective.compute(square, square.bool(), Context())
     with pytest.raises(ConfigError, match="kept"):
         Alignment(kept=-1)

@@ -16,7 +16,7 @@ from counterfoil.data.pairs import Pairs, Split
 from counterfoil.models.store import save_pretrained
 from counterfoil.objectives import Context, create_objective
 from counterfoil.objectives.aoq import (
-    AdaptiveOfflineQuintuplet,
+    AOQ,
     Quintuplets,
     QuintupletScores,
     quintuplet_loss,
@@ -106,7 +106,7 @@ def first(tmp_path_factory, split) -> str:
 
 @pytest.mark.parametrize("candidates", [1, 8, 300])
 def test_a_quintuplet_holds_candidates_and_no_true_pair(split, first, candidates) -> None:
-    objective = AdaptiveOfflineQuintuplet(first=first, candidates=candidates)
+    objective = AOQ(first=first, candidates=candidates)
     prepare(objective, split, small_model(split, "vse-fc"))
     drawn: Quintuplets = pickle.loads(pickle.dumps(objective.companions()))  # noqa: S301
     of_image, of_caption = objective.quintuplets.captions, objective.quintuplets.images
@@ -146,7 +146,7 @@ def test_the_loss_of_a_batch_is_that_of_scores_taken_one_by_one(
     split, first, name, captions
 ) -> None:
     model = small_model(split, name)
-    objective = AdaptiveOfflineQuintuplet(first=first, candidates=20)
+    objective = AOQ(first=first, candidates=20)
     loss, diagnostics, batch, given_ = one_step(objective, split, model, captions, size=5)
     total, gaps = 0.0, []
     for caption, image in zip(batch.caption_ids.tolist(), batch.owners.tolist(), strict=True):
@@ -172,7 +172,7 @@ def test_the_uninformed_loss_is_that_of_equal_scores() -> None:
     same = torch.full((6,), 0.3)
     pairs = QuintupletScores(same, (same, same), (same, same), (same, same))
     for offline_margin in (0.0, 0.1):
-        objective = AdaptiveOfflineQuintuplet(first="x", offline_margin=offline_margin)
+        objective = AOQ(first="x", offline_margin=offline_margin)
         loss = quintuplet_loss(pairs, offline_margin=offline_margin)
         assert objective.uninformed(6, 5) == pytest.approx(float(loss))
 
@@ -183,15 +183,15 @@ def test_what_cannot_work_is_refused_with_the_way_out(split, tmp_path) -> None:
     for options in ({"candidates": 0}, {"alpha": 0.0}):
         with pytest.raises(ConfigError, match=r"objective\.aoq\."):
             create_objective({"aoq": {"first": "x", **options}})
-    objective = AdaptiveOfflineQuintuplet(first=str(tmp_path / "nothing"))
+    objective = AOQ(first=str(tmp_path / "nothing"))
     with pytest.raises(CheckpointError, match="neither a run nor a saved model"):
         prepare(objective, split, small_model(split, "vse-fc"))
     with pytest.raises(TrainingError, match="works on the batches of a training run only"):
-        objective(torch.zeros(2, 2), torch.eye(2).bool(), Context())
+        objective.compute(torch.zeros(2, 2), torch.eye(2).bool(), Context())
 
 
 def test_two_images_are_too_few_for_a_quintuplet(split, first) -> None:
-    objective = AdaptiveOfflineQuintuplet(first=first)
+    objective = AOQ(first=first)
     with pytest.raises(DataError, match="takes three images"):
         prepare(objective, split.select([0, 1]), small_model(split, "vse-fc"))
 

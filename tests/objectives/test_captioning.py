@@ -86,7 +86,7 @@ def report(objective: Captioning, batch: PairBatch, regions: torch.Tensor | None
     live = SimpleNamespace(batch=batch, images=Encoded(regions, batch.images.mask), texts=None)
     scores = torch.zeros(len(batch.image_ids), len(batch.owners))
     positives = batch.image_ids[:, None] == batch.owners[None]
-    return objective(scores, positives, Context(live=live))
+    return objective.compute(scores, positives, Context(live=live))
 
 
 def told_one_by_one(objective: Captioning, batch: PairBatch) -> list[float]:

@@ -23,7 +23,7 @@ from counterfoil.data.text.vocabulary import END, MASK, PAD, START
 from counterfoil.encoders.texts import run_rnn
 from counterfoil.models import create_model
 from counterfoil.objectives import Context, create_objective, objectives
-from counterfoil.objectives.cfm import CounterfactualMatching, HardTriplets, counterfactual_loss
+from counterfoil.objectives.cfm import CFM, HardTriplets, counterfactual_loss
 from counterfoil.objectives.cfm_perturbations import (
     ImageSide,
     Ranking,
@@ -70,7 +70,11 @@ def test_triplets_and_which_of_them_are_active_agree_with_the_reference(form, ob
     images, texts = (fixture[f"in.{name}"].double().requires_grad_() for name in ("img", "cap"))
     scores, own = images @ texts.T, torch.arange(9)
     positives = torch.eye(9).bool()
-    loss = objectives[objective](margin=fixture.hyper["margin"])(scores, positives, Context()).loss
+    loss = (
+        objectives[objective](margin=fixture.hyper["margin"])
+        .compute(scores, positives, Context())
+        .loss
+    )
     assert_close(loss, fixture[f"out.{form}.triplet_loss"], 1e-9)
     loss.backward()
     assert_gradient_close(images.grad, fixture[f"grad.{form}.img"], 1e-6)
@@ -255,7 +259,7 @@ def test_the_word_that_decides_is_the_most_important(concepts, frozen) -> None:
     assert not any(encoder.word_table._forward_hooks.values())
 
 
-def one_by_one(model, objective: CounterfactualMatching, batch, scores) -> dict[str, float]:
+def one_by_one(model, objective: CFM, batch, scores) -> dict[str, float]:
     """The losses of the made negatives, triplet by triplet, from the model's parts."""
     encoder, tokens, own = model.text_encoder, objective.tokens, torch.arange(8)
     negatives = batch.image_ids[:, None] != batch.owners[None, :]
@@ -319,7 +323,7 @@ def test_the_whole_loss_is_that_of_triplets_made_one_by_one(concepts) -> None:
     for name, value in expected.items():
         assert float(diagnostics[name]) == pytest.approx(value, rel=1e-6)
     positives = batch.image_ids[:, None] == batch.owners[None, :]
-    hardest = objectives["hardest"]()(scores, positives, Context()).loss
+    hardest = objectives["hardest"]().compute(scores, positives, Context()).loss
     assert float(loss) == pytest.approx(float(hardest) + sum(expected.values()), rel=1e-6)
 
 
@@ -370,7 +374,7 @@ def test_how_often_negatives_are_made_is_drawn_from_the_global_generator(concept
 
 def test_what_it_needs_and_cannot_get_is_a_clear_error(concepts) -> None:
     with pytest.raises(TrainingError, match="call prepare"):
-        objectives["cfm"]()(torch.eye(3), torch.eye(3).bool(), Context())
+        objectives["cfm"]().compute(torch.eye(3), torch.eye(3).bool(), Context())
     with pytest.raises(ConfigError, match=r"objective\.cfm\.mask_words"):
         objectives["cfm"](mask_words=0.0)
     model = make_model(concepts)

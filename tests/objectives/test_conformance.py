@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
-from counterfoil.objectives import Context, objectives
+from counterfoil.core.errors import ArgumentError
+from counterfoil.objectives import Context, create_objective, objectives
 from tests.objectives.cases import Case, make_case
 
-NAMES = [name for name in objectives if not objectives[name].needs_batch]
+NAMES = [name for name in objectives if not objectives[name].requires]
 
 CASES = {
     "an ordinary batch": make_case(list(range(6)), scale=0.3),
@@ -34,7 +37,7 @@ CASES = {
 def test_loss_and_gradients_are_finite(name, situation, dtype) -> None:
     case, objective = CASES[situation], objectives[name]()
     scores = case.scores.to(dtype, copy=True).requires_grad_()
-    report = objective(scores, case.positives, case.context)
+    report = objective.compute(scores, case.positives, case.context)
     assert report.loss.shape == ()
     assert report.loss.isfinite()
     report.loss.backward()
@@ -48,7 +51,7 @@ def test_loss_and_gradients_are_finite(name, situation, dtype) -> None:
 def test_diagnostics_are_finite_scalars_without_gradients(name) -> None:
     case = CASES["an ordinary batch"]
     scores = case.scores.clone().requires_grad_()
-    report = objectives[name]()(scores, case.positives, case.context)
+    report = objectives[name]().compute(scores, case.positives, case.context)
     for value in report.diagnostics.values():
         assert value.shape == ()
         assert value.isfinite()
@@ -61,7 +64,7 @@ def test_no_negative_is_learned_from_a_positive_or_a_protected_pair(name) -> Non
     for situation in ("repeated images", "some pairs protected", "several texts per image"):
         case, objective = CASES[situation], objectives[name]()
         scores = case.scores.clone().requires_grad_()
-        objective(scores, case.positives, case.context).loss.backward()
+        objective.compute(scores, case.positives, case.context).loss.backward()
         assert (scores.grad[case.protected] == 0).all()
         square = case.scores.shape[0] == case.scores.shape[1]
         own = torch.eye(len(scores)).bool() if square else case.positives
@@ -79,7 +82,7 @@ def test_the_uninformed_loss_is_the_loss_of_equal_scores(name) -> None:
         objective = objectives[name](**options)
         for value in (0.0, 0.3):
             scores = torch.full((5, 5), value, dtype=torch.float64)
-            loss = objective(scores, torch.eye(5).bool(), Context()).loss
+            loss = objective.compute(scores, torch.eye(5).bool(), Context()).loss
             assert loss.item() == pytest.approx(objective.uninformed(5, 4), rel=1e-6)
 
 
@@ -96,3 +99,62 @@ def test_the_uninformed_losses_are_those_of_the_papers() -> None:
         8, 7
     ) == pytest.approx(2 * float(torch.log(1 + 7 * torch.tensor(0.1 / 0.07).exp())), rel=1e-6)
     assert objectives["shn"]().uninformed(8, 7) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plain_call_gives_the_loss_of_training(name) -> None:
+    objective, ids = objectives[name](), torch.tensor([0, 0, 1, 2, 2, 3])
+    case = make_case(ids.tolist(), scale=0.3, protected=0.2)
+    trained = objective.compute(case.scores, case.positives, Context())
+    for given in [(ids,), (case.positives,)]:
+        assert torch.equal(objective(case.scores, *given), trained.loss)
+    assert torch.equal(objective(case.scores, image_ids=ids), trained.loss)
+    diagonal = objective.compute(case.scores, torch.eye(6).bool(), Context()).loss
+    assert torch.equal(objective(case.scores), diagonal)
+    report = objective.report(case.scores, ids)
+    assert torch.equal(report.loss, trained.loss)
+    assert report.diagnostics.keys() == trained.diagnostics.keys()
+    late = Context(epoch=3, step=5, protected=case.protected)
+    expected = objective.compute(case.scores, case.positives, late).loss
+    given_all = objective(case.scores, ids, protected=case.protected, epoch=3, step=5)
+    assert torch.equal(given_all, expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plain_call_refuses_what_it_cannot_use(name) -> None:
+    objective, scores = objectives[name](), torch.zeros(3, 3)
+    for wrong in [torch.zeros(3, 3).bool(), torch.eye(3).long(), torch.arange(2)]:
+        with pytest.raises(ArgumentError, match="expected"):
+            objective(scores, wrong)
+    with pytest.raises(ArgumentError, match="expected a matrix"):
+        objective(torch.zeros(3))
+    with pytest.raises(ArgumentError, match="protected: expected a boolean matrix"):
+        objective(scores, protected=torch.zeros(3, 3))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_that_are_not_numbers_are_refused(name) -> None:
+    scores = torch.eye(4)
+    scores[1, 1] = torch.nan
+    with pytest.raises(ArgumentError, match="expected numbers, 1 of 16 are NaN"):
+        objectives[name]()(scores)
+
+
+NEEDED = {"ndgl": {"guide": "guides/ab"}, "aoq": {"first": "runs/a"}}
+
+
+@pytest.mark.parametrize("name", sorted(set(objectives) - set(NAMES)))
+def test_an_objective_that_needs_more_than_scores_says_what(name) -> None:
+    objective = objectives[name](**NEEDED.get(name, {}))
+    with pytest.raises(ArgumentError, match="cannot be computed from scores alone: it reads "):
+        objective(torch.eye(3))
+    both = create_objective({"hardest": 1.0, name: NEEDED.get(name, {})})
+    with pytest.raises(ArgumentError, match=re.escape(objective.requires)):
+        both(torch.eye(3))
+
+
+def test_a_weighted_sum_of_objectives_is_called_as_one_of_them() -> None:
+    scores = make_case([0, 0, 1, 2], scale=0.3).scores
+    both = create_objective({"hardest": 1.0, "infonce": 0.5})
+    parts = [term(scores, [0, 0, 1, 2]) for _, term in both.each()]
+    assert torch.allclose(both(scores, [0, 0, 1, 2]), parts[0] + 0.5 * parts[1])

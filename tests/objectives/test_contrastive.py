@@ -21,7 +21,7 @@ def test_infonce_agrees_with_chan_with_gradients(option) -> None:
     fixture = load_fixture("chan-infonce")
     scores = fixture["in.scores"].double().requires_grad_()
     objective = objectives["infonce"](form="chan", learned=False, **fixture.options[option])
-    loss = objective(scores, torch.eye(len(scores)).bool(), Context()).loss
+    loss = objective.compute(scores, torch.eye(len(scores)).bool(), Context()).loss
     assert_close(loss, fixture[f"out.{option}.loss"], 1e-9)
     loss.backward()
     assert_gradient_close(scores.grad, fixture[f"grad.{option}.scores"], 1e-6)
@@ -80,7 +80,7 @@ def test_the_scale_stays_at_or_below_its_bound_and_can_come_back() -> None:
     objective = objectives["infonce"]()
     with torch.no_grad():
         objective.scale.log.fill_(6.0)  # a step too far: e⁶ is above 100
-    wrong = objective(-0.2 * torch.eye(4), torch.eye(4).bool(), Context())
+    wrong = objective.compute(-0.2 * torch.eye(4), torch.eye(4).bool(), Context())
     assert float(wrong.diagnostics["infonce/temperature"]) == pytest.approx(0.01, rel=1e-5)
     wrong.loss.backward()
     assert objective.scale.log.grad > 0

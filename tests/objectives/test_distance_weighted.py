@@ -92,7 +92,7 @@ def test_draws_depend_on_the_step_and_on_nothing_else() -> None:
 
 def test_anchors_out_of_reach_of_every_negative_cost_nothing() -> None:
     scores = torch.tensor([[-0.9, -0.9], [-0.9, -0.9]], requires_grad=True)
-    loss = objectives["distance-weighted"]()(scores, torch.eye(2).bool(), Context()).loss
+    loss = objectives["distance-weighted"]().compute(scores, torch.eye(2).bool(), Context()).loss
     loss.backward()
     assert loss.item() == 0.0
     assert scores.grad.isfinite().all()

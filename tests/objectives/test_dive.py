@@ -59,7 +59,7 @@ class Published:
         self.positives = torch.arange(4)[:, None] == torch.arange(20)[None] // 5
 
     def loss(self, spec) -> torch.Tensor:
-        return create_objective(spec)(self.scores, self.positives, self.context).loss
+        return create_objective(spec).compute(self.scores, self.positives, self.context).loss
 
     def expect(self, value: torch.Tensor, name: str, tolerance: float) -> None:
         assert float(value.detach()) == pytest.approx(
@@ -117,7 +117,7 @@ def test_mmd_is_what_loops_say_and_its_gradient_is_finite(seed, n, m, double) ->
     if double:  # the same vector on both sides
         y[0, 0] = x[0, 0]
     x.requires_grad_()
-    loss = objectives["mmd"](gamma=0.7)(None, None, context_of(of_sets(x), of_sets(y))).loss
+    loss = objectives["mmd"](gamma=0.7).compute(None, None, context_of(of_sets(x), of_sets(y))).loss
     kernel = {
         name: sum(math.exp(-0.7 * math.dist(a, b)) for a in one for b in two) / len(one) / len(two)
         for name, one, two in (
@@ -136,11 +136,11 @@ def test_mmd_is_what_loops_say_and_its_gradient_is_finite(seed, n, m, double) ->
 def test_mmd_is_zero_for_equal_distributions_and_falls_as_clouds_meet() -> None:
     x = torch.randn(6, 4, 8)
     mmd = objectives["mmd"]()
-    assert float(mmd(None, None, context_of(of_sets(x), of_sets(x))).loss) == pytest.approx(
+    assert float(mmd.compute(None, None, context_of(of_sets(x), of_sets(x))).loss) == pytest.approx(
         0.0, abs=1e-6
     )
     far, near = (
-        float(mmd(None, None, context_of(of_sets(x), of_sets(x + shift))).loss)
+        float(mmd.compute(None, None, context_of(of_sets(x), of_sets(x + shift))).loss)
         for shift in (5.0, 1.0)
     )
     assert far > near > 0
@@ -149,12 +149,12 @@ def test_mmd_is_zero_for_equal_distributions_and_falls_as_clouds_meet() -> None:
 def test_mmd_reads_pooled_vectors_where_a_model_pools_and_only_real_fragments() -> None:
     x, y = torch.randn(3, 2, 4), torch.randn(5, 2, 4)
     mmd = objectives["mmd"]()
-    expected = mmd(None, None, context_of(of_sets(x), of_sets(y))).loss
+    expected = mmd.compute(None, None, context_of(of_sets(x), of_sets(y))).loss
     padded = of_sets(x).pad_to(4)
-    assert torch.allclose(mmd(None, None, context_of(padded, of_sets(y))).loss, expected)
+    assert torch.allclose(mmd.compute(None, None, context_of(padded, of_sets(y))).loss, expected)
     pooled = [replace(of_sets(z), pooled=z[:, 0]) for z in (x, y)]
     alone = [of_sets(z[:, :1]) for z in (x, y)]
-    one, other = (mmd(None, None, context_of(*pair)).loss for pair in (pooled, alone))
+    one, other = (mmd.compute(None, None, context_of(*pair)).loss for pair in (pooled, alone))
     assert torch.allclose(one, other)
 
 
@@ -173,14 +173,14 @@ def test_uniformity_is_what_loops_say(seed, size) -> None:
         ]
         expected += sum(terms) / len(terms) if terms else 0.0
     context = context_of(*(of_sets(residuals, residuals) for residuals in sides))
-    loss = objectives["uniformity"]()(None, None, context).loss
+    loss = objectives["uniformity"]().compute(None, None, context).loss
     assert float(loss) == pytest.approx(expected, abs=1e-6)
 
 
 def test_uniformity_says_that_a_model_predicts_no_sets() -> None:
     x = of_sets(torch.randn(2, 4, 8))
     with pytest.raises(ConfigError, match="predicts no sets"):
-        objectives["uniformity"]()(None, None, context_of(x, x))
+        objectives["uniformity"]().compute(None, None, context_of(x, x))
 
 
 def test_copies_are_judged_each_by_itself() -> None:
@@ -198,8 +198,11 @@ def test_copies_are_judged_each_by_itself() -> None:
     both = replace(context_of(*joined), members=(torch.zeros(3, 4),) * 2)
     for name in ("mmd", "uniformity"):
         objective = objectives[name]()
-        each = [objective(None, None, context_of(sides[0][k], sides[1][k])).loss for k in range(2)]
-        assert torch.allclose(objective(None, None, both).loss, torch.stack(each).mean())
+        each = [
+            objective.compute(None, None, context_of(sides[0][k], sides[1][k])).loss
+            for k in range(2)
+        ]
+        assert torch.allclose(objective.compute(None, None, both).loss, torch.stack(each).mean())
 
 
 def test_distances_are_exact_at_zero_and_elsewhere() -> None:

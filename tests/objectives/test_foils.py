@@ -13,7 +13,7 @@ from counterfoil.core.config import build_config
 from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.objectives import Context, create_objective
-from counterfoil.objectives.foils import FoilObjective, RuleFoilObjective, foil_costs
+from counterfoil.objectives.foils import VSEC, FoilObjective, foil_costs
 from tests.conftest import make_split
 from tests.objectives.live import one_step, prepare, score, small_model, some_of
 from tests.training.test_trainer import metrics, trainer, weights
@@ -110,7 +110,7 @@ def test_a_batch_without_foils_costs_nothing_and_can_still_be_learned_from(split
 
 
 def test_vse_c_is_the_hardest_of_several_foils_by_rule(split) -> None:
-    term = RuleFoilObjective(kinds=["noun"], count=3)
+    term = VSEC(kinds=["noun"], count=3)
     model = small_model(split, "vse-fc")
     loss, _, batch, brought = one_step(term, split, model)
     total = 0.0
@@ -141,7 +141,7 @@ def test_what_cannot_work_is_refused(split) -> None:
     with pytest.raises(ConfigError, match="neither 'rules' nor a file"):
         prepare(FoilObjective(source="ruls"), split, model)
     with pytest.raises(TrainingError, match="works on the batches of a training run only"):
-        FoilObjective()(torch.zeros(2, 2), torch.eye(2).bool(), Context())
+        FoilObjective().compute(torch.zeros(2, 2), torch.eye(2).bool(), Context())
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from counterfoil.encoders import Encoded
 from counterfoil.models import create_model
 from counterfoil.objectives import Context
 from counterfoil.objectives import hrem as instance_graph
-from counterfoil.objectives.hrem import InstanceGraph, InstanceRelations, Side
+from counterfoil.objectives.hrem import HREM, InstanceGraph, Side
 from counterfoil.objectives.triplet import HardestNegative
 from counterfoil.training.trainer import Trainer
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
@@ -41,7 +41,7 @@ class Published:
     def __init__(self, name: str, form: str, dtype: torch.dtype) -> None:
         self.fixture = fixture = load_fixture(name)
         hyper = fixture.hyper
-        objective = InstanceRelations(
+        objective = HREM(
             loss=hyper["gnn_loss"],
             margin=hyper["margin"],
             warmup=5,
@@ -73,13 +73,13 @@ class Published:
 
     def graph_loss(self) -> tuple[Tensor, Tensor]:
         scores = self.leaves[0] @ self.leaves[1].T
-        report = self.objective(scores, self.positives, self.context)
+        report = self.objective.compute(scores, self.positives, self.context)
         return report.loss, report.diagnostics["hrem/regulariser"]
 
     def base_loss(self) -> Tensor:
         scores = self.leaves[0] @ self.leaves[1].T
         hardest = HardestNegative(margin=self.fixture.hyper["margin"])
-        return hardest(scores, self.positives, Context()).loss
+        return hardest.compute(scores, self.positives, Context()).loss
 
     def relations(self):
         sides = [Side(side.pooled, side.fragments, side.mask) for side in (self.images, self.texts)]
@@ -180,7 +180,7 @@ def test_permuting_a_batch_permutes_what_its_instances_see() -> None:
 
 def test_every_parameter_of_the_graph_learns_and_fragments_get_no_gradient() -> None:
     torch.manual_seed(0)
-    objective = InstanceRelations(loss="vse", warmup=0, topk=3)
+    objective = HREM(loss="vse", warmup=0, topk=3)
     objective.prepare(SimpleNamespace(embed_size=8))
     sides = [random_side(seed, [3, 1, 4, 2, 3, 2], 4) for seed in (0, 1)]
     encoded = [
@@ -191,7 +191,7 @@ def test_every_parameter_of_the_graph_learns_and_fragments_get_no_gradient() -> 
     ]
     context = Context(live=SimpleNamespace(images=encoded[0], texts=encoded[1]))
     scores = encoded[0].pooled @ encoded[1].pooled.T
-    objective(scores, torch.eye(6).bool(), context).loss.backward()
+    objective.compute(scores, torch.eye(6).bool(), context).loss.backward()
     for side in encoded:
         assert side.fragments.grad is None
         assert side.pooled.grad.isfinite().all()
@@ -206,7 +206,7 @@ def test_every_parameter_of_the_graph_learns_and_fragments_get_no_gradient() -> 
 )
 def test_batches_of_one_empty_items_and_grouped_batches_are_finite(loss, images, texts) -> None:
     torch.manual_seed(0)
-    objective = InstanceRelations(loss=loss, warmup=0)
+    objective = HREM(loss=loss, warmup=0)
     objective.prepare(SimpleNamespace(embed_size=8))
     sides = [random_side(0, images, 4), random_side(1, texts, 4)]
     encoded = [
@@ -216,7 +216,7 @@ def test_batches_of_one_empty_items_and_grouped_batches_are_finite(loss, images,
     context = Context(live=SimpleNamespace(images=encoded[0], texts=encoded[1]))
     positives = torch.arange(len(images))[:, None] == torch.arange(len(texts))[None] % len(images)
     scores = (encoded[0].pooled @ encoded[1].pooled.T).float()
-    report = objective(scores, positives, context)
+    report = objective.compute(scores, positives, context)
     assert report.loss.isfinite()
     report.loss.backward()
     assert all(side.pooled.grad.isfinite().all() for side in encoded)
@@ -225,7 +225,7 @@ def test_batches_of_one_empty_items_and_grouped_batches_are_finite(loss, images,
 def test_nothing_is_added_during_warm_up() -> None:
     case = Published("hrem-graphloss", "paper", torch.float32)
     scores = (case.leaves[0] @ case.leaves[1].T).detach().requires_grad_()
-    report = case.objective(scores, case.positives, replace(case.context, step=4))
+    report = case.objective.compute(scores, case.positives, replace(case.context, step=4))
     assert float(report.loss) == 0.0
     report.loss.backward()
     assert not scores.grad.any()
@@ -233,12 +233,12 @@ def test_nothing_is_added_during_warm_up() -> None:
 
 
 def test_a_model_without_one_vector_an_item_is_refused() -> None:
-    objective = InstanceRelations(warmup=0)
+    objective = HREM(warmup=0)
     objective.prepare(SimpleNamespace(embed_size=8))
     local = Encoded(torch.randn(2, 3, 8), torch.ones(2, 3, dtype=torch.bool))
     context = Context(live=SimpleNamespace(images=local, texts=local))
     with pytest.raises(ConfigError, match="use a model that pools"):
-        objective(torch.zeros(2, 2), torch.eye(2).bool(), context)
+        objective.compute(torch.zeros(2, 2), torch.eye(2).bool(), context)
 
 
 @pytest.mark.parametrize("loss", ["trip", "vse"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.data.pairs import Split
 from counterfoil.objectives import Context, objectives
-from counterfoil.objectives.lseh import SemanticMargin, semantic_similarity
+from counterfoil.objectives.lseh import LSEH, semantic_similarity
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 
 
@@ -23,8 +23,8 @@ class Training:
     train: Split
 
 
-def with_vectors(vectors: torch.Tensor, **options) -> SemanticMargin:
-    objective = SemanticMargin(dim=vectors.shape[1], **options)
+def with_vectors(vectors: torch.Tensor, **options) -> LSEH:
+    objective = LSEH(dim=vectors.shape[1], **options)
     objective.vectors = vectors
     return objective
 
@@ -48,7 +48,7 @@ def test_the_reference_form_agrees_with_the_public_code_with_gradients(name) -> 
     )
     scores = images @ texts.T  # of unit length already
     context = Context(caption_ids=torch.arange(len(owner)))
-    loss = objective(scores, by_owner(owner, owner), context).loss
+    loss = objective.compute(scores, by_owner(owner, owner), context).loss
     assert_close(loss, fixture[f"out.{name}.loss"], 1e-6)
     loss.backward()
     assert_gradient_close(images.grad, fixture[f"grad.{name}.img_emb"], 1e-6)
@@ -103,7 +103,7 @@ def test_the_loss_equals_a_naive_loop(ids, seed, hardest, reference, mean) -> No
         reduction="mean" if mean else "sum",
     )
     owner = torch.tensor(ids)
-    loss = objective(scores, by_owner(owner, owner), Context(caption_ids=captions)).loss
+    loss = objective.compute(scores, by_owner(owner, owner), Context(caption_ids=captions)).loss
     expected = naive(scores.tolist(), vectors[captions].tolist(), ids, hardest, reference, mean)
     assert float(loss) == pytest.approx(expected, abs=1e-9)
 
@@ -114,7 +114,7 @@ def test_captions_of_one_image_are_negatives_in_the_reference_form_only() -> Non
     context = Context(caption_ids=torch.arange(3))
     vectors = torch.eye(3)
     paper, reference = (
-        with_vectors(vectors, form=form)(scores, by_owner(owner, owner), context).loss
+        with_vectors(vectors, form=form).compute(scores, by_owner(owner, owner), context).loss
         for form in ("paper", "reference")
     )
     assert float(paper) == 0.0
@@ -125,7 +125,9 @@ def test_protected_pairs_are_not_negatives() -> None:
     scores = torch.tensor([[0.5, 0.9], [0.2, 0.8]])
     context = Context(caption_ids=torch.arange(2), protected=torch.tensor([[0, 1], [0, 0]]).bool())
     for form in ("paper", "reference"):
-        loss = with_vectors(torch.eye(2), form=form)(scores, torch.eye(2).bool(), context).loss
+        loss = (
+            with_vectors(torch.eye(2), form=form).compute(scores, torch.eye(2).bool(), context).loss
+        )
         assert float(loss) == 0.0
 
 
@@ -136,7 +138,7 @@ def test_an_image_with_several_texts_counts_with_the_largest_of_their_margins(fo
     vectors = torch.rand(5, 3, dtype=torch.float64)
     positives = by_owner(torch.arange(2), owner)
     objective = with_vectors(vectors, hardest=False, form=form)
-    loss = objective(scores, positives, Context(caption_ids=torch.arange(5))).loss
+    loss = objective.compute(scores, positives, Context(caption_ids=torch.arange(5))).loss
     margins = 0.185 + 0.025 * semantic_similarity(vectors)
     expected = 0.0
     for text, image in enumerate(owner.tolist()):
@@ -153,13 +155,13 @@ def test_an_image_with_several_texts_counts_with_the_largest_of_their_margins(fo
 
 
 def test_prepared_on_real_captions_alike_ones_get_the_wider_margin(concepts) -> None:
-    objective = SemanticMargin(dim=8)
+    objective = LSEH(dim=8)
     objective.prepare(Training(concepts.train))
     texts = concepts.train.texts
     assert objective.vectors.shape == (len(texts), 8)
     context = Context(caption_ids=torch.tensor([0, 2, 4, 6]))
     scores = torch.rand(4, 4, requires_grad=True)
-    report = objective(scores, torch.eye(4).bool(), context)
+    report = objective.compute(scores, torch.eye(4).bool(), context)
     report.loss.backward()
     assert scores.grad.isfinite().all()
     assert 0.16 <= float(report.diagnostics["lseh/margin"]) <= 0.21
@@ -173,7 +175,7 @@ def test_prepared_on_real_captions_alike_ones_get_the_wider_margin(concepts) -> 
 
 
 def test_vectors_do_not_weigh_on_checkpoints(concepts) -> None:
-    objective = SemanticMargin(dim=4)
+    objective = LSEH(dim=4)
     objective.prepare(Training(concepts.train))
     assert not objective.state_dict()
     assert dict(objective.named_buffers())["vectors"] is objective.vectors
@@ -182,16 +184,16 @@ def test_vectors_do_not_weigh_on_checkpoints(concepts) -> None:
 def test_it_says_what_is_missing() -> None:
     scores, positives = torch.zeros(2, 2), torch.eye(2).bool()
     with pytest.raises(TrainingError, match="prepare"):
-        SemanticMargin()(scores, positives, Context(caption_ids=torch.arange(2)))
+        LSEH().compute(scores, positives, Context(caption_ids=torch.arange(2)))
     with pytest.raises(TrainingError, match="caption_ids"):
-        with_vectors(torch.eye(2))(scores, positives, Context())
+        with_vectors(torch.eye(2)).compute(scores, positives, Context())
     with pytest.raises(ConfigError, match=r"lseh\.dim"):
         objectives.create("lseh", {"dim": 0})
 
 
 def test_it_is_registered_and_says_that_scores_are_not_enough() -> None:
-    assert objectives["lseh"] is SemanticMargin
-    assert SemanticMargin.needs_batch
+    assert objectives["lseh"] is LSEH
+    assert LSEH.requires
     assert objectives.options("lseh") == {
         "margin": 0.185,
         "scale": 0.025,

@@ -16,7 +16,7 @@ from counterfoil.data.pairs import Pairs
 from counterfoil.models import create_model
 from counterfoil.objectives import Context, objectives
 from counterfoil.objectives import meta_spn as meta
-from counterfoil.objectives.meta_spn import MetaSelfPaced, hardest_triplets
+from counterfoil.objectives.meta_spn import MetaSPN, hardest_triplets
 from counterfoil.training.lookahead import HeldOutBatches, StepTrial, Trials
 from counterfoil.training.services import set_aside
 from counterfoil.training.step import score_batch
@@ -26,23 +26,23 @@ from tests.objectives.cases import Case, cases, make_case
 REDUCTIONS = ["sum", "mean"]
 
 
-def opinionated(seed: int = 0, **options) -> MetaSelfPaced:
+def opinionated(seed: int = 0, **options) -> MetaSPN:
     """An objective whose network does not weigh everything alike."""
     torch.manual_seed(seed)
-    objective = MetaSelfPaced(**{"hidden": 12, **options}).double()
+    objective = MetaSPN(**{"hidden": 12, **options}).double()
     torch.nn.init.normal_(objective.network.weigh.weight)
     return objective
 
 
 @given(case=cases(), reduction=st.sampled_from(REDUCTIONS))
 def test_an_untrained_network_leaves_the_hardest_loss_as_it_is(case, reduction) -> None:
-    loss, gradient = case.loss_and_gradient(MetaSelfPaced(reduction=reduction))
+    loss, gradient = case.loss_and_gradient(MetaSPN(reduction=reduction))
     expected, its_gradient = case.loss_and_gradient(objectives["hardest"](reduction=reduction))
     assert torch.allclose(loss, expected, rtol=1e-6)
     assert torch.allclose(gradient, its_gradient, rtol=1e-6)
 
 
-def naive_loss(case: Case, objective: MetaSelfPaced) -> float:
+def naive_loss(case: Case, objective: MetaSPN) -> float:
     rows = []
     for positive, negatives in case.anchors():
         hardest = max(negatives, default=None)
@@ -68,7 +68,7 @@ def test_the_loss_equals_a_naive_loop(case, reduction, normalise) -> None:
 def test_weights_are_constants_for_the_model_and_the_network_for_the_optimiser() -> None:
     case, objective = make_case(list(range(6)), scale=0.3), opinionated()
     scores = case.scores.clone().requires_grad_()
-    objective(scores, case.positives, Context()).loss.backward()
+    objective.compute(scores, case.positives, Context()).loss.backward()
     triplets = hardest_triplets(scores, case.positives)
     weights = objective.weights(triplets, scores)
     by_hand = (weights * triplets.costs(scores, 0.2)).sum()
@@ -99,7 +99,7 @@ def double(batch):
     return replace(batch, images=replace(batch.images, fragments=batch.images.fragments.double()))
 
 
-def exact_gradient(objective: MetaSelfPaced, trial: StepTrial) -> tuple[torch.Tensor, ...]:
+def exact_gradient(objective: MetaSPN, trial: StepTrial) -> tuple[torch.Tensor, ...]:
     """Autograd through the look-ahead step itself."""
     model, parameters = trial.model, list(objective.network.parameters())
     names = [name for name, _ in model.named_parameters()]
@@ -182,7 +182,7 @@ def test_a_meta_batch_without_a_negative_teaches_nothing(concepts) -> None:
 @pytest.mark.parametrize("option", [{"meta_share": 0.0}, {"every": 0}, {"hidden": 0}])
 def test_options_that_cannot_be_are_refused(option) -> None:
     with pytest.raises(ConfigError, match=next(iter(option))):
-        MetaSelfPaced(**option)
+        MetaSPN(**option)
 
 
 def run_config(name: str, warm_up: int, epochs: int, **options):

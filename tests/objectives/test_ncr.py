@@ -100,7 +100,9 @@ def test_without_two_copies_it_says_what_to_do() -> None:
     objective = create_objective("ncr")
     assert objective.copies == 2
     with pytest.raises(TrainingError, match=r"model\.copies=2"):
-        objective(torch.randn(4, 4), torch.eye(4).bool(), Context(caption_ids=torch.arange(4)))
+        objective.compute(
+            torch.randn(4, 4), torch.eye(4).bool(), Context(caption_ids=torch.arange(4))
+        )
     with pytest.raises(ConfigError, match="at least 1"):
         create_objective({"ncr": {"warmup_epochs": 0}})
 
@@ -155,7 +157,7 @@ def test_before_its_turn_a_noisy_pair_costs_nothing(concepts, tmp_path) -> None:
     scores, positives = torch.randn(4, 4, requires_grad=True), torch.eye(4).bool()
     context = Context(epoch=3, caption_ids=torch.arange(4), members=(scores, scores.detach()))
     term.clean[1, 2] = 0.0  # what the other copy thinks of pair 2
-    term(scores, positives, context).loss.backward()
+    term.compute(scores, positives, context).loss.backward()
     # as an anchor it is silent: nothing pulls its own score up
     assert scores.grad[2, 2] == 0
     assert scores.grad[0, 0] < 0

@@ -19,7 +19,7 @@ from counterfoil.core.errors import ConfigError, DataError, TrainingError
 from counterfoil.data.pairs import Pairs
 from counterfoil.models import from_pretrained
 from counterfoil.objectives import Context, create_objective
-from counterfoil.objectives.ndgl import NegativesDistribution, guided_directions, rectification
+from counterfoil.objectives.ndgl import NDGL, guided_directions, rectification
 from counterfoil.training.guides.build import build_guide
 from tests.conftest import thinned
 from tests.objectives.cases import Case, cases, make_case
@@ -74,7 +74,7 @@ def kl(p: list[float], q: list[float], direction: str) -> float:
     return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
 
 
-def naive_mr(anchors, o: NegativesDistribution) -> float:
+def naive_mr(anchors, o: NDGL) -> float:
     total = 0.0
     for s, t, negatives in anchors:
         if not negatives:
@@ -95,7 +95,7 @@ def naive_mr(anchors, o: NegativesDistribution) -> float:
     return total / len(anchors)
 
 
-def naive_sr(anchors, o: NegativesDistribution) -> float:
+def naive_sr(anchors, o: NDGL) -> float:
     total = 0.0
     for s, t, negatives in anchors:
         if negatives:
@@ -105,7 +105,7 @@ def naive_sr(anchors, o: NegativesDistribution) -> float:
     return total / len(anchors)
 
 
-def naive_hnr(anchors, o: NegativesDistribution) -> tuple[float, int]:
+def naive_hnr(anchors, o: NDGL) -> tuple[float, int]:
     total, agree = 0.0, 0
     for _, _, negatives in anchors:
         if not negatives:
@@ -140,7 +140,7 @@ options = st.fixed_dictionaries(
     case=cases(scale=0.3), given_=options, seed=st.integers(0, 99), gone=st.sampled_from([0, 0.3])
 )
 def test_the_loss_is_what_plain_loops_make(case, given_, seed, gone) -> None:
-    objective = NegativesDistribution(guide="g", mr=7.0, hnr=0.5, **given_)
+    objective = NDGL(guide="g", mr=7.0, hnr=0.5, **given_)
     targets = targets_for(case, seed, gone)
     report = objective.compare(case.scores, targets, case.positives, case.context)
     directions = naive_anchors(case, targets)
@@ -164,7 +164,7 @@ def test_gradients_are_those_of_finite_differences(normalise, direction, square)
     case = make_case([0, 0, 1, 2, 3, 3], square=square, seed=4, protected=0.2, scale=0.3)
     targets = targets_for(case, 1)
     targets[-1] = torch.nan
-    objective = NegativesDistribution(guide="g", sr=2.0, normalise=normalise, direction=direction)
+    objective = NDGL(guide="g", sr=2.0, normalise=normalise, direction=direction)
 
     def loss(scores: Tensor) -> Tensor:
         return objective.compare(scores, targets, case.positives, case.context).loss
@@ -177,7 +177,7 @@ def test_pairs_that_are_no_negatives_teach_nothing(normalise) -> None:
     case = make_case([0, 0, 1, 2, 3, 4], protected=0.4, seed=2, scale=0.3)
     targets = targets_for(case, 0)
     targets[3] = torch.nan
-    objective = NegativesDistribution(guide="g", sr=1.0, normalise=normalise)
+    objective = NDGL(guide="g", sr=1.0, normalise=normalise)
     scores = case.scores.clone().requires_grad_()
     objective.compare(scores, targets, case.positives, case.context).loss.backward()
     apart = case.positives & ~torch.eye(6).bool()
@@ -203,7 +203,7 @@ def test_loss_and_gradients_are_finite(situation, normalise, dtype) -> None:
     for unknown in (0.0, 1.1):
         targets = targets_for(case, 0, unknown).float()
         scores = case.scores.to(dtype, copy=True).requires_grad_()
-        objective = NegativesDistribution(guide="g", sr=1.0, normalise=normalise)
+        objective = NDGL(guide="g", sr=1.0, normalise=normalise)
         report = objective.compare(scores, targets, case.positives, case.context)
         report.loss.backward()
         assert report.loss.isfinite()
@@ -214,9 +214,7 @@ def test_loss_and_gradients_are_finite(situation, normalise, dtype) -> None:
 
 def test_a_model_that_scores_as_its_guide_does_costs_nothing() -> None:
     case = make_case(list(range(6)), scale=0.3)
-    report = NegativesDistribution(guide="g", sr=1.0).compare(
-        case.scores, case.scores, case.positives, case.context
-    )
+    report = NDGL(guide="g", sr=1.0).compare(case.scores, case.scores, case.positives, case.context)
     assert report.loss.item() == pytest.approx(0, abs=1e-12)
     assert float(report.diagnostics["ndgl/agreement"]) == 1
 
@@ -225,7 +223,7 @@ def test_a_softmax_forgets_the_positive_and_a_sigmoid_does_not() -> None:
     case = make_case(list(range(6)), scale=0.3)
     lifted = case.scores + 0.5 * torch.eye(6)
     for normalise, kept in {"softmax": False, "sigmoid": True}.items():
-        objective = NegativesDistribution(guide="g", hnr=0.0, normalise=normalise)
+        objective = NDGL(guide="g", hnr=0.0, normalise=normalise)
         before, after = (
             objective.compare(x, targets_for(case, 3), case.positives, case.context).loss.item()
             for x in (case.scores, lifted)
@@ -241,7 +239,7 @@ def test_at_temperature_one_the_sign_of_a_margin_hardly_matters_and_a_tenth_weig
     targets = case.scores + 0.1 * targets_for(case, 5)
 
     def mr(**given_) -> float:
-        objective = NegativesDistribution(guide="g", mr=1.0, hnr=0.0, **given_)
+        objective = NDGL(guide="g", mr=1.0, hnr=0.0, **given_)
         return objective.compare(case.scores, targets, case.positives, case.context).loss.item()
 
     hard, easy = (mr(temperature=1.0, emphasis=emphasis) for emphasis in ("hard", "easy"))
@@ -255,9 +253,9 @@ def test_what_cannot_work_is_refused_with_the_way_out() -> None:
     for key in ("temperature", "target_temperature"):
         with pytest.raises(ConfigError, match=rf"objective\.ndgl\.{key}: more than 0"):
             create_objective({"ndgl": {"guide": "g", key: 0.0}})
-    objective = NegativesDistribution(guide="g")
+    objective = NDGL(guide="g")
     with pytest.raises(TrainingError, match="batches of a training run only"):
-        objective(torch.zeros(2, 2), torch.eye(2).bool(), Context())
+        objective.compute(torch.zeros(2, 2), torch.eye(2).bool(), Context())
 
 
 @pytest.fixture(scope="module")

@@ -58,9 +58,9 @@ def test_a_protected_pair_never_reaches_a_term() -> None:
     objective.protection.prepare(Training())
     scores = torch.tensor([[0.5, 0.9], [0.9, 0.5]], requires_grad=True)
     twins = Context(image_ids=torch.tensor([0, 1]), caption_ids=torch.tensor([0, 2]))
-    assert float(objective(scores, torch.eye(2).bool(), twins).loss) == 0.0
+    assert float(objective.compute(scores, torch.eye(2).bool(), twins).loss) == 0.0
     strangers = Context(image_ids=torch.tensor([0, 2]), caption_ids=torch.tensor([0, 3]))
-    assert float(objective(scores, torch.eye(2).bool(), strangers).loss) > 0.0
+    assert float(objective.compute(scores, torch.eye(2).bool(), strangers).loss) > 0.0
 
 
 @pytest.mark.parametrize(

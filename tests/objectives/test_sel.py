@@ -21,7 +21,7 @@ def test_the_loss_agrees_with_the_reference_with_gradients(option, hardest, by_c
     item = torch.arange(len(images)) // fixture.hyper["hardnum"]
     context = Context(caption_ids=item if by_caption else None)
     objective = objectives["sel"](margin=fixture.hyper["margin"], hardest=hardest)
-    loss = objective(images @ texts.T, item[:, None] == item[None, :], context).loss
+    loss = objective.compute(images @ texts.T, item[:, None] == item[None, :], context).loss
     parts = [
         fixture[f"out.{option}.loss_{part}_retrieval"].double() for part in ("caption", "image")
     ]
@@ -60,7 +60,7 @@ def test_the_loss_equals_a_naive_loop(case, hardest, captions) -> None:
     expected = naive(case.scores.tolist(), own.tolist(), negative.tolist(), hardest)
     expected += naive(case.scores.T.tolist(), own.T.tolist(), negative.T.tolist(), hardest)
     context = Context(caption_ids=ids, protected=case.protected)
-    loss = objectives["sel"](hardest=hardest)(case.scores, case.positives, context).loss
+    loss = objectives["sel"](hardest=hardest).compute(case.scores, case.positives, context).loss
     assert float(loss) == pytest.approx(expected, abs=1e-9)
 
 
@@ -69,9 +69,9 @@ def test_another_caption_of_the_image_is_neither_view_nor_negative() -> None:
     owner = torch.tensor([3, 3, 8])
     positives = owner[:, None] == owner[None, :]
     apart = Context(caption_ids=torch.tensor([10, 11, 12]))
-    assert float(objectives["sel"]()(scores, positives, apart).loss) == 0.0
+    assert float(objectives["sel"]().compute(scores, positives, apart).loss) == 0.0
     together = Context(caption_ids=torch.tensor([10, 10, 12]))
-    assert float(objectives["sel"]()(scores, positives, together).loss) > 0.0
+    assert float(objectives["sel"]().compute(scores, positives, together).loss) > 0.0
 
 
 def test_single_views_make_it_the_hardest_loss() -> None:
@@ -79,14 +79,15 @@ def test_single_views_make_it_the_hardest_loss() -> None:
     scores = torch.randn(6, 6, generator=generator, dtype=torch.float64)
     arguments = (scores, torch.eye(6).bool(), Context(caption_ids=torch.arange(6)))
     assert torch.equal(
-        objectives["sel"]()(*arguments).loss, objectives["hardest"]()(*arguments).loss
+        objectives["sel"]().compute(*arguments).loss,
+        objectives["hardest"]().compute(*arguments).loss,
     )
 
 
 def test_a_row_without_any_positive_costs_nothing() -> None:
     scores = torch.tensor([[0.9, 0.8], [0.5, 0.5], [0.5, 0.5]], requires_grad=True)
     positives = torch.tensor([[True, True], [False, False], [False, False]])
-    loss = objectives["sel"]()(scores, positives, Context()).loss
+    loss = objectives["sel"]().compute(scores, positives, Context()).loss
     loss.backward()
     assert loss.item() == 0.0
     assert scores.grad.isfinite().all()

@@ -23,7 +23,7 @@ def test_the_loss_agrees_with_the_reference_with_gradients(name) -> None:
     texts = fixture["in.cap_emb"].double().requires_grad_()
     option = fixture.options[name]
     objective = objectives["selhn"](margin=option["margin"], epsilon=option["epsilon"])
-    loss = objective(images @ texts.T, torch.eye(len(images)).bool(), Context()).loss
+    loss = objective.compute(images @ texts.T, torch.eye(len(images)).bool(), Context()).loss
     assert_close(loss, fixture[f"out.{name}.loss"], 1e-9)
     loss.backward()
     assert_gradient_close(images.grad, fixture[f"grad.{name}.img_emb"], 1e-6)
@@ -33,7 +33,7 @@ def test_the_loss_agrees_with_the_reference_with_gradients(name) -> None:
 def test_the_fixture_has_seven_rows_and_three_columns_that_average() -> None:
     fixture = load_fixture("loss-selhn")
     scores = fixture["in.img_emb"].double() @ fixture["in.cap_emb"].double().T
-    report = objectives["selhn"]()(scores, torch.eye(12).bool(), Context())
+    report = objectives["selhn"]().compute(scores, torch.eye(12).bool(), Context())
     assert float(report.diagnostics["selhn/averaged"]) == pytest.approx(10 / 24)
 
 
@@ -93,6 +93,6 @@ def test_lower_precision_gives_nearly_the_same_loss(dtype) -> None:
     case = make_case([0, 0, 1, 2, 3, 4])
     objective = objectives["selhn"](epsilon=0.05)
     rounded = case.scores.to(dtype)
-    low = objective(rounded, case.positives, Context()).loss
-    exact = objective(rounded.double(), case.positives, Context()).loss
+    low = objective.compute(rounded, case.positives, Context()).loss
+    exact = objective.compute(rounded.double(), case.positives, Context()).loss
     assert float(low) == pytest.approx(float(exact), rel=2e-2)

@@ -83,14 +83,14 @@ def test_a_mean_in_the_papers_form_counts_every_anchor(case) -> None:
 
 def test_semi_hard_mining_never_touches_a_negative_above_the_positive() -> None:
     scores = torch.tensor([[0.5, 0.9, 0.4], [0.1, 0.5, 0.2], [0.3, 0.0, 0.5]], requires_grad=True)
-    objectives["shn"](margin=0.6)(scores, torch.eye(3).bool(), Context()).loss.backward()
+    objectives["shn"](margin=0.6).compute(scores, torch.eye(3).bool(), Context()).loss.backward()
     assert scores.grad[0, 1] == 0
     assert scores.grad[0, 2] > 0
 
 
 def test_the_contrastive_branch_pushes_the_negative_and_leaves_the_positive_alone() -> None:
     scores = torch.tensor([[0.5, 0.9], [0.1, 0.8]], requires_grad=True)
-    objectives["sct"](margin=0.0)(scores, torch.eye(2).bool(), Context()).loss.backward()
+    objectives["sct"](margin=0.0).compute(scores, torch.eye(2).bool(), Context()).loss.backward()
     assert torch.equal(scores.grad, torch.tensor([[0.0, 2.0], [0.0, 0.0]]))
 
 

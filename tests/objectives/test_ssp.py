@@ -17,7 +17,7 @@ def test_the_loss_agrees_with_the_reference_with_gradients() -> None:
     objective = objectives["ssp"](
         margin=fixture.hyper["margin"], positive=fixture.hyper["pos"], negative=fixture.hyper["neg"]
     )
-    loss = objective(scores, torch.eye(len(scores)).bool(), Context()).loss
+    loss = objective.compute(scores, torch.eye(len(scores)).bool(), Context()).loss
     assert_close(loss, fixture["out.loss"], 1e-9)
     loss.backward()
     assert_gradient_close(scores.grad, fixture["grad.scores"], 1e-6)
@@ -36,7 +36,7 @@ def test_the_loss_equals_a_naive_loop(case) -> None:
 
 def test_a_batch_of_perfect_positives_costs_nothing_and_stays_finite() -> None:
     scores = torch.ones(3, 3, requires_grad=True)
-    loss = objectives["ssp"]()(scores, torch.eye(3).bool(), Context()).loss
+    loss = objectives["ssp"]().compute(scores, torch.eye(3).bool(), Context()).loss
     loss.backward()
     assert loss.item() == 0.0
     assert torch.equal(scores.grad, torch.zeros(3, 3))
@@ -45,6 +45,6 @@ def test_a_batch_of_perfect_positives_costs_nothing_and_stays_finite() -> None:
 def test_coefficients_are_options_of_any_degree() -> None:
     scores = torch.tensor([[0.5, 0.6], [0.0, 0.5]])
     constant = create_objective({"ssp": {"positive": [1.5], "negative": [2.0, 0.0, 0.0, 0.0]}})
-    loss = constant(scores, torch.eye(2).bool(), Context()).loss
+    loss = constant.compute(scores, torch.eye(2).bool(), Context()).loss
     # Row 0 and column 1 violate the margin with 0.6, row 1 and column 0 do not.
     assert float(loss) == pytest.approx((2 * 1.5 + 2 * 2 * 0.6**3) / 2)

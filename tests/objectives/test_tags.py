@@ -23,7 +23,7 @@ from counterfoil.models.foil_generator import FoilMaker
 from counterfoil.objectives import Context, Objective
 from counterfoil.objectives.hard_candidates import HardCandidates
 from counterfoil.objectives.services import GeneratorOptions
-from counterfoil.objectives.tags import Tags, TagsDc
+from counterfoil.objectives.tags import TAGS, TAGSDC
 from counterfoil.training.step import LiveBatch, TrainingStep, score_batch
 from tests.conftest import make_split
 from tests.objectives.live import prepare, score, some_of
@@ -72,7 +72,7 @@ class Remembered:
         return self.last
 
 
-def remembered(objective: Tags, split: Split, model: Model) -> Remembered:
+def remembered(objective: TAGS, split: Split, model: Model) -> Remembered:
     prepare(objective, split, model)
     objective._generator = Remembered(objective._generator)
     return objective._generator
@@ -114,14 +114,16 @@ def test_protected_pairs_and_other_captions_of_the_image_are_no_candidates(split
     live = LiveBatch(model, batch, score_batch(model, batch, scored=False), None)
     positives = batch.image_ids[:, None] == batch.owners
     protected = torch.tensor([[0, 0, 1], [0, 0, 0], [1, 1, 0]]).bool()
-    report = HardCandidates(margin=0.3)(
+    report = HardCandidates(margin=0.3).compute(
         positives.float() * torch.nan, positives, Context(live=live, protected=protected)
     )
     left = score(model, split, 0, split.texts[4])
     expected = [max(0, 0.3 + left - score(model, split, 0, split.texts[1]))]
     towards = [max(0, 0.3 + left - score(model, split, 2, split.texts[4]))]
     assert report.loss.item() == pytest.approx(expected[0] + towards[0], abs=1e-5)
-    nobody = HardCandidates()(positives, positives, Context(live=live, protected=~positives))
+    nobody = HardCandidates().compute(
+        positives, positives, Context(live=live, protected=~positives)
+    )
     assert nobody.loss.item() == 0.0
     nobody.loss.backward()
 
@@ -169,7 +171,7 @@ def test_captions_are_cut_once_and_masked_as_ever(split, most, monkeypatch) -> N
 @pytest.mark.parametrize("unit", ["graph", "word"])
 def test_foils_are_new_for_their_image_and_differ_only_where_there_was_a_mask(split, unit) -> None:
     model = small(split)
-    objective = Tags(**SMALL, unit=unit, temperature=2.0)
+    objective = TAGS(**SMALL, unit=unit, temperature=2.0)
     written = remembered(objective, split, model)
     captions = [0, 3, 5, 8]
     _, diagnostics = step(objective, model, batch_of(split, model, captions))
@@ -199,7 +201,7 @@ def test_foils_are_new_for_their_image_and_differ_only_where_there_was_a_mask(sp
 
 def test_the_same_step_writes_the_same_foils_and_another_does_not(split) -> None:
     model = small(split)
-    objective = Tags(**SMALL)
+    objective = TAGS(**SMALL)
     written = remembered(objective, split, model)
     batch = batch_of(split, model, [0, 3, 5, 8])
     live = LiveBatch(model, batch, score_batch(model, batch, scored=False), None)
@@ -214,7 +216,7 @@ def test_the_same_step_writes_the_same_foils_and_another_does_not(split) -> None
 
 def test_disturbed_words_do_not_reach_the_foils(split) -> None:
     model = small(split)
-    objective = Tags(**SMALL)
+    objective = TAGS(**SMALL)
     written = remembered(objective, split, model)
     items = CaptionItems(split, model.text, Augmentation(words=0.9), 3)
     batch = Collate(model.text.pad)([items[0, caption, 0] for caption in (0, 2)])
@@ -238,14 +240,14 @@ def logits_one_by_one(model: Model, split: Split, image: int, ids: torch.Tensor)
 
 
 @pytest.mark.parametrize("anchors", [0, 3])
-@pytest.mark.parametrize("kind", [Tags, TagsDc])
+@pytest.mark.parametrize("kind", [TAGS, TAGSDC])
 def test_the_loss_is_what_plain_loops_over_single_sentences_find(split, kind, anchors) -> None:
     model, captions = small(split), [0, 3, 5]
     others = [8, 10] if anchors else []
     with torch.no_grad():  # heads that have learned nothing hide mistakes
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    more = {"discrimination": 0.7, "correction": 1.3, "replaced": 2.0} if kind is TagsDc else {}
+    more = {"discrimination": 0.7, "correction": 1.3, "replaced": 2.0} if kind is TAGSDC else {}
     more |= {"margin": 0.1, "mlm": 0.5, "rank": 2.0}
     objective = kind(**SMALL, temperature=2.0, anchors=anchors, **more)
     written = remembered(objective, split, model)
@@ -280,7 +282,7 @@ def test_the_loss_is_what_plain_loops_over_single_sentences_find(split, kind, an
         return float(np.mean([torch.as_tensor(value).item() for value in values]))
 
     expected = 0.5 * mean(fills) + 2.0 * mean(ranks)
-    if kind is TagsDc:
+    if kind is TAGSDC:
         expected += 0.7 * mean(told) + 1.3 * mean(fixed)
     assert loss.item() == pytest.approx(expected, rel=1e-4)
     assert float(diagnostics["tags/accuracy"]) == pytest.approx(mean(below))
@@ -290,7 +292,7 @@ def test_the_loss_is_what_plain_loops_over_single_sentences_find(split, kind, an
 
 def test_gradients_reach_every_head_the_layers_and_the_word_vectors(split) -> None:
     model = small(split)
-    objective = TagsDc(**SMALL, temperature=2.0)
+    objective = TAGSDC(**SMALL, temperature=2.0)
     prepare(objective, split, model)
     loss, _ = step(objective, model, batch_of(split, model, [0, 3, 5]))
     loss.backward()
@@ -305,7 +307,7 @@ def test_a_caption_whose_foils_are_all_true_costs_no_rank_but_still_learns_to_fi
     every = " ".join(sorted({word for text in split.texts for word in text.split()}))
     known = replace(split, captions=[[*own, every] for own in split.captions])
     model = small(known)
-    objective = TagsDc(**SMALL)
+    objective = TAGSDC(**SMALL)
     prepare(objective, known, model)
     loss, diagnostics = step(objective, model, batch_of(known, model, [0, 3]))
     assert float(diagnostics["tags/kept"]) == 0
@@ -319,20 +321,20 @@ def test_a_caption_whose_foils_are_all_true_costs_no_rank_but_still_learns_to_fi
 
 def test_a_model_that_cannot_fill_masks_is_told_what_to_set(split) -> None:
     with pytest.raises(ConfigError, match=r"extras=\[mlm,discrimination,correction\]"):
-        prepare(TagsDc(), split, small(split, ["mlm"]))
+        prepare(TAGSDC(), split, small(split, ["mlm"]))
     with pytest.raises(ConfigError, match=r"extras=\[mlm\]"):
-        prepare(Tags(), split, small(split, []))
+        prepare(TAGS(), split, small(split, []))
     config = build_config({"model": {"name": "vse-fc", "embed_size": 8}, "data": {"min_count": 1}})
     with pytest.raises(ConfigError, match="uniter-small"):
-        prepare(Tags(), split, create_model(config.model, split, config.data))
+        prepare(TAGS(), split, create_model(config.model, split, config.data))
     with pytest.raises(ConfigError, match="at least 1"):
-        prepare(Tags(masks=0), split, small(split))
+        prepare(TAGS(masks=0), split, small(split))
     with pytest.raises(ConfigError, match="kept at least 1"):
         HardCandidates(kept=0)
     with pytest.raises(TrainingError, match="training run"):
-        Tags()(torch.zeros(2, 2), torch.eye(2).bool(), Context())
+        TAGS().compute(torch.zeros(2, 2), torch.eye(2).bool(), Context())
     with pytest.raises(TrainingError, match="run only"):
-        HardCandidates()(torch.zeros(2, 2), torch.eye(2).bool(), Context())
+        HardCandidates().compute(torch.zeros(2, 2), torch.eye(2).bool(), Context())
 
 
 def test_the_vocabulary_of_the_heads_is_that_of_the_data(split) -> None:
@@ -411,7 +413,7 @@ def test_a_frozen_generator_writes_and_is_not_trained(concepts, tmp_path) -> Non
 
 def test_a_step_in_half_precision_is_finite_and_reaches_the_heads(split) -> None:
     model = small(split)
-    objective = TagsDc(**SMALL)
+    objective = TAGSDC(**SMALL)
     prepare(objective, split, model)
     batch = batch_of(split, model, [0, 3, 5])
     loss, _ = TrainingStep(model.train(), objective, torch.bfloat16)(batch, 0, 0)

@@ -12,7 +12,7 @@ from counterfoil.data.pairs import Split
 from counterfoil.data.text.vocabulary import SPECIALS
 from counterfoil.foils.generation import expected_share, token_units
 from counterfoil.models import save_pretrained
-from counterfoil.objectives.tags import MaskedWords, Tags, TagsDc
+from counterfoil.objectives.tags import MLM, TAGS, TAGSDC
 from counterfoil.training.step import LiveBatch, score_batch
 from tests.conftest import make_split
 from tests.objectives.live import prepare
@@ -24,7 +24,7 @@ def split(tmp_path_factory) -> Split:
     return make_split(tmp_path_factory.mktemp("tags"), "train", 24, seed=0)
 
 
-@pytest.mark.parametrize("kind", [Tags, TagsDc])
+@pytest.mark.parametrize("kind", [TAGS, TAGSDC])
 def test_a_static_generator_leaves_the_matcher_without_a_masked_word_loss(
     split, kind, tmp_path
 ) -> None:
@@ -43,18 +43,18 @@ def test_a_static_generator_leaves_the_matcher_without_a_masked_word_loss(
 def test_a_matcher_with_a_static_generator_needs_no_head_that_fills_masks(split, tmp_path) -> None:
     save_pretrained(small(split), tmp_path / "generator")
     model = small(split, [])
-    objective = Tags(**SMALL, rank=1.0, generator=str(tmp_path / "generator"))
+    objective = TAGS(**SMALL, rank=1.0, generator=str(tmp_path / "generator"))
     prepare(objective, split, model)
     loss, diagnostics = step(objective, model, batch_of(split, model, [0, 3, 5]))
     assert float(diagnostics["tags/kept"]) > 0
     assert loss.item() == pytest.approx(float(diagnostics["tags/rank"]))
     with pytest.raises(ConfigError, match="nothing to learn"):
-        Tags(rank=0.0, generator=str(tmp_path / "generator"))
+        TAGS(rank=0.0, generator=str(tmp_path / "generator"))
 
 
 def test_without_a_rank_loss_masks_are_filled_and_no_foils_are_written(split) -> None:
     model = small(split)
-    whole, control = Tags(**SMALL, mlm=0.5, rank=1.0), Tags(**SMALL, mlm=0.5, rank=0.0)
+    whole, control = TAGS(**SMALL, mlm=0.5, rank=1.0), TAGS(**SMALL, mlm=0.5, rank=0.0)
     found = {}
     for objective in (whole, control):
         prepare(objective, split, model)
@@ -68,7 +68,7 @@ def test_without_a_rank_loss_masks_are_filled_and_no_foils_are_written(split) ->
 @pytest.mark.parametrize("over", ["masked", "sentence"])
 def test_word_correction_learns_from_masked_words_or_as_equation_8_from_all(split, over) -> None:
     model, captions = small(split), [0, 3, 5]
-    objective = TagsDc(
+    objective = TAGSDC(
         **SMALL, mlm=0.0, rank=0.0, discrimination=0.0, correction=2.0, correct_over=over
     )
     written = remembered(objective, split, model)
@@ -91,11 +91,11 @@ def test_word_correction_learns_from_masked_words_or_as_equation_8_from_all(spli
     assert float(diagnostics["tags/woc"]) == pytest.approx(np.mean(right))
 
 
-def tags(**options) -> Tags:
-    return Tags(samples=1, kept=1, rank=0.0, **options)
+def tags(**options) -> TAGS:
+    return TAGS(samples=1, kept=1, rank=0.0, **options)
 
 
-@pytest.mark.parametrize("kind", [tags, MaskedWords])
+@pytest.mark.parametrize("kind", [tags, MLM])
 def test_masks_may_take_their_share_of_the_whole_sentence(split, kind) -> None:
     model, captions = small(split), list(range(0, 40, 2))
     batch = batch_of(split, model, captions)

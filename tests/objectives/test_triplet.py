@@ -28,7 +28,7 @@ def test_losses_agree_with_the_reference_with_gradients(measure, form, name) -> 
     margin = fixture.options[f"{measure}.{form}"]["margin"]
     scores = matchers[measure](64)(encoded(images), encoded(texts))
     objective = create_objective({name: {"margin": margin}})
-    loss = objective(scores, torch.eye(len(scores), dtype=torch.bool), Context()).loss
+    loss = objective.compute(scores, torch.eye(len(scores), dtype=torch.bool), Context()).loss
     assert_close(loss, fixture[f"out.{measure}.{form}.loss"], 1e-6)
     loss.backward()
     assert_gradient_close(images.grad, fixture[f"grad.{measure}.{form}.img_emb"], 1e-6)
@@ -58,7 +58,7 @@ def test_both_losses_equal_a_naive_loop_with_repeated_images(ids, seed, hardest)
     owner = torch.tensor(ids)
     positives = owner[:, None] == owner[None, :]
     objective = create_objective("hardest" if hardest else "triplet")
-    loss = objective(scores, positives, Context()).loss
+    loss = objective.compute(scores, positives, Context()).loss
     assert float(loss) == pytest.approx(naive(scores.tolist(), ids, 0.2, hardest), abs=1e-9)
 
 
@@ -67,18 +67,21 @@ def test_two_captions_of_one_image_are_never_each_others_negatives() -> None:
     owner = torch.tensor([4, 4, 9])
     positives = owner[:, None] == owner[None, :]
     for name in ("triplet", "hardest"):
-        assert float(create_objective(name)(scores, positives, Context()).loss) == 0.0
+        assert float(create_objective(name).compute(scores, positives, Context()).loss) == 0.0
 
 
 def test_the_loss_is_zero_when_pairs_are_separated_by_the_margin() -> None:
     scores = torch.eye(5)
     for name in ("triplet", "hardest"):
-        assert float(create_objective(name)(scores, torch.eye(5).bool(), Context()).loss) == 0.0
+        assert (
+            float(create_objective(name).compute(scores, torch.eye(5).bool(), Context()).loss)
+            == 0.0
+        )
 
 
 def test_a_batch_without_negatives_costs_nothing_and_stays_finite() -> None:
     scores = torch.randn(3, 3, requires_grad=True)
-    report = create_objective("hardest")(scores, torch.ones(3, 3).bool(), Context())
+    report = create_objective("hardest").compute(scores, torch.ones(3, 3).bool(), Context())
     report.loss.backward()
     assert report.loss.item() == 0.0
     assert scores.grad.isfinite().all()
@@ -110,16 +113,20 @@ def test_warm_up_epochs_use_every_negative() -> None:
     scores, positives = torch.randn(6, 6), torch.eye(6).bool()
     warm = create_objective({"hardest": {"warmup_epochs": 2}})
     everyone, hardest = create_objective("triplet"), create_objective("hardest")
-    early = warm(scores, positives, Context(epoch=1)).loss
-    late = warm(scores, positives, Context(epoch=2)).loss
-    assert torch.equal(early, everyone(scores, positives, Context()).loss)
-    assert torch.equal(late, hardest(scores, positives, Context()).loss)
+    early = warm.compute(scores, positives, Context(epoch=1)).loss
+    late = warm.compute(scores, positives, Context(epoch=2)).loss
+    assert torch.equal(early, everyone.compute(scores, positives, Context()).loss)
+    assert torch.equal(late, hardest.compute(scores, positives, Context()).loss)
 
 
 def test_mean_reduction_averages_over_anchors_and_chosen_negatives() -> None:
     scores, positives = torch.randn(6, 6), torch.eye(6).bool()
-    total = create_objective("triplet")(scores, positives, Context()).loss
-    mean = create_objective({"triplet": {"reduction": "mean"}})(scores, positives, Context()).loss
+    total = create_objective("triplet").compute(scores, positives, Context()).loss
+    mean = (
+        create_objective({"triplet": {"reduction": "mean"}})
+        .compute(scores, positives, Context())
+        .loss
+    )
     assert float(mean) == pytest.approx(float(total) / (2 * 6 * 5), rel=1e-5)
 
 
@@ -127,7 +134,7 @@ def test_images_with_several_texts_make_every_positive_an_anchor() -> None:
     scores = torch.tensor([[0.9, 0.8, 0.1, 0.7], [0.2, 0.3, 0.6, 0.5]])
     owner = torch.tensor([0, 0, 1, 1])
     positives = torch.arange(2)[:, None] == owner[None, :]
-    loss = create_objective("triplet")(scores, positives, Context()).loss
+    loss = create_objective("triplet").compute(scores, positives, Context()).loss
     expected = 0.0
     for text, image in enumerate(owner.tolist()):
         own = scores[image, text]
@@ -143,14 +150,16 @@ def test_a_composite_weighs_its_terms_and_honours_epoch_ranges() -> None:
     both = create_objective(
         {"hardest": 0.5, "triplet": {"weight": 2, "epochs": [1, 3], "margin": 0.1}}
     )
-    hardest = create_objective("hardest")(scores, positives, Context()).loss
-    triplet = create_objective({"triplet": {"margin": 0.1}})(scores, positives, Context()).loss
+    hardest = create_objective("hardest").compute(scores, positives, Context()).loss
+    triplet = (
+        create_objective({"triplet": {"margin": 0.1}}).compute(scores, positives, Context()).loss
+    )
     for epoch, expected in {
         0: 0.5 * hardest,
         1: 0.5 * hardest + 2 * triplet,
         3: 0.5 * hardest,
     }.items():
-        assert torch.allclose(both(scores, positives, Context(epoch=epoch)).loss, expected)
+        assert torch.allclose(both.compute(scores, positives, Context(epoch=epoch)).loss, expected)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +181,7 @@ def test_a_wrong_objective_is_refused_with_the_nearest_name(spec, message) -> No
 def test_gradients_survive_extreme_scores() -> None:
     for scale in (1e-8, 1e4):
         scores = (l2_normalise(torch.randn(8, 8)) * scale).requires_grad_()
-        create_objective("hardest")(scores, torch.eye(8).bool(), Context()).loss.backward()
+        create_objective("hardest").compute(scores, torch.eye(8).bool(), Context()).loss.backward()
         assert scores.grad.isfinite().all()
 
 

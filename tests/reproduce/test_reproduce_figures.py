@@ -65,7 +65,9 @@ def test_a_loss_per_pair_is_twice_the_margin_while_all_scores_are_equal(
         {"objective": {"hardest": term}, "train": {"batch_size": size, "epochs": 3}}
     )
     scores = torch.full((size, size), 0.7)
-    report = create_objective(config.objective)(scores, torch.eye(size, dtype=bool), Context())
+    report = create_objective(config.objective).compute(
+        scores, torch.eye(size, dtype=bool), Context()
+    )
     assert float(report.loss) * per_pair(config) == pytest.approx(0.6, rel=1e-5)
 
 

@@ -153,7 +153,7 @@ def test_real_embeddings_around_one_point_are_a_collapse(spread, warns) -> None:
         noise = torch.randn(2, 32, 64, generator=generator)
         images, texts = F.normalize(points + 0.1 * spread * noise, dim=-1)
         scores = images @ texts.T
-        loss = float(objective(scores, positives, Context()).loss)
+        loss = float(objective.compute(scores, positives, Context()).loss)
         gap = float(score_diagnostics(both_directions(scores, positives))["gap/abs"])
         said.append(watch.update(step, loss, 2 * 32 * 0.2, gap, "hardest"))
     assert any(said) == warns

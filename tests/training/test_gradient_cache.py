@@ -126,7 +126,9 @@ def test_dropout_is_repeated_exactly(name, concepts) -> None:
     images = Encoded.cat([model.encode_images(part) for part in chunks(batch.images, 3)])
     texts = Encoded.cat([model.encode_texts(part) for part in chunks(batch.texts, 3)])
     positives = batch.image_ids[:, None] == batch.owners
-    loss = create_objective("triplet")(model.matcher(images, texts), positives, Context()).loss
+    loss = (
+        create_objective("triplet").compute(model.matcher(images, texts), positives, Context()).loss
+    )
     loss.backward()
     grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     assert_same((loss.detach(), grads), found, 1e-10)

@@ -15,7 +15,7 @@ from counterfoil.core.tensors.host_mirror import PendingCopy
 from counterfoil.matchers.mismatch_boundary import MismatchBoundary
 from counterfoil.models import create_model
 from counterfoil.objectives import create_objective, objectives
-from counterfoil.objectives.meta_spn import MetaSelfPaced  # registers the one that tries
+from counterfoil.objectives.meta_spn import MetaSPN  # registers the one that tries
 from counterfoil.training.lookahead import HeldOutBatches, StepTrial, Trials, traceless, tries
 from counterfoil.training.services import set_aside
 from counterfoil.training.step import score_batch
@@ -207,7 +207,7 @@ def meta_gradient(folder: Path) -> list[Tensor]:
     try:
         torch.manual_seed(0)
         model = create_model(settings.model, split, settings.data).train()
-        objective = MetaSelfPaced(hidden=8)
+        objective = MetaSPN(hidden=8)
         torch.nn.init.normal_(objective.network.weigh.weight)
         train, held_out = set_aside(split, 0.3, 0)
         batch = HeldOutBatches(train, model.text, settings)[0]

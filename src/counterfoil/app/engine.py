@@ -19,12 +19,13 @@ from counterfoil.data.fragments import Fragments
 from counterfoil.data.text.tokenizers import known_text, words_of_tokens
 from counterfoil.data.text.words import CaptionWord, caption_words
 from counterfoil.encoders import Encoded
-from counterfoil.features import Extractor, extractors
+from counterfoil.features import Extractor
 from counterfoil.matchers.naaf import NAAF
 from counterfoil.models.correct import Change, Correction, correct, exchanged
 from counterfoil.models.explain import explain_encoded
+from counterfoil.models.match import shades
 from counterfoil.models.model import Model
-from counterfoil.plots.sentences import colour_note, method_note, shades, standing
+from counterfoil.plots.sentences import colour_note, method_note, standing
 from counterfoil.scoring.encode import encode_texts
 from counterfoil.search.items import Side
 
@@ -169,7 +170,6 @@ class Engine:
         self.model, self.library, self.corrector = model.eval(), library, corrector
         self.searcher = Searcher(library.index)
         self.scale = distributions(model)
-        self._extractors: dict[str, Extractor] = {}
         self._fragments: OrderedDict[tuple[str, str], Fragments] = OrderedDict()
         self._runners: dict[type, Callable[[Sequence[Any]], list[Any]]] = {
             Encode: self._encode,
@@ -305,7 +305,4 @@ class Engine:
             raise Problem(
                 409, "this model was trained on precomputed features: it cannot read pixels"
             )
-        key = f"{model.fragments_from} {sorted(model.fragments_options.items())}"
-        if key not in self._extractors:
-            self._extractors[key] = extractors.create(model.fragments_from, model.fragments_options)
-        return self._extractors[key]
+        return model.reader.extractor

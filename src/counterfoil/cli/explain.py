@@ -12,7 +12,7 @@ from counterfoil.data.text.words import check_sentence
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from counterfoil.models.explain import Match, WordEffect
+    from counterfoil.models.match import Match, WordEffect
 
 
 def explain(
@@ -95,7 +95,8 @@ def coloured(match: Match, many: bool = True) -> Text:
     from rich.style import Style
     from rich.text import Text
 
-    from counterfoil.plots.sentences import colour_of, shades
+    from counterfoil.models.match import shades
+    from counterfoil.plots.sentences import colour_of
 
     sentence = Text(match.text)
     for word, shade in zip(match.words, shades(match), strict=True):

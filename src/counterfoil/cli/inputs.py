@@ -112,17 +112,12 @@ class DataChoice:
 
 
 def _from_file(model: Model, run: Path, path: Path) -> tuple[Fragments, Image.Image | None]:
-    from counterfoil.data.images import FileImage, open_image
-    from counterfoil.features import extractors
-
     if model.fragments_from is None:
         raise ConfigError(
             f"{run}: this model was trained on precomputed features, so it cannot read an image "
             "file; give the id of an image of its data set instead"
         )
-    pixels = open_image(FileImage(path))
-    extractor = extractors.create(model.fragments_from, model.fragments_options)
-    return extractor.extract(pixels), pixels
+    return model.reader.read(path)
 
 
 def _refuse_missing_file(image: str, run: Path, data: str | None) -> None:

@@ -40,9 +40,7 @@ def score(
     if not any(sentence.strip() for sentence in sentences):
         raise ConfigError("nothing to score: give a sentence with --text, or a file with --texts")
     check_inputs([run])
-    from counterfoil.data.images import FileImage, open_image
     from counterfoil.data.text.tokenizers import require_known, unknown_note
-    from counterfoil.features import extractors
     from counterfoil.training.run_folder import load_model
 
     model = load_model(run, device)
@@ -51,10 +49,8 @@ def score(
             f"{run}: this model was trained on precomputed features, so it cannot read an image "
             "file; train on images, or evaluate on features with: counterfoil evaluate"
         )
-    extractor = extractors.create(model.fragments_from, model.fragments_options)
-    fragments = [extractor.extract(open_image(FileImage(image))) for image in images]
     unknown = [require_known(model.text, sentence).unknown_words for sentence in sentences]
-    scores = model.score(fragments, sentences)
+    scores = model.score(images, sentences)
     if as_json:
         print_json(
             {

@@ -11,7 +11,7 @@ from counterfoil.cli.inputs import open_index
 from counterfoil.cli.output import console, print_json, print_line, print_table
 
 if TYPE_CHECKING:
-    from counterfoil.models.explain import Match
+    from counterfoil.models.match import Match
     from counterfoil.search import Hit, Results
 
 

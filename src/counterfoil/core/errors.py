@@ -24,6 +24,10 @@ class ConfigError(CounterfoilError):
     exit_code = 2
 
 
+class ArgumentError(ConfigError, ValueError):
+    """An argument of a call from Python that has the wrong type, shape or values."""
+
+
 class DataError(CounterfoilError):
     """Images, captions or features that cannot be used."""
 

@@ -205,7 +205,7 @@ def open_image(ref: ImageRef) -> Image.Image:
             if scans is not None:
                 _reduce(image)
             image.load()
-            return _to_rgb(_upright(image))
+            return to_upright_rgb(image)
     except DataError:
         raise
     except UnidentifiedImageError:
@@ -215,6 +215,11 @@ def open_image(ref: ImageRef) -> Image.Image:
         raise DataError(f"{ref.name}: refused, {_too_large(IMAGE_PIXELS)}") from None
     except Exception as error:  # damaged files make decoders raise nearly anything
         raise DataError(f"{ref.name}: not a readable image ({error})") from None
+
+
+def to_upright_rgb(image: Image.Image) -> Image.Image:
+    """A picture that is open already, as `open_image` gives it."""
+    return _to_rgb(_upright(image))
 
 
 def _open_header(data: bytes) -> Image.Image:

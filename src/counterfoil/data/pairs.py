@@ -76,7 +76,7 @@ def count_kinds(problems: list[Problem]) -> dict[str, int]:
     return dict(Counter(problem.kind for problem in problems).most_common())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Split:
     """The images of one split with any number of captions each.
 
@@ -99,6 +99,12 @@ class Split:
                 raise DataError(
                     f"split '{self.name}': {len(self.ids)} image ids but {len(value)} {what}"
                 )
+
+    def __repr__(self) -> str:
+        parts = [name for name in ("pixels", "fragments") if getattr(self, name) is not None]
+        captions = sum(map(len, self.captions))
+        listed = "".join(f", {name}" for name in parts)
+        return f"Split({self.name!r}, {len(self):,} images, {captions:,} captions{listed})"
 
     def __len__(self) -> int:
         """Number of images."""
@@ -133,7 +139,7 @@ class Split:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pairs:
     """A data set: its splits by name, where it came from, and what was wrong with it.
 
@@ -144,6 +150,11 @@ class Pairs:
     splits: dict[str, Split]
     problems: list[Problem] = field(default_factory=list)
     origin: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        splits = "".join(f", {split.name}={len(split):,}" for split in self)
+        problems = f", {len(self.problems):,} problems" if self.problems else ""
+        return f"Pairs({self.name!r}{splits}{problems})"
 
     def __getitem__(self, split: str) -> Split:
         name = self._resolve(split)

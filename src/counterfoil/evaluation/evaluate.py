@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.errors import ArgumentError, ConfigError, DataError
 from counterfoil.core.progress import Progress
-from counterfoil.data.pairs import Split
+from counterfoil.data.pairs import Pairs, Split
 from counterfoil.evaluation.extended import ExtendedPositives
 from counterfoil.evaluation.ranks import (
     Floats,
@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from counterfoil.scoring.encode import SplitScores
 
 CHUNK_CELLS = 2_000_000
+
+
+def _require_split(given: object) -> None:
+    if not isinstance(given, Split):
+        names = f", such as pairs.{next(iter(given.splits))}" if isinstance(given, Pairs) else ""
+        raise ArgumentError(f"evaluate: expected one split{names}, got {type(given).__name__}")
 
 
 def evaluate(
@@ -49,6 +55,7 @@ def evaluate(
     """
     from counterfoil.scoring.encode import score_split  # which imports torch; metrics do not
 
+    _require_split(split)
     models = list(model) if isinstance(model, Sequence) else [model]
     if not models:
         raise ConfigError("nothing to evaluate: no model given")

@@ -45,7 +45,7 @@ class BFAN(CrossAttentionMatcher):
 
     def __init__(
         self,
-        embed_size: int,
+        embed_size: int | None = None,
         *,
         focal: Focal = "equal",
         lambda_softmax: float = 20.0,

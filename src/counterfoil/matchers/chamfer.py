@@ -17,7 +17,7 @@ Kind = Literal["smooth-chamfer", "chamfer", "max", "avg"]
 
 
 @matchers.register("smooth-chamfer")
-class SetSimilarity(CrossAttentionMatcher):
+class SmoothChamfer(CrossAttentionMatcher):
     """DivE: smooth Chamfer similarity of two sets of vectors (Kim, Kim, Kwak 2023).
 
     "smooth-chamfer" takes log Σ exp(α cos) / α over the other set in place of the largest cosine of
@@ -27,7 +27,11 @@ class SetSimilarity(CrossAttentionMatcher):
     """
 
     def __init__(
-        self, embed_size: int, *, temperature: float = 16.0, kind: Kind = "smooth-chamfer"
+        self,
+        embed_size: int | None = None,
+        *,
+        temperature: float = 16.0,
+        kind: Kind = "smooth-chamfer",
     ) -> None:
         super().__init__(embed_size)
         if temperature <= 0:

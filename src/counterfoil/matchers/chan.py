@@ -34,7 +34,7 @@ class CHAN(CrossAttentionMatcher):
 
     def __init__(
         self,
-        embed_size: int,
+        embed_size: int | None = None,
         *,
         coding: Coding = "vha",
         pooling: Pooling = "lse",

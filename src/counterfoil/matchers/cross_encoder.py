@@ -138,6 +138,8 @@ class CrossEncoder(FragmentMatcher):
 
     pretrained: frozenset[str] = frozenset()
 
+    embed_size: int
+
     def __init__(
         self,
         embed_size: int,

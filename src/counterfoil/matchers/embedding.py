@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from counterfoil.encoders.encoded import Encoded
+from counterfoil.kernels.spec import ScoringJob
 from counterfoil.matchers.base import Matcher, matchers, pooled
 from counterfoil.matchers.fragment_matcher import single, single_precision
 
@@ -19,7 +20,7 @@ class Cosine(Matcher):
 
     needs = "pooled"
 
-    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
+    def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
         of_images, of_texts = pooled(images, "image"), pooled(texts, "text")
         with single_precision(of_images.device) as was_mixed:
             if was_mixed:
@@ -34,7 +35,7 @@ class Order(Matcher):
     needs = "pooled"
     rows = 64  # images at a time: the difference is [rows, n_texts, D]
 
-    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
+    def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
         of_images, of_texts = pooled(images, "image"), pooled(texts, "text")
         if torch.is_autocast_enabled(of_images.device.type):
             of_images, of_texts = single(of_images), single(of_texts)

@@ -55,14 +55,11 @@ class CopiedMatcher(Matcher):
     """An ensemble that is one matcher: what it scores, each member scores on its own vectors."""
 
     def __init__(self, members: Sequence[Matcher]) -> None:
-        super().__init__(members[0].embed_size)
+        super().__init__()  # members check the width of their own vectors
         self.members = nn.ModuleList(members)
         first = members[0]
         self.needs, self.parser = first.needs, first.parser
         self.needs_boxes, self.needs_graph = first.needs_boxes, first.needs_graph
-
-    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
-        return torch.stack(self.each(images, texts)).mean(0)
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
         count = len(self.members)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import final
 
 import torch
 from torch import Tensor
@@ -109,11 +108,6 @@ class FragmentMatcher(Matcher):
     def word_parts(self, image: Encoded, text: Encoded) -> WordParts | None:
         """Contribution of each word of one pair; None if the method has no such parts."""
         return None
-
-    @final  # type: ignore[misc]
-    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
-        """A block that is a job of its own; subclasses override `tile` or `score_block`."""
-        return self.score_block(images, texts, ScoringJob())
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
         lengths = texts.mask.sum(1)

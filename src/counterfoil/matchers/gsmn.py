@@ -151,7 +151,7 @@ class TextualGraph(StructureMatching):
 
 
 @matchers.register("gsmn")
-class GraphStructuredMatching(FragmentMatcher):
+class GSMN(FragmentMatcher):
     """GSMN: nodes of both graphs matched block by block, then with their neighbours; summed.
 
     Edges between words are softmax(λ u·u′) with ``graph="dense"``; ``"sparse"`` keeps those of the
@@ -162,7 +162,7 @@ class GraphStructuredMatching(FragmentMatcher):
 
     def __init__(
         self,
-        embed_size: int,
+        embed_size: int | None = None,
         *,
         graph: Graph = "dense",
         parts: Parts = "both",
@@ -177,7 +177,7 @@ class GraphStructuredMatching(FragmentMatcher):
         self.graph, self.parser, self.form = graph, parser, form
         if form == "reference" or graph == "dense":
             mode = "form=reference" if form == "reference" else "graph=dense"
-            refuse_unused(GraphStructuredMatching, "model.matcher", mode, parser=parser)
+            refuse_unused(GSMN, "model.matcher", mode, parser=parser)
         self.lambda_softmax, self.blocks, self.hidden = lambda_softmax, blocks, hidden
         self.floats_per_cell = 7 + 3 * blocks
         self.visual = VisualGraph(blocks, kernels, hidden, form) if parts != "textual" else None

@@ -91,6 +91,8 @@ class IMRAM(FragmentMatcher):
 
     compiles = True
 
+    embed_size: int
+
     def __init__(
         self,
         embed_size: int,

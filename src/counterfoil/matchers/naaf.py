@@ -83,7 +83,7 @@ class NAAF(CrossAttentionMatcher):
 
     def __init__(
         self,
-        embed_size: int,
+        embed_size: int | None = None,
         *,
         lambda_softmax: float = 20.0,
         lambda_intra: float = 20.0,

@@ -95,7 +95,7 @@ class ReferenceNAAF(NAAF):
 
     def __init__(
         self,
-        embed_size: int,
+        embed_size: int | None = None,
         *,
         lambda_softmax: float = 20.0,
         intra: Intra = "inference",

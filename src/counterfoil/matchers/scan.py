@@ -69,7 +69,7 @@ class CrossAttention(CrossAttentionMatcher):
 
     def __init__(
         self,
-        embed_size: int,
+        embed_size: int | None,
         lambda_softmax: float,
         lambda_lse: float,
         aggregation: Aggregation,
@@ -110,12 +110,12 @@ class CrossAttention(CrossAttentionMatcher):
 
 
 @matchers.register("scan-t2i")
-class ScanTextToImage(CrossAttention):
+class SCANT2I(CrossAttention):
     """SCAN t2i: each word attends to regions; cosine of word and attended image, aggregated."""
 
     def __init__(
         self,
-        embed_size: int,
+        embed_size: int | None = None,
         *,
         lambda_softmax: float = 9.0,
         lambda_lse: float = 6.0,
@@ -136,14 +136,14 @@ class ScanTextToImage(CrossAttention):
 
 
 @matchers.register("scan-i2t")
-class ScanImageToText(CrossAttention):
+class SCANI2T(CrossAttention):
     """SCAN i2t: each region attends to words; cosine of region and attended sentence."""
 
     asking = "regions"
 
     def __init__(
         self,
-        embed_size: int,
+        embed_size: int | None = None,
         *,
         lambda_softmax: float = 4.0,
         lambda_lse: float = 5.0,
@@ -157,12 +157,12 @@ class ScanImageToText(CrossAttention):
 
 
 @matchers.register("scan")
-class Scan(CrossAttentionMatcher):
+class SCAN(CrossAttentionMatcher):
     """SCAN as published at its best: the mean of a t2i and an i2t score of one pair of encoders."""
 
     def __init__(
         self,
-        embed_size: int,
+        embed_size: int | None = None,
         *,
         lambda_t2i: float = 9.0,
         lambda_i2t: float = 4.0,
@@ -170,10 +170,10 @@ class Scan(CrossAttentionMatcher):
         raw_norm: RawNorm = "clipped_l2norm",
     ) -> None:
         super().__init__(embed_size)
-        self.t2i = ScanTextToImage(
+        self.t2i = SCANT2I(
             embed_size, lambda_softmax=lambda_t2i, aggregation=aggregation, raw_norm=raw_norm
         )
-        self.i2t = ScanImageToText(
+        self.i2t = SCANI2T(
             embed_size, lambda_softmax=lambda_i2t, aggregation=aggregation, raw_norm=raw_norm
         )
 

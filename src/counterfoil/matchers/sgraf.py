@@ -102,6 +102,8 @@ class AlignmentMatcher(FragmentMatcher):
 
     compiles = True
 
+    embed_size: int
+
     def __init__(
         self,
         embed_size: int,
@@ -172,7 +174,7 @@ class ReasoningStep(nn.Module):
 
 
 @matchers.register("sgr")
-class SimilarityGraphReasoning(AlignmentMatcher):
+class SGR(AlignmentMatcher):
     """SGR: graph reasoning over the alignments of a pair; the global node gives the score."""
 
     def __init__(
@@ -254,7 +256,7 @@ class AlignmentNorm(nn.BatchNorm1d):
 
 
 @matchers.register("saf")
-class SimilarityAttentionFiltration(AlignmentMatcher):
+class SAF(AlignmentMatcher):
     """SAF: attention weights over alignments; their weighted sum gives the score.
 
     In training a tile holds all images, because the weights' batch statistics are per text over
@@ -290,7 +292,7 @@ class SimilarityAttentionFiltration(AlignmentMatcher):
 
 
 @matchers.register("sgraf")
-class SimilarityGraphReasoningAndFiltration(Matcher):
+class SGRAF(Matcher):
     """SGRAF: the mean of an SGR and an SAF score, two similarity modules on one pair of encoders.
 
     The paper trains two models and averages their scores, which `counterfoil evaluate` does with
@@ -309,7 +311,7 @@ class SimilarityGraphReasoningAndFiltration(Matcher):
         slots: int = 36,
     ) -> None:
         super().__init__(embed_size)
-        self.sgr = SimilarityGraphReasoning(
+        self.sgr = SGR(
             embed_size,
             sim_dim=sim_dim,
             steps=steps,
@@ -318,7 +320,7 @@ class SimilarityGraphReasoningAndFiltration(Matcher):
             form=form,
             slots=slots,
         )
-        self.saf = SimilarityAttentionFiltration(
+        self.saf = SAF(
             embed_size,
             sim_dim=sim_dim,
             lambda_softmax=lambda_softmax,
@@ -326,10 +328,6 @@ class SimilarityGraphReasoningAndFiltration(Matcher):
             form=form,
             slots=slots,
         )
-
-    def forward(self, images: Encoded, texts: Encoded) -> Tensor:
-        scores: Tensor = (self.sgr(images, texts) + self.saf(images, texts)) / 2
-        return scores
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
         parts = [part.score_block(images, texts, job) for part in (self.sgr, self.saf)]

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from counterfoil.core.errors import CheckpointError, DataError
-from counterfoil.core.storage.reading import read_text
+from counterfoil.core.errors import DataError
 from counterfoil.core.tensors.modes import Trained, asked
 from counterfoil.data.batches.collate import ImageBatch, TextBatch, pad_fragments, pad_texts
 from counterfoil.data.fragments import Fragments
@@ -24,23 +18,15 @@ from counterfoil.data.text.tokenizers import TextProcessor, require_known, witho
 from counterfoil.data.text.words import CaptionWord, caption_words
 from counterfoil.encoders import Encoded
 from counterfoil.matchers.base import Matcher
-from counterfoil.matchers.chamfer import SetSimilarity
+from counterfoil.matchers.chamfer import SmoothChamfer
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.matchers.ensemble import CopiedMatcher, members_of
 from counterfoil.matchers.fragment_matcher import FragmentMatcher, WordParts
 from counterfoil.matchers.naaf import NAAF
-
-Floats = NDArray[np.float32]
-Method = Literal["parts", "leave-one-out"]
+from counterfoil.models.match import Floats, Match, WordEffect, Yardstick
 
 SHARPNESS = 10.0
 """Of the softmax that says where a word looks, for matchers that do not say it themselves."""
-
-
-YARDSTICK = "yardstick.json"
-FILE_BYTES = 1 << 16
-POINTS = 101
-"""Quantiles of the scores: 0, 1, … 100 %."""
 
 
 class Explainable(Trained, Protocol):
@@ -56,151 +42,6 @@ class Explainable(Trained, Protocol):
     def encode_images(self, images: ImageBatch) -> Encoded: ...
 
     def encode_texts(self, texts: TextBatch) -> Encoded: ...
-
-
-@dataclass(frozen=True)
-class Yardstick:
-    """Quantiles of the scores of right and of wrong pairs, and the effects of a full colour.
-
-    ``effect_for`` and ``effect_against`` are positive: effects of that size or more, for and
-    against a match, have their full colour in every picture.
-    """
-
-    split: str
-    pairs: int
-    right: tuple[float, ...]
-    wrong: tuple[float, ...]
-    effect_for: float
-    effect_against: float
-
-    def above(self, score: float) -> dict[str, float]:
-        """Shares of the right and of the wrong pairs that score lower."""
-        return {"right": _share_below(self.right, score), "wrong": _share_below(self.wrong, score)}
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self)) + "\n"
-
-
-def load_yardstick(folder: Path) -> Yardstick | None:
-    """The yardstick of a run or of a saved model; None if it has none."""
-    path = folder / YARDSTICK
-    if not path.is_file():
-        return None
-    try:
-        values = json.loads(read_text(path, FILE_BYTES))
-        right, wrong = (tuple(map(float, values.pop(side))) for side in ("right", "wrong"))
-        loaded = Yardstick(**values, right=right, wrong=wrong)
-        ordered = all(list(side) == sorted(side) and len(side) == POINTS for side in (right, wrong))
-        numbers = (*right, *wrong, loaded.effect_for, loaded.effect_against)
-        if not ordered or not all(map(math.isfinite, numbers)) or min(numbers[-2:]) <= 0:
-            raise ValueError("numbers that no yardstick has")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path}: damaged ({error}); remove it: colours then differ from picture to picture"
-        ) from None
-    return loaded
-
-
-def _share_below(quantiles: tuple[float, ...], score: float) -> float:
-    """The share of values below a score, between two quantiles in proportion."""
-    low = int(np.searchsorted(quantiles, score, side="left"))
-    if low == 0:
-        return 0.0
-    if low == len(quantiles):
-        return 1.0
-    before, after = quantiles[low - 1], quantiles[low]
-    return float((low - 1 + (score - before) / (after - before)) / (len(quantiles) - 1))
-
-
-@dataclass(frozen=True)
-class WordEffect:
-    """What one word adds to the score: ``effect`` = ``positive`` + ``negative``.
-
-    ``region_weights`` say where it looked, summing to at most 1; None where a model has no regions.
-    ``span`` is the word's place in the caption, None for ``special`` tokens (the start, the end).
-    A word that is not ``known`` was left out before scoring, so its effect is 0.
-    """
-
-    word: str
-    effect: float
-    positive: float
-    negative: float
-    region_weights: Floats | None = None
-    span: tuple[int, int] | None = None
-    special: bool = False
-    known: bool = True
-
-    @property
-    def is_punctuation(self) -> bool:
-        return not any(letter.isalnum() for letter in self.word)
-
-    def as_dict(self) -> dict[str, Any]:
-        weights = self.region_weights
-        return {
-            "word": self.word,
-            "effect": self.effect,
-            "positive": self.positive,
-            "negative": self.negative,
-            "region_weights": None if weights is None else [float(x) for x in weights],
-            "span": self.span,
-            "special": self.special,
-            "known": self.known,
-        }
-
-
-@dataclass(frozen=True)
-class Match:
-    """The score of an image and a caption, and what each word has to do with it.
-
-    ``words`` are those of the caption, in order. ``method`` says what an effect is: the word's own
-    share of the score ("parts"; where ``additive``, ``words`` and ``specials`` together add up to
-    the score), or how much the score falls when the word is left out ("leave-one-out").
-    ``boundary`` is NAAF's, below which a word counts against the pair. ``yardstick`` is that of
-    the model.
-    """
-
-    text: str
-    score: float
-    words: list[WordEffect]
-    specials: list[WordEffect]
-    method: Method
-    additive: bool
-    boundary: float | None = None
-    boxes: Floats | None = None
-    yardstick: Yardstick | None = None
-
-    @property
-    def above(self) -> dict[str, float] | None:
-        """Shares of right and of wrong dev pairs that score lower; None without a yardstick."""
-        return None if self.yardstick is None else self.yardstick.above(self.score)
-
-    @property
-    def worst(self) -> WordEffect:
-        """The known word that counts most against the pair, or least for it; no punctuation."""
-        known = [word for word in self.words if word.known]
-        spoken = [word for word in known if not word.is_punctuation]
-        return min(spoken or known, key=lambda word: word.effect)
-
-    @property
-    def unknown(self) -> list[str]:
-        """Words that the model does not know, each once."""
-        left_out = (w.word for w in self.words if not w.known and not w.is_punctuation)
-        return list(dict.fromkeys(left_out))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold."""
-        return {
-            "text": self.text,
-            "score": self.score,
-            "above": self.above,
-            "boundary": self.boundary,
-            "method": self.method,
-            "additive": self.additive,
-            "words": [word.as_dict() for word in self.words],
-            "unknown": self.unknown,
-            "specials": [word.as_dict() for word in self.specials],
-            "boxes": None if self.boxes is None else [[float(x) for x in b] for b in self.boxes],
-        }
 
 
 @torch.inference_mode()
@@ -386,7 +227,7 @@ def _look(model: Explainable, image: Encoded, text: Encoded) -> Tensor | None:
     matcher = model.matcher
     first = matcher.members[0] if isinstance(matcher, CopiedMatcher) else matcher
     # the vectors of a set are neither tokens nor regions, and a cross-encoder's have not met yet
-    if isinstance(first, (SetSimilarity, CrossEncoder)):
+    if isinstance(first, (SmoothChamfer, CrossEncoder)):
         return None
     regions = F.normalize(image.fragments[0].float(), dim=-1)
     cosines = F.normalize(text.fragments[0].float(), dim=-1) @ regions.T

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from counterfoil.core.config import DataConfig, ModelConfig
-from counterfoil.core.errors import DataError
+from counterfoil.core.errors import ArgumentError, DataError
+from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.registry import Registry
 from counterfoil.core.tensors.device import MemoryGuard
 from counterfoil.core.tensors.modes import asked
 from counterfoil.data.batches.collate import ImageBatch, TextBatch, pad_fragments, pad_texts
-from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.dependencies import create_parser
 from counterfoil.data.text.tokenizers import (
@@ -33,7 +33,9 @@ from counterfoil.matchers import Matcher, matchers
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.matchers.ensemble import CopiedEncoder, CopiedMatcher
 from counterfoil.models.correction_rule import CorrectionRule
-from counterfoil.models.explain import Match, Yardstick, explain
+from counterfoil.models.explain import explain
+from counterfoil.models.inputs import ImageLike, ImageReader, as_list
+from counterfoil.models.match import Match, Yardstick
 from counterfoil.models.spec import ModelSpec, resolve, with_one_checkpoint
 
 
@@ -59,6 +61,7 @@ class Model(nn.Module):
         self.spec, self.input_dim, self.text = spec, input_dim, text
         self.fragments_from = fragments_from
         self.fragments_options = dict(fragments_options or {})
+        self._reader: ImageReader | None = None
         self.yardstick: Yardstick | None = None
         self.correction_rule: CorrectionRule | None = None
         members = [
@@ -85,11 +88,39 @@ class Model(nn.Module):
         self.pretrained = pretrained_names(self)
 
     @property
+    def reader(self) -> ImageReader:
+        """Reads images with the extractor that the model was trained on, which is kept."""
+        wanted = (self.fragments_from, self.fragments_options)
+        if self._reader is None or (self._reader.name, self._reader.options) != wanted:
+            self._reader = ImageReader(*wanted, self.input_dim)
+        return self._reader
+
+    @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    def encode_images(self, images: ImageBatch, needs: Needs | None = None) -> Encoded:
-        """What the matcher needs of some images; more where ``needs`` asks for it."""
+    def encode_images(
+        self,
+        images: ImageBatch | ImageLike | Sequence[ImageLike],
+        needs: Needs | None = None,
+        *,
+        batch_size: int = 256,
+        progress: Progress | None = None,
+    ) -> Encoded:
+        """What the matcher needs of some images; more where ``needs`` asks for it.
+
+        Files, pictures, pixels or fragments are read and encoded ``batch_size`` at a time, without
+        gradients, and returned on the CPU. A padded `ImageBatch`, as training has it, is encoded
+        with gradients and stays on its device.
+        """
+        if not isinstance(images, ImageBatch):
+            given = as_list(images, "images")
+
+            def encode(start: int) -> Encoded:
+                part = [self.reader.fragments(one) for one in given[start : start + batch_size]]
+                return self.encode_images(pad_fragments(part).to(self.device), needs)
+
+            return self._in_batches(encode, len(given), batch_size, "encoding images", progress)
         if images.fragments.shape[-1] != self.input_dim:
             raise DataError(
                 f"the model '{self.spec.name}' reads fragments of {self.input_dim} numbers, "
@@ -105,11 +136,48 @@ class Model(nn.Module):
         boxes = images.boxes if self.matcher.needs_boxes else None
         return replace(encoded.keep(self._kept(needs)), boxes=boxes)
 
-    def encode_texts(self, texts: TextBatch, needs: Needs | None = None) -> Encoded:
-        """What the matcher needs of some texts; more where ``needs`` asks for it."""
+    def encode_texts(
+        self,
+        texts: TextBatch | str | Sequence[str],
+        needs: Needs | None = None,
+        *,
+        batch_size: int = 256,
+        progress: Progress | None = None,
+    ) -> Encoded:
+        """What the matcher needs of some texts; more where ``needs`` asks for it.
+
+        Sentences are encoded ``batch_size`` at a time, without gradients, and returned on the CPU.
+        Words that the model does not know are left out; a sentence of such words alone is refused.
+        A padded `TextBatch` is encoded with gradients and stays on its device.
+        """
+        if not isinstance(texts, TextBatch):
+            read = [require_known(self.text, one).text for one in as_list(texts, "texts")]
+
+            def encode(start: int) -> Encoded:
+                ids = [self.text.encode(one) for one in read[start : start + batch_size]]
+                return self.encode_texts(pad_texts(ids, self.text.pad).to(self.device), needs)
+
+            return self._in_batches(encode, len(read), batch_size, "encoding texts", progress)
         encoded: Encoded = self.text_encoder(texts)
         graph = texts.graph if self.matcher.needs_graph else None
         return replace(encoded.keep(self._kept(needs)), graph=graph)
+
+    @torch.inference_mode()
+    def _in_batches(
+        self,
+        encode: Callable[[int], Encoded],
+        count: int,
+        batch_size: int,
+        title: str,
+        progress: Progress | None,
+    ) -> Encoded:
+        """Encoded items on the CPU, in order; ``encode`` makes the batch that starts somewhere."""
+        if batch_size < 1:
+            raise ArgumentError(f"batch_size: expected at least 1, got {batch_size}")
+        starts = range(0, count, batch_size)
+        steps = (progress or Silent()).track(starts, title, len(starts))
+        with asked(self):
+            return Encoded.cat([encode(start).to("cpu") for start in steps])
 
     def _kept(self, needs: Needs | None) -> Needs:
         return self.matcher.needs if needs in (None, self.matcher.needs) else "both"
@@ -120,20 +188,30 @@ class Model(nn.Module):
         return scores
 
     @torch.inference_mode()
-    def score(self, images: Sequence[Fragments], captions: Sequence[str]) -> Tensor:
-        """Scores of images, given as fragments, with captions, given as text.
+    def score(
+        self,
+        images: ImageLike | Sequence[ImageLike],
+        texts: str | Sequence[str],
+        *,
+        batch_size: int = 256,
+        progress: Progress | None = None,
+    ) -> Tensor:
+        """Scores [n_images, n_texts] on the CPU.
 
-        Words that the model does not know are left out; a caption of such words alone is refused.
+        Images are files, pictures, pixels [height, width, 3] or fragments; ``batch_size`` of them,
+        and of the texts, are encoded at once. Words that the model does not know are left out; a
+        text of such words alone is refused.
         """
-        read = [require_known(self.text, caption).text for caption in captions]
+        of_texts = self.encode_texts(texts, batch_size=batch_size, progress=progress)
+        of_images = self.encode_images(images, batch_size=batch_size, progress=progress)
         with asked(self):
-            batch = pad_fragments(images).to(self.device)
-            texts = pad_texts([self.text.encode(caption) for caption in read], self.text.pad)
-            return self(batch, texts.to(self.device)).float().cpu()
+            scores: Tensor = self.matcher(of_images.to(self.device), of_texts.to(self.device))
+            return scores.float().cpu()
 
-    def explain(self, image: Fragments, text: str) -> Match:
-        """How each word of a caption bears on its match with an image, given as fragments."""
-        return explain(self, image, text)
+    def explain(self, image: ImageLike, text: str) -> Match:
+        """How each word of a text bears on its match with an image; a notebook shows it colored."""
+        fragments, picture = self.reader.read(image)
+        return replace(explain(self, fragments, text), picture=picture)
 
 
 def _create(registry: Registry[Any], part: str, spec: dict[str, Any], *args: Any) -> Any:

@@ -32,7 +32,7 @@ from counterfoil.encoders.bert import BertEncoder
 from counterfoil.encoders.dual import DualImageEncoder, DualTextEncoder
 from counterfoil.matchers.ensemble import CopiedEncoder, CopiedMatcher
 from counterfoil.models.correction_rule import CorrectionRule
-from counterfoil.models.explain import YARDSTICK, load_yardstick
+from counterfoil.models.match import YARDSTICK, load_yardstick
 from counterfoil.models.model import Model
 from counterfoil.models.spec import ModelSpec
 
@@ -198,8 +198,10 @@ def first_member(part: nn.Module) -> nn.Module:
 
 
 def from_pretrained(folder: str | Path) -> Model:
-    """Read a model that `save_pretrained` wrote; nothing but that folder is needed."""
+    """Read a model that `save_pretrained` wrote, or the best of a run; its folder is enough."""
     folder = Path(folder)
+    if not os.path.lexists(folder / CONFIG) and (folder / "best" / CONFIG).is_file():
+        folder = folder / "best"
     if not os.path.lexists(folder / CONFIG):
         raise CheckpointError(f"{folder}: not a saved model (no {CONFIG} there)")
     check_sums(folder, without={WEIGHTS})  # those are compared when they are loaded

@@ -20,7 +20,8 @@ from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import known_text
 from counterfoil.encoders import Encoded
-from counterfoil.models.explain import POINTS, Yardstick, explain_pair
+from counterfoil.models.explain import explain_pair
+from counterfoil.models.match import LEAST_AGAINST, POINTS, Yardstick
 from counterfoil.models.model import Model
 
 CAPTIONS, EXPLAINED = 500, 50
@@ -30,9 +31,6 @@ TOGETHER = 16
 FEWEST = 10
 FULL = 95
 """Percentile of effects from which a word has its full colour."""
-
-LEAST_AGAINST = 0.25
-"""What counts against is often small beside what counts for: its scale may be finer, up to this."""
 
 
 @torch.inference_mode()

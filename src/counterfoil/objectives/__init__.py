@@ -1,28 +1,7 @@
 """A score matrix to a loss; one file per idea."""
 
-from counterfoil.objectives import (
-    alignment,  # noqa: F401
-    captioning,  # noqa: F401
-    contrastive,  # noqa: F401
-    foils,  # noqa: F401
-    hard_candidates,  # noqa: F401
-    lseh,  # noqa: F401
-    sel,  # noqa: F401
-    selhn,  # noqa: F401
-    tags,  # noqa: F401
-    triplet,  # noqa: F401
-)
-from counterfoil.objectives import aoq as offline  # noqa: F401
-from counterfoil.objectives import cfm as counterfactual  # noqa: F401
-from counterfoil.objectives import distance_weighted as distance  # noqa: F401
-from counterfoil.objectives import dive as diversity  # noqa: F401
-from counterfoil.objectives import hrem as relations  # noqa: F401
-from counterfoil.objectives import meta_spn as meta  # noqa: F401
-from counterfoil.objectives import ncr as noisy  # noqa: F401
-from counterfoil.objectives import ndgl as guided  # noqa: F401
-from counterfoil.objectives import shn_sct as semihard  # noqa: F401
-from counterfoil.objectives import ssp as polynomial  # noqa: F401
-from counterfoil.objectives import tags as masked_words  # noqa: F401
+from counterfoil.objectives.alignment import Alignment
+from counterfoil.objectives.aoq import AOQ
 from counterfoil.objectives.base import (
     Anchors,
     Context,
@@ -31,15 +10,30 @@ from counterfoil.objectives.base import (
     both_directions,
     objectives,
 )
+from counterfoil.objectives.captioning import Captioning
+from counterfoil.objectives.cfm import CFM
 from counterfoil.objectives.composite import Composite, create_objective
+from counterfoil.objectives.contrastive import InfoNCE, SigLIP
+from counterfoil.objectives.distance_weighted import DistanceWeighted
+from counterfoil.objectives.dive import MMD, Uniformity
+from counterfoil.objectives.foils import VSEC, FoilObjective
+from counterfoil.objectives.hard_candidates import HardCandidates
+from counterfoil.objectives.hrem import HREM
+from counterfoil.objectives.lseh import LSEH
+from counterfoil.objectives.meta_spn import MetaSPN
+from counterfoil.objectives.ncr import NCR
+from counterfoil.objectives.ndgl import NDGL
+from counterfoil.objectives.sel import SEL
+from counterfoil.objectives.selhn import SelHN
+from counterfoil.objectives.shn_sct import SCT, SHN
+from counterfoil.objectives.ssp import SSP
+from counterfoil.objectives.tags import MLM, TAGS, TAGSDC
+from counterfoil.objectives.triplet import HardestNegative, Triplet
 
 __all__ = [
-    "Anchors",
-    "Composite",
-    "Context",
-    "LossReport",
-    "Objective",
-    "both_directions",
-    "create_objective",
-    "objectives",
-]
+    "AOQ", "CFM", "HREM", "LSEH", "MLM", "MMD", "NCR", "NDGL", "SCT", "SEL", "SHN", "SSP", "TAGS",
+    "TAGSDC", "VSEC", "Alignment", "Anchors", "Captioning", "Composite", "Context",
+    "DistanceWeighted", "FoilObjective", "HardCandidates", "HardestNegative", "InfoNCE",
+    "LossReport", "MetaSPN", "Objective", "SelHN", "SigLIP", "Triplet", "Uniformity",
+    "both_directions", "create_objective", "objectives",
+]  # fmt: skip

@@ -41,7 +41,7 @@ class Alignment(InfoNCE):
     and in all where 0 are kept, the embeddings learn by themselves.
     """
 
-    needs_batch = True
+    requires = "the encoded words and regions of the batch"
     needs_scores = False
 
     def __init__(
@@ -54,13 +54,13 @@ class Alignment(InfoNCE):
             )
         self.kept, self.match, self.alone = kept, match, alone
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         live = context.live
         if live is None:
             raise TrainingError("objective.alignment works on the batches of a training run only")
         with live.autocast():
             mine = at_least_float32(likeness(live.images, live.texts.keep("fragments").gather()))
-        aligned: LossReport = super().forward(gather_rows(mine), positives, context)
+        aligned: LossReport = super().compute(gather_rows(mine), positives, context)
         diagnostics = {
             "alignment/loss": aligned.loss.detach(),
             "alignment/temperature": 1 / self.scale(mine).detach(),

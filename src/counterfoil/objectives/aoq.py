@@ -143,7 +143,7 @@ def _present(row: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 @objectives.register("aoq")
-class AdaptiveOfflineQuintuplet(Objective):
+class AOQ(Objective):
     """Hardest negatives of the batch and, by a first model, of all training data (AOQ).
 
     ``first`` is the folder of a run on the same data. Its model names, of each image, the
@@ -151,7 +151,7 @@ class AdaptiveOfflineQuintuplet(Objective):
     image with every caption, which an embedding model does a great deal faster.
     """
 
-    needs_batch = True
+    requires = "the negatives that a first model finds in the whole training split"
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class AdaptiveOfflineQuintuplet(Objective):
     def hinge_margin(self, epoch: int) -> float | None:
         return self.margin
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         by_image, by_text = both_directions(scores, positives, context)
         offline, crossed = self._offline(context)
         found = QuintupletScores(

@@ -8,10 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from counterfoil.core.errors import ArgumentError
 from counterfoil.core.registry import Registry
 from counterfoil.data.batches.collate import ExtraBatch
 from counterfoil.data.batches.dataset import Companions
 from counterfoil.encoders.encoded import Needs
+from counterfoil.objectives.positives import Ids, check_mask, read_positives
 from counterfoil.objectives.services import Live, Preparation, Survey, Trial
 
 objectives: Registry[type[Objective]] = Registry("objective")
@@ -54,25 +56,92 @@ class LossReport:
 
 
 class Objective(nn.Module):
-    """A loss of scores [n_images, n_texts] and positives [n_images, n_texts] (boolean).
+    """A loss of scores [n_images, n_texts], callable in any training loop.
 
-    Positives come from image ids: two captions of one image are never each other's negatives.
-    Most objectives need no more than this; one that does says so by a class attribute and by
-    overriding the hooks below. ``needs_batch`` tells that scores alone are not enough, ``needs``
-    what it reads of the encoded batch beyond what the matcher reads, ``copies`` how many models it
-    trains side by side, ``held_out`` which share of the training images it keeps for itself.
-    ``needs_scores=False`` says that it scores the pairs it wants itself, for models that are too
-    dear to score every pair of a batch with gradients; it is then given a matrix of NaN.
+    >>> import counterfoil as cf
+    >>> scores = torch.tensor([[0.6, 0.5, 0.1], [0.3, 0.7, 0.2], [0.0, 0.1, 0.4]])
+    >>> loss = cf.objectives.SelHN(margin=0.2)(scores)  # pairs are on the diagonal
+    >>> round(float(loss), 4)
+    0.0167
+    >>> loss = cf.objectives.SelHN()(scores, image_ids=["a", "a", "b"])  # two texts of image a
+
+    Two captions of one image are never each other's negatives. Most objectives need no more than
+    this; one that does says so by a class attribute and by overriding the hooks below. ``requires``
+    says what it reads besides scores, ``needs`` what it reads of the encoded batch beyond what the
+    matcher reads, ``copies`` how many models it trains side by side, ``held_out`` which share of
+    the training images it keeps for itself. ``needs_scores=False`` says that it scores the pairs it
+    wants itself, for models too expensive to score every pair of a batch with gradients; it is then
+    given a matrix of NaN. A subclass implements `compute`, which training calls with a `Context`.
     """
 
-    needs_batch: bool = False
+    requires: str = ""
     needs_scores: bool = True
     needs: Needs | None = None
     copies: int = 1
     held_out: float = 0.0
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+        """The loss of a batch whose positives are a boolean matrix; nothing is checked."""
         raise NotImplementedError
+
+    def forward(
+        self,
+        scores: Tensor,
+        positives: Tensor | Ids | None = None,
+        *,
+        image_ids: Ids | None = None,
+        text_ids: Ids | None = None,
+        protected: Tensor | None = None,
+        epoch: int = 0,
+        step: int = 0,
+    ) -> Tensor:
+        """The loss, a scalar tensor.
+
+        ``positives`` is a boolean matrix of the scores' shape or one id per pair, ``image_ids`` the
+        ids of the rows, ``text_ids`` the image of each column (by default that of its row). Without
+        them, pairs are on the diagonal. ``protected`` pairs are no negatives. ``epoch`` and
+        ``step`` count from 0, for objectives that warm up or sample.
+        """
+        return self._report(
+            scores,
+            positives,
+            image_ids,
+            text_ids,
+            Context(epoch, step, protected=protected, logging=False),
+        ).loss
+
+    def report(
+        self,
+        scores: Tensor,
+        positives: Tensor | Ids | None = None,
+        *,
+        image_ids: Ids | None = None,
+        text_ids: Ids | None = None,
+        protected: Tensor | None = None,
+        epoch: int = 0,
+        step: int = 0,
+    ) -> LossReport:
+        """The loss with its diagnostics; arguments as for a call."""
+        context = Context(epoch, step, protected=protected)
+        return self._report(scores, positives, image_ids, text_ids, context)
+
+    def _report(
+        self,
+        scores: Tensor,
+        positives: Tensor | Ids | None,
+        image_ids: Ids | None,
+        text_ids: Ids | None,
+        context: Context,
+    ) -> LossReport:
+        if self.requires:
+            raise ArgumentError(
+                f"{type(self).__name__} cannot be computed from scores alone: it reads "
+                f"{self.requires}; train with it by counterfoil.train or `counterfoil train`"
+            )
+        matrix = read_positives(scores, positives, image_ids, text_ids)
+        if context.protected is not None:
+            check_mask(context.protected, scores, "protected")
+        return self.compute(scores, matrix, context)
 
     def prepare(self, training: Preparation) -> None:
         """Once, before the first step and before the optimiser looks for parameters."""

@@ -76,7 +76,7 @@ class Captioning(Objective):
     beyond ``max_len`` are not told.
     """
 
-    needs_batch = True
+    requires = "the regions of the images and the words of their captions"
     needs = "both"
 
     def __init__(
@@ -91,8 +91,8 @@ class Captioning(Objective):
             training.embed_size, len(training.text), self.hidden, self.word_dim, self.dropout
         )
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
-        assert context.live is not None  # noqa: S101 - training sets it for 'needs_batch'
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+        assert context.live is not None  # noqa: S101 - training sets it
         batch, images = context.live.batch, context.live.images
         ids, real = batch.texts.ids[:, : self.max_len], batch.texts.mask[:, : self.max_len]
         costs = self.costs(images, images_of_captions(batch), ids, real)

@@ -55,7 +55,7 @@ class HardTriplets:
 
 
 @objectives.register("cfm")
-class CounterfactualMatching(HardestNegative):
+class CFM(HardestNegative):
     """Hardest negatives, and counterfactual negatives made from their decisive parts (CFM).
 
     The triplets that violate the margin say what matters: the gradient of s(anchor, positive) -
@@ -72,7 +72,7 @@ class CounterfactualMatching(HardestNegative):
     touch them. Where several processes train, each makes negatives from its own share of the batch.
     """
 
-    needs_batch = True
+    requires = "the fragments and words of the batch, and the model that scores them"
 
     def __init__(
         self,
@@ -103,14 +103,14 @@ class CounterfactualMatching(HardestNegative):
     def prepare(self, training: Preparation) -> None:
         self.tokens = Tokens.of(training.text)
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         live, tokens = context.live, self.tokens
         if live is None or tokens is None:
             raise TrainingError(
                 "objective 'cfm' makes its negatives from the batch and the model of a training "
                 "run: call prepare() first, and give it a context with both"
             )
-        report = super().forward(scores, positives, context)
+        report = super().compute(scores, positives, context)
         adjusts, explores = self._drawn(scores.device)
         if not adjusts and not explores:
             return report

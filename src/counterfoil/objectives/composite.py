@@ -35,13 +35,13 @@ class Composite(Objective):
         self.terms = nn.ModuleDict(terms)
         self.weights, self.epochs = dict(weights), dict(epochs)
         self.protection = protection
-        self.needs_batch = any(term.needs_batch for term in terms.values())
+        self.requires = "; ".join(filter(None, (term.requires for term in terms.values())))
         self.needs_scores = any(term.needs_scores for term in terms.values())
         self.copies = max(term.copies for term in terms.values())
         self.held_out = max(term.held_out for term in terms.values())
         self.needs = _union([term.needs for term in terms.values()])
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         parts: list[Tensor] = []
         diagnostics: dict[str, Tensor] = {}
         extras = context.live.batch.extras if context.live is not None else {}
@@ -53,7 +53,7 @@ class Composite(Objective):
         if context.protected is not None and context.logging:
             diagnostics["protected"] = context.protected.float().mean()
         for name, term in self.active(context.epoch):
-            report: LossReport = term(scores, positives, replace(context, extra=extras.get(name)))
+            report = term.compute(scores, positives, replace(context, extra=extras.get(name)))
             weight = self.weights[name]
             parts.append(report.loss if weight == 1.0 else weight * report.loss)
             diagnostics |= report.diagnostics

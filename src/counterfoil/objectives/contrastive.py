@@ -67,7 +67,7 @@ class InfoNCE(Objective):
         self.margin, self.form = margin, form
         self.scale = Scale(1 / temperature if temperature else math.inf, learned)
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         scores = at_least_float32(scores)
         scale = self.scale(scores)
         directions = both_directions(scores, positives, context)
@@ -104,7 +104,7 @@ class SigLIP(Objective):
         self.scale = Scale(scale, learned)
         self.bias = nn.Parameter(torch.tensor(float(bias)), requires_grad=learned)
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         scores = at_least_float32(scores)
         scale = self.scale(scores)
         logits = scores * scale + self.bias.to(scores.dtype)

@@ -37,22 +37,22 @@ def encoded_members(context: Context) -> list[tuple[Encoded, Encoded]]:
 
 
 @objectives.register("mmd")
-class MaximumMeanDiscrepancy(Objective):
-    """Distance between the distribution of image vectors and that of text vectors (DivE, PVSE).
+class MMD(Objective):
+    """MMD: distance between the distributions of image and of text vectors (DivE, PVSE).
 
     The square of the maximum mean discrepancy with the kernel exp(-γ‖x - y‖), the norm not squared,
     as in the public code; every vector counts, and also its kernel with itself. Vectors are what
     the matcher compares: the pooled ones, the members of a set, or the fragments.
     """
 
-    needs_batch = True
+    requires = "the encoded vectors of the batch"
     needs = "both"
 
     def __init__(self, *, gamma: float = 0.5) -> None:
         super().__init__()
         self.gamma = gamma
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         pairs = encoded_members(context)
         losses = [self._discrepancy(points(images), points(texts)) for images, texts in pairs]
         return LossReport(torch.stack(losses).mean())
@@ -77,14 +77,14 @@ class Uniformity(Objective):
     plus that of texts. Only for models that predict sets.
     """
 
-    needs_batch = True
+    requires = "the residuals of the sets that a model predicts"
     needs = "both"
 
     def __init__(self, *, t: float = 2.0) -> None:
         super().__init__()
         self.t = t
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         pairs = encoded_members(context)
         losses = [self._likeness(images) + self._likeness(texts) for images, texts in pairs]
         return LossReport(torch.stack(losses).mean())

@@ -51,7 +51,7 @@ class FoilObjective(Objective):
     ``reduction="mean"``.
     """
 
-    needs_batch = True
+    requires = "foil captions and the model that scores them"
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class FoilObjective(Objective):
     def companions(self) -> Companions | None:
         return self.foils
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         live, extra = brought(context, "foils")
         positive = both_directions(scores, positives)[0].positive
         if not any(gather_counts(len(extra.text_owners), scores.device)):
@@ -92,7 +92,7 @@ class FoilObjective(Objective):
 
 
 @objectives.register("vse-c")
-class RuleFoilObjective(FoilObjective):
+class VSEC(FoilObjective):
     """Hinge on the hardest of several rule-made foils of each caption (VSE-C), beside hardest."""
 
     def __init__(

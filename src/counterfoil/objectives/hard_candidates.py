@@ -31,7 +31,7 @@ class HardCandidates(Objective):
     gradients. Captions of the same image and protected pairs are no candidates.
     """
 
-    needs_batch = True
+    requires = "the encoded batch and the model that scores its pairs"
     needs_scores = False
 
     def __init__(self, *, anchors: int = 0, kept: int = 31, margin: float = 0.2) -> None:
@@ -43,7 +43,7 @@ class HardCandidates(Objective):
             )
         self.anchors, self.kept, self.margin = anchors, kept, margin
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         live = context.live
         if live is None:
             raise TrainingError("objective.hard-candidates works on the batches of a run only")

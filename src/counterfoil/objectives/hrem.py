@@ -196,7 +196,7 @@ def _blocks(images: Tensor, across: Tensor, back: Tensor, texts: Tensor) -> Tens
 
 
 @objectives.register("hrem-graph")
-class InstanceRelations(Objective):
+class HREM(Objective):
     """HREM: embeddings after attention over their batch must match too (Fu et al. 2023).
 
     From step ``warmup`` on, a transformer layer over the graph of all images and texts of the batch
@@ -210,7 +210,7 @@ class InstanceRelations(Objective):
     relevance in the attention. ``form="reference"``: see `InstanceGraph`.
     """
 
-    needs_batch = True
+    requires = "the encoded vectors and fragments of the batch"
     needs = "both"
 
     def __init__(
@@ -230,7 +230,7 @@ class InstanceRelations(Objective):
     ) -> None:
         super().__init__()
         if loss == "vse":
-            kind, key = InstanceRelations, "objective.hrem-graph"
+            kind, key = HREM, "objective.hrem-graph"
             refuse_unused(kind, key, "loss=vse", nonzero_cut_off=nonzero_cut_off)
         self.warmup, self.reg_weight = warmup, reg_weight
         self.build = partial(
@@ -255,7 +255,7 @@ class InstanceRelations(Objective):
     def prepare(self, training: Preparation) -> None:
         self.graph = self.build(training.embed_size)
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         if context.step < self.warmup:
             return LossReport(0.0 * scores.sum())
         pairs = [(side(images), side(texts)) for images, texts in encoded_members(context)]
@@ -279,7 +279,7 @@ class InstanceRelations(Objective):
             (seen.images, texts.whole),
             (seen.images, seen.texts),
         ]
-        reports: list[LossReport] = [self.own(x @ y.T, positives, context) for x, y in pairs]
+        reports = [self.own.compute(x @ y.T, positives, context) for x, y in pairs]
         return torch.stack([report.loss for report in reports]).sum(), seen.regulariser
 
 

@@ -30,7 +30,7 @@ class _Direction:
 
 
 @objectives.register("lseh")
-class SemanticMargin(Objective):
+class LSEH(Objective):
     """Hinge whose margin grows with the semantic closeness of the captions (LSEH).
 
     Captions i and j have the margin ``margin + scale · Z_ij``, where Z_ij is the inner product of
@@ -40,7 +40,7 @@ class SemanticMargin(Objective):
     stay negatives, with margin 0, as in the public code; the paper's form never counts them.
     """
 
-    needs_batch = True
+    requires = "vectors of the training captions, and which caption each column is"
     vectors: Tensor
 
     def __init__(
@@ -68,7 +68,7 @@ class SemanticMargin(Objective):
     def hinge_margin(self, epoch: int) -> float | None:
         return self.margin
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         margins = self.margin + self.scale * self._closeness(scores, context)
         directions = self._directions(scores, positives, margins, context)
         losses = [self._loss(direction) for direction in directions]

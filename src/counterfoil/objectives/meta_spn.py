@@ -89,7 +89,7 @@ def hardest_triplets(scores: Tensor, positives: Tensor, context: Context | None 
 
 
 @objectives.register("meta-spn")
-class MetaSelfPaced(Objective):
+class MetaSPN(Objective):
     """Hinge on hardest negatives, weighted by a small network trained on held-out images.
 
     This is the Meta Self-Paced Network (Wei et al., ACM MM 2021) as far as it is known here: the
@@ -137,7 +137,7 @@ class MetaSelfPaced(Objective):
         self.network = WeightingNetwork(hidden)
         self.optimiser = torch.optim.Adam(self.network.parameters(), lr=meta_lr)
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         triplets = hardest_triplets(scores, positives, context)
         costs = triplets.costs(scores, self.margin)
         weights = self.weights(triplets, scores)

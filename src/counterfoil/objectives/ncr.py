@@ -30,7 +30,7 @@ SoftMargin = Literal["linear", "exponential", "sin"]
 
 
 @objectives.register("ncr")
-class NoisyCorrespondence(Objective):
+class NCR(Objective):
     """Co-teaching for mismatched training pairs: mixture of losses, soft margins (NCR).
 
     Two copies of the model are trained side by side and score as one. For ``warmup_epochs`` both
@@ -50,7 +50,7 @@ class NoisyCorrespondence(Objective):
     ``form="reference"`` also takes the margin of row i for both directions, as that code does.
     """
 
-    needs_batch = True
+    requires = "the scores of two models that are trained side by side"
     copies = 2
     clean: Tensor
 
@@ -100,7 +100,7 @@ class NoisyCorrespondence(Objective):
     def hinge_margin(self, epoch: int) -> float | None:
         return self.margin
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         if len(context.members) != self.copies or context.caption_ids is None:
             raise TrainingError("ncr trains two copies of a model in a run: set model.copies=2")
         both = [both_directions(member, positives, context) for member in context.members]

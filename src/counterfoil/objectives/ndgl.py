@@ -158,7 +158,7 @@ def _bernoulli_divergence(own: Tensor, guide: Tensor, part: Tensor, direction: D
 
 
 @objectives.register("ndgl")
-class NegativesDistribution(Objective):
+class NDGL(Objective):
     """NDGL: margins to all negatives as a guide has them, beside another loss (Zhou et al. 2025).
 
     ``guide`` is a folder that ``counterfoil guide build`` made of trained runs. The loss is
@@ -179,7 +179,7 @@ class NegativesDistribution(Objective):
     as the printed sum over a batch of about 100 at 1 does: ``mr=100`` is meant for either.
     """
 
-    needs_batch = True
+    requires = "the scores of a guide (counterfoil guide build)"
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class NegativesDistribution(Objective):
     def prepare(self, training: Preparation) -> None:
         self.guide = training.guide(self.folder)
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         if self.guide is None or context.image_ids is None or context.caption_ids is None:
             raise TrainingError("objective.ndgl works on the batches of a training run only")
         targets = self.guide.scores(context.image_ids, context.caption_ids, scores.device)

@@ -10,8 +10,8 @@ from counterfoil.objectives.triplet import HingeObjective, every_negative, one_h
 
 
 @objectives.register("sel")
-class WorstView(HingeObjective):
-    """Hinge of the worst of an item's own views against the negatives (ESA).
+class SEL(HingeObjective):
+    """SEL: hinge of the worst of an item's own views against the negatives (ESA).
 
     Each pair comes in K views of its image and K of its caption, which make a block. An image's
     positive is the lowest score among the captions of its block, a caption's the lowest among the

@@ -11,8 +11,8 @@ from counterfoil.objectives.triplet import HingeObjective, every_negative, one_h
 
 
 @objectives.register("selhn")
-class SelectiveHardNegative(HingeObjective):
-    """Hinge on the hardest negative, or on the mean where it ties with the positive (SelHN).
+class SelHN(HingeObjective):
+    """SelHN, selective hard negatives: the hardest, or all where it ties with the positive.
 
     An anchor whose hardest negative is closer to its positive than ``epsilon`` averages over all
     its negatives, any other takes the hardest (SelHN eq. 9-12); the directions choose separately,

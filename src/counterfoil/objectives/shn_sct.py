@@ -68,7 +68,7 @@ class MinedNegative(Objective):
             return costs.sum()
         return costs.mean() if self.form == "paper" else costs.sum() / valid.sum().clamp(min=1)
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         directions = both_directions(scores, positives, context)
         return LossReport(self.loss(*directions))
 
@@ -82,8 +82,8 @@ class MinedNegative(Objective):
 
 
 @objectives.register("shn")
-class SemiHardNegative(MinedNegative):
-    """Hinge on the hardest negative that scores below the positive (SelHN eq. 13-14).
+class SHN(MinedNegative):
+    """SHN: hinge on the semi-hard negative, the hardest below the positive (SelHN eq. 13-14).
 
     Equal scores cost nothing: the loss of a collapsed model is that of a perfect one.
     """
@@ -95,8 +95,8 @@ class SemiHardNegative(MinedNegative):
 
 
 @objectives.register("sct")
-class SelectivelyContrastive(MinedNegative):
-    """Hinge on the hardest negative, or its bare score if above the positive (SelHN eq. 15-16).
+class SCT(MinedNegative):
+    """SCT: hinge on the hardest negative, or its score if above the positive (SelHN eq. 15-16).
 
     ``lam`` weighs the second case. The reference form also counts a negative above
     ``hard_similarity`` as hard, wherever the positive is.
@@ -116,7 +116,7 @@ class SelectivelyContrastive(MinedNegative):
     ) -> None:
         super().__init__(margin=margin, form=form, temperature=temperature, reduction=reduction)
         if form == "paper":
-            kind = SelectivelyContrastive
+            kind = SCT
             refuse_unused(kind, "objective.sct", "form=paper", hard_similarity=hard_similarity)
         self.lam, self.hard_similarity = lam, hard_similarity
 

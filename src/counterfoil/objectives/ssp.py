@@ -21,8 +21,8 @@ PERFECT = 1 - 1e-5
 
 
 @objectives.register("ssp")
-class SelfSimilarityPolynomial(Objective):
-    """Polynomial costs of positive and hardest negative if the margin is violated (SSP).
+class SSP(Objective):
+    """SSP (self-similarity polynomial): polynomial costs of a positive and its hardest negative.
 
     An anchor with hardest negative n > p - margin costs [positive(p)]₊ + [negative(n)]₊, both
     polynomials given by their coefficients, highest power first; any other anchor, and one whose
@@ -41,7 +41,7 @@ class SelfSimilarityPolynomial(Objective):
         self.margin = margin
         self.positive, self.negative = tuple(positive), tuple(negative)
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         directions = both_directions(scores, positives, context)
         total = sum((self._one_direction(anchors) for anchors in directions), scores.new_zeros(()))
         return LossReport(total / max(len(directions[0].positive), 1))

@@ -89,7 +89,7 @@ class Read:
 
 
 @objectives.register("tags")
-class Tags(Objective):
+class TAGS(Objective):
     """TAGS: fill masked words given the image, and rank the true caption above the result.
 
     Beside another objective: {hard-candidates: 1, tags: 1}. Each caption gets ``masks`` versions,
@@ -103,7 +103,7 @@ class Tags(Objective):
     candidates, ``anchors`` says how many pairs of each process's batch get foils.
     """
 
-    needs_batch = True
+    requires = "the captions of the batch and a model that fills their masks"
     needs_scores = False
     heads: tuple[str, ...] = ("mlm",)
     reads_words = False
@@ -148,7 +148,7 @@ class Tags(Objective):
         """Whether the model in training fills the masks, and so learns to: dynamic (§2.3)."""
         return not self.options.run
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         live = context.live
         if live is None or self._generator is None:
             raise TrainingError("objective.tags works on the batches of a training run only")
@@ -186,7 +186,7 @@ class Tags(Objective):
 
 
 @objectives.register("tags-dc")
-class TagsDc(Tags):
+class TAGSDC(TAGS):
     """TAGS-DC: TAGS with heads that find the wrong words of foils and correct them.
 
     ``discrimination`` and ``correction`` weigh these losses, ``replaced`` and ``original`` the two
@@ -325,13 +325,13 @@ def global_mean(values: Tensor) -> Tensor:
 
 
 @objectives.register("mlm")
-class MaskedWords(Objective):
+class MLM(Objective):
     """UNITER's masked language model: fill masked words given the image; beside another objective.
 
     Captions are masked as by `tags`, ``masks`` times each; nothing is written or ranked.
     """
 
-    needs_batch = True
+    requires = "the captions of the batch and a model that fills their masks"
     needs_scores = False
 
     def __init__(
@@ -349,7 +349,7 @@ class MaskedWords(Objective):
     def prepare(self, training: Preparation) -> None:
         self._generator = training.generator(self.options, ("mlm",))
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         live = context.live
         if live is None or self._generator is None:
             raise TrainingError("objective.mlm works on the batches of a training run only")

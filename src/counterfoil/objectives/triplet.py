@@ -45,7 +45,7 @@ class HingeObjective(Objective):
         """What a run logs of this objective besides what it logs of every batch."""
         return {}
 
-    def forward(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+    def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         directions = self.anchors(scores, positives, context)
         return LossReport(
             self.cost(directions, context),

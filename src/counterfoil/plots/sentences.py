@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw, ImageFont
 
 from counterfoil.models.correct import Correction
-from counterfoil.models.explain import Match, WordEffect
-from counterfoil.models.yardstick import LEAST_AGAINST
+from counterfoil.models.match import Match, WordEffect, effect_scale, shades
 
 FOR, AGAINST = (22, 163, 74), (220, 38, 38)
 INK, FAINT, PAPER = (31, 41, 55), (107, 114, 128), (255, 255, 255)
@@ -124,34 +123,6 @@ def _load_font(size: int) -> Font:
         except OSError:
             continue
     return ImageFont.load_default(size)
-
-
-def shades(match: Match) -> list[float]:
-    """For each word a number from −1 (counts against, strongly) to 1 (counts for, strongly).
-
-    On the scale of the model's yardstick, the same for every picture; without one, on that of this
-    match. Punctuation and unknown words have no colour.
-    """
-    most, least = effect_scale(match)
-    return [
-        0.0
-        if word.is_punctuation or not word.known or not most
-        else max(-1.0, min(1.0, word.effect / (most if word.effect > 0 else least)))
-        for word in match.words
-    ]
-
-
-def effect_scale(match: Match) -> tuple[float, float]:
-    """Sizes of the effects, for and against, from which a word has its full colour.
-
-    What counts against is often small beside what counts for; it is shown up to four times as
-    strong, so that it can be seen.
-    """
-    if match.yardstick is not None:
-        return match.yardstick.effect_for, match.yardstick.effect_against
-    effects = [word.effect for word in match.words if word.known and not word.is_punctuation]
-    largest = max(map(abs, effects), default=0.0)
-    return largest, max(-min(effects, default=0.0), LEAST_AGAINST * largest)
 
 
 def standing(match: Match) -> str:

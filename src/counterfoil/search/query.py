@@ -20,8 +20,8 @@ from counterfoil.data.images import FileImage, open_image
 from counterfoil.data.text.tokenizers import require_known, unknown_note
 from counterfoil.data.text.words import MOST_LETTERS, MOST_WORDS, words
 from counterfoil.encoders import Encoded
-from counterfoil.features import extractors
-from counterfoil.models.explain import Match, explain_encoded
+from counterfoil.models.explain import explain_encoded
+from counterfoil.models.match import Match
 from counterfoil.models.model import Model
 from counterfoil.scoring.encode import score_all
 from counterfoil.search.first_stage import ItemEncoder
@@ -85,8 +85,7 @@ def _encode(encoder: ItemEncoder, pixels: Image.Image) -> Encoded:
             "this model was trained on precomputed features, so it cannot read an image file; "
             "give the id of an image in the index instead"
         )
-    extractor = extractors.create(model.fragments_from, model.fragments_options)
-    return encoder.images(pad_fragments([extractor.extract(pixels)]))
+    return encoder.images(pad_fragments([model.reader.fragments(pixels)]))
 
 
 @dataclass(frozen=True)

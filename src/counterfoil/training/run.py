@@ -39,7 +39,7 @@ from counterfoil.evaluation.report import RetrievalReport
 from counterfoil.models import create_model, from_pretrained
 from counterfoil.models.correct import can_correct
 from counterfoil.models.correction_rule import CorrectionRule
-from counterfoil.models.explain import YARDSTICK
+from counterfoil.models.match import YARDSTICK
 from counterfoil.models.model import Model
 from counterfoil.models.warm_start import start_from
 from counterfoil.models.yardstick import measure_yardstick

@@ -31,7 +31,7 @@ from counterfoil.data.splits import (
 )
 from counterfoil.models import from_pretrained, resolve
 from counterfoil.models.correction_rule import CorrectionRule
-from counterfoil.models.explain import load_yardstick
+from counterfoil.models.match import load_yardstick
 from counterfoil.models.model import Model
 from counterfoil.objectives import create_objective
 

@@ -19,7 +19,7 @@ from counterfoil.matchers import Matcher, Observation
 from counterfoil.matchers.base import paired_scores
 from counterfoil.matchers.ensemble import CopiedMatcher
 from counterfoil.models.model import Model
-from counterfoil.objectives import Context, LossReport, Objective, both_directions
+from counterfoil.objectives import Context, Objective, both_directions
 from counterfoil.objectives.twins import Twins, twin_pairs
 from counterfoil.scoring.engine import fallback
 from counterfoil.training.diagnostics import (
@@ -185,7 +185,7 @@ class TrainingStep(nn.Module):
             live=LiveBatch(self.model, batch, scored, self.dtype, self.chunk_size),
             logging=logging,
         )
-        report: LossReport = objective(scored.scores, positives, context)
+        report = objective.compute(scored.scores, positives, context)
         if not logging:
             return report.loss, {}
         common = {}

@@ -39,7 +39,7 @@ MOST_SKIPPED = 10_000
 """Problems of items that a run remembers."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunResult:
     """What a run came to: its folder, the best dev RSUM and where it was reached."""
 
@@ -50,6 +50,11 @@ class RunResult:
     seconds: float
     skipped: int
     interrupted: bool = False
+
+    def __repr__(self) -> str:
+        best = f"best RSUM {self.best_rsum:.1f} in epoch {self.best_epoch}"
+        end = ", interrupted" if self.interrupted else ""
+        return f"RunResult('{self.folder}', {best}, {self.steps:,} steps{end})"
 
 
 class Trainer:

@@ -1,0 +1,274 @@
+"""`Match`: the score of an image and a caption, explained word by word, and shown in a notebook."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import sys
+import tempfile
+import webbrowser
+from dataclasses import asdict, dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from counterfoil.core.errors import CheckpointError
+from counterfoil.core.storage.reading import read_text
+
+Floats = NDArray[np.float32]
+Method = Literal["parts", "leave-one-out"]
+
+YARDSTICK = "yardstick.json"
+FILE_BYTES = 1 << 16
+POINTS = 101
+"""Quantiles of the scores: 0, 1, … 100 %."""
+
+LEAST_AGAINST = 0.25
+"""What counts against is often small beside what counts for: its scale may be finer, up to this."""
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """Quantiles of the scores of right and of wrong pairs, and the effects of a full colour.
+
+    ``effect_for`` and ``effect_against`` are positive: effects of that size or more, for and
+    against a match, have their full colour in every picture.
+    """
+
+    split: str
+    pairs: int
+    right: tuple[float, ...]
+    wrong: tuple[float, ...]
+    effect_for: float
+    effect_against: float
+
+    def above(self, score: float) -> dict[str, float]:
+        """Shares of the right and of the wrong pairs that score lower."""
+        return {"right": _share_below(self.right, score), "wrong": _share_below(self.wrong, score)}
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self)) + "\n"
+
+
+def load_yardstick(folder: Path) -> Yardstick | None:
+    """The yardstick of a run or of a saved model; None if it has none."""
+    path = folder / YARDSTICK
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(read_text(path, FILE_BYTES))
+        right, wrong = (tuple(map(float, values.pop(side))) for side in ("right", "wrong"))
+        loaded = Yardstick(**values, right=right, wrong=wrong)
+        ordered = all(list(side) == sorted(side) and len(side) == POINTS for side in (right, wrong))
+        numbers = (*right, *wrong, loaded.effect_for, loaded.effect_against)
+        if not ordered or not all(map(math.isfinite, numbers)) or min(numbers[-2:]) <= 0:
+            raise ValueError("numbers that no yardstick has")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: damaged ({error}); remove it: colours then differ from picture to picture"
+        ) from None
+    return loaded
+
+
+def _share_below(quantiles: tuple[float, ...], score: float) -> float:
+    """The share of values below a score, between two quantiles in proportion."""
+    low = int(np.searchsorted(quantiles, score, side="left"))
+    if low == 0:
+        return 0.0
+    if low == len(quantiles):
+        return 1.0
+    before, after = quantiles[low - 1], quantiles[low]
+    return float((low - 1 + (score - before) / (after - before)) / (len(quantiles) - 1))
+
+
+@dataclass(frozen=True)
+class WordEffect:
+    """What one word adds to the score: ``effect`` = ``positive`` + ``negative``.
+
+    ``region_weights`` say where it looked, summing to at most 1; None where a model has no regions.
+    ``span`` is the word's place in the caption, None for ``special`` tokens (the start, the end).
+    A word that is not ``known`` was left out before scoring, so its effect is 0.
+    """
+
+    word: str
+    effect: float
+    positive: float
+    negative: float
+    region_weights: Floats | None = None
+    span: tuple[int, int] | None = None
+    special: bool = False
+    known: bool = True
+
+    @property
+    def is_punctuation(self) -> bool:
+        return not any(letter.isalnum() for letter in self.word)
+
+    def as_dict(self) -> dict[str, Any]:
+        weights = self.region_weights
+        return {
+            "word": self.word,
+            "effect": self.effect,
+            "positive": self.positive,
+            "negative": self.negative,
+            "region_weights": None if weights is None else [float(x) for x in weights],
+            "span": self.span,
+            "special": self.special,
+            "known": self.known,
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class Match:
+    """The score of an image and a caption, and what each word has to do with it.
+
+    ``words`` are those of the caption, in order. ``method`` says what an effect is: the word's own
+    share of the score ("parts"; where ``additive``, ``words`` and ``specials`` together add up to
+    the score), or how much the score falls when the word is left out ("leave-one-out").
+    ``boundary`` is NAAF's, below which a word counts against the pair. ``yardstick`` is that of
+    the model, ``picture`` the image itself if the match was made from pixels.
+
+    A notebook shows the sentence with its words colored: green counts for the match, red against.
+    """
+
+    text: str
+    score: float
+    words: list[WordEffect]
+    specials: list[WordEffect]
+    method: Method
+    additive: bool
+    boundary: float | None = None
+    boxes: Floats | None = None
+    yardstick: Yardstick | None = None
+    picture: Image.Image | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        worst = f", worst={self.worst.word!r}" if any(word.known for word in self.words) else ""
+        return f"Match({shortened(self.text)!r}, score={self.score:.4f}{worst})"
+
+    def _repr_html_(self) -> str:
+        return match_html(self)
+
+    def show(self) -> None:
+        """Display the explanation: in the notebook that runs, or else in the web browser."""
+        shell = sys.modules.get("IPython")
+        if shell is not None and shell.get_ipython() is not None:
+            shell.display.display(self)
+            return
+        page = f'<!doctype html><meta charset="utf-8"><title>{escape(self.text)}</title>'
+        with tempfile.NamedTemporaryFile(
+            "w", suffix=".html", prefix="counterfoil-", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(page + self._repr_html_())
+        webbrowser.open(Path(file.name).as_uri())
+
+    @property
+    def above(self) -> dict[str, float] | None:
+        """Shares of right and of wrong dev pairs that score lower; None without a yardstick."""
+        return None if self.yardstick is None else self.yardstick.above(self.score)
+
+    @property
+    def worst(self) -> WordEffect:
+        """The known word that counts most against the pair, or least for it; no punctuation."""
+        known = [word for word in self.words if word.known]
+        spoken = [word for word in known if not word.is_punctuation]
+        return min(spoken or known, key=lambda word: word.effect)
+
+    @property
+    def unknown(self) -> list[str]:
+        """Words that the model does not know, each once."""
+        left_out = (w.word for w in self.words if not w.known and not w.is_punctuation)
+        return list(dict.fromkeys(left_out))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values that JSON can hold."""
+        return {
+            "text": self.text,
+            "score": self.score,
+            "above": self.above,
+            "boundary": self.boundary,
+            "method": self.method,
+            "additive": self.additive,
+            "words": [word.as_dict() for word in self.words],
+            "unknown": self.unknown,
+            "specials": [word.as_dict() for word in self.specials],
+            "boxes": None if self.boxes is None else [[float(x) for x in b] for b in self.boxes],
+        }
+
+
+def shades(match: Match) -> list[float]:
+    """For each word a number from −1 (counts against, strongly) to 1 (counts for, strongly).
+
+    On the scale of the model's yardstick, the same for every picture; without one, on that of this
+    match. Punctuation and unknown words have no colour.
+    """
+    most, least = effect_scale(match)
+    return [
+        0.0
+        if word.is_punctuation or not word.known or not most
+        else max(-1.0, min(1.0, word.effect / (most if word.effect > 0 else least)))
+        for word in match.words
+    ]
+
+
+def effect_scale(match: Match) -> tuple[float, float]:
+    """Sizes of the effects, for and against, from which a word has its full colour.
+
+    What counts against is often small beside what counts for; it is shown up to four times as
+    strong, so that it can be seen.
+    """
+    if match.yardstick is not None:
+        return match.yardstick.effect_for, match.yardstick.effect_against
+    effects = [word.effect for word in match.words if word.known and not word.is_punctuation]
+    largest = max(map(abs, effects), default=0.0)
+    return largest, max(-min(effects, default=0.0), LEAST_AGAINST * largest)
+
+
+PICTURE_SIDE = 320
+GREEN, RED = "22, 163, 74", "220, 38, 38"
+
+
+def match_html(match: Match) -> str:
+    """The image, if there is one, and the sentence with its words colored by their effects."""
+    parts, end = [], 0
+    for word, shade in zip(match.words, shades(match), strict=True):
+        if word.span is None:
+            continue
+        start, stop = word.span
+        style = f"background: rgba({GREEN if shade > 0 else RED}, {0.85 * abs(shade):.2f})"
+        if not word.known:
+            style = "border-bottom: 1px dotted"
+        title = f"{word.effect:+.4f}" if word.known else "unknown word, left out"
+        parts += [
+            escape(match.text[end:start]),
+            f'<span style="{style}; padding: 1px 3px; border-radius: 4px" title="{title}">'
+            f"{escape(match.text[start:stop])}</span>",
+        ]
+        end = stop
+    sentence = "".join(parts) + escape(match.text[end:])
+    return (
+        f'<div style="font-family: sans-serif">{_picture_html(match.picture)}'
+        f'<p style="font-size: 1.2em; line-height: 1.7">{sentence}</p>'
+        f"<p>score {match.score:.4f}</p></div>"
+    )
+
+
+def _picture_html(picture: Image.Image | None) -> str:
+    if picture is None:
+        return ""
+    small, buffer = picture.convert("RGB"), io.BytesIO()
+    small.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
+    small.save(buffer, format="PNG")
+    return (
+        f'<img alt="" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+    )
+
+
+def shortened(text: str, length: int = 60) -> str:
+    """A text of at most ``length`` characters."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -1,0 +1,263 @@
+"""What other people's code types: `import counterfoil as cf`."""
+
+from __future__ import annotations
+
+import copy
+import re
+import subprocess
+import sys
+import tempfile
+import webbrowser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import counterfoil as cf
+from counterfoil.core.errors import ArgumentError, CheckpointError, ConfigError, DataError
+from counterfoil.data.fragments import Fragments
+from counterfoil.models.match import Match, WordEffect
+from tests.models.duals import photo_pairs, save_dual
+
+TEXTS = ["a red bicycle", "two cows next to a tree"]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return cf.load_pairs("scenes", images=40, cache_dir=tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def run(pairs, tmp_path_factory):
+    """A run of one epoch, trained as a program would."""
+    folder = tmp_path_factory.mktemp("runs") / "scan"
+    model = cf.create("scan-t2i", pairs, embed_size=32)
+    return cf.train(model, pairs, "selhn", folder=folder, epochs=1, batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def model(run):
+    return cf.load(run.folder, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def photo(tmp_path_factory):
+    path = tmp_path_factory.mktemp("photos") / "a.png"
+    pixels = np.random.default_rng(0).integers(0, 255, (60, 80, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def test_public_names_are_offered_and_resolve() -> None:
+    assert set(cf.__all__) <= set(dir(cf))
+    for name in cf.__all__:
+        assert getattr(cf, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'lod'"):
+        _ = cf.lod
+
+
+def test_import_and_completion_import_no_torch() -> None:
+    code = "import counterfoil as cf, sys; dir(cf); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_names_are_listed_by_pattern() -> None:
+    assert set(cf.list_models("sc*")) >= {"scan", "scan-t2i"}
+    assert all(name.startswith("sc") for name in cf.list_models("sc*"))
+    assert set(cf.list_objectives()) == set(cf.objectives.objectives)
+    assert cf.list_matchers("na?f") == ["naaf"]
+    assert cf.list_models("nothing*") == []
+
+
+def test_classes_are_exported_by_their_packages() -> None:
+    for package, registry in [
+        (cf.objectives, cf.objectives.objectives),
+        (cf.matchers, cf.matchers.matchers),
+    ]:
+        for name in registry:
+            assert getattr(package, registry[name].__name__) is registry[name]
+
+
+def test_a_run_its_best_checkpoint_and_a_saved_copy_are_the_same_model(
+    run, model, photo, tmp_path
+) -> None:
+    cf.save_pretrained(model, tmp_path / "copy")
+    expected = model.score(photo, TEXTS)
+    for folder in (run.folder, run.folder / "best", tmp_path / "copy"):
+        assert torch.equal(cf.load(folder, device="cpu").score(photo, TEXTS), expected)
+        assert torch.equal(cf.from_pretrained(folder).score(photo, TEXTS), expected)
+
+
+def test_images_are_read_from_whatever_holds_them(model, photo) -> None:
+    fragments = model.reader.fragments(photo)
+    opened = Image.open(photo)
+    images = [photo, str(photo), opened, opened.convert("RGBA"), np.asarray(opened), fragments]
+    images += [fragments.features, torch.from_numpy(fragments.features)]
+    scores = model.score(images, TEXTS)
+    assert scores.shape == (len(images), 2)
+    assert torch.equal(scores, scores[:1].expand_as(scores))
+    assert torch.equal(model.score(photo, TEXTS[0]), scores[:1, :1])
+
+
+def test_batches_change_no_score(model, photo, pairs) -> None:
+    images = [pairs.test.fragments.read(i) for i in range(4)] + [photo]
+    texts = pairs.test.texts[:7]
+    whole = model.score(images, texts)
+    assert torch.allclose(model.score(images, texts, batch_size=2), whole, atol=1e-6)
+    encoded = model.encode_images(images, batch_size=2), model.encode_texts(texts, batch_size=3)
+    assert (len(encoded[0]), len(encoded[1])) == (5, 7)
+    assert torch.allclose(model.matcher(*encoded), whole, atol=1e-6)
+    assert not encoded[0].fragments.requires_grad
+
+
+def test_a_matcher_reads_what_a_model_encoded_as_plain_tensors(model, photo) -> None:
+    images, texts = model.encode_images(photo), model.encode_texts(TEXTS)
+    plain = model.matcher(images.fragments, texts.fragments, images.mask, texts.mask)
+    assert torch.equal(plain.detach(), model.score(photo, TEXTS))
+
+
+def test_progress_is_told_while_images_are_encoded(model, photo) -> None:
+    from counterfoil.core.progress import Silent
+
+    titles = []
+
+    class Noting(Silent):
+        def track(self, items, description, total=None, done=0):
+            titles.append((description, total))
+            yield from items
+
+    model.score([photo] * 3, TEXTS, batch_size=2, progress=Noting())
+    assert titles == [("encoding texts", 1), ("encoding images", 2)]
+
+
+@pytest.mark.parametrize(
+    ("images", "texts", "error", "message"),
+    [
+        ([], TEXTS, ArgumentError, "images: expected at least one"),
+        ("nowhere.jpg", TEXTS, DataError, "nowhere.jpg"),
+        ([3], TEXTS, ArgumentError, "expected a path, a PIL image, .* got int"),
+        (np.zeros((2, 5)), TEXTS, ArgumentError, r"fragments \[n, \d+\].*float64 \[2, 5\]"),
+        (np.zeros((2, 5), dtype=int), TEXTS, ArgumentError, r"got int64 \[2, 5\]"),
+        (Fragments(np.zeros((2, 5), np.float32)), TEXTS, DataError, "these have 5"),
+        (Image.new("RGB", (32, 32)), [], ArgumentError, "texts: expected at least one"),
+        (Image.new("RGB", (32, 32)), ["xyzzy"], DataError, "xyzzy"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_with_a_reason(
+    model, images, texts, error, message
+) -> None:
+    with pytest.raises(error, match=message):
+        model.score(images, texts)
+
+
+def test_a_batch_size_below_one_is_refused(model, photo) -> None:
+    with pytest.raises(ArgumentError, match="batch_size: expected at least 1, got 0"):
+        model.score(photo, TEXTS, batch_size=0)
+
+
+def test_a_model_of_precomputed_features_says_that_it_reads_no_pixels(model, photo) -> None:
+    other = copy.deepcopy(model)
+    other.fragments_from = None
+    with pytest.raises(ConfigError, match="precomputed features"):
+        other.score(photo, TEXTS)
+    fragments = model.reader.fragments(photo)
+    assert torch.equal(other.score(fragments, TEXTS), model.score(photo, TEXTS))
+
+
+def test_an_explanation_shows_itself(model, photo) -> None:
+    match = model.explain(photo, "a tree & two cows")
+    assert match.score == pytest.approx(float(model.score(photo, "a tree & two cows")), abs=1e-5)
+    assert repr(match).startswith("Match('a tree & two cows', score=")
+    page = match._repr_html_()
+    assert page.count("<span") == len(match.words)
+    assert "data:image/png;base64," in page
+    assert "&amp;" in page
+    assert "<img" not in model.explain(model.reader.fragments(photo), "a tree")._repr_html_()
+
+
+def test_html_of_a_caption_is_escaped() -> None:
+    word = WordEffect("<b>", -0.5, 0.0, -0.5, None, (0, 3))
+    page = Match("<b> <script>", 0.1, [word], [], "parts", True)._repr_html_()
+    assert "<script>" not in page
+    assert "<b>" not in page
+
+
+def test_show_opens_a_page_in_the_browser(model, photo, tmp_path, monkeypatch) -> None:
+    copier = tmp_path / "browser.py"
+    copier.write_text(
+        "import shutil, sys, urllib.request\n"
+        f"with urllib.request.urlopen(sys.argv[1]) as page, open({str(tmp_path / 'seen')!r}, 'wb') "
+        "as file:\n    shutil.copyfileobj(page, file)\n"
+    )
+    browser = webbrowser.GenericBrowser([sys.executable, str(copier), "%s"])
+    monkeypatch.setattr(webbrowser, "_tryorder", ["copier"])
+    monkeypatch.setattr(webbrowser, "_browsers", {"copier": [None, browser]})
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    match = model.explain(photo, "a tree")
+    match.show()
+    assert match._repr_html_() in (tmp_path / "seen").read_text(encoding="utf-8")
+
+
+def test_reprs_are_short(pairs, run, model) -> None:
+    assert re.fullmatch(r"Pairs\('scenes', train=\d+, dev=\d+, test=\d+\)", repr(pairs))
+    assert re.fullmatch(
+        r"Split\('test', \d+ images, \d+ captions, pixels, fragments\)", repr(pairs.test)
+    )
+    assert repr(run).startswith(f"RunResult('{run.folder}', best RSUM ")
+    assert len(repr(run)) < 200
+
+
+def test_evaluate_wants_one_split(model, pairs) -> None:
+    with pytest.raises(ArgumentError, match=r"expected one split, such as pairs.train, got Pairs"):
+        cf.evaluate(model, pairs)
+    assert cf.evaluate(model, pairs.test, bootstrap=0) is not None
+
+
+def test_load_says_what_it_tried(tmp_path) -> None:
+    with pytest.raises(CheckpointError, match=r"no such folder, and not a name on the hub"):
+        cf.load(tmp_path / "nothing" / "here" / "at-all")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="neither a run nor a saved model"):
+        cf.load(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_a_published_dual_encoder_is_loaded_without_training(kind, tmp_path) -> None:
+    from transformers import AutoModel
+
+    folder = save_dual(tmp_path / "dual", kind)
+    model = cf.load(folder, device="cpu")
+    pairs = photo_pairs(tmp_path / "photos")
+    image = pairs.test.pixels[0].path
+    texts = ["a dog", "a cat near the tree"]
+    scores = model.score(image, texts)
+    own = AutoModel.from_pretrained(folder).eval()
+    pixels = model.image_encoder.pixels(
+        torch.from_numpy(model.reader.fragments(image).features)[None]
+    )
+    with torch.inference_mode():
+        vision = own.get_image_features(pixel_values=pixels)
+    vision = getattr(vision, "pooler_output", vision)
+    expected = torch.nn.functional.normalize(vision, dim=-1)
+    assert torch.allclose(model.encode_images(image).pooled, expected, atol=1e-5)
+    cf.save_pretrained(model, tmp_path / "saved")
+    again = cf.load(tmp_path / "saved", device="cpu")
+    assert torch.equal(again.score(image, texts), scores)
+
+
+def test_the_extra_all_installs_every_extra_that_an_error_names() -> None:
+    root = Path(__file__).parents[1]
+    text = (root / "pyproject.toml").read_text(encoding="utf-8")
+    section = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    extras = set(re.findall(r"^([\w-]+) = ", section, flags=re.MULTILINE)) - {"all", "dev"}
+    listed = re.search(r'^all = \["counterfoil\[(.*)\]"\]', section, flags=re.MULTILINE)
+    assert set(listed[1].split(",")) == extras
+    named = set()
+    for path in (root / "src").rglob("*.py"):
+        source = path.read_text(encoding="utf-8")
+        named |= set(re.findall(r'MissingExtraError\(\s*"[^"]+",\s*"([\w-]+)"', source))
+    assert named
+    assert named <= extras
