@@ -26,6 +26,7 @@ define checked
 	[ $$tested -eq 0 ] && [ $$read -eq 0 ]
 endef
 PYTEST := $(BIN)/python -m pytest
+unexport PYTHONDONTWRITEBYTECODE  # each process that a test starts would compile the package anew
 
 .PHONY: demo test test-all doctests docs links lint format typecheck bench clean help
 

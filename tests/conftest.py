@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import typer.testing
 from _pytest.mark import ParameterSet
 from hypothesis import settings
 from safetensors import safe_open
@@ -19,6 +23,8 @@ from safetensors import safe_open
 from counterfoil.core.storage.arrays import ArrayFile
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Pairs, Split
+from counterfoil.training import report
+from counterfoil.training.plots import plots_of
 from tests.two_processes import TwoProcesses, two_processes
 
 if not torch.cuda.is_available():
@@ -49,10 +55,19 @@ CONCEPTS = [
 
 
 def thinned(cases: Iterable[Any], *first: Any) -> list[ParameterSet]:
-    """All cases for `parametrize`: the first in every run of the tests, the others marked slow."""
+    """All cases for `parametrize`: the first in every run of the tests, the others marked slow.
+
+    A tuple is a case of several arguments.
+    """
     cases = list(cases)
     assert set(first) <= set(cases), f"{first} are not all among {cases}"
-    return [pytest.param(case, marks=[] if case in first else pytest.mark.slow) for case in cases]
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=[] if case in first else pytest.mark.slow,
+        )
+        for case in cases
+    ]
 
 
 @dataclass(frozen=True)
@@ -145,3 +160,25 @@ def in_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoPr
     """Runs a function of a module in two joined processes: started once, torch is slow to load."""
     with two_processes(tmp_path_factory.mktemp("processes")) as joined:
         yield joined
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cheap_runs() -> Iterator[None]:
+    """Runs draw one chart, the command line is built once, and nothing is flushed to the disk.
+
+    All charts of a tiny run take four times as long as its training, and Typer takes 0.1 s to
+    build the commands. Tests of durability replace `os.fsync` or watch another process.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "plots_of", lambda *args: dict(islice(plots_of(*args).items(), 1)))
+        patch.setattr(typer.testing, "_get_command", cache(typer.testing._get_command))
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@contextmanager
+def all_charts() -> Iterator[None]:
+    """Within it, a run draws every chart."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "plots_of", plots_of)
+        yield

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -41,10 +42,17 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in files()}
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """The syntax tree of a file, read once for all tests."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@cache
 def imported(path: Path) -> set[Path]:
     """Files of the package that a file imports: lazily and for type checkers, too."""
     modules = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
             for alias in node.names:
@@ -123,7 +131,7 @@ def test_nothing_below_the_command_line_prints_or_reads_the_environment(folder) 
     for path in files():
         if place(path) != folder:
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id != "print", f"{path}:{node.lineno}"
             if isinstance(node, ast.Attribute):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,6 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from counterfoil.reproduce.workers import own_processes
 
 PATIENCE = 180
 """Seconds that a function may take; one that waits for a process that has failed never ends."""
@@ -54,12 +55,12 @@ class TwoProcesses:
         self.connections: list[Connection] = []
 
     def start(self) -> None:
-        spawn = multiprocessing.get_context("spawn")
+        context = own_processes()  # copies of one process that has imported torch
         self.started += 1
         for rank in range(2):
-            mine, theirs = spawn.Pipe()
+            mine, theirs = context.Pipe()
             meeting = str(self.folder / f"meeting-{self.started}")
-            process = spawn.Process(target=serve, args=(rank, meeting, theirs), daemon=True)
+            process = context.Process(target=serve, args=(rank, meeting, theirs), daemon=True)
             process.start()
             theirs.close()
             self.processes.append(process)

@@ -17,10 +17,12 @@ from counterfoil.core.errors import CheckpointError, ConfigError
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
-import json, sys
+import functools, json, sys
+import typer.testing
 from typer.testing import CliRunner
 from counterfoil.cli import app
 
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 results = []
 for words in json.loads(sys.argv[1]):
     result = CliRunner().invoke(app, words)

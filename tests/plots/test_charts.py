@@ -53,12 +53,12 @@ def legend_of(axes) -> list[str]:
     "values",
     [
         [5e-324],
-        [0.0, 5e-324],
-        [1.0, 1.0 + 2e-16],
-        [-1e299, 1e299],
-        [1e308, 2.0, -math.inf],
-        [math.nan, 0.0],
-        [1e-7, 3e-7],
+        pytest.param([0.0, 5e-324], marks=pytest.mark.slow),
+        pytest.param([1.0, 1.0 + 2e-16], marks=pytest.mark.slow),
+        pytest.param([-1e299, 1e299], marks=pytest.mark.slow),
+        [1e308, 2.0, -math.inf, math.nan],
+        pytest.param([math.nan, 0.0], marks=pytest.mark.slow),
+        pytest.param([1e-7, 3e-7], marks=pytest.mark.slow),
     ],
 )
 def test_charts_of_extreme_values_are_well_formed(values) -> None:

@@ -31,6 +31,7 @@ from counterfoil.reproduce.workers import Workers
 from counterfoil.training import report
 from counterfoil.training.run_data import read_data
 from counterfoil.training.run_folder import is_finished, load_model
+from tests.conftest import thinned
 from tests.reproduce.conftest import TINY, planned, tiny
 
 
@@ -339,9 +340,22 @@ def test_the_command_lists_plans_runs_and_prints(out, cache, tmp_path) -> None:
     assert "failed" in broken
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+INTERRUPTED = (signal.SIGINT, 130, "counterfoil.reproduce.collect.collect")
+TERMINATED = (signal.SIGTERM, 143, "counterfoil.training.run._conclude")
+
+
 @pytest.mark.parametrize(
-    "phase", ["counterfoil.reproduce.collect.collect", "counterfoil.training.run._conclude"]
+    ("sent", "code", "phase"),
+    thinned(
+        [
+            INTERRUPTED,
+            TERMINATED,
+            (*INTERRUPTED[:2], TERMINATED[2]),
+            (*TERMINATED[:2], INTERRUPTED[2]),
+        ],
+        INTERRUPTED,
+        TERMINATED,
+    ),
 )
 def test_one_signal_after_training_ends_the_command_with_its_code(
     sent, code, phase, cache, tmp_path, monkeypatch

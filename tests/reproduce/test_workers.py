@@ -15,6 +15,7 @@ import torch
 
 from counterfoil.core.progress import Silent
 from counterfoil.reproduce import runner, workers
+from tests.conftest import thinned
 from tests.reproduce.conftest import planned, tiny
 
 
@@ -60,7 +61,7 @@ def crowded(job, cache, progress, should_stop, *_) -> bool:
     return True
 
 
-@pytest.mark.parametrize("jobs", [2, 3])
+@pytest.mark.parametrize("jobs", thinned([2, 3], 2))
 def test_a_run_that_others_left_no_memory_for_is_tried_again_with_fewer(
     jobs, monkeypatch, tmp_path, cache
 ) -> None:

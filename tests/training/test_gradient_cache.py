@@ -116,7 +116,7 @@ def test_any_size_of_chunk_gives_the_same_gradients(pairs, chunk, copies, concep
     assert_same(gradients(model, batch), gradients(model, batch, chunk=chunk), 1e-10)
 
 
-@pytest.mark.parametrize("name", ["vse-fc", "scan", "naaf"])
+@pytest.mark.parametrize("name", thinned(["vse-fc", "scan", "naaf"], "naaf"))
 def test_dropout_is_repeated_exactly(name, concepts) -> None:
     model = make(name, concepts, None, text={"dropout": 0.4}).double()
     batch = wide(batch_of(model, concepts, PAIRS))
@@ -188,7 +188,7 @@ def test_an_encoder_that_normalises_over_its_batch_is_not_cut(concepts) -> None:
         assert torch.equal(value, after[name]), name
 
 
-@pytest.mark.parametrize("name", FEATURE_MODELS)
+@pytest.mark.parametrize("name", thinned(FEATURE_MODELS, *ONE_OF_EACH))
 def test_encoding_leaves_no_trace_but_in_batch_statistics(name, concepts, tiny_bert) -> None:
     """Else a chunk, which is encoded twice, would leave it twice."""
     model = make(name, concepts, tiny_bert).train()

@@ -19,6 +19,7 @@ from counterfoil.scoring.encode import score_split
 from counterfoil.training.logs import MetricsLog
 from counterfoil.training.plots import density, plots_of, thin
 from counterfoil.training.report import write_report
+from tests.conftest import all_charts
 
 SIDES = ("anchor", "positive", "negative")
 
@@ -137,7 +138,8 @@ def page_of(folder, records, evaluated) -> str:
 def test_every_plot_is_on_the_page_and_in_a_file(evaluated, tmp_path) -> None:
     some = {"gap/abs": 0.1, "gap/p95": 0.2, "selhn/averaged": 0.5}
     records = [step(1, **some), epoch(1, [1, 2, 1])]
-    page = page_of(tmp_path, records, evaluated)
+    with all_charts():
+        page = page_of(tmp_path, records, evaluated)
     plots = plots_of(records, "dev")
     assert {"gap", "branches", "margins"} <= plots.keys()
     assert page.count("data:image/svg+xml;base64,") == len(plots)

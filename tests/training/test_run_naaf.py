@@ -136,7 +136,12 @@ def test_a_run_cut_off_within_an_epoch_keeps_the_histogram_it_had(concepts, tmp_
 
 
 @pytest.mark.parametrize(
-    "option", [{"masks": False}, {"mismatched": "all"}, {"update_mismatched": False}]
+    "option",
+    [
+        {"masks": False},
+        pytest.param({"mismatched": "all"}, marks=pytest.mark.slow),
+        pytest.param({"update_mismatched": False}, marks=pytest.mark.slow),
+    ],
 )
 def test_an_ablation_changes_what_a_run_learns(concepts, tmp_path, option) -> None:
     plain, _ = run(concepts, tmp_path / "plain")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import difflib
 import re
+from copy import deepcopy
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,15 @@ _MERGE = "tag:yaml.org,2002:merge"
 def parse_yaml(text: str) -> Any:
     """A value of plain types; whatever is wrong with the text is a `yaml.YAMLError` of one line."""
     try:
-        return yaml.load(text, Loader=_RecipeLoader)  # noqa: S506 - a SafeLoader
+        return deepcopy(_parse(text))
     except Exception as error:  # explicit tags such as !!int make constructors raise anything
         raise yaml.YAMLError(_one_line(error)) from None
+
+
+@lru_cache(maxsize=64)
+def _parse(text: str) -> Any:
+    """Recipes extend the same files again and again, and PyYAML is slow."""
+    return yaml.load(text, Loader=_RecipeLoader)  # noqa: S506 - a SafeLoader
 
 
 def _one_line(error: Exception) -> str:

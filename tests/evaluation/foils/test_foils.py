@@ -45,7 +45,7 @@ from counterfoil.foils.files import FoilWriter, StoredFoil
 from counterfoil.foils.generation import MaskTokens
 from counterfoil.models import create_model
 from counterfoil.models.foil_generator import word_table
-from tests.conftest import make_split
+from tests.conftest import make_split, thinned
 
 HEADS = ["mlm", "discrimination", "correction"]
 
@@ -137,7 +137,9 @@ def test_foils_of_a_file_find_their_captions(scenes, foils, tmp_path) -> None:
         foils_by("nowhere", split, FoilChoice(), make)
 
 
-@pytest.mark.parametrize("name", ["uniter-small", "rvse-mlp", "scan-t2i"])
+@pytest.mark.parametrize(
+    "name", thinned(["uniter-small", "rvse-mlp", "scan-t2i"], "uniter-small", "rvse-mlp")
+)
 def test_scores_are_those_of_each_caption_with_its_image(scenes, foils, name) -> None:
     split, model = scenes.test, make(scenes, name)
     found = score_foils(model, split, foils)
@@ -155,7 +157,7 @@ def test_scores_are_those_of_each_caption_with_its_image(scenes, foils, name) ->
             assert score == pytest.approx(float(own), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["rvse-mlp", "scan-t2i", "naaf"])
+@pytest.mark.parametrize("name", thinned(["rvse-mlp", "scan-t2i", "naaf"], "naaf"))
 def test_what_a_model_reads_alike_is_a_tie(scenes, name) -> None:
     split, model = scenes.test, make(scenes, name)
     said = [f"{text} zzyzx" for text in split.texts]
