@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from counterfoil.core.tensors.modes import exporting
 from counterfoil.encoders import Encoded
 from counterfoil.kernels import tiled
 from counterfoil.matchers import FragmentMatcher, fragment_matcher, matchers
@@ -239,3 +240,29 @@ def test_an_item_without_fragments_gives_no_nan_and_disturbs_nobody(name) -> Non
     assert slopes[0].isfinite().all()
     for single in ((nothing, texts), (images, nothing), (nothing, nothing)):
         assert not make(name)(*single).isnan().any()
+
+
+PADDED_FORMS = {
+    "naaf/both": {"direction": "both", "mining": False, "boundary": 0.3},
+    "naaf/no-masks": {"masks": False, "mining": False, "intra": "none"},
+    "naaf-reference/both": {"direction": "both"},
+    "bfan/i2t": {"direction": "i2t"},
+    "smooth-chamfer/max": {"kind": "max"},
+    "smooth-chamfer/avg": {"kind": "avg"},
+    "smooth-chamfer/chamfer": {"kind": "chamfer"},
+}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "uniter"] + [*PADDED_FORMS])
+def test_the_padded_path_of_an_export_scores_the_same(name) -> None:
+    torch.manual_seed(0)
+    options = {**FORMS, **PADDED_FORMS}.get(name, {})
+    matcher = matchers[name.split("/")[0]](DIM, **options).eval()
+    images, texts = batch()
+    with torch.no_grad():
+        expected = matcher(images, texts)
+        with exporting():
+            found = matcher(images, texts)
+            further = matcher(images.pad_to(9), texts.pad_to(8))
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(further, expected, atol=1e-5)

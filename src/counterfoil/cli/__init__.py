@@ -15,6 +15,7 @@ from counterfoil.cli.data import data_app
 from counterfoil.cli.demo import demo
 from counterfoil.cli.evaluate import evaluate
 from counterfoil.cli.explain import explain
+from counterfoil.cli.export import export
 from counterfoil.cli.features import features
 from counterfoil.cli.foil_report import foil_report, judge
 from counterfoil.cli.foils import foils
@@ -60,6 +61,7 @@ app.command()(serve)
 app.command()(models)
 app.command()(reproduce)
 app.command("import")(import_)
+app.command()(export)
 app.command()(features)
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(index_app, name="index")
