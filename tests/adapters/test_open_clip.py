@@ -141,7 +141,7 @@ def test_it_is_what_their_own_loss_computes() -> None:
 def test_a_loop_like_theirs_learns_with_our_objective() -> None:
     module = open_clip()
     model, (images, texts) = tiny_clip(module), toy_batch()
-    loss = ObjectiveLoss("hardest")
+    loss = ObjectiveLoss("triplet")
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     values = []
     for _ in range(30):
@@ -151,8 +151,8 @@ def test_a_loop_like_theirs_learns_with_our_objective() -> None:
         total.backward()
         optimizer.step()
         values.append(total.item())
-    assert values[-1] < 0.5 * values[0]
-    counted = ObjectiveLoss({"hardest": {}, "protect": {"identical": False}})
+    assert sum(values[-5:]) < 0.8 * sum(values[:5])
+    counted = ObjectiveLoss({"triplet": {}, "protect": {"identical": False}})
     with torch.no_grad():
         out = model(images, texts)
         assert counted(**out) > loss(**out) + 0.2  # an equal caption would cost a whole margin

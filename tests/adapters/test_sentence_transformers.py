@@ -156,7 +156,7 @@ def test_their_trainer_learns_with_our_objective(tmp_path) -> None:
     (tmp_path / "clip").mkdir()
     save_tiny_clip(tmp_path / "clip")
     model = st.SentenceTransformer(str(tmp_path / "clip"), device="cpu")
-    loss = ImageTextLoss(model, "hardest", steps_per_epoch=1)
+    loss = ImageTextLoss(model, "triplet", steps_per_epoch=1)
     arguments = st.SentenceTransformerTrainingArguments(
         output_dir=str(tmp_path / "out"),
         num_train_epochs=30,
@@ -173,10 +173,10 @@ def test_their_trainer_learns_with_our_objective(tmp_path) -> None:
     )
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses[-1] < 0.5 * losses[0]
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
     assert loss.step == 30
     # had the equal captions been negatives, a whole margin would be left for each
-    counted = ImageTextLoss(model, {"hardest": {}, "protect": {"identical": False}})
+    counted = ImageTextLoss(model, {"triplet": {}, "protect": {"identical": False}})
     with torch.no_grad():
         given = trainer.data_collator([data[i] for i in range(8)])
         features = trainer.collect_features(given)[0]

@@ -136,7 +136,8 @@ class ReferenceNAAF(NAAF):
     def negative_effect(self, s_i: Tensor, tile: Tile) -> Tensor:
         if tile.query_gram_QNN is None or not self.needs_query_gram or not self.masks:
             return super().negative_effect(s_i, replace(tile, query_gram_QNN=None))
-        return s_i * (self.w_intra(tile) @ s_i < 0)
+        weights = self.w_intra(tile.query_gram_QNN, tile.query_mask_QN)
+        return s_i * (weights @ s_i < 0)
 
     def positive_part(self, s: Tensor) -> Tensor:
         return leaky(s)
