@@ -216,18 +216,15 @@ class NAAF(CrossAttentionMatcher):
     def negative_effect(self, s_i: Tensor, tile: Tile) -> Tensor:
         """How much each word counts against each image, [Q, N, C]."""
         if tile.query_gram_QNN is not None and self.needs_query_gram:
-            s_i = (
-                self.w_intra(tile.query_gram_QNN, tile.query_mask_QN) @ s_i
-            )  # eq. 9: ŝ_i replaces s_i
+            weights = self.w_intra(tile.query_gram_QNN, tile.query_mask_QN)
+            s_i = weights @ s_i  # eq. 9: ŝ_i replaces s_i
         return s_i.clamp(max=0) if self.masks else s_i  # eq. 8
 
     def w_intra(self, query_gram: Tensor, query_mask: Tensor | None) -> Tensor:
         logits = self.lambda_intra * query_gram  # eq. 9
-        return (
-            logits.softmax(-1)
-            if query_mask is None
-            else masked_softmax(logits, query_mask[:, None])
-        )
+        if query_mask is None:
+            return logits.softmax(-1)
+        return masked_softmax(logits, query_mask[:, None])
 
     def positive_part(self, s: Tensor) -> Tensor:
         """[s_ij]₊ of the relevance weights."""
