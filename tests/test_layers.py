@@ -20,8 +20,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "counterfoil"
 TESTS = Path(__file__).parent
 ORDER = [
     "core", "data", "kernels", "features", "foils", "encoders", "matchers", "objectives", "models",
-    "scoring", "plots", "evaluation", "training", "search", "audit", "reproduce", "api", "app",
-    "cli",
+    "scoring", "plots", "evaluation", "training", "search", "audit", "reproduce", "adapters", "api",
+    "app", "cli",
 ]  # fmt: skip
 """As in CONTRIBUTING.md; the package's own ``__init__`` and ``__main__`` stand above all."""
 LABORATORY = "reproduce"
@@ -119,6 +119,12 @@ def test_nothing_but_the_command_line_imports_the_laboratory() -> None:
     for path in files():
         if place(path) not in (LABORATORY, "cli"):
             assert LABORATORY not in {place(other) for other in imported(path)}, path
+
+
+def test_nothing_imports_the_adapters() -> None:
+    for path in files():
+        if place(path) != "adapters":
+            assert "adapters" not in {place(other) for other in imported(path)}, path
 
 
 def test_no_file_is_too_long_to_read() -> None:

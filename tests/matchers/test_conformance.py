@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from counterfoil.core.errors import ArgumentError
+from counterfoil.core.tensors.modes import exporting
 from counterfoil.encoders import Encoded
 from counterfoil.kernels import tiled
 from counterfoil.matchers import FragmentMatcher, fragment_matcher, matchers
@@ -296,3 +297,29 @@ def test_a_matcher_without_weights_reads_vectors_of_any_width(name) -> None:
     torch.manual_seed(0)
     anything = matchers[name]().eval()
     assert torch.equal(anything(*plain_batch(name)), make(name)(*plain_batch(name)))
+
+
+PADDED_FORMS = {
+    "naaf/both": {"direction": "both", "mining": False, "boundary": 0.3},
+    "naaf/no-masks": {"masks": False, "mining": False, "intra": "none"},
+    "naaf-reference/both": {"direction": "both"},
+    "bfan/i2t": {"direction": "i2t"},
+    "smooth-chamfer/max": {"kind": "max"},
+    "smooth-chamfer/avg": {"kind": "avg"},
+    "smooth-chamfer/chamfer": {"kind": "chamfer"},
+}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "uniter"] + [*PADDED_FORMS])
+def test_the_padded_path_of_an_export_scores_the_same(name) -> None:
+    torch.manual_seed(0)
+    options = {**FORMS, **PADDED_FORMS}.get(name, {})
+    matcher = matchers[name.split("/")[0]](DIM, **options).eval()
+    images, texts = batch()
+    with torch.no_grad():
+        expected = matcher(images, texts)
+        with exporting():
+            found = matcher(images, texts)
+            further = matcher(images.pad_to(9), texts.pad_to(8))
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(further, expected, atol=1e-5)

@@ -18,6 +18,7 @@ from counterfoil.cli.demo import demo
 from counterfoil.cli.evaluate import evaluate
 from counterfoil.cli.evaluate_foils import evaluate_foils, evaluate_judgements
 from counterfoil.cli.explain import explain
+from counterfoil.cli.export import export
 from counterfoil.cli.features import features
 from counterfoil.cli.foils import foils
 from counterfoil.cli.guide import guide_app
@@ -47,6 +48,7 @@ GROUPS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "evaluate-judgements": evaluate_judgements,
         "guide": guide_app,
         "import": import_,
+        "export": export,
     },
     "Explain, audit, correct": {
         "score": score,

@@ -94,7 +94,7 @@ class SlotAggregation(nn.Module):
     def forward(self, fragments: Tensor, mask: Tensor, positions: Tensor | None) -> Tensor:
         normed = self.context_norm(fragments)
         keys, values = self.attention.context(normed, positions)
-        x = self.latents.expand(len(fragments), -1, -1)
+        x = self.latents.expand(fragments.shape[0], -1, -1)
         for _ in range(self.depth):
             x = x + self.attention(self.norm(x), keys, values, mask)
             x = x + self.feed(self.feed_norm(x))
@@ -294,5 +294,5 @@ def last_states(states: Tensor, mask: Tensor) -> Tensor:
     """Mean [B, H] of what each direction knows after its last word, which is the first backward."""
     forward, backward = states.chunk(2, dim=-1)
     final = mask.sum(1).clamp(min=1) - 1
-    at_end = forward[torch.arange(len(final), device=final.device), final]
+    at_end = forward[torch.arange(final.shape[0], device=final.device), final]
     return (at_end + backward[:, 0]) / 2

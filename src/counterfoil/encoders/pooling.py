@@ -14,10 +14,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from counterfoil.core.registry import Registry
 from counterfoil.core.tensors.host_mirror import on_host
-from counterfoil.encoders.recurrent import Indices, is_replaying, replay_width, replaying, run_gru
+from counterfoil.core.tensors.modes import is_exporting
+from counterfoil.encoders.recurrent import (
+    Indices,
+    is_replaying,
+    replay_width,
+    replaying,
+    run_gru,
+    run_padded,
+)
 
 poolings: Registry[type[nn.Module]] = Registry("pooling")
 
@@ -71,7 +80,10 @@ class KMaxPooling(nn.Module):
         self.k = k
 
     def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
-        k = min(self.k, fragments.shape[1])
+        if is_exporting():  # the graph has to hold for any number of fragments
+            fragments = F.pad(fragments, (0, 0, 0, self.k))
+            mask = F.pad(mask, (0, self.k))
+        k = self.k if is_exporting() else min(self.k, fragments.shape[1])
         top = fragments.masked_fill(~mask[..., None], -torch.inf).topk(k, dim=1).values
         counted = mask.sum(1, keepdim=True).clamp(max=k)  # [B, 1]
         real = torch.arange(k, device=mask.device)[None] < counted  # [B, k]
@@ -109,8 +121,11 @@ class GPO(nn.Module):
         self.temperature = 0.1
 
     def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
-        lengths = on_host(mask).sum(1)
-        weights = self.weights(lengths, fragments.shape[1]).to(fragments.dtype)  # [B, N]
+        if is_exporting():
+            weights = self.padded_weights(mask.sum(1), fragments.shape[1])
+        else:
+            weights = self.weights(on_host(mask).sum(1), fragments.shape[1])  # [B, N]
+        weights = weights.to(fragments.dtype)
         ordered = fragments.masked_fill(~mask[..., None], -torch.inf).sort(1, descending=True)
         real = torch.arange(mask.shape[1], device=mask.device)[None] < mask.sum(1, keepdim=True)
         values = ordered.values.masked_fill(~real[..., None], 0.0)
@@ -129,13 +144,24 @@ class GPO(nn.Module):
         positions = _positions(wide, self.d_pe, weight.device).to(weight.dtype)
         with replaying(steady):
             hidden = run_gru(self.gru, positions.expand(len(distinct), -1, -1), distinct)
-        forward, backward = hidden.chunk(2, dim=-1)
-        scores = self.linear((forward + backward) / 2).squeeze(-1)  # [U, wide]
         outside = _sent(np.arange(wide) >= distinct[:, None], weight.device)
-        weights = (scores.masked_fill(outside, -1e4) / self.temperature).softmax(-1)
+        weights = self._softmax(hidden, outside)  # [U, wide]
         if not distinct.all():  # an item without fragments has no weights
             weights = weights.masked_fill(_sent(distinct == 0, weight.device)[:, None], 0.0)
         return weights.index_select(0, _sent(which, weight.device))[:, :longest]
+
+    def padded_weights(self, lengths: Tensor, longest: int) -> Tensor:
+        """The same for lengths that only the device knows: a pass of the GRU per item."""
+        positions = _positions.__wrapped__(longest, self.d_pe, lengths.device)
+        positions = positions.to(self.linear.weight.dtype).expand(lengths.shape[0], -1, -1)
+        hidden = run_padded(self.gru.all_weights, True, positions, lengths.clamp(min=1))
+        outside = torch.arange(longest, device=lengths.device) >= lengths[:, None]
+        return self._softmax(hidden, outside).masked_fill((lengths == 0)[:, None], 0.0)
+
+    def _softmax(self, hidden: Tensor, outside: Tensor) -> Tensor:
+        forward, backward = hidden.chunk(2, dim=-1)
+        scores = self.linear((forward + backward) / 2).squeeze(-1)
+        return (scores.masked_fill(outside, -1e4) / self.temperature).softmax(-1)
 
 
 @lru_cache(maxsize=256)

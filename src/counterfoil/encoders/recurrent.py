@@ -74,7 +74,7 @@ def _turned(states: Tensor, mirror: Tensor) -> Tensor:
 
 
 def _one_way(weights: Sequence[Tensor], inputs: Tensor) -> Tensor:
-    start = inputs.new_zeros(1, len(inputs), weights[1].shape[1])
+    start = inputs.new_zeros(1, inputs.shape[0], weights[1].shape[1])
     biases = len(weights) > 2
     found: Tensor = torch._VF.gru(inputs, start, list(weights), biases, 1, 0.0, True, False, True)[
         0

@@ -86,4 +86,4 @@ class RelationPooling(nn.Module):
         pools = [
             KMaxPooling(fragments.shape[-1], k=k)(fragments, mask) for k in range(1, self.k + 1)
         ]
-        return torch.stack(pools)[lowered - 1, torch.arange(len(mask), device=mask.device)]
+        return torch.stack(pools)[lowered - 1, torch.arange(mask.shape[0], device=mask.device)]

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.registry import Registry
 from counterfoil.core.tensors.host_mirror import on_host
+from counterfoil.core.tensors.modes import is_exporting
 from counterfoil.data.batches.collate import TextBatch
 from counterfoil.data.text.tokenizers import TextProcessor, WordText
 from counterfoil.data.text.vocabulary import load_vectors
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.layers import JointSpace
 from counterfoil.encoders.pooling import Pooling
-from counterfoil.encoders.recurrent import run_gru
+from counterfoil.encoders.recurrent import run_gru, run_padded
 
 text_encoders: Registry[type[nn.Module]] = Registry("text encoder")
 
@@ -25,6 +26,8 @@ WordInit = Literal["uniform", "normal"]
 
 def run_rnn(rnn: nn.GRU, inputs: Tensor, mask: Tensor) -> Tensor:
     """States [B, W, directions·H] of a GRU over the real words; zero at padding."""
+    if is_exporting():
+        return run_padded(rnn.all_weights, rnn.bidirectional, inputs, mask.sum(1).clamp(min=1))
     return run_gru(rnn, inputs, on_host(mask).sum(1))
 
 
@@ -130,7 +133,7 @@ class GRUEncoder(RecurrentEncoder):
         if not self.last:
             return encoded
         final = texts.mask.sum(1).clamp(min=1) - 1
-        at_end = states[torch.arange(len(final), device=final.device), final]
+        at_end = states[torch.arange(final.shape[0], device=final.device), final]
         return Encoded(encoded.fragments, encoded.mask, self.joint.finish(at_end))
 
 

@@ -35,7 +35,7 @@ class RelationLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         phi = self.phi(x).masked_fill(~mask[..., None], 0.0)
-        affinity = self.theta(x) @ phi.mT / mask.sum(1).clamp(min=1)[:, None, None]
+        affinity = self.theta(x) @ phi.transpose(1, 2) / mask.sum(1).clamp(min=1)[:, None, None]
         added: Tensor = self.norm(self.out(affinity @ self.g(x)), mask)
         return x + added
 
@@ -62,7 +62,11 @@ class Relations(nn.Module):
 
     def unit(self, x: Tensor) -> Tensor:
         """Unit length along the chosen axis; padding must be zero."""
-        return l2_normalise(x.mT).mT if self.over_fragments else l2_normalise(x)
+        return (
+            l2_normalise(x.transpose(1, 2)).transpose(1, 2)
+            if self.over_fragments
+            else l2_normalise(x)
+        )
 
 
 class LastState(nn.GRU):
@@ -77,7 +81,7 @@ class LastState(nn.GRU):
     def read(self, fragments: Tensor, mask: Tensor) -> Tensor:
         states = run_rnn(self, fragments.to(next(self.parameters()).dtype), mask)
         last = mask.sum(1).clamp(min=1) - 1
-        state = states[torch.arange(len(last), device=last.device), last]
+        state = states[torch.arange(last.shape[0], device=last.device), last]
         return state.masked_fill(~mask.any(1, keepdim=True), 0.0)
 
 

@@ -32,7 +32,7 @@ def similarities(images_IRD: Tensor, texts_TWD: Tensor) -> Tensor:
     """Inner products [I, T, W, R] of every word with every region."""
     texts, words, _ = texts_TWD.shape
     flat = torch.matmul(texts_TWD.flatten(0, 1)[None], images_IRD.transpose(1, 2))  # [I, TW, R]
-    return flat.view(len(images_IRD), texts, words, images_IRD.shape[1])
+    return flat.view(images_IRD.shape[0], texts, words, images_IRD.shape[1])
 
 
 def gram(fragments: Tensor) -> Tensor:
@@ -111,8 +111,9 @@ class Tile:
     """What a few query items and a few key items are scored from.
 
     All query items of a tile have the same number of fragments, so there is no padding on their
-    side. ``key_mask`` [C, K] says which key fragments are real; None: all of them. ``query_gram``
-    are the inner products of a query item's fragments with each other, where wanted.
+    side, except in an exported graph: there ``query_mask`` [Q, N] says which are real, and padded
+    ones are zero. ``key_mask`` [C, K] says which key fragments are real. None means all of them.
+    ``query_gram`` are the inner products of a query item's fragments with each other, if needed.
     """
 
     sims_QNCK: Tensor
@@ -120,6 +121,21 @@ class Tile:
     gram_CKK: Tensor
     query_gram_QNN: Tensor | None
     key_mask_CK: Tensor | None
+    query_mask_QN: Tensor | None = None
+
+    @property
+    def query_mask_QNC(self) -> Tensor | None:
+        """The mask for what each query fragment is worth to each key item."""
+        return None if self.query_mask_QN is None else self.query_mask_QN[..., None]
+
+
+def query_mean(values: Tensor, tile: Tile) -> Tensor:
+    """Mean of values [Q, N, ...] over the real query fragments of each item."""
+    mask = tile.query_mask_QN
+    if mask is None:
+        return values.mean(1)
+    mask = mask.view(*mask.shape, *[1] * (values.ndim - 2))
+    return values.masked_fill(~mask, 0.0).sum(1) / mask.sum(1).clamp(min=1)
 
 
 Score = Callable[[Tile], Tensor]

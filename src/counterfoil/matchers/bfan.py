@@ -10,7 +10,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.kernels.attention import EPS, TIE, Tile, key_softmax, leaky, packed_cosine
+from counterfoil.kernels.attention import (
+    EPS,
+    TIE,
+    Tile,
+    key_softmax,
+    leaky,
+    packed_cosine,
+    query_mean,
+)
 from counterfoil.kernels.spec import KernelSpec
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher, WordParts, one_pair
@@ -70,7 +78,7 @@ class BFAN(CrossAttentionMatcher):
         return self.attend(texts, images, self.score).T + of_regions
 
     def score(self, tile: Tile) -> Tensor:
-        return self.relevance(tile)[0].mean(1)
+        return query_mean(self.relevance(tile)[0], tile)
 
     def relevance(self, tile: Tile) -> tuple[Tensor, Tensor]:
         """Cosine [Q, N, C] of each fragment with what it attends to, and the weights [Q, N, C, K].

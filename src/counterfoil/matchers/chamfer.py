@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from counterfoil.core.errors import ConfigError
-from counterfoil.kernels.attention import Tile
+from counterfoil.kernels.attention import Tile, query_mean
 from counterfoil.kernels.spec import KernelSpec
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher
@@ -49,21 +49,31 @@ class SmoothChamfer(CrossAttentionMatcher):
             sims = sims.float()  # sharpened, half precision would lose what tells pairs apart
         if real is None:
             real = torch.ones(sims.shape[2:], dtype=torch.bool, device=sims.device)
-        score = self._score(sims, real)
+        score = self._score(sims, real, tile)
         return score.masked_fill(~real.any(1), 0.0)
 
-    def _score(self, sims: Tensor, real: Tensor) -> Tensor:
+    def _score(self, sims: Tensor, real: Tensor, tile: Tile) -> Tensor:
         if self.kind == "avg":
-            return _mean(sims.sigmoid().mean(1), real)
-        answered = sims.masked_fill(~real, torch.finfo(sims.dtype).min)
+            return _mean(query_mean(sims.sigmoid(), tile), real)
+        low = torch.finfo(sims.dtype).min
+        answered = sims.masked_fill(~real, low)
         if self.kind == "max":
-            return answered.amax((1, 3))
+            return _real_queries(answered, tile).amax((1, 3))
         if self.kind == "chamfer":
-            return (answered.amax(3).mean(1) + _mean(sims.amax(1), real)) / 2
+            largest = _real_queries(sims, tile).amax(1)
+            return (query_mean(answered.amax(3), tile) + _mean(largest, real)) / 2
         sharp = self.temperature * sims
-        found = sharp.masked_fill(~real, torch.finfo(sims.dtype).min).logsumexp(3)  # [Q, N, C]
-        both = found.mean(1) + _mean(sharp.logsumexp(1), real)
+        found = sharp.masked_fill(~real, low).logsumexp(3)  # [Q, N, C]
+        both = query_mean(found, tile) + _mean(_real_queries(sharp, tile).logsumexp(1), real)
         return both / (2 * self.temperature)
+
+
+def _real_queries(values_QNCK: Tensor, tile: Tile) -> Tensor:
+    """Values of padded query fragments as low as can be."""
+    if tile.query_mask_QN is None:
+        return values_QNCK
+    padding = ~tile.query_mask_QN[..., None, None]
+    return values_QNCK.masked_fill(padding, torch.finfo(values_QNCK.dtype).min)
 
 
 def _mean(values: Tensor, real: Tensor) -> Tensor:

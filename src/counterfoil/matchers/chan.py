@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from counterfoil.core.registry import refuse_unused
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.kernels.attention import Tile, key_softmax, packed_cosine
+from counterfoil.kernels.attention import Tile, key_softmax, masked_softmax, packed_cosine
 from counterfoil.kernels.spec import KernelSpec
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher, WordParts, one_pair
@@ -70,10 +70,12 @@ class CHAN(CrossAttentionMatcher):
 
     def score(self, tile: Tile) -> Tensor:
         """One score [Q, C] from what each query fragment found."""
-        coded = self._coded(tile)  # [Q, N, C]
+        coded, mask = self._coded(tile), tile.query_mask_QNC  # [Q, N, C]
         if self.pooling == "softmax":
-            return ((coded / self.beta).softmax(1) * coded).sum(1)
-        score = aggregate(coded, None, self.pooling, lambda_lse=1 / self.beta, dim=1)
+            logits = coded / self.beta
+            weights = logits.softmax(1) if mask is None else masked_softmax(logits, mask, 1)
+            return (weights * coded).sum(1)
+        score = aggregate(coded, mask, self.pooling, lambda_lse=1 / self.beta, dim=1)
         if self.pooling == "lse" and self.form == "reference":
             score = score / self.beta
         if tile.key_mask_CK is not None:

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from counterfoil.core.distributed import gather_counts
 from counterfoil.core.errors import ConfigError
+from counterfoil.core.tensors.modes import is_exporting
 from counterfoil.encoders.encoded import HALVES, Encoded
 from counterfoil.kernels.attention import Score, Sides, Tile, gram
 from counterfoil.kernels.dispatch import try_fused_scores
@@ -110,6 +111,8 @@ class FragmentMatcher(Matcher):
         return None
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
+        if is_exporting():
+            return self.tile(images, texts)
         lengths = texts.mask.sum(1)
         order = lengths.argsort(descending=True, stable=True)
         ordered = texts[order]
@@ -209,6 +212,8 @@ class CrossAttentionMatcher(FragmentMatcher):
         return ()
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
+        if is_exporting():
+            return self.torch_scores(images, texts)
         pair = (fragments(images), images.mask), (fragments(texts), texts.mask)
         fused = try_fused_scores(self.kernel_specs(), *pair, job)
         if fused is not None:
@@ -230,6 +235,9 @@ class CrossAttentionMatcher(FragmentMatcher):
 
     def attend(self, queries: Encoded, keys: Encoded, score: Score) -> Tensor:
         """Scores [Q, C], in which fragments of ``queries`` attend to those of ``keys``."""
+        if is_exporting():
+            scores = score(padded_tile(queries, keys, self.needs_query_gram))
+            return scores.masked_fill(~queries.mask.any(1, keepdim=True), 0.0)
         order = queries.mask.sum(1).argsort(stable=True)
         sides = both_sides(queries[order], keys, self.needs_query_gram)
         cells = max(1, len(sides.packed)) * max(1, keys.mask.numel())
@@ -249,6 +257,15 @@ def both_sides(queries: Encoded, keys: Encoded, needs_query_gram: bool) -> Sides
     query_gram = gram(_left_aligned(u, queries.mask)) if needs_query_gram else None
     sizes = queries.mask.sum(1).tolist()
     return Sides(packed, packed.norm(dim=-1), query_gram, v, gram(v), key_mask, sizes)
+
+
+def padded_tile(queries: Encoded, keys: Encoded, needs_query_gram: bool) -> Tile:
+    """All pairs as one tile, padding included: its operations depend on shapes alone."""
+    u = fragments(queries).masked_fill(~queries.mask[..., None], 0.0)
+    v = fragments(keys)
+    query_gram = gram(u) if needs_query_gram else None
+    sims = torch.einsum("qnd,ckd->qnck", u, v)
+    return Tile(sims, u.norm(dim=-1), gram(v), query_gram, keys.mask, queries.mask)
 
 
 def _part(sides: Sides, items: slice, rows: slice) -> Sides:

@@ -15,6 +15,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.registry import refuse_unused
+from counterfoil.core.tensors.modes import is_exporting
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.layers import xavier_linear
 from counterfoil.kernels.attention import EPS, l2_over, leaky, masked_softmax
@@ -123,6 +124,8 @@ class VisualGraph(StructureMatching):
         offset = (centres[:, :, None] - centres[:, None])[:, None]  # [I, 1, R, R, 2]
         rho = torch.linalg.vector_norm(offset, dim=-1)
         theta = torch.atan2(offset[..., 0], offset[..., 1])
+        if is_exporting():  # ONNX divides one by the other: 0 / 0
+            theta = torch.where(rho > 0, theta, torch.zeros_like(theta))
         turn = (theta - self.mean_theta[..., None]).abs()
         turn = torch.minimum(turn, (2 * math.pi - turn).abs())
         far = (rho - self.mean_rho[..., None]).square()
@@ -220,7 +223,7 @@ class GSMN(FragmentMatcher):
         """‖Σ w a‖ in each block: [A, Q, n, B]."""
         flat = weights.permute(2, 0, 1, 3).flatten(1, 2)  # [A, Q·n, m]
         grams = (a @ a.transpose(2, 3)).permute(1, 2, 0, 3).flatten(2)  # [A, m, B·m]
-        spread = (flat @ grams).unflatten(-1, (self.blocks, -1))  # [A, Q·n, B, m]
+        spread = (flat @ grams).view(*flat.shape[:2], self.blocks, a.shape[2])  # [A, Q·n, B, m]
         squared = torch.einsum("axbm,axm->axb", spread, flat)
         # the square root has no slope at zero: a node that attends to nothing gets no gradient
         safe = torch.where(squared > 0, squared, torch.ones_like(squared)).sqrt()
@@ -231,7 +234,8 @@ class GSMN(FragmentMatcher):
         """Fragments [N, n, D] as [B, N, n, D / B]."""
         x = fragments(encoded)
         x = F.pad(x, (0, -x.shape[-1] % self.blocks))
-        return x.unflatten(-1, (self.blocks, -1)).permute(2, 0, 1, 3).contiguous()
+        x = x.reshape(*x.shape[:2], self.blocks, -1)
+        return x.permute(2, 0, 1, 3).contiguous()
 
     def _edges(self, texts: Encoded) -> Tensor | None:
         """Weights [T, W, W] of each word's neighbours; None where they have no effect."""
@@ -247,7 +251,8 @@ class GSMN(FragmentMatcher):
                 "graph='sparse' of GSMN reads which words are linked, and these texts were not "
                 "parsed: encode them with the model's own text processor, or use graph='dense'"
             )
-        itself = torch.eye(u.shape[1], dtype=torch.bool, device=u.device)
+        place = torch.arange(u.shape[1], device=u.device)
+        itself = place[:, None] == place
         return l2_over(similarity.masked_fill(~(texts.graph | itself), 0.0), -1)
 
 

@@ -19,8 +19,16 @@ from torch import Tensor, nn
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.registry import refuse_unused
 from counterfoil.core.tensors.host_mirror import HostScalarCache
+from counterfoil.core.tensors.modes import is_exporting
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.kernels.attention import Tile, key_softmax, l2_over, packed_cosine
+from counterfoil.kernels.attention import (
+    Tile,
+    key_softmax,
+    l2_over,
+    masked_softmax,
+    packed_cosine,
+    query_mean,
+)
 from counterfoil.kernels.spec import KernelSpec
 from counterfoil.matchers.base import Observation, matchers
 from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher, WordParts, one_pair
@@ -183,7 +191,7 @@ class NAAF(CrossAttentionMatcher):
 
     def similarity(self, tile: Tile, t: float) -> Tensor:
         """S(U, V) [Q, C] of every text with every image."""
-        return self.effects(tile, t).total.mean(1)  # eq. 12
+        return query_mean(self.effects(tile, t).total, tile)  # eq. 12
 
     def effects(self, tile: Tile, t: float) -> Effects:
         """Negative and positive attention (section 3.1.2) of each word against each image."""
@@ -191,7 +199,7 @@ class NAAF(CrossAttentionMatcher):
         s_real = s if real is None else s.masked_fill(~real, -2.0)
         s_max = s_real.amax(-1)
         s_i = s_max - t  # eq. 7
-        s_neg = self.negative_effect(s_i, tile.query_gram_QNN) if self.negative else s_max * 0
+        s_neg = self.negative_effect(s_i, tile) if self.negative else s_max * 0
         # eq. 10 but for the softmax's sum, which the cosine below does not see
         w_inter = (s_real - s_max[..., None]).mul_(self.lambda_softmax).exp_()
         if self.masks:
@@ -205,14 +213,18 @@ class NAAF(CrossAttentionMatcher):
         s_r = (w_relevance * s).sum(-1)
         return Effects(s_neg, s_f, s_r, w_relevance)
 
-    def negative_effect(self, s_i: Tensor, query_gram: Tensor | None) -> Tensor:
+    def negative_effect(self, s_i: Tensor, tile: Tile) -> Tensor:
         """How much each word counts against each image, [Q, N, C]."""
-        if query_gram is not None and self.needs_query_gram:
-            s_i = self.w_intra(query_gram) @ s_i  # eq. 9: ŝ_i replaces s_i
+        if tile.query_gram_QNN is not None and self.needs_query_gram:
+            weights = self.w_intra(tile.query_gram_QNN, tile.query_mask_QN)
+            s_i = weights @ s_i  # eq. 9: ŝ_i replaces s_i
         return s_i.clamp(max=0) if self.masks else s_i  # eq. 8
 
-    def w_intra(self, query_gram: Tensor) -> Tensor:
-        return (self.lambda_intra * query_gram).softmax(-1)  # eq. 9
+    def w_intra(self, query_gram: Tensor, query_mask: Tensor | None) -> Tensor:
+        logits = self.lambda_intra * query_gram  # eq. 9
+        if query_mask is None:
+            return logits.softmax(-1)
+        return masked_softmax(logits, query_mask[:, None])
 
     def positive_part(self, s: Tensor) -> Tensor:
         """[s_ij]₊ of the relevance weights."""
@@ -288,4 +300,4 @@ class NAAF(CrossAttentionMatcher):
 @torch.no_grad()
 def _mask_pos(s: Tensor, t: float) -> Tensor:
     """1 where s − t is positive, else 0; as numbers, which multiply faster than booleans."""
-    return torch.gt(s, t, out=torch.empty_like(s))
+    return (s > t).to(s.dtype) if is_exporting() else torch.gt(s, t, out=torch.empty_like(s))

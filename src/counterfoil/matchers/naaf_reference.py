@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -132,10 +133,11 @@ class ReferenceNAAF(NAAF):
     def boundary_of(self, side: str) -> float:
         return self.reference.thres if self.training else self.reference.thres_safe
 
-    def negative_effect(self, s_i: Tensor, query_gram: Tensor | None) -> Tensor:
-        if query_gram is None or not self.needs_query_gram or not self.masks:
-            return super().negative_effect(s_i, None)
-        return s_i * (self.w_intra(query_gram) @ s_i < 0)
+    def negative_effect(self, s_i: Tensor, tile: Tile) -> Tensor:
+        if tile.query_gram_QNN is None or not self.needs_query_gram or not self.masks:
+            return super().negative_effect(s_i, replace(tile, query_gram_QNN=None))
+        weights = self.w_intra(tile.query_gram_QNN, tile.query_mask_QN)
+        return s_i * (weights @ s_i < 0)
 
     def positive_part(self, s: Tensor) -> Tensor:
         return leaky(s)

@@ -100,11 +100,13 @@ class CrossAttention(CrossAttentionMatcher):
         )
 
     def score(self, tile: Tile) -> Tensor:
-        return aggregate(self.relevance(tile)[0], None, self.aggregation, self.lambda_lse, dim=1)
+        parts, mask = self.relevance(tile)[0], tile.query_mask_QNC
+        return aggregate(parts, mask, self.aggregation, self.lambda_lse, dim=1)
 
     def relevance(self, tile: Tile) -> tuple[Tensor, Tensor]:
         """Cosine [Q, N, C] with the attended context, and the weights [Q, N, C, K]."""
-        logits = normalise_raw(tile.sims_QNCK, None, 1, self.raw_norm, self.lambda_softmax)
+        real = None if tile.query_mask_QN is None else tile.query_mask_QN[..., None, None]
+        logits = normalise_raw(tile.sims_QNCK, real, 1, self.raw_norm, self.lambda_softmax)
         weights = key_softmax(logits, tile.key_mask_CK)
         return packed_cosine(tile.sims_QNCK, weights, tile.gram_CKK, tile.norms_QN), weights
 

@@ -141,7 +141,7 @@ class AlignmentMatcher(FragmentMatcher):
 
     def tile(self, images: Encoded, texts: Encoded) -> Tensor:
         nodes = self._alignments(images, texts)
-        mask = torch.cat([texts.mask.new_ones(len(texts), 1), texts.mask], dim=1)  # [T, 1 + W]
+        mask = torch.cat([torch.ones_like(texts.mask[:, :1]), texts.mask], dim=1)  # [T, 1 + W]
         inferred = self.infer(nodes, mask)
         with single_precision(inferred.device):
             return torch.sigmoid(self.score(single(inferred)).squeeze(-1))

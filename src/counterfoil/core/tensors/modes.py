@@ -1,10 +1,13 @@
-"""Temporarily switch a module to eval mode."""
+"""Temporarily switch a module to eval mode, or to operations that can be exported."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
+
+_exporting: ContextVar[bool] = ContextVar("exporting", default=False)
 
 
 class Trained(Protocol):
@@ -24,3 +27,17 @@ def asked(model: Trained) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
+
+
+@contextmanager
+def exporting() -> Iterator[None]:
+    """Inside, scores come from padded tensors alone: a graph cannot read values on the host."""
+    before = _exporting.set(True)
+    try:
+        yield
+    finally:
+        _exporting.reset(before)
+
+
+def is_exporting() -> bool:
+    return _exporting.get()

@@ -1,0 +1,1 @@
+"""Objectives of this library as loss modules for other libraries' trainers."""

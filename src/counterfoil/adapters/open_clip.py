@@ -1,0 +1,89 @@
+"""Objectives of this library in the training loop of OpenCLIP, in place of its `ClipLoss`."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from counterfoil.adapters.in_batch import InBatchLoss, Spec, row_ids
+from counterfoil.core.distributed import gather_rows
+from counterfoil.core.errors import ConfigError
+
+
+class ObjectiveLoss(InBatchLoss):
+    """A drop-in for `open_clip.ClipLoss`: same arguments, same call.
+
+    Features must have unit length, as OpenCLIP's models give them. Objectives read cosines, for
+    which their margins and temperatures are made; ``scaled=True`` multiplies these by the model's
+    ``logit_scale``, as `ClipLoss` does. Equal features of a batch are no negatives; ids in
+    ``forward`` say it where augmentation or dropout makes features of one image or text differ.
+
+    The processes together compute the loss over the global batch. With ``gather_with_grad``, their
+    mean gradient is exactly its gradient; without it, a process gives a gradient to its own
+    features only, and the mean is smaller by the number of processes, as in `ClipLoss`.
+    ``local_loss`` divides the scores among the processes and gathers these.
+    """
+
+    def __init__(
+        self,
+        objective: Spec = "hardest",
+        local_loss: bool = False,
+        gather_with_grad: bool = False,
+        cache_labels: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        use_horovod: bool = False,
+        *,
+        scaled: bool = False,
+        steps_per_epoch: int = 0,
+    ) -> None:
+        super().__init__(objective, steps_per_epoch)
+        if use_horovod:
+            raise ConfigError("use_horovod: not supported; start the processes with torchrun")
+        self.local_loss, self.gather_with_grad = local_loss, gather_with_grad
+        self.cache_labels = cache_labels  # labels are ids here: nothing to cache
+        self.rank, self.world_size, self.scaled = rank, world_size, scaled
+
+    def forward(
+        self,
+        image_features: Tensor,
+        text_features: Tensor,
+        logit_scale: Tensor,
+        logit_bias: Tensor | None = None,
+        output_dict: bool = False,
+        *,
+        image_ids: Tensor | None = None,
+        text_ids: Tensor | None = None,
+    ) -> Tensor | dict[str, Tensor]:
+        ids = (
+            row_ids(image_features) if image_ids is None else image_ids,
+            row_ids(text_features) if text_ids is None else text_ids,
+        )
+        scores = self._scores(image_features, text_features)
+        if self.scaled:
+            scores = logit_scale * scores + (0.0 if logit_bias is None else logit_bias)
+        if self.world_size > 1:
+            ids = gather_rows(ids[0]), gather_rows(ids[1])
+        loss = self.of_scores(scores, *ids)
+        if not self.scaled:  # DistributedDataParallel waits for a gradient of each parameter
+            unused = logit_scale if logit_bias is None else logit_scale + logit_bias
+            loss = loss + 0.0 * unused.sum()
+        return {"contrastive_loss": loss} if output_dict else loss
+
+    def _scores(self, images: Tensor, texts: Tensor) -> Tensor:
+        """Cosines of the global batch."""
+        if self.world_size == 1:
+            return images @ texts.T
+        all_texts = self._gathered(texts)
+        if self.local_loss:
+            return self._gathered(images @ all_texts.T)
+        return self._gathered(images) @ all_texts.T
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        if self.gather_with_grad:
+            return gather_rows(rows)
+        parts = [torch.empty_like(rows) for _ in range(self.world_size)]
+        dist.all_gather(parts, rows.detach().contiguous())
+        parts[self.rank] = rows
+        return torch.cat(parts)

@@ -1,0 +1,88 @@
+"""Objectives of this library in the trainer of sentence-transformers.
+
+`ImageTextLoss` goes where its own losses go: ``SentenceTransformerTrainer(model, loss=...)``. The
+data set has two columns, images and captions, and may have a ``label`` column of image ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from counterfoil.adapters.in_batch import InBatchLoss, Spec, row_ids
+from counterfoil.core.distributed import gather_rows
+from counterfoil.core.errors import DataError
+from counterfoil.encoders.encoded import l2_normalise
+
+PIXELS, TOKENS = "pixel_values", "input_ids"
+
+
+class ImageTextLoss(InBatchLoss):
+    """Cosines of all pairs of a batch, scored by an objective.
+
+    ``model`` is a `SentenceTransformer` of images and texts, such as CLIP. Equal images and equal
+    captions of a batch are found by their inputs; image ids in the label column count as well. With
+    ``gather_across_devices``, the negatives are those of all processes, and gradients are those of
+    the loss over the global batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Spec = "hardest",
+        *,
+        gather_across_devices: bool = True,
+        steps_per_epoch: int = 0,
+    ) -> None:
+        super().__init__(objective, steps_per_epoch)
+        self.model, self.gather_across_devices = model, gather_across_devices
+
+    def forward(
+        self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None
+    ) -> Tensor:
+        images, texts = _columns(sentence_features)
+        ids = [_ids_of(images), _ids_of(texts)]
+        if labels is not None and labels.numel():
+            ids[0] = labels.flatten().long()
+        vectors = [
+            l2_normalise(self.model(column)["sentence_embedding"]) for column in (images, texts)
+        ]
+        if self.gather_across_devices:
+            vectors, ids = [gather_rows(x) for x in vectors], [gather_rows(x) for x in ids]
+        return self.of_scores(vectors[0] @ vectors[1].T, ids[0], ids[1])
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """What the model card says of the loss."""
+        return {
+            "objective": self.spec,
+            "gather_across_devices": self.gather_across_devices,
+            "steps_per_epoch": self.steps_per_epoch,
+        }
+
+
+def _columns(sentence_features: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Images and texts, whichever comes first; two columns of texts stay in their order."""
+    columns = [dict(features) for features in sentence_features]
+    if len(columns) != 2:
+        raise DataError(
+            f"expected two columns of the data set, images and captions, got {len(columns)}; "
+            "negatives come from the batch: remove the others"
+        )
+    first, second = columns
+    return (second, first) if PIXELS in second and PIXELS not in first else (first, second)
+
+
+def _ids_of(features: dict[str, Any]) -> Tensor:
+    if PIXELS in features:
+        return row_ids(features[PIXELS])
+    if TOKENS not in features:
+        raise DataError(
+            f"expected '{PIXELS}' or '{TOKENS}' among the inputs of the model, got: "
+            f"{', '.join(sorted(features))}"
+        )
+    tokens = features[TOKENS] + 1  # an id of 0 counts, padding does not
+    mask = features.get("attention_mask")
+    return row_ids(tokens if mask is None else tokens * mask.to(torch.long))

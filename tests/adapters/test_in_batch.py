@@ -1,0 +1,82 @@
+"""Objectives over two batches of vectors: which are accepted, and what counts as equal."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from counterfoil.adapters.in_batch import InBatchLoss, row_ids
+from counterfoil.core.errors import ConfigError
+from counterfoil.objectives import Context, create_objective, objectives
+
+SCORES_ALONE = [name for name in objectives if not objectives[name].needs_batch]
+SCORES_ALONE = [name for name in SCORES_ALONE if not create_objective(name).held_out]
+
+
+def vectors(seed: int, count: int = 6, dim: int = 8) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(count, dim, generator=generator), dim=-1)
+
+
+@pytest.mark.parametrize("name", SCORES_ALONE)
+def test_every_objective_of_scores_is_that_of_our_own_loop(name) -> None:
+    images, texts = vectors(0).requires_grad_(), vectors(1).requires_grad_()
+    image_ids = torch.tensor([0, 1, 2, 2, 4, 5])
+    text_ids = torch.tensor([0, 1, 2, 3, 1, 5])  # captions 1 and 4 are identical
+    torch.manual_seed(0)
+    mine = InBatchLoss(name)
+    found = mine.of_scores(images @ texts.T, image_ids, text_ids)
+    gradients = torch.autograd.grad(found, [images, texts])
+    torch.manual_seed(0)
+    positives = image_ids[:, None] == image_ids
+    protected = (text_ids[:, None] == text_ids) & ~positives
+    context = Context(protected=protected, logging=False)
+    expected = create_objective(name)(images @ texts.T, positives, context).loss
+    assert torch.allclose(found, expected, atol=1e-6)
+    for ours, theirs in zip(gradients, torch.autograd.grad(expected, [images, texts]), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_duplicates_are_no_negatives() -> None:
+    """Pairs 0 and 1 show one image, or have one caption: without others nothing is wrong."""
+    images, texts = vectors(0, 2), vectors(1, 2)
+    scores = images @ texts.T
+    same, apart = torch.tensor([7, 7]), torch.tensor([0, 1])
+    loss = InBatchLoss({"triplet": {"margin": 3.0}})
+    assert loss.of_scores(scores, apart, apart) > 0
+    assert loss.of_scores(scores, same, apart) == 0
+    assert loss.of_scores(scores, apart, same) == 0
+    counted = InBatchLoss({"triplet": {"margin": 3.0}, "protect": {"identical": False}})
+    assert counted.of_scores(scores, apart, same) > 0
+
+
+def test_an_objective_that_reads_more_than_scores_is_refused() -> None:
+    needy = next(name for name in objectives if objectives[name].needs_batch)
+    with pytest.raises(ConfigError, match=f"objective '{needy}' reads more than the scores"):
+        InBatchLoss(needy)
+    with pytest.raises(ConfigError, match="steps_per_epoch: at least 0, got -1"):
+        InBatchLoss("hardest", steps_per_epoch=-1)
+
+
+def test_epochs_are_counted_in_training_steps() -> None:
+    scores, ids = vectors(0) @ vectors(1).T, torch.arange(6)
+    scores.requires_grad_()
+    loss = InBatchLoss({"triplet": {"epochs": [1, None]}}, steps_per_epoch=2)
+    found = [loss.of_scores(scores, ids, ids).item() for _ in range(3)]
+    assert found[:2] == [0.0, 0.0]
+    assert found[2] > 0
+    loss.eval()
+    loss.of_scores(scores, ids, ids)
+    assert loss.step == 3  # evaluation is no step
+
+
+def test_equal_rows_have_equal_ids_whatever_their_padding() -> None:
+    rows = torch.tensor([[5, 6, 0], [5, 6, 0], [6, 5, 0], [5, 0, 6]])
+    ids = row_ids(rows)
+    assert ids[0] == ids[1]
+    assert len(set(ids.tolist())) == 3
+    assert torch.equal(row_ids(F.pad(rows, (0, 4))), ids)
+    pixels = torch.rand(3, 2, 4, 4)
+    assert len(set(row_ids(pixels).tolist())) == 3
+    assert torch.equal(row_ids(pixels.clone()), row_ids(pixels))
