@@ -10,7 +10,7 @@ from counterfoil.adapters.in_batch import InBatchLoss, row_ids
 from counterfoil.core.errors import ConfigError
 from counterfoil.objectives import Context, create_objective, objectives
 
-SCORES_ALONE = [name for name in objectives if not objectives[name].needs_batch]
+SCORES_ALONE = [name for name in objectives if not objectives[name].requires]
 SCORES_ALONE = [name for name in SCORES_ALONE if not create_objective(name).held_out]
 
 
@@ -32,7 +32,7 @@ def test_every_objective_of_scores_is_that_of_our_own_loop(name) -> None:
     positives = image_ids[:, None] == image_ids
     protected = (text_ids[:, None] == text_ids) & ~positives
     context = Context(protected=protected, logging=False)
-    expected = create_objective(name)(images @ texts.T, positives, context).loss
+    expected = create_objective(name).compute(images @ texts.T, positives, context).loss
     assert torch.allclose(found, expected, atol=1e-6)
     for ours, theirs in zip(gradients, torch.autograd.grad(expected, [images, texts]), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-6)
@@ -52,7 +52,7 @@ def test_duplicates_are_no_negatives() -> None:
 
 
 def test_an_objective_that_reads_more_than_scores_is_refused() -> None:
-    needy = next(name for name in objectives if objectives[name].needs_batch)
+    needy = next(name for name in objectives if objectives[name].requires)
     with pytest.raises(ConfigError, match=f"objective '{needy}' reads more than the scores"):
         InBatchLoss(needy)
     with pytest.raises(ConfigError, match="steps_per_epoch: at least 0, got -1"):

@@ -37,7 +37,9 @@ def our_loop(objective) -> tuple[torch.Tensor, ...]:
     positives = torch.eye(8, dtype=torch.bool)
     protected = torch.zeros_like(positives)
     protected[2, 5] = protected[5, 2] = True
-    loss = create_objective(objective)(images @ texts.T, positives, Context(protected=protected))
+    loss = create_objective(objective).compute(
+        images @ texts.T, positives, Context(protected=protected)
+    )
     return loss.loss.detach(), *torch.autograd.grad(loss.loss, [images, texts])
 
 

@@ -62,7 +62,9 @@ def our_loop(objective) -> tuple[torch.Tensor, ...]:
     positives = ids[:, None] == ids
     protected = torch.zeros_like(positives)
     protected[1, 4] = protected[4, 1] = True
-    loss = create_objective(objective)(images @ texts.T, positives, Context(protected=protected))
+    loss = create_objective(objective).compute(
+        images @ texts.T, positives, Context(protected=protected)
+    )
     return loss.loss.detach(), *torch.autograd.grad(loss.loss, [*model.parameters()])
 
 
