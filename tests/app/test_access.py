@@ -105,10 +105,15 @@ def test_a_name_that_was_bound_anew_reaches_nothing_on_this_machine(client) -> N
         "match.example:http",
     ],
 )  # fmt: skip
-def test_a_name_to_answer_to_that_no_client_can_send_is_refused(tmp_path, name) -> None:
+def test_a_name_to_answer_to_that_no_client_can_send_is_refused(name) -> None:
     with pytest.raises(ConfigError, match=r"--allow-host .*match\.example") as refused:
-        invoke("serve", tmp_path, "--allow-host", name)  # nothing to serve, if it came to that
+        Access.to("127.0.0.1", names=[name])
     assert repr(name) in str(refused.value)
+
+
+def test_the_command_refuses_such_a_name_before_it_opens_anything(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"--allow-host '\*\.example'"):
+        invoke("serve", tmp_path, "--allow-host", "*.example")  # nothing there to serve
 
 
 @pytest.mark.parametrize(
