@@ -24,7 +24,7 @@ KEYS = {
     "ArrowDown": (40, ""),
     "/": (191, "/"),
 }
-PATIENCE = 15.0
+PATIENCE = 60.0
 
 
 def find_browser() -> str | None:
@@ -66,7 +66,7 @@ class Browser:
     def close(self) -> None:
         self._open.close()
         self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(PATIENCE)
         assert self.process.stderr is not None
         self.process.stderr.close()
 

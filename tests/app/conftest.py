@@ -43,7 +43,7 @@ CORRECTOR = {
     "embed_size": 16,
     "matcher": {"layers": 1, "heads": 2, "extras": ["discrimination", "correction"]},
 }
-LIMITS = Limits(upload_bytes=2**20, pixels=2_000_000, uploads=4, body_timeout=3.0)
+LIMITS = Limits(upload_bytes=2**20, pixels=2_000_000, uploads=4)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Client:
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
     ) -> Answer:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=20)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
         try:
             connection.request(method, path, body, headers or {})
             answer = connection.getresponse()

@@ -53,10 +53,9 @@ def image(pairs) -> str:
 def corrected(client: Client, pairs) -> dict:
     """A pair that the corrector would change."""
     for name, captions in zip(pairs.test.ids, pairs.test.captions, strict=True):
-        for text in captions:
-            found = client.post("/api/correct", {"image": name, "text": text}).json
-            if found["agreed"]["changes"]:
-                return found
+        found = client.post("/api/correct", {"image": name, "text": captions[0]}).json
+        if found["agreed"]["changes"]:
+            return found
     raise AssertionError("nothing to correct")
 
 

@@ -101,7 +101,7 @@ def test_the_texts_and_images_of_a_request_and_the_results(client, pairs) -> Non
 
 
 def test_the_work_that_waits() -> None:
-    worker, limits = Worker(), Limits(waiting=5, timeout=5.0, drain=2.0)
+    worker, limits = Worker(), Limits(waiting=5, timeout=60.0, drain=60.0)
 
     async def ask() -> list[int]:
         queue = BatchQueue(worker, limits, Meters())

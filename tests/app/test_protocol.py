@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -21,10 +20,13 @@ SEARCH = {"text": "a red car next to a tree", "k": 3}
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 POST = b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 LENGTH = b"Content-Length: 50000\r\n\r\n"
-HANGS = 20.0
+HANGS = 60.0
 """Seconds after which a test fails; nothing should take a tenth of it."""
 
-QUICK = Limits(header_timeout=0.6, body_timeout=0.6, keep_alive=0.6, timeout=0.5, send_timeout=0.5)
+TRIES = 8
+"""Of a client that a busy machine may pause for longer than `QUICK` waits."""
+
+QUICK = Limits(header_timeout=0.3, body_timeout=0.3, keep_alive=0.3, timeout=0.3, send_timeout=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,26 @@ def heard_while_trickling(connection: socket.socket) -> bytes:
     raise AssertionError(f"never cut off; heard {heard!r}")
 
 
+def heard_until_closed(connection: socket.socket) -> bytes:
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def heard_with(
+    status: bytes, client: Client, sent: bytes, listen: Callable[[socket.socket], bytes]
+) -> bytes:
+    """What is answered to ``sent``, at the first of several tries that gets this status."""
+    heard = b""
+    for _ in range(TRIES):
+        with suppress(ConnectionError), connected(client, sent) as connection:
+            heard = listen(connection)
+        if heard.startswith(b"HTTP/1.1 " + status):
+            return heard
+    raise AssertionError(f"expected {status!r}, heard {heard!r}")
+
+
 def heard_until(connection: socket.socket, end: bytes) -> bytes:
     heard = b""
     while not heard.endswith(end):
@@ -96,9 +118,7 @@ def gauge(client: Client, name: str) -> int:
     ids=["headers", "first line", "second request", "body", "chunk", "upload", "refused body"],
 )  # fmt: skip
 def test_a_request_that_trickles_in_is_cut_off_however_many_bytes_come(quick, sent, status) -> None:
-    with connected(quick, sent) as connection:
-        heard = heard_while_trickling(connection)
-    assert heard.startswith(b"HTTP/1.1 " + status), heard
+    heard = heard_with(status, quick, sent, heard_while_trickling)
     if status != b"200":
         assert b"application/problem+json" in heard
 
@@ -109,11 +129,7 @@ def test_a_connection_that_says_nothing_is_closed(quick) -> None:
 
 
 def test_a_connection_between_requests_is_closed_after_a_while(quick) -> None:
-    with connected(quick, GET + b"\r\n") as connection:
-        heard = b""
-        while part := connection.recv(65536):
-            heard += part
-    assert heard.startswith(b"HTTP/1.1 200")
+    heard_with(b"200", quick, GET + b"\r\n", heard_until_closed)
 
 
 def test_slow_bodies_take_no_slots_from_searches(content) -> None:
@@ -127,10 +143,10 @@ def test_slow_bodies_take_no_slots_from_searches(content) -> None:
 
 def test_a_client_that_does_not_read_its_answers_is_cut_off(content) -> None:
     request = b"GET /static/views.css HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with running(content, QUICK) as client, connected(client) as connection:
+    with running(content, Limits(send_timeout=0.5)) as client, connected(client) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(0.3)
-        with contextlib.suppress(TimeoutError, ConnectionError):
+        with suppress(TimeoutError, ConnectionError):
             connection.sendall(request * 2000)
         until = time.monotonic() + HANGS
         while gauge(client, "connections") > 1:  # the one that asks is the other

@@ -97,7 +97,7 @@ def client_context() -> ssl.SSLContext:
 def asked(client: Client, request: bytes) -> bytes:
     """What is answered over TLS, until the connection is closed."""
     with (
-        socket.create_connection((client.host, client.port), timeout=20) as plain,
+        socket.create_connection((client.host, client.port), timeout=60) as plain,
         client_context().wrap_socket(plain, server_hostname="localhost") as connection,
     ):
         connection.sendall(request)
@@ -134,7 +134,7 @@ class AtOnce:
         self._tls = client_context().wrap_bio(
             self._encrypted, outgoing, server_hostname="localhost"
         )
-        self.socket = socket.create_connection((client.host, client.port), timeout=20)
+        self.socket = socket.create_connection((client.host, client.port), timeout=60)
         while True:
             try:
                 self._tls.do_handshake()
@@ -184,7 +184,7 @@ def test_clients_in_parallel_are_all_answered_over_tls(secure) -> None:
 
     def ask(_: int) -> int:
         connection = http.client.HTTPSConnection(
-            "localhost", secure.port, context=context, timeout=20
+            "localhost", secure.port, context=context, timeout=60
         )
         try:
             connection.request("GET", "/api/about")
@@ -209,7 +209,7 @@ def test_clients_that_leave_right_behind_the_handshake_give_their_places_back(
             connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         connection.socket.close()
     metrics = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    until, most = time.monotonic() + 20, 9
+    until, most = time.monotonic() + 60, 9
     while most > 1 and time.monotonic() < until:
         found = re.search(rb"\ncounterfoil_connections (\d+)", asked(secure, metrics))
         assert found is not None
@@ -231,7 +231,7 @@ def test_what_is_sent_before_a_connection_is_open_is_kept_up_to_a_limit() -> Non
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"])
 def test_a_handshake_that_never_ends_is_cut_off(hasty, sent) -> None:
-    with socket.create_connection((hasty.host, hasty.port), timeout=20) as connection:
+    with socket.create_connection((hasty.host, hasty.port), timeout=60) as connection:
         connection.sendall(sent)
         assert connection.recv(1) == b""
 

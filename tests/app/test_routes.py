@@ -86,9 +86,10 @@ def test_a_correction_is_that_of_the_corrector(client, content, pairs, image) ->
 
 
 def test_the_matcher_agrees_only_with_what_raises_its_score(client, pairs) -> None:
-    changed = 0
-    for image, captions in zip(pairs.test.ids, pairs.test.captions, strict=True):
-        text = captions[0]
+    changed: list[bool] = []
+    for image, (text, *_) in zip(pairs.test.ids, pairs.test.captions, strict=True):
+        if len(changed) >= 4 and any(changed):
+            break
         agreed = client.post("/api/correct", {"image": image, "text": text}).json["agreed"]
         both = {"images": [image], "texts": [text, agreed["text"]]}
         before, after = client.post("/api/score", both).json["scores"][0]
@@ -97,8 +98,8 @@ def test_the_matcher_agrees_only_with_what_raises_its_score(client, pairs) -> No
         assert after == pytest.approx(agreed["score"], abs=1e-4)
         assert after == pytest.approx(climb[-1], abs=1e-4)
         assert (agreed["text"] == text) is (not agreed["changes"])
-        changed += bool(agreed["changes"])
-    assert changed
+        changed.append(bool(agreed["changes"]))
+    assert any(changed)
 
 
 def test_an_upload_scores_as_the_same_image_in_the_index(client, image, photo) -> None:

@@ -36,7 +36,7 @@ def test_no_request_makes_the_service_fail(document, checks, path, method) -> No
     strategy = document[path][method].as_strategy()
 
     @settings(
-        max_examples=25,
+        max_examples=settings.default.max_examples // 2,
         deadline=None,
         derandomize=True,
         database=None,
@@ -53,7 +53,6 @@ def test_no_request_makes_the_service_fail(document, checks, path, method) -> No
 def test_any_text_about_a_known_image_has_an_answer(client, pairs, kind) -> None:
     image = pairs.test.ids[0]
 
-    @settings(max_examples=40, deadline=None, derandomize=True, database=None)
     @given(st.text(max_size=60) | st.text("ab .,'\"-0Ii̇ß", max_size=30))
     def ask(text) -> None:
         asked = {

@@ -15,7 +15,7 @@ from counterfoil.encoders.layers import FragmentBatchNorm
 from counterfoil.encoders.vsrn import RelationLayer
 from counterfoil.models import create_model
 from counterfoil.training.trainer import Trainer
-from tests.conftest import assert_close, assert_gradient_close, load_fixture
+from tests.conftest import assert_close, assert_gradient_close, load_fixture, thinned
 from tests.encoders.test_encoders import ragged
 from tests.encoders.test_parity import full_images, vocabulary
 
@@ -174,7 +174,7 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", thinned(TEXTS, "vsrn"))
 def test_reasoning_models_learn(name, concepts, tmp_path) -> None:
     config = build_config(
         {

@@ -20,6 +20,7 @@ from counterfoil.core.tensors.modes import exporting
 from counterfoil.encoders import Encoded
 from counterfoil.kernels import tiled
 from counterfoil.matchers import FragmentMatcher, fragment_matcher, matchers
+from tests.conftest import thinned
 
 DIM = 32
 FORMS = {
@@ -33,7 +34,11 @@ FORMS = {
 }
 NAMES = [name for name in matchers if getattr(matchers[name], "needs", "") == "fragments"]
 NAMES += [form for form in FORMS if form.split("/")[0] in matchers]
-every_matcher = pytest.mark.parametrize("name", NAMES)
+FIRST = [name for name in matchers if name in NAMES and name not in ("scan", "sgraf")]
+"""Every matcher in its own form, but for two that only add up others' scores."""
+
+every_matcher = pytest.mark.parametrize("name", thinned(NAMES, *FIRST))
+EXAMPLES = settings.default.max_examples // 8
 
 
 def make(name: str, dtype: torch.dtype = torch.float32) -> FragmentMatcher:
@@ -88,7 +93,7 @@ def assert_same(mine: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None
 
 
 @every_matcher
-@settings(max_examples=5)
+@settings(max_examples=EXAMPLES)
 @given(seed=st.integers(0, 999), more_regions=st.integers(0, 4), more_words=st.integers(1, 4))
 def test_padding_never_changes_a_score(name, seed, more_regions, more_words) -> None:
     images, texts = batch(seed)
@@ -102,7 +107,7 @@ def test_padding_never_changes_a_score(name, seed, more_regions, more_words) -> 
 
 
 @every_matcher
-@settings(max_examples=5)
+@settings(max_examples=EXAMPLES)
 @given(seed=st.integers(0, 999))
 def test_order_never_changes_a_score(name, seed) -> None:
     images, texts = batch(seed)
@@ -122,7 +127,7 @@ def test_order_never_changes_a_score(name, seed) -> None:
 
 
 @every_matcher
-@pytest.mark.parametrize("cells", [1, 700])
+@pytest.mark.parametrize("cells", thinned([1, 700], 700))
 def test_tiles_never_change_a_score_or_a_gradient(name, cells) -> None:
     images, texts = (items[1:] for items in batch(3))
     # in float64: a kink within the rounding of float32 has one slope in one tile, one in another
@@ -186,7 +191,7 @@ def test_slopes_are_those_of_the_scores(name) -> None:
     slopes = torch.autograd.grad(total(*sides), sides)
     generator = torch.Generator().manual_seed(1)
     smooth = 0
-    for _ in range(12):
+    for _ in range(6):
         ways = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in sides]
         expected = sum(float((slope * way).sum()) for slope, way in zip(slopes, ways, strict=True))
         with torch.no_grad():
@@ -200,7 +205,7 @@ def test_slopes_are_those_of_the_scores(name) -> None:
             continue
         smooth += 1
         assert central == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    assert smooth >= 6
+    assert smooth >= 3
 
 
 @every_matcher

@@ -49,8 +49,8 @@ def taught(split) -> tuple[Model, list[tuple[int, str, str]]]:
     true = pad_texts([model.text.encode(text) for _, text, _ in cases], model.text.pad)
     foil = pad_texts([model.text.encode(text) for _, _, text in cases], model.text.pad)
     labels = torch.where(true.ids != foil.ids, true.ids, -1)
-    optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for _ in range(300):
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(160):
         seen, loss = model.encode_images(images), torch.zeros(())
         for texts, wanted in ((true, 1.0), (foil, 0.0)):
             states = model.matcher.states(seen, model.encode_texts(texts))

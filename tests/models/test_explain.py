@@ -23,7 +23,12 @@ from counterfoil.models import create_model, models
 from counterfoil.models.explain import explain, word_map
 from counterfoil.plots import sentences as word_chips
 from counterfoil.plots.sentences import explain_png, method_note, shades
-from tests.models.test_models import FEATURE_MODELS, tiny_bert  # noqa: F401 - a fixture
+from tests.conftest import thinned
+from tests.models.test_models import (
+    FEATURE_MODELS,
+    ONE_OF_EACH,
+    tiny_bert,  # noqa: F401 - a fixture
+)
 
 CAPTION = "A dog and a cat, near the unheard-of kite."
 ADDITIVE = [
@@ -94,7 +99,7 @@ def test_other_effects_are_what_the_score_loses_without_the_word(name, concepts)
             assert word.region_weights.sum() == pytest.approx(1.0, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", FEATURE_MODELS)
+@pytest.mark.parametrize("name", thinned(FEATURE_MODELS, *ONE_OF_EACH, "chan-bert"))
 def test_every_model_explains_the_words_of_a_caption_and_is_left_as_it_was(
     name,
     concepts,

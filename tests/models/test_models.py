@@ -79,7 +79,7 @@ def test_every_model_learns_from_every_objective(name, objective, concepts, tiny
     assert [n for n in idle if "pooler" not in n] == []
 
 
-@pytest.mark.parametrize("name", FEATURE_MODELS)
+@pytest.mark.parametrize("name", thinned(FEATURE_MODELS, *ONE_OF_EACH))
 def test_permuting_a_batch_permutes_the_scores(name, concepts, tiny_bert) -> None:
     model = make(name, concepts, tiny_bert).eval()
     images = [concepts.train.fragments.read(i) for i in range(6)]
@@ -92,7 +92,7 @@ def test_permuting_a_batch_permutes_the_scores(name, concepts, tiny_bert) -> Non
     assert torch.allclose(alone[0, 0], scores[0, 0], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", FEATURE_MODELS)
+@pytest.mark.parametrize("name", thinned(FEATURE_MODELS, *ONE_OF_EACH, "chan-bert"))
 def test_a_saved_model_needs_nothing_but_its_folder(name, concepts, tiny_bert, tmp_path) -> None:
     model = make(name, concepts, tiny_bert)
     model.fragments_from = "segments"

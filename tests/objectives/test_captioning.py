@@ -20,7 +20,7 @@ from counterfoil.models import create_model
 from counterfoil.objectives import Context
 from counterfoil.objectives.captioning import CaptionGenerator, Captioning
 from counterfoil.training.trainer import Trainer
-from tests.conftest import assert_close, assert_gradient_close, load_fixture
+from tests.conftest import assert_close, assert_gradient_close, load_fixture, thinned
 from tests.encoders.test_encoders import ragged
 from tests.encoders.test_parity import vocabulary
 
@@ -192,7 +192,7 @@ def test_regions_in_bfloat16_are_read() -> None:
     assert torch.allclose(half, whole, rtol=0.02)
 
 
-@pytest.mark.parametrize("captions", ["all", "grouped"])
+@pytest.mark.parametrize("captions", thinned(["all", "grouped"], "grouped"))
 def test_vsrn_trains_with_captions_and_learns_to_tell_them(concepts, tmp_path, captions) -> None:
     config = build_config(
         {

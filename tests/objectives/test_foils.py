@@ -14,7 +14,7 @@ from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.objectives import Context, create_objective
 from counterfoil.objectives.foils import VSEC, FoilObjective, foil_costs
-from tests.conftest import make_split
+from tests.conftest import make_split, thinned
 from tests.objectives.live import one_step, prepare, score, small_model, some_of
 from tests.training.test_trainer import metrics, trainer, weights
 
@@ -66,9 +66,9 @@ def listed(tmp_path, split: Split) -> str:
 
 
 @pytest.mark.parametrize("captions", ["all", "grouped"])
-@pytest.mark.parametrize("name", ["vse-fc", "scan-t2i"])
+@pytest.mark.parametrize("name", thinned(["vse-fc", "scan-t2i"], "scan-t2i"))
 @pytest.mark.parametrize("hardest", [True, False])
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("reduction", thinned(["sum", "mean"], "mean"))
 def test_the_loss_of_a_batch_is_that_of_scores_taken_one_by_one(
     split, tmp_path, name, captions, hardest, reduction
 ) -> None:

@@ -25,6 +25,7 @@ from counterfoil.objectives.ncr import (
 )
 from counterfoil.training.trainer import Trainer
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
+from tests.objectives.live import some_of
 
 
 @pytest.fixture(scope="module")
@@ -107,41 +108,52 @@ def test_without_two_copies_it_says_what_to_do() -> None:
         create_objective({"ncr": {"warmup_epochs": 0}})
 
 
-def trainer_of(pairs: Pairs, folder, should_stop=lambda: False, **options) -> Trainer:
+def trainer_of(
+    pairs: Pairs, folder, should_stop=lambda: False, epochs=5, warmup_epochs=3, **options
+) -> Trainer:
     config = build_config(
         {
             "model": {"name": "vse-fc", "embed_size": 32, "text": {"word_dim": 16}, "copies": 2},
             "data": {"min_count": 1},
-            "objective": {"ncr": {"warmup_epochs": 3, **options}},
-            "train": {"epochs": 5, "batch_size": 32, "optimiser": {"lr": 3e-3}, "log_every": 1},
+            "objective": {"ncr": {"warmup_epochs": warmup_epochs, **options}},
+            "train": {
+                "epochs": epochs, "batch_size": 32, "optimiser": {"lr": 3e-3}, "log_every": 1,
+            },
         }
-    )
+    )  # fmt: skip
     torch.manual_seed(0)
     model = create_model(config.model, pairs.train, config.data)
     return Trainer(model, pairs, config, folder, should_stop=should_stop)
 
 
-def learn(pairs: Pairs, folder, **options) -> Trainer:
-    trainer = trainer_of(pairs, folder, **options)
-    trainer.run()
-    return trainer
+SHORT = {"epochs": 3, "warmup_epochs": 1}
+"""Of `some_of` the data: one epoch of three steps, then two whose pairs are divided."""
 
 
-@pytest.mark.parametrize("stop_after", [20, 24])
-def test_an_interrupted_run_resumes_to_the_same_bytes(concepts, tmp_path, stop_after) -> None:
-    learn(concepts, tmp_path / "whole")
-    asked = iter(range(1000))
-    cut = trainer_of(concepts, tmp_path / "cut", lambda: next(asked) + 1 >= stop_after)
+@pytest.fixture(scope="module")
+def whole(concepts, tmp_path_factory) -> bytes:
+    """The metrics of a short run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    trainer_of(some_of(concepts), folder, **SHORT).run()
+    return (folder / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("stop_after", [5, 6])
+def test_an_interrupted_run_resumes_to_the_same_bytes(
+    concepts, whole, tmp_path, stop_after
+) -> None:
+    pairs, asked = some_of(concepts), iter(range(1000))
+    cut = trainer_of(pairs, tmp_path, lambda: next(asked) + 1 >= stop_after, **SHORT)
     assert cut.run().interrupted
-    trainer_of(concepts, tmp_path / "cut").run(resume=True)
-    whole, resumed = (tmp_path / name / "metrics.jsonl" for name in ("whole", "cut"))
-    assert whole.read_bytes() == resumed.read_bytes()
+    trainer_of(pairs, tmp_path, **SHORT).run(resume=True)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == whole
 
 
 def test_it_learns_which_captions_were_moved_to_a_wrong_image(concepts, tmp_path) -> None:
     noisy, index = shuffled_captions(concepts.train, 0.3, seed=3)
     pairs = Pairs("noisy", {**concepts.splits, "train": noisy})
-    trainer = learn(pairs, tmp_path)
+    trainer = trainer_of(pairs, tmp_path)
+    trainer.run()
     clean = trainer.objective.terms["ncr"].clean.mean(0).numpy()
     moved = index != np.arange(len(index))
     assert clean[~moved].mean() > clean[moved].mean() + 0.3
@@ -152,8 +164,7 @@ def test_it_learns_which_captions_were_moved_to_a_wrong_image(concepts, tmp_path
 
 
 def test_before_its_turn_a_noisy_pair_costs_nothing(concepts, tmp_path) -> None:
-    term = learn(concepts, tmp_path, noisy_from=99).objective.terms["ncr"]
-    term.clean.fill_(1.0)
+    term = trainer_of(concepts, tmp_path, noisy_from=99).objective.terms["ncr"]
     scores, positives = torch.randn(4, 4, requires_grad=True), torch.eye(4).bool()
     context = Context(epoch=3, caption_ids=torch.arange(4), members=(scores, scores.detach()))
     term.clean[1, 2] = 0.0  # what the other copy thinks of pair 2

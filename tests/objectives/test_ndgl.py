@@ -288,7 +288,7 @@ def first_runs(few, tmp_path_factory) -> list[Path]:
     return [folder / "0", folder / "1"]
 
 
-@pytest.fixture(scope="module", params=["matrix", "embeddings"])
+@pytest.fixture(scope="module", params=thinned(["matrix", "embeddings"], "matrix"))
 def guide(request, few, first_runs, tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("guides") / request.param
     build_guide(folder, first_runs, few.train, form=request.param)

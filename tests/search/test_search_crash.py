@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from counterfoil.search import SearchIndex, Vectors, backends
+from tests.conftest import thinned
 from tests.search.test_index import contents
 
 STEPS = ("fsync", "replace", "unlink", "mkdir", "rmdir", "truncate")
@@ -88,7 +89,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", thinned(CHANGES, "update"))
 def test_vectors_survive_a_kill_at_any_step(change, tmp_path) -> None:
     backends["exact"].create(tmp_path / "start", 4, False, "float32", {}).add(
         range(6), vectors_of(0, 6)

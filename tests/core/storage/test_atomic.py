@@ -151,7 +151,7 @@ with staged_folder(target, overwrite=True) if staged else atomic_folder(target) 
 def killed_while_replacing(target: Path, kind: str, renames: int) -> None:
     """Replace a folder in a process that is killed after so many renames."""
     command = [sys.executable, "-c", KILL, str(target), kind, str(renames)]
-    assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGKILL
+    assert subprocess.run(command, timeout=180, check=False).returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("kind", ["atomic", "staged"])

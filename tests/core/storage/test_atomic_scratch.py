@@ -20,7 +20,7 @@ MAKE = (
     "from counterfoil.core.storage.atomic import Scratch\n"
     "scratch = Scratch('serve-', Path(sys.argv[1]))\n"
     "(scratch.folder / 'large').write_text('x')\n"
-    "print(scratch.folder, flush=True)\ntime.sleep(60)\n"
+    "print(scratch.folder, flush=True)\ntime.sleep(600)\n"
 )
 
 

@@ -36,6 +36,10 @@ def test_numbers_that_torch_refuses_are_config_errors_that_name_the_part(change,
         create_model(config.model, concepts.train, config.data)
 
 
+def test_the_guard_does_not_import_the_compiler() -> None:
+    assert not hasattr(MemoryGuard.__torch_dispatch__, "__wrapped__")  # torch wraps to import it
+
+
 def test_the_guard_counts_all_tensors_and_changes_none() -> None:
     torch.manual_seed(0)
     free = nn.Linear(100, 100)

@@ -14,7 +14,7 @@ from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels import dispatch
 from counterfoil.kernels.triton import lanes as lane_scoring
 from tests.conftest import thinned
-from tests.kernels.test_dispatch import FIRST, MATCHERS, D, both_ways
+from tests.kernels.test_dispatch import MATCHERS, D, both_ways
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -58,18 +58,18 @@ def sides(
         pytest.param(4, True, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("name", thinned(MATCHERS, *FIRST))
+@pytest.mark.parametrize("name", thinned(MATCHERS, "scan-t2i-lse", "scan-i2t-lse", "chamfer"))
 def test_no_fragment_is_left_out_or_counted_twice(name, regions, masked) -> None:
     images, texts = sides(regions, regions, (not masked, True), LENGTHS)
     torch.testing.assert_close(*both_ways(name, images, texts), atol=2e-5, rtol=1e-5)
 
 
-@settings(max_examples=8)
+@settings(max_examples=settings.default.max_examples // 8)
 @given(
     seed=st.integers(0, 10**6),
-    regions=st.integers(2, 7),
+    regions=st.integers(2, 5),
     last_is_real=st.booleans(),
-    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=5),
+    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=5),
     name=st.sampled_from([name for name in MATCHERS if not name.startswith("chan")]),
 )
 def test_any_numbers_of_words_and_regions(seed, regions, last_is_real, lengths, name) -> None:
@@ -107,7 +107,7 @@ def strays(monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["scan-t2i-lse", "naaf", "bfan-equal", "chan-lse", "chamfer"])
-@pytest.mark.parametrize("lengths", [(1,), (2, 3)])
+@pytest.mark.parametrize("lengths", thinned([(1,), (2, 3)], (2, 3)))
 def test_kernels_read_nothing_but_what_they_are_given(name, lengths, strays) -> None:
     images, texts = sides(2, 3, (True, False), lengths)
     found, expected = both_ways(name, images, texts)

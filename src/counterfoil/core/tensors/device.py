@@ -93,6 +93,11 @@ class MemoryGuard(TorchDispatchMode):
         self.copies = copies
         self.allocated = self.tensors = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Models are made outside compiled code; skipping would import `torch._dynamo`: seconds."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
