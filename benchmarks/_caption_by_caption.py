@@ -59,17 +59,17 @@ def naive_scan_i2t(images: Tensor, captions: Tensor, lengths: list[int]) -> Tens
     return torch.cat(columns, 1)
 
 
-def focal(asking: Tensor, answering: Tensor) -> Tensor:
+def focal(queries: Tensor, keys: Tensor) -> Tensor:
     """BFAN's cosine [I, N] of each asking fragment with the answers that get their share."""
-    raw = torch.bmm(answering, asking.transpose(1, 2))  # [I, K, N]
+    raw = torch.bmm(keys, queries.transpose(1, 2))  # [I, K, N]
     attention = l2(F.leaky_relu(raw, 0.1), 2).transpose(1, 2).contiguous()
     weights = torch.softmax(20.0 * attention, dim=2)  # [I, N, K]
     size = weights.shape[2]
     kept = size * weights - weights.sum(2, keepdim=True)
     weights = torch.where(kept > 0, weights, torch.zeros_like(weights))
     weights = weights / weights.sum(2, keepdim=True).clamp(min=1e-8)
-    context = torch.bmm(answering.transpose(1, 2), weights.transpose(1, 2).contiguous())
-    return cosine(asking, context.transpose(1, 2))
+    context = torch.bmm(keys.transpose(1, 2), weights.transpose(1, 2).contiguous())
+    return cosine(queries, context.transpose(1, 2))
 
 
 def naive_bfan(images: Tensor, captions: Tensor, lengths: list[int]) -> Tensor:

@@ -26,20 +26,20 @@ import torch
 from _caption_by_caption import BOUNDARY, naive_naaf, naive_scan_t2i
 from torch import Tensor
 
-from counterfoil.encoders import Encoded, l2_normalise
+from counterfoil.encoders import Encoded, l2_normalize
 from counterfoil.matchers import Matcher, Observation, matchers
 from counterfoil.objectives import create_objective
 
 
 def make_batch(options: argparse.Namespace) -> tuple[Tensor, Tensor, list[int]]:
     generator = torch.Generator().manual_seed(0)
-    images = l2_normalise(
+    images = l2_normalize(
         torch.randn(options.batch, options.regions, options.dim, generator=generator)
     )
     lengths = (10 + torch.randint(0, 8, (options.batch,), generator=generator)).tolist()
     words = torch.randn(options.batch, max(lengths), options.dim, generator=generator)
     near = images.repeat(1, 2, 1)[:, : max(lengths)]
-    return images, l2_normalise(near + 0.02 * options.dim**0.5 * words / 4), lengths
+    return images, l2_normalize(near + 0.02 * options.dim**0.5 * words / 4), lengths
 
 
 def run(variant: str, options: argparse.Namespace) -> dict[str, object]:

@@ -38,7 +38,7 @@ from counterfoil.core.config import RunConfig, build_config, merge, read_recipe
 from counterfoil.core.progress import Silent
 from counterfoil.core.storage.arrays import ArrayFile
 from counterfoil.core.tensors.device import choose_device
-from counterfoil.core.tensors.modes import asked
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import Collate, PairBatch
 from counterfoil.data.batches.dataset import Augmentation, CaptionItems
 from counterfoil.data.batches.sampling import BatchPlan, RankBatches
@@ -49,8 +49,8 @@ from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models import Model, create_model
 from counterfoil.objectives import create_objective
 from counterfoil.scoring.encode import encode_images, encode_texts, score_split
-from counterfoil.training.optim import create_optimiser
-from counterfoil.training.services import RunPreparation
+from counterfoil.training.optim import create_optimizer
+from counterfoil.training.services import TrainingRunSetup
 from counterfoil.training.step import PRECISIONS, TrainingStep
 
 TRAINED = {"itm": "f30k/uniter-base", "tags": "f30k/tags-base"}
@@ -167,7 +167,7 @@ def compare_precision(model: Model, split: Split) -> dict[str, float]:
 
     ``apart`` is the largest difference, ``spread`` the standard deviation of the scores.
     """
-    with asked(model):
+    with eval_mode(model):
         images = encode_images(model, split)[0][slice(0, 8)]
         texts = encode_texts(model, split.texts[:32])
         full = model.matcher(images, texts)
@@ -186,18 +186,18 @@ def measure_training(model: Model, split: Split, config: RunConfig, steps: int) 
     """Whole steps over batches that are already there."""
     device, train = model.device, config.train
     objective = create_objective(config.objective)
-    objective.prepare(RunPreparation(split, model, config, device, Silent()))
+    objective.prepare(TrainingRunSetup(split, model, config, device, Silent()))
     module = TrainingStep(model, objective, PRECISIONS[train.precision]).to(device).train()
-    optimiser = create_optimiser(module, train.optimiser)
+    optimizer = create_optimizer(module, train.optimizer)
     work, found = work_of(model), []
 
     def step(batch: PairBatch, number: int) -> None:
         loss, _ = module(batch, 0, number, logging=False)
         with work.backward():
             loss.backward()
-        torch.nn.utils.clip_grad_norm_(module.parameters(), train.optimiser.clip or float("inf"))
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        torch.nn.utils.clip_grad_norm_(module.parameters(), train.optimizer.clip or float("inf"))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     for number, batch in enumerate(some_batches(split, model, train.batch_size, steps + 2)):
         moved = batch.to(device)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from counterfoil.core.config import ModelConfig, OptimiserConfig
+from counterfoil.core.config import ModelConfig, OptimizerConfig
 from counterfoil.data.batches.collate import ImageBatch, PairBatch, TextBatch
 from counterfoil.data.text.tokenizers import WordText
 from counterfoil.data.text.vocabulary import Vocabulary
@@ -34,7 +34,7 @@ from counterfoil.training.diagnostics import (
     score_diagnostics,
     tangential_gradients,
 )
-from counterfoil.training.optim import create_optimiser
+from counterfoil.training.optim import create_optimizer
 from counterfoil.training.step import TrainingStep
 
 INPUT_DIM, WORDS, CLIP = 2048, 1000, 2.0
@@ -81,15 +81,15 @@ def measure(device: torch.device, options: argparse.Namespace) -> dict[str, floa
     torch.manual_seed(0)
     model = create(options.embed)
     step = TrainingStep(model, create_objective("hardest"), None).to(device).train()
-    optimiser = create_optimiser(step, OptimiserConfig())
+    optimizer = create_optimizer(step, OptimizerConfig())
     batch = random_batch(options.batch, options.regions, options.length).to(device)
 
     def train(logging: bool) -> float:
         loss, diagnostics = step(batch, 0, 0, logging)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(step.parameters(), CLIP)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         for value in diagnostics.values():
             value.tolist()
         return float(loss.detach())

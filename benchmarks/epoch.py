@@ -9,8 +9,8 @@ five captions an image into ``--folder``, once; then trains for some epochs by t
 clipping, the optimiser's step and logging are the loop's own. Prints, for each epoch, its seconds,
 how many captions and steps a second, how long the loop waited for data and how long it was busy,
 and, apart from that, what validation and saving took, and copying all features to a GPU, which
-happens once a run (`data.resident=false`: never, and every batch travels). The first epoch also
-starts the GPU's libraries and compiles kernels; the last one counts.
+happens once a run (`data.features_on_gpu=false`: never, and every batch travels). The first epoch
+also starts the GPU's libraries and compiles kernels; the last one counts.
 
 ``--profile N`` shows where N steps of the last epoch spend their time.
 """
@@ -33,7 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from counterfoil.core.config import RunConfig, load_config
 from counterfoil.core.tensors.device import choose_device
-from counterfoil.data.batches.resident import COPYING
+from counterfoil.data.batches.device_features import COPY_TASK
 from counterfoil.evaluation.report import markdown_table
 from counterfoil.models import create_model
 from counterfoil.training.run_data import read_data
@@ -71,7 +71,7 @@ class Meter:
         if not description.startswith("epoch"):
             begun = time.perf_counter()
             yield from items
-            if description == COPYING:
+            if description == COPY_TASK:
                 self.copied = time.perf_counter() - begun
             return
         self.close()

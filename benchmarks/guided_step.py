@@ -36,8 +36,8 @@ from counterfoil.models import Model, create_model
 from counterfoil.models.store import save_pretrained
 from counterfoil.objectives import create_objective
 from counterfoil.training.guides.build import build_guide
-from counterfoil.training.optim import create_optimiser
-from counterfoil.training.services import RunPreparation
+from counterfoil.training.optim import create_optimizer
+from counterfoil.training.services import TrainingRunSetup
 from counterfoil.training.step import TrainingStep
 
 INPUT_DIM, WORDS, CLIP = 2048, 1000, 2.0
@@ -70,16 +70,16 @@ def step_of(
     """A whole training step with an objective."""
     config = build_config({"model": {"name": "chan"}})
     whole = create_objective(objective)
-    whole.prepare(RunPreparation(split, model, config, device, Silent()))
+    whole.prepare(TrainingRunSetup(split, model, config, device, Silent()))
     module = TrainingStep(model, whole, None).to(device).train()
-    optimiser = create_optimiser(module, config.train.optimiser)
+    optimizer = create_optimizer(module, config.train.optimizer)
 
     def step(batch: PairBatch) -> None:
         loss, _ = module(batch, 0, 0, logging=False)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     return step
 

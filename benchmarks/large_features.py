@@ -29,7 +29,7 @@ REGIONS, DIM = 36, 2048
 def make_data(folder: Path, gigabytes: float) -> int:
     rows = max(200, int(gigabytes * 1e9 / (REGIONS * DIM * 4)))
     rng = np.random.default_rng(0)
-    colours = ["red", "blue", "green", "white", "black"]
+    colors = ["red", "blue", "green", "white", "black"]
     things = ["dog", "cat", "car", "tree", "house", "boat"]
     for split, images in {"train": rows, "dev": 100}.items():
         with (folder / f"{split}_ims.npy").open("wb") as file:
@@ -43,7 +43,7 @@ def make_data(folder: Path, gigabytes: float) -> int:
         with (folder / f"{split}_caps.txt").open("w", encoding="utf-8") as file:
             for image in range(images):
                 for k in range(5):
-                    a, b = colours[(image + k) % 5], things[(image * 7 + k) % 6]
+                    a, b = colors[(image + k) % 5], things[(image * 7 + k) % 6]
                     file.write(f"a {a} {b} number {image % 997} beside a {things[k]}\n")
         ids = "\n".join(str(10_000_000 + i) for i in range(images))
         (folder / f"{split}_ids.txt").write_text(ids + "\n")

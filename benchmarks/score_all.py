@@ -54,7 +54,7 @@ from _caption_by_caption import (
 )
 from torch import Tensor
 
-from counterfoil.encoders import Encoded, l2_normalise
+from counterfoil.encoders import Encoded, l2_normalize
 from counterfoil.evaluation.report import markdown_table
 from counterfoil.kernels.triton.launch import BUFFER
 from counterfoil.matchers import Matcher, matchers
@@ -94,7 +94,7 @@ def make_sides(options: argparse.Namespace, dtype: torch.dtype) -> tuple[Encoded
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, device=device)
 
-    images = l2_normalise(normal(options.images, options.regions, options.dim))
+    images = l2_normalize(normal(options.images, options.regions, options.dim))
     lengths = caption_lengths(options.captions, generator)
     mask = torch.arange(int(lengths.max()), device=device) < lengths[:, None]
     # each word is near a region of its caption's image, so that attention has something to find
@@ -103,7 +103,7 @@ def make_sides(options: argparse.Namespace, dtype: torch.dtype) -> tuple[Encoded
     noise = normal(*mask.shape, options.dim)
     words = (images[owners[:, None], places] + 0.04 * noise) * mask[..., None]
     shown = torch.ones(images.shape[:2], dtype=torch.bool, device=device)
-    return Encoded(images.to(dtype), shown), Encoded(l2_normalise(words).to(dtype), mask)
+    return Encoded(images.to(dtype), shown), Encoded(l2_normalize(words).to(dtype), mask)
 
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}

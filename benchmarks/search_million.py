@@ -76,7 +76,7 @@ def main() -> None:
 def make_vectors(options: argparse.Namespace) -> None:
     """`vectors.npy` [items, dim] and `queries.npy`, written block by block."""
     rng = np.random.default_rng(0)
-    centres = unit(rng.normal(size=(options.clusters, options.dim)))
+    centers = unit(rng.normal(size=(options.clusters, options.dim)))
     share = rng.pareto(1.5, size=options.clusters) + 0.1
     path = options.folder / "vectors.npy"
     shape = (options.items, options.dim)
@@ -85,7 +85,7 @@ def make_vectors(options: argparse.Namespace) -> None:
         count = min(BLOCK, options.items - start)
         of = rng.choice(options.clusters, size=count, p=share / share.sum())
         noise = rng.normal(size=(count, options.dim)) / options.dim**0.5
-        out[start : start + count] = unit(centres[of] + options.spread * noise)
+        out[start : start + count] = unit(centers[of] + options.spread * noise)
     out.flush()
     chosen = rng.choice(options.items, size=options.queries)
     noise = rng.normal(size=(options.queries, options.dim)) / options.dim**0.5

@@ -37,7 +37,7 @@ from _caption_by_caption import (
 from score_all import make_sides
 from torch import Tensor
 
-from counterfoil.core.tensors.host_mirror import remember
+from counterfoil.core.tensors.host_mirror import attach_host_copy
 from counterfoil.encoders import Encoded
 from counterfoil.evaluation.report import markdown_table
 from counterfoil.kernels.spec import usable
@@ -72,7 +72,7 @@ class Batch:
         made = argparse.Namespace(**{**vars(options), "images": size, "captions": size})
         images, texts = make_sides(made, torch.float32)
         # as in training, where masks are made on the host and then moved
-        self.masks = [remember(side.mask, side.mask.cpu()) for side in (images, texts)]
+        self.masks = [attach_host_copy(side.mask, side.mask.cpu()) for side in (images, texts)]
         self.lengths = texts.mask.sum(1).tolist()
         assert images.fragments is not None
         assert texts.fragments is not None

@@ -24,7 +24,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "hard-candidates": CROSS,
     "hrem-graph": BOTH,
     "mlm": CROSS,
-    "ncr": {**VSE, "copies": 2},
+    "ncr": {**VSE, "ensemble_size": 2},
     "tags": CROSS,
     "tags-dc": CROSS,
     "uniformity": SETS,

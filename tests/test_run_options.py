@@ -22,10 +22,10 @@ from tests.conftest import make_split
 SOURCE = Path(counterfoil.__file__).parent
 BASE = [
     *("model.name=vse-fc", "model.embed_size=8", "model.text.word_dim=6", "data.min_count=1"),
-    *("train.epochs=2", "train.batch_size=10", "train.log_every=1", "train.optimiser.lr=0.01"),
+    *("train.epochs=2", "train.batch_size=10", "train.log_every=1", "train.optimizer.lr=0.01"),
 ]
 DECAY = "train.schedule.decay_epochs=[1]"
-STILL = "train.optimiser.lr=1e-12"
+STILL = "train.optimizer.lr=1e-12"
 
 EFFECTS: dict[str, list[str]] = {
     "seed=1": [],
@@ -36,10 +36,10 @@ EFFECTS: dict[str, list[str]] = {
     "data.min_count=9": [],
     "data.drop_regions=0.4": [],
     "data.drop_regions_varying=true": ["data.drop_regions=0.4"],
-    "data.disturb_words=0.5": [],
+    "data.word_noise=0.5": [],
     "model.name=vse-mlp": [],
     "model.embed_size=12": [],
-    "model.copies=2": [],
+    "model.ensemble_size=2": [],
     "model.image.weight_norm=true": [],
     "model.text.word_dim=4": [],
     "model.matcher.name=order": [],
@@ -48,14 +48,14 @@ EFFECTS: dict[str, list[str]] = {
     "train.batch_size=7": [],
     "train.accumulate=2": [],
     "train.drop_last=false": [],
-    "train.optimiser.name=adam": ["train.optimiser.weight_decay=1.0"],
-    "train.optimiser.name=sgd": [],
-    "train.optimiser.lr=0.02": [],
-    "train.optimiser.weight_decay=1.0": [],
-    "train.optimiser.no_decay=norms-and-biases": ["train.optimiser.weight_decay=1.0"],
-    "train.optimiser.momentum=0.5": ["train.optimiser.name=sgd"],
-    "train.optimiser.betas=[0.5,0.9]": [],
-    "train.optimiser.clip=0.01": ["train.optimiser.name=sgd"],
+    "train.optimizer.name=adam": ["train.optimizer.weight_decay=1.0"],
+    "train.optimizer.name=sgd": [],
+    "train.optimizer.lr=0.02": [],
+    "train.optimizer.weight_decay=1.0": [],
+    "train.optimizer.no_decay=norms-and-biases": ["train.optimizer.weight_decay=1.0"],
+    "train.optimizer.momentum=0.5": ["train.optimizer.name=sgd"],
+    "train.optimizer.betas=[0.5,0.9]": [],
+    "train.optimizer.clip=0.01": ["train.optimizer.name=sgd"],
     "train.schedule.name=cosine": [],
     "train.schedule.name=linear": [],
     "train.schedule.name=constant": [DECAY],
@@ -66,7 +66,7 @@ EFFECTS: dict[str, list[str]] = {
     "train.log_every=2": [],
     "train.early_stop=1": [STILL, "train.epochs=4"],
     "evaluation.split=test": [],
-    "evaluation.images=2": [],
+    "evaluation.max_images=2": [],
 }
 """Changes that must be seen in a run, with what else has to be set for that."""
 
@@ -82,12 +82,12 @@ ELSEWHERE = {
     "data.random_crop": "pixels only; tests/features/test_pixels.py",
     "data.flip": "pixels only; tests/features/test_pixels.py",
     "data.workers": "speed",
-    "data.resident": "speed, on a GPU",
-    "model.start": "needs a run; tests/models/test_warm_start.py",
-    "train.optimiser.language_model_factor": "needs a BERT; tests/models/test_model_bert_parts.py",
+    "data.features_on_gpu": "speed, on a GPU",
+    "model.init_from": "needs a run; tests/models/test_warm_start.py",
+    "train.optimizer.pretrained_lr_factor": "needs a BERT; tests/models/test_model_bert_parts.py",
     "train.chunk_size": "memory against time",
     "train.compile": "speed",
-    "train.graphs": "speed, on a GPU",
+    "train.cuda_graphs": "speed, on a GPU",
     "train.device": "where it runs",
     "train.save_every": "what a killed run goes on from; tests/training/test_trainer.py",
     "train.tensorboard": "another log; tests/training/test_trainer.py",

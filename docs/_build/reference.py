@@ -19,7 +19,7 @@ from pydantic_core import PydanticUndefined
 from counterfoil.cli import app
 from counterfoil.core.config import RunConfig
 from counterfoil.core.registry import Registry
-from counterfoil.reproduce.catalogue import load_artefact, names
+from counterfoil.reproduce.catalogue import load_artifact, names
 
 PACKAGES = {
     "counterfoil": "What `import counterfoil as cf` offers.",
@@ -230,8 +230,8 @@ def tables_of(paper: str) -> str:
     rows = []
     for name in names():
         if name.startswith(f"{paper}.") or name == f"flickr8k.{paper}":
-            artefact = load_artefact(name)
-            rows.append((f"`counterfoil reproduce {name}`", artefact.kind, _cell(artefact.summary)))
+            artifact = load_artifact(name)
+            rows.append((f"`counterfoil reproduce {name}`", artifact.kind, _cell(artifact.summary)))
     return table(("command", "kind", "what"), rows)
 
 

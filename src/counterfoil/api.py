@@ -21,7 +21,13 @@ from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.load import is_named
 from counterfoil.data.load import load_pairs as _load_pairs
 from counterfoil.data.pairs import DEV_NAMES, Pairs, Split
-from counterfoil.data.splits import SHARE, dev_note, read_dev_split, save_dev_split, with_dev_split
+from counterfoil.data.splits import (
+    DEFAULT_DEV_SHARE,
+    dev_note,
+    read_dev_split,
+    save_dev_split,
+    with_dev_split,
+)
 from counterfoil.evaluation.evaluate import evaluate
 from counterfoil.features import with_fragments
 from counterfoil.matchers import matchers
@@ -110,7 +116,7 @@ def load_pairs(
     format: str | None = None,
     *,
     extractor: str = "segments",
-    dev_share: float = SHARE,
+    dev_share: float = DEFAULT_DEV_SHARE,
     cache_dir: str | Path = DEFAULT_CACHE,
     progress: Progress | None = None,
     **options: Any,
@@ -133,7 +139,7 @@ def load_pairs(
 def create(name: str, pairs: Pairs, *, seed: int = 0, **options: Any) -> Model:
     """A new model by name for a data set: ``create("rvse-mlp", pairs, embed_size=256)``.
 
-    ``start="runs/a"`` gives it the weights of another run.
+    ``init_from="runs/a"`` gives it the weights of another run.
     """
     import torch
 
@@ -143,8 +149,8 @@ def create(name: str, pairs: Pairs, *, seed: int = 0, **options: Any) -> Model:
     config = build_config({"model": {"name": name, **options}}, f"create('{name}')").model
     model = create_model(config, pairs.train)
     model.fragments_from = pairs.train.fragments.made_by if pairs.train.fragments else None
-    if config.start:
-        start_from(model, config.start)
+    if config.init_from:
+        start_from(model, config.init_from)
     return model
 
 

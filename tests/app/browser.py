@@ -170,7 +170,7 @@ class Browser:
             width=width, height=height, deviceScaleFactor=1, mobile=phone,
         )  # fmt: skip
 
-    def colours(self, scheme: str) -> None:
+    def colors(self, scheme: str) -> None:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=features)
 

@@ -117,7 +117,7 @@ def pairs(cache):
 def run(tmp_path_factory, pairs) -> Path:
     """A NAAF, trained for a moment, with its results."""
     folder = tmp_path_factory.mktemp("app-runs") / "small-naaf"
-    train = {"epochs": 2, "batch_size": 40, "optimiser": {"lr": 0.003}}
+    train = {"epochs": 2, "batch_size": 40, "optimizer": {"lr": 0.003}}
     config = build_config({"data": DATA, "model": NAAF, "train": train})
     torch.manual_seed(0)
     model = create_model(config.model, pairs.train, config.data)

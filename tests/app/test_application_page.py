@@ -28,7 +28,7 @@ class Page:
         self.browser, self.client = browser, client
         browser.complaints.clear()
         browser.size(1200, 900)
-        browser.colours("light")
+        browser.colors("light")
 
     def open(self, view: str = "", **params: str) -> Browser:
         query = f"?{urlencode(params)}" if params else ""
@@ -84,7 +84,7 @@ def test_a_sentence_is_searched_and_a_result_opened(page, client) -> None:
     assert browser.text("output.number") == f"{score:.3f}"
 
 
-def test_every_word_is_coloured_by_its_effect(page, client, image) -> None:
+def test_every_word_is_colored_by_its_effect(page, client, image) -> None:
     text = "a cat and two large boats"
     browser = page.open("match", image=image, text=text)
     words = client.post("/api/explain", {"image": image, "text": text}).json["words"]
@@ -175,7 +175,7 @@ KINDS = """[...document.querySelectorAll('.word')].map((word) =>
   ['for', 'against', 'neutral', 'unknown'].find((kind) => word.classList.contains(kind)))"""
 
 
-def test_a_dot_and_a_word_of_one_colour_mean_the_same(page, client, pairs) -> None:
+def test_a_dot_and_a_word_of_one_color_mean_the_same(page, client, pairs) -> None:
     for name in pairs.test.ids[:4]:
         text = "a red dog, a cow and a zyzzyva in front of a house."
         match = client.post("/api/explain", {"image": name, "text": text}).json
@@ -377,7 +377,7 @@ def ground(browser: Browser, path: Path) -> tuple[int, ...]:
 def test_light_and_dark_follow_the_system_and_the_button(page, tmp_path) -> None:
     browser = page.open()
     assert min(ground(browser, tmp_path / "light.png")) > 200
-    browser.colours("dark")
+    browser.colors("dark")
     assert max(ground(browser, tmp_path / "dark.png")) < 60
     browser.click("#theme")
     assert min(ground(browser, tmp_path / "chosen.png")) > 200

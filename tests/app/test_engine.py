@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterfoil.app.engine import LEAST_GAIN, MOST_CHANGES, agree
+from counterfoil.app.engine import MAX_CHANGES, MIN_GAIN, agree
 from counterfoil.models.correct import Correction, SuspectWord
 
 VOCABULARY = ["red", "blue", "dog", "cat", "on", "under", "beach", "sea"]
@@ -50,13 +50,13 @@ def test_words_that_both_doubt_are_exchanged_while_the_score_rises(drawn) -> Non
         words[change.place] = change.instead
         assert abs(change.score - score(" ".join(words))) < 1e-9
         assert abs(change.score - best) < 1e-9
-        assert change.score >= before + LEAST_GAIN * abs(before) - 1e-9
+        assert change.score >= before + MIN_GAIN * abs(before) - 1e-9
         before = change.score
     assert agreed.text == " ".join(words)
-    assert len(agreed.changes) <= MOST_CHANGES
-    if len(agreed.changes) < MOST_CHANGES:
+    assert len(agreed.changes) <= MAX_CHANGES
+    if len(agreed.changes) < MAX_CHANGES:
         assert not any(
-            before + worth[new] - worth[words[place]] > before + LEAST_GAIN * abs(before) + 1e-9
+            before + worth[new] - worth[words[place]] > before + MIN_GAIN * abs(before) + 1e-9
             for place in doubtful
             for new in found.words[place].suggestions
         )

@@ -22,7 +22,7 @@ def learned(concepts) -> Model:
     """Taught by a few steps with all negatives of small batches."""
     model = cf.create("scan-t2i", concepts, embed_size=32, text={"word_dim": 16})
     split, objective = concepts.train, create_objective("triplet")
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     rng = np.random.default_rng(0)
     for step in range(60):
         chosen = rng.choice(len(split), size=24, replace=False)
@@ -31,9 +31,9 @@ def learned(concepts) -> Model:
         texts = pad_texts([model.text.encode(caption) for caption in captions], model.text.pad)
         positives = torch.eye(len(chosen), dtype=torch.bool)
         loss = objective.compute(model(images, texts), positives, Context(logging=False)).loss
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     return model.eval()
 
 

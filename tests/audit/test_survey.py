@@ -13,7 +13,7 @@ import torch
 import counterfoil as cf
 from counterfoil.audit import survey
 from counterfoil.audit import survey as blocks
-from counterfoil.audit.survey import KEPT, survey_split
+from counterfoil.audit.survey import POOL_SIZE, survey_split
 from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Silent
 from counterfoil.matchers.cross_encoder import CrossEncoder
@@ -35,7 +35,7 @@ def expected(model, split):
         rest = np.delete(scores[:, text], image)
         ranks.append(1 + int((rest > own[text] + 1e-6).sum()))
         others.append(rest.max())
-    pools = [np.sort(row[owner != image])[::-1][:KEPT] for image, row in enumerate(scores)]
+    pools = [np.sort(row[owner != image])[::-1][:POOL_SIZE] for image, row in enumerate(scores)]
     return found, own, ranks, others, pools
 
 
@@ -70,7 +70,7 @@ def test_blocks_find_what_the_whole_matrix_says(concepts, monkeypatch, name, blo
 
 def test_no_more_than_a_block_of_scores_is_held(concepts, monkeypatch) -> None:
     monkeypatch.setattr(blocks, "BATCH", 6)
-    monkeypatch.setattr(survey, "TOGETHER", 4)
+    monkeypatch.setattr(survey, "OWN_PAIR_BATCH", 4)
     held: list[int] = []
     model = cf.create("rvse-mlp", concepts, **SMALL)
     model.matcher.register_forward_hook(lambda *call: held.append(call[2].numel()))
@@ -84,7 +84,7 @@ def test_no_more_than_a_block_of_scores_is_held(concepts, monkeypatch) -> None:
 def test_no_more_similarities_are_held_than_memory_has_room_for(concepts, monkeypatch) -> None:
     """A block of images with a block of captions would be 20 × 40 pairs of words and regions."""
     monkeypatch.setattr(score_plan, "CPU_CELLS", 1000)
-    monkeypatch.setattr(survey, "TOGETHER", 1)
+    monkeypatch.setattr(survey, "OWN_PAIR_BATCH", 1)
     held: list[int] = []
 
     def hold(_, sides, __) -> None:
@@ -100,7 +100,7 @@ def test_no_more_similarities_are_held_than_memory_has_room_for(concepts, monkey
 
 def test_progress_goes_on_within_a_block_of_images(concepts, monkeypatch) -> None:
     monkeypatch.setattr(blocks, "BATCH", 6)
-    monkeypatch.setattr(survey, "TOGETHER", 6)
+    monkeypatch.setattr(survey, "OWN_PAIR_BATCH", 6)
     told: dict[str, tuple[int, int | None]] = {}
 
     class Told(Silent):
@@ -131,7 +131,10 @@ def test_other_scores_that_are_not_numbers_are_refused(concepts) -> None:
         return scores.masked_fill(~torch.eye(*scores.shape, dtype=torch.bool), torch.nan)
 
     model.matcher.register_forward_hook(spoil)
-    with mock.patch.object(survey, "TOGETHER", 1), pytest.raises(DataError, match="not finite"):
+    with (
+        mock.patch.object(survey, "OWN_PAIR_BATCH", 1),
+        pytest.raises(DataError, match="not finite"),
+    ):
         survey_split(model, split, block_size=2)
 
 

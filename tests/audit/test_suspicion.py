@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterfoil.audit.suspicion import NAMED, Scale, SpokenWord, UsualEffects, combine, evidence
+from counterfoil.audit.suspicion import (
+    MIN_NAMED_EVIDENCE,
+    Scale,
+    SpokenWord,
+    UsualEffects,
+    combine,
+    evidence,
+)
 
 values = st.lists(st.floats(-100, 100), min_size=1, max_size=40).map(np.array)
 shares = st.lists(st.tuples(*[st.floats(0, 1)] * 3), min_size=1, max_size=20).map(np.array)
@@ -50,7 +57,7 @@ def test_more_evidence_never_makes_a_caption_less_suspicious(signs) -> None:
     assert (whole >= signs.max(1) - 1e-12).all()
     assert (whole <= 1).all()
     assert (combine(np.minimum(signs + 0.1, 1)) >= whole - 1e-12).all()
-    assert (signs.max(1)[whole >= 0.5] >= NAMED).all()
+    assert (signs.max(1)[whole >= 0.5] >= MIN_NAMED_EVIDENCE).all()
 
 
 def spoken(**effects: float) -> list[SpokenWord]:

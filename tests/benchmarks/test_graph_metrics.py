@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from counterfoil.data.scenes import describe, make_scene
 from counterfoil.data.text.words import words
-from counterfoil.evaluation.foils.truth import EMPTY
+from counterfoil.evaluation.foils.truth import EMPTY_WORDS
 from counterfoil.foils.scene_graph import KINDS, RuleExtractor, SceneGraph, Unit
 
 GRAPHS = st.lists(
@@ -88,7 +88,7 @@ def test_true_graphs_have_every_word_that_has_a_role() -> None:
 
 
 def test_the_words_without_a_role_are_all_accounted_for() -> None:
-    known = GARMENTS | SURROUNDINGS | LEADS | EMPTY
+    known = GARMENTS | SURROUNDINGS | LEADS | EMPTY_WORDS
     for caption in scene_captions(200):
         for place, word in enumerate(caption.words):
             start, end = word.phrase

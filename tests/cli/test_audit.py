@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from counterfoil.cli import app
-from counterfoil.cli.audit import TOO_MANY
+from counterfoil.cli.audit import TOO_MANY_CODE
 from counterfoil.core.config import build_config
 from counterfoil.core.errors import BusyError, ConfigError, CounterfoilError, DataError
 from counterfoil.core.progress import Silent
@@ -109,12 +109,12 @@ def test_every_split_is_audited_unless_some_are_named(run, cache, tmp_path) -> N
 def test_too_many_suspicious_captions_are_an_exit_code(run, cache, tmp_path) -> None:
     asked = ["audit", run, "--split", "dev", "--out", tmp_path, "--cache", cache, "--json"]
     asked += ["--threshold", 0.05, "--examine", 10]
-    found = json.loads(invoke(*asked, "--fail-above", 0.0, code=TOO_MANY))
+    found = json.loads(invoke(*asked, "--fail-above", 0.0, code=TOO_MANY_CODE))
     listed = found["listed"]["captions"]
     assert listed > 1
     assert found["passed"] is False
     assert (tmp_path / "index.html").is_file()
-    invoke(*asked, "--max-suspicious", listed - 1, code=TOO_MANY)
+    invoke(*asked, "--max-suspicious", listed - 1, code=TOO_MANY_CODE)
     invoke(*asked, "--max-suspicious", listed, "--fail-above", listed / found["captions"])
 
 
@@ -138,7 +138,7 @@ def test_no_error_has_the_exit_code_of_too_many() -> None:
         kind = kinds.pop()
         codes.add(kind.exit_code)
         kinds += kind.__subclasses__()
-    assert TOO_MANY not in {0, 130, *codes}
+    assert TOO_MANY_CODE not in {0, 130, *codes}
 
 
 def test_a_split_that_is_named_twice_is_audited_once(run, cache, tmp_path) -> None:

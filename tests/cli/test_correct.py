@@ -18,7 +18,7 @@ from counterfoil.core.progress import Silent
 from counterfoil.data.images import open_image
 from counterfoil.models import create_model, save_pretrained
 from counterfoil.models.correct import Change, Correction, SuspectWord
-from counterfoil.plots.sentences import GROUND, colour_of, correct_png
+from counterfoil.plots.sentences import GROUND, color_of, correct_png
 from counterfoil.training.run import save_rule
 from counterfoil.training.run_data import read_data
 from counterfoil.training.run_folder import load_model, load_rule
@@ -96,9 +96,9 @@ def test_a_correction_is_drawn(run, pairs, cache, tmp_path) -> None:
     with Image.open(path) as picture:
         assert picture.format == "PNG"
         width, height = picture.size
-        colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 20)}
+        colors = {color for _, color in picture.convert("RGB").getcolors(1 << 20)}
     assert (width, height > width / 2) == (960, True)
-    assert len(colours) > 100  # the scene is on it
+    assert len(colors) > 100  # the scene is on it
     with pytest.raises(ConfigError, match="PNG"):
         invoke("correct", run, image, SENTENCE, "--cache", cache, "--out", tmp_path / "right.jpg")
 
@@ -117,9 +117,9 @@ def test_the_words_that_were_changed_are_green_and_those_that_are_wrong_red() ->
     unchanged = correct_png(correction())
     for data, green in ((drawn, True), (unchanged, False)):
         page = Image.open(io.BytesIO(data)).convert("RGB")
-        colours = {colour for _, colour in page.getcolors(1 << 20)}
-        assert colour_of(-0.9, GROUND) in colours
-        assert (colour_of(1.0, GROUND) in colours) == green
+        colors = {color for _, color in page.getcolors(1 << 20)}
+        assert color_of(-0.9, GROUND) in colors
+        assert (color_of(1.0, GROUND) in colors) == green
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from counterfoil.cli.explain import coloured
+from counterfoil.cli.explain import colored
 from counterfoil.cli.inputs import DataChoice
 from counterfoil.core.config import build_config
 from counterfoil.core.errors import ConfigError, DataError
@@ -80,7 +80,7 @@ def test_the_printed_sentence_is_green_for_and_red_against(runs, pairs, many) ->
     match = model.explain(pairs.test.fragments.read(0), "a dog")
     effects = zip(match.words, (0.2, -0.2), strict=True)
     words = [replace(word, effect=effect, known=True) for word, effect in effects]
-    first, second = coloured(replace(match, words=words), many).spans
+    first, second = colored(replace(match, words=words), many).spans
     assert (first.start, first.end, second.start, second.end) == (0, 1, 2, 5)
     good, bad = (span.style.bgcolor.get_truecolor() for span in (first, second))
     assert good.green > good.red

@@ -102,10 +102,10 @@ def test_a_file_extends_a_file_beside_it_or_a_name() -> None:
 
 
 def test_a_table_of_ones_own_extends_one_of_the_package_by_name() -> None:
-    from counterfoil.reproduce.catalogue import load_artefact
+    from counterfoil.reproduce.catalogue import load_artifact
 
     Path("mine.yaml").write_text("extends: selhn.table1\nsummary: mine\n")
-    mine, theirs = load_artefact("mine.yaml"), load_artefact("selhn.table1")
+    mine, theirs = load_artifact("mine.yaml"), load_artifact("selhn.table1")
     assert (mine.name, mine.summary) == ("mine", "mine")
     assert mine.rows == theirs.rows
 

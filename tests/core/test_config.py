@@ -19,7 +19,7 @@ def test_a_config_survives_a_round_trip_through_yaml(tmp_path) -> None:
     [
         ("train.epoch=3", "unknown key 'train.epoch'; did you mean 'train.epochs'"),
         ("trian.epochs=3", "unknown key 'trian'; did you mean 'train'"),
-        ("train.optimiser.lrr=3", "did you mean 'train.optimiser.lr'"),
+        ("train.optimizer.lrr=3", "did you mean 'train.optimizer.lr'"),
         ("train.epochs=many", "train.epochs: .*integer.* got 'many'"),
         ("train.epochs=2.5", "train.epochs"),
         ("train.epochs=true", "train.epochs"),
@@ -37,7 +37,7 @@ def test_a_wrong_override_is_an_error_that_names_the_key(override, message) -> N
 
 
 def test_scientific_notation_without_a_point_is_a_number() -> None:
-    assert load_config(None, ["train.optimiser.lr=5e-4"]).train.optimiser.lr == 5e-4
+    assert load_config(None, ["train.optimizer.lr=5e-4"]).train.optimizer.lr == 5e-4
 
 
 def test_short_forms_of_model_and_objective_take_options_too() -> None:

@@ -129,13 +129,13 @@ def test_recipes_that_extend_each_other_without_end_are_a_config_error(tmp_path)
 
 
 BEYOND = [
-    "train.optimiser.lr=.inf", "train.optimiser.lr=.nan", "train.optimiser.lr=1e300",
-    "train.optimiser.lr=-.inf", "train.optimiser.lr=nan", "train.optimiser.lr=0",
-    "train.optimiser.weight_decay=.inf", "train.optimiser.weight_decay=1e300",
-    "train.optimiser.momentum=1.5", "train.optimiser.betas=[0.9, 1.0]",
-    "train.optimiser.betas=[.nan, 0.5]", "train.optimiser.betas=[-1, 0.5]",
-    "train.optimiser.clip=.inf", "train.optimiser.clip=.nan", "train.optimiser.clip=1e300",
-    "train.optimiser.language_model_factor=1e300", "train.schedule.factor=.inf",
+    "train.optimizer.lr=.inf", "train.optimizer.lr=.nan", "train.optimizer.lr=1e300",
+    "train.optimizer.lr=-.inf", "train.optimizer.lr=nan", "train.optimizer.lr=0",
+    "train.optimizer.weight_decay=.inf", "train.optimizer.weight_decay=1e300",
+    "train.optimizer.momentum=1.5", "train.optimizer.betas=[0.9, 1.0]",
+    "train.optimizer.betas=[.nan, 0.5]", "train.optimizer.betas=[-1, 0.5]",
+    "train.optimizer.clip=.inf", "train.optimizer.clip=.nan", "train.optimizer.clip=1e300",
+    "train.optimizer.pretrained_lr_factor=1e300", "train.schedule.factor=.inf",
     "train.schedule.decay_epochs=[-1]", "train.schedule.warmup_steps=99999999999999999999",
     "seed=-1", "seed=4294967296", "seed=99999999999999999999999999", "seed=1.5",
     "train.epochs=99999999999999999999", "train.batch_size=99999999999", "train.batch_size=-2",
@@ -144,8 +144,9 @@ BEYOND = [
     "data.workers=99999999", "data.workers=-1", "data.views=99999999", "data.noise=.nan",
     "data.min_count=99999999999999999999", "data.drop_regions=.nan", "data.random_crop=.nan",
     "model.embed_size=99999999999", "model.embed_size=-1", "model.embed_size=1e9",
-    "model.copies=99999999", "evaluation.folds=99999999999", "evaluation.bootstrap=99999999999",
-    "evaluation.batch_size=99999999999", "evaluation.images=99999999999999999999",
+    "model.ensemble_size=99999999", "evaluation.folds=99999999999",
+    "evaluation.bootstrap=99999999999",
+    "evaluation.batch_size=99999999999", "evaluation.max_images=99999999999999999999",
 ]  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from tests.data.tiny import (
 )
 
 
-def test_a_sound_data_set_is_summarised(tmp_path):
+def test_a_sound_data_set_is_summarized(tmp_path):
     write_images(tmp_path, ["a.png", "b.png"])
     rows = [
         {"image": "a.png", "split": "train", "captions": ["A dog runs.", "the dog"]},

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from counterfoil.data import inspect
-from counterfoil.data.duplicates import BITS, Looks, _count_bits, find_look_alikes, look_at
+from counterfoil.data.duplicates import MAX_HASH_BITS, Looks, _count_bits, find_look_alikes, look_at
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.splits import leakage_warning, shared_by, shared_with_train
 
@@ -106,7 +106,7 @@ def test_the_search_finds_what_comparing_all_hashes_finds(seed) -> None:
         (a, b)
         for a in range(300)
         for b in range(100)
-        if bin(int(one[a] ^ other[b])).count("1") <= BITS
+        if bin(int(one[a] ^ other[b])).count("1") <= MAX_HASH_BITS
     }
     found = find_look_alikes(looks(one), looks(other))
     assert found.complete
@@ -129,7 +129,7 @@ def test_thousands_of_flat_images_do_not_take_the_search_forever(monkeypatch) ->
 
 def test_equal_images_have_equal_looks_at_any_size() -> None:
     first, second = look_at(photo(1)), look_at(photo(1, (640, 480)))
-    assert bin(first.hash ^ second.hash).count("1") <= BITS
+    assert bin(first.hash ^ second.hash).count("1") <= MAX_HASH_BITS
 
 
 def test_ids_shared_with_the_training_split_are_counted_by_split() -> None:

@@ -8,13 +8,13 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from counterfoil.core.config import OptimiserConfig
+from counterfoil.core.config import OptimizerConfig
 from counterfoil.core.errors import CheckpointError, ConfigError, DataError
 from counterfoil.data.batches.collate import pad_fragments, pad_texts
 from counterfoil.data.text.tokenizers import HuggingFaceText
 from counterfoil.encoders.dual import DualImageEncoder, DualTextEncoder
 from counterfoil.features import Pixels
-from counterfoil.training.optim import create_optimiser
+from counterfoil.training.optim import create_optimizer
 from tests.conftest import assert_close, assert_gradient_close
 from tests.features.tiny_networks import picture
 from tests.models.duals import MEAN, PATCH, SIDE, STD, save_dual, width_of
@@ -174,9 +174,9 @@ def test_frozen_layers_do_not_learn_and_those_above_do(kind, duals) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_lower_layers_learn_more_slowly(kind, duals) -> None:
     encoder, _ = read(kind, duals, layer_decay=0.5)
-    config = OptimiserConfig(lr=1.0, language_model_factor=0.1)
-    optimiser = create_optimiser(encoder, config)
-    rate = {id(p): group["lr"] for group in optimiser.param_groups for p in group["params"]}
+    config = OptimizerConfig(lr=1.0, pretrained_lr_factor=0.1)
+    optimizer = create_optimizer(encoder, config)
+    rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     assert len(rate) == sum(1 for _ in encoder.parameters())
     model = encoder.tower.model
     assert rate[id(model.final_layer_norm.weight)] == pytest.approx(0.1)
@@ -187,9 +187,9 @@ def test_lower_layers_learn_more_slowly(kind, duals) -> None:
 
 def test_a_new_projection_learns_at_the_full_rate(duals) -> None:
     encoder = DualImageEncoder(INPUT, 7, pretrained=str(duals["clip"]), projection="new")
-    optimiser = create_optimiser(encoder, OptimiserConfig(lr=1.0, language_model_factor=0.1))
-    assert [group["lr"] for group in optimiser.param_groups] == [1.0, pytest.approx(0.1)]
-    assert {id(p) for p in optimiser.param_groups[0]["params"]} == {
+    optimizer = create_optimizer(encoder, OptimizerConfig(lr=1.0, pretrained_lr_factor=0.1))
+    assert [group["lr"] for group in optimizer.param_groups] == [1.0, pytest.approx(0.1)]
+    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {
         id(p) for p in encoder.joint.parameters()
     }
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.data.batches.collate import ImageBatch, TextBatch
-from counterfoil.encoders import Encoded, image_encoders, l2_normalise, poolings, text_encoders
+from counterfoil.encoders import Encoded, image_encoders, l2_normalize, poolings, text_encoders
 from counterfoil.encoders.layers import FragmentBatchNorm
 from tests.encoders.test_parity import vocabulary
 
@@ -126,28 +126,28 @@ def test_the_gradient_of_unit_length_is_the_one_autograd_finds(scale) -> None:
     x = (scale * torch.randn(3, 4, 5, dtype=torch.float64)).requires_grad_()
     weights = torch.randn(3, 4, 5, dtype=torch.float64)
     found, expected = (
-        torch.autograd.grad((way(x) * weights).sum(), x)[0] for way in (l2_normalise, plain)
+        torch.autograd.grad((way(x) * weights).sum(), x)[0] for way in (l2_normalize, plain)
     )
     assert torch.isfinite(found).all()
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     if scale == 1.0:
-        assert torch.autograd.gradgradcheck(l2_normalise, x)
+        assert torch.autograd.gradgradcheck(l2_normalize, x)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_halves_are_normalised_in_single_precision(dtype) -> None:
+def test_halves_are_normalized_in_single_precision(dtype) -> None:
     torch.manual_seed(0)
     x = (3 * torch.randn(50, 300)).to(dtype).requires_grad_()
-    exact = l2_normalise(x.detach().double())
+    exact = l2_normalize(x.detach().double())
     rounding = torch.finfo(dtype).eps * exact.abs()
-    assert ((l2_normalise(x.detach()).double() - exact).abs() <= 0.51 * rounding + 1e-7).all()
+    assert ((l2_normalize(x.detach()).double() - exact).abs() <= 0.51 * rounding + 1e-7).all()
     with torch.autocast("cpu", dtype):
-        normalised = l2_normalise(x)
-    assert normalised.dtype == torch.float32
-    assert float((normalised.detach() - exact).abs().max()) < 1e-7
-    (gradient,) = torch.autograd.grad((normalised * torch.arange(300)).sum(), x)
+        normalized = l2_normalize(x)
+    assert normalized.dtype == torch.float32
+    assert float((normalized.detach() - exact).abs().max()) < 1e-7
+    (gradient,) = torch.autograd.grad((normalized * torch.arange(300)).sum(), x)
     wide = x.detach().double().requires_grad_()
-    (wanted,) = torch.autograd.grad((l2_normalise(wide) * torch.arange(300)).sum(), wide)
+    (wanted,) = torch.autograd.grad((l2_normalize(wide) * torch.arange(300)).sum(), wide)
     assert gradient.dtype == dtype
     assert torch.allclose(gradient.double(), wanted, rtol=1e-2, atol=1e-2)
 

@@ -102,10 +102,10 @@ def test_any_number_of_fragments_and_bfloat16_give_finite_gradients(regions) -> 
 def test_esa_learns_from_two_views_of_each_pair(concepts, tmp_path) -> None:
     config = build_config(
         {
-            "data": {"min_count": 1, "views": 2, "drop_regions": 0.2, "disturb_words": 0.2},
+            "data": {"min_count": 1, "views": 2, "drop_regions": 0.2, "word_noise": 0.2},
             "model": {"name": "esa", "embed_size": 24, "text": {"word_dim": 12}},
             "objective": {"sel": {"hardest": False}},
-            "train": {"epochs": 2, "batch_size": 24, "optimiser": {"lr": 1e-2}},
+            "train": {"epochs": 2, "batch_size": 24, "optimizer": {"lr": 1e-2}},
         }
     )
     torch.manual_seed(0)

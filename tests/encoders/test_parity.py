@@ -92,7 +92,7 @@ def vse_infty_images(fixture, **options) -> nn.Module:
         residual="raw",
         pooling=own_gpo(fixture),
         hidden=hidden,
-        normalise=not hyper["no_imgnorm"],
+        normalize=not hyper["no_imgnorm"],
         **options,
     )
 
@@ -107,7 +107,7 @@ def test_the_vsepp_image_encoder_agrees(option: str) -> None:
             hyper["embed_size"],
             pooling="mean",
             absolute=option_set["use_abs"],
-            normalise=not option_set["no_imgnorm"],
+            normalize=not option_set["no_imgnorm"],
         ),
         fixture.weights(),
     )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from counterfoil.encoders.recurrent import LARGEST, HalfRange, power_of_two
+from counterfoil.encoders.recurrent import MAX_SCALED_GRADIENT, HalfRange, power_of_two
 
 
 def gradient_of(factor: float) -> tuple[Tensor, Tensor]:
@@ -38,10 +38,10 @@ def test_a_gradient_that_is_not_finite_stays_so() -> None:
         assert not torch.isfinite(x.grad).all()
 
 
-@pytest.mark.parametrize("largest", [1e-30, 3e-4, LARGEST, 1.0, 7e4, 1e30])
+@pytest.mark.parametrize("largest", [1e-30, 3e-4, MAX_SCALED_GRADIENT, 1.0, 7e4, 1e30])
 def test_the_largest_gradient_is_scaled_to_the_same_size(largest) -> None:
     scale = power_of_two(torch.tensor([0.0, -largest]))
-    assert LARGEST / 2 < scale * largest <= LARGEST
+    assert MAX_SCALED_GRADIENT / 2 < scale * largest <= MAX_SCALED_GRADIENT
     assert torch.frexp(scale)[0] == 0.5  # a power of two: scaling rounds nothing
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from counterfoil.encoders.transformer import SPREAD, Transformer, initialise, spread_for, taken
+from counterfoil.encoders.transformer import SPREAD, Transformer, initialize, spread_for, taken
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ def test_small_layers_get_wider_weights_and_berts_keep_theirs(inputs, spread) ->
     assert spread_for(inputs) == pytest.approx(spread)
     torch.manual_seed(0)
     layer = nn.Linear(inputs, 20_000 // inputs + 40)
-    initialise(layer)
+    initialize(layer)
     assert float(layer.weight.detach().std()) == pytest.approx(spread, rel=0.1)
     assert not layer.bias.any()
 
@@ -25,7 +25,7 @@ def test_small_layers_get_wider_weights_and_berts_keep_theirs(inputs, spread) ->
 def test_sums_over_a_small_layer_are_about_as_large_as_its_inputs(width) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(width, 4 * width)
-    initialise(layer)
+    initialize(layer)
     sums = layer(torch.randn(200, width))
     assert 0.6 < float(sums.detach().std()) < 1.4
 
@@ -34,7 +34,7 @@ def test_attention_that_begins_alike_goes_to_what_is_alike_in_the_first_layer_al
     torch.manual_seed(0)
     width, heads = 48, 4
     transformer = Transformer(width, 2, heads, 0, 0.0, False)
-    initialise(transformer)
+    initialize(transformer)
     others = {name: value.clone() for name, value in transformer.state_dict().items()}
     words = nn.functional.layer_norm(torch.randn(6, width), (width,))
     regions = nn.functional.layer_norm(words.flip(0) + 0.7 * torch.randn(6, width), (width,))

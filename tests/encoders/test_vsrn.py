@@ -186,7 +186,7 @@ def test_reasoning_models_learn(name, concepts, tmp_path) -> None:
                 "text": {"word_dim": 12, **TEXTS[name]},
             },
             "objective": "triplet",
-            "train": {"epochs": 5, "batch_size": 16, "optimiser": {"lr": 5e-3}},
+            "train": {"epochs": 5, "batch_size": 16, "optimizer": {"lr": 5e-3}},
         }
     )
     torch.manual_seed(0)

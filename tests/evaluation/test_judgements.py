@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import counterfoil as cf
 from counterfoil.core.errors import DataError, MissingExtraError
-from counterfoil.evaluation.judgements import judge, kendall_tau, read_judgements
+from counterfoil.evaluation.judgements import evaluate_judgements, kendall_tau, read_judgements
 
 few_levels = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), min_size=2, max_size=150)
 
@@ -58,7 +58,7 @@ def model(concepts):
     return cf.create("scan-t2i", concepts, embed_size=16, text={"word_dim": 8})
 
 
-def test_a_file_is_recognised_by_its_numbers(tmp_path) -> None:
+def test_a_file_is_recognized_by_its_numbers(tmp_path) -> None:
     expert = write(
         tmp_path / "a.txt", [("1.jpg", "2.jpg#0", 1, 2, 4), ("1.jpg", "1.jpg#1", 4, 4, 4)]
     )
@@ -114,7 +114,7 @@ def test_expert_ratings_are_items_and_own_captions_are_left_out(model, concepts,
     rows.append(("test-3.jpg", "test-3.jpg#0", 4, 4, 4))
     rows.append(("absent.jpg", "test-3.jpg#0", 1, 1, 1))
     rows.append(("test-3.jpg", "test-4.jpg#9", 1, 1, 1))
-    found = judge(model, concepts, write(tmp_path / "a.txt", rows))
+    found = evaluate_judgements(model, concepts, write(tmp_path / "a.txt", rows))
     assert (found.kind, found.variant) == ("expert", "c")
     assert (found.pairs, found.ratings, found.images) == (10, 30, 10)
     assert (found.own_left_out, found.not_found) == (1, 2)
@@ -128,7 +128,7 @@ def test_the_crowd_is_one_share_a_pair_and_judges_own_captions_too(
 ) -> None:
     rows = [(f"test-{i}", f"test-{(i * k) % 30}#0", 0.25 * (i % 4), i % 4, 4 - i % 4)
             for i in range(1, 6) for k in (1, 5)]  # fmt: skip
-    found = judge(model, concepts, write(tmp_path / "a.txt", rows))
+    found = evaluate_judgements(model, concepts, write(tmp_path / "a.txt", rows))
     assert (found.kind, found.variant, found.pairs, found.ratings) == ("crowd", "b", 10, 10)
     assert found.own_left_out == 0
     assert -100 <= found.tau <= 100
@@ -142,15 +142,17 @@ def test_unreadable_images_are_counted(model, concepts, tmp_path) -> None:
     fragments = replace(table, features=type(table.features)(tmp_path / "broken.npy"))
     pairs = replace(concepts, splits={"test": replace(concepts.test, fragments=fragments)})
     rows = [(f"test-{i}.jpg", f"test-{i + 5}.jpg#0", 1, 1 + i, 3) for i in range(4)]
-    found = judge(model, pairs, write(tmp_path / "a.txt", rows))
+    found = evaluate_judgements(model, pairs, write(tmp_path / "a.txt", rows))
     assert (found.pairs, found.unreadable) == (3, 1)
     with pytest.raises(DataError, match="no image of its 1 pairs can be read"):
-        judge(model, pairs, write(tmp_path / "b.txt", rows[2:3]))
+        evaluate_judgements(model, pairs, write(tmp_path / "b.txt", rows[2:3]))
 
 
 def test_judgements_of_other_data_are_refused(model, concepts, tmp_path) -> None:
     with pytest.raises(DataError, match="1 are not in the data set 'concepts'"):
-        judge(model, concepts, write(tmp_path / "a.txt", [("x.jpg", "y.jpg#0", 1, 1, 1)]))
+        evaluate_judgements(
+            model, concepts, write(tmp_path / "a.txt", [("x.jpg", "y.jpg#0", 1, 1, 1)])
+        )
 
 
 def test_unknown_words_of_judged_captions_are_left_out_and_pairs_of_such_alone_counted(
@@ -167,10 +169,12 @@ def test_unknown_words_of_judged_captions_are_left_out_and_pairs_of_such_alone_c
         for image in range(8)
         for number in (0, 1)
     ]
-    plain = judge(
+    plain = evaluate_judgements(
         model, concepts, write(tmp_path / "a.txt", [row for row in rows if "#1" in row[1]])
     )
-    found = judge(model, replace(concepts, splits=splits), write(tmp_path / "b.txt", rows))
+    found = evaluate_judgements(
+        model, replace(concepts, splits=splits), write(tmp_path / "b.txt", rows)
+    )
     assert (found.pairs, found.unknown) == (8, 8)
     assert found.tau == pytest.approx(plain.tau)
     assert "8 without a known word" in found.headline()

@@ -208,19 +208,19 @@ def test_the_average_of_matrices_is_their_weighted_mean_in_the_widest_type():
 
 
 @pytest.mark.parametrize("cells", [1, 1_000_000])
-def test_standardised_scores_have_the_same_say_however_wide_they_are(monkeypatch, cells):
+def test_standardized_scores_have_the_same_say_however_wide_they_are(monkeypatch, cells):
     monkeypatch.setattr("counterfoil.evaluation.evaluate.CHUNK_CELLS", cells)
     rng = np.random.default_rng(3)
     one, two = rng.normal(size=(7, 11)), rng.normal(size=(7, 11))
     expected = one / one.std() / 4 + 3 * two / two.std() / 4
     for width, offset in ((1, 0), (50, 7), (1e-3, -2)):
-        found = average([one, width * two + offset], weights=[1, 3], standardise=True)
+        found = average([one, width * two + offset], weights=[1, 3], standardize=True)
         moved = found - found.mean() + expected.mean()
         np.testing.assert_allclose(moved, expected, atol=1e-9)
     for same in (0.5, 0.1, 0.0):
-        flat = average([one, np.full((7, 11), same)], standardise=True)
+        flat = average([one, np.full((7, 11), same)], standardize=True)
         np.testing.assert_allclose(flat, one / one.std() / 2 + same / 2, atol=1e-12)
-    assert average([one[:0], one[:0]], standardise=True).shape == (0, 11)
+    assert average([one[:0], one[:0]], standardize=True).shape == (0, 11)
 
 
 @pytest.mark.parametrize(

@@ -63,18 +63,18 @@ def test_sixteen_bits_keep_their_highest_eight(format: str) -> None:
         ((_ramp() - 65535).astype(np.int32), _ramp() / 257),
     ],
 )
-def test_other_deep_greys_are_scaled_by_their_range(values, expected) -> None:
+def test_other_deep_grays_are_scaled_by_their_range(values, expected) -> None:
     found = read(encoded(Image.fromarray(values), "TIFF"))
     np.testing.assert_allclose(found[..., 1], expected, atol=1.5)
 
 
-def test_a_deep_grey_of_no_number_is_read() -> None:
+def test_a_deep_gray_of_no_number_is_read() -> None:
     values = np.full((4, 4), np.nan, np.float32)
     values[0] = np.inf
     assert read(encoded(Image.fromarray(values), "TIFF")).max() == 0
 
 
-def test_print_colours_become_screen_colours() -> None:
+def test_print_colors_become_screen_colors() -> None:
     found = read(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"))
     assert found[..., 0].min() > 200
     assert found[..., 1:].max() < 60
@@ -99,7 +99,7 @@ def test_what_is_transparent_is_white(mode: str) -> None:
 
 
 def test_of_an_animation_the_first_frame_is_taken() -> None:
-    frames = [Image.new("RGB", (9, 7), colour) for colour in ("red", "green", "blue")]
+    frames = [Image.new("RGB", (9, 7), color) for color in ("red", "green", "blue")]
     for format in ("GIF", "WEBP", "PNG"):
         data = encoded(frames[0], format, save_all=True, append_images=frames[1:])
         assert np.abs(read(data).reshape(-1, 3).mean(axis=0) - (255, 0, 0)).max() < 4

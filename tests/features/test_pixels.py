@@ -16,7 +16,7 @@ from counterfoil.data.batches.collate import Collate, pad_fragments
 from counterfoil.data.batches.dataset import Augmentation, CaptionItems
 from counterfoil.data.convert import convert
 from counterfoil.data.load import load_pairs
-from counterfoil.data.pixels import Glance, PixelTable
+from counterfoil.data.pixels import PixelAugmentation, PixelTable
 from counterfoil.data.text.tokenizers import WordText
 from counterfoil.data.text.vocabulary import Vocabulary
 from counterfoil.features import Pixels, extractors, with_fragments
@@ -80,13 +80,15 @@ def test_a_mirrored_picture_has_the_boxes_of_what_it_shows() -> None:
     tool, image = pixels(fit="squash"), picture(5)
     plain = {tuple(b): f for f, b in zip(*vars(tool.extract(image)).values(), strict=True)}
     for seed in range(8):
-        found = tool.glance(image, Glance(flip=True), np.random.default_rng(seed))
+        found = tool.augment(image, PixelAugmentation(flip=True), np.random.default_rng(seed))
         first = found.features[0].reshape(8, 8, 3)
         mirrored = found.boxes[0][0] > 0
         kept = plain[tuple(found.boxes[0])].reshape(8, 8, 3)
         assert np.array_equal(first, kept[:, ::-1] if mirrored else kept)
     assert {
-        bool(tool.glance(image, Glance(flip=True), np.random.default_rng(s)).boxes[0][0])
+        bool(
+            tool.augment(image, PixelAugmentation(flip=True), np.random.default_rng(s)).boxes[0][0]
+        )
         for s in range(8)
     } == {True, False}
 
@@ -191,8 +193,11 @@ def test_a_batch_carries_bytes_and_arrives_as_numbers(photos, tmp_path: Path) ->
 
 def test_augmentation_depends_on_epoch_caption_and_view_alone(photos, tmp_path: Path) -> None:
     split = with_fragments(photos, tmp_path, "pixels", {"size": 16, "patch": 8}).train
-    glance = Glance(crop=0.3, flip=True)
-    one, other = items(split, glance=glance), items(split, glance=glance)
+    pixel_augmentation = PixelAugmentation(crop=0.3, flip=True)
+    one, other = (
+        items(split, pixel_augmentation=pixel_augmentation),
+        items(split, pixel_augmentation=pixel_augmentation),
+    )
     indices = [(epoch, caption, view) for epoch in (0, 1) for caption in (0, 1) for view in (0, 1)]
     seen = [one[index].fragments for index in indices]
     for index, fragments in zip(reversed(indices), reversed(seen), strict=True):
@@ -221,7 +226,7 @@ def test_what_cannot_be_done_to_pixels_or_features_is_refused(photos, concepts, 
     with pytest.raises(ConfigError, match="drop_regions"):
         items(split, regions=0.2)
     with pytest.raises(ConfigError, match="random_crop"):
-        items(concepts.train, glance=Glance(crop=0.5))
+        items(concepts.train, pixel_augmentation=PixelAugmentation(crop=0.5))
 
 
 def test_features_are_padded_as_ever(concepts) -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from counterfoil.features.backbone import map_cells, token_cells
 from counterfoil.features.views import (
-    centre_crop,
+    center_crop,
     crop_boxes,
     fit_within,
     grid_boxes,
@@ -46,7 +46,7 @@ def test_any_picture_is_squashed_whole(w: int, h: int, height: int, width: int) 
 def test_the_middle_of_a_wide_picture_is_what_is_cropped() -> None:
     pixels = np.zeros((8, 24, 3), np.uint8)
     pixels[:, 8:16] = 255
-    view = centre_crop(Image.fromarray(pixels), (8, 8), 8, NEAREST)
+    view = center_crop(Image.fromarray(pixels), (8, 8), 8, NEAREST)
     assert (view.pixels == 255).all()
     np.testing.assert_allclose(view.box, (1 / 3, 0, 2 / 3, 1))
     np.testing.assert_allclose(place(grid_boxes(1, 2), view.box)[0], (1 / 3, 0, 0.5, 1), atol=1e-6)
@@ -54,7 +54,7 @@ def test_the_middle_of_a_wide_picture_is_what_is_cropped() -> None:
 
 @given(SIDES, SIDES, st.integers(0, 10))
 def test_a_crop_is_inside_and_has_the_crops_proportions(w: int, h: int, more: int) -> None:
-    view = centre_crop(Image.new("RGB", (w, h)), (16, 16), 16 + more, BILINEAR)
+    view = center_crop(Image.new("RGB", (w, h)), (16, 16), 16 + more, BILINEAR)
     x1, y1, x2, y2 = view.box
     assert 0 <= x1 < x2 <= 1
     assert 0 <= y1 < y2 <= 1
@@ -65,7 +65,7 @@ def test_a_crop_is_inside_and_has_the_crops_proportions(w: int, h: int, more: in
 @pytest.mark.parametrize("size", [(40_000, 2), (1, 9000), (1, 1)])
 def test_extreme_proportions_cost_no_more_memory(size: tuple[int, int]) -> None:
     image = Image.new("RGB", size)
-    assert centre_crop(image, (224, 224), 256, BILINEAR).pixels.shape == (224, 224, 3)
+    assert center_crop(image, (224, 224), 256, BILINEAR).pixels.shape == (224, 224, 3)
     height, width = fit_within(image, 80, 133, BILINEAR).pixels.shape[:2]
     assert max(height, width) <= 133
     assert min(height, width) >= 32
@@ -126,7 +126,7 @@ def test_sizes_are_read_however_they_are_written(stated, natural, size, resized)
     assert wanted.resized == resized
 
 
-def test_normalisation_is_read_in_units_of_pixels() -> None:
+def test_normalization_is_read_in_units_of_pixels() -> None:
     wanted = read_preprocessing({"image_mean": [0.5] * 3, "image_std": [0.25] * 3}, 8, "squash", 6)
     assert wanted.size == (6, 6)
     assert wanted.mean == (127.5,) * 3

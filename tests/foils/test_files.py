@@ -15,7 +15,7 @@ from counterfoil.foils.files import (
     split_digest,
     write_rule_foils,
 )
-from counterfoil.training.companions import foil_companions
+from counterfoil.training.extra_negatives import foil_negatives
 
 SPLIT = Split(
     "train",
@@ -97,7 +97,7 @@ def test_an_unknown_kind_is_refused_before_anything_is_written(tmp_path) -> None
 
 def test_training_finds_the_foils_of_each_caption(tmp_path) -> None:
     write_rule_foils(SPLIT, tmp_path / "f.jsonl", count=2)
-    companions = foil_companions(str(tmp_path / "f.jsonl"), 2, SPLIT, Silent())
+    companions = foil_negatives(str(tmp_path / "f.jsonl"), 2, SPLIT, Silent())
     assert sorted(companions.foils) == [0, 1, 2, 4]  # the beach twice, as the data has it
 
 

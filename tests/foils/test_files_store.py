@@ -12,7 +12,7 @@ from counterfoil.core.progress import Silent
 from counterfoil.core.storage.locks import beside
 from counterfoil.data.pairs import Split
 from counterfoil.foils.files import FoilWriter, StoredFoil, read_foils
-from counterfoil.training.companions import foil_companions
+from counterfoil.training.extra_negatives import foil_negatives
 from tests.holding import content, held
 
 FOILS = st.builds(
@@ -147,7 +147,7 @@ def test_training_reads_the_file_as_foils_of_its_captions(tmp_path) -> None:
     path = tmp_path / "foils.jsonl"
     write(path, [foil("x", "a dog", "a cat"), foil("y", "a bus", "a car")])
     split = Split(name="train", ids=["x", "y"], captions=[["a dog", "the dog"], ["a bus"]])
-    companions = foil_companions(str(path), 2, split, Silent())
+    companions = foil_negatives(str(path), 2, split, Silent())
     rng = np.random.default_rng(0)
     assert [companions.of(caption, rng).texts for caption in range(3)] == [
         ("a cat",),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.core.errors import ConfigError
-from counterfoil.foils.generation import NONE, is_best_copy, is_new, penalised_scores, select_foils
+from counterfoil.foils.generation import NONE, is_best_copy, is_new, penalized_scores, select_foils
 from tests.conftest import load_fixture
 
 WIDTH = 3
@@ -83,7 +83,7 @@ def test_an_image_without_tokens_of_its_own_keeps_all_but_copies() -> None:
 @given(cases())
 def test_penalties_fall_on_copies_and_on_what_comes_again(case) -> None:
     candidates, captions, scores, _ = case
-    lowered = penalised_scores(candidates, captions, scores, identical=3, duplicated=2)
+    lowered = penalized_scores(candidates, captions, scores, identical=3, duplicated=2)
     for b, rows in enumerate(candidates.tolist()):
         for i, row in enumerate(rows):
             penalty = 3 * (row == captions[b].tolist()) + 2 * (row in rows[i + 1 :])
@@ -106,11 +106,11 @@ def test_the_reference_form_selects_as_the_public_code_does() -> None:
     every = fixture["in.candidate_ids"][None], true, fixture["in.rank_scores"][None, :, 0]
     names = ("penalty_identical_to_truth", "penalty_duplicated_later")
     penalties = (fixture.hyper[name] for name in names)
-    lowered = penalised_scores(*every)
-    assert torch.equal(lowered, penalised_scores(*every, *penalties))
+    lowered = penalized_scores(*every)
+    assert torch.equal(lowered, penalized_scores(*every, *penalties))
     untouched = lowered == every[2]
     assert int(untouched.sum()) == int(fixture["out.clean.effect_num"])
-    raw = penalised_scores(candidates, true, scores, identical=0, duplicated=0)
+    raw = penalized_scores(candidates, true, scores, identical=0, duplicated=0)
     order = raw.argsort(descending=True, stable=True)[0, :most]
     assert (order + 1).tolist() == fixture["out.raw.selected_index"][1:].tolist()
 

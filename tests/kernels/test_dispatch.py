@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels import dispatch, spec
-from counterfoil.kernels.triton import lanes as lane_scoring
 from counterfoil.kernels.triton import launch, training
-from counterfoil.kernels.triton.packing import lanes, pack
+from counterfoil.kernels.triton import thread_per_caption as lane_scoring
+from counterfoil.kernels.triton.packing import interleave, pack
 from counterfoil.matchers import fragment_matcher
 from counterfoil.matchers.bfan import BFAN
 from counterfoil.matchers.chamfer import SmoothChamfer
@@ -193,7 +193,7 @@ def test_several_tiles_turns_of_a_program_and_parts_of_the_images(name, monkeypa
 @pytest.mark.parametrize("kept", [1 << 27, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", thinned(TRAINED, *(name for name in FIRST if name in TRAINED)))
 def test_gradients_are_the_eager_forms(name, kept, monkeypatch) -> None:
-    monkeypatch.setattr(training, "KEPT", kept)
+    monkeypatch.setattr(training, "SAVED_BYTES", kept)
     images, texts = sides(7 + len(name))
     matcher = made(name).train()
     weight = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
@@ -219,7 +219,7 @@ def test_gradients_are_the_eager_forms(name, kept, monkeypatch) -> None:
 @pytest.mark.parametrize("name", thinned(["scan-i2t-lse", "bfan-equal"], "scan-i2t-lse"))
 def test_captions_too_long_for_one_kernel_are_scored_by_the_other(name, monkeypatch) -> None:
     monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0)
-    monkeypatch.setattr(lane_scoring, "MOST_WORDS", 4)
+    monkeypatch.setattr(lane_scoring, "MAX_IMAGE_QUERY_WORDS", 4)
     images, texts = sides(5, lengths=(6, 2, 9, 4))
     matcher = made(name).eval()
     with torch.no_grad():
@@ -413,7 +413,7 @@ def test_every_word_has_one_place_in_a_tile(lengths, slots) -> None:
 
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 5), st.integers(1, 4))
 def test_every_word_has_one_place_in_a_lane(lengths, width, step) -> None:
-    found = lanes(lengths, width, step)
+    found = interleave(lengths, width, step)
     starts = torch.tensor([0, *lengths]).cumsum(0)
     seen = 0
     for caption, length in enumerate(lengths):

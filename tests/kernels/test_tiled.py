@@ -32,7 +32,7 @@ def encoded(generator: torch.Generator, items: int, longest: int, empty: bool) -
 
 
 def gradients(name, sides, upstream, share, monkeypatch) -> list[torch.Tensor]:
-    monkeypatch.setattr(tiled, "LARGEST_SHARE", share)
+    monkeypatch.setattr(tiled, "MAX_CHOSEN_SHARE", share)
     torch.manual_seed(0)
     matcher = matchers[name](8).double().train()
     scores = matcher(*sides)
@@ -93,17 +93,17 @@ def test_rows_of_any_number_find_their_fragments(counts, seed) -> None:
     rows = torch.randint(0, 7, (len(owners),), generator=generator)
     slopes = torch.randn(len(owners), fragments, generator=generator, dtype=torch.float64)
     sides = Sides(packed, packed[:, 0], None, v, v, None, [7])
-    into, answering = torch.zeros_like(packed), torch.zeros_like(v)
+    into, key_gradient = torch.zeros_like(packed), torch.zeros_like(v)
     shuffled = torch.randperm(len(owners), generator=generator)
     tiled._into_fragments(
-        sides, into, answering, rows[shuffled], owners[shuffled], slopes[shuffled]
+        sides, into, key_gradient, rows[shuffled], owners[shuffled], slopes[shuffled]
     )
     expected, there = torch.zeros_like(packed), torch.zeros_like(v)
     for row, owner, slope in zip(rows.tolist(), owners.tolist(), slopes, strict=True):
         expected[row] += slope @ v[owner]
         there[owner] += slope[:, None] * packed[row][None]
     torch.testing.assert_close(into, expected)
-    torch.testing.assert_close(answering, there)
+    torch.testing.assert_close(key_gradient, there)
 
 
 GPU = torch.device("cuda", 0)

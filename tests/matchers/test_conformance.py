@@ -30,7 +30,7 @@ FORMS = {
     "chan/tha": {"coding": "tha", "pooling": "softmax"},
     "chan/vsa": {"coding": "vsa", "pooling": "max"},
     "chan/mean": {"pooling": "mean"},
-    "imram/text": {"mode": "text", "steps": 2, "normalise": True},
+    "imram/text": {"mode": "text", "steps": 2, "normalize": True},
 }
 NAMES = [name for name in matchers if getattr(matchers[name], "needs", "") == "fragments"]
 NAMES += [form for form in FORMS if form.split("/")[0] in matchers]
@@ -136,7 +136,7 @@ def test_tiles_never_change_a_score_or_a_gradient(name, cells) -> None:
     with (
         mock.patch.object(tiled, "CPU_CELLS", cells),
         mock.patch.object(tiled, "CPU_TILE", cells),
-        mock.patch.object(fragment_matcher, "KEPT_CELLS", 0),
+        mock.patch.object(fragment_matcher, "CACHED_CELLS", 0),
         mock.patch.object(fragment_matcher, "BLOCK_CELLS", cells),
     ):
         assert_same(make(name)(images, texts), expected)

@@ -156,7 +156,7 @@ def test_more_pairs_than_attention_takes_at_once_are_taken_in_turn() -> None:
     images, texts = batch(12)
     matcher = make()
     expected = matcher(images, texts)
-    with mock.patch.object(cross_encoder, "MOST_PAIRS", 3):
+    with mock.patch.object(cross_encoder, "MAX_PAIRS", 3):
         assert_same(matcher(images, texts), expected)
 
 

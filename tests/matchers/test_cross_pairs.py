@@ -67,7 +67,7 @@ def test_chunks_hold_every_sequence_once_and_no_more_than_they_may(
     lengths, most, most_sequences, enough
 ) -> None:
     given_lengths = torch.tensor(lengths, dtype=torch.long)
-    with mock.patch.object(cross_pairs, "ENOUGH_TOKENS", enough):
+    with mock.patch.object(cross_pairs, "MIN_GROUP_TOKENS", enough):
         found = chunks(given_lengths, most, most_sequences)
     taken = [int(k) for chunk in found for k in chunk.at]
     assert sorted(taken) == list(range(len(lengths)))
@@ -92,8 +92,8 @@ def test_asked_scores_are_those_with_gradients(enough, most) -> None:
     pairs = torch.tensor([0, 3, 2, 0, 1]), torch.arange(5)
     with (
         torch.inference_mode(),
-        mock.patch.object(cross_pairs, "ENOUGH_TOKENS", enough),
-        mock.patch.object(cross_encoder, "MOST_TOKENS", most),
+        mock.patch.object(cross_pairs, "MIN_GROUP_TOKENS", enough),
+        mock.patch.object(cross_encoder, "MAX_TOKENS", most),
     ):
         assert_same(matcher(images, texts), expected)
         assert_same(matcher.paired(images[pairs[0]], texts[pairs[1]]), expected[pairs])
@@ -115,7 +115,7 @@ def test_sequences_of_one_length_are_attended_without_a_mask() -> None:
         return real(q, k, v, mask, *rest)
 
     with torch.inference_mode(), mock.patch.object(F, "scaled_dot_product_attention", attend):
-        with mock.patch.object(cross_pairs, "ENOUGH_TOKENS", 1):
+        with mock.patch.object(cross_pairs, "MIN_GROUP_TOKENS", 1):
             make()(images, texts)
         assert masks == [None] * len(masks)
         assert len(masks) > 2

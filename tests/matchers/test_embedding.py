@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from counterfoil.encoders import Encoded, l2_normalise
+from counterfoil.encoders import Encoded, l2_normalize
 from counterfoil.matchers import matchers
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 
@@ -42,7 +42,7 @@ def test_order_is_zero_where_the_image_entails_the_text() -> None:
 def test_cosines_of_vectors_that_are_nearly_alike_are_told_apart_in_mixed_precision(dtype) -> None:
     torch.manual_seed(0)
     alike = torch.randn(256)
-    images, texts = (l2_normalise(alike + 0.02 * torch.randn(40, 256)) for _ in range(2))
+    images, texts = (l2_normalize(alike + 0.02 * torch.randn(40, 256)) for _ in range(2))
     exact = images.double() @ texts.double().T
     with torch.autocast("cpu", dtype):
         scores = matchers["cosine"](256)(encoded(images), encoded(texts))

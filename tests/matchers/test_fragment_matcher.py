@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from counterfoil.encoders import l2_normalise
+from counterfoil.encoders import l2_normalize
 from counterfoil.matchers import matchers
 from tests.matchers.test_conformance import DIM, FORMS, side
 
@@ -28,7 +28,7 @@ def test_scores_under_bf16_autocast_on_a_cpu_are_not_rounded_to_bf16(name, train
     images, texts = side([6] * 8, 6, 1), side([7] * 8, 7, 2)
     sides = []
     for encoded in (images, texts):
-        pooled = l2_normalise(encoded.fragments.mean(1))
+        pooled = l2_normalize(encoded.fragments.mean(1))
         fragments = encoded.fragments
         if half:
             pooled, fragments = pooled.bfloat16(), fragments.bfloat16()

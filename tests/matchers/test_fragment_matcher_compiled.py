@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from counterfoil.encoders import Encoded, l2_normalise
+from counterfoil.encoders import Encoded, l2_normalize
 from counterfoil.kernels import spec
 from counterfoil.matchers import fragment_matcher, matchers
 from counterfoil.scoring.engine import score_matrix
@@ -17,7 +17,7 @@ DIM = 8
 def side(lengths: list[int], seed: int) -> Encoded:
     generator = torch.Generator().manual_seed(seed)
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    fragments = l2_normalise(torch.randn(*mask.shape, DIM, generator=generator))
+    fragments = l2_normalize(torch.randn(*mask.shape, DIM, generator=generator))
     fragments = fragments * mask[..., None]
     return Encoded(fragments, mask, fragments.mean(1))
 

@@ -113,12 +113,12 @@ def naive_visual(matcher, image: torch.Tensor, text: torch.Tensor, boxes: torch.
     sims = sims / (sims.norm(dim=0) + 1e-8)
     contexts = (20 * sims).softmax(1) @ text
     x = torch.cosine_similarity(image.view(-1, 16, 2), contexts.view(-1, 16, 2), dim=-1)
-    centres = (boxes[:, :2] + boxes[:, 2:]) / 2
+    centers = (boxes[:, :2] + boxes[:, 2:]) / 2
     scores = []
     for region in range(len(image)):
         outputs = []
         for number, kernel in enumerate(part.kernels):
-            across, along = (centres[region] - centres).unbind(1)
+            across, along = (centers[region] - centers).unbind(1)
             turn = (torch.atan2(across, along) - part.mean_theta[number]).abs()
             turn = torch.minimum(turn, 2 * torch.pi - turn)
             rho = (across**2 + along**2).sqrt() - part.mean_rho[number]

@@ -24,7 +24,7 @@ def imram(fixture, option: str) -> torch.nn.Module:
         steps=setting["iteration_step"],
         mode=mode,
         lambda_softmax=setting["lambda_softmax"],
-        normalise=not setting["no_IMRAM_norm"],
+        normalize=not setting["no_IMRAM_norm"],
     )
     weights = {}
     for side in SIDES if mode == "full" else [mode]:

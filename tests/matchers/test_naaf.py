@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.tensors.host_mirror import HostScalarCache
-from counterfoil.encoders import Encoded, l2_normalise
+from counterfoil.encoders import Encoded, l2_normalize
 from counterfoil.matchers import Observation, matchers
 from counterfoil.matchers.base import paired_scores
-from counterfoil.matchers.ensemble import CopiedMatcher
+from counterfoil.matchers.ensemble import EnsembleMatcher
 from counterfoil.matchers.fragment_matcher import one_pair
 from counterfoil.matchers.mismatch_boundary import (
     MismatchBoundary,
@@ -267,8 +267,8 @@ def test_a_copy_reads_its_own_numbers() -> None:
 def batch(pairs: int = 12, seed: int = 0) -> tuple[Encoded, Encoded]:
     """Captions whose words are noisy copies of regions of their own image."""
     generator = torch.Generator().manual_seed(seed)
-    regions = l2_normalise(torch.randn(pairs, 5, 16, generator=generator))
-    words = l2_normalise(regions[:, :4] + 0.1 * torch.randn(pairs, 4, 16, generator=generator))
+    regions = l2_normalize(torch.randn(pairs, 5, 16, generator=generator))
+    words = l2_normalize(regions[:, :4] + 0.1 * torch.randn(pairs, 4, 16, generator=generator))
     mask = torch.ones(pairs, 4, dtype=torch.bool)
     mask[1::2, 3] = False
     return Encoded(regions, torch.ones(pairs, 5, dtype=torch.bool)), Encoded(words, mask)
@@ -437,7 +437,7 @@ def test_extra_pairs_scored_in_training_leave_the_thresholds_of_the_public_code_
     assert left[0] > 0
     scores = paired_scores(matcher, images[:3], texts[3:6])
     assert torch.equal(matcher.reference.state, left)
-    twins = CopiedMatcher([matcher, matcher])
+    twins = EnsembleMatcher([matcher, matcher])
     paired_scores(twins, *(side_by_side(side) for side in (images[:3], texts[3:6])))
     assert torch.equal(matcher.reference.state, left)
     matcher.mining = False  # the boundary as it is

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from counterfoil.core.errors import ConfigError
-from counterfoil.encoders import Encoded, l2_normalise
+from counterfoil.encoders import Encoded, l2_normalize
 from counterfoil.kernels.spec import LARGE_JOB_CELLS, ScoringJob
 from counterfoil.matchers import Observation, matchers
-from counterfoil.matchers.ensemble import CopiedMatcher
+from counterfoil.matchers.ensemble import EnsembleMatcher
 from counterfoil.matchers.fragment_matcher import one_pair
 from counterfoil.matchers.mismatch_boundary import (
     BINS,
@@ -33,7 +33,7 @@ def random_pair(images: int = 4, texts: int = 5) -> tuple[Encoded, Encoded]:
     torch.manual_seed(0)
     sides = []
     for count, longest in ((images, 6), (texts, 7)):
-        vectors = l2_normalise(torch.randn(count, longest, 8))
+        vectors = l2_normalize(torch.randn(count, longest, 8))
         lengths = torch.randint(2, longest + 1, (count,))
         sides.append(Encoded(vectors, torch.arange(longest)[None] < lengths[:, None]))
     return sides[0], sides[1]
@@ -203,7 +203,7 @@ def test_closing_an_epoch_gives_its_histogram_and_starts_the_next_one_at_zero() 
 
 
 def test_copies_close_the_epoch_of_every_member() -> None:
-    twins = CopiedMatcher([observed(), observed()])
+    twins = EnsembleMatcher([observed(), observed()])
     assert "t2i" in twins.close_epoch(0)["mismatch_histogram"]
     assert twins.close_epoch(0) == {}
     assert all(not member.boundaries["t2i"].histogram.any() for member in twins.members)

@@ -177,14 +177,14 @@ def test_heads_are_saved_with_a_model(concepts, tmp_path) -> None:
 def test_a_small_one_learns_what_goes_with_what(concepts) -> None:
     model = make(concepts, embed_size=32, matcher={"layers": 2, "heads": 4, "dropout": 0.0})
     step = TrainingStep(model, create_objective({"triplet": {}}), None)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     batch = batch_of(model, concepts, 6)
     losses = []
     for number in range(35):
         loss, _ = step(batch, 0, number, False)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[0] == pytest.approx(2 * 6 * 5 * 0.2, rel=0.05)  # it knows nothing yet
     assert losses[-1] < 0.8 * losses[0]

@@ -49,7 +49,7 @@ def taught(split) -> tuple[Model, list[tuple[int, str, str]]]:
     true = pad_texts([model.text.encode(text) for _, text, _ in cases], model.text.pad)
     foil = pad_texts([model.text.encode(text) for _, _, text in cases], model.text.pad)
     labels = torch.where(true.ids != foil.ids, true.ids, -1)
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(160):
         seen, loss = model.encode_images(images), torch.zeros(())
         for texts, wanted in ((true, 1.0), (foil, 0.0)):
@@ -65,9 +65,9 @@ def taught(split) -> tuple[Model, list[tuple[int, str, str]]]:
             )
             if wanted == 0:
                 loss = loss + word_losses(fixes, labels).mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     return model, cases
 
 
@@ -298,8 +298,8 @@ def test_a_suggestion_never_swallows_the_sign_after_it(split) -> None:
 
 def test_a_rule_of_one_candidate_tries_the_first_of_several(split) -> None:
     """The rule is chosen with five candidates read: fewer must not read fewer tokens."""
-    colours = ["red blue green yellow black white orange purple", "small large old young tall big"]
-    model = restless(split, [*colours, "the dog and a cat"], 1)
+    colors = ["red blue green yellow black white orange purple", "small large old young tall big"]
+    model = restless(split, [*colors, "the dog and a cat"], 1)
     captions = ["the dog and a cat", "a dog"]
     one = CaptionReader(model, [image_of(split)], 1).read([0, 0], captions, 0.0)
     five = CaptionReader(model, [image_of(split)], 5).read([0, 0], captions, 0.0)

@@ -181,7 +181,7 @@ def test_the_worst_word_is_never_a_punctuation_mark(match) -> None:
     assert replace(match, words=low).worst.word.isalpha()
 
 
-def test_colours_follow_effects(match) -> None:
+def test_colors_follow_effects(match) -> None:
     both = [replace(match.words[0], effect=e) for e in (0.4, -0.2, 0.1, -0.01, 0.0)]
     strong = shades(replace(match, words=both))
     assert strong == pytest.approx([1.0, -1.0, 0.25, -0.05, 0.0])

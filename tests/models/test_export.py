@@ -77,7 +77,7 @@ def test_what_stands_in_padding_does_not_matter(
 
 
 def test_copies_are_exported_as_one(concepts, tiny_bert, tmp_path) -> None:  # noqa: F811
-    model = make("vse++", concepts, tiny_bert, copies=2).eval()
+    model = make("vse++", concepts, tiny_bert, ensemble_size=2).eval()
     matcher = exported(model, tmp_path / "model")
     images = [concepts.test.fragments.read(i) for i in range(3)]
     captions = concepts.test.texts[:4]

@@ -23,7 +23,7 @@ from counterfoil.models import create_model
 from counterfoil.models.foil_files import FoilAuthor, write_model_foils
 from counterfoil.models.foil_generator import spell_foil
 from counterfoil.objectives.services import GeneratorOptions
-from counterfoil.training.companions import foil_companions
+from counterfoil.training.extra_negatives import foil_negatives
 from tests.conftest import CONCEPTS, make_split
 from tests.data.text.test_text import save_tiny_tokenizer
 from tests.foils.test_files import Impatient, Killed
@@ -165,7 +165,7 @@ def test_another_seed_or_model_writes_other_foils_and_mixes_with_none(
 
 def test_any_training_can_read_them(model, split, tmp_path) -> None:
     write(model, split, tmp_path / "f.jsonl")
-    companions = foil_companions(str(tmp_path / "f.jsonl"), 2, split, Silent())
+    companions = foil_negatives(str(tmp_path / "f.jsonl"), 2, split, Silent())
     assert len(companions.of(0, np.random.default_rng(0)).texts) == 2
 
 

@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, BertModel
 
-from counterfoil.core.config import OptimiserConfig, build_config
+from counterfoil.core.config import OptimizerConfig, build_config
 from counterfoil.core.errors import CheckpointError, ConfigError
 from counterfoil.encoders.bert import loading_notes
 from counterfoil.models import Model, create_model, from_pretrained, save_pretrained
 from counterfoil.models.warm_start import start_from
-from counterfoil.training.optim import create_optimiser
-from counterfoil.training.run_folder import located
+from counterfoil.training.optim import create_optimizer
+from counterfoil.training.run_folder import resolve_paths
 from tests.data.text.test_text import save_tiny_tokenizer
 
 SIZES = {
@@ -62,7 +62,7 @@ def make(pairs, folder: Path | str, text: Path | str = "", **matcher) -> Model:
 
 
 def rates(model: Model, **options) -> dict[str, float]:
-    groups = create_optimiser(model, OptimiserConfig(lr=1.0, **options)).param_groups
+    groups = create_optimizer(model, OptimizerConfig(lr=1.0, **options)).param_groups
     rate = {id(p): group["lr"] for group in groups for p in group["params"]}
     return {name: rate[id(p)] for name, p in model.named_parameters()}
 
@@ -153,7 +153,7 @@ def test_the_factor_finds_the_pretrained_parameters_of_uniter_bert_and_no_others
     concepts, tmp_path
 ) -> None:
     folder, _ = save(tmp_path / "bert", BertForPreTraining)
-    found = rates(make(concepts, folder), language_model_factor=0.1)
+    found = rates(make(concepts, folder), pretrained_lr_factor=0.1)
     slow = ("text_encoder.", "matcher.transformer.", "matcher.pooler.", "matcher.heads.mlm.")
     slow += ("matcher.heads.correction.",)
     for name, rate in found.items():
@@ -164,7 +164,7 @@ def test_the_factor_finds_the_pretrained_parameters_of_uniter_bert_and_no_others
 @pytest.mark.parametrize("kind", [BertModel, BertForMaskedLM])
 def test_what_a_checkpoint_lacks_learns_at_the_full_rate(kind, concepts, tmp_path) -> None:
     folder, _ = save(tmp_path / "bert", kind)
-    found = rates(make(concepts, folder), language_model_factor=0.25)
+    found = rates(make(concepts, folder), pretrained_lr_factor=0.25)
     lacking = "matcher.heads.mlm." if kind is BertModel else "matcher.pooler."
     for name, rate in found.items():
         if name.startswith(lacking):
@@ -175,9 +175,9 @@ def test_what_a_checkpoint_lacks_learns_at_the_full_rate(kind, concepts, tmp_pat
 
 def test_either_half_alone_may_be_pretrained(concepts, tmp_path) -> None:
     folder, _ = save(tmp_path / "bert", BertModel)
-    found = rates(make(concepts, "", text=folder), language_model_factor=0.1)
+    found = rates(make(concepts, "", text=folder), pretrained_lr_factor=0.1)
     assert {name.split(".")[0] for name, rate in found.items() if rate < 1} == {"text_encoder"}
-    found = rates(make(concepts, folder, text=None), language_model_factor=0.1)
+    found = rates(make(concepts, folder, text=None), pretrained_lr_factor=0.1)
     assert {name.split(".")[0] for name, rate in found.items() if rate < 1} == {"matcher"}
 
 
@@ -201,10 +201,10 @@ def test_a_bert_text_encoder_without_its_weights_learns_at_the_full_rate(
 def test_a_factor_that_finds_nothing_is_refused_and_not_passed_over(concepts, tmp_path) -> None:
     model = make(concepts, "", text=None)
     for factor in (0.1, 0.5, 0.0, 2.0):
-        with pytest.raises(ConfigError, match=r"language_model_factor=.*nothing to slow down"):
-            rates(model, language_model_factor=factor)
+        with pytest.raises(ConfigError, match=r"pretrained_lr_factor=.*nothing to slow down"):
+            rates(model, pretrained_lr_factor=factor)
     assert set(rates(model).values()) == {1.0}  # the default asks for nothing
-    assert set(rates(model, language_model_factor=1.0).values()) == {1.0}
+    assert set(rates(model, pretrained_lr_factor=1.0).values()) == {1.0}
 
 
 def test_a_config_that_was_written_and_read_sets_no_factor_that_nobody_set() -> None:
@@ -213,15 +213,15 @@ def test_a_config_that_was_written_and_read_sets_no_factor_that_nobody_set() -> 
     plain = build_config({})
     again = build_config(yaml.safe_load(plain.to_yaml()))
     assert again == plain
-    assert again.train.optimiser.language_model_factor is None
-    tree = {"train": {"optimiser": {"language_model_factor": 0.1}}}
+    assert again.train.optimizer.pretrained_lr_factor is None
+    tree = {"train": {"optimizer": {"pretrained_lr_factor": 0.1}}}
     again = build_config(yaml.safe_load(build_config(tree).to_yaml()))
-    assert again.train.optimiser.language_model_factor == 0.1
+    assert again.train.optimizer.pretrained_lr_factor == 0.1
 
 
 def test_a_config_of_all_its_fields_trains_a_model_without_pretrained_parts(concepts) -> None:
     whole = build_config(build_config({}).model_dump())
-    create_optimiser(make(concepts, "", text=None), whole.train.optimiser)
+    create_optimizer(make(concepts, "", text=None), whole.train.optimizer)
 
 
 def test_a_saved_model_remembers_what_was_pretrained_so_that_a_run_goes_on_at_its_rates(
@@ -258,5 +258,5 @@ def test_the_folder_of_the_matchers_bert_holds_wherever_a_run_is_resumed(
     (tmp_path / "minilm").mkdir()
     monkeypatch.chdir(tmp_path)
     tree = {"model": {"name": "uniter-small", "matcher": {"pretrained": "minilm"}}}
-    config = located(build_config(tree))
+    config = resolve_paths(build_config(tree))
     assert config.model.matcher["pretrained"] == str(tmp_path / "minilm")

@@ -196,16 +196,16 @@ def test_saving_over_a_model_replaces_it_whole(concepts, tiny_bert, tmp_path) ->
 
 
 def test_a_bert_text_encoder_trains_at_a_tenth_of_the_rate(concepts, tiny_bert) -> None:
-    from counterfoil.core.config import OptimiserConfig
-    from counterfoil.training.optim import create_optimiser
+    from counterfoil.core.config import OptimizerConfig
+    from counterfoil.training.optim import create_optimizer
 
-    groups = create_optimiser(
-        make("vse-infty-bert", concepts, tiny_bert), OptimiserConfig()
+    groups = create_optimizer(
+        make("vse-infty-bert", concepts, tiny_bert), OptimizerConfig()
     ).param_groups
     assert [group["lr"] for group in groups] == pytest.approx([5e-4, 5e-5])
 
 
-def test_glove_initialises_and_may_be_frozen(concepts, tiny_bert, tmp_path) -> None:
+def test_glove_initializes_and_may_be_frozen(concepts, tiny_bert, tmp_path) -> None:
     (tmp_path / "g.txt").write_text("dog 1 2 3\ncat 4 5 6\n")
     text = {"glove": str(tmp_path / "g.txt"), "frozen": True}
     model = make("vse-fc", concepts, tiny_bert, text=text)

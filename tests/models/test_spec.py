@@ -133,7 +133,7 @@ def test_the_text_half_comes_from_the_same_checkpoint_unless_named(photos, duals
 
 
 def test_two_copies_score_as_one(photos, duals, tmp_path) -> None:
-    config = dual_config("clip", duals["clip"]).model.model_copy(update={"copies": 2})
+    config = dual_config("clip", duals["clip"]).model.model_copy(update={"ensemble_size": 2})
     model = create_model(config, photos.train)
     images, captions = [photos.test.fragments.read(0)], photos.test.texts[:2]
     single = make_dual("clip", duals["clip"], photos).score(images, captions)

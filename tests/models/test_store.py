@@ -122,7 +122,7 @@ def test_a_linked_folder_in_a_model_is_refused_by_name(saved, tmp_path) -> None:
         {"spec.image": {}},
         {"spec.image": 5},
         {"spec.image": {"name": [1]}},
-        {"spec.copies": 100_000},
+        {"spec.ensemble_size": 100_000},
         {"spec.embed_size": 1 << 40},
         {"spec.embed_size": 0},
         {"text_processor": [1]},

@@ -44,7 +44,7 @@ def test_all_weights_are_those_of_the_first_stage_and_new_heads_begin_from_its_o
     model = cross(concepts, ["itm", "mlm", "discrimination", "correction"])
     started = start_from(model, folder)
     assert started.new_heads == ("itm", "discrimination", "correction")
-    assert "new heads: itm, discrimination, correction" in started.told()
+    assert "new heads: itm, discrimination, correction" in started.note()
     state = model.state_dict()
     assert all(state[key].equal(value) for key, value in trained.state_dict().items())
     heads = {name: head.state_dict() for name, head in model.matcher.heads.items()}
@@ -65,7 +65,7 @@ def test_heads_that_are_not_wanted_are_left_and_named(concepts, first) -> None:
     model = cross(concepts)
     started = start_from(model, first[0])
     assert started.left_heads == ("mlm",)
-    assert "not taken over: mlm" in started.told()
+    assert "not taken over: mlm" in started.note()
     assert list(model.matcher.heads) == ["rank"]
 
 

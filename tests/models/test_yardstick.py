@@ -14,8 +14,8 @@ from counterfoil.data.text.tokenizers import HuggingFaceText
 from counterfoil.models import from_pretrained, save_pretrained
 from counterfoil.models.match import POINTS, YARDSTICK, Yardstick, load_yardstick
 from counterfoil.models.store import model_digest
-from counterfoil.models.yardstick import _quantiles, full_colours, measure_yardstick
-from counterfoil.plots.sentences import colour_note, shades, standing
+from counterfoil.models.yardstick import _quantiles, full_colors, measure_yardstick
+from counterfoil.plots.sentences import color_note, shades, standing
 from tests.conftest import thinned
 from tests.models.test_explain import image_of, make
 
@@ -63,19 +63,19 @@ def test_an_effect_has_the_same_shade_beside_any_other_word(model, concepts, eff
         shade.append(shades(replace(match, words=words))[1])
     wanted = max(-1.0, min(1.0, effect / (0.1 if effect > 0 else 0.05)))
     assert shade == pytest.approx([wanted, wanted])
-    assert "full green from +0.1000, full red from −0.0500" in colour_note(match)
+    assert "full green from +0.1000, full red from −0.0500" in color_note(match)
 
 
-def test_without_a_yardstick_colours_compare_within_a_sentence_and_say_so(concepts) -> None:
+def test_without_a_yardstick_colors_compare_within_a_sentence_and_say_so(concepts) -> None:
     match = make("naaf", concepts).explain(image_of(concepts), "a dog near the kite")
     words = [replace(word, effect=0.01 * n) for n, word in enumerate(match.words)]
     assert max(shades(replace(match, words=words))) == 1.0
-    assert "within this sentence only" in colour_note(match)
+    assert "within this sentence only" in color_note(match)
     assert standing(match) == ""
     assert match.as_dict()["above"] is None
 
 
-def test_punctuation_has_no_colour(model, concepts) -> None:
+def test_punctuation_has_no_color(model, concepts) -> None:
     model.text.vocabulary.entries[-1] = "."  # a vocabulary with a full stop
     model.text.vocabulary.index["."] = len(model.text.vocabulary.entries) - 1
     match = model.explain(image_of(concepts), "a dog .")
@@ -135,8 +135,8 @@ def test_a_model_whose_scores_are_no_numbers_has_no_yardstick(concepts) -> None:
         ([], None),
     ],
 )
-def test_the_effect_of_a_full_colour_is_a_number_above_zero(effects, full) -> None:
-    assert full_colours(effects) == (full and pytest.approx(full))
+def test_the_effect_of_a_full_color_is_a_number_above_zero(effects, full) -> None:
+    assert full_colors(effects) == (full and pytest.approx(full))
 
 
 @pytest.mark.parametrize("seed", range(5))

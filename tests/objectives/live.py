@@ -12,13 +12,13 @@ from torch import Tensor
 from counterfoil.core.config import build_config
 from counterfoil.core.progress import Silent
 from counterfoil.data.batches.collate import Collate, PairBatch
-from counterfoil.data.batches.dataset import Augmentation, CaptionItems, Extra
+from counterfoil.data.batches.dataset import Augmentation, CaptionItems, ExtraItems
 from counterfoil.data.batches.sampling import BatchPlan, RankBatches
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.models import Model, create_model
 from counterfoil.objectives import Objective
 from counterfoil.objectives.composite import Composite
-from counterfoil.training.services import RunPreparation
+from counterfoil.training.services import TrainingRunSetup
 from counterfoil.training.step import TrainingStep
 from tests.training.trained_runs import score_as_trained
 
@@ -29,7 +29,7 @@ class Noted:
     def __init__(self, inner: Any) -> None:
         self.inner, self.given = inner, {}
 
-    def of(self, caption: int, rng: np.random.Generator) -> Extra:
+    def of(self, caption: int, rng: np.random.Generator) -> ExtraItems:
         self.given[caption] = self.inner.of(caption, rng)
         return self.given[caption]
 
@@ -48,15 +48,15 @@ def small_model(split: Split, name: str) -> Model:
 
 def prepare(objective: Objective, split: Split, model: Model) -> None:
     config = build_config({"model": {"name": "vse-fc"}})
-    objective.prepare(RunPreparation(split, model, config, torch.device("cpu"), Silent()))
+    objective.prepare(TrainingRunSetup(split, model, config, torch.device("cpu"), Silent()))
 
 
 def one_step(
     objective: Objective, split: Split, model: Model, captions: str = "all", size: int = 9
-) -> tuple[Tensor, dict[str, Tensor], PairBatch, Mapping[int, Extra]]:
+) -> tuple[Tensor, dict[str, Tensor], PairBatch, Mapping[int, ExtraItems]]:
     """Loss and diagnostics of one batch without dropout or augmentation, and what it brought."""
     prepare(objective, split, model)
-    noted = Noted(objective.companions())
+    noted = Noted(objective.extra_negatives())
     items = CaptionItems(split, model.text, Augmentation(), 3, {"it": noted})
     plan = BatchPlan(split, size, 3, captions)
     indices = next(iter(RankBatches(plan, epoch=0)))

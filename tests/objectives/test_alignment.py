@@ -118,7 +118,7 @@ def test_layers_are_not_asked_in_the_epochs_of_the_embeddings(split) -> None:  #
     assert losses[0] == pytest.approx(step(Alignment(), model, batch)[0].item())
     assert losses[1] == pytest.approx(step(Alignment(kept=31), model, batch)[0].item())
     assert losses[0] < losses[1]
-    told = [run.objective.uninformed(6, 4.0, epoch) for epoch in (0, 1)]
+    told = [run.objective.loss_at_equal_scores(6, 4.0, epoch) for epoch in (0, 1)]
     assert told[1] - told[0] == pytest.approx(math.log(5))
 
 

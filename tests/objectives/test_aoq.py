@@ -108,7 +108,7 @@ def first(tmp_path_factory, split) -> str:
 def test_a_quintuplet_holds_candidates_and_no_true_pair(split, first, candidates) -> None:
     objective = AOQ(first=first, candidates=candidates)
     prepare(objective, split, small_model(split, "vse-fc"))
-    drawn: Quintuplets = pickle.loads(pickle.dumps(objective.companions()))  # noqa: S301
+    drawn: Quintuplets = pickle.loads(pickle.dumps(objective.extra_negatives()))  # noqa: S301
     of_image, of_caption = objective.quintuplets.captions, objective.quintuplets.images
     assert of_image.shape == (24, candidates)
     assert of_caption.shape == (48, max(2, candidates // 5))
@@ -174,7 +174,7 @@ def test_the_uninformed_loss_is_that_of_equal_scores() -> None:
     for offline_margin in (0.0, 0.1):
         objective = AOQ(first="x", offline_margin=offline_margin)
         loss = quintuplet_loss(pairs, offline_margin=offline_margin)
-        assert objective.uninformed(6, 5) == pytest.approx(float(loss))
+        assert objective.loss_at_equal_scores(6, 5) == pytest.approx(float(loss))
 
 
 def test_what_cannot_work_is_refused_with_the_way_out(split, tmp_path) -> None:
@@ -205,7 +205,7 @@ def run_config(name: str, first: str, **data):
     return build_config(
         {
             "model": {"name": name, "embed_size": 16, "text": {"word_dim": 8}},
-            "data": {"min_count": 1, "drop_regions": 0.2, "disturb_words": 0.1, **data},
+            "data": {"min_count": 1, "drop_regions": 0.2, "word_noise": 0.1, **data},
             "objective": {"aoq": {"first": first, "candidates": 20}},
             "train": {"epochs": 2, "batch_size": 32, "log_every": 1},
         }

@@ -86,7 +86,7 @@ def report(objective: Captioning, batch: PairBatch, regions: torch.Tensor | None
     live = SimpleNamespace(batch=batch, images=Encoded(regions, batch.images.mask), texts=None)
     scores = torch.zeros(len(batch.image_ids), len(batch.owners))
     positives = batch.image_ids[:, None] == batch.owners[None]
-    return objective.compute(scores, positives, Context(live=live))
+    return objective.compute(scores, positives, Context(services=live))
 
 
 def told_one_by_one(objective: Captioning, batch: PairBatch) -> list[float]:
@@ -181,7 +181,7 @@ def test_an_image_or_a_caption_with_nothing_in_it_is_harmless(case) -> None:
 
 def test_regions_of_several_copies_are_refused() -> None:
     batch = pair_batch(4)
-    with pytest.raises(ConfigError, match=r"model\.copies=1"):
+    with pytest.raises(ConfigError, match=r"model\.ensemble_size=1"):
         report(captioning(), batch, batch.images.fragments.repeat(1, 1, 2))
 
 
@@ -208,7 +208,7 @@ def test_vsrn_trains_with_captions_and_learns_to_tell_them(concepts, tmp_path, c
                 "epochs": 2,
                 "batch_size": 24,
                 "log_every": 1,
-                "optimiser": {"lr": 1e-2},
+                "optimizer": {"lr": 1e-2},
                 "precision": "bf16" if captions == "grouped" else "float32",
             },
         }
@@ -216,7 +216,7 @@ def test_vsrn_trains_with_captions_and_learns_to_tell_them(concepts, tmp_path, c
     torch.manual_seed(0)
     model = create_model(config.model, concepts.train, config.data)
     trainer = Trainer(model, concepts, config, tmp_path)
-    trained = {id(p) for group in trainer.updates.optimiser.param_groups for p in group["params"]}
+    trained = {id(p) for group in trainer.updates.optimizer.param_groups for p in group["params"]}
     assert {id(p) for p in trainer.objective.parameters()} <= trained
     trainer.run()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -34,8 +34,8 @@ from counterfoil.objectives.cfm_perturbations import (
     mask_images,
     mask_texts,
 )
-from counterfoil.training.services import RunPreparation
-from counterfoil.training.step import LiveBatch, TrainingStep, score_batch
+from counterfoil.training.services import TrainingRunSetup
+from counterfoil.training.step import TrainingBatchServices, TrainingStep, score_batch
 from counterfoil.training.trainer import Trainer
 from tests.conftest import assert_close, assert_gradient_close, load_fixture, make_split, thinned
 from tests.data.text.test_text import save_tiny_tokenizer
@@ -196,16 +196,16 @@ def batch_of(model, pairs, count: int = 8):
 
 def prepared(pairs, model, **options):
     objective = create_objective({"cfm": {"adjust": 1.0, "explore": 1.0, **options}})
-    preparation = RunPreparation(
+    preparation = TrainingRunSetup(
         pairs.train, model, build_config({}), torch.device("cpu"), Silent()
     )
     objective.prepare(preparation)
     return objective
 
 
-def live_batch(model, pairs, batch=None) -> LiveBatch:
+def live_batch(model, pairs, batch=None) -> TrainingBatchServices:
     batch = batch_of(model, pairs) if batch is None else batch
-    return LiveBatch(model, batch, score_batch(model, batch), None)
+    return TrainingBatchServices(model, batch, score_batch(model, batch), None)
 
 
 def test_the_region_that_decides_is_the_most_important(concepts) -> None:
@@ -344,7 +344,7 @@ def test_any_model_learns_from_made_negatives(name, concepts, tiny_bert) -> None
 
 
 def test_copies_and_grouped_captions_work_too(concepts) -> None:
-    model = make_model(concepts, copies=2)
+    model = make_model(concepts, ensemble_size=2)
     items = CaptionItems(concepts.train, model.text, Augmentation(), 0)
     entries = [(0, 2 * i + k, -k) for i in range(5) for k in range(2)]
     batch = Collate(model.text.pad)([items[entry] for entry in entries])
@@ -402,7 +402,7 @@ def test_a_run_learns_and_resumes_to_the_same_bytes(concepts, tmp_path, name) ->
             "data": {"min_count": 1, "drop_regions": 0.2},
             "objective": {"cfm": {"warmup_epochs": 1, "adjust": 0.5, "explore": 0.5}},
             "train": {
-                "epochs": 2, "batch_size": 32, "log_every": 1, "optimiser": {"lr": 5e-3},
+                "epochs": 2, "batch_size": 32, "log_every": 1, "optimizer": {"lr": 5e-3},
             },
         }
     )  # fmt: skip

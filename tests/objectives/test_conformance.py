@@ -71,7 +71,7 @@ def test_no_negative_is_learned_from_a_positive_or_a_protected_pair(name) -> Non
         assert (scores.grad[case.positives & ~own] <= 0).all()
 
 
-INFORMED = [name for name in NAMES if objectives[name]().uninformed(5, 4) is not None]
+INFORMED = [name for name in NAMES if objectives[name]().loss_at_equal_scores(5, 4) is not None]
 
 
 @pytest.mark.parametrize("name", INFORMED)
@@ -83,7 +83,7 @@ def test_the_uninformed_loss_is_the_loss_of_equal_scores(name) -> None:
         for value in (0.0, 0.3):
             scores = torch.full((5, 5), value, dtype=torch.float64)
             loss = objective.compute(scores, torch.eye(5).bool(), Context()).loss
-            assert loss.item() == pytest.approx(objective.uninformed(5, 4), rel=1e-6)
+            assert loss.item() == pytest.approx(objective.loss_at_equal_scores(5, 4), rel=1e-6)
 
 
 def test_most_objectives_know_their_uninformed_loss() -> None:
@@ -91,14 +91,20 @@ def test_most_objectives_know_their_uninformed_loss() -> None:
 
 
 def test_the_uninformed_losses_are_those_of_the_papers() -> None:
-    assert objectives["triplet"](margin=0.3).uninformed(8, 7) == pytest.approx(2 * 8 * 7 * 0.3)
-    assert objectives["hardest"](margin=0.3).uninformed(8, 7) == pytest.approx(2 * 8 * 0.3)
-    assert objectives["selhn"](margin=0.3).uninformed(8, 7) == pytest.approx(0.3)
-    assert objectives["sel"](hardest=False).uninformed(8, 7) == pytest.approx(2 * 8 * 7 * 0.2)
-    assert objectives["infonce"](form="chan", margin=0.1, learned=False).uninformed(
+    assert objectives["triplet"](margin=0.3).loss_at_equal_scores(8, 7) == pytest.approx(
+        2 * 8 * 7 * 0.3
+    )
+    assert objectives["hardest"](margin=0.3).loss_at_equal_scores(8, 7) == pytest.approx(
+        2 * 8 * 0.3
+    )
+    assert objectives["selhn"](margin=0.3).loss_at_equal_scores(8, 7) == pytest.approx(0.3)
+    assert objectives["sel"](hardest=False).loss_at_equal_scores(8, 7) == pytest.approx(
+        2 * 8 * 7 * 0.2
+    )
+    assert objectives["infonce"](form="chan", margin=0.1, learned=False).loss_at_equal_scores(
         8, 7
     ) == pytest.approx(2 * float(torch.log(1 + 7 * torch.tensor(0.1 / 0.07).exp())), rel=1e-6)
-    assert objectives["shn"]().uninformed(8, 7) is None
+    assert objectives["shn"]().loss_at_equal_scores(8, 7) is None
 
 
 @pytest.mark.parametrize("name", NAMES)

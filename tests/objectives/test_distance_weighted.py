@@ -35,8 +35,8 @@ def test_negatives_are_drawn_in_inverse_proportion_to_how_common_their_distance_
     draws = 20_000
     many = Anchors(
         anchors.positive.expand(draws),
-        anchors.candidates.expand(draws, -1),
-        anchors.negative.expand(draws, -1),
+        anchors.scores.expand(draws, -1),
+        anchors.is_negative.expand(draws, -1),
     )
     drawn = objective.weights(many, Context())
     assert torch.equal(drawn.sum(1), torch.ones(draws, dtype=torch.float64))
@@ -57,7 +57,7 @@ def test_weights_in_many_dimensions_neither_overflow_nor_vanish() -> None:
 def test_only_true_negatives_within_reach_are_ever_drawn(case) -> None:
     objective = objectives["distance-weighted"](dimension=8)
     for anchors in objective.anchors(case.scores, case.positives, case.context):
-        reachable = anchors.negative & ((2 - 2 * anchors.candidates).clamp(min=0).sqrt() < 1.7)
+        reachable = anchors.is_negative & ((2 - 2 * anchors.scores).clamp(min=0).sqrt() < 1.7)
         for _ in range(3):
             drawn = objective.weights(anchors, case.context)
             assert (drawn[~reachable] == 0).all()
@@ -70,7 +70,7 @@ def test_the_loss_is_the_hinge_on_the_drawn_negatives() -> None:
     for anchors in objective.anchors(case.scores, case.positives, case.context):
         chosen = objective.weights(anchors, case.context).argmax(1).tolist()
         for row, column in enumerate(chosen):
-            gap = anchors.candidates[row, column] - anchors.positive[row]
+            gap = anchors.scores[row, column] - anchors.positive[row]
             expected += max(0.0, 0.2 + float(gap))
     assert float(case.loss(objective)) == pytest.approx(expected)
 
@@ -79,8 +79,8 @@ def test_draws_depend_on_the_step_and_on_nothing_else() -> None:
     anchors = one_anchor([0.6, 0.8, 1.0, 1.2])
     many = Anchors(
         anchors.positive.expand(50),
-        anchors.candidates.expand(50, -1),
-        anchors.negative.expand(50, -1),
+        anchors.scores.expand(50, -1),
+        anchors.is_negative.expand(50, -1),
     )
     objective = objectives["distance-weighted"](dimension=6)
     torch.manual_seed(3)

@@ -41,7 +41,7 @@ def of_sets(sets: torch.Tensor, residuals: torch.Tensor | None = None) -> Encode
 
 def context_of(images: Encoded, texts: Encoded) -> Context:
     batch = SimpleNamespace(extras={})
-    return Context(live=SimpleNamespace(images=images, texts=texts, batch=batch))
+    return Context(services=SimpleNamespace(images=images, texts=texts, batch=batch))
 
 
 class Published:
@@ -53,7 +53,7 @@ class Published:
         given = [self.fixture[f"in.{name}"].to(dtype).requires_grad_() for name in names]
         self.leaves = dict(zip(names, given, strict=True))
         self.context = context_of(of_sets(given[0], given[2]), of_sets(given[1], given[3]))
-        live = self.context.live
+        live = self.context.services
         matcher = matchers["smooth-chamfer"](64, temperature=HYPER["temperature"])
         self.scores = matcher(live.images, live.texts)
         self.positives = torch.arange(4)[:, None] == torch.arange(20)[None] // 5
@@ -229,13 +229,15 @@ SETTINGS = {
     },
     "data": {"min_count": 1, "captions": "grouped"},
     "objective": OBJECTIVE,
-    "train": {"epochs": 6, "batch_size": 16, "log_every": 1, "optimiser": {"lr": 2e-3}},
+    "train": {"epochs": 6, "batch_size": 16, "log_every": 1, "optimizer": {"lr": 2e-3}},
 }
 
 
-@pytest.mark.parametrize("copies", [1, 2])
-def test_a_grouped_batch_trains_every_parameter_of_dive(copies, concepts) -> None:
-    config = build_config({**SETTINGS, "model": {**SETTINGS["model"], "copies": copies}})
+@pytest.mark.parametrize("ensemble_size", [1, 2])
+def test_a_grouped_batch_trains_every_parameter_of_dive(ensemble_size, concepts) -> None:
+    config = build_config(
+        {**SETTINGS, "model": {**SETTINGS["model"], "ensemble_size": ensemble_size}}
+    )
     torch.manual_seed(0)
     model = create_model(config.model, concepts.train, config.data)
     items = CaptionItems(concepts.train, model.text, Augmentation(), 0)

@@ -130,8 +130,10 @@ def test_vse_c_is_the_hardest_of_several_foils_by_rule(split) -> None:
 def test_the_uninformed_loss_is_the_margin_for_each_pair() -> None:
     same, owners = torch.full((5,), 0.4), torch.arange(5)
     costs = foil_costs(same, same, owners, 0.2, hardest=True)
-    assert FoilObjective().uninformed(5, 4) == pytest.approx(float(costs.sum()))
-    assert FoilObjective(reduction="mean").uninformed(5, 4) == pytest.approx(float(costs.mean()))
+    assert FoilObjective().loss_at_equal_scores(5, 4) == pytest.approx(float(costs.sum()))
+    assert FoilObjective(reduction="mean").loss_at_equal_scores(5, 4) == pytest.approx(
+        float(costs.mean())
+    )
 
 
 def test_what_cannot_work_is_refused(split) -> None:
@@ -159,7 +161,7 @@ def run_config(name: str, objective: dict, epochs: int = 2, **data):
                 "epochs": epochs,
                 "batch_size": 32,
                 "log_every": 1,
-                "optimiser": {"lr": 3e-3},
+                "optimizer": {"lr": 3e-3},
             },
         }
     )

@@ -34,7 +34,7 @@ CASES = {
 
 def one_batch(split: Split, text, objective) -> PairBatch:
     """This process's share of the first batch, in double precision."""
-    items = CaptionItems(split, text, Augmentation(), 3, objective.companions_by_term())
+    items = CaptionItems(split, text, Augmentation(), 3, objective.extra_sources_by_term())
     batches = RankBatches(BatchPlan(split, SIZE, seed=3), 0, rank=rank(), world=world_size())
     batch = Collate(text.pad)([items[index] for index in next(iter(batches))])
     extras = {

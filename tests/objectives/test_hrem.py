@@ -69,7 +69,7 @@ class Published:
 
     @property
     def context(self) -> Context:
-        return Context(step=5, live=SimpleNamespace(images=self.images, texts=self.texts))
+        return Context(step=5, services=SimpleNamespace(images=self.images, texts=self.texts))
 
     def graph_loss(self) -> tuple[Tensor, Tensor]:
         scores = self.leaves[0] @ self.leaves[1].T
@@ -103,8 +103,8 @@ def test_the_graph_loss_agrees_with_gradients(name, form, dtype) -> None:
         place = (slice(8 * row, 8 * row + 8), slice(8 * column, 8 * column + 8))
         assert_close(relations.relevance[place], stored[f"out.relevance.{block}"], tolerance)
         assert torch.equal(relations.connected[place].long(), stored[f"out.connect.{block}"])
-    loss, regulariser = case.graph_loss()
-    assert_close(regulariser, stored["out.reg_loss"], tolerance)
+    loss, regularizer = case.graph_loss()
+    assert_close(regularizer, stored["out.reg_loss"], tolerance)
     assert_close(case.base_loss(), stored["out.base_loss"], tolerance)
     whole = case.base_loss() + loss
     assert_close(whole, stored["out.loss"], tolerance)
@@ -149,7 +149,7 @@ def pair_by_loops(regions: Tensor, words: Tensor, k: int) -> tuple[list[float], 
 def test_matches_are_what_loops_say_however_texts_are_cut(seed, sizes) -> None:
     images, texts = random_side(seed, sizes[0], 6), random_side(seed + 1, sizes[1], 5)
     graph = InstanceGraph(8, topk=3)
-    with mock.patch.object(instance_graph, "CELLS", 1 + seed):
+    with mock.patch.object(instance_graph, "MAX_CELLS", 1 + seed):
         of_words, of_regions = graph.matches(images, texts)
     for i in range(len(sizes[0])):
         for t in range(len(sizes[1])):
@@ -175,7 +175,7 @@ def test_permuting_a_batch_permutes_what_its_instances_see() -> None:
     again = graph(*moved)
     assert torch.allclose(again.images, seen.images[rows], atol=1e-9)
     assert torch.allclose(again.texts, seen.texts[columns], atol=1e-9)
-    assert torch.allclose(again.regulariser, seen.regulariser, atol=1e-9)
+    assert torch.allclose(again.regularizer, seen.regularizer, atol=1e-9)
 
 
 def test_every_parameter_of_the_graph_learns_and_fragments_get_no_gradient() -> None:
@@ -189,7 +189,7 @@ def test_every_parameter_of_the_graph_learns_and_fragments_get_no_gradient() -> 
         )
         for side in sides
     ]
-    context = Context(live=SimpleNamespace(images=encoded[0], texts=encoded[1]))
+    context = Context(services=SimpleNamespace(images=encoded[0], texts=encoded[1]))
     scores = encoded[0].pooled @ encoded[1].pooled.T
     objective.compute(scores, torch.eye(6).bool(), context).loss.backward()
     for side in encoded:
@@ -213,7 +213,7 @@ def test_batches_of_one_empty_items_and_grouped_batches_are_finite(loss, images,
         Encoded(side.fragments.bfloat16(), side.mask, side.whole.bfloat16().requires_grad_())
         for side in sides
     ]
-    context = Context(live=SimpleNamespace(images=encoded[0], texts=encoded[1]))
+    context = Context(services=SimpleNamespace(images=encoded[0], texts=encoded[1]))
     positives = torch.arange(len(images))[:, None] == torch.arange(len(texts))[None] % len(images)
     scores = (encoded[0].pooled @ encoded[1].pooled.T).float()
     report = objective.compute(scores, positives, context)
@@ -236,7 +236,7 @@ def test_a_model_without_one_vector_an_item_is_refused() -> None:
     objective = HREM(warmup=0)
     objective.prepare(SimpleNamespace(embed_size=8))
     local = Encoded(torch.randn(2, 3, 8), torch.ones(2, 3, dtype=torch.bool))
-    context = Context(live=SimpleNamespace(images=local, texts=local))
+    context = Context(services=SimpleNamespace(images=local, texts=local))
     with pytest.raises(ConfigError, match="use a model that pools"):
         objective.compute(torch.zeros(2, 2), torch.eye(2).bool(), context)
 
@@ -249,7 +249,7 @@ def test_hrem_learns_with_its_graph_after_warm_up(loss, concepts, tmp_path) -> N
             "model": {"name": "hrem", "embed_size": 32, "text": {"word_dim": 16}},
             "data": {"min_count": 1},
             "objective": {base: {}, "hrem-graph": {"loss": loss, "warmup": 6}},
-            "train": {"epochs": 4, "batch_size": 32, "log_every": 1, "optimiser": {"lr": 3e-3}},
+            "train": {"epochs": 4, "batch_size": 32, "log_every": 1, "optimizer": {"lr": 3e-3}},
         }
     )
     torch.manual_seed(0)

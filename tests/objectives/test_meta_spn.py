@@ -17,7 +17,7 @@ from counterfoil.models import create_model
 from counterfoil.objectives import Context, objectives
 from counterfoil.objectives import meta_spn as meta
 from counterfoil.objectives.meta_spn import MetaSPN, hardest_triplets
-from counterfoil.training.lookahead import HeldOutBatches, StepTrial, Trials
+from counterfoil.training.lookahead import HeldOutBatches, LookaheadFactory, StepTrial
 from counterfoil.training.services import set_aside
 from counterfoil.training.step import score_batch
 from counterfoil.training.trainer import Trainer
@@ -54,19 +54,19 @@ def naive_loss(case: Case, objective: MetaSPN) -> float:
             weight = float(objective.network(read))
         rows.append((cost, weight))
     total = sum(cost * weight for cost, weight in rows)
-    if objective.normalise and total:
+    if objective.normalize and total:
         counted = [weight for cost, weight in rows if cost]
         total /= sum(counted) / len(counted)
     return total / (len(rows) if objective.reduction == "mean" else 1)
 
 
-@given(case=cases(), reduction=st.sampled_from(REDUCTIONS), normalise=st.booleans())
-def test_the_loss_equals_a_naive_loop(case, reduction, normalise) -> None:
-    objective = opinionated(reduction=reduction, normalise=normalise)
+@given(case=cases(), reduction=st.sampled_from(REDUCTIONS), normalize=st.booleans())
+def test_the_loss_equals_a_naive_loop(case, reduction, normalize) -> None:
+    objective = opinionated(reduction=reduction, normalize=normalize)
     assert float(case.loss(objective)) == pytest.approx(naive_loss(case, objective), rel=1e-9)
 
 
-def test_weights_are_constants_for_the_model_and_the_network_for_the_optimiser() -> None:
+def test_weights_are_constants_for_the_model_and_the_network_for_the_optimizer() -> None:
     case, objective = make_case(list(range(6)), scale=0.3), opinionated()
     scores = case.scores.clone().requires_grad_()
     objective.compute(scores, case.positives, Context()).loss.backward()
@@ -90,7 +90,7 @@ def small_trial(pairs, share: float = 0.3, rate: float = 0.05) -> StepTrial:
     model = create_model(settings.model, pairs.train, settings.data).double()
     train, held_out = set_aside(pairs.train, share, 0)
     batch = double(HeldOutBatches(train, model.text, settings)[0])
-    trial = Trials(model, held_out, settings, torch.device("cpu")).of(batch, 2, rate)
+    trial = LookaheadFactory(model, held_out, settings, torch.device("cpu")).of(batch, 2, rate)
     aside = double(trial.held_out_batch())
     trial.held_out_batch = lambda: aside
     return trial
@@ -125,18 +125,22 @@ def exact_gradient(objective: MetaSPN, trial: StepTrial) -> tuple[torch.Tensor, 
     return found
 
 
-@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_the_meta_gradient_approaches_the_exact_one(
-    concepts, reduction, normalise, monkeypatch
+    concepts, reduction, normalize, monkeypatch
 ) -> None:
     """The error of a central difference falls with the square of the distance."""
-    objective = opinionated(reduction=reduction, normalise=normalise)
+    objective = opinionated(reduction=reduction, normalize=normalize)
     trial = small_trial(concepts)
     exact = exact_gradient(objective, trial)
     largest = max(float(part.abs().max()) for part in exact)
-    for nudge, error in {meta.NUDGE: 0.05, meta.NUDGE / 10: 5e-4, meta.NUDGE / 100: 5e-6}.items():
-        monkeypatch.setattr(meta, "NUDGE", nudge)
+    for nudge, error in {
+        meta.FINITE_DIFFERENCE_NORM: 0.05,
+        meta.FINITE_DIFFERENCE_NORM / 10: 5e-4,
+        meta.FINITE_DIFFERENCE_NORM / 100: 5e-6,
+    }.items():
+        monkeypatch.setattr(meta, "FINITE_DIFFERENCE_NORM", nudge)
         measured = objective.meta_gradient(trial)
         for mine, theirs in zip(measured, exact, strict=True):
             assert float((mine - theirs).abs().max()) < error * largest
@@ -196,7 +200,7 @@ def run_config(name: str, warm_up: int, epochs: int, **options):
                 "meta-spn": {"epochs": [warm_up, None], **options},
             },
             "train": {
-                "epochs": epochs, "batch_size": 32, "log_every": 1, "optimiser": {"lr": 5e-3},
+                "epochs": epochs, "batch_size": 32, "log_every": 1, "optimizer": {"lr": 5e-3},
             },
         }
     )  # fmt: skip
@@ -262,5 +266,5 @@ def test_a_run_learns_and_resumes_to_the_same_bytes(concepts, tmp_path, name) ->
     resumed = again.objective.terms["meta-spn"]
     for mine, theirs in zip(resumed.network.parameters(), network.parameters(), strict=True):
         assert torch.equal(mine, theirs)
-    trained = {id(p) for group in again.updates.optimiser.param_groups for p in group["params"]}
+    trained = {id(p) for group in again.updates.optimizer.param_groups for p in group["params"]}
     assert not trained & {id(p) for p in resumed.parameters()}

@@ -99,8 +99,8 @@ def test_the_mixture_copes_with_equal_few_and_no_losses() -> None:
 
 def test_without_two_copies_it_says_what_to_do() -> None:
     objective = create_objective("ncr")
-    assert objective.copies == 2
-    with pytest.raises(TrainingError, match=r"model\.copies=2"):
+    assert objective.ensemble_size == 2
+    with pytest.raises(TrainingError, match=r"model\.ensemble_size=2"):
         objective.compute(
             torch.randn(4, 4), torch.eye(4).bool(), Context(caption_ids=torch.arange(4))
         )
@@ -113,11 +113,16 @@ def trainer_of(
 ) -> Trainer:
     config = build_config(
         {
-            "model": {"name": "vse-fc", "embed_size": 32, "text": {"word_dim": 16}, "copies": 2},
+            "model": {
+                "name": "vse-fc",
+                "embed_size": 32,
+                "text": {"word_dim": 16},
+                "ensemble_size": 2,
+            },
             "data": {"min_count": 1},
             "objective": {"ncr": {"warmup_epochs": warmup_epochs, **options}},
             "train": {
-                "epochs": epochs, "batch_size": 32, "optimiser": {"lr": 3e-3}, "log_every": 1,
+                "epochs": epochs, "batch_size": 32, "optimizer": {"lr": 3e-3}, "log_every": 1,
             },
         }
     )  # fmt: skip

@@ -81,7 +81,7 @@ def naive_mr(anchors, o: NDGL) -> float:
             continue
         own = [(s - x) / o.temperature for x, _ in negatives]
         guide = [(t - y) / o.target_temperature for _, y in negatives]
-        if o.normalise == "softmax":
+        if o.normalize == "softmax":
             sign = -1 if o.emphasis == "hard" else 1
             p, q = softmax([sign * x for x in own]), softmax([sign * x for x in guide])
             total += kl(p, q, o.direction)
@@ -126,7 +126,7 @@ options = st.fixed_dictionaries(
     {
         "temperature": st.sampled_from([0.1, 0.5, 1.0]),
         "target_temperature": st.sampled_from([None, 0.3]),
-        "normalise": st.sampled_from(["softmax", "sigmoid"]),
+        "normalize": st.sampled_from(["softmax", "sigmoid"]),
         "emphasis": st.sampled_from(["hard", "easy"]),
         "direction": st.sampled_from(["forward", "reverse"]),
         "reduction": st.sampled_from(["sum", "mean"]),
@@ -157,14 +157,14 @@ def test_the_loss_is_what_plain_loops_make(case, given_, seed, gone) -> None:
     assert report.loss.item() == pytest.approx(expected, abs=1e-8)
 
 
-@pytest.mark.parametrize("normalise", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("normalize", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
 @pytest.mark.parametrize("square", [True, False])
-def test_gradients_are_those_of_finite_differences(normalise, direction, square) -> None:
+def test_gradients_are_those_of_finite_differences(normalize, direction, square) -> None:
     case = make_case([0, 0, 1, 2, 3, 3], square=square, seed=4, protected=0.2, scale=0.3)
     targets = targets_for(case, 1)
     targets[-1] = torch.nan
-    objective = NDGL(guide="g", sr=2.0, normalise=normalise, direction=direction)
+    objective = NDGL(guide="g", sr=2.0, normalize=normalize, direction=direction)
 
     def loss(scores: Tensor) -> Tensor:
         return objective.compare(scores, targets, case.positives, case.context).loss
@@ -172,12 +172,12 @@ def test_gradients_are_those_of_finite_differences(normalise, direction, square)
     assert torch.autograd.gradcheck(loss, case.scores.clone().requires_grad_())
 
 
-@pytest.mark.parametrize("normalise", ["softmax", "sigmoid"])
-def test_pairs_that_are_no_negatives_teach_nothing(normalise) -> None:
+@pytest.mark.parametrize("normalize", ["softmax", "sigmoid"])
+def test_pairs_that_are_no_negatives_teach_nothing(normalize) -> None:
     case = make_case([0, 0, 1, 2, 3, 4], protected=0.4, seed=2, scale=0.3)
     targets = targets_for(case, 0)
     targets[3] = torch.nan
-    objective = NDGL(guide="g", sr=1.0, normalise=normalise)
+    objective = NDGL(guide="g", sr=1.0, normalize=normalize)
     scores = case.scores.clone().requires_grad_()
     objective.compare(scores, targets, case.positives, case.context).loss.backward()
     apart = case.positives & ~torch.eye(6).bool()
@@ -196,14 +196,14 @@ SITUATIONS = {
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("normalise", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("normalize", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_loss_and_gradients_are_finite(situation, normalise, dtype) -> None:
+def test_loss_and_gradients_are_finite(situation, normalize, dtype) -> None:
     case = SITUATIONS[situation]
     for unknown in (0.0, 1.1):
         targets = targets_for(case, 0, unknown).float()
         scores = case.scores.to(dtype, copy=True).requires_grad_()
-        objective = NDGL(guide="g", sr=1.0, normalise=normalise)
+        objective = NDGL(guide="g", sr=1.0, normalize=normalize)
         report = objective.compare(scores, targets, case.positives, case.context)
         report.loss.backward()
         assert report.loss.isfinite()
@@ -222,8 +222,8 @@ def test_a_model_that_scores_as_its_guide_does_costs_nothing() -> None:
 def test_a_softmax_forgets_the_positive_and_a_sigmoid_does_not() -> None:
     case = make_case(list(range(6)), scale=0.3)
     lifted = case.scores + 0.5 * torch.eye(6)
-    for normalise, kept in {"softmax": False, "sigmoid": True}.items():
-        objective = NDGL(guide="g", hnr=0.0, normalise=normalise)
+    for normalize, kept in {"softmax": False, "sigmoid": True}.items():
+        objective = NDGL(guide="g", hnr=0.0, normalize=normalize)
         before, after = (
             objective.compare(x, targets_for(case, 3), case.positives, case.context).loss.item()
             for x in (case.scores, lifted)
@@ -269,9 +269,9 @@ def run_config(name: str, guide: str = "", seed: int = 0, **ndgl):
         {
             "seed": seed,
             "model": {"name": name, "embed_size": 16, "text": {"word_dim": 8}},
-            "data": {"min_count": 1, "drop_regions": 0.2, "disturb_words": 0.1},
+            "data": {"min_count": 1, "drop_regions": 0.2, "word_noise": 0.1},
             "objective": {"hardest": {}, **guided},
-            "train": {"epochs": 2, "batch_size": 32, "log_every": 1, "optimiser": {"lr": 3e-3}},
+            "train": {"epochs": 2, "batch_size": 32, "log_every": 1, "optimizer": {"lr": 3e-3}},
         }
     )
 
@@ -340,7 +340,7 @@ def test_both_forms_teach_the_same(few, first_runs, tmp_path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
-def test_a_guide_leaves_nothing_in_the_optimiser_or_the_checkpoint(few, guide, tmp_path) -> None:
+def test_a_guide_leaves_nothing_in_the_optimizer_or_the_checkpoint(few, guide, tmp_path) -> None:
     guided = trainer(few, tmp_path / "a", run_config("scan-t2i", guide))
     plain = trainer(few, tmp_path / "b", run_config("scan-t2i"))
     count = [sum(1 for _ in one.step_module.parameters()) for one in (guided, plain)]
@@ -374,7 +374,7 @@ def test_a_guide_goes_along_with_other_objectives_and_protected_pairs(few, guide
         update={
             "objective": {
                 "infonce": {"weight": 0.5},
-                "ndgl": {"guide": guide, "normalise": "sigmoid", "epochs": [1, None]},
+                "ndgl": {"guide": guide, "normalize": "sigmoid", "epochs": [1, None]},
                 "protect": {"captions": 0.9},
             }
         }
@@ -383,7 +383,7 @@ def test_a_guide_goes_along_with_other_objectives_and_protected_pairs(few, guide
     assert ["ndgl/mr" in record for record in steps(tmp_path)] == [False] * 3 + [True] * 3
 
 
-def test_the_guide_has_no_favourite_among_negatives_it_scores_alike() -> None:
+def test_the_guide_has_no_favorite_among_negatives_it_scores_alike() -> None:
     own = torch.tensor([[0.9, 0.5, 0.4, 0.1]])
     guide = torch.tensor([[0.9, 0.3, 0.7, 0.7]])
     positives = torch.tensor([[True, False, False, False]])

@@ -90,7 +90,7 @@ def train(pairs, folder, objective):
             "model": {"name": "vse-fc", "embed_size": 16, "text": {"word_dim": 8}},
             "data": {"min_count": 1},
             "objective": objective,
-            "train": {"epochs": 2, "batch_size": 16, "log_every": 1, "optimiser": {"lr": 3e-3}},
+            "train": {"epochs": 2, "batch_size": 16, "log_every": 1, "optimizer": {"lr": 3e-3}},
         }
     )
     torch.manual_seed(0)
@@ -105,7 +105,7 @@ def test_a_teacher_protects_what_it_scores_like_the_own_pair(concepts, tmp_path)
     seen = []
 
     def remember(module, inputs, output) -> None:
-        seen.append((inputs[0], output, inputs[1].live.batch))
+        seen.append((inputs[0], output, inputs[1].services.batch))
 
     second.objective.protection.register_forward_hook(remember)
     second.run()

@@ -24,7 +24,7 @@ from counterfoil.objectives import Context, Objective
 from counterfoil.objectives.hard_candidates import HardCandidates
 from counterfoil.objectives.services import GeneratorOptions
 from counterfoil.objectives.tags import TAGS, TAGSDC
-from counterfoil.training.step import LiveBatch, TrainingStep, score_batch
+from counterfoil.training.step import TrainingBatchServices, TrainingStep, score_batch
 from tests.conftest import make_split
 from tests.objectives.live import prepare, score, some_of
 from tests.training.test_trainer import metrics, trainer, weights
@@ -111,18 +111,18 @@ def test_hard_candidates_cost_what_plain_loops_over_single_scores_find(
 def test_protected_pairs_and_other_captions_of_the_image_are_no_candidates(split) -> None:
     model = small(split)
     batch = batch_of(split, model, [0, 1, 4])
-    live = LiveBatch(model, batch, score_batch(model, batch, scored=False), None)
+    live = TrainingBatchServices(model, batch, score_batch(model, batch, scored=False), None)
     positives = batch.image_ids[:, None] == batch.owners
     protected = torch.tensor([[0, 0, 1], [0, 0, 0], [1, 1, 0]]).bool()
     report = HardCandidates(margin=0.3).compute(
-        positives.float() * torch.nan, positives, Context(live=live, protected=protected)
+        positives.float() * torch.nan, positives, Context(services=live, protected=protected)
     )
     left = score(model, split, 0, split.texts[4])
     expected = [max(0, 0.3 + left - score(model, split, 0, split.texts[1]))]
     towards = [max(0, 0.3 + left - score(model, split, 2, split.texts[4]))]
     assert report.loss.item() == pytest.approx(expected[0] + towards[0], abs=1e-5)
     nobody = HardCandidates().compute(
-        positives, positives, Context(live=live, protected=~positives)
+        positives, positives, Context(services=live, protected=~positives)
     )
     assert nobody.loss.item() == 0.0
     nobody.loss.backward()
@@ -151,10 +151,10 @@ def _grad() -> bool:
 
 @pytest.mark.parametrize("most", [1 << 18, 3])
 def test_captions_are_cut_once_and_masked_as_ever(split, most, monkeypatch) -> None:
-    monkeypatch.setattr(once, "MOST", most)
+    monkeypatch.setattr(once, "MAX_CACHED_CAPTIONS", most)
     model = small(split)
     batch = batch_of(split, model, [0, 1, 4, 6])
-    live = LiveBatch(model, batch, score_batch(model, batch, scored=False), None)
+    live = TrainingBatchServices(model, batch, score_batch(model, batch, scored=False), None)
     options = GeneratorOptions(3, 2, 2, 1.0, "graph", "rules")
     fresh, used = (FoilMaker(split, model, options, seed=5) for _ in range(2))
     used.mask(live, 0)
@@ -204,7 +204,7 @@ def test_the_same_step_writes_the_same_foils_and_another_does_not(split) -> None
     objective = TAGS(**SMALL)
     written = remembered(objective, split, model)
     batch = batch_of(split, model, [0, 3, 5, 8])
-    live = LiveBatch(model, batch, score_batch(model, batch, scored=False), None)
+    live = TrainingBatchServices(model, batch, score_batch(model, batch, scored=False), None)
     made = []
     for at in (4, 4, 5):
         torch.manual_seed(1)
@@ -353,7 +353,7 @@ OBJECTIVE = {
 
 
 def settings(objective: dict, epochs: int, lr: float = 5e-3):
-    train = {"epochs": epochs, "batch_size": 16, "log_every": 1, "optimiser": {"lr": lr}}
+    train = {"epochs": epochs, "batch_size": 16, "log_every": 1, "optimizer": {"lr": lr}}
     return build_config(
         tree(dropout=0.1, train=train, objective=objective, evaluation={"bootstrap": 0})
     )
@@ -399,7 +399,7 @@ def test_a_frozen_generator_writes_and_is_not_trained(concepts, tmp_path) -> Non
     frozen = term._generator.generator
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
     assert not set(map(id, frozen.parameters())) & {
-        id(p) for group in second.updates.optimiser.param_groups for p in group["params"]
+        id(p) for group in second.updates.optimizer.param_groups for p in group["params"]
     }
     before = {name: value.clone() for name, value in frozen.state_dict().items()}
     asked = SimpleNamespace(times=0)

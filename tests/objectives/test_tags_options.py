@@ -13,7 +13,7 @@ from counterfoil.data.text.vocabulary import SPECIALS
 from counterfoil.foils.generation import expected_share, token_units
 from counterfoil.models import save_pretrained
 from counterfoil.objectives.tags import MLM, TAGS, TAGSDC
-from counterfoil.training.step import LiveBatch, score_batch
+from counterfoil.training.step import TrainingBatchServices, score_batch
 from tests.conftest import make_split
 from tests.objectives.live import prepare
 from tests.objectives.test_tags import SMALL, batch_of, logits_one_by_one, remembered, small, step
@@ -99,7 +99,7 @@ def tags(**options) -> TAGS:
 def test_masks_may_take_their_share_of_the_whole_sentence(split, kind) -> None:
     model, captions = small(split), list(range(0, 40, 2))
     batch = batch_of(split, model, captions)
-    live = LiveBatch(model, batch, score_batch(model, batch, scored=False), None)
+    live = TrainingBatchServices(model, batch, score_batch(model, batch, scored=False), None)
     objective = kind(masks=400, mask_share="sentence")
     prepare(objective, split, model)
     made, masker = objective._generator.mask(live, 0), objective._generator.masker

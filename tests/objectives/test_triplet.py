@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.core.errors import ConfigError
-from counterfoil.encoders import Encoded, l2_normalise
+from counterfoil.encoders import Encoded, l2_normalize
 from counterfoil.matchers import matchers
 from counterfoil.objectives import Composite, Context, Objective, create_objective, objectives
 from counterfoil.objectives.triplet import HingeObjective
@@ -145,7 +145,7 @@ def test_images_with_several_texts_make_every_positive_an_anchor() -> None:
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_composite_weighs_its_terms_and_honours_epoch_ranges() -> None:
+def test_a_composite_weighs_its_terms_and_honors_epoch_ranges() -> None:
     scores, positives = torch.randn(6, 6), torch.eye(6).bool()
     both = create_objective(
         {"hardest": 0.5, "triplet": {"weight": 2, "epochs": [1, 3], "margin": 0.1}}
@@ -180,26 +180,26 @@ def test_a_wrong_objective_is_refused_with_the_nearest_name(spec, message) -> No
 
 def test_gradients_survive_extreme_scores() -> None:
     for scale in (1e-8, 1e4):
-        scores = (l2_normalise(torch.randn(8, 8)) * scale).requires_grad_()
+        scores = (l2_normalize(torch.randn(8, 8)) * scale).requires_grad_()
         create_objective("hardest").compute(scores, torch.eye(8).bool(), Context()).loss.backward()
         assert scores.grad.isfinite().all()
 
 
 def test_the_manner_of_a_composite_is_that_of_what_leads_out() -> None:
-    assert create_objective("hardest").manner(0) == "hardest"
-    assert create_objective({"hardest": {"warmup_epochs": 2}}).manner(1) == "every"
-    assert create_objective({"hardest": {"warmup_epochs": 2}}).manner(2) == "hardest"
-    assert create_objective({"hardest": 1, "selhn": 1}).manner(0) == "selective"
+    assert create_objective("hardest").negative_selection(0) == "hardest"
+    assert create_objective({"hardest": {"warmup_epochs": 2}}).negative_selection(1) == "all"
+    assert create_objective({"hardest": {"warmup_epochs": 2}}).negative_selection(2) == "hardest"
+    assert create_objective({"hardest": 1, "selhn": 1}).negative_selection(0) == "adaptive"
     ranges = create_objective({"triplet": {"epochs": [0, 1]}, "hardest": {"epochs": [1, None]}})
-    assert [ranges.manner(epoch) for epoch in (0, 1)] == ["every", "hardest"]
+    assert [ranges.negative_selection(epoch) for epoch in (0, 1)] == ["all", "hardest"]
 
 
 def test_uninformed_follows_the_warm_up_and_the_ranges_of_epochs() -> None:
     warm = create_objective({"hardest": {"warmup_epochs": 1}})
-    assert warm.uninformed(8, 7, 0) == pytest.approx(2 * 8 * 7 * 0.2)
-    assert warm.uninformed(8, 7, 1) == pytest.approx(2 * 8 * 0.2)
+    assert warm.loss_at_equal_scores(8, 7, 0) == pytest.approx(2 * 8 * 7 * 0.2)
+    assert warm.loss_at_equal_scores(8, 7, 1) == pytest.approx(2 * 8 * 0.2)
     late = create_objective({"hardest": {"epochs": [2, None]}})
-    assert late.uninformed(8, 7, 0) is None
+    assert late.loss_at_equal_scores(8, 7, 0) is None
     assert late.idle_epochs(4) == [0, 1]
 
 

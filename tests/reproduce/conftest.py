@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from counterfoil.reproduce.plan import Plan, Settings, make_plan
-from counterfoil.reproduce.spec import build_artefact
+from counterfoil.reproduce.spec import build_artifact
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -46,7 +46,7 @@ def tiny(**change: Any) -> dict[str, Any]:
 
 def planned(tree: dict[str, Any], out: Path, seeds: int = 1, **settings: Any) -> Plan:
     given = Settings(seeds=seeds, published=settings.pop("published", "f30k"), **settings)
-    return make_plan(build_artefact(tree, "tiny.yaml"), given, out)
+    return make_plan(build_artifact(tree, "tiny.yaml"), given, out)
 
 
 @pytest.fixture(scope="session")

@@ -23,16 +23,16 @@ from counterfoil.evaluation.foils.report import FoilReport
 from counterfoil.evaluation.foils.sets import FoilChoice, foils_by, foils_of_model
 from counterfoil.evaluation.words.evaluate import evaluate_words
 from counterfoil.evaluation.words.report import Measured, WordReport
-from counterfoil.reproduce.catalogue import load_artefact, names
+from counterfoil.reproduce.catalogue import load_artifact, names
 from counterfoil.reproduce.collect import collect
 from counterfoil.reproduce.columns import FOIL_NUMBERS, WORD_NUMBERS, FoilOptions, MeasureColumn
-from counterfoil.reproduce.measure import FoilJudge, Judge
+from counterfoil.reproduce.measure import MeasureEvaluator, RunEvaluator
 from counterfoil.reproduce.measure_parallel import Task, measure_together, tasks
 from counterfoil.reproduce.plan import Settings, make_plan
 from counterfoil.reproduce.present import to_markdown
 from counterfoil.reproduce.results import Reproduction
 from counterfoil.reproduce.runner import Outcome
-from counterfoil.reproduce.spec import build_artefact
+from counterfoil.reproduce.spec import build_artifact
 from counterfoil.training.run_data import read_data
 from counterfoil.training.run_folder import load_model
 from tests.reproduce.conftest import TINY, planned, tiny
@@ -86,7 +86,7 @@ def table(**change):
 )
 def test_a_mistake_in_a_column_is_named(change, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_artefact(table(**change), "mine.yaml")
+        build_artifact(table(**change), "mine.yaml")
 
 
 def is_number(kind: type[BaseModel], name: str) -> bool:
@@ -112,7 +112,7 @@ def test_single_keys_of_a_run_are_changed_in_every_layer(tmp_path) -> None:
         "plain": {"paper": {"objective": {"hardest": {"margin": 0.3}}}},
         "writer": {"like": "plain", "change": {"objective.hardest.margin": 0.1}},
         "third": {"like": "writer", "change": {"model.text.word_dim": 4}},
-        "led": {"like": "plain", "change": {"model.start": "{run:writer}"}},
+        "led": {"like": "plain", "change": {"model.init_from": "{run:writer}"}},
     }
     rows = [{"label": [name], "run": name} for name in runs]
     for data in ("scenes", "elsewhere"):
@@ -120,7 +120,7 @@ def test_single_keys_of_a_run_are_changed_in_every_layer(tmp_path) -> None:
         third = plan.runs["third"][0].config
         assert third.objective == {"hardest": {"margin": 0.1}}
         assert third.model.text == {"word_dim": 4}
-        assert plan.runs["led"][0].config.model.start == str(plan.runs["writer"][0].folder)
+        assert plan.runs["led"][0].config.model.init_from == str(plan.runs["writer"][0].folder)
         assert plan.runs["led"][0].needs == (plan.runs["writer"][0],)
     changed = planned(tiny(runs=runs, rows=rows), tmp_path, overrides=("model.text.word_dim=6",))
     assert changed.runs["third"][0].config.model.text == {"word_dim": 6}
@@ -190,8 +190,8 @@ def test_what_was_measured_is_not_measured_again(made, cache, monkeypatch) -> No
 @pytest.mark.slow
 def test_several_processes_measure_what_one_does(made, cache, tmp_path, monkeypatch) -> None:
     plan, found = made
-    judge = Judge(tmp_path, cache, Silent())
-    foil_judge = FoilJudge(judge, plan.artefact.foils)
+    judge = RunEvaluator(tmp_path, cache, Silent())
+    foil_judge = MeasureEvaluator(judge, plan.artifact.foils)
     waiting = tasks(plan, foil_judge)
     # what both are judged on by one writer is one task: it writes once
     shared = [task for task in waiting if len({run.digest for _, run, _ in task.columns}) > 1]
@@ -214,26 +214,26 @@ def test_ensembles_are_scored_by_the_processes(made, cache, tmp_path) -> None:
         {"label": ["one"], "run": "plain"},
         {"label": ["two"], "ensemble": ["plain", "plain@+1"]},
         {"label": ["other"], "ensemble": ["plain@+1", "plain"]},
-        {"label": ["alike"], "ensemble": ["plain", "plain@+1"], "standardise": True},
+        {"label": ["alike"], "ensemble": ["plain", "plain@+1"], "standardize": True},
     ]
     both = planned(table(rows=rows, measures=[]), plan.out)
     finish(both, cache)
-    judge = Judge(tmp_path, cache, Silent())
+    judge = RunEvaluator(tmp_path, cache, Silent())
     assert measure_together(both, judge, 2, Silent(), columns=False) == 3
     members = tuple(both.runs[name][0] for name in ("plain", "plain@+1"))
     assert judge.place(members).is_file()
-    assert judge.place(members, standardise=True).is_file()
-    anew = Judge(tmp_path / "x", cache, Silent())
+    assert judge.place(members, standardize=True).is_file()
+    anew = RunEvaluator(tmp_path / "x", cache, Silent())
     assert judge.report(members) == anew.report(members)
-    assert judge.report(members, standardise=True) == anew.report(members, standardise=True)
+    assert judge.report(members, standardize=True) == anew.report(members, standardize=True)
     assert measure_together(both, judge, 2, Silent()) == 0
 
 
 def test_nothing_is_measured_once_the_user_wants_to_stop(made, cache, tmp_path) -> None:
     plan, _ = made
-    judge = Judge(tmp_path, cache, Silent())
+    judge = RunEvaluator(tmp_path, cache, Silent())
     measure_together(plan, judge, 2, Silent(), should_stop=lambda: True)
-    assert tasks(plan, FoilJudge(judge, plan.artefact.foils))
+    assert tasks(plan, MeasureEvaluator(judge, plan.artifact.foils))
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def test_what_is_under_way_is_not_waited_for_nor_is_the_dead(
     odd = [Task(columns=((Odd(tmp_path, deadly), None, None),))] * 3
     monkeypatch.setattr("counterfoil.reproduce.measure_parallel.tasks", lambda *_: odd)
     stop = (tmp_path / "began").exists
-    assert measure_together(plan, Judge(tmp_path, cache, Silent()), 2, Silent(), stop) == 3
+    assert measure_together(plan, RunEvaluator(tmp_path, cache, Silent()), 2, Silent(), stop) == 3
     assert stop()
     assert not (tmp_path / "ended").exists()
 
@@ -283,7 +283,7 @@ def test_runs_on_other_captions_do_not_write_for_each_other(made, cache, tmp_pat
         "few": {"like": "writer", "common": {"data": {"options": {"images": [24, 8, 6]}}}}
     }
     few = planned(table(runs=runs, rows=[{"label": ["few"], "run": "few"}], measures=[]), tmp_path)
-    judge = FoilJudge(Judge(tmp_path, cache, Silent()), FoilOptions(**FOILS))
+    judge = MeasureEvaluator(RunEvaluator(tmp_path, cache, Silent()), FoilOptions(**FOILS))
     column = MeasureColumn(title="x", foils="writer", number="accuracy")
     run = few.runs["few"][0]
     writer = plan.runs["writer"][0]
@@ -301,15 +301,15 @@ def test_the_tables_of_tags_share_their_runs(name, tmp_path) -> None:
     known = {
         run.digest
         for table_ in ("tags.table2", "tags.scenes")
-        for run in make_plan(load_artefact(table_), Settings(seeds=1), tmp_path).in_order()
+        for run in make_plan(load_artifact(table_), Settings(seeds=1), tmp_path).in_order()
     }
-    plan = make_plan(load_artefact(name), Settings(seeds=1), tmp_path)
+    plan = make_plan(load_artifact(name), Settings(seeds=1), tmp_path)
     assert {run.digest for run in plan.in_order()} <= known
 
 
 def test_tags_differ_by_what_the_paper_varies(tmp_path) -> None:
     for data, published in (("scenes", None), ("f30k", "f30k"), ("coco", "coco-5k")):
-        plan = make_plan(load_artefact("tags.table2"), Settings(data, published, seeds=1), tmp_path)
+        plan = make_plan(load_artifact("tags.table2"), Settings(data, published, seeds=1), tmp_path)
         tags = plan.runs["tags"][0].config.objective["tags"]
         assert plan.runs["tags-word"][0].config.objective["tags"] == tags | {"unit": "word"}
         static = plan.runs["tags-static"][0]
@@ -319,12 +319,12 @@ def test_tags_differ_by_what_the_paper_varies(tmp_path) -> None:
         dc = plan.runs["tags-dc"][0]
         if data == "scenes":
             assert generator.name == "uniter-pretrain"
-            starts = {run[0].config.model.start for run in plan.runs.values()}
+            starts = {run[0].config.model.init_from for run in plan.runs.values()}
             assert starts == {str(generator.folder)}
             assert len({run[0].config.train.epochs for run in plan.runs.values()}) == 1
         else:
             assert generator.config.objective["tags"]["rank"] == 0
-            assert dc.config.model.start == str(plan.runs["tags"][0].folder)
+            assert dc.config.model.init_from == str(plan.runs["tags"][0].folder)
         both = dc.config.objective["tags-dc"]
         assert plan.runs["tags-wod"][0].config.objective["tags-dc"] == both | {"correction": 0.0}
 
@@ -343,14 +343,14 @@ def test_tags_differ_by_what_the_paper_varies(tmp_path) -> None:
 def test_the_runs_of_tags_have_the_settings_of_their_recipes(run, small, large, tmp_path) -> None:
     def settings(config):
         tree = config.model_dump(exclude={"seed", "evaluation"})
-        tree["model"].pop("start", None)
+        tree["model"].pop("init_from", None)
         tree["data"].pop("source")
         return tree
 
     cases = [("scenes", None, small)] if small else []
     if large:
         cases += [("x", "f30k", f"f30k/{large}"), ("x", "coco-5k", f"coco/{large}")]
-    table_ = load_artefact("tags.table1" if "large" in run else "tags.table2")
+    table_ = load_artifact("tags.table1" if "large" in run else "tags.table2")
     for data, published, name in cases:
         plan = make_plan(table_, Settings(data, published, seeds=1), tmp_path)
         ours = next(one for one in plan.in_order() if one.name == run)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from counterfoil.core.errors import ConfigError
 from counterfoil.reproduce.columns import references, replace_references, run_reference
 from counterfoil.reproduce.plan import PlannedGuide
-from counterfoil.reproduce.spec import build_artefact
+from counterfoil.reproduce.spec import build_artifact
 from tests.reproduce.conftest import TINY, planned, tiny
 
 NAMES = st.text("abc-+", min_size=1)
@@ -122,9 +122,9 @@ def test_rows_take_runs_of_other_seeds(tmp_path) -> None:
     assert [run.config.seed for run in plan.runs["all@0"]] == [0, 0]
     assert len(plan.in_order()) == 4 + 2
     with pytest.raises(ConfigError, match=r"mine.yaml: unknown run 'al'; did you mean 'all'"):
-        build_artefact(tiny(rows=[{"label": ["a"], "run": "al@+1"}]), "mine.yaml")
+        build_artifact(tiny(rows=[{"label": ["a"], "run": "al@+1"}]), "mine.yaml")
     with pytest.raises(ConfigError, match=r"mine.yaml: 'all@x': a run of another seed"):
-        build_artefact(tiny(rows=[{"label": ["a"], "run": "all@x"}]), "mine.yaml")
+        build_artifact(tiny(rows=[{"label": ["a"], "run": "all@x"}]), "mine.yaml")
 
 
 def test_terms_beside_an_objective_stay_whatever_it_is(tmp_path) -> None:
@@ -172,4 +172,4 @@ def test_a_sweep_of_lines_varies_each_of_them_at_any_scale(tmp_path) -> None:
 )
 def test_a_mistake_in_a_sweep_is_named(change, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_artefact(swept() | change, "x")
+        build_artifact(swept() | change, "x")

@@ -26,8 +26,8 @@ from counterfoil.reproduce.distributions import (
     share_below,
 )
 from counterfoil.reproduce.plots import charts_of, write_charts
-from counterfoil.reproduce.results import Found, Reproduction
-from counterfoil.reproduce.spec import build_artefact
+from counterfoil.reproduce.results import Reproduction, RowResult
+from counterfoil.reproduce.spec import build_artifact
 from counterfoil.reproduce.store import merged
 from counterfoil.reproduce.word_maps import choose_pairs, region_names
 from counterfoil.scoring.encode import SplitScores
@@ -116,11 +116,11 @@ def test_figure_4_maps_words_to_regions_beside_scans_attention(reproduce) -> Non
 def test_the_shape_of_a_histogram_is_that_of_its_samples() -> None:
     samples = np.repeat([0.5, 1.5, 2.5, 3.5], [1, 5, 2, 8])
     shape = shape_of(0.0, 4.0, [1, 5, 2, 8])
-    centred = samples - samples.mean()
+    centered = samples - samples.mean()
     assert shape["mean"] == pytest.approx(samples.mean())
     assert shape["std"] == pytest.approx(samples.std())
-    assert shape["skewness"] == pytest.approx((centred**3).mean() / samples.std() ** 3)
-    assert shape["kurtosis"] == pytest.approx((centred**4).mean() / samples.std() ** 4 - 3)
+    assert shape["skewness"] == pytest.approx((centered**3).mean() / samples.std() ** 3)
+    assert shape["kurtosis"] == pytest.approx((centered**4).mean() / samples.std() ** 4 - 3)
     assert shape_of(0.0, 1.0, [0, 4])["skewness"] == 0.0
 
 
@@ -201,7 +201,7 @@ def test_regions_of_a_scene_are_called_like_the_object_they_show() -> None:
 def reproduction(kind: str, **parts) -> Reproduction:
     return Reproduction(
         name="tiny", kind=kind, title="T", paper="p", data="scenes", scale="full", seeds=1,
-        overrides=[], columns=["Loss"], rows=[Found(label=["a"])], **parts,
+        overrides=[], columns=["Loss"], rows=[RowResult(label=["a"])], **parts,
     )  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def test_a_store_keeps_the_distributions_of_rows_that_were_not_asked_for() -> No
     before = reproduction("histograms", distributions=[with_numbers(DISTRIBUTION)])
     other = {**with_numbers(DISTRIBUTION), "row": "b"}
     now = reproduction("histograms", distributions=[other])
-    now = now.model_copy(update={"rows": [Found(label=["b"])]})
+    now = now.model_copy(update={"rows": [RowResult(label=["b"])]})
     rows = [["b"], ["a"], ["c"]]
     assert [one.row for one in merged(before, now, order=rows).distributions] == ["b", "a"]
     assert [one.row for one in merged(before, now, order=rows[1::-1]).distributions] == ["a", "b"]
@@ -280,7 +280,7 @@ def test_a_row_of_several_runs_has_no_histograms_or_maps(kind) -> None:
     rows = [{"label": ["both"], "ensemble": ["all", "hard"]}]
     more = {"confused": "all"} if kind == "maps" else {}
     with pytest.raises(ConfigError, match=f"row 'both': {kind} are of one run each"):
-        build_artefact(tiny(kind=kind, rows=rows, **more), "tiny.yaml")
+        build_artifact(tiny(kind=kind, rows=rows, **more), "tiny.yaml")
 
 
 def test_the_row_without_masks_runs_by_its_command(reproduce, tmp_path) -> None:

@@ -15,15 +15,15 @@ from counterfoil.evaluation.foils.truth import makes_sense, places_of, truth_of
 from counterfoil.models.correct import correct
 from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.reproduce import examples
-from counterfoil.reproduce.catalogue import load_artefact
+from counterfoil.reproduce.catalogue import load_artifact
 from counterfoil.reproduce.examples import choose
-from counterfoil.reproduce.measure import FoilJudge, Judge, retrieved_set
+from counterfoil.reproduce.measure import MeasureEvaluator, RunEvaluator, retrieved_set
 from counterfoil.reproduce.plots import charts_of
 from counterfoil.reproduce.present import write_reproduction
 from counterfoil.reproduce.results import Reproduction, SeedResult
-from counterfoil.reproduce.spec import Examples, build_artefact
-from counterfoil.reproduce.store import settle
-from counterfoil.reproduce.table_rows import shown_rows
+from counterfoil.reproduce.spec import Examples, build_artifact
+from counterfoil.reproduce.store import skip_known
+from counterfoil.reproduce.table_rows import table_rows
 from counterfoil.scoring.encode import score_split
 from counterfoil.training.run_folder import load_model
 from tests.reproduce.conftest import TINY, planned, tiny
@@ -118,7 +118,7 @@ def test_the_pictures_of_examples_are_in_their_svg(negatives, tmp_path) -> None:
 def test_examples_are_of_different_images_and_chosen_by_the_seed_alone(negatives, cache) -> None:
     plan, found = negatives
     assert len({one.image for one in found.sheet.examples}) == 3
-    split = Judge(plan.out / "evaluations", cache, Silent()).split_of(plan.runs["plain"][0])
+    split = RunEvaluator(plan.out / "evaluations", cache, Silent()).split_of(plan.runs["plain"][0])
     every = FoilSet.of("x", [FoilPair(c, "y") for c in range(len(split.texts))], len(split.texts))
     some = FoilSet.of("x", [FoilPair(c, "y") for c in (3, 4, 20)], 3)
     assert choose(split, [every], 4, 1) == choose(split, [every], 4, 1)
@@ -166,8 +166,8 @@ def test_examples_are_corrected_although_the_run_found_its_corrections_unusable(
         return results[-1]
 
     monkeypatch.setattr(examples, "correct", corrected)
-    judge = FoilJudge(Judge(tmp_path, cache, Silent()), plan.artefact.foils)
-    sheet = examples.collect_sheet(plan, shown_rows(plan), judge)
+    judge = MeasureEvaluator(RunEvaluator(tmp_path, cache, Silent()), plan.artifact.foils)
+    sheet = examples.collect_sheet(plan, table_rows(plan), judge)
     assert len(results) == len(sheet.examples)
     assert {(r.rule.usable, r.rule.threshold, r.rule.margin) for r in results} == {(True, 0.5, 0.0)}
 
@@ -184,7 +184,7 @@ def test_generators_are_judged_by_the_truth_of_the_scenes(out, cache, tmp_path) 
     plan = planned(truth(), out)
     found = finish(plan, cache)
     run = plan.runs["writer"][0]
-    split = Judge(out / "evaluations", cache, Silent()).split_of(run)
+    split = RunEvaluator(out / "evaluations", cache, Silent()).split_of(run)
     model = load_model(run.folder, "cpu")
     for row, blind in zip(found.rows[:2], (False, True), strict=True):
         foils = foils_of_model(model, "w", split, FoilChoice(**FOILS, blind=blind))
@@ -205,7 +205,7 @@ def test_generators_are_judged_by_the_truth_of_the_scenes(out, cache, tmp_path) 
 def test_a_blind_writer_does_not_see_the_image(out, cache) -> None:
     run = planned(truth(), out).runs["writer"][0]
     finish(planned(truth(), out), cache)
-    split = Judge(out / "evaluations", cache, Silent()).split_of(run)
+    split = RunEvaluator(out / "evaluations", cache, Silent()).split_of(run)
     model = load_model(run.folder, "cpu")
     other = split.select([*range(1, len(split)), 0])
     # the same captions with the images of their neighbours
@@ -218,13 +218,13 @@ def test_a_blind_writer_does_not_see_the_image(out, cache) -> None:
 
 
 def test_rows_of_one_run_with_other_foils_are_other_results(tmp_path) -> None:
-    recipes = [row.found.recipe for row in shown_rows(planned(truth(), tmp_path))]
+    recipes = [row.result.recipe for row in table_rows(planned(truth(), tmp_path))]
     assert len(set(recipes)) == 3
 
 
 def test_a_sentence_that_makes_no_sense_is_told_from_one_that_is_false(out, cache) -> None:
     run = planned(truth(), out).runs["writer"][0]
-    split = Judge(out / "evaluations", cache, Silent()).split_of(run)
+    split = RunEvaluator(out / "evaluations", cache, Silent()).split_of(run)
     nouns = ("dog", "car", "cat", "ball", "boat", "man", "bird")
     place, noun = next(
         (index, word)
@@ -246,7 +246,7 @@ def test_a_sentence_that_makes_no_sense_is_told_from_one_that_is_false(out, cach
 
 def test_retrieved_negatives_are_the_captions_of_others_that_score_highest(out, cache) -> None:
     run = planned(sheet("negatives", NEGATIVES), out).runs["plain"][0]
-    split = Judge(out / "evaluations", cache, Silent()).split_of(run)
+    split = RunEvaluator(out / "evaluations", cache, Silent()).split_of(run)
     model = load_model(run.folder, "cpu")
     scores = score_split(model, split).scores
     found = retrieved_set(model, split, FoilChoice(captions=15), False, Silent())
@@ -278,7 +278,7 @@ def test_retrieved_negatives_are_the_captions_of_others_that_score_highest(out, 
 )  # fmt: skip
 def test_a_mistake_in_examples_is_named(change, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_artefact(sheet("negatives", NEGATIVES) | change, "mine.yaml")
+        build_artifact(sheet("negatives", NEGATIVES) | change, "mine.yaml")
 
 
 def test_the_writer_of_foils_is_trained_for_a_new_row_although_its_own_row_is_known(
@@ -287,16 +287,16 @@ def test_the_writer_of_foils_is_trained_for_a_new_row_although_its_own_row_is_kn
     tree = sheet("corrections", CORRECTIONS, "accuracy")
     tree = {k: v for k, v in tree.items() if k not in ("show", "examples")} | {"kind": "table"}
     plan = planned(tree, tmp_path)
-    plain, writer = (each.found.recipe for each in shown_rows(plan))
+    plain, writer = (each.result.recipe for each in table_rows(plan))
     one = SeedResult(seed=0, recipe=writer, numbers={"rsum": 1.0})
-    settle(plan, {writer: {0: one}})
+    skip_known(plan, {writer: {0: one}})
     assert {run.name for run in plan.missing()} == {"plain", "writer"}
-    settle(plan, {writer: {0: one}, plain: {0: one}})
+    skip_known(plan, {writer: {0: one}, plain: {0: one}})
     assert plan.missing() == []
 
 
 def test_the_figures_1_and_3_and_the_truth_of_tags_quote_what_the_paper_prints() -> None:
-    first, third, judged = map(load_artefact, ("tags.figure1", "tags.figure3", "tags.truth"))
+    first, third, judged = map(load_artifact, ("tags.figure1", "tags.figure3", "tags.truth"))
     assert isinstance(first, Examples)
     assert isinstance(third, Examples)
     assert (first.show, third.show) == ("negatives", "corrections")

@@ -11,16 +11,16 @@ from counterfoil.core.progress import Silent
 from counterfoil.evaluation.evaluate import flat_metrics
 from counterfoil.evaluation.report import RetrievalReport
 from counterfoil.reproduce import negatives
-from counterfoil.reproduce.catalogue import labels, load_artefact, names
+from counterfoil.reproduce.catalogue import labels, load_artifact, names
 from counterfoil.reproduce.distributions import embed
-from counterfoil.reproduce.measure import Judge
+from counterfoil.reproduce.measure import RunEvaluator
 from counterfoil.reproduce.negatives import HARDEST, OTHER, POSITIVE, QUERY, margin_report
 from counterfoil.reproduce.plots import charts_of, write_charts
 from counterfoil.reproduce.present import to_markdown, write_reproduction
 from counterfoil.reproduce.results import PointMap, Reproduction
-from counterfoil.reproduce.spec import Negatives, build_artefact
-from counterfoil.reproduce.store import Kept, write_stored
-from counterfoil.reproduce.table_rows import shown_rows
+from counterfoil.reproduce.spec import Negatives, build_artifact
+from counterfoil.reproduce.store import ResultCache, write_stored
+from counterfoil.reproduce.table_rows import table_rows
 from counterfoil.scoring.encode import SplitScores, score_split
 from counterfoil.training.run_folder import load_model
 from tests.reproduce.conftest import planned, tiny
@@ -91,7 +91,7 @@ def test_similarities_are_between_the_hardest_and_the_other_near_negatives(out, 
     plan = planned(figure("similarity", columns), out)
     found = finish(plan, cache)
     run = plan.runs["all"][0]
-    split = Judge(out / "evaluations", cache, Silent()).split_of(run)
+    split = RunEvaluator(out / "evaluations", cache, Silent()).split_of(run)
     model = load_model(run.folder, "cpu").eval()
     scores = score_split(model, split).scores
     vectors = negatives._Vectors.of(model, split, 64, Silent())
@@ -120,7 +120,7 @@ def test_the_map_has_the_image_of_median_margin_and_its_negatives(out, cache, tm
     sizes = {name: len(points) for name, points in one.groups.items()}
     assert sizes == {QUERY: 1, POSITIVE: 5, HARDEST: 1, OTHER: 4}
     run = plan.runs["all"][0]
-    split = Judge(out / "evaluations", cache, Silent()).split_of(run)
+    split = RunEvaluator(out / "evaluations", cache, Silent()).split_of(run)
     margins = margin_report(score_split(load_model(run.folder, "cpu").eval(), split)).margins["i2t"]
     numbers = found.rows[0].each[0].numbers
     assert numbers["best"] - numbers["hardest"] == pytest.approx(
@@ -156,25 +156,25 @@ def test_a_map_of_a_model_without_whole_vectors_says_which_models_have_them(out,
 )
 def test_a_mistake_in_a_figure_of_negatives_is_named(change, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_artefact(figure("margins", MARGINS) | change, "mine.yaml")
+        build_artifact(figure("margins", MARGINS) | change, "mine.yaml")
 
 
 def test_the_figures_1b_1c_and_3b_of_ndgl_share_their_runs_with_its_tables(tmp_path) -> None:
     shows = {"ndgl.figure1b": "map", "ndgl.figure1c": "similarity", "ndgl.figure3b": "margins"}
     assert shows.keys() <= set(names())
     for name, show in shows.items():
-        artefact = load_artefact(name)
-        assert isinstance(artefact, Negatives)
-        assert artefact.show == show
-        assert set(artefact.used) <= set(load_artefact("ndgl.table1").used)
-    published = load_artefact("ndgl.figure1c").rows[0].published_measures["f30k"]
+        artifact = load_artifact(name)
+        assert isinstance(artifact, Negatives)
+        assert artifact.show == show
+        assert set(artifact.used) <= set(load_artifact("ndgl.table1").used)
+    published = load_artifact("ndgl.figure1c").rows[0].published_measures["f30k"]
     assert published[:2] == [86.0, 66.0]
 
 
 def test_tsne_keeps_two_clusters_apart_and_is_the_same_each_time() -> None:
     rng = np.random.default_rng(3)
-    centres = np.repeat(np.eye(2, 16) * 8, 30, axis=0)
-    vectors = centres + rng.normal(size=(60, 16))
+    centers = np.repeat(np.eye(2, 16) * 8, 30, axis=0)
+    vectors = centers + rng.normal(size=(60, 16))
     places = embed(vectors)
     assert places.shape == (60, 2)
     assert np.isfinite(places).all()
@@ -205,11 +205,11 @@ def test_a_map_without_a_diagonal_is_written_as_svg_and_png(tmp_path, groups) ->
 
 def test_a_row_known_from_a_table_is_trained_for_a_figure_that_was_never_drawn(tmp_path) -> None:
     plan = planned(figure("margins", MARGINS), tmp_path)
-    rows = [each.found for each in shown_rows(plan)]
+    rows = [each.found for each in table_rows(plan)]
     known = [one.with_each([result(0, 7.0, one.recipe)]) for one in rows]
     write_stored(tmp_path / "store", table(*known), "other@scenes.json")
-    kept = Kept(tmp_path / "store", plan, labels(plan.artefact))
-    kept.settle()
+    kept = ResultCache(tmp_path / "store", plan, labels(plan.artifact))
+    kept.skip_known()
     assert len(plan.missing()) == len(rows)
 
 
@@ -220,10 +220,10 @@ def test_the_plots_of_negatives_are_all_that_is_drawn(out, cache) -> None:
 
 def test_a_later_call_without_runs_leaves_the_stored_plots(out, cache, tmp_path) -> None:
     plan = planned(figure("margins", MARGINS), out)
-    order = labels(plan.artefact)
-    found = Kept(tmp_path / "store", plan, order).add(finish(plan, cache))
+    order = labels(plan.artifact)
+    found = ResultCache(tmp_path / "store", plan, order).add(finish(plan, cache))
     later = planned(figure("margins", MARGINS), tmp_path / "fresh")  # nothing is trained here
-    kept = Kept(tmp_path / "store", later, order)
-    kept.settle()
+    kept = ResultCache(tmp_path / "store", later, order)
+    kept.skip_known()
     assert later.missing() == []
     assert kept.add(shown(later, cache)).plots == found.plots

@@ -8,7 +8,7 @@ import pytest
 
 from counterfoil.core.config import RunConfig, load_config
 from counterfoil.core.errors import ConfigError
-from counterfoil.reproduce.catalogue import load_artefact
+from counterfoil.reproduce.catalogue import load_artifact
 from counterfoil.reproduce.plan import Settings, make_plan
 from tests.conftest import thinned
 from tests.reproduce.conftest import TINY, planned, tiny
@@ -70,7 +70,7 @@ def test_a_run_has_the_settings_of_its_recipe(
         with pytest.raises(ConfigError, match="no such recipe"):  # GPO has none for COCO
             load_config(name)
         return
-    plan = make_plan(load_artefact(table), Settings(data, published, seeds=1), tmp_path)
+    plan = make_plan(load_artifact(table), Settings(data, published, seeds=1), tmp_path)
     ours = settings_of(plan.runs[run][0].config)
     assert ours == settings_of(load_config(name))
 
@@ -84,15 +84,15 @@ def test_a_run_has_the_settings_of_its_recipe(
 def test_glove_is_given_to_the_rows_that_have_it_in_the_paper_only(
     table, data, override, tmp_path
 ) -> None:
-    artefact = load_artefact(f"naaf.{table}")
-    plain = make_plan(artefact, Settings(data, "f30k", seeds=1), tmp_path)
-    given = make_plan(artefact, Settings(data, "f30k", seeds=1, overrides=(override,)), tmp_path)
+    artifact = load_artifact(f"naaf.{table}")
+    plain = make_plan(artifact, Settings(data, "f30k", seeds=1), tmp_path)
+    given = make_plan(artifact, Settings(data, "f30k", seeds=1, overrides=(override,)), tmp_path)
     for name, [run] in given.runs.items():
         has_it = name.startswith("naaf") and name != "naaf-no-glove"
         assert bool(run.config.model.text.get("glove")) == has_it, name
         if not override.startswith("model.text={"):  # which replaces other keys, too
             assert (run.digest == plain.runs[name][0].digest) == (not has_it), name
-    assert "GloVe" in (artefact.note or "")
+    assert "GloVe" in (artifact.note or "")
 
 
 def test_an_override_does_not_reach_a_key_that_a_run_ignores(tmp_path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from counterfoil.reproduce.plots import charts_of, write_charts
-from counterfoil.reproduce.results import Found, Measure, Reproduction, ShownMeasure
+from counterfoil.reproduce.results import Measure, Reproduction, RowResult, ShownMeasure
 
 
 def titles_of(chart) -> list[str]:
@@ -12,7 +12,7 @@ def titles_of(chart) -> list[str]:
 
 def table(**changes) -> Reproduction:
     rows = [
-        Found(
+        RowResult(
             label=[name], numbers={key: Measure(mean=value, std=1.0, seeds=3) for key, value in of}
         )
         for name, of in [
@@ -23,7 +23,7 @@ def table(**changes) -> Reproduction:
     settings = {
         "name": "t", "kind": "table", "title": "T", "paper": "p", "data": "scenes", "scale": "full",
         "seeds": 3, "overrides": [], "columns": ["Model"], "metrics": ["rsum"],
-        "rows": [*rows, Found(label=["quoted"], quoted=True)],
+        "rows": [*rows, RowResult(label=["quoted"], quoted=True)],
         "measures": [ShownMeasure(title="AUC"), ShownMeasure(title="WoD")],
     }  # fmt: skip
     return Reproduction(**{**settings, **changes})
@@ -41,7 +41,7 @@ def test_a_table_with_measures_is_drawn_as_panels(tmp_path) -> None:
     assert titles_of(bare) == ["AUC"]
     (alone,) = charts_of(table(rows=table().rows[1:]))
     assert titles_of(alone) == ["RSUM", "AUC", "WoD"]
-    assert charts_of(table(rows=[Found(label=["quoted"], quoted=True)])) == []
+    assert charts_of(table(rows=[RowResult(label=["quoted"], quoted=True)])) == []
 
 
 def test_a_table_without_measures_keeps_its_bars() -> None:

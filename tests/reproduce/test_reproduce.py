@@ -22,7 +22,7 @@ from counterfoil.core.storage.locks import locked_in_turn
 from counterfoil.evaluation.evaluate import flat_metrics
 from counterfoil.evaluation.report import RetrievalReport
 from counterfoil.reproduce.collect import collect, curve
-from counterfoil.reproduce.measure import Judge
+from counterfoil.reproduce.measure import RunEvaluator
 from counterfoil.reproduce.plots import charts_of
 from counterfoil.reproduce.present import to_markdown, write_reproduction
 from counterfoil.reproduce.results import Measure, Reproduction
@@ -36,7 +36,9 @@ from tests.reproduce.conftest import TINY, planned, tiny
 
 
 def shown(plan, cache, outcome=None) -> Reproduction:
-    return collect(plan, outcome or Outcome(), Judge(plan.out / "evaluations", cache, Silent()))
+    return collect(
+        plan, outcome or Outcome(), RunEvaluator(plan.out / "evaluations", cache, Silent())
+    )
 
 
 def train(plan, cache, **options) -> Outcome:
@@ -141,7 +143,7 @@ def test_an_ensemble_row_averages_the_scores_of_its_members(out, cache) -> None:
         {"label": ["both"], "ensemble": ["all", "hard"]},
         {"label": ["one"], "ensemble": ["all", "all"]},
         {"label": ["all"], "run": "all"},
-        {"label": ["alike"], "ensemble": ["all", "hard"], "standardise": True},
+        {"label": ["alike"], "ensemble": ["all", "hard"], "standardize": True},
         {"label": ["paper"], "published_only": True, "published": TINY["rows"][0]["published"]},
     ]
     plan = planned(tiny(rows=rows), out)
@@ -150,7 +152,7 @@ def test_an_ensemble_row_averages_the_scores_of_its_members(out, cache) -> None:
     split = read_data(plan.runs["all"][0].config, cache, Silent()).test
     assert found.rows[0].numbers["rsum"].mean == evaluate(members, split, bootstrap=0).rsum
     assert found.rows[1].numbers == found.rows[2].numbers
-    alike = evaluate(members, split, bootstrap=0, standardise=True)
+    alike = evaluate(members, split, bootstrap=0, standardize=True)
     assert found.rows[3].numbers["rsum"].mean == alike.rsum
     assert found.rows[3].recipe != found.rows[0].recipe
     assert not found.rows[4].numbers
@@ -166,7 +168,7 @@ def test_an_ensemble_row_averages_the_scores_of_its_members(out, cache) -> None:
 def test_another_protocol_judges_the_same_run_again(out, cache) -> None:
     plan = planned(tiny(), out)
     finish(plan, cache)
-    judge = Judge(out / "evaluations", cache, Silent())
+    judge = RunEvaluator(out / "evaluations", cache, Silent())
     run = plan.runs["all"][0]
     folds = judge.report([run], folds=3)
     assert (folds.protocol, folds.folds) == ("folds", 3)
@@ -240,7 +242,7 @@ def test_curves_show_metrics_of_training_and_say_what_was_not_logged(out, cache,
     assert len(axes.collections) == 4  # the deviations of two seeds, as bands
 
 
-def test_a_long_curve_is_averaged_over_neighbours_and_over_seeds() -> None:
+def test_a_long_curve_is_averaged_over_neighbors_and_over_seeds() -> None:
     def log(offset: float) -> list[dict[str, object]]:
         steps = [{"kind": "step", "step": s, "epoch": 0, "a": s + offset} for s in range(1, 401)]
         return [*steps, {"kind": "epoch", "step": 400, "epoch": 4, "a": 1e9}]

@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 from counterfoil.cli import app
 from counterfoil.core.config import RunConfig
 from counterfoil.core.errors import ConfigError
-from counterfoil.reproduce.artefact import Sweep
-from counterfoil.reproduce.catalogue import load_artefact, names
+from counterfoil.reproduce.artifact import Sweep
+from counterfoil.reproduce.catalogue import load_artifact, names
 from counterfoil.reproduce.collect import per_pair
 from counterfoil.reproduce.plan import Settings, make_plan
 from counterfoil.reproduce.plots import charts_of
 from counterfoil.reproduce.present import to_markdown, write_reproduction
 from counterfoil.reproduce.results import Measure, Reproduction, SeedResult
-from counterfoil.reproduce.spec import Curves, build_artefact
+from counterfoil.reproduce.spec import Curves, build_artifact
 from counterfoil.training import report
 from tests.reproduce.conftest import TINY, planned, tiny
 from tests.reproduce.test_reproduce import finish
@@ -76,7 +76,7 @@ def test_a_loss_without_a_level_is_refused_where_one_pair_is_asked_for() -> None
     with pytest.raises(ConfigError, match="infonce has no level"):
         per_pair(config)
     with pytest.raises(ConfigError, match="per_pair is for the metric 'loss'"):
-        build_artefact(tiny(kind="curves", panels=[LOSS | {"metric": "dev.rsum"}]), "x.yaml")
+        build_artifact(tiny(kind="curves", panels=[LOSS | {"metric": "dev.rsum"}]), "x.yaml")
 
 
 def test_the_plateau_of_a_loss_is_drawn_as_a_level(out, cache, tmp_path) -> None:
@@ -115,9 +115,9 @@ def test_a_sweep_has_a_plot_for_each_of_its_panels(out, cache, tmp_path) -> None
 
 def test_a_sum_over_seeds_leaves_out_seeds_that_lack_a_part(out) -> None:
     plan = planned(tiny(**SWEEP), out)
-    from counterfoil.reproduce.table_rows import shown_rows
+    from counterfoil.reproduce.table_rows import table_rows
 
-    row = shown_rows(plan)[0].found
+    row = table_rows(plan)[0].found
     whole = SeedResult(seed=0, recipe="r", numbers={"i2t_r1": 1.0, "i2t_r5": 2.0})
     part = SeedResult(seed=1, recipe="r", numbers={"i2t_r1": 5.0})
     row = row.with_each([whole, part])
@@ -128,34 +128,34 @@ def test_a_sum_over_seeds_leaves_out_seeds_that_lack_a_part(out) -> None:
 def test_an_unknown_metric_of_a_panel_is_named() -> None:
     panels = [{"metric": "t2i_r50", "title": "x"}]
     with pytest.raises(ConfigError, match="unknown metric 't2i_r50'; did you mean 't2i_r5'"):
-        build_artefact(tiny(**SWEEP | {"panels": panels}), "x.yaml")
+        build_artifact(tiny(**SWEEP | {"panels": panels}), "x.yaml")
 
 
 def test_figure_1_of_selhn_has_hardest_negatives_from_the_start_in_three_models(tmp_path) -> None:
-    artefact = load_artefact("selhn.figure1")
-    assert isinstance(artefact, Curves)
-    assert [row.name for row in artefact.rows] == ["VSE++", "SCAN", "SGRAF"]
+    artifact = load_artifact("selhn.figure1")
+    assert isinstance(artifact, Curves)
+    assert [row.name for row in artifact.rows] == ["VSE++", "SCAN", "SGRAF"]
     for data in ("scenes", "f30k_precomp"):
-        plan = make_plan(artefact, Settings(data, "f30k"), tmp_path)
+        plan = make_plan(artifact, Settings(data, "f30k"), tmp_path)
         configs = [runs[0].config for runs in plan.runs.values()]
         assert [config.model.name for config in configs] == ["vse++", "scan-t2i", "sgraf"]
         for config in configs:
             assert config.objective == {"hardest": {"margin": 0.2}}
             per_pair(config)
-    table7 = make_plan(load_artefact("selhn.table7"), Settings(), tmp_path)
-    shared = make_plan(artefact, Settings(), tmp_path).runs["scan-t2i-hn"][0].digest
+    table7 = make_plan(load_artifact("selhn.table7"), Settings(), tmp_path)
+    shared = make_plan(artifact, Settings(), tmp_path).runs["scan-t2i-hn"][0].digest
     assert shared in {run.digest for run in table7.in_order()}
 
 
 def test_figure_6_of_selhn_has_a_panel_for_each_direction_and_both_models() -> None:
-    artefact = load_artefact("selhn.figure6")
-    assert isinstance(artefact, Sweep)
-    assert [panel.metric for panel in artefact.panels] == ["i2t", "t2i"]
-    assert [line.run for line in artefact.lines] == ["rvse-mlp-selhn", "rvse++"]
+    artifact = load_artifact("selhn.figure6")
+    assert isinstance(artifact, Sweep)
+    assert [panel.metric for panel in artifact.panels] == ["i2t", "t2i"]
+    assert [line.run for line in artifact.lines] == ["rvse-mlp-selhn", "rvse++"]
 
 
 def test_table_2_of_ndgl_runs_both_rows_of_chan_and_quotes_the_others() -> None:
-    table = load_artefact("ndgl.table2")
+    table = load_artifact("ndgl.table2")
     assert len(table.rows) == 18
     assert [row.run for row in table.rows if row.run] == ["chan-ndgl", "chan-bert-ndgl"]
     assert all({"f30k", "coco-1k"} == row.published.keys() for row in table.rows)
@@ -180,7 +180,7 @@ def test_an_entry_runs_by_its_command_and_the_second_call_trains_nothing(
     found = Reproduction.from_json((folder / f"{name}.json").read_text())
     assert found.complete
     assert [chart.name for chart in charts_of(found)] == ENTRIES[name]
-    plan = make_plan(load_artefact(name), Settings(seeds=1, overrides=tuple(SMALLEST)), shared)
+    plan = make_plan(load_artifact(name), Settings(seeds=1, overrides=tuple(SMALLEST)), shared)
     assert plan.missing() == []
 
 

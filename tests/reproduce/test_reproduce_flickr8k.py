@@ -11,8 +11,8 @@ from counterfoil.core.config import RunConfig, load_config
 from counterfoil.core.recipes import matching_names
 from counterfoil.models import resolve
 from counterfoil.objectives import create_objective, objectives
-from counterfoil.reproduce.artefact import Sweep
-from counterfoil.reproduce.catalogue import load_artefact, names
+from counterfoil.reproduce.artifact import Sweep
+from counterfoil.reproduce.catalogue import load_artifact, names
 from counterfoil.reproduce.plan import Settings, find_data_set, make_plan
 from counterfoil.reproduce.present import pages_to_fill
 from counterfoil.reproduce.spec import Table
@@ -26,14 +26,14 @@ TABLES = [name for name in names() if name.startswith("flickr8k.")]
 
 
 def tables() -> list[Table]:
-    return [one for one in map(load_artefact, TABLES) if isinstance(one, Table)]
+    return [one for one in map(load_artifact, TABLES) if isinstance(one, Table)]
 
 
 def configs() -> dict[str, object]:
     """Of every run of the tables, without what only this plan has."""
     found = {}
-    for artefact in tables():
-        plan = make_plan(artefact, Settings("lite2-36", "f30k", seeds=1), Path("out"))
+    for artifact in tables():
+        plan = make_plan(artifact, Settings("lite2-36", "f30k", seeds=1), Path("out"))
         for run in plan.in_order():
             if run.config.seed == 0:
                 found[run.name.replace("+", "p")] = run.config
@@ -54,7 +54,7 @@ def test_a_recipe_has_the_settings_of_the_run_of_its_name(name, planned) -> None
     assert ours["data"].pop("source") == "lite2-36"
     theirs["data"].pop("source")
     for tree in (ours, theirs):  # where other runs lie is the harness's own affair
-        tree["model"].pop("start", None)
+        tree["model"].pop("init_from", None)
         tree["objective"].get("ndgl", {}).pop("guide", None)
         tree["objective"].get("aoq", {}).pop("first", None)
     assert ours == theirs
@@ -76,21 +76,21 @@ def test_every_model_of_the_tables_has_a_recipe(planned) -> None:
 
 def test_the_budget_is_the_same_for_every_method_and_covers_the_tables() -> None:
     tuning = [name for name in TABLES if name.startswith("flickr8k.tuning")]
-    sweeps = [one for one in map(load_artefact, tuning) if isinstance(one, Sweep)]
+    sweeps = [one for one in map(load_artifact, tuning) if isinstance(one, Sweep)]
     assert {(one.key, len(one.values), one.judged_on) for one in sweeps} == {
-        ("train.optimiser.lr", 3, "dev")
+        ("train.optimizer.lr", 3, "dev")
     }
     tuned = {line.run for sweep in sweeps for line in sweep.lines}
-    for artefact in tables():
-        for row in artefact.rows:
+    for artifact in tables():
+        for row in artifact.rows:
             for member in row.members:
                 name = member.partition("@")[0]
                 if not name.endswith("-given"):  # whose rates are part of what was measured
-                    assert tuned & set(artefact.lineage(name)), f"{artefact.name}: {row.name}"
+                    assert tuned & set(artifact.lineage(name)), f"{artifact.name}: {row.name}"
 
 
 def test_the_wide_grid_of_rates_judges_on_dev_and_goes_beyond_the_former_one() -> None:
-    wide, former = load_artefact("flickr8k.rates"), load_artefact("flickr8k.tuning")
+    wide, former = load_artifact("flickr8k.rates"), load_artifact("flickr8k.tuning")
     assert isinstance(wide, Sweep)
     assert isinstance(former, Sweep)
     assert (wide.key, wide.judged_on) == (former.key, "dev")
@@ -101,8 +101,8 @@ def test_published_numbers_are_told_to_be_of_other_data() -> None:
     found = {one.name: (one, find_data_set(one, "work/lite2-36", None)) for one in tables()}
     published = [(one, key) for one, key in found.values() if key in one.published_on]
     assert published
-    for artefact, key in published:
-        assert artefact.data_sets[key].elsewhere == (key == "f30k")
+    for artifact, key in published:
+        assert artifact.data_sets[key].elsewhere == (key == "f30k")
 
 
 def test_the_pages_have_a_section_for_every_table() -> None:
@@ -163,9 +163,9 @@ RANK = {"objective.tags.rank"}
     ],
 )
 def test_the_control_beside_tags_differs_by_its_foils_alone(data, control, row, named) -> None:
-    for tuned in ({}, {"uniter": "train.optimiser.lr=0.0005"}):
+    for tuned in ({}, {"uniter": "train.optimizer.lr=0.0005"}):
         settings = Settings(data, "f30k" if data != "scenes" else None, seeds=1, tuned=tuned)
-        plan = make_plan(load_artefact("flickr8k.tags"), settings, Path("out"))
+        plan = make_plan(load_artifact("flickr8k.tags"), settings, Path("out"))
         configs = {run.name: run.config for run in plan.in_order() if run.config.seed == 0}
         assert differences(configs[control], configs[row]) == named
         assert configs[control].objective["tags"]["rank"] == 0.0
@@ -184,8 +184,8 @@ def test_recipes_of_uniter_and_tags_have_the_rate_that_was_chosen_on_dev() -> No
     stored = read_stored(ROOT / "docs" / "results" / "flickr8k.tuning-tags@lite2-36.json")
     tuned = best_values(stored)
     settings = Settings("lite2-36", "f30k", seeds=1, tuned=tuned)
-    plan = make_plan(load_artefact("flickr8k.tags"), settings, Path("out"))
-    rates = {run.name: run.config.train.optimiser.lr for run in plan.in_order()}
+    plan = make_plan(load_artifact("flickr8k.tags"), settings, Path("out"))
+    rates = {run.name: run.config.train.optimizer.lr for run in plan.in_order()}
     for name in ("uniter", "tags", "tags-word", "tags-dc"):
         recipe = load_config(f"flickr8k/{name}")
-        assert recipe.train.optimiser.lr == pytest.approx(rates[name]), name
+        assert recipe.train.optimizer.lr == pytest.approx(rates[name]), name

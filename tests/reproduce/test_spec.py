@@ -14,10 +14,10 @@ from counterfoil.core.errors import ConfigError
 from counterfoil.matchers import matchers
 from counterfoil.models import models, resolve
 from counterfoil.objectives import create_objective, objectives
-from counterfoil.reproduce.artefact import Sweep
-from counterfoil.reproduce.catalogue import load_artefact, names
+from counterfoil.reproduce.artifact import Sweep
+from counterfoil.reproduce.catalogue import load_artifact, names
 from counterfoil.reproduce.plan import Settings, digest_of, find_data_set, make_plan
-from counterfoil.reproduce.spec import ROUNDING, Curves, build_artefact
+from counterfoil.reproduce.spec import ROUNDING_TOLERANCE, Curves, build_artifact
 from tests.conftest import thinned
 from tests.reproduce.conftest import planned, tiny
 
@@ -33,7 +33,7 @@ ROW = {"label": ["a"], "run": "all"}
         ({"rows": []}, "rows: List should have at least 1"),
         ({"rows": [{"label": ["a"]}]}, "exactly one of run, ensemble and published_only"),
         ({"rows": [{"label": ["a"], "published_only": True}]}, "nothing is published"),
-        ({"rows": [ROW | {"standardise": True}]}, "standardise is for ensembles"),
+        ({"rows": [ROW | {"standardize": True}]}, "standardize is for ensembles"),
         ({"rows": [{"label": ["a"], "run": "hrad"}]}, "unknown run 'hrad'; did you mean 'hard'"),
         ({"rows": [{"label": ["a", "b"], "run": "all"}]}, "2 labels for 1 columns"),
         ({"rows": [ROW, ROW]}, "two rows are called 'a'"),
@@ -49,20 +49,20 @@ ROW = {"label": ["a"], "run": "all"}
 )
 def test_a_mistake_in_a_file_is_named(change, message) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        build_artefact(tiny(**change), "mine.yaml")
+        build_artifact(tiny(**change), "mine.yaml")
     assert str(caught.value).startswith("mine.yaml: ")
 
 
 def test_a_note_lets_the_papers_own_sum_stand() -> None:
     row = ROW | {"published": {"f30k": [1, 2, 3, 4, 5, 6, 25]}, "note": "so printed"}
-    assert build_artefact(tiny(rows=[row]), "x").rows[0].note == "so printed"
+    assert build_artifact(tiny(rows=[row]), "x").rows[0].note == "so printed"
 
 
 def test_an_unknown_name_is_answered_with_the_nearest(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'selhn\.table1'"):
-        load_artefact("selhn.tabel1")
+        load_artifact("selhn.tabel1")
     with pytest.raises(ConfigError, match="no such recipe"):
-        load_artefact(str(tmp_path / "mine.yaml"))
+        load_artifact(str(tmp_path / "mine.yaml"))
 
 
 def test_layers_are_merged_base_first_and_the_users_word_last(tmp_path) -> None:
@@ -135,12 +135,12 @@ def test_a_run_may_refer_to_the_folder_of_another(tmp_path) -> None:
 
 
 def test_the_data_set_is_told_by_the_name_of_its_folder() -> None:
-    table = load_artefact("selhn.table3")
+    table = load_artifact("selhn.table3")
     assert find_data_set(table, "x/f30k_precomp", None) == "f30k"
     assert find_data_set(table, "x/coco_precomp/", None) == "coco-1k"
     assert find_data_set(table, "x/coco_precomp", "coco-5k") == "coco-5k"
     assert find_data_set(table, "x/mine", None) is None
-    assert find_data_set(load_artefact("selhn.table11"), "data/coco", None) == "coco-5k"
+    assert find_data_set(load_artifact("selhn.table11"), "data/coco", None) == "coco-5k"
     with pytest.raises(ConfigError, match="did you mean 'f30k'"):
         find_data_set(table, "scenes", "f30")
 
@@ -167,7 +167,7 @@ FIRST = {name.partition(".")[0]: name for name in reversed(names())}
 def test_every_shipped_file_resolves_to_runs_that_can_be_built(
     name, scale, data, published, tmp_path
 ) -> None:
-    plan = make_plan(load_artefact(name), Settings(data, published, scale, 1), tmp_path)
+    plan = make_plan(load_artifact(name), Settings(data, published, scale, 1), tmp_path)
     assert plan.in_order()
     for run in plan.in_order():
         config = run.config
@@ -192,13 +192,13 @@ def build_matcher(options: str) -> None:
         matchers.create(given.pop("name"), given, 96, where="model.matcher")
 
 
-@pytest.mark.parametrize("name", [n for n in names() if not isinstance(load_artefact(n), Sweep)])
+@pytest.mark.parametrize("name", [n for n in names() if not isinstance(load_artifact(n), Sweep)])
 def test_published_recalls_add_up(name) -> None:
-    for row in load_artefact(name).rows:
+    for row in load_artifact(name).rows:
         for numbers in row.published.values():
             *recalls, total = numbers
             if None not in numbers:
-                assert abs(math.fsum(recalls) - total) <= ROUNDING or row.note
+                assert abs(math.fsum(recalls) - total) <= ROUNDING_TOLERANCE or row.note
             known = [number for number in recalls if number is not None]
             assert all(0 < number < 100 for number in known)
             for side in (recalls[:3], recalls[3:]):
@@ -209,7 +209,7 @@ def test_published_recalls_add_up(name) -> None:
 @pytest.mark.slow
 def test_tables_that_share_a_row_share_its_run_and_its_published_numbers(tmp_path) -> None:
     def digests(name: str) -> set[str]:
-        plan = make_plan(load_artefact(name), Settings(seeds=1), tmp_path)
+        plan = make_plan(load_artifact(name), Settings(seeds=1), tmp_path)
         return {run.digest for run in plan.in_order()}
 
     assert len(digests("selhn.table1") & digests("selhn.table3")) == 3
@@ -223,32 +223,32 @@ def test_tables_that_share_a_row_share_its_run_and_its_published_numbers(tmp_pat
     assert len(digests("naaf.table3") & digests("naaf.table4")) == 1
     printed: dict[tuple[str, ...], list[float | None]] = {}
     for name in names():
-        for row in getattr(load_artefact(name), "rows", []):
+        for row in getattr(load_artifact(name), "rows", []):
             for data, numbers in row.published.items():
                 if row.members and printed.setdefault((*row.members, data), numbers) != numbers:
                     assert row.note, f"{name}: {row.name}"  # which says why
 
 
 def test_the_papers_settings_are_used_on_its_own_data(tmp_path) -> None:
-    plan = make_plan(load_artefact("selhn.table1"), Settings("f30k", "f30k"), tmp_path)
+    plan = make_plan(load_artifact("selhn.table1"), Settings("f30k", "f30k"), tmp_path)
     for runs in plan.runs.values():
         train = runs[0].config.train
-        assert (train.epochs, train.batch_size, train.optimiser.name) == (20, 128, "adamw")
-        assert (train.optimiser.lr, train.schedule.warmup_steps) == (5e-4, 0)
+        assert (train.epochs, train.batch_size, train.optimizer.name) == (20, 128, "adamw")
+        assert (train.optimizer.lr, train.schedule.warmup_steps) == (5e-4, 0)
         assert runs[0].config.model.embed_size == 1024
         assert next(iter(runs[0].config.objective.values()))["reduction"] == "mean"
-    best = make_plan(load_artefact("selhn.table5"), Settings("f30k", "f30k"), tmp_path)
+    best = make_plan(load_artifact("selhn.table5"), Settings("f30k", "f30k"), tmp_path)
     train = best.runs["rvse++"][0].config.train
     assert (train.epochs, train.schedule.decay_epochs, train.schedule.factor) == (30, [15], 0.1)
 
 
 def test_curves_and_sweeps_ask_for_what_training_logs() -> None:
     for name in ("selhn.figure3", "selhn.figure5"):
-        figure = load_artefact(name)
+        figure = load_artifact(name)
         assert isinstance(figure, Curves)
         metrics = [panel.metric for panel in figure.panels]
         assert metrics == ["loss", "gradient/projection", "dev.rsum", "gap/abs"]
-    sweep = load_artefact("selhn.figure6")
+    sweep = load_artifact("selhn.figure6")
     assert isinstance(sweep, Sweep)
     assert sweep.values == [0, 1e-4, 1e-3, 1e-2, 1e-1]
 
@@ -257,11 +257,11 @@ def test_the_examples_of_the_documentation_are_tables(tmp_path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8")
     file = tmp_path / "mine.yaml"
     file.write_text(page.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
-    plan = make_plan(load_artefact(str(file)), Settings(seeds=1), tmp_path)
+    plan = make_plan(load_artifact(str(file)), Settings(seeds=1), tmp_path)
     assert [run.name for run in plan.in_order()] == ["rvse-mlp-hn", "narrow"]
     assert plan.runs["narrow"][0].config.objective["hardest"]["margin"] == 0.1
     file.write_text(page.split("```yaml\n")[2].split("```")[0], encoding="utf-8")
-    plan = make_plan(load_artefact(str(file)), Settings(seeds=1), tmp_path)
+    plan = make_plan(load_artifact(str(file)), Settings(seeds=1), tmp_path)
     assert [job.title for job in plan.jobs()][-4:] == [
         "chan, seed 1",
         "chan, seed 2",
@@ -270,7 +270,7 @@ def test_the_examples_of_the_documentation_are_tables(tmp_path) -> None:
     ]
     file.write_text("extends: _nothing.yaml", encoding="utf-8")
     with pytest.raises(ConfigError, match="no such recipe"):
-        load_artefact(str(file))
+        load_artifact(str(file))
 
 
 def test_the_digest_of_a_config_repeats(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.progress import Silent
 from counterfoil.reproduce import plan as planned_runs
 from counterfoil.reproduce.catalogue import labels, only_rows
-from counterfoil.reproduce.measure import Judge
+from counterfoil.reproduce.measure import RunEvaluator
 from counterfoil.reproduce.plan import Settings, digest_of, make_plan, recipe_of
 from counterfoil.reproduce.present import (
-    NOTHING,
+    NOT_RUN,
     body,
     claim_rows,
     difference,
@@ -31,26 +31,26 @@ from counterfoil.reproduce.present import (
     verdict,
 )
 from counterfoil.reproduce.results import (
-    Found,
     Measure,
     Reproduction,
+    RowResult,
     SeedResult,
     StatedClaim,
     note_sharing,
     read_cost,
 )
-from counterfoil.reproduce.spec import build_artefact
+from counterfoil.reproduce.spec import build_artifact
 from counterfoil.reproduce.store import (
-    Kept,
+    ResultCache,
     best_values,
     known_results,
     merged,
     read_stored,
-    settle,
+    skip_known,
     stored_name,
     write_stored,
 )
-from counterfoil.reproduce.table_rows import shown_rows
+from counterfoil.reproduce.table_rows import table_rows
 from tests.reproduce.conftest import TINY, planned, tiny
 from tests.reproduce.test_reproduce import finish, shown, train
 
@@ -61,11 +61,11 @@ def result(seed: int, rsum: float, recipe: str = "r", **more: float) -> SeedResu
     return SeedResult(seed=seed, recipe=recipe, numbers={"rsum": rsum, **more})
 
 
-def row(name: str, *each: SeedResult, recipe: str = "r", **more) -> Found:
-    return Found(label=[name], recipe=recipe, **more).with_each(each)
+def row(name: str, *each: SeedResult, recipe: str = "r", **more) -> RowResult:
+    return RowResult(label=[name], recipe=recipe, **more).with_each(each)
 
 
-def table(*rows: Found, **more) -> Reproduction:
+def table(*rows: RowResult, **more) -> Reproduction:
     given = {"title": "T", "paper": "P", "data": "lite", "scale": "full", "seeds": 1}
     return Reproduction(
         name="t", kind="table", overrides=[], columns=["Model"], rows=list(rows), **given, **more
@@ -126,13 +126,13 @@ def test_what_is_missing_is_counted_of_what_the_row_was_asked_for() -> None:
 def test_what_the_store_knows_is_not_trained_elsewhere(out, cache, tmp_path) -> None:
     first = planned(tiny(), out, seeds=1)
     found = finish(first, cache)
-    order = labels(first.artefact)
-    kept = Kept(tmp_path / "store", first, order)
+    order = labels(first.artifact)
+    kept = ResultCache(tmp_path / "store", first, order)
     assert kept.add(found) == found
 
     later = planned(tiny(), tmp_path / "fresh", seeds=2)  # a machine on which nothing is
-    again = Kept(tmp_path / "store", later, order)
-    again.settle()
+    again = ResultCache(tmp_path / "store", later, order)
+    again.skip_known()
     assert [run.config.seed for run in later.missing()] == [1, 1]
     assert not train(later, cache).errors
     both = again.add(shown(later, cache))
@@ -147,28 +147,28 @@ def test_what_the_store_knows_is_not_trained_elsewhere(out, cache, tmp_path) -> 
 
 def test_a_changed_setting_is_trained_although_the_row_is_known(tmp_path) -> None:
     plan = planned(tiny(), tmp_path)
-    rows = [each.found for each in shown_rows(plan)]
+    rows = [each.found for each in table_rows(plan)]
     stored = table(*(one.with_each([result(0, 1.0, one.recipe)]) for one in rows))
-    settle(plan, known(stored))
+    skip_known(plan, known(stored))
     assert plan.missing() == []
     other = planned(tiny(), tmp_path, overrides=("train.epochs=3",))
-    settle(other, known(stored))
+    skip_known(other, known(stored))
     assert len(other.missing()) == 2
 
 
 def test_a_row_is_known_from_another_table_but_not_from_another_protocol(tmp_path) -> None:
     plan = planned(tiny(), tmp_path)
-    rows = [each.found for each in shown_rows(plan)]
+    rows = [each.found for each in table_rows(plan)]
     other = table(*(one.with_each([result(0, 7.0, one.recipe)]) for one in rows))
-    order = labels(plan.artefact)
+    order = labels(plan.artifact)
     for change in ({"folds": 5}, {"judged_on": "dev"}):
         write_stored(tmp_path / "store", other.model_copy(update=change), "other@scenes.json")
-        kept = Kept(tmp_path / "store", plan, order)
-        kept.settle()
+        kept = ResultCache(tmp_path / "store", plan, order)
+        kept.skip_known()
         assert len(plan.missing()) == 2
     write_stored(tmp_path / "store", other, "other@scenes.json")
-    kept = Kept(tmp_path / "store", plan, order)
-    kept.settle()
+    kept = ResultCache(tmp_path / "store", plan, order)
+    kept.skip_known()
     assert plan.missing() == []
     empty = table(*(one.model_copy(update={"missing": 1}) for one in rows))
     assert [one.numbers["rsum"].mean for one in kept.add(empty).rows] == [7.0, 7.0]
@@ -176,9 +176,9 @@ def test_a_row_is_known_from_another_table_but_not_from_another_protocol(tmp_pat
 
 def test_calls_at_the_same_time_lose_nothing_of_each_other(tmp_path) -> None:
     plan = planned(tiny(), tmp_path)
-    first, second = (each.found for each in shown_rows(plan))
-    store, order = tmp_path / "store", labels(plan.artefact)
-    calls = [Kept(store, plan, order) for _ in range(3)]  # all begin before any of them ends
+    first, second = (each.found for each in table_rows(plan))
+    store, order = tmp_path / "store", labels(plan.artifact)
+    calls = [ResultCache(store, plan, order) for _ in range(3)]  # all begin before any of them ends
     calls[0].add(table(first.with_each([result(0, 1.0, first.recipe)])))
     calls[1].add(table(second.with_each([result(0, 2.0, second.recipe)])))
     both = calls[2].add(table(first.with_each([result(1, 3.0, first.recipe)])))
@@ -193,7 +193,9 @@ def test_calls_at_the_same_time_lose_nothing_of_each_other(tmp_path) -> None:
 def test_what_mixed_precision_computed_otherwise_is_another_result(of, monkeypatch) -> None:
     single, mixed = (build_config({"train": {"precision": p}}) for p in ("float32", "bf16"))
     before = of(single), of(mixed)
-    monkeypatch.setattr(planned_runs, "MIXED", planned_runs.MIXED + 1)
+    monkeypatch.setattr(
+        planned_runs, "MIXED_PRECISION_REVISION", planned_runs.MIXED_PRECISION_REVISION + 1
+    )
     assert of(single) == before[0]
     assert of(mixed) != before[1]
 
@@ -241,7 +243,7 @@ def test_failures_are_not_kept_but_for_what_is_missing(tmp_path) -> None:
 
 def test_a_known_run_is_trained_where_another_needs_it(tmp_path) -> None:
     runs = TINY["runs"] | {
-        "after": {"common": {"model": {"start": "{run:hard}"}, "objective": {"hardest": {}}}}
+        "after": {"common": {"model": {"init_from": "{run:hard}"}, "objective": {"hardest": {}}}}
     }
     rows = [{"label": ["hard"], "run": "hard"}, {"label": ["after"], "run": "after"}]
     plan = planned(tiny(runs=runs, rows=rows), tmp_path)
@@ -253,7 +255,7 @@ def test_a_known_run_is_trained_where_another_needs_it(tmp_path) -> None:
 
 def test_a_dry_run_says_what_the_store_knows_and_what_is_not_needed(tmp_path) -> None:
     runs = TINY["runs"] | {
-        "after": {"common": {"model": {"start": "{run:hard}"}, "objective": {"hardest": {}}}}
+        "after": {"common": {"model": {"init_from": "{run:hard}"}, "objective": {"hardest": {}}}}
     }
     tree = tiny(runs=runs, rows=[{"label": ["after"], "run": "after"}])
     file, store = tmp_path / "tiny.yaml", tmp_path / "store"
@@ -267,7 +269,7 @@ def test_a_dry_run_says_what_the_store_knows_and_what_is_not_needed(tmp_path) ->
 
     assert states() == {"hard, seed 0": "new", "after, seed 0": "new"}
     plan = planned(tree, tmp_path)
-    rows = [one.found for one in shown_rows(plan)]
+    rows = [one.found for one in table_rows(plan)]
     found = table(*(one.with_each([result(0, 1.0, one.recipe)]) for one in rows))
     write_stored(store, found, stored_name(plan))
     assert states() == {"hard, seed 0": "not needed", "after, seed 0": "known"}
@@ -293,18 +295,18 @@ def test_a_recipe_is_the_same_for_all_seeds_and_on_all_machines(tmp_path) -> Non
 
 
 def test_rows_are_chosen_by_label_or_run() -> None:
-    artefact = build_artefact(tiny(), "tiny.yaml")
-    assert labels(only_rows(artefact, ["H*"])) == [["hard"]]
-    assert labels(only_rows(artefact, ["hard", "all"])) == [["all"], ["hard"]]
-    assert only_rows(artefact, []) == artefact
+    artifact = build_artifact(tiny(), "tiny.yaml")
+    assert labels(only_rows(artifact, ["H*"])) == [["hard"]]
+    assert labels(only_rows(artifact, ["hard", "all"])) == [["all"], ["hard"]]
+    assert only_rows(artifact, []) == artifact
     with pytest.raises(ConfigError, match=r"no row of tiny is called so \(it has: all; hard\)"):
-        only_rows(artefact, ["soft"])
+        only_rows(artifact, ["soft"])
 
 
 def test_a_claim_of_a_row_that_is_not_there_is_refused() -> None:
     claims = [{"text": "x", "better": "hrad", "worse": "all"}]
     with pytest.raises(ConfigError, match="no row 'hrad'; did you mean 'hard'"):
-        build_artefact(tiny(claims=claims), "tiny.yaml")
+        build_artifact(tiny(claims=claims), "tiny.yaml")
 
 
 SWEEP = {
@@ -312,7 +314,7 @@ SWEEP = {
     "columns": None,
     "rows": None,
     "lines": [{"label": "All", "run": "all"}, {"label": "Hard", "run": "hard"}],
-    "key": "train.optimiser.lr",
+    "key": "train.optimizer.lr",
     "values": [1.0e-4, 1.0e-2],
     "x_label": "rate",
     "judged_on": "dev",
@@ -338,21 +340,21 @@ def test_a_sweep_on_dev_shows_dev_and_its_best_values_reach_the_runs(out, cache,
         assert [cell.strip() for cell in line.split("|")[1:4]] == [label, *cells]
     values = best_values(found)
     assert set(values) == {"all", "hard"}
-    own = {"train": {"optimiser": {"lr": 3.0e-5}}}
+    own = {"train": {"optimizer": {"lr": 3.0e-5}}}
     runs = TINY["runs"] | {"harder": {"like": "hard"}, "own": {"like": "hard", "common": own}}
     rows = [{"label": [name], "run": name} for name in runs]
-    artefact = build_artefact(tiny(runs=runs, rows=rows), "tiny.yaml")
-    tuned = make_plan(artefact, Settings(seeds=1, tuned=values), tmp_path).runs
+    artifact = build_artifact(tiny(runs=runs, rows=rows), "tiny.yaml")
+    tuned = make_plan(artifact, Settings(seeds=1, tuned=values), tmp_path).runs
     by_line = {one.varied_run: [] for one in found.rows}
     for one in found.rows:
         by_line[one.varied_run].append((one.numbers["rsum"].mean, -one.value))
     for name, line in (("all", "all"), ("hard", "hard"), ("harder", "hard")):
-        assert tuned[name][0].config.train.optimiser.lr == -max(by_line[line])[1]
-    assert tuned["own"][0].config.train.optimiser.lr == 3.0e-5
+        assert tuned[name][0].config.train.optimizer.lr == -max(by_line[line])[1]
+    assert tuned["own"][0].config.train.optimizer.lr == 3.0e-5
 
 
 def test_values_are_not_chosen_on_test() -> None:
-    sweep = table().model_copy(update={"kind": "sweep", "key": "train.optimiser.lr"})
+    sweep = table().model_copy(update={"kind": "sweep", "key": "train.optimizer.lr"})
     with pytest.raises(ConfigError, match="chosen on dev"):
         best_values(sweep)
     with pytest.raises(ConfigError, match="not a sweep"):
@@ -386,7 +388,7 @@ def test_claims_stand_beside_the_papers_difference() -> None:
 
 def test_a_page_is_filled_from_the_store_and_only_between_its_markers(out, cache, tmp_path) -> None:
     plan = planned(tiny(), out)
-    Kept(tmp_path, plan, labels(plan.artefact)).add(finish(plan, cache))
+    ResultCache(tmp_path, plan, labels(plan.artifact)).add(finish(plan, cache))
     page = tmp_path / "page.md"
     page.write_text(PAGE.format("tiny@scenes") + PAGE.format("other@scenes"))
     assert fill_page(page, tmp_path) == ["tiny@scenes", "other@scenes"]
@@ -394,7 +396,7 @@ def test_a_page_is_filled_from_the_store_and_only_between_its_markers(out, cache
     rsum = read_stored(tmp_path / "tiny@scenes.json").rows[0].numbers["rsum"].mean
     assert f"{rsum:.1f} (21.0)" in text
     assert "old" not in text
-    assert NOTHING in text
+    assert NOT_RUN in text
     assert text.count("What it means.") == 2
     assert (tmp_path / "page" / "tiny@scenes-rsum.svg").read_text().startswith("<?xml")
     assert "(page/tiny@scenes-rsum.svg)" in text
@@ -420,7 +422,7 @@ def test_the_claims_of_several_tables_stand_together(tmp_path) -> None:
     assert lines[5:] == ["<!-- /claims -->", "What it means."]
     page.write_text("<!-- claims: other.* -->\n<!-- /claims -->\n")
     fill_page(page, tmp_path)
-    assert NOTHING in page.read_text()
+    assert NOT_RUN in page.read_text()
 
 
 @pytest.mark.parametrize(
@@ -522,12 +524,12 @@ def test_a_folder_of_pages_is_filled_from_the_folder_around_it(tmp_path) -> None
 
 def test_judgements_and_costs_are_columns(out, cache, tmp_path) -> None:
     from counterfoil.reproduce.columns import FoilOptions, MeasureColumn
-    from counterfoil.reproduce.measure import FoilJudge
+    from counterfoil.reproduce.measure import MeasureEvaluator
 
     plan = planned(tiny(), out)
     finish(plan, cache)
     (run,) = plan.runs["hard"]
-    judge = FoilJudge(Judge(tmp_path, cache, Silent()), FoilOptions(captions=20))
+    judge = MeasureEvaluator(RunEvaluator(tmp_path, cache, Silent()), FoilOptions(captions=20))
     for number in ("word_auc", "pair_accuracy"):
         column = MeasureColumn(title="w", foils="rules", number=number)
         value = judge.number(column, run, None)

@@ -217,7 +217,7 @@ def test_a_worker_ends_at_sigterm_outside_training_and_at_a_second_one(
 def test_a_parent_that_is_ending_waits_for_its_workers_only_so_long(
     work, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(workers, "PATIENCE", 0.5, raising=False)
+    monkeypatch.setattr(workers, "EXIT_SECONDS", 0.5, raising=False)
     some = workers.Workers(tmp_path, 1, work, str)
     some.start(planned(tiny(), tmp_path).runs["all"][0])
     [(_, process)] = some.active.values()

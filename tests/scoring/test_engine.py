@@ -133,7 +133,7 @@ def job():
 
 
 def test_tiles_of_whole_vectors_do_not_outgrow_the_host(monkeypatch) -> None:
-    monkeypatch.setattr(score_plan, "MOST_PAIRS", 10)
+    monkeypatch.setattr(score_plan, "MAX_TILE_PAIRS", 10)
     images, texts = (side([1] * 9, seed).keep("pooled") for seed in (0, 1))
     plan = plan_scores(images, texts, 1 << 40)
     sizes = [(t.rows.stop - t.rows.start) * (t.places.stop - t.places.start) for t in plan.tiles]

@@ -27,7 +27,7 @@ from counterfoil.search.first_stage import (
     solve,
 )
 from counterfoil.search.query import text_query
-from counterfoil.search.vectors import Best
+from counterfoil.search.vectors import TopK
 from tests.search.conftest import NAMES, SMALL
 
 QUERY = "a dog and a ball near the tree"
@@ -129,7 +129,7 @@ def test_padding_does_not_change_what_the_first_stage_compares(models) -> None:
 
 
 def test_an_ensemble_in_one_model_is_indexed(concepts, tmp_path) -> None:
-    model = cf.create("naaf", concepts, copies=2, **SMALL).eval()
+    model = cf.create("naaf", concepts, ensemble_size=2, **SMALL).eval()
     index = SearchIndex.build(tmp_path / "index", model, concepts.test, dtype="float32")
     found = index.search(QUERY, k=3, exhaustive=True)
     fragments = [concepts.test.fragments.read(i) for i in range(32)]
@@ -332,10 +332,10 @@ def test_an_image_that_is_none_is_refused(indexes, concepts, tmp_path) -> None:
     k=st.integers(1, 8),
 )
 def test_the_best_of_blocks_is_the_best_of_all_and_ties_go_to_the_lower_id(blocks, k) -> None:
-    best, first, pairs = Best(1, k), 0, []
+    best, first, pairs = TopK(1, k), 0, []
     for block in blocks:
         ids = np.arange(first, first + len(block))
-        best.offer(ids, torch.tensor([block], dtype=torch.float32))
+        best.update(ids, torch.tensor([block], dtype=torch.float32))
         pairs += zip(block, ids.tolist(), strict=True)
         first += len(block)
     order = sorted(pairs, key=lambda pair: (-pair[0], pair[1]))[:k]

@@ -169,7 +169,7 @@ def test_an_index_that_was_cut_off_between_its_stages_makes_up_for_it(fresh, con
     """The slow test above in one step: the commit is there, the first stage has not seen it."""
     child = os.fork()
     if child == 0:
-        fresh.changed = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+        fresh.sync_backend = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
         fresh.add(concepts.test.select(range(10, 20)), existing="update")
         os._exit(0)
     _, status = os.waitpid(child, 0)

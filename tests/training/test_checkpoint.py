@@ -54,7 +54,7 @@ def test_a_training_state_of_something_else_is_a_checkpoint_error(concepts, run,
         "no position": {**state, "position": None},
         "forged position": {**state, "position": {**position, "epoch": "1"}},
         "no state": {"position": position},
-        "others": {**state, "updates": {"optimiser": {"param_groups": [], "state": [1]}}},
+        "others": {**state, "updates": {"optimizer": {"param_groups": [], "state": [1]}}},
     }
     saved(run, forged[what])
     with pytest.raises(CheckpointError, match=rf"{STATE}: (damaged|not the state)"):

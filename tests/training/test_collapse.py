@@ -48,7 +48,7 @@ def trainer(
             "model": {"name": "vse-mlp", "embed_size": 32, "text": {"word_dim": 16}},
             "data": {"min_count": 1},
             "objective": {objective: {"reduction": "mean"}},
-            "train": {"epochs": 2, "batch_size": 32, "log_every": 5, "optimiser": {"lr": lr}},
+            "train": {"epochs": 2, "batch_size": 32, "log_every": 5, "optimizer": {"lr": lr}},
         }
     )
     torch.manual_seed(0)

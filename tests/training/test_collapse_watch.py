@@ -20,11 +20,11 @@ COLLAPSED = (51.5, UNINFORMED, 0.001)
 LEARNING = (30.0, UNINFORMED, 0.15)
 
 
-def feed(watch, updates, first: int = 1, manner: str = "hardest") -> dict[int, str]:
+def feed(watch, updates, first: int = 1, negative_selection: str = "hardest") -> dict[int, str]:
     """What was said, by step."""
     said = {}
-    for step, (loss, uninformed, gap) in enumerate(updates, first):
-        text = watch.update(step, loss, uninformed, gap, manner)
+    for step, (loss, loss_at_equal_scores, gap) in enumerate(updates, first):
+        text = watch.update(step, loss, loss_at_equal_scores, gap, negative_selection)
         if text is not None:
             said[step] = text
     return said
@@ -70,8 +70,8 @@ def test_a_short_way_out_is_no_recovery() -> None:
 
 
 def test_between_logged_updates_the_last_gap_holds() -> None:
-    loss, uninformed, gap = COLLAPSED
-    rare = [(loss, uninformed, gap if step % 10 == 0 else None) for step in range(1, 40)]
+    loss, loss_at_equal_scores, gap = COLLAPSED
+    rare = [(loss, loss_at_equal_scores, gap if step % 10 == 0 else None) for step in range(1, 40)]
     assert list(feed(CollapseWatch(HARDEST, patience=15), rare)) == [10 + 14]
 
 
@@ -81,21 +81,21 @@ def test_updates_that_cannot_be_judged_count_for_neither_side() -> None:
 
 
 @pytest.mark.parametrize(
-    ("manner", "offered", "kept_back"),
+    ("negative_selection", "offered", "kept_back"),
     [
-        ("hardest", ["objective=selhn", "warmup_epochs=1", "optimiser.lr", "3.2"], ["epsilon"]),
+        ("hardest", ["objective=selhn", "warmup_epochs=1", "optimizer.lr", "3.2"], ["epsilon"]),
         (
-            "selective",
-            ["epsilon", "optimiser.lr", "batch_size", "3.2"],
+            "adaptive",
+            ["epsilon", "optimizer.lr", "batch_size", "3.2"],
             ["objective=selhn", "warmup"],
         ),
-        ("every", ["optimiser.lr"], ["objective=selhn", "hardest negative is chosen"]),
+        ("all", ["optimizer.lr"], ["objective=selhn", "hardest negative is chosen"]),
     ],
 )
-def test_the_remedy_fits_the_objective(manner, offered, kept_back) -> None:
-    name = "selhn" if manner == "selective" else "hardest"
+def test_the_remedy_fits_the_objective(negative_selection, offered, kept_back) -> None:
+    name = "selhn" if negative_selection == "adaptive" else "hardest"
     watch = CollapseWatch({name: {}}, patience=1, slower=1)
-    [text] = feed(watch, [COLLAPSED], manner=manner).values()
+    [text] = feed(watch, [COLLAPSED], negative_selection=negative_selection).values()
     assert all(part in text for part in offered)
     assert not any(part in text for part in kept_back)
 
@@ -118,9 +118,9 @@ def test_scores_that_rank_pairs_are_no_collapse_unless_they_are_all_but_equal(
     [
         ({"hardest": {}}, ["objective=selhn", "warmup_epochs=1"], []),
         ({"hardest": 1.0, "vse-c": {}}, ["objective=selhn", "warmup_epochs=1"], []),
-        ({"hardest": {"warmup_epochs": 1}}, ["objective=selhn", "optimiser.lr"], ["warmup"]),
+        ({"hardest": {"warmup_epochs": 1}}, ["objective=selhn", "optimizer.lr"], ["warmup"]),
         ({"sel": {}}, ["objective=selhn"], ["warmup"]),
-        ({"hardest": {"warmup_epochs": 2}, "selhn": {}}, ["optimiser.lr"], ["=selhn", "warmup"]),
+        ({"hardest": {"warmup_epochs": 2}, "selhn": {}}, ["optimizer.lr"], ["=selhn", "warmup"]),
     ],
 )
 def test_nothing_is_recommended_that_the_run_already_has(objective, offered, kept_back) -> None:
@@ -159,12 +159,23 @@ def test_real_embeddings_around_one_point_are_a_collapse(spread, warns) -> None:
     assert any(said) == warns
 
 
-@pytest.mark.parametrize("manner", ["selective", "every"])
-def test_objectives_that_lead_out_by_themselves_get_more_time(manner) -> None:
+@pytest.mark.parametrize("negative_selection", ["adaptive", "all"])
+def test_objectives_that_lead_out_by_themselves_get_more_time(negative_selection) -> None:
     plateau = [COLLAPSED] * 24 + [LEARNING] * 20
-    assert feed(CollapseWatch(HARDEST, patience=5, slower=5), plateau, manner=manner) == {}
-    stuck = feed(CollapseWatch(HARDEST, patience=5, slower=5), [COLLAPSED] * 40, manner=manner)
+    assert (
+        feed(
+            CollapseWatch(HARDEST, patience=5, slower=5),
+            plateau,
+            negative_selection=negative_selection,
+        )
+        == {}
+    )
+    stuck = feed(
+        CollapseWatch(HARDEST, patience=5, slower=5),
+        [COLLAPSED] * 40,
+        negative_selection=negative_selection,
+    )
     assert list(stuck) == [25]
     updates = [COLLAPSED] * 30 + [LEARNING] * 9
-    over = feed(CollapseWatch(HARDEST, patience=5), updates, manner=manner)
+    over = feed(CollapseWatch(HARDEST, patience=5), updates, negative_selection=negative_selection)
     assert list(over) == [25, 35]

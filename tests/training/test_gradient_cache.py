@@ -16,7 +16,7 @@ from torch import nn
 from counterfoil.core.config import build_config
 from counterfoil.data.batches.collate import PairBatch
 from counterfoil.encoders import Encoded
-from counterfoil.encoders.recurrent import replaying
+from counterfoil.encoders.recurrent import cuda_graphs
 from counterfoil.models import Model, create_model
 from counterfoil.objectives import Context, create_objective
 from counterfoil.training.gradient_cache import GradientCache, chunks, mixes_items
@@ -69,7 +69,7 @@ def test_chunks_are_made_again_as_they_were_though_nothing_is_replayed_then(conc
     def found(replays: bool):
         model.zero_grad()
         torch.manual_seed(5)
-        with replaying(replays):
+        with cuda_graphs(replays):
             loss, _ = step(batch, 0, 0)
         loss.backward()
         return loss.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
@@ -109,9 +109,9 @@ def test_an_objective_that_scores_pairs_of_its_own_has_them(concepts, tiny_bert)
 
 
 @settings(max_examples=8)
-@given(pairs=st.integers(2, 9), chunk=st.integers(1, 10), copies=st.integers(1, 2))
-def test_any_size_of_chunk_gives_the_same_gradients(pairs, chunk, copies, concepts) -> None:
-    model = make("scan", concepts, None, copies=copies).eval().double()
+@given(pairs=st.integers(2, 9), chunk=st.integers(1, 10), ensemble_size=st.integers(1, 2))
+def test_any_size_of_chunk_gives_the_same_gradients(pairs, chunk, ensemble_size, concepts) -> None:
+    model = make("scan", concepts, None, ensemble_size=ensemble_size).eval().double()
     batch = wide(batch_of(model, concepts, pairs))
     assert_same(gradients(model, batch), gradients(model, batch, chunk=chunk), 1e-10)
 
@@ -175,7 +175,7 @@ def test_what_lies_between_is_not_kept(concepts) -> None:
     assert all(ref() is None for ref in alive)
 
 
-def test_an_encoder_that_normalises_over_its_batch_is_not_cut(concepts) -> None:
+def test_an_encoder_that_normalizes_over_its_batch_is_not_cut(concepts) -> None:
     model = make("rvse-mlp", concepts, None, text={"dropout": 0.0}).double().train()
     assert GradientCache(model, 2).whole() == ["image"]
     batch = wide(batch_of(model, concepts, PAIRS))

@@ -16,7 +16,13 @@ from counterfoil.matchers.mismatch_boundary import MismatchBoundary
 from counterfoil.models import create_model
 from counterfoil.objectives import create_objective, objectives
 from counterfoil.objectives.meta_spn import MetaSPN  # registers the one that tries
-from counterfoil.training.lookahead import HeldOutBatches, StepTrial, Trials, traceless, tries
+from counterfoil.training.lookahead import (
+    HeldOutBatches,
+    LookaheadFactory,
+    StepTrial,
+    restore_after,
+    uses_lookahead,
+)
 from counterfoil.training.services import set_aside
 from counterfoil.training.step import score_batch
 from counterfoil.training.trainer import Trainer
@@ -41,7 +47,7 @@ def make_trial(pairs, name: str = "rvse-mlp", share: float = 0.3) -> StepTrial:
     model = create_model(settings.model, pairs.train, settings.data).train()
     train, held_out = set_aside(pairs.train, share, 0)
     batch = HeldOutBatches(train, model.text, settings)[0]
-    return Trials(model, held_out, settings, torch.device("cpu")).of(batch, 0, 0.1)
+    return LookaheadFactory(model, held_out, settings, torch.device("cpu")).of(batch, 0, 0.1)
 
 
 def everything(model) -> dict[str, torch.Tensor]:
@@ -90,7 +96,7 @@ def test_what_a_boundary_still_waits_for_is_no_trace_of_a_trial(monkeypatch) -> 
             rows = [[10, 6.0 + step, 4.0], [10, 2.0, 1.0]]
             learned.accumulate(torch.tensor(rows, dtype=torch.float64), 0)
             if trials:
-                with traceless(learned, torch.device("cpu")):
+                with restore_after(learned, torch.device("cpu")):
                     assert learned.value >= 0
         return learned.state_dict()
 
@@ -149,7 +155,7 @@ def test_frozen_weights_are_not_moved(concepts) -> None:
         }
     )
     model = create_model(settings.model, concepts.train, settings.data)
-    trial = Trials(model, None, settings, torch.device("cpu")).of(None, 0, 0.1)
+    trial = LookaheadFactory(model, None, settings, torch.device("cpu")).of(None, 0, 0.1)
     frozen = model.text_encoder.word_table.weight
     assert all(weight is not frozen for weight in trial.weights)
     with pytest.raises(TrainingError, match="no images were set aside"):
@@ -187,11 +193,11 @@ def test_training_and_held_out_images_share_nothing(concepts, tmp_path) -> None:
 
 
 def test_only_objectives_that_look_ahead_are_given_trials() -> None:
-    assert tries(create_objective({"hardest": 1.0, "meta-spn": 0.5}))
-    assert not tries(create_objective("hardest"))
+    assert uses_lookahead(create_objective({"hardest": 1.0, "meta-spn": 0.5}))
+    assert not uses_lookahead(create_objective("hardest"))
     needed = {"aoq": {"first": "runs/first"}, "ndgl": {"guide": "guides/a"}}
     built = {name: create_objective({name: needed.get(name, {})}) for name in objectives}
-    assert [name for name, objective in built.items() if tries(objective)] == ["meta-spn"]
+    assert [name for name, objective in built.items() if uses_lookahead(objective)] == ["meta-spn"]
 
 
 def meta_gradient(folder: Path) -> list[Tensor]:
@@ -211,7 +217,7 @@ def meta_gradient(folder: Path) -> list[Tensor]:
         torch.nn.init.normal_(objective.network.weigh.weight)
         train, held_out = set_aside(split, 0.3, 0)
         batch = HeldOutBatches(train, model.text, settings)[0]
-        trial = Trials(model, held_out, settings, torch.device("cpu")).of(batch, 3, 0.05)
+        trial = LookaheadFactory(model, held_out, settings, torch.device("cpu")).of(batch, 3, 0.05)
         return list(objective.meta_gradient(trial))
     finally:
         torch.set_default_dtype(usual)

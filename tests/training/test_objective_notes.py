@@ -22,7 +22,7 @@ def test_a_mean_beside_the_clip_of_a_summed_loss_is_noted() -> None:
     assert "hardest.warmup_epochs=1" in replaced
     assert "averaged over the batch, the recipe's was summed" in scale
     assert "256 times as small" in scale
-    assert "train.optimiser.clip=2" in scale
+    assert "train.optimizer.clip=2" in scale
     assert "objective.selhn.reduction=sum" in scale
 
 
@@ -30,7 +30,7 @@ def test_nothing_is_said_of_a_scale_that_stays_or_an_objective_that_does() -> No
     assert len(notes("objective=selhn", "objective.selhn.reduction=sum")) == 1
     assert len(notes("objective=triplet")) == 1
     assert notes("train.epochs=2", "objective.hardest.margin=0.3") == []
-    assert "clip" not in notes("objective=selhn", "train.optimiser.clip=0")[1]
+    assert "clip" not in notes("objective=selhn", "train.optimizer.clip=0")[1]
 
 
 def test_notes_on_a_recipe_of_the_package_come_from_any_folder(tmp_path, monkeypatch) -> None:

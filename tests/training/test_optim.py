@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from counterfoil.core.config import OptimiserConfig
+from counterfoil.core.config import OptimizerConfig
 from counterfoil.encoders.layers import FragmentBatchNorm
-from counterfoil.training.optim import create_optimiser
+from counterfoil.training.optim import create_optimizer
 
 
 class Parts(nn.Module):
@@ -27,12 +27,12 @@ class Parts(nn.Module):
         self.language_model.pretrained = True
 
 
-def settings_of(optimiser, module) -> dict[str, tuple[float, float]]:
+def settings_of(optimizer, module) -> dict[str, tuple[float, float]]:
     """Rate and decay of each parameter by name."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     return {
         names[id(parameter)]: (group["lr"], group["weight_decay"])
-        for group in optimiser.param_groups
+        for group in optimizer.param_groups
         for parameter in group["params"]
     }
 
@@ -41,8 +41,8 @@ def settings_of(optimiser, module) -> dict[str, tuple[float, float]]:
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
 def test_biases_and_norms_decay_unless_told_not_to(name, no_decay) -> None:
     parts = Parts()
-    config = OptimiserConfig(name=name, lr=1.0, weight_decay=0.5, no_decay=no_decay)
-    found = settings_of(create_optimiser(parts, config), parts)
+    config = OptimizerConfig(name=name, lr=1.0, weight_decay=0.5, no_decay=no_decay)
+    found = settings_of(create_optimizer(parts, config), parts)
     assert found.keys() == dict(parts.named_parameters()).keys()
     for key, (rate, decay) in found.items():
         assert rate == (0.1 if key.startswith("language_model") else 1.0)
@@ -52,17 +52,17 @@ def test_biases_and_norms_decay_unless_told_not_to(name, no_decay) -> None:
 
 
 def test_the_first_group_has_the_full_rate_and_decays() -> None:
-    config = OptimiserConfig(lr=0.3, weight_decay=0.5, no_decay="norms-and-biases")
-    first = create_optimiser(Parts(), config).param_groups[0]
+    config = OptimizerConfig(lr=0.3, weight_decay=0.5, no_decay="norms-and-biases")
+    first = create_optimizer(Parts(), config).param_groups[0]
     assert (first["lr"], first["weight_decay"]) == (0.3, 0.5)
 
 
 def test_what_does_not_decay_keeps_its_size() -> None:
     parts = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
     before = {name: value.clone() for name, value in parts.state_dict().items()}
-    config = OptimiserConfig(lr=0.1, weight_decay=0.5, no_decay="norms-and-biases")
-    optimiser = create_optimiser(parts, config)
+    config = OptimizerConfig(lr=0.1, weight_decay=0.5, no_decay="norms-and-biases")
+    optimizer = create_optimizer(parts, config)
     (0 * sum(p.sum() for p in parts.parameters())).backward()
-    optimiser.step()
+    optimizer.step()
     after = parts.state_dict()
     assert [name for name in before if not after[name].equal(before[name])] == ["0.weight"]

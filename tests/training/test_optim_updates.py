@@ -10,20 +10,20 @@ from torch import nn
 
 from counterfoil.core.config import TrainConfig
 from counterfoil.core.errors import TrainingError
-from counterfoil.training.optim import Updates, as_numbers, create_schedule
+from counterfoil.training.optim import OptimizerStep, as_numbers, create_schedule
 
 
-def updates(fused: bool | None, precision: str) -> Updates:
+def updates(fused: bool | None, precision: str) -> OptimizerStep:
     """With the kernel that a device would choose, whatever the device."""
     torch.manual_seed(0)
     config = TrainConfig(precision=precision)
-    found = Updates(nn.Linear(3, 2), config, 5, torch.device("cpu"))
-    found.optimiser = torch.optim.AdamW(found.module.parameters(), lr=0.1, fused=fused)
-    found.schedule = create_schedule(found.optimiser, config.schedule, 5, config.epochs)
+    found = OptimizerStep(nn.Linear(3, 2), config, 5, torch.device("cpu"))
+    found.optimizer = torch.optim.AdamW(found.module.parameters(), lr=0.1, fused=fused)
+    found.schedule = create_schedule(found.optimizer, config.schedule, 5, config.epochs)
     return found
 
 
-def advance(found: Updates) -> None:
+def advance(found: OptimizerStep) -> None:
     found.backward(found.module(torch.ones(4, 3)).square().sum())
     found.unscale()
     found.step(float(found.gradient_norm()), 0)
@@ -38,8 +38,8 @@ def test_a_run_goes_on_with_the_kernels_of_the_machine_it_is_on(there, here, pre
         advance(saved)
     resumed.module.load_state_dict(saved.module.state_dict())
     resumed.load_state_dict(copy.deepcopy(saved.state_dict()))
-    assert [group["fused"] for group in resumed.optimiser.param_groups] == [here]
-    assert [group["fused"] for group in saved.state_dict()["optimiser"]["param_groups"]] == [there]
+    assert [group["fused"] for group in resumed.optimizer.param_groups] == [here]
+    assert [group["fused"] for group in saved.state_dict()["optimizer"]["param_groups"]] == [there]
     advance(saved)
     advance(resumed)
     for mine, theirs in zip(saved.module.parameters(), resumed.module.parameters(), strict=True):
@@ -50,8 +50,8 @@ def test_a_run_goes_on_with_the_kernels_of_the_machine_it_is_on(there, here, pre
 def test_a_gradient_longer_than_the_limit_is_cut_to_it(clip) -> None:
     found = updates(None, "float32")
     found.clip = clip
-    found.optimiser = torch.optim.SGD(found.module.parameters(), lr=1.0)
-    found.schedule = create_schedule(found.optimiser, TrainConfig().schedule, 5, 1)
+    found.optimizer = torch.optim.SGD(found.module.parameters(), lr=1.0)
+    found.schedule = create_schedule(found.optimizer, TrainConfig().schedule, 5, 1)
     expected = copy.deepcopy(found.module)
     expected(torch.ones(4, 3)).square().sum().backward()
     norm = nn.utils.clip_grad_norm_(expected.parameters(), clip or float("inf"))

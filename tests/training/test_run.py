@@ -25,7 +25,7 @@ from counterfoil.models.yardstick import measure_yardstick
 from counterfoil.training.checkpoint import Checkpoints, Position
 from counterfoil.training.run import execute
 from counterfoil.training.run_data import evaluation_split, read_data, shared_train_split
-from counterfoil.training.run_folder import clear_run, holds_a_run, load_model, located
+from counterfoil.training.run_folder import clear_run, holds_a_run, load_model, resolve_paths
 from tests.models.test_explain import make
 from tests.training.test_run_folder import children
 
@@ -236,9 +236,9 @@ def test_a_wrong_name_is_found_before_any_work(tmp_path, change, message) -> Non
 def test_paths_of_a_run_hold_from_anywhere(tmp_path, monkeypatch) -> None:
     source = photos(tmp_path, ["train"])
     monkeypatch.chdir(tmp_path)
-    config = located(build_config({"data": {"source": "captions.csv"}}))
+    config = resolve_paths(build_config({"data": {"source": "captions.csv"}}))
     assert config.data.source == str(source.resolve())
-    assert located(build_config({})).data.source == "scenes"
+    assert resolve_paths(build_config({})).data.source == "scenes"
 
 
 def test_every_image_left_out_is_counted_once(tmp_path) -> None:
@@ -267,7 +267,7 @@ def test_what_is_judged_on_dev_is_what_chose_the_epoch(tmp_path) -> None:
         "data": {"options": {"images": [24, 9, 8]}, "min_count": 1, "captions": "one"},
         "model": {"name": "vse-fc", "embed_size": 16},
         "train": {"epochs": 2, "batch_size": 8},
-        "evaluation": {"bootstrap": 0, "images": 3, "test_split": "dev"},
+        "evaluation": {"bootstrap": 0, "max_images": 3, "test_split": "dev"},
     }
     finished = execute(build_config(settings), tmp_path / "run", tmp_path / "cache")
     assert finished.report is not None

@@ -21,7 +21,7 @@ from counterfoil.features import extractors
 from counterfoil.models import create_model, from_pretrained, resolve
 from counterfoil.training.run import execute
 from counterfoil.training.run_data import read_data, wanted_features
-from counterfoil.training.run_folder import located
+from counterfoil.training.run_folder import resolve_paths
 from counterfoil.training.trainer import Trainer
 from tests.models.duals import dual_config, photo_pairs, save_dual, write_table
 
@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory):
 
 def config_of(place: Path, kind: str = "clip", objective="infonce", data=None, train=None, **parts):
     settings = {"epochs": 2, "batch_size": 8, "device": "cpu", "log_every": 1, **(train or {})}
-    settings.setdefault("optimiser", {"lr": 1e-3, "language_model_factor": 1.0})
+    settings.setdefault("optimizer", {"lr": 1e-3, "pretrained_lr_factor": 1.0})
     return dual_config(
         kind,
         place / kind,
@@ -183,10 +183,10 @@ def test_photos_are_indexed_and_searched_directly(trained, place, tmp_path) -> N
 
 def test_paths_of_pretrained_weights_hold_from_anywhere(place, monkeypatch) -> None:
     monkeypatch.chdir(place)
-    config = located(dual_config("clip", Path("clip"), text={"pretrained": "siglip"}))
+    config = resolve_paths(dual_config("clip", Path("clip"), text={"pretrained": "siglip"}))
     assert config.model.image["pretrained"] == str((place / "clip").resolve())
     assert config.model.text["pretrained"] == str((place / "siglip").resolve())
-    named = located(dual_config("clip", Path("openai/clip-vit-base-patch32")))
+    named = resolve_paths(dual_config("clip", Path("openai/clip-vit-base-patch32")))
     assert named.model.image["pretrained"] == "openai/clip-vit-base-patch32"
 
 
@@ -208,7 +208,7 @@ def test_the_recipes_are_whole(name) -> None:
     config = load_config(name)
     assert config.model.name == name.partition("/")[2]
     assert resolve(config.model).image["name"] == "dual"
-    assert located(config).model.image["pretrained"].count("/") == 1
+    assert resolve_paths(config).model.image["pretrained"].count("/") == 1
 
 
 def test_python_says_the_same(place, tmp_path) -> None:

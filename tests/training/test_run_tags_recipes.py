@@ -10,7 +10,7 @@ from counterfoil.core.config import ModelConfig, load_config
 from counterfoil.core.recipes import recipe_names
 from counterfoil.models import resolve
 from counterfoil.models.spec import PARTS
-from counterfoil.reproduce.catalogue import load_artefact
+from counterfoil.reproduce.catalogue import load_artifact
 from counterfoil.reproduce.plan import Settings, make_plan
 
 ROOT = Path(__file__).parents[2]
@@ -35,22 +35,22 @@ def test_numbers_are_those_of_the_public_code(objective, name) -> None:
     config = load_config(name.format(objective))
     rate, temperature, rank, mlm, kept, anchors = (FIRST if objective == "tags" else SECOND)[name]
     term, hard = config.objective[objective], config.objective["hard-candidates"]
-    assert config.train.optimiser.lr == rate
+    assert config.train.optimizer.lr == rate
     assert (term["temperature"], term["rank"], term["mlm"]) == (temperature, rank, mlm)
     assert (term.get("kept", 31), hard["kept"]) == (kept, kept)
     assert (term["anchors"], hard["anchors"]) == (anchors, anchors)
-    assert config.train.optimiser.no_decay == "norms-and-biases"
-    assert config.train.optimiser.betas == [0.9, 0.98]
-    assert config.train.optimiser.language_model_factor == 1.0  # one rate, BERT's weights as well
+    assert config.train.optimizer.no_decay == "norms-and-biases"
+    assert config.train.optimizer.betas == [0.9, 0.98]
+    assert config.train.optimizer.pretrained_lr_factor == 1.0  # one rate, BERT's weights as well
     assert config.train.schedule.name == "linear"
 
 
 @pytest.mark.parametrize("name", ["scenes/{}", *FIRST])
 def test_stage_two_starts_from_a_model_of_the_same_make(name) -> None:
     one, two = (load_config(name.format(stage)) for stage in ("tags", "tags-dc"))
-    assert one.model.start == ("runs/scenes-uniter-pretrain" if name == "scenes/{}" else None)
+    assert one.model.init_from == ("runs/scenes-uniter-pretrain" if name == "scenes/{}" else None)
     where_stage_1_goes = "runs/" + name.format("tags").replace("/", "-")
-    assert two.model.start == where_stage_1_goes
+    assert two.model.init_from == where_stage_1_goes
     assert two.data == one.data
     specs = [resolve(config.model).model_dump() for config in (one, two)]
     extras = [set(spec["matcher"].pop("extras")) for spec in specs]
@@ -62,7 +62,7 @@ def test_on_the_scenes_baseline_and_foils_start_alike_and_take_as_many_updates()
     names = ("uniter-small", "tags", "tags-dc-one-stage", "tags-dc")
     first = load_config("scenes/uniter-pretrain")
     configs = [load_config(f"scenes/{name}") for name in names]
-    assert {config.model.start for config in configs[:3]} == {"runs/scenes-uniter-pretrain"}
+    assert {config.model.init_from for config in configs[:3]} == {"runs/scenes-uniter-pretrain"}
     for config in configs:
         assert config.data == first.data
         assert config.train == configs[0].train
@@ -78,7 +78,7 @@ def test_the_papers_own_weights_are_a_recipe_too() -> None:
     ("data", "published"), [("scenes", None), ("f30k", "f30k"), ("coco", "coco-5k")]
 )
 def test_the_static_rows_of_the_tables_share_nothing_with_their_generator(data, published) -> None:
-    plan = make_plan(load_artefact("tags.table2"), Settings(data, published, seeds=1), Path("out"))
+    plan = make_plan(load_artifact("tags.table2"), Settings(data, published, seeds=1), Path("out"))
     runs = {run.name: run for run in plan.in_order()}
     generator = runs.get("uniter-mlm") or runs["uniter-pretrain"]  # on the scenes, one run
     static, dynamic = runs["tags-static"].config, runs["tags"].config
@@ -96,8 +96,8 @@ def test_the_static_rows_of_the_tables_share_nothing_with_their_generator(data, 
 def test_no_recipe_sets_a_rate_factor_for_a_model_without_pretrained_parts() -> None:
     for name in recipe_names():
         config = load_config(name)
-        optimiser = config.train.optimiser
-        if optimiser.language_model_factor not in (None, 1.0):
+        optimizer = config.train.optimizer
+        if optimizer.pretrained_lr_factor not in (None, 1.0):
             assert any(loads_weights(config.model)), name
 
 

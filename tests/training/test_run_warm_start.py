@@ -10,7 +10,7 @@ from counterfoil.core.config import build_config
 from counterfoil.core.errors import CheckpointError, ConfigError
 from counterfoil.core.progress import Silent
 from counterfoil.training.run import execute
-from counterfoil.training.run_folder import located, resumed_config
+from counterfoil.training.run_folder import resolve_paths, resumed_config
 
 HEADS = ["mlm", "discrimination", "correction"]
 SMALL = {"masks": 2, "samples": 2, "kept": 2}
@@ -28,7 +28,7 @@ class Heard(Silent):
 
 def config(objective: dict, heads: list[str], start: str | None = None, **train):
     matcher = {"layers": 1, "heads": 2, "dropout": 0.0, "extras": heads}
-    model = {"name": "uniter-small", "embed_size": 16, "matcher": matcher, "start": start}
+    model = {"name": "uniter-small", "embed_size": 16, "matcher": matcher, "init_from": start}
     return build_config(
         {
             "data": {"options": {"images": [24, 8, 8]}, "min_count": 1, "captions": "one"},
@@ -55,7 +55,7 @@ def first(cache, tmp_path_factory):
 
 def test_stage_two_goes_on_from_stage_one_and_names_the_new_heads(first, cache, tmp_path) -> None:
     heard = Heard()
-    still = config({"tags-dc": SMALL}, HEADS, str(first), optimiser={"lr": 1e-12})
+    still = config({"tags-dc": SMALL}, HEADS, str(first), optimizer={"lr": 1e-12})
     execute(still, tmp_path / "second", cache, progress=heard)
     assert any("new heads: discrimination, correction" in line for line in heard.lines)
     one, two = (
@@ -86,7 +86,7 @@ def test_resuming_from_another_start_is_refused(first, cache, tmp_path) -> None:
     execute(settings, tmp_path, cache, should_stop=lambda: True)
     for other in (None, str(tmp_path)):
         asked = config({"tags-dc": SMALL}, HEADS, other)
-        with pytest.raises(ConfigError, match=r"another model\.start"):
+        with pytest.raises(ConfigError, match=r"another model\.init_from"):
             resumed_config(tmp_path, asked)
 
 
@@ -98,10 +98,12 @@ def test_a_start_that_is_not_there_is_found_before_any_work(tmp_path) -> None:
 
 def test_the_start_of_a_run_holds_from_anywhere(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert located(build_config({"model": {"start": "a"}})).model.start == str(tmp_path / "a")
+    assert resolve_paths(build_config({"model": {"init_from": "a"}})).model.init_from == str(
+        tmp_path / "a"
+    )
 
 
 def test_what_does_not_decay_is_written_and_read_again() -> None:
-    said = build_config({"train": {"optimiser": {"no_decay": "norms-and-biases"}}})
+    said = build_config({"train": {"optimizer": {"no_decay": "norms-and-biases"}}})
     assert "no_decay: norms-and-biases" in said.to_yaml()
     assert build_config(said.model_dump()) == said

@@ -20,9 +20,9 @@ from counterfoil.models.store import save_pretrained
 from counterfoil.objectives import alignment, hard_candidates, tags
 from counterfoil.objectives import aoq as offline
 from counterfoil.objectives.composite import Composite
-from counterfoil.training.companions import foil_companions
+from counterfoil.training.extra_negatives import foil_negatives
 from counterfoil.training.guides.build import build_guide
-from counterfoil.training.step import LiveBatch
+from counterfoil.training.step import TrainingBatchServices
 from counterfoil.training.trainer import Trainer
 from tests.conftest import make_split, thinned
 from tests.training.trained_runs import save_teacher
@@ -281,7 +281,7 @@ def test_clean_and_noisy_pairs_are_told_apart_without_twins(alike, tmp_path, mon
         return measure(directions, margin)
 
     monkeypatch.setattr(noisy, "pair_losses", noted)
-    run = trainer(alike, tmp_path, {"ncr": {}}, model={"copies": 2})
+    run = trainer(alike, tmp_path, {"ncr": {}}, model={"ensemble_size": 2})
     surveyed = list(run.survey())
     counted.clear()
     run.objective.begin_epoch(1, lambda: iter(surveyed))
@@ -314,7 +314,7 @@ def test_naaf_learns_no_mismatch_from_an_identical_caption(alike, tmp_path, monk
 def test_a_foil_is_never_a_caption_of_its_image(tmp_path) -> None:
     captions = [["A dog on a table.", "a TABLE on a dog"], ["a cat under a chair"]]
     split = Split("train", ["x", "y"], captions)
-    drawn = foil_companions("rules:swap", 3, split, Silent())
+    drawn = foil_negatives("rules:swap", 3, split, Silent())
     rng = np.random.default_rng(0)
     assert drawn.of(0, rng).texts == ()  # the only swap is the other caption
     assert drawn.of(2, rng).texts == ("a chair under a cat",)
@@ -323,7 +323,7 @@ def test_a_foil_is_never_a_caption_of_its_image(tmp_path) -> None:
         '{"image": "x", "caption": 0, "foil": "A table, on a dog!"}\n'
         '{"image": "x", "caption": 0, "foil": "a cat on a table"}\n'
     )
-    listed = foil_companions(str(path), 3, split, Silent())
+    listed = foil_negatives(str(path), 3, split, Silent())
     assert listed.of(0, rng).texts == ("a cat on a table",)
 
 
@@ -331,7 +331,7 @@ def test_tags_writes_no_caption_of_the_same_image(alike, tmp_path, monkeypatch) 
     written: list[tuple[int, tuple[int, ...]]] = []
     read = tags.read_foils
 
-    def noted(live: LiveBatch, images, generated, with_states):
+    def noted(live: TrainingBatchServices, images, generated, with_states):
         for row, image in enumerate(live.batch.owners.tolist()):
             real = generated.captions.mask[row]
             written.extend((image, tuple(foil[real].tolist()))

@@ -25,7 +25,7 @@ from tests.conftest import thinned
 
 BASE = {
     "model": {"name": "rvse-mlp", "embed_size": 32, "text": {"word_dim": 16, "dropout": 0.1}},
-    "data": {"min_count": 1, "drop_regions": 0.2, "disturb_words": 0.1},
+    "data": {"min_count": 1, "drop_regions": 0.2, "word_noise": 0.1},
     "train": {"epochs": 3, "batch_size": 32, "log_every": 1},
 }
 
@@ -58,7 +58,7 @@ def whole(concepts, tmp_path_factory) -> Path:
 
 
 def test_training_learns_and_leaves_best_last_config_and_metrics(concepts, tmp_path) -> None:
-    settings = config(epochs=8, optimiser={"lr": 3e-3})
+    settings = config(epochs=8, optimizer={"lr": 3e-3})
     result = trainer(concepts, tmp_path, settings).run()
     epochs = [json.loads(line) for line in metrics(tmp_path).splitlines()]
     rsums = [record["dev"]["rsum"] for record in epochs if record["kind"] == "epoch"]
@@ -123,7 +123,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(
     [
         {"accumulate": 2, "save_every": 2, "schedule": {"name": "cosine", "warmup_steps": 3}},
         pytest.param(
-            {"optimiser": {"name": "sgd", "lr": 0.05}, "save_every": 4}, marks=pytest.mark.slow
+            {"optimizer": {"name": "sgd", "lr": 0.05}, "save_every": 4}, marks=pytest.mark.slow
         ),
         pytest.param(
             {"schedule": {"name": "cosine", "warmup_steps": 3}, "save_every": 5},
@@ -297,7 +297,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_it(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_early_stopping_ends_a_run_that_no_longer_improves(concepts, tmp_path) -> None:
-    settings = config(epochs=50, early_stop=2, optimiser={"lr": 1e-9})
+    settings = config(epochs=50, early_stop=2, optimizer={"lr": 1e-9})
     result = trainer(concepts, tmp_path, settings).run()
     assert result.steps < 50 * 6
 
@@ -343,7 +343,7 @@ def test_a_part_of_dev_can_choose_the_epoch(concepts, tmp_path, monkeypatch) -> 
 
     evaluate = loop.evaluate
     monkeypatch.setattr(loop, "evaluate", noted)
-    settings = build_config({**BASE, "evaluation": {"images": 8}})
+    settings = build_config({**BASE, "evaluation": {"max_images": 8}})
     trainer(concepts, tmp_path, settings).run()
     assert seen == [[concepts.dev.ids[4 * place] for place in range(8)]] * 3
     assert len(evenly_spaced(concepts.dev, 32)) == 32

@@ -9,7 +9,7 @@ import torch
 
 from counterfoil.core.config import build_config
 from counterfoil.core.storage.arrays import ArrayFile
-from counterfoil.core.tensors.modes import asked
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import pad_fragments, pad_texts
 from counterfoil.data.fragments import Fragments, FragmentTable
 from counterfoil.data.pairs import Split
@@ -55,6 +55,6 @@ def direct_scores(models: list[Model], split: Split) -> torch.Tensor:
 
 def score_as_trained(model: Model, images: list[Fragments], texts: list[str]) -> torch.Tensor:
     """Scores with unknown words read as <unk>, as training reads them."""
-    with torch.inference_mode(), asked(model):
+    with torch.inference_mode(), eval_mode(model):
         batch = pad_texts([model.text.encode(text) for text in texts], model.text.pad)
         return model(pad_fragments(images), batch).float()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from counterfoil.adapters.in_batch import InBatchLoss, Spec, row_ids
 from counterfoil.core.distributed import gather_rows
 from counterfoil.core.errors import DataError
-from counterfoil.encoders.encoded import l2_normalise
+from counterfoil.encoders.encoded import l2_normalize
 
 PIXELS, TOKENS = "pixel_values", "input_ids"
 
@@ -48,7 +48,7 @@ class ImageTextLoss(InBatchLoss):
         if labels is not None and labels.numel():
             ids[0] = labels.flatten().long()
         vectors = [
-            l2_normalise(self.model(column)["sentence_embedding"]) for column in (images, texts)
+            l2_normalize(self.model(column)["sentence_embedding"]) for column in (images, texts)
         ]
         if self.gather_across_devices:
             vectors, ids = [gather_rows(x) for x in vectors], [gather_rows(x) for x in ids]

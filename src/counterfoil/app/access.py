@@ -20,21 +20,21 @@ NAME = re.compile(rf"(?:{LABEL}\.)*{LABEL}")
 NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 """A last label that makes browsers read a name as an IPv4 address."""
 
-LONGEST = 253
+MAX_NAME_LENGTH = 253
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
-SAFE = {"GET", "HEAD", "OPTIONS"}
+SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 """Methods that change nothing; a browser shows their answers to no other site."""
 
-HEALTH = "/healthz"
+HEALTH_PATH = "/healthz"
 
-UNLOCKED = {HEALTH, "/", "/docs", "/favicon.ico", "/api/session"}
+OPEN_PATHS = {HEALTH_PATH, "/", "/docs", "/favicon.ico", "/api/session"}
 """Paths that need no token: the page without anything on it, and the way to hand the token in."""
 
 TOKEN = re.compile(r"[!-~]{16,}")
 
-QUOTED = 100
+MAX_QUOTED_CHARS = 100
 """Characters of a Host header that an error repeats."""
 
 PORTS = {"http": 80, "https": 443}
@@ -61,7 +61,7 @@ def find_host_name(given: str) -> str | None:
     if name.startswith("["):
         return name if name.endswith("]") and _is_ipv6(name[1:-1]) else None
     name = name if name.isascii() else _punycode(name)
-    valid = len(name) <= LONGEST and NAME.fullmatch(name) is not None
+    valid = len(name) <= MAX_NAME_LENGTH and NAME.fullmatch(name) is not None
     if valid and NUMBER.fullmatch(name.rpartition(".")[2]):
         valid = _is_ipv4(name)
     return name if valid else None
@@ -155,17 +155,17 @@ class Access:
         """Why a request is refused, if it is."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         path = scope["path"]
-        if path == HEALTH and scope.get("method") in SAFE:
+        if path == HEALTH_PATH and scope.get("method") in SAFE_METHODS:
             return None  # by any name: those who watch the service may know its address alone
         if self.hosts is not None and host_in(headers.get(b"host", b"")) not in self.hosts:
-            given = headers.get(b"host", b"").decode("latin-1")[:QUOTED]
+            given = headers.get(b"host", b"").decode("latin-1")[:MAX_QUOTED_CHARS]
             return Problem(421, f"Host {given!r} is not a name of this service; see --allow-host")
-        if scope.get("method") not in SAFE and not _same_origin(scope, headers):
+        if scope.get("method") not in SAFE_METHODS and not _same_origin(scope, headers):
             return Problem(
                 403,
                 "cross-site request refused: Origin or Sec-Fetch-Site does not match this service",
             )
-        needs_token = path not in UNLOCKED and not path.startswith("/static/")
+        needs_token = path not in OPEN_PATHS and not path.startswith("/static/")
         if self.locked and needs_token and not self._presents_token(headers):
             return Problem(
                 401,

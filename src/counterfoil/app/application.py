@@ -23,7 +23,7 @@ from counterfoil.app.connections import Connections, Limits, proxy_networks
 from counterfoil.app.content import Content
 from counterfoil.app.guard import App, Guard
 from counterfoil.app.problems import install
-from counterfoil.app.protocol import GRACE, protocol_class
+from counterfoil.app.protocol import GRACE_SECONDS, protocol_class
 from counterfoil.app.routes import router
 from counterfoil.app.service import Service
 from counterfoil.core.errors import ConfigError
@@ -33,7 +33,7 @@ STATIC = Path(__file__).parent / "static"
 BACKLOG = 512
 """Connections that the system holds until they are accepted."""
 
-ACCEPTED_AT_ONCE = 64
+ACCEPT_BATCH = 64
 
 OTHER_FILES = 128
 """Open files besides connections: the index, pictures being read, uploads on disk."""
@@ -131,7 +131,7 @@ def make_server(
         backlog=_accepted_at_once(limits),
         proxy_headers=bool(trusted),
         forwarded_allow_ips=[str(network) for network in trusted],
-        timeout_keep_alive=math.ceil(limits.keep_alive + GRACE),
+        timeout_keep_alive=math.ceil(limits.keep_alive + GRACE_SECONDS),
         timeout_graceful_shutdown=math.ceil(limits.timeout),
         h11_max_incomplete_event_size=32 * 1024,
         lifespan="on",
@@ -206,11 +206,11 @@ def _within_open_files(limits: Limits) -> Limits:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return limits
-    most = max(files - OTHER_FILES - ACCEPTED_AT_ONCE - limits.spare_connections, 16)
+    most = max(files - OTHER_FILES - ACCEPT_BATCH - limits.spare_connections, 16)
     return replace(limits, connections=min(limits.connections, most))
 
 
 def _accepted_at_once(limits: Limits) -> int:
     """Fewer than may be open: a new connection must not give way before it was read once."""
     fewest = min(limits.connections, limits.address_connections or limits.connections)
-    return max(1, min(ACCEPTED_AT_ONCE, fewest // 2))
+    return max(1, min(ACCEPT_BATCH, fewest // 2))

@@ -34,14 +34,14 @@ ID_LETTERS = 1000
 IPV6_CLIENT = 64
 """Bits of an IPv6 address that stand for one client; it chooses the rest as it likes."""
 
-MAPPED = IPv6Network("::ffff:0:0/96")
+IPV4_MAPPED = IPv6Network("::ffff:0:0/96")
 """IPv4 addresses as a socket for IPv6 and IPv4 shows them."""
 
 Network = IPv4Network | IPv6Network
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
-THROWN_AWAY = 64 * 2**20
+MAX_DISCARDED_BYTES = 64 * 2**20
 """Bytes of a body that is too long that are still taken, and forgotten: a client that cannot send
 on does not listen to why."""
 
@@ -216,12 +216,12 @@ def proxy_networks(proxies: Collection[str]) -> list[Network]:
 def _forms(network: Network) -> list[Network]:
     """A network, and if it is one of IPv4, also as a socket for IPv6 and IPv4 shows it."""
     if isinstance(network, IPv6Network):
-        if not network.subnet_of(MAPPED):
+        if not network.subnet_of(IPV4_MAPPED):
             return [network]
-        bits = network.prefixlen - MAPPED.prefixlen
+        bits = network.prefixlen - IPV4_MAPPED.prefixlen
         network = IPv4Network((int(network.network_address) & 0xFFFFFFFF, bits))
-    mapped = int(MAPPED.network_address) + int(network.network_address)
-    return [network, IPv6Network((mapped, MAPPED.prefixlen + network.prefixlen))]
+    mapped = int(IPV4_MAPPED.network_address) + int(network.network_address)
+    return [network, IPv6Network((mapped, IPV4_MAPPED.prefixlen + network.prefixlen))]
 
 
 def _unmapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
@@ -274,7 +274,7 @@ class Body:
         """Take the rest, up to a limit, for as long as there is time."""
         taken = 0
         with suppress(asyncio.TimeoutError):
-            while taken < THROWN_AWAY and not self._complete:
+            while taken < MAX_DISCARDED_BYTES and not self._complete:
                 message = await asyncio.wait_for(self._receive(), self._remaining())
                 taken += len(message.get("body", b""))
                 if message["type"] != "http.request" or not message.get("more_body", False):

@@ -16,7 +16,7 @@ from PIL import Image
 from counterfoil.app.problems import Problem
 from counterfoil.audit.describe import writable
 from counterfoil.audit.findings import SIGN_NAMES, Finding
-from counterfoil.audit.report import IMAGES, LINES, SUMMARY, grouped
+from counterfoil.audit.report import IMAGES_FILE, LINES, SUMMARY, grouped
 from counterfoil.core.config import RunConfig, load_config
 from counterfoil.core.errors import ConfigError, CounterfoilError, DataError
 from counterfoil.core.progress import Progress
@@ -33,19 +33,19 @@ from counterfoil.training.plots import plots_of, thin
 from counterfoil.training.run_data import evaluation_split
 from counterfoil.training.run_folder import load_model, run_config
 
-MOST = 50_000
+MAX_FINDINGS = 50_000
 """Findings that are read; they come most suspicious first."""
 
-SAME_SHOWN = 12
+MAX_SAME_SHOWN = 12
 """Images with the same caption that are named in one entry."""
 
-AUDITED = "audit:"
+AUDIT_PREFIX = "audit:"
 Section = Literal["suspicious", "near-duplicates"]
 
-POINTS = 300
+MAX_POINTS = 300
 T = TypeVar("T")
 
-MOST_IMAGES = 2000
+MAX_INDEXED_IMAGES = 2000
 """Of a run's data that are indexed at the start; `counterfoil index` makes larger ones to keep."""
 
 SCENES = {"images": [0, 0, 200]}
@@ -68,7 +68,7 @@ class AuditedImage:
 
 def audited_name(split: str, image: str) -> str:
     """The name by which clients ask for an image of the audit; it is looked up, never parsed."""
-    return f"{AUDITED}{split}:{image}"
+    return f"{AUDIT_PREFIX}{split}:{image}"
 
 
 class Audit:
@@ -81,11 +81,11 @@ class Audit:
                 f"{folder}: no {LINES} there; write one with: counterfoil audit RUN PAIRS "
                 f"--out {folder}"
             )
-        findings = list(islice(_read(path), MOST))
+        findings = list(islice(_read(path), MAX_FINDINGS))
         self.notes = _notes(folder / SUMMARY)
         named = (key for found in findings for key in found.images)
         self.images = {audited_name(*key): AuditedImage(key[1]) for key in named}
-        for name, image in _read_images(folder / IMAGES):
+        for name, image in _read_images(folder / IMAGES_FILE):
             if name in self.images:  # what no finding names is not served
                 self.images[name] = image
         wrong = [[found] for found in findings if found.kind == "mismatch"]
@@ -131,8 +131,8 @@ def _entry(group: Sequence[Finding]) -> dict[str, Any]:
         **first.as_dict(),
         "shown": {name: audited_name(split, name) for split, name in first.images},
         "same": len(group),
-        "same_images": images[:SAME_SHOWN],
-        "more_images": max(0, len(images) - SAME_SHOWN),
+        "same_images": images[:MAX_SAME_SHOWN],
+        "more_images": max(0, len(images) - MAX_SAME_SHOWN),
     }
 
 
@@ -242,7 +242,7 @@ class Runs:
                 "x": plot.x_label,
                 "y": plot.y_label,
                 "series": [
-                    {"name": label, "points": _plain(thin(points, POINTS))}
+                    {"name": label, "points": _plain(thin(points, MAX_POINTS))}
                     for label, points in plot.series.items()
                 ],
             }
@@ -386,9 +386,11 @@ def _shown_split(run: Path, cache: Path, progress: Progress) -> Split:
         return pairs["test"]
     pairs = evaluation_split(run, None, None, {}, cache, progress)
     chosen = _first(pairs, (config.evaluation.test_split, config.evaluation.split))
-    if len(chosen) > MOST_IMAGES:
-        progress.say(f"the first {MOST_IMAGES} of {len(chosen)} images are shown; see --index")
-        chosen = chosen.select(range(MOST_IMAGES))
+    if len(chosen) > MAX_INDEXED_IMAGES:
+        progress.say(
+            f"the first {MAX_INDEXED_IMAGES} of {len(chosen)} images are shown; see --index"
+        )
+        chosen = chosen.select(range(MAX_INDEXED_IMAGES))
     return chosen
 
 

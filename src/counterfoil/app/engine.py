@@ -25,19 +25,19 @@ from counterfoil.models.correct import Change, Correction, correct, exchanged
 from counterfoil.models.explain import explain_encoded
 from counterfoil.models.match import shades
 from counterfoil.models.model import Model
-from counterfoil.plots.sentences import colour_note, method_note, standing
+from counterfoil.plots.sentences import color_note, method_note, standing
 from counterfoil.scoring.encode import encode_texts
 from counterfoil.search.items import Side
 
-MOST_CHANGES = 4
+MAX_CHANGES = 4
 
-LEAST_GAIN = 0.05
+MIN_GAIN = 0.05
 """Of the score; a little more is found for nearly any word."""
 
 Scores = Callable[[Sequence[str]], Sequence[float]]
 """Scores of sentences with the image, all at once."""
 
-FRAGMENTS_KEPT = 256
+FRAGMENT_CACHE_SIZE = 256
 """Images whose fragments are kept in memory."""
 
 
@@ -105,12 +105,12 @@ def agree(found: Correction, effects: Sequence[float], scores: Scores) -> Agreed
     made: dict[int, str] = {}
     changes: list[Change] = []
     score = scores([found.text])[0]
-    while doubtful and len(changes) < MOST_CHANGES:
+    while doubtful and len(changes) < MAX_CHANGES:
         tries = [(place, new) for place, word in doubtful.items() for new in word.suggestions]
         sentences = [_written(found.text, {**made, at: new}) for at, new in tries]
         reached = scores(sentences)
         best = max(range(len(tries)), key=reached.__getitem__)
-        if not reached[best] >= score + LEAST_GAIN * abs(score):  # nan is no gain, either
+        if not reached[best] >= score + MIN_GAIN * abs(score):  # nan is no gain, either
             break
         place, new = tries[best]
         score, made[place] = reached[best], new
@@ -257,7 +257,7 @@ class Engine:
         notes = {
             "note": method_note(match),
             "standing": standing(match),
-            "colours": colour_note(match),
+            "colors": color_note(match),
         }
         return {**told, **notes, "image": job.image, "scale": self.scale}
 
@@ -296,7 +296,7 @@ class Engine:
         key = (name, extractor.fingerprint())
         if key not in self._fragments:
             self._fragments[key] = extractor.extract(self.library.picture(name))
-            if len(self._fragments) > FRAGMENTS_KEPT:
+            if len(self._fragments) > FRAGMENT_CACHE_SIZE:
                 self._fragments.popitem(last=False)
         return self._fragments[key]
 

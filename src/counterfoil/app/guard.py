@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from counterfoil.app.access import HEALTH, Access
+from counterfoil.app.access import HEALTH_PATH, Access
 from counterfoil.app.connections import Body, Limits, Message, Receive, client_of, too_long
 from counterfoil.app.metrics import Meters
-from counterfoil.app.problems import RETRY, Problem, problem_response
+from counterfoil.app.problems import RETRY_HEADERS, Problem, problem_response
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -18,16 +18,16 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 UPLOAD = "/api/images"
-WATCHED = {HEALTH, "/metrics"}
+ALWAYS_ANSWERED = {HEALTH_PATH, "/metrics"}
 """Answered however busy the service is."""
 
-SPARE = "counterfoil.spare"
+SPARE_KEY = "counterfoil.spare"
 """In the state of a request: whether its connection is one beyond the limits (`Connections`)."""
 
 MULTIPART_EXTRA = 4096
 """Bytes that a form adds to the file in it."""
 
-CLOSE = {"Connection": "close"}
+CLOSE_HEADERS = {"Connection": "close"}
 
 HEADERS = [
     (
@@ -61,7 +61,7 @@ class Slot:
 
     def take(self) -> None:
         if self._slots.taken >= self._slots.most and not self._always:
-            raise Problem(503, "too many requests at once; try again", RETRY)
+            raise Problem(503, "too many requests at once; try again", RETRY_HEADERS)
         self._slots.taken += 1
         self._taken = True
 
@@ -94,7 +94,7 @@ class Guard:
         """Answer a request, and count it."""
         started, status = time.perf_counter(), 500
         client = client_of(scope["client"][0]) if scope.get("client") else ""
-        slot = Slot(self.slots, always=scope["path"] in WATCHED)
+        slot = Slot(self.slots, always=scope["path"] in ALWAYS_ANSWERED)
 
         async def send_and_note(message: Message) -> None:
             nonlocal status
@@ -149,14 +149,21 @@ class Guard:
 
     def _find_problem(self, scope: Scope, client: str) -> Problem | None:
         """Why a request is refused by its headers, if it is."""
-        if scope.get("state", {}).get(SPARE) and scope["path"] not in WATCHED:
-            return Problem(503, "too many connections; try again", {**RETRY, **CLOSE})
+        if scope.get("state", {}).get(SPARE_KEY) and scope["path"] not in ALWAYS_ANSWERED:
+            return Problem(
+                503, "too many connections; try again", {**RETRY_HEADERS, **CLOSE_HEADERS}
+            )
         problem = self.access.find_problem(scope)
         if problem is not None:
             return problem
         most = self.limits.address_connections
-        if client and most and self._clients[client] > most and scope["path"] not in WATCHED:
-            return Problem(429, f"at most {most} requests at once from one address", RETRY)
+        if (
+            client
+            and most
+            and self._clients[client] > most
+            and scope["path"] not in ALWAYS_ANSWERED
+        ):
+            return Problem(429, f"at most {most} requests at once from one address", RETRY_HEADERS)
         length = dict(scope["headers"]).get(b"content-length", b"0")
         if not length.isdigit():
             return Problem(400, "Content-Length is not a number")
@@ -179,5 +186,5 @@ class Guard:
 async def _refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
     headers = dict(problem.headers)
     if problem.status in (408, 413):
-        headers |= CLOSE
+        headers |= CLOSE_HEADERS
     await problem_response(problem.status, problem.detail, headers=headers)(scope, receive, send)

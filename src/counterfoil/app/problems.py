@@ -22,7 +22,7 @@ ANY_REQUEST = (400, 401, 403, 408, 413, 421, 429, 503)
 
 log = logging.getLogger("counterfoil.app")
 
-RETRY = {"Retry-After": "1"}
+RETRY_HEADERS = {"Retry-After": "1"}
 
 
 class ProblemBody(BaseModel):

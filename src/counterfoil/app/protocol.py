@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from counterfoil.app.connections import Connections, Limits, Place
-from counterfoil.app.guard import SPARE
+from counterfoil.app.guard import SPARE_KEY
 from counterfoil.app.problems import problem_response
 
-GRACE = 2.0
+GRACE_SECONDS = 2.0
 """Seconds between the time-outs of the application, which can say why, and those here."""
 
 EARLY_BYTES = 2**20
@@ -38,7 +38,7 @@ class Stage(Enum):
     CLOSING = "being closed"
 
 
-ANSWERED = (Stage.ANSWER, Stage.READING)
+ANSWER_STAGES = (Stage.ANSWER, Stage.READING)
 
 
 def protocol_class(
@@ -71,7 +71,7 @@ class TimedProtocol(H11Protocol):
         if self._place is None:
             transport.abort()
             return
-        self.app_state = {**self.app_state, SPARE: self._place.spare}
+        self.app_state = {**self.app_state, SPARE_KEY: self._place.spare}
         if self.tls is None:
             self._open(transport)
         else:
@@ -149,7 +149,7 @@ class TimedProtocol(H11Protocol):
                 self.open_connections.work(self._place)
             else:
                 self.open_connections.wait(self._place)
-        timed = ("answer" if stage in ANSWERED else stage, self.cycle)
+        timed = ("answer" if stage in ANSWER_STAGES else stage, self.cycle)
         self._stage = stage
         if timed != self._timed:
             self._timed = timed
@@ -157,14 +157,14 @@ class TimedProtocol(H11Protocol):
 
     def _seconds(self, stage: Stage) -> float:
         limits = self.limits
-        if stage in ANSWERED:
+        if stage in ANSWER_STAGES:
             return limits.timeout + limits.send_timeout
         return {
-            Stage.HANDSHAKE: limits.header_timeout + GRACE,
+            Stage.HANDSHAKE: limits.header_timeout + GRACE_SECONDS,
             Stage.HEADERS: limits.header_timeout,
-            Stage.BODY: limits.body_timeout + GRACE,
+            Stage.BODY: limits.body_timeout + GRACE_SECONDS,
             Stage.IDLE: limits.keep_alive,
-            Stage.CLOSING: GRACE,
+            Stage.CLOSING: GRACE_SECONDS,
         }[stage]
 
     def _start_timer(self, seconds: float) -> None:
@@ -185,7 +185,7 @@ class TimedProtocol(H11Protocol):
             return
         self._enter(Stage.CLOSING)
         if stage is Stage.HEADERS and not self._silent and self._can_answer():
-            self.transport.write(TOO_SLOW)
+            self.transport.write(TOO_SLOW_RESPONSE)
         self.transport.close()
 
     def _can_answer(self) -> bool:
@@ -228,4 +228,4 @@ def _too_slow() -> bytes:
     return b"\r\n".join([b"HTTP/1.1 408 Request Timeout", *lines, b"", bytes(answer.body)])
 
 
-TOO_SLOW = _too_slow()
+TOO_SLOW_RESPONSE = _too_slow()

@@ -17,7 +17,7 @@ from typing import Any
 
 from counterfoil.app.connections import Limits
 from counterfoil.app.metrics import Meters
-from counterfoil.app.problems import RETRY, Problem
+from counterfoil.app.problems import RETRY_HEADERS, Problem
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class BatchQueue:
         waiting = _Waiting(work, loop.create_future(), loop)
         with self._wake:
             if not self._open:
-                raise Problem(503, "the service is shutting down", RETRY)
+                raise Problem(503, "the service is shutting down", RETRY_HEADERS)
             if len(self._waiting) >= self.limits.waiting:  # some of it may be given up already
                 self._waiting = deque(w for w in self._waiting if not w.future.done())
             if len(self._waiting) >= self.limits.waiting:
-                raise Problem(503, "too much work is waiting; try again in a moment", RETRY)
+                raise Problem(503, "too much work is waiting; try again in a moment", RETRY_HEADERS)
             self._waiting.append(waiting)
             self._wake.notify()
         try:
             return await asyncio.wait_for(waiting.future, self.limits.timeout)
         except asyncio.TimeoutError:
-            raise Problem(503, "this took too long and was given up", RETRY) from None
+            raise Problem(503, "this took too long and was given up", RETRY_HEADERS) from None
 
     def close(self) -> None:
         """Take nothing more, finish what waits, for a while."""

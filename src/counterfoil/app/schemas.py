@@ -36,13 +36,13 @@ ImageId = Annotated[str, Field(min_length=1, max_length=ID_LETTERS), AfterValida
 Target = Literal["images", "captions"]
 
 
-class Asked(BaseModel):
+class RequestBody(BaseModel):
     """Base of requests: an unknown key is a mistake."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class ScoreRequest(Asked):
+class ScoreRequest(RequestBody):
     """Images by id, and sentences."""
 
     images: list[ImageId] = Field(min_length=1, max_length=TEXTS)
@@ -59,7 +59,7 @@ class ScoreResponse(BaseModel):
     unknown: list[list[str]]
 
 
-class SearchRequest(Asked):
+class SearchRequest(RequestBody):
     """Either a text or an image; a text finds images and an image captions, unless told."""
 
     text: Sentence | None = None
@@ -98,7 +98,7 @@ class SearchResponse(BaseModel):
     unknown: list[str] = Field(description="Words that the model does not know; left out.")
 
 
-class ExplainRequest(Asked):
+class ExplainRequest(RequestBody):
     image: ImageId
     text: Sentence
 
@@ -149,7 +149,7 @@ class ExplainResponse(BaseModel):
         description="Shares of right and of wrong dev pairs with a lower score; null if unknown."
     )
     standing: str = Field(description="The same in words; empty if unknown.")
-    colours: str = Field(description="What the shades are relative to.")
+    colors: str = Field(description="What the shades are relative to.")
     words: list[Word]
     unknown: list[str] = Field(description="Words that the model does not know; left out.")
     specials: list[Word]
@@ -157,7 +157,7 @@ class ExplainResponse(BaseModel):
     scale: Scale | None
 
 
-class CorrectRequest(Asked):
+class CorrectRequest(RequestBody):
     image: ImageId
     text: Sentence
     threshold: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
@@ -311,7 +311,7 @@ class RunDetail(RunSummary):
     warnings: list[str]
 
 
-class SessionRequest(Asked):
+class SessionRequest(RequestBody):
     """The token that the service printed when it started, or was given."""
 
     token: str = Field(min_length=1, max_length=ID_LETTERS)

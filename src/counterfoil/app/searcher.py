@@ -11,15 +11,15 @@ from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.search import SearchIndex
 from counterfoil.search.items import Side
 from counterfoil.search.query import rerank, scores_of, shortlist
-from counterfoil.search.vectors import Best, Floats
+from counterfoil.search.vectors import Floats, TopK
 
-HELD_FLOATS = 1 << 25
+MAX_FLOATS = 1 << 25
 """Numbers of encoded items that may stay in memory, for each side."""
 
-MOST_CAPTIONS = 2000
+MAX_CAPTIONS = 2000
 """Captions looked at for one list of different ones."""
 
-IMAGES_NAMED = 100
+MAX_IMAGES_NAMED = 100
 """Images of one caption that are named."""
 
 Blocks = list[tuple[Ids, Encoded]]
@@ -28,7 +28,7 @@ Blocks = list[tuple[Ids, Encoded]]
 class Searcher:
     """The best items of an index for encoded queries."""
 
-    def __init__(self, index: SearchIndex, held_floats: int = HELD_FLOATS) -> None:
+    def __init__(self, index: SearchIndex, held_floats: int = MAX_FLOATS) -> None:
         self.index = index
         # a cross-encoder reads every pair at length: its shortlist is worth the loss
         whole = not isinstance(index.model.matcher, CrossEncoder)
@@ -47,10 +47,10 @@ class Searcher:
             return self._best(asked, target, queries, ks)
         total, wider = len(self.index.items[target]), 2
         while True:
-            asked_for = [min(k * wider, total, MOST_CAPTIONS) for k in ks]
+            asked_for = [min(k * wider, total, MAX_CAPTIONS) for k in ks]
             found = [collapsed(hits) for hits in self._best(asked, target, queries, asked_for)]
             # one more than is shown, or the last of these may lack some of its captions
-            if wider * max(ks) >= min(total, MOST_CAPTIONS) or all(
+            if wider * max(ks) >= min(total, MAX_CAPTIONS) or all(
                 len(hits) > k for hits, k in zip(found, ks, strict=True)
             ):
                 return [hits[:k] for hits, k in zip(found, ks, strict=True)]
@@ -88,9 +88,9 @@ class Searcher:
     def _scored(
         self, target: Side, queries: Encoded, blocks: Blocks, k: int
     ) -> list[tuple[Ids, Floats]]:
-        best = Best(len(queries), k)
+        best = TopK(len(queries), k)
         for keys, encoded in blocks:
-            best.offer(keys, scores_of(self.index.model, target, queries, encoded))
+            best.update(keys, scores_of(self.index.model, target, queries, encoded))
         return list(zip(*best.result(), strict=True))
 
     def _two_stages(
@@ -128,6 +128,6 @@ def collapsed(hits: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for hit in hits:
         first = by_text.setdefault(hit["text"], {**hit, "count": 0, "images": []})
         first["count"] += 1
-        if hit["image"] not in first["images"] and len(first["images"]) < IMAGES_NAMED:
+        if hit["image"] not in first["images"] and len(first["images"]) < MAX_IMAGES_NAMED:
             first["images"].append(hit["image"])
     return [{**hit, "rank": rank} for rank, hit in enumerate(by_text.values(), start=1)]

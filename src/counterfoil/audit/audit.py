@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from counterfoil.audit.describe import Corrector, Describer
 from counterfoil.audit.findings import Finding, Summary
-from counterfoil.audit.survey import Keeper, Survey, survey_split
+from counterfoil.audit.survey import Survey, SurveyCheckpoint, survey_split
 from counterfoil.audit.suspicion import (
-    RIVAL_CENTRE,
+    RIVAL_CENTER,
     SIGNS,
-    SUSPICIOUS,
+    SUSPICIOUS_FROM,
     Scale,
     UsualEffects,
     Values,
@@ -30,12 +30,12 @@ from counterfoil.data.duplicates import Duplicate, near_duplicates
 from counterfoil.data.pairs import Split
 from counterfoil.models.model import Model
 
-FEW = 50
-LISTED = 20
+MIN_REFERENCE_CAPTIONS = 50
+MAX_LISTED = 20
 NAMED_WORDS = 10
 
-EXAMINED = 5000
-REFERENCE = 1000
+MAX_EXAMINED = 5000
+MAX_REFERENCE = 1000
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def audit_split(
     split: Split,
     *,
     threshold: float = 0.5,
-    examined: int = EXAMINED,
+    examined: int = MAX_EXAMINED,
     corrector: Corrector | None = None,
     details: int = 500,
     seed: int = 0,
@@ -86,8 +86,8 @@ def audit_split(
     """
     if not 0.0 < threshold <= 1.0:
         raise ConfigError(f"audit: expected a threshold above 0 and at most 1, got {threshold}")
-    keeper = None if keep is None else Keeper.of(keep, model, split)
-    survey = survey_split(model, split, progress, keeper=keeper)
+    checkpoint = None if keep is None else SurveyCheckpoint.of(keep, model, split)
+    survey = survey_split(model, split, progress, checkpoint=checkpoint)
     captions = survey.captions
     duplicates = near_duplicates(
         {int(number): split.texts[int(number)] for number in captions}, split.image_of.tolist()
@@ -106,7 +106,7 @@ def audit_split(
     findings = describer.findings(threshold)
     if corrector is not None:
         findings = corrector.correct_all(findings, details, progress)
-    summary = summarise(split, survey, signs, suspicion, duplicates, effects)
+    summary = summarize(split, survey, signs, suspicion, duplicates, effects)
     doubts = _doubts(effects, usual, scale)
     return Audit(split, summary, findings, threshold, survey, suspicion, signs, doubts, effects)
 
@@ -120,7 +120,7 @@ def _score_signs(survey: Survey, duplicates: dict[int, Duplicate]) -> Values:
     rivalled = captions[survey.other[captions] >= 0]
     if len(rivalled):
         lead = (survey.other_score - survey.own)[rivalled].astype(np.float64)
-        signs[rivalled, 1] = evidence(Scale.of(lead).z(lead), RIVAL_CENTRE)
+        signs[rivalled, 1] = evidence(Scale.of(lead).z(lead), RIVAL_CENTER)
     # a narrow lead is still a lead, and a rival that is said to show the same is none
     signs[captions[survey.rank[captions] == 1], 1] = 0.0
     for number, found in duplicates.items():
@@ -137,7 +137,7 @@ def _choose(
         every = captions.tolist()
         return every, every
     rng = np.random.default_rng(seed)
-    size = min(REFERENCE, examined // 2)
+    size = min(MAX_REFERENCE, examined // 2)
     reference = captions[np.sort(rng.choice(len(captions), size=size, replace=False))]
     ranked = captions[np.argsort(-suspicion, kind="stable")]
     rest = ranked[~np.isin(ranked, reference)][: examined - size]
@@ -158,7 +158,7 @@ def _doubts(effects: WordEffects, usual: UsualEffects, scale: Scale | None) -> d
     }
 
 
-def summarise(
+def summarize(
     split: Split,
     survey: Survey,
     signs: Values,
@@ -168,10 +168,10 @@ def summarise(
 ) -> Summary:
     """What was found in a split, and what a reader should know about it."""
     captions, examined = survey.captions, len(effects.words)
-    wrong = captions[suspicion[captions] >= SUSPICIOUS]
+    wrong = captions[suspicion[captions] >= SUSPICIOUS_FROM]
     reasons = [SIGNS[k] for number in wrong for k in named_signs(signs[number])]
     notes = []
-    if len(captions) < FEW:
+    if len(captions) < MIN_REFERENCE_CAPTIONS:
         notes.append(
             f"only {len(captions)} captions: too few to say what is usual, so take suspicion as an "
             "order and not as a measure"
@@ -210,6 +210,6 @@ def summarise(
         skipped_captions=len(survey.own) - len(captions),
         unknown_captions=skipped,
         unknown_words=len(names),
-        skipped=tuple(survey.skipped[:LISTED]),
+        skipped=tuple(survey.skipped[:MAX_LISTED]),
         notes=tuple(notes),
     )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from counterfoil.audit.audit import Audit
-from counterfoil.audit.describe import DOUBTFUL
+from counterfoil.audit.describe import DOUBTFUL_DEVIATIONS
 from counterfoil.audit.findings import Finding, Planted
 from counterfoil.audit.suspicion import Values
 from counterfoil.core.errors import ConfigError
@@ -79,7 +79,7 @@ def _with_texts(split: Split, texts: Sequence[str]) -> Split:
     return replace(split, captions=captions, extras=None)
 
 
-class Found(Report):
+class DetectionMeasures(Report):
     """In percent: precision and recall of what was listed; AP and AUC of the order of all.
 
     ``chance`` is the share of what is wrong, which is the AP of a random order.
@@ -105,13 +105,13 @@ class AuditMeasures(Report):
     listed by an audit of the same split before it was corrupted, where there was one.
     """
 
-    captions: Found
-    swapped: Found | None
-    exchanged: Found | None
-    signs: dict[str, Found]
-    words: Found | None
-    everywhere: Found | None
-    plain: Found | None
+    captions: DetectionMeasures
+    swapped: DetectionMeasures | None
+    exchanged: DetectionMeasures | None
+    signs: dict[str, DetectionMeasures]
+    words: DetectionMeasures | None
+    everywhere: DetectionMeasures | None
+    plain: DetectionMeasures | None
     clean_listed: float | None = None
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -184,7 +184,7 @@ def measure_audit(
     exchanged = np.isin(np.arange(len(read)), list(truth.wrong))[read]
     swapped = truth.swapped[read]
 
-    def of_kind(kind: Marks) -> Found | None:
+    def of_kind(kind: Marks) -> DetectionMeasures | None:
         judged = kind | ~labels
         return _found(suspicion[judged], kind[judged], listed[judged]) if kind.any() else None
 
@@ -209,14 +209,14 @@ def measure_audit(
 def _plain_doubts(audit: Audit) -> dict[int, Values]:
     """Words doubted for their effects alone: the lower, the more; those below 0 are listed."""
     return {
-        number: np.array([DOUBTFUL - word.effect for word in spoken])
+        number: np.array([DOUBTFUL_DEVIATIONS - word.effect for word in spoken])
         for number, spoken in audit.word_effects.words.items()
     }
 
 
 def _words(
     audit: Audit, truth: Corrupted, captions: list[int], by: dict[int, Values]
-) -> Found | None:
+) -> DetectionMeasures | None:
     doubts = [by[number] for number in captions]
     marks = [
         np.array([bool(kind) for kind in truth.wrong[number]])
@@ -229,16 +229,16 @@ def _words(
     # a word is listed where its caption is
     threshold = audit.threshold
     shown = [
-        (doubt >= DOUBTFUL) & bool(audit.suspicion[number] >= threshold)
+        (doubt >= DOUBTFUL_DEVIATIONS) & bool(audit.suspicion[number] >= threshold)
         for number, doubt in zip(captions, doubts, strict=True)
     ]
     return _found(np.concatenate(doubts), np.concatenate(marks), np.concatenate(shown))
 
 
-def _found(values: Values, labels: Marks, listed: Marks) -> Found:
+def _found(values: Values, labels: Marks, listed: Marks) -> DetectionMeasures:
     ranking = Ranking(values, labels)
     hits = int((listed & labels).sum())
-    return Found(
+    return DetectionMeasures(
         wrong=int(labels.sum()),
         items=len(labels),
         listed=int(listed.sum()),
@@ -250,7 +250,7 @@ def _found(values: Values, labels: Marks, listed: Marks) -> Found:
     )
 
 
-def _row(name: str, found: Found) -> tuple[str, ...]:
+def _row(name: str, found: DetectionMeasures) -> tuple[str, ...]:
     shares = (found.precision, found.recall, found.ap, found.auc, found.chance)
     counts = (found.wrong, found.items, found.listed)
     return (name, *map(str, counts), *(f"{share:.1f}" for share in shares))

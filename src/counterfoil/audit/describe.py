@@ -28,7 +28,7 @@ from counterfoil.data.text.words import caption_words
 from counterfoil.models.correct import Correction, correct, correcting
 from counterfoil.models.model import Model
 
-DOUBTFUL = 1.0
+DOUBTFUL_DEVIATIONS = 1.0
 """A word of a listed caption is named where its shortfall lies so many deviations above that of the
 worst word of an ordinary caption. Chosen on the dev split of the scenes."""
 
@@ -140,7 +140,7 @@ class Describer:
         if not spoken or self.scale is None:
             return ()
         short = np.array([self.usual.shortfall(word) for word in spoken])
-        doubtful = self.scale.z(short) >= DOUBTFUL
+        doubtful = self.scale.z(short) >= DOUBTFUL_DEVIATIONS
         return tuple(
             WrongWord(
                 word=word.word, span=word.span, effect=word.effect, usual=self.usual.of(word.word)

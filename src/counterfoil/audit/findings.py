@@ -21,7 +21,7 @@ SIGN_NAMES: dict[str, str] = {
     "near-duplicate": "nearly the same caption elsewhere",
 }
 
-LOST = ("unreadable-image", "missing-image", "missing-features")
+LOST_KINDS = ("unreadable-image", "missing-image", "missing-features")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -259,7 +259,7 @@ def total(summaries: Sequence[Summary]) -> tuple[int, int]:
 
 def skipped_images(summaries: Sequence[Summary], problems: Sequence[Problem] = ()) -> int:
     """Images that could not be used: those the model met, and those the data had lost before."""
-    lost = sum(problem.kind in LOST for problem in problems)
+    lost = sum(problem.kind in LOST_KINDS for problem in problems)
     return lost + sum(one.skipped_images for one in summaries)
 
 

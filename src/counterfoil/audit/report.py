@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from counterfoil.audit.audit import LISTED, Audit
+from counterfoil.audit.audit import MAX_LISTED, Audit
 from counterfoil.audit.describe import writable
 from counterfoil.audit.findings import (
     SIGN_NAMES,
@@ -31,14 +31,14 @@ from counterfoil.core.printable import clean, page_policy
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.data.images import as_json
 from counterfoil.data.pairs import Problem, Severity, Split
-from counterfoil.plots.sentences import UNKNOWN, signed
+from counterfoil.plots.sentences import UNKNOWN_NOTE, signed
 from counterfoil.training.report import STYLE as BASE_STYLE
 from counterfoil.training.report import picture
 
 SIDE, SMALL = 190, 110
-SAME_SHOWN = 8
+MAX_SAME_SHOWN = 8
 """Pictures of other images with the same caption."""
-PLANTED = {"swapped": "caption of another image", "words": "words exchanged"}
+PLANTED_NAMES = {"swapped": "caption of another image", "words": "words exchanged"}
 
 ORDERS = {
     "suspicion": "most suspicious",
@@ -56,7 +56,7 @@ NEAR_NOTE = (
 )
 
 PAGE, LINES, TABLE, SUMMARY = "index.html", "findings.jsonl", "findings.csv", "summary.json"
-IMAGES = "images.jsonl"
+IMAGES_FILE = "images.jsonl"
 
 
 class Pictures:
@@ -109,9 +109,9 @@ def _same(finding: Finding, same: Sequence[Finding], pictures: Pictures) -> str:
     shown = "".join(
         f'<div class="small">{pictures.show(one.split, one.image, SMALL)}'
         f"<small>{clean(one.image)}</small></div>"
-        for one in list(others.values())[:SAME_SHOWN]
+        for one in list(others.values())[:MAX_SAME_SHOWN]
     )
-    rest = len(others) - SAME_SHOWN
+    rest = len(others) - MAX_SAME_SHOWN
     more = f"<small>and {rest} more</small>" if rest > 0 else ""
     return f'<dt>same caption</dt><dd class="row">{shown}{more}</dd>'
 
@@ -138,7 +138,7 @@ def _sentence(finding: Finding) -> str:
             title = f"effect {signed(word.effect)}, usually {signed(word.usual)}"
             parts.append(f'<mark title="{title}">{letters}</mark>')
         else:
-            parts.append(f'<span class="unknown" title="{UNKNOWN}">{letters}</span>')
+            parts.append(f'<span class="unknown" title="{UNKNOWN_NOTE}">{letters}</span>')
         last = end
     return "".join([*parts, clean(finding.text[last:])])
 
@@ -152,7 +152,7 @@ def _facts(finding: Finding, pictures: Pictures) -> str:
     facts: list[tuple[str, str]] = []
     if finding.planted is not None:
         was = f"<bdi>{clean(finding.planted.original)}</bdi>"
-        facts.append(("planted", f"{PLANTED[finding.planted.error]}; the caption was: {was}"))
+        facts.append(("planted", f"{PLANTED_NAMES[finding.planted.error]}; the caption was: {was}"))
     if finding.wrong_words:
         facts.append(("words", "; ".join(_word(word) for word in finding.wrong_words)))
     if finding.unknown_words:
@@ -217,9 +217,9 @@ def render(
             f"{near_shown} of {near} near-duplicates; findings.jsonl has all."
         )
     skipped = [*map(str, problems), *(line for one in summaries for line in one.skipped)]
-    remarks += [f"Left out: {line}" for line in skipped[:LISTED]]
-    if len(skipped) > LISTED:
-        remarks.append(f"… and {len(skipped) - LISTED} more; summary.json counts them.")
+    remarks += [f"Left out: {line}" for line in skipped[:MAX_LISTED]]
+    if len(skipped) > MAX_LISTED:
+        remarks.append(f"… and {len(skipped) - MAX_LISTED} more; summary.json counts them.")
     return PAGE_TEMPLATE.format(
         policy=escape(page_policy(SCRIPT)),
         title=escape(title),
@@ -342,7 +342,7 @@ def write_report(
     }
     page = render(title, summaries, findings, splits, details, notes, lost)
     write_atomically(folder / LINES, to_jsonl(findings))
-    write_atomically(folder / IMAGES, _image_lines(findings, splits))
+    write_atomically(folder / IMAGES_FILE, _image_lines(findings, splits))
     write_atomically(folder / TABLE, to_csv(findings))
     facts = {**about, "listed": listed, "notes": list(notes)}
     write_atomically(folder / SUMMARY, to_summary(summaries, facts, lost))

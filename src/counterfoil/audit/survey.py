@@ -23,7 +23,7 @@ from torch import Tensor
 from counterfoil.core.errors import CheckpointError, DataError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.atomic import write_atomically
-from counterfoil.core.tensors.modes import asked
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.fragments import Fragments, FragmentTable
 from counterfoil.data.pairs import Split
@@ -33,13 +33,13 @@ from counterfoil.models.importers.safe_pickles import read_checkpoint
 from counterfoil.models.model import Model
 from counterfoil.models.store import model_digest
 from counterfoil.scoring.encode import encode_texts
-from counterfoil.scoring.engine import for_kernels, on_host, scored_tiles
+from counterfoil.scoring.engine import for_kernels, on_cpu, scored_tiles
 from counterfoil.scoring.plan import plan_scores
 
 IMAGE_BYTES = 1 << 30
 """Room for the encoded images of one block."""
 
-MOST_IMAGES = 1 << 14
+MAX_BLOCK_IMAGES = 1 << 14
 BATCH = 256
 
 FORMAT = 2
@@ -48,22 +48,22 @@ FORMAT = 2
 OPERATIONS = 20_000_000
 """Pickle instructions of a file: it may list every image and caption."""
 
-EVERY = 30.0
+SAVE_SECONDS = 30.0
 """Seconds between two savings."""
 
-SAMPLED = 16
+FINGERPRINT_IMAGES = 16
 """Images of a split whose fragments are part of its mark."""
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-KEPT = 5
+POOL_SIZE = 5
 """Captions of others that are kept for an image, best first."""
 
-TOGETHER = 128
+OWN_PAIR_BATCH = 128
 """Captions that are scored with their own images at once."""
 
-NOBODY = -1
+NO_IMAGE = -1
 
 ARRAYS = ("has_own", "own", "above", "other", "other_score", "pool", "pool_score")
 """What `_Running` holds of captions and images."""
@@ -139,19 +139,21 @@ def caption_blocks(texts: Sequence[str], captions: Sequence[int]) -> list[list[i
 
 def _images_at_once(model: Model, table: FragmentTable) -> int:
     vectors = 1 if model.matcher.needs == "pooled" else table.max_fragments + 1
-    each = 4 * model.spec.embed_size * vectors * model.spec.copies
-    return max(1, min(MOST_IMAGES, IMAGE_BYTES // each))
+    each = 4 * model.spec.embed_size * vectors * model.spec.ensemble_size
+    return max(1, min(MAX_BLOCK_IMAGES, IMAGE_BYTES // each))
 
 
-class Keeper:
-    """One file, which counts for one ``mark`` (a model with a split) and is ignored for another."""
+class SurveyCheckpoint:
+    """One file, valid for one ``fingerprint`` of model and split; others are ignored."""
 
-    def __init__(self, path: Path, mark: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.path, self.mark, self.clock = path, mark, clock
+    def __init__(
+        self, path: Path, fingerprint: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.path, self.fingerprint, self.clock = path, fingerprint, clock
         self._last = clock()
 
     @classmethod
-    def of(cls, path: Path, model: Model, split: Split) -> Keeper:
+    def of(cls, path: Path, model: Model, split: Split) -> SurveyCheckpoint:
         return cls(path, f"{FORMAT} {model_digest(model)} {_split_mark(split)}")
 
     def load(self) -> dict[str, Any] | None:
@@ -160,21 +162,21 @@ class Keeper:
             held = read_checkpoint(self.path, OPERATIONS)
         except CheckpointError:
             return None
-        if not isinstance(held, dict) or held.pop("mark", None) != self.mark:
+        if not isinstance(held, dict) or held.pop("fingerprint", None) != self.fingerprint:
             return None
         return held
 
-    def offer(self, state: Callable[[], dict[str, Any]], last: bool = False) -> None:
+    def save_if_due(self, state: Callable[[], dict[str, Any]], last: bool = False) -> None:
         """Save, if it is time to, or if this is the ``last`` state.
 
         Where that fails, as on a full disk, an audit that is not stopped loses nothing by it.
         """
         now = self.clock()
-        if not last and now - self._last < EVERY:
+        if not last and now - self._last < SAVE_SECONDS:
             return
         self._last = now
         buffer = io.BytesIO()
-        torch.save({"mark": self.mark, **state()}, buffer)
+        torch.save({"fingerprint": self.fingerprint, **state()}, buffer)
         with suppress(OSError):
             write_atomically(self.path, buffer.getvalue())
 
@@ -184,7 +186,9 @@ def _split_mark(split: Split) -> str:
     digest = hashlib.sha256(split.name.encode())
     for key, texts in zip(split.ids, split.captions, strict=True):
         digest.update(repr((key, list(texts))).encode())
-    for image in np.linspace(0, len(split) - 1, min(SAMPLED, len(split))).astype(int).tolist():
+    for image in (
+        np.linspace(0, len(split) - 1, min(FINGERPRINT_IMAGES, len(split))).astype(int).tolist()
+    ):
         digest.update(_fragments(split, image))
     return digest.hexdigest()
 
@@ -233,20 +237,20 @@ def survey_split(
     split: Split,
     progress: Progress | None = None,
     block_size: int | None = None,
-    keeper: Keeper | None = None,
+    checkpoint: SurveyCheckpoint | None = None,
 ) -> Survey:
     """Score a split block by block: no more than a block of scores is ever held.
 
     The images are gone through twice, since a rank can only be counted once the own score is known.
-    With a ``keeper``, what is found is kept, and what it kept before is not done again.
+    With a ``checkpoint``, what is found is kept, and what it kept before is not done again.
     """
     progress = progress or Silent()
-    with asked(model):
+    with eval_mode(model):
         blocks = ImageBlocks(model, split, block_size)
         found = _Running(split, blocks, [known_text(model.text, text) for text in split.texts])
-        if keeper is None or not found.restore(keeper.load()):
+        if checkpoint is None or not found.restore(checkpoint.load()):
             own = found.own_pairs()
-            count = -(-len(split.texts) // TOGETHER)
+            count = -(-len(split.texts) // OWN_PAIR_BATCH)
             for block, pairs in progress.track(own, f"own scores ({split.name})", count):
                 found.add_own(model, block, pairs)
         parts = caption_blocks(found.texts, found.judged())
@@ -255,10 +259,10 @@ def survey_split(
         for step, block, part in progress.track(steps, label, count, done=found.done):
             found.add_captions(model, block, part)
             found.done = step
-            if keeper is not None:
-                keeper.offer(found.state)
-        if keeper is not None:
-            keeper.offer(found.state, last=True)
+            if checkpoint is not None:
+                checkpoint.save_if_due(found.state)
+        if checkpoint is not None:
+            checkpoint.save_if_due(found.state, last=True)
     return found.survey()
 
 
@@ -279,10 +283,10 @@ class _Running:
         self.has_own = torch.zeros(captions, dtype=torch.bool)
         self.own = torch.full((captions,), torch.nan)
         self.above = torch.zeros(captions, dtype=torch.long)
-        self.other = torch.full((captions,), NOBODY)
+        self.other = torch.full((captions,), NO_IMAGE)
         self.other_score = torch.full((captions,), -torch.inf)
-        self.pool = torch.full((images, KEPT), NOBODY)
-        self.pool_score = torch.full((images, KEPT), -torch.inf)
+        self.pool = torch.full((images, POOL_SIZE), NO_IMAGE)
+        self.pool_score = torch.full((images, POOL_SIZE), -torch.inf)
 
     def state(self) -> dict[str, Any]:
         held = {name: getattr(self, name) for name in (*ARRAYS, "done", "compared")}
@@ -319,8 +323,8 @@ class _Running:
                 for text in range(int(self.starts[image]), int(self.ends[image]))
                 if text not in self.unknown or self.unknown[text].is_readable
             ]
-            for start in range(0, len(pairs), TOGETHER):
-                yield block, pairs[start : start + TOGETHER]
+            for start in range(0, len(pairs), OWN_PAIR_BATCH):
+                yield block, pairs[start : start + OWN_PAIR_BATCH]
 
     def add_own(self, model: Model, block: ImageBlock, pairs: list[tuple[int, int]]) -> None:
         first, last = pairs[0][0], pairs[-1][0]  # rows stand in order
@@ -344,8 +348,8 @@ class _Running:
         """Score some captions with a block of images, tile by tile."""
         texts = encode_texts(model, [self.texts[caption] for caption in captions])
         plan = plan_scores(block.encoded, texts)
-        for tile, scores in on_host(scored_tiles(model.matcher, block.encoded, texts, plan)):
-            columns = [captions[place] for place in plan.columns_on_host(tile).tolist()]
+        for tile, scores in on_cpu(scored_tiles(model.matcher, block.encoded, texts, plan)):
+            columns = [captions[place] for place in plan.columns_on_cpu(tile).tolist()]
             self.add_block(scores, block.images[tile.rows], columns)
 
     def add_block(self, scores: Tensor, images: list[int], texts: list[int]) -> None:
@@ -361,16 +365,16 @@ class _Running:
         self._keep_pool(others, rows, columns)
 
     def _keep_pool(self, others: Tensor, rows: Tensor, columns: Tensor) -> None:
-        found = others.topk(min(KEPT, len(columns)), dim=1)
+        found = others.topk(min(POOL_SIZE, len(columns)), dim=1)
         scores = torch.cat([self.pool_score[rows], found.values], 1)
         names = torch.cat([self.pool[rows], columns[found.indices]], 1)
-        best = scores.topk(KEPT, dim=1)
+        best = scores.topk(POOL_SIZE, dim=1)
         self.pool_score[rows] = best.values
         self.pool[rows] = names.gather(1, best.indices)
 
     def survey(self) -> Survey:
         # an own caption, left out of the pool, still has a place in it where others are too few
-        self.pool[self.pool_score == -torch.inf] = NOBODY
+        self.pool[self.pool_score == -torch.inf] = NO_IMAGE
         return Survey(
             own=self.own.numpy(),
             rank=(1 + self.above).numpy(),

@@ -24,21 +24,21 @@ from counterfoil.models.model import Model
 
 Values = NDArray[np.float64]
 
-CENTRE, RIVAL_CENTRE = 3.0, 4.0
+CENTER, RIVAL_CENTER = 3.0, 4.0
 """The deviations c. Where images are alike, another one is often ahead of the right one: that sign
 asks for one deviation more. Chosen on the dev split of the scenes."""
 
-NAMED = 0.2
+MIN_NAMED_EVIDENCE = 0.2
 """Evidence from which a sign is named: with three signs, suspicion 0.5 has at least one such."""
 
-SUSPICIOUS = 0.5
+SUSPICIOUS_FROM = 0.5
 """Suspicion from which a caption counts as suspicious in a summary, whatever is listed."""
 
 SIGNS = ("low-score", "other-image", "wrong-words")
 TO_NORMAL = 1.4826
 """Median absolute deviations to standard deviations, where values are normal."""
 
-SHRINK = 5.0
+SHRINKAGE_COUNT = 5.0
 """As many uses of a word as the mean over all words counts for, when saying what is usual."""
 
 
@@ -61,9 +61,9 @@ class Scale:
         return (values - self.middle) / self.spread if self.spread else np.zeros_like(values)
 
 
-def evidence(z: Values, centre: float = CENTRE) -> Values:
-    """0 for what is usual, a half at ``centre`` deviations, towards 1 beyond."""
-    return np.asarray(1.0 / (1.0 + np.exp(np.clip(centre - z, -50.0, 700.0))))
+def evidence(z: Values, center: float = CENTER) -> Values:
+    """0 for what is usual, a half at ``center`` deviations, towards 1 beyond."""
+    return np.asarray(1.0 / (1.0 + np.exp(np.clip(center - z, -50.0, 700.0))))
 
 
 def combine(signs: Values) -> Values:
@@ -76,7 +76,7 @@ def named_signs(signs: Values) -> list[int]:
 
     Those with enough evidence to be named; if there are none, the strongest.
     """
-    named = [int(k) for k in np.argsort(-signs, kind="stable") if signs[k] >= NAMED]
+    named = [int(k) for k in np.argsort(-signs, kind="stable") if signs[k] >= MIN_NAMED_EVIDENCE]
     return named or [int(signs.argmax())]
 
 
@@ -144,7 +144,7 @@ class UsualEffects:
         every = [effect for values in effects.values() for effect in values]
         self.overall = float(np.median(every)) if every else 0.0
         self.usual = {
-            word: (sum(values) + SHRINK * self.overall) / (len(values) + SHRINK)
+            word: (sum(values) + SHRINKAGE_COUNT * self.overall) / (len(values) + SHRINKAGE_COUNT)
             for word, values in effects.items()
         }
 

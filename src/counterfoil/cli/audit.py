@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from counterfoil.models.model import Model
 
 
-TOO_MANY = 7
+TOO_MANY_CODE = 7
 """Exit code if more captions are suspicious than allowed; no error uses it."""
 
 
@@ -138,7 +138,7 @@ def audit(
             path.unlink(missing_ok=True)
     _show(page, audits, notes, failed, as_json)
     if failed:
-        raise typer.Exit(TOO_MANY)
+        raise typer.Exit(TOO_MANY_CODE)
 
 
 @contextmanager

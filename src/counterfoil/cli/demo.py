@@ -33,7 +33,7 @@ DEMO = {
         "epochs": 3,
         # NAAF scores all pairs of a batch: smaller batches give more steps for the same time.
         "batch_size": 32,
-        "optimiser": {"lr": 0.0015},
+        "optimizer": {"lr": 0.0015},
         "schedule": {"name": "cosine", "warmup_steps": 50},
     },
 }
@@ -73,7 +73,7 @@ CORRECTOR = {
     "train": {
         "epochs": 8,
         "batch_size": 64,
-        "optimiser": {"lr": 0.002, "betas": [0.9, 0.98]},
+        "optimizer": {"lr": 0.002, "betas": [0.9, 0.98]},
         "schedule": {"name": "linear", "warmup_steps": 100},
     },
 }
@@ -113,7 +113,7 @@ def demo(
       counterfoil demo
       counterfoil demo --corrector --no-serve
     """
-    from counterfoil.cli.demo_stages import INTERRUPTED, Demo
+    from counterfoil.cli.demo_stages import INTERRUPTED_NOTE, Demo
     from counterfoil.core.config import build_config, merge
     from counterfoil.core.storage.locks import locked_folder
     from counterfoil.training.run_folder import clear_run, holds_a_run, locked_run
@@ -146,7 +146,7 @@ def demo(
             try:
                 result = own.make()
             except KeyboardInterrupt:
-                bars.say(INTERRUPTED)
+                bars.say(INTERRUPTED_NOTE)
                 raise typer.Exit(ENDED_BY[signal.SIGINT]) from None
     _show(result, own, time.monotonic() - started, as_json)
     if not as_json:

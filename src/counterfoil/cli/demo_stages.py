@@ -52,14 +52,14 @@ from counterfoil.training.trainer import Trainer
 T = TypeVar("T")
 
 RESULT = "demo.json"
-INTERRUPTED = "interrupted; repeat the command to continue"
-PLANTED = 12
+INTERRUPTED_NOTE = "interrupted; repeat the command to continue"
+PLANTED_CAPTIONS = 12
 """Captions moved to other images; the same number gets exchanged words."""
 THRESHOLD = 0.8
 """Few captions are wrong: at the default of 0.5, most listed captions would be right."""
-HELD_OUT = 40
+HELD_OUT_IMAGES = 40
 """Images that select the corrector's epoch; few, as a cross-encoder scores pairs one by one."""
-CORRECTED = 200
+CORRECTED_CAPTIONS = 200
 """Captions of each kind that corrections are measured on."""
 SEED = 0
 
@@ -323,7 +323,7 @@ class Demo:
         seconds = CORRECTOR_SECONDS * _steps(config)
         self._begin("training a small TAGS-DC, which suggests corrections", seconds)
         few = {
-            name: pairs[name].select(range(min(HELD_OUT, len(pairs[name]))))
+            name: pairs[name].select(range(min(HELD_OUT_IMAGES, len(pairs[name]))))
             for name in ("dev", "test")
         }
         dev, pairs = pairs["dev"], replace(pairs, splits={**pairs.splits, **few})
@@ -339,7 +339,7 @@ class Demo:
                 corrector,
                 split,
                 rule_of(corrector),
-                captions=CORRECTED,
+                captions=CORRECTED_CAPTIONS,
                 seed=SEED,
                 progress=self.progress,
             )
@@ -377,7 +377,7 @@ class Demo:
 
     def _stop_if(self, interrupted: bool) -> None:
         if interrupted:
-            self.progress.say(INTERRUPTED)
+            self.progress.say(INTERRUPTED_NOTE)
             raise typer.Exit(self.signals.exit_code)
 
     def _report(self, run: FinishedRun, audit: Audit, result: DemoResult) -> None:
@@ -405,9 +405,9 @@ def beside(run: Path, what: str) -> Path:
 
 
 def plant(split: Split) -> Corrupted:
-    """The split with a few wrong captions: `PLANTED` of each kind, at most a tenth of all."""
+    """The split with a few wrong captions: `PLANTED_CAPTIONS` per kind, at most a tenth of all."""
     captions = len(split.texts)
-    share = min(PLANTED, captions // 10) / max(1, captions)
+    share = min(PLANTED_CAPTIONS, captions // 10) / max(1, captions)
     return corrupt(split, share, share, SEED)
 
 

@@ -52,7 +52,7 @@ def evaluate(
         int, typer.Option(min=0, help="Resamples for 95 % confidence intervals; 0: none.")
     ] = 1000,
     device: opt.Device = "auto",
-    standardise: Annotated[
+    standardize: Annotated[
         bool,
         typer.Option(
             "--standardise",
@@ -138,7 +138,7 @@ def evaluate(
       counterfoil evaluate runs/scenes-tags --retriever runs/scenes-vse-infty \\
         --shortlist-size 50
     """
-    if standardise and (separately or words or retriever is not None or len(runs) < 2):
+    if standardize and (separately or words or retriever is not None or len(runs) < 2):
         raise ConfigError(
             "--standardise applies to the averaged scores of an ensemble: name two or more runs, "
             "and leave out --separately, --words and --retriever"
@@ -166,7 +166,7 @@ def evaluate(
         foils_per_caption,
         max_captions,
         device,
-        standardise,
+        standardize,
         identical_captions or "both",
         cxc,
         eccv,
@@ -201,7 +201,7 @@ class _Settings:
     foils_per_caption: int
     max_captions: int | None
     device: str
-    standardise: bool
+    standardize: bool
     identical: Identical
     cxc: Path | None
     eccv: bool
@@ -309,7 +309,7 @@ def _by_all_pairs(models: list[Model], split: Split, settings: _Settings) -> Eva
         folds=settings.folds,
         bootstrap=settings.bootstrap,
         positives=positives,
-        standardise=settings.standardise,
+        standardize=settings.standardize,
         captions=scores[0].captions(split),
         identical_captions=settings.identical,
     )

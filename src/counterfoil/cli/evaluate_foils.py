@@ -158,11 +158,13 @@ def evaluate_judgements(
         --data flickr8k/
     """
     check_inputs([run], data, format)
-    from counterfoil.evaluation.judgements import judge
+    from counterfoil.evaluation.judgements import evaluate_judgements
     from counterfoil.training.run_folder import load_model
 
     pairs = DataChoice(data, format, option, cache, quiet=as_json).read(run)
-    report = judge(load_model(run, device), pairs, judgements, progress(quiet=as_json))
+    report = evaluate_judgements(
+        load_model(run, device), pairs, judgements, progress(quiet=as_json)
+    )
     if as_json:
         print_json(report.as_dict())
         return

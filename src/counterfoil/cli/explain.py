@@ -65,7 +65,7 @@ def explain(
 
 def _print(match: Match) -> None:
     from counterfoil.data.text.tokenizers import unknown_note
-    from counterfoil.plots.sentences import colour_note, method_note, signed, standing
+    from counterfoil.plots.sentences import color_note, method_note, signed, standing
 
     def row(word: WordEffect) -> list[str]:
         if not word.known:
@@ -73,7 +73,7 @@ def _print(match: Match) -> None:
         return [word.word, signed(word.effect), signed(word.positive), signed(word.negative)]
 
     out = console()
-    out.print(coloured(match, out.color_system in ("256", "truecolor")))
+    out.print(colored(match, out.color_system in ("256", "truecolor")))
     print_table(
         [
             ["word", "effect", "positive", "negative"],
@@ -83,20 +83,20 @@ def _print(match: Match) -> None:
     )
     boundary = f", boundary {match.boundary:.4f}" if match.boundary is not None else ""
     print_line(f"score {match.score:.4f}{boundary}", style="bold")
-    for line in filter(None, (standing(match), method_note(match), colour_note(match))):
+    for line in filter(None, (standing(match), method_note(match), color_note(match))):
         print_line(line)
     if match.unknown:
         print_line(unknown_note(match.unknown), style="yellow")
 
 
-def coloured(match: Match, many: bool = True) -> Text:
+def colored(match: Match, many: bool = True) -> Text:
     """The sentence with each word in its colour, on a terminal with ``many`` colours or a few."""
     from rich.color import Color
     from rich.style import Style
     from rich.text import Text
 
     from counterfoil.models.match import shades
-    from counterfoil.plots.sentences import colour_of
+    from counterfoil.plots.sentences import color_of
 
     sentence = Text(match.text)
     for word, shade in zip(match.words, shades(match), strict=True):
@@ -107,7 +107,7 @@ def coloured(match: Match, many: bool = True) -> Text:
             continue
         name, strong = ("green" if shade > 0 else "red"), abs(shade) > 0.5
         if many:
-            ground = Color.from_rgb(*colour_of(shade))
+            ground = Color.from_rgb(*color_of(shade))
             style = Style(color="black", bgcolor=ground, bold=strong)
         else:
             style = Style(color="black", bgcolor=name, bold=True) if strong else Style(color=name)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from counterfoil.features.build import FeatureReport
 
 
-FEW = 5
+MAX_NAMED = 5
 """Examples listed per kind of problem."""
 
 
@@ -187,7 +187,7 @@ def _show_left_out(report: FeatureReport) -> None:
     from counterfoil.data.pairs import count_kinds
 
     for kind, count in count_kinds(report.left_out).items():
-        examples = [problem for problem in report.left_out if problem.kind == kind][:FEW]
+        examples = [problem for problem in report.left_out if problem.kind == kind][:MAX_NAMED]
         print_line(f"left out, {kind}: {count:,}", style="yellow")
         for problem in examples:
             print_line(f"  {problem}")

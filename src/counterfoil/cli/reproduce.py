@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from counterfoil.reproduce.plan import Job, Plan
-    from counterfoil.reproduce.store import Kept
+    from counterfoil.reproduce.store import ResultCache
 
 
 OUT = Path("runs") / "reproduce"
@@ -123,13 +123,13 @@ def reproduce(
             f"'{name}': expected the name of a table or figure before the overrides "
             "(counterfoil reproduce lists the names)"
         )
-    from counterfoil.reproduce.store import Kept
+    from counterfoil.reproduce.store import ResultCache
 
     request = _Request(data, published, scale, seeds, tuple(overrides or []), tuned)
     plan, order = _plan(name, request, rows or [], out)
-    stored = Kept(store, plan, order) if store is not None else None
+    stored = ResultCache(store, plan, order) if store is not None else None
     if stored is not None and not retrain:
-        stored.settle()
+        stored.skip_known()
     if dry_run:
         _show_plan(plan, as_json)
     else:
@@ -137,9 +137,9 @@ def reproduce(
 
 
 def _list(pattern: str, as_json: bool) -> None:
-    from counterfoil.reproduce.catalogue import load_artefact, names
+    from counterfoil.reproduce.catalogue import load_artifact, names
 
-    selected = [load_artefact(name) for name in names() if fnmatchcase(name, pattern)]
+    selected = [load_artifact(name) for name in names() if fnmatchcase(name, pattern)]
     if not selected:
         hint = nearest(pattern, names())
         raise ConfigError(f"'{pattern}': no table or figure has such a name{hint}")
@@ -166,12 +166,12 @@ class _Request(NamedTuple):
 
 def _plan(name: str, request: _Request, rows: list[str], out: Path) -> tuple[Plan, list[list[str]]]:
     """The plan of the selected rows, and the labels of all rows."""
-    from counterfoil.reproduce.catalogue import labels, load_artefact, only_rows
+    from counterfoil.reproduce.catalogue import labels, load_artifact, only_rows
     from counterfoil.reproduce.plan import Settings, find_data_set, make_plan
     from counterfoil.reproduce.store import best_values, read_stored
 
-    artefact = load_artefact(name)
-    chosen = find_data_set(artefact, request.data, request.published)
+    artifact = load_artifact(name)
+    chosen = find_data_set(artifact, request.data, request.published)
     sweep = read_stored(request.tuned) if request.tuned is not None else None
     if request.tuned is not None and sweep is None:
         raise DataError(f"--tuned {request.tuned}: no such file")
@@ -179,7 +179,7 @@ def _plan(name: str, request: _Request, rows: list[str], out: Path) -> tuple[Pla
     settings = Settings(
         request.data, chosen, request.scale, request.seeds, request.overrides, values
     )
-    return make_plan(only_rows(artefact, rows), settings, out), labels(artefact)
+    return make_plan(only_rows(artifact, rows), settings, out), labels(artifact)
 
 
 def _render(page: Path, store: Path | None) -> None:
@@ -201,7 +201,7 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
         for job in jobs
     ]
     done = " and ".join(_share_finished(jobs, kind) for kind in _kinds(jobs))
-    title = f"{plan.artefact.name}: {done} finished, in {plan.out}"
+    title = f"{plan.artifact.name}: {done} finished, in {plan.out}"
     print_table([["run", "state", "folder"], *rows], title=title)
     for reason in dict.fromkeys(filter(None, (job.refused() for job in jobs))):
         typer.echo(f"cannot run: {reason}")
@@ -238,11 +238,11 @@ def _described(job: Job, state: str) -> dict[str, Any]:
     return {"run": job.title, **common, "refused": job.refused(), "config": job.config.model_dump()}
 
 
-def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, stored: Kept | None) -> None:
+def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, stored: ResultCache | None) -> None:
     from counterfoil.cli.signals import StopSignals
     from counterfoil.data.load import is_named
     from counterfoil.reproduce.collect import collect
-    from counterfoil.reproduce.measure import Judge
+    from counterfoil.reproduce.measure import RunEvaluator
     from counterfoil.reproduce.measure_parallel import measure_together
     from counterfoil.reproduce.present import write_reproduction
     from counterfoil.reproduce.runner import carry_out
@@ -262,7 +262,7 @@ def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, stored: Kept | None)
     )
     if not outcome.interrupted:  # measuring may take hours, and has nothing to save
         signals.stop_listening()
-    judge = Judge(plan.out / "evaluations", cache, bars)
+    judge = RunEvaluator(plan.out / "evaluations", cache, bars)
 
     def measure(columns: bool) -> None:
         if not outcome.interrupted:

@@ -87,7 +87,7 @@ def _print(results: Results) -> None:
 
 def _print_match(hit: Hit, match: Match) -> None:
     """The sentence with its words colored or, without colors, with their effects as numbers."""
-    from counterfoil.cli.explain import coloured
+    from counterfoil.cli.explain import colored
 
     out = console()
     file = (hit.pixels or {}).get("file", "")
@@ -99,7 +99,7 @@ def _print_match(hit: Hit, match: Match) -> None:
         )
         print_line(f"   {effects}")
     else:
-        out.print(coloured(match, out.color_system in ("256", "truecolor")))
+        out.print(colored(match, out.color_system in ("256", "truecolor")))
     worst = match.worst
     print_line(f"   least fitting word: {worst.word} ({worst.effect:+.3f})")
 

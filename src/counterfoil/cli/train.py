@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 ADVICE = "wait for it, stop it, or choose another folder with --out"
-OTHERWISE = "continue it with --resume, choose another folder with --out, or --overwrite it"
+EXISTING_RUN_ADVICE = (
+    "continue it with --resume, choose another folder with --out, or --overwrite it"
+)
 
 
 def train(
@@ -95,7 +97,7 @@ def train(
     signals = StopSignals()
     with processes(dict(os.environ)) as first, locked_run(folder, ADVICE):
         if not resume:
-            on_first_process(lambda: make_room(folder, overwrite, OTHERWISE))
+            on_first_process(lambda: make_room(folder, overwrite, EXISTING_RUN_ADVICE))
         bars = progress(quiet=as_json or not first)
         for note in _objective_notes(recipe, config, resume):
             bars.say(f"note: {note}")
@@ -110,7 +112,7 @@ def train(
             on_trained=signals.stop_listening,
         )
         if first:
-            _summarise(finished, as_json)
+            _summarize(finished, as_json)
     if finished.result.interrupted:
         raise typer.Exit(signals.exit_code)
 
@@ -133,11 +135,11 @@ def _plan(
     check_names(config)
     if not show:
         _check_inputs(config, resume)
-    from counterfoil.training.run_folder import located, resumed_config
+    from counterfoil.training.run_folder import resolve_paths, resumed_config
 
     if not resume or not saved.is_file():  # or nothing was written yet
-        return located(config), folder
-    return resumed_config(folder, located(config)), folder
+        return resolve_paths(config), folder
+    return resumed_config(folder, resolve_paths(config)), folder
 
 
 def _check_inputs(config: RunConfig, resume: bool) -> None:
@@ -228,7 +230,7 @@ def _latest_unfinished() -> Path:
     return max(runs, key=lambda run: (run / "config.yaml").stat().st_mtime)
 
 
-def _summarise(finished: FinishedRun, as_json: bool) -> None:
+def _summarize(finished: FinishedRun, as_json: bool) -> None:
     from counterfoil.training.run_data import skipped_kinds
 
     result, report = finished.result, finished.report

@@ -81,14 +81,14 @@ class DataConfig(Section):
         1.0, gt=0, le=1, description="smallest share of a picture in a training crop (pixels)"
     )
     flip: bool = Field(False, description="mirror half of the training pictures (pixels)")
-    disturb_words: float = Field(0.0, ge=0.0, lt=1.0, description="share of words disturbed")
+    word_noise: float = Field(0.0, ge=0.0, lt=1.0, description="share of words disturbed")
     workers: int = Field(
         0,
         ge=0,
         le=256,
         description="processes that load batches; 0: none; at most one per usable core",
     )
-    resident: bool | None = Field(
+    features_on_gpu: bool | None = Field(
         None, description="keep all training features in GPU memory; null: if they fit"
     )
 
@@ -98,16 +98,18 @@ class ModelConfig(Section):
 
     name: str = Field("rvse-mlp", description="composition, as `counterfoil models` lists them")
     embed_size: int = Field(1024, ge=2, le=65_536, description="size of the joint space")
-    copies: int = Field(
+    ensemble_size: int = Field(
         1, ge=1, le=64, description="models trained together as an ensemble; scores are averaged"
     )
     image: dict[str, Any] = Field(default_factory=dict, description="options of the image encoder")
     text: dict[str, Any] = Field(default_factory=dict, description="options of the text encoder")
     matcher: dict[str, Any] = Field(default_factory=dict, description="options of the matcher")
-    start: str | None = Field(None, description="run or model folder to load initial weights from")
+    init_from: str | None = Field(
+        None, description="run or model folder to load initial weights from"
+    )
 
 
-class OptimiserConfig(Section):
+class OptimizerConfig(Section):
     """The optimiser and its parameter groups."""
 
     name: Literal["adamw", "adam", "sgd"] = Field("adamw", description="algorithm")
@@ -120,7 +122,7 @@ class OptimiserConfig(Section):
     betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
         [0.9, 0.999], min_length=2, max_length=2, description="betas of adam and adamw"
     )
-    language_model_factor: float | None = Field(
+    pretrained_lr_factor: float | None = Field(
         None,
         ge=0,
         le=1000,
@@ -160,13 +162,13 @@ class TrainConfig(Section):
     )
     accumulate: int = Field(1, ge=1, le=65_536, description="batches per optimizer update")
     drop_last: bool = Field(True, description="drop an incomplete last batch")
-    optimiser: OptimiserConfig = OptimiserConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     precision: Literal["float32", "bf16", "fp16"] = Field(
         "float32", description="bf16, fp16: mixed precision"
     )
     compile: bool = Field(False, description="compile the encoders with torch.compile")
-    graphs: bool | None = Field(
+    cuda_graphs: bool | None = Field(
         None, description="run GRUs as CUDA graphs; null: yes on a GPU, unless compiled"
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1 …")
@@ -186,7 +188,7 @@ class EvaluationConfig(Section):
     """How a run is judged."""
 
     split: str = Field("dev", description="split that selects the best checkpoint")
-    images: int | None = Field(
+    max_images: int | None = Field(
         None,
         ge=1,
         le=MAX_STEPS,
@@ -308,7 +310,7 @@ def read_value(text: str) -> Any:
 
 
 def apply_override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
-    """Set one key of a tree: ``train.optimiser.lr=1e-3``, ``objective=triplet``."""
+    """Set one key of a tree: ``train.optimizer.lr=1e-3``, ``objective=triplet``."""
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):

@@ -21,7 +21,7 @@ from counterfoil.core.parallel import end_with_parent
 
 T = TypeVar("T")
 
-GRACE = 5.0
+GRACE_SECONDS = 5.0
 """Seconds that a process has to write what it is writing when torchrun was killed."""
 
 
@@ -120,7 +120,7 @@ def processes(environment: Mapping[str, str]) -> Iterator[bool]:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(environment.get("LOCAL_RANK", "0")))
     if dist.is_torchelastic_launched():  # torchrun ends its processes, unless it is killed
-        end_with_parent(GRACE)
+        end_with_parent(GRACE_SECONDS)
     # the first process may draw or extract for hours while the others wait for it
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=timedelta(hours=12))

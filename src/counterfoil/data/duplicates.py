@@ -20,29 +20,29 @@ from PIL import Image
 from counterfoil.data.text.stemming import stem
 from counterfoil.data.text.words import STOP_WORDS, words
 
-SIMILAR = 0.8
-LEAST_WORDS = 2
+MIN_SIMILARITY = 0.8
+MIN_WORDS = 2
 
-MANY = 0.01
+MANY_TWINS_SHARE = 0.01
 """Share of captions with a twin above which recalls say little, and commands warn."""
 
-MORE_WORDS = 5
-"""Content words of a caption that may have one more than its near duplicate (`SIMILAR`)."""
+MIN_WORDS_FOR_ONE_MORE = 5
+"""Content words of a caption that may have one more than its near duplicate (`MIN_SIMILARITY`)."""
 
 Key = frozenset[str]
 Indices = NDArray[np.int64]
 
-BITS = 3
+MAX_HASH_BITS = 3
 """Signs of 64 in which the hashes of look-alikes may differ."""
 
 MEAN_LEVELS, MOST_LEVELS = 6.0, 32
 """Levels of 255 by which their thumbnails may differ: on average, and anywhere."""
 
-MOST_COMPARISONS = 100_000_000
+MAX_COMPARISONS = 100_000_000
 """Pairs of hashes that are compared at most, so that the time is bounded whatever the images."""
 
 _SIDE = 8
-_BANDS = BITS + 1  # hashes that differ in n signs are equal in at least one of n + 1 parts
+_BANDS = MAX_HASH_BITS + 1  # hashes that differ in n signs are equal in at least one of n + 1 parts
 _THUMBNAILS = 1000  # compared for one image at most: so many share a hash only if they are flat
 _THUMBNAIL_COST = 32  # comparisons of hashes that take as long as one of thumbnails
 
@@ -137,7 +137,7 @@ def _numbered_keys(texts: Sequence[str], groups: Indices) -> tuple[Indices, dict
     of_group = np.full(len(first), -1, dtype=np.int64)
     for group, place in enumerate(first.tolist()):
         key = content(texts[place])
-        if len(key) >= LEAST_WORDS:
+        if len(key) >= MIN_WORDS:
             of_group[group] = numbers.setdefault(key, len(numbers))
     return of_group[groups], numbers
 
@@ -145,7 +145,7 @@ def _numbered_keys(texts: Sequence[str], groups: Indices) -> tuple[Indices, dict
 def _one_word_more(keys: Mapping[Key, int]) -> Iterator[tuple[int, int]]:
     """Pairs of sets of which the first has one word more than the second."""
     for key, number in keys.items():
-        if len(key) >= MORE_WORDS:
+        if len(key) >= MIN_WORDS_FOR_ONE_MORE:
             for word in key:
                 other = keys.get(key - {word})
                 if other is not None:
@@ -180,7 +180,7 @@ def content(text: str) -> Key:
 
 
 def near_duplicates(
-    texts: Mapping[int, str], image_of: Sequence[int], similar: float = SIMILAR
+    texts: Mapping[int, str], image_of: Sequence[int], similar: float = MIN_SIMILARITY
 ) -> dict[int, Duplicate]:
     """Captions (by number) that share at least ``similar`` of their words with another image's.
 
@@ -190,7 +190,7 @@ def near_duplicates(
     groups: dict[Key, list[int]] = defaultdict(list)
     for number, text in texts.items():
         key = content(text)
-        if len(key) >= LEAST_WORDS:
+        if len(key) >= MIN_WORDS:
             groups[key].append(number)
     keys = list(groups)
     alike: dict[Key, list[tuple[float, Key]]] = {key: [(1.0, key)] for key in keys}
@@ -282,8 +282,8 @@ class LookAlikes:
 
 def look_at(image: Image.Image) -> Look:
     """Hash and thumbnail of an RGB image."""
-    grey = image.convert("L").resize((_SIDE + 1, _SIDE), Image.Resampling.BOX)
-    cells = np.asarray(grey, dtype=np.int16)
+    gray = image.convert("L").resize((_SIDE + 1, _SIDE), Image.Resampling.BOX)
+    cells = np.asarray(gray, dtype=np.int16)
     signs = (cells[:, 1:] > cells[:, :-1]).reshape(-1)
     number = int.from_bytes(np.packbits(signs).tobytes(), "big")
     small = image.resize((_SIDE, _SIDE), Image.Resampling.BOX)
@@ -296,7 +296,7 @@ def find_look_alikes(one: Looks, other: Looks) -> LookAlikes:
     Only hashes that share one of four parts are compared.
     """
     found: dict[int, int] = {}
-    left, complete = MOST_COMPARISONS, True
+    left, complete = MAX_COMPARISONS, True
     for band in range(_BANDS):
         mine, theirs = _buckets(one.hashes, band), _buckets(other.hashes, band)
         for part in mine.keys() & theirs.keys() if left > 0 else ():
@@ -337,7 +337,7 @@ def _match(
             complete = False
             break
         compared += len(mine)
-        near = mine[_count_bits(one.hashes[mine] ^ other.hashes[row]) <= BITS]
+        near = mine[_count_bits(one.hashes[mine] ^ other.hashes[row]) <= MAX_HASH_BITS]
         near = near[np.abs(one.brightness[near] - other.brightness[row]) <= MEAN_LEVELS]
         candidates = len(near)
         near = near[:_THUMBNAILS]

@@ -319,8 +319,8 @@ def _from_deep(image: Image.Image) -> Image.Image:
     factor = 255 / max(top_level - least, 1e-12)
     result = Image.new("RGB", image.size)
     for top, strip in _strips(image):
-        grey = ((_levels(strip) - least) * factor).round().clip(0, 255)
-        result.paste(Image.fromarray(grey.astype(np.uint8)).convert("RGB"), (0, top))
+        gray = ((_levels(strip) - least) * factor).round().clip(0, 255)
+        result.paste(Image.fromarray(gray.astype(np.uint8)).convert("RGB"), (0, top))
     return result
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.data.duplicates import (
-    MANY,
+    MANY_TWINS_SHARE,
     DuplicateCounts,
     Look,
     Looks,
@@ -29,7 +29,7 @@ from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import ImageRef, MissingImage, open_image
 from counterfoil.data.load import is_named, make_named, other_formats, read_path
 from counterfoil.data.pairs import Pairs, Problem, ProblemLog, Severity, Split, count_kinds
-from counterfoil.data.splits import SHARE, Leakage, choose_dev, find_leakage, lacks_dev
+from counterfoil.data.splits import DEFAULT_DEV_SHARE, Leakage, choose_dev, find_leakage, lacks_dev
 
 _THREADS = 4
 _AHEAD = 32
@@ -114,7 +114,7 @@ def inspect(
     splits, looks, usable = {}, {}, {}
     for split in pairs:
         checked = check_split(split, log, progress or Silent()) if deep else None
-        splits[split.name] = _summarise(split, checked)
+        splits[split.name] = _summarize(split, checked)
         _note_duplicates(split, splits[split.name].duplicate_captions, pairs.name, log)
         usable[split.name] = _usable_ids(split, checked)
         _refuse_unreadable(split, usable[split.name], pairs.name, log)
@@ -160,10 +160,10 @@ def _dev_set_aside(pairs: Pairs, images: list[str]) -> tuple[int, int] | None:
     """How many of the training images would be set aside, if there is no dev split."""
     if not lacks_dev(pairs) or len(images) < 2:
         return None
-    return len(choose_dev(images, SHARE)), len(images)
+    return len(choose_dev(images, DEFAULT_DEV_SHARE)), len(images)
 
 
-def _summarise(split: Split, checked: DeepCheck | None) -> SplitSummary:
+def _summarize(split: Split, checked: DeepCheck | None) -> SplitSummary:
     words = [len(text.split()) for text in split.texts]
     vocabulary = {word for text in split.texts for word in _WORD.findall(text.lower())}
     table = split.fragments
@@ -188,7 +188,7 @@ def _summarise(split: Split, checked: DeepCheck | None) -> SplitSummary:
 
 def _note_duplicates(split: Split, counts: DuplicateCounts, where: str, log: ProblemLog) -> None:
     """Say so if the usual recalls on this split would count many right captions as wrong."""
-    if counts.exact <= MANY * len(split.texts):
+    if counts.exact <= MANY_TWINS_SHARE * len(split.texts):
         return
     repeated = with_twin(identical_groups(split.texts), split.image_of)
     log.note(

@@ -41,7 +41,7 @@ MARKS = 1000
 
 LINE = 1 << 24
 NAME = 500
-READ_AT_ONCE = 1 << 16
+READ_BYTES = 1 << 16
 
 Find = Callable[[str], Global | None]
 """From ``module.name``, by its name in Python 3, to what a pickle gets for it; None: refused."""
@@ -97,7 +97,7 @@ class PickleReader:
             raise TooManyInstructionsError(f"it takes more than {self.operations:,} instructions")
 
     def read(self, count: int) -> bytes:
-        if count > READ_AT_ONCE and count > self.end - self.file.tell():
+        if count > READ_BYTES and count > self.end - self.file.tell():
             raise PickleDamagedError(f"damaged or cut short ({count:,} bytes are announced)")
         data = self.file.read(count) if count > 0 else b""
         if len(data) != count:

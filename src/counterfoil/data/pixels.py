@@ -21,7 +21,7 @@ from counterfoil.data.images import ImageRef, open_image
 
 
 @dataclass(frozen=True)
-class Glance:
+class PixelAugmentation:
     """How a training item looks at a picture.
 
     A part of random proportions with at least ``crop`` of its area (1: the whole, as in tests),
@@ -46,7 +46,9 @@ class PatchReader(Protocol):
 
     def extract(self, image: Image.Image) -> Fragments: ...
 
-    def glance(self, image: Image.Image, glance: Glance, rng: np.random.Generator) -> Fragments: ...
+    def augment(
+        self, image: Image.Image, pixel_augmentation: PixelAugmentation, rng: np.random.Generator
+    ) -> Fragments: ...
 
 
 class PictureRows:
@@ -96,10 +98,14 @@ class PixelTable(FragmentTable):
         """Bytes are as compact as they get."""
         return self.read(image)
 
-    def glance(self, image: int, glance: Glance, rng: np.random.Generator) -> Fragments:
+    def augment(
+        self, image: int, pixel_augmentation: PixelAugmentation, rng: np.random.Generator
+    ) -> Fragments:
         """The patches of one image as a training item sees it."""
         rows = self._rows()
-        return rows.reader.glance(open_image(rows.refs[int(self.rows[image])]), glance, rng)
+        return rows.reader.augment(
+            open_image(rows.refs[int(self.rows[image])]), pixel_augmentation, rng
+        )
 
     def _rows(self) -> PictureRows:
         if not isinstance(self.features, PictureRows):

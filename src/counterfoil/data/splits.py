@@ -21,7 +21,7 @@ from counterfoil.data.duplicates import Looks, find_look_alikes, spoken
 from counterfoil.data.formats.base import hash_of, least_images
 from counterfoil.data.pairs import Pairs, Problem, ProblemLog, Severity, Split
 
-SHARE = 0.05
+DEFAULT_DEV_SHARE = 0.05
 KIND = "dev-set-aside"
 FILE = "dev_split.json"
 """Of a run: which images were set aside, and by which share."""

@@ -8,7 +8,7 @@ from counterfoil.encoders import relation_pooling as _channel_attention  # noqa:
 from counterfoil.encoders import relation_pooling as _relations  # noqa: F401
 from counterfoil.encoders import uniter as _uniter  # noqa: F401
 from counterfoil.encoders import vsrn as _vsrn  # noqa: F401
-from counterfoil.encoders.encoded import Encoded, Needs, l2_normalise
+from counterfoil.encoders.encoded import Encoded, Needs, l2_normalize
 from counterfoil.encoders.images import ImageEncoder, image_encoders
 from counterfoil.encoders.pooling import GPO, poolings
 from counterfoil.encoders.texts import text_encoders
@@ -19,7 +19,7 @@ __all__ = [
     "ImageEncoder",
     "Needs",
     "image_encoders",
-    "l2_normalise",
+    "l2_normalize",
     "poolings",
     "text_encoders",
 ]

@@ -147,7 +147,7 @@ class BertEncoder(nn.Module):
         pretrained: str = "bert-base-uncased",
         weights: bool = True,
         pooling: Pooling = "gpo",
-        normalise: bool = True,
+        normalize: bool = True,
     ) -> None:
         super().__init__()
         self.bert = LanguageModel.load(pretrained, weights)
@@ -155,7 +155,7 @@ class BertEncoder(nn.Module):
         if isinstance(text, HuggingFaceText) and positions:
             text.max_length = min(text.max_length, int(positions))
         self.fc = xavier_linear(self.bert.hidden_size, embed_size)
-        self.joint = JointSpace(embed_size, pooling, normalise)
+        self.joint = JointSpace(embed_size, pooling, normalize)
 
     @property
     def portable_options(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from counterfoil.data.batches.collate import ImageBatch, TextBatch
 from counterfoil.data.text.tokenizers import TextProcessor
 from counterfoil.encoders.bert import BertEncoder
-from counterfoil.encoders.encoded import Encoded, l2_normalise
+from counterfoil.encoders.encoded import Encoded, l2_normalize
 from counterfoil.encoders.images import MLPEncoder, image_encoders
 from counterfoil.encoders.layers import JointSpace
 from counterfoil.encoders.pooling import MaxPooling
@@ -133,7 +133,7 @@ class SetPrediction(nn.Module):
 
     def forward(self, fragments: Tensor, mask: Tensor, whole: Tensor) -> Encoded:
         residuals = self.aggregate(fragments, mask, self._positions(fragments, mask))
-        vectors = l2_normalise(self.global_norm(whole)[:, None] + residuals)
+        vectors = l2_normalize(self.global_norm(whole)[:, None] + residuals)
         real = torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device)
         return Encoded(vectors, real, residuals=residuals)
 

@@ -32,7 +32,7 @@ from counterfoil.features.pretrained import dual_config, dual_refusals, dual_set
 Half = Literal["vision", "text"]
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
-OWN = "own"
+OWN_POOLING = "own"
 """The pooling that is the pretrained model's: CLIP's class or last token, SigLIP's head."""
 
 
@@ -192,7 +192,7 @@ class JointTokens(JointSpace):
             )
         new = projection == "new"
         self.fc = xavier_linear(tower.hidden_size, embed_size) if new else None
-        self.whole = pooling == OWN
+        self.whole = pooling == OWN_POOLING
         self.token_pool = None if self.whole else create_pooling(pooling, embed_size)
 
     def encode(self, tower: Tower, states: Tensor, whole: Tensor, mask: Tensor) -> Encoded:
@@ -230,13 +230,13 @@ class DualImageEncoder(ImageEncoder):
         pretrained: str = "openai/clip-vit-base-patch32",
         weights: bool = True,
         size: int = 0,
-        pooling: Pooling = OWN,
+        pooling: Pooling = OWN_POOLING,
         projection: Literal["own", "new"] = "own",
         freeze: int = 0,
         layer_decay: float = 1.0,
         checkpointing: bool = False,
     ) -> None:
-        super().__init__(input_dim, embed_size, "none", normalise=True, absolute=False)
+        super().__init__(input_dim, embed_size, "none", normalize=True, absolute=False)
         whole, loaded = load_dual(pretrained, "vision", weights, checkpointing)
         self.pretrained_scale = pretrained_scale(whole) if weights else None
         self.tower = VisionTower(whole, freeze, layer_decay)
@@ -292,7 +292,7 @@ class DualTextEncoder(nn.Module):
         *,
         pretrained: str = "",
         weights: bool = True,
-        pooling: Pooling = OWN,
+        pooling: Pooling = OWN_POOLING,
         projection: Literal["own", "new"] = "own",
         freeze: int = 0,
         layer_decay: float = 1.0,

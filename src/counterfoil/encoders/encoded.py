@@ -103,19 +103,19 @@ class Encoded:
 HALVES = (torch.bfloat16, torch.float16)
 
 
-def l2_normalise(x: Tensor, eps: float = 1e-8) -> Tensor:
+def l2_normalize(x: Tensor, eps: float = 1e-8) -> Tensor:
     """x / (‖x‖ + eps) over the last axis, as the public implementations do it.
 
     Of halves it is computed in single precision, and in mixed precision it stays so: what is
     compared by cosines, hardest negatives above all, is told apart by the third digit.
     """
     if x.dtype in HALVES:
-        single = l2_normalise(x.float(), eps)
+        single = l2_normalize(x.float(), eps)
         return single if torch.is_autocast_enabled(x.device.type) else single.to(x.dtype)
     if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and x.requires_grad):
         return _divided(x, eps)[0]
-    normalised: Tensor = _Normalised.apply(x, eps)
-    return normalised
+    normalized: Tensor = _Normalized.apply(x, eps)
+    return normalized
 
 
 def _divided(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,8 +125,8 @@ def _divided(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     return x / divisor, length, divisor
 
 
-class _Normalised(torch.autograd.Function):
-    """`l2_normalise` with a backward pass of half the operations that autograd makes of it."""
+class _Normalized(torch.autograd.Function):
+    """`l2_normalize` with a backward pass of half the operations that autograd makes of it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:

@@ -24,10 +24,10 @@ class ImageEncoder(nn.Module):
     """Fragments [B, N, input_dim] to the joint space."""
 
     def __init__(
-        self, input_dim: int, embed_size: int, pooling: Pooling, normalise: bool, absolute: bool
+        self, input_dim: int, embed_size: int, pooling: Pooling, normalize: bool, absolute: bool
     ) -> None:
         super().__init__()
-        self.joint = JointSpace(embed_size, pooling, normalise, absolute)
+        self.joint = JointSpace(embed_size, pooling, normalize, absolute)
 
     def project(self, fragments: Tensor, mask: Tensor) -> Tensor:
         raise NotImplementedError
@@ -64,11 +64,11 @@ class ProjectionEncoder(ImageEncoder):
         embed_size: int,
         *,
         pooling: Pooling = "mean",
-        normalise: bool = True,
+        normalize: bool = True,
         absolute: bool = False,
         weight_norm: bool = False,
     ) -> None:
-        super().__init__(input_dim, embed_size, pooling, normalise, absolute)
+        super().__init__(input_dim, embed_size, pooling, normalize, absolute)
         self.fc = xavier_linear(input_dim, embed_size)
         if weight_norm:
             nn.utils.parametrizations.weight_norm(self.fc, dim=None)  # type: ignore[arg-type]
@@ -96,11 +96,11 @@ class MLPEncoder(ImageEncoder):
         residual: Literal["none", "projected", "raw"] = "projected",
         hidden: int = 0,
         final_norm: bool = False,
-        normalise: bool = True,
+        normalize: bool = True,
         absolute: bool = False,
         form: Literal["paper", "reference"] = "paper",
     ) -> None:
-        super().__init__(input_dim, embed_size, pooling, normalise, absolute)
+        super().__init__(input_dim, embed_size, pooling, normalize, absolute)
         self.residual = residual
         self.fc = xavier_linear(input_dim, embed_size)
         self.mlp = Bottleneck(
@@ -175,11 +175,11 @@ class SelfAttentionEncoder(ImageEncoder):
         *,
         pooling: Pooling = "none",
         heads: int = 0,
-        normalise: bool = True,
+        normalize: bool = True,
         absolute: bool = False,
         form: Form = "paper",
     ) -> None:
-        super().__init__(input_dim, embed_size, pooling, normalise, absolute)
+        super().__init__(input_dim, embed_size, pooling, normalize, absolute)
         self.form = form
         self.fc = xavier_linear(input_dim, embed_size)
         self.norm = nn.LayerNorm(embed_size)
@@ -206,11 +206,11 @@ class TransformerEncoder(ImageEncoder):
         *,
         pooling: Pooling = "none",
         heads: int = 0,
-        normalise: bool = True,
+        normalize: bool = True,
         absolute: bool = False,
         form: Form = "paper",
     ) -> None:
-        super().__init__(input_dim, embed_size, pooling, normalise, absolute)
+        super().__init__(input_dim, embed_size, pooling, normalize, absolute)
         self.form = form
         self.fc = xavier_linear(input_dim, embed_size)
         self.norm = nn.LayerNorm(embed_size)

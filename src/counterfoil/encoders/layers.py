@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from counterfoil.core.distributed import sum_over_processes
-from counterfoil.core.tensors.host_mirror import surely_whole
-from counterfoil.encoders.encoded import Encoded, l2_normalise
+from counterfoil.core.tensors.host_mirror import known_unpadded
+from counterfoil.encoders.encoded import Encoded, l2_normalize
 from counterfoil.encoders.pooling import Pooling, create_pooling
 
 
@@ -27,22 +27,22 @@ class JointSpace(nn.Module):
     """
 
     def __init__(
-        self, embed_size: int, pooling: Pooling, normalise: bool = True, absolute: bool = False
+        self, embed_size: int, pooling: Pooling, normalize: bool = True, absolute: bool = False
     ) -> None:
         super().__init__()
         self.pool = create_pooling(pooling, embed_size)
-        self.normalise, self.absolute = normalise, absolute
+        self.normalize, self.absolute = normalize, absolute
 
     def forward(self, fragments: Tensor, mask: Tensor) -> Encoded:
         pooled = self.finish(self.pool(fragments, mask)) if self.pool is not None else None
         if self.pool is None:
             fragments = self.finish(fragments)
-        if not surely_whole(mask):
+        if not known_unpadded(mask):
             fragments = fragments.masked_fill(~mask[..., None], 0.0)
         return Encoded(fragments, mask, pooled)
 
     def finish(self, x: Tensor) -> Tensor:
-        x = l2_normalise(x) if self.normalise else x
+        x = l2_normalize(x) if self.normalize else x
         return x.abs() if self.absolute else x
 
 
@@ -67,8 +67,8 @@ class FragmentBatchNorm(nn.BatchNorm1d):
         rows = mask[..., None].to(wide.dtype)
         count = sum_over_processes(rows.sum())
         mean = sum_over_processes((wide * rows).flatten(0, -2).sum(0)) / count
-        centred = (wide - mean) * rows
-        variance = sum_over_processes(centred.square().flatten(0, -2).sum(0)) / count
+        centered = (wide - mean) * rows
+        variance = sum_over_processes(centered.square().flatten(0, -2).sum(0)) / count
         with torch.no_grad():
             momentum = self.momentum if self.momentum is not None else 0.1
             unbiased = variance * (count / (count - 1).clamp(min=1))

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from counterfoil.core.registry import Registry
-from counterfoil.core.tensors.host_mirror import on_host
+from counterfoil.core.tensors.host_mirror import host_mask
 from counterfoil.core.tensors.modes import is_exporting
 from counterfoil.encoders.recurrent import (
     Indices,
-    is_replaying,
-    replay_width,
-    replaying,
+    captured_width,
+    cuda_graphs,
+    cuda_graphs_enabled,
     run_gru,
     run_padded,
 )
@@ -124,7 +124,7 @@ class GPO(nn.Module):
         if is_exporting():
             weights = self.padded_weights(mask.sum(1), fragments.shape[1])
         else:
-            weights = self.weights(on_host(mask).sum(1), fragments.shape[1])  # [B, N]
+            weights = self.weights(host_mask(mask).sum(1), fragments.shape[1])  # [B, N]
         weights = weights.to(fragments.dtype)
         ordered = fragments.masked_fill(~mask[..., None], -torch.inf).sort(1, descending=True)
         real = torch.arange(mask.shape[1], device=mask.device)[None] < mask.sum(1, keepdim=True)
@@ -134,15 +134,15 @@ class GPO(nn.Module):
     def weights(self, lengths: Indices, longest: int) -> Tensor:
         """Pooling weights [B, longest] of items of the given lengths; zero beyond a length."""
         weight = self.linear.weight
-        steady = is_replaying() and longest <= STEADY and bool(lengths.all())
+        steady = cuda_graphs_enabled() and longest <= STEADY and bool(lengths.all())
         if steady:  # for all lengths there are: of one shape every time
-            wide = replay_width(longest)
+            wide = captured_width(longest)
             distinct, which = np.arange(1, wide + 1), lengths - 1
         else:
             wide = longest
             distinct, which = np.unique(lengths, return_inverse=True)
         positions = _positions(wide, self.d_pe, weight.device).to(weight.dtype)
-        with replaying(steady):
+        with cuda_graphs(steady):
             hidden = run_gru(self.gru, positions.expand(len(distinct), -1, -1), distinct)
         outside = _sent(np.arange(wide) >= distinct[:, None], weight.device)
         weights = self._softmax(hidden, outside)  # [U, wide]

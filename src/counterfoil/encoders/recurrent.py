@@ -30,7 +30,7 @@ from torch.nn.utils.rnn import PackedSequence
 Weights = Sequence[Sequence[Tensor]]
 """As `nn.GRU.all_weights` has them: of each layer, and in it of each direction."""
 
-LARGEST = 2.0**-6
+MAX_SCALED_GRADIENT = 2.0**-6
 """What the largest gradient is scaled below.
 
 Within, gradients are summed over time and over all words of a batch: float16 ends at 65,504. Its
@@ -40,11 +40,11 @@ smallest numbers are 6e-8, so gradients down to a 250,000th of the largest one s
 WIDTHS = 8
 """Widths are multiples of it: few enough to record, near enough to what is needed."""
 
-MOST = 16
+MAX_CAPTURED_SHAPES = 16
 """Recordings of one network; shapes beyond that are run as they come."""
 
 T = TypeVar("T")
-_replaying: ContextVar[bool] = ContextVar("replaying", default=False)
+_cuda_graphs: ContextVar[bool] = ContextVar("cuda_graphs", default=False)
 Indices = NDArray[np.int64]
 
 
@@ -135,43 +135,43 @@ class _Leave(torch.autograd.Function):
 
 
 def power_of_two(gradient: Tensor) -> Tensor:
-    """The scale that brings the largest gradient to `LARGEST` or just below.
+    """The scale that brings the largest gradient to `MAX_SCALED_GRADIENT` or just below.
 
     One where there is none: a gradient that is not finite stays so, and is seen.
     """
     largest = gradient.abs().amax()
-    exponent = torch.floor(torch.log2(LARGEST / largest)).clamp(-120, 120)
+    exponent = torch.floor(torch.log2(MAX_SCALED_GRADIENT / largest)).clamp(-120, 120)
     usable = torch.isfinite(largest) & (largest > 0)
     return torch.where(usable, torch.exp2(exponent), torch.ones_like(largest))
 
 
 @contextmanager
-def replaying(wanted: bool = True) -> Iterator[None]:
+def cuda_graphs(wanted: bool = True) -> Iterator[None]:
     """Within it, networks that train on a GPU are recorded and replayed."""
-    before = _replaying.set(wanted)
+    before = _cuda_graphs.set(wanted)
     try:
         yield
     finally:
-        _replaying.reset(before)
+        _cuda_graphs.reset(before)
 
 
-def is_replaying() -> bool:
-    return _replaying.get()
+def cuda_graphs_enabled() -> bool:
+    return _cuda_graphs.get()
 
 
-def replay_width(width: int) -> int:
+def captured_width(width: int) -> int:
     """The width that inputs are padded to."""
     return -(-width // WIDTHS) * WIDTHS
 
 
-def replayed(
+def run_captured(
     rnn: nn.GRU, inputs: Tensor, lengths: NDArray[np.int64], half: bool = False
 ) -> Tensor | None:
     """States [B, W, directions·H] for lengths above 0; None where it is not for a recording.
 
     ``half``: computed in float16, which cuDNN does faster, with gradients scaled into its range.
     """
-    if not (_replaying.get() and inputs.is_cuda and torch.is_grad_enabled() and rnn.training):
+    if not (_cuda_graphs.get() and inputs.is_cuda and torch.is_grad_enabled() and rnn.training):
         return None
     if not rnn.batch_first or (rnn.dropout and rnn.num_layers > 1) or rnn.proj_size:
         return None
@@ -186,7 +186,7 @@ def replayed(
 
 
 @dataclass(eq=False)
-class Lease:
+class PendingBackward:
     """A forward pass whose backward pass is still to come, unless ``done``."""
 
     done: bool = False
@@ -197,22 +197,22 @@ class Recordings:
 
     def __init__(self) -> None:
         self.pointers: tuple[int, ...] = ()
-        self.by_shape: dict[tuple[Any, ...], Recording | None] = {}
+        self.by_shape: dict[tuple[Any, ...], CapturedGRU | None] = {}
 
-    def of(self, rnn: nn.GRU, inputs: Tensor, half: bool) -> Recording | None:
+    def of(self, rnn: nn.GRU, inputs: Tensor, half: bool) -> CapturedGRU | None:
         """The recording for such inputs, made at first sight: a run resumed does as it did."""
         pointers = tuple(weight.data_ptr() for weight in rnn.parameters())
         if pointers != self.pointers:  # weights lie elsewhere: what was recorded reads the old ones
             self.pointers, self.by_shape = pointers, {}
         cast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         frozen = tuple(weight.requires_grad for weight in rnn.parameters())
-        shape = (len(inputs), replay_width(inputs.shape[1]), inputs.shape[2])
+        shape = (len(inputs), captured_width(inputs.shape[1]), inputs.shape[2])
         key = (shape, inputs.dtype, inputs.device, inputs.requires_grad, cast, half, frozen)
         if key not in self.by_shape:
-            if len(self.by_shape) >= MOST:
+            if len(self.by_shape) >= MAX_CAPTURED_SHAPES:
                 return None
             try:
-                self.by_shape[key] = Recording(rnn, shape, inputs, half)
+                self.by_shape[key] = CapturedGRU(rnn, shape, inputs, half)
             except RuntimeError as error:  # too little memory, say
                 warnings.warn(f"not recorded as a CUDA graph: {error}", stacklevel=2)
                 self.by_shape[key] = None
@@ -226,7 +226,7 @@ def _recordings(rnn: nn.GRU) -> Recordings:
     return _of_network.setdefault(rnn, Recordings())
 
 
-class Recording:
+class CapturedGRU:
     """A network over inputs of one shape: its forward and its backward pass, each a graph."""
 
     def __init__(self, rnn: nn.GRU, shape: tuple[int, ...], like: Tensor, half: bool) -> None:
@@ -239,7 +239,7 @@ class Recording:
         self.inputs = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.inputs.requires_grad_(like.requires_grad)
         self.lengths = torch.ones(shape[0], dtype=torch.long, device=like.device)
-        self.lease: weakref.ref[Lease] | None = None
+        self.pending: weakref.ref[PendingBackward] | None = None
         trained = [weight for way in self.weights for weight in way if weight.requires_grad]
         self.leaves = [*([self.inputs] if like.requires_grad else []), *trained]
         self.shapes = [weight.shape for weight in trained]
@@ -250,7 +250,7 @@ class Recording:
         stream = _side_stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.stream(stream), torch.enable_grad(), _in_peace():
+        with torch.cuda.stream(stream), torch.enable_grad(), _no_gc():
             for _ in range(2):
                 states = self._run()
                 self.gradient = torch.zeros_like(states)
@@ -283,28 +283,28 @@ class Recording:
 
     @property
     def free(self) -> bool:
-        lease = self.lease() if self.lease is not None else None
-        return lease is None or lease.done
+        pending = self.pending() if self.pending is not None else None
+        return pending is None or pending.done
 
-    def forward(self, inputs: Tensor, lengths: NDArray[np.int64]) -> tuple[Tensor, Lease]:
-        lease = Lease()
-        self.lease = weakref.ref(lease)
+    def forward(self, inputs: Tensor, lengths: NDArray[np.int64]) -> tuple[Tensor, PendingBackward]:
+        pending = PendingBackward()
+        self.pending = weakref.ref(pending)
         width = inputs.shape[1]
         self.inputs[:, :width].copy_(inputs)
         self.lengths.copy_(torch.from_numpy(lengths), non_blocking=True)
         self.onward.replay()
-        return self.states[:, :width].clone(), lease
+        return self.states[:, :width].clone(), pending
 
-    def backward(self, gradient: Tensor, lease: Lease) -> list[Tensor | None]:
-        if lease.done or self.lease is None or self.lease() is not lease:
+    def backward(self, gradient: Tensor, pending: PendingBackward) -> list[Tensor | None]:
+        if pending.done or self.pending is None or self.pending() is not pending:
             raise RuntimeError(
                 "a recorded pass goes backward once, and not after another went forward "
-                "(train.graphs=false records none)"
+                "(train.cuda_graphs=false records none)"
             )
         width = gradient.shape[1]
         self.gradient[:, :width].copy_(gradient)
         self.back.replay()
-        lease.done = True
+        pending.done = True
         of_inputs = self.of_inputs[:, :width].clone() if self.of_inputs is not None else None
         parts = self.of_weights.clone().split([shape.numel() for shape in self.shapes])
         of_weights = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
@@ -314,20 +314,20 @@ class Recording:
 class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, recording: Recording, lengths: NDArray[np.int64], inputs: Tensor, *_: Tensor
+        ctx: Any, recording: CapturedGRU, lengths: NDArray[np.int64], inputs: Tensor, *_: Tensor
     ) -> Tensor:
-        states, ctx.lease = recording.forward(inputs, lengths)
+        states, ctx.pending = recording.forward(inputs, lengths)
         ctx.recording = recording
         return states
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *ctx.recording.backward(gradient, ctx.lease)
+        return None, None, *ctx.recording.backward(gradient, ctx.pending)
 
 
 @contextmanager
-def _in_peace() -> Iterator[None]:
+def _no_gc() -> Iterator[None]:
     """No cycle is collected while a graph is recorded, and no word said of weights in pieces."""
     collects = gc.isenabled()
     gc.disable()
@@ -362,7 +362,7 @@ def run_gru(rnn: nn.GRU, inputs: Tensor, lengths: Indices) -> Tensor:
 
     A length of 0 counts as 1. Lengths are the host's, which has to know them. PyTorch's own packing
     copies step by step, both ways, which on a GPU is some hundred launches a batch; here rows are
-    picked and put back by one index. In training on a GPU the whole of it is `replayed`.
+    picked and put back by one index. In training on a GPU the whole of it is `run_captured`.
 
     With autocast to bfloat16 on a GPU, this is in single precision: cuDNN has no recurrent networks
     in bfloat16, and PyTorch's autocast takes float16 for them, in which a gradient of more than
@@ -378,7 +378,7 @@ def run_gru(rnn: nn.GRU, inputs: Tensor, lengths: Indices) -> Tensor:
 
 def _run_gru(rnn: nn.GRU, inputs: Tensor, lengths: Indices, half: bool) -> Tensor:
     lengths = np.maximum(lengths, 1)
-    found = replayed(rnn, inputs, lengths, half)
+    found = run_captured(rnn, inputs, lengths, half)
     if found is not None:
         return found
     rows, counts = _packed_rows(lengths, inputs.shape[1])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.registry import Registry
-from counterfoil.core.tensors.host_mirror import on_host
+from counterfoil.core.tensors.host_mirror import host_mask
 from counterfoil.core.tensors.modes import is_exporting
 from counterfoil.data.batches.collate import TextBatch
 from counterfoil.data.text.tokenizers import TextProcessor, WordText
@@ -28,7 +28,7 @@ def run_rnn(rnn: nn.GRU, inputs: Tensor, mask: Tensor) -> Tensor:
     """States [B, W, directions·H] of a GRU over the real words; zero at padding."""
     if is_exporting():
         return run_padded(rnn.all_weights, rnn.bidirectional, inputs, mask.sum(1).clamp(min=1))
-    return run_gru(rnn, inputs, on_host(mask).sum(1))
+    return run_gru(rnn, inputs, host_mask(mask).sum(1))
 
 
 class WordEmbedding(nn.Embedding):
@@ -113,14 +113,14 @@ class GRUEncoder(RecurrentEncoder):
         layers: int = 1,
         dropout: float = 0.0,
         pooling: Pooling = "last",
-        normalise: bool = True,
+        normalize: bool = True,
         absolute: bool = False,
         glove: str = "",
         frozen: bool = False,
         word_init: WordInit = "uniform",
     ) -> None:
         joint = JointSpace(
-            embed_size, "none" if pooling == "last" else pooling, normalise, absolute
+            embed_size, "none" if pooling == "last" else pooling, normalize, absolute
         )
         super().__init__(
             text, embed_size, joint, word_dim, layers, dropout, glove, frozen, word_init
@@ -152,13 +152,13 @@ class BiGRUEncoder(RecurrentEncoder):
         layers: int = 1,
         dropout: float = 0.0,
         pooling: Pooling = "gpo",
-        normalise: bool = True,
+        normalize: bool = True,
         absolute: bool = False,
         glove: str = "",
         frozen: bool = False,
         word_init: WordInit = "uniform",
     ) -> None:
-        joint = JointSpace(embed_size, pooling, normalise, absolute)
+        joint = JointSpace(embed_size, pooling, normalize, absolute)
         super().__init__(
             text, embed_size, joint, word_dim, layers, dropout, glove, frozen, word_init
         )

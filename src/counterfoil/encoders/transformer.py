@@ -244,7 +244,7 @@ def spread_for(inputs: int) -> float:
     return SPREAD if inputs >= BASE else max(inputs, HEAD_WIDTH) ** -0.5
 
 
-def initialise(module: nn.Module) -> None:
+def initialize(module: nn.Module) -> None:
     """New weights as BERT draws them, wider in small models; biases zero, norms neutral."""
     for part in module.modules():
         if isinstance(part, (nn.Linear, nn.Embedding)):

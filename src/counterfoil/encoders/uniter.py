@@ -17,7 +17,7 @@ from counterfoil.data.text.tokenizers import HuggingFaceText, TextProcessor
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.images import ImageEncoder, image_encoders
 from counterfoil.encoders.texts import text_encoders
-from counterfoil.encoders.transformer import EPS, SPREAD, Bert, initialise
+from counterfoil.encoders.transformer import EPS, SPREAD, Bert, initialize
 
 BOX_NUMBERS = 7
 
@@ -43,7 +43,7 @@ class RegionEmbedder(ImageEncoder):
         boxes: Literal["given", "none"] = "given",
         dropout: float = 0.1,
     ) -> None:
-        super().__init__(input_dim, embed_size, "none", normalise=False, absolute=False)
+        super().__init__(input_dim, embed_size, "none", normalize=False, absolute=False)
         self.boxes = boxes
         self.feature = nn.Linear(input_dim, embed_size)
         self.feature_norm = nn.LayerNorm(embed_size, eps=EPS)
@@ -52,7 +52,7 @@ class RegionEmbedder(ImageEncoder):
         self.kind = nn.Parameter(SPREAD * torch.randn(embed_size))
         self.norm = nn.LayerNorm(embed_size, eps=EPS)
         self.dropout = nn.Dropout(dropout)
-        initialise(self)
+        initialize(self)
 
     def forward(self, images: ImageBatch) -> Encoded:
         features = self.feature_norm(self.feature(images.fragments))
@@ -92,7 +92,7 @@ class TokenEmbedder(nn.Module):
         self.kind = nn.Parameter(SPREAD * torch.randn(embed_size))
         self.norm = nn.LayerNorm(embed_size, eps=EPS)
         self.dropout = nn.Dropout(dropout)
-        initialise(self)
+        initialize(self)
 
     @property
     def word_table(self) -> nn.Embedding:
@@ -112,7 +112,7 @@ class BertTokenEmbedder(TokenEmbedder):
     """UNITER's embeddings as a BERT of `transformers` has them, with its tokenizer.
 
     The layers above them are ``model.matcher.pretrained``; ``weights=False`` starts from nothing.
-    What was loaded learns at ``train.optimiser.language_model_factor`` times the rate.
+    What was loaded learns at ``train.optimizer.pretrained_lr_factor`` times the rate.
     """
 
     pretrained: frozenset[str] = frozenset()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from counterfoil.data.batches.collate import ImageBatch
-from counterfoil.encoders.encoded import Encoded, l2_normalise
+from counterfoil.encoders.encoded import Encoded, l2_normalize
 from counterfoil.encoders.images import ImageEncoder, image_encoders
 from counterfoil.encoders.layers import FragmentBatchNorm, xavier_linear
 from counterfoil.encoders.pooling import MeanPooling, poolings
@@ -63,9 +63,9 @@ class Relations(nn.Module):
     def unit(self, x: Tensor) -> Tensor:
         """Unit length along the chosen axis; padding must be zero."""
         return (
-            l2_normalise(x.transpose(1, 2)).transpose(1, 2)
+            l2_normalize(x.transpose(1, 2)).transpose(1, 2)
             if self.over_fragments
-            else l2_normalise(x)
+            else l2_normalize(x)
         )
 
 
@@ -130,11 +130,11 @@ class ReasoningEncoder(ImageEncoder):
         layers: int = 4,
         unit_regions: bool = False,
         final_norm: bool = False,
-        normalise: bool = True,
+        normalize: bool = True,
         absolute: bool = False,
         form: Literal["paper", "reference"] = "paper",
     ) -> None:
-        super().__init__(input_dim, embed_size, "none", normalise, absolute)
+        super().__init__(input_dim, embed_size, "none", normalize, absolute)
         self.fc = xavier_linear(input_dim, embed_size)
         self.unit_regions = unit_regions
         self.relations = Relations(embed_size, layers, over_fragments=form == "reference")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from counterfoil.core.progress import Progress, Silent
-from counterfoil.core.tensors.modes import asked
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.stemming import stem
@@ -29,7 +29,7 @@ from counterfoil.models.model import Model
 
 WRONG_COSTS = 3.0
 """What a wrong change costs, in right ones: a change pays if it is right three times of four."""
-LEAST_CHANGES = 5
+MIN_CHANGES = 5
 TRIALS = 1000
 AT_ONCE = 32
 THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
@@ -229,7 +229,7 @@ def choose_rule(
     for rule in (CorrectionRule(*values) for values in grid):
         right, made = verdicts.count(read, rule)
         worth = right - WRONG_COSTS * (made - right)
-        if made >= LEAST_CHANGES and worth > most:
+        if made >= MIN_CHANGES and worth > most:
             best, most = replace(rule, precision=right / made, made=made), worth
     return best
 
@@ -265,7 +265,7 @@ class _Verdicts:
 def _read(
     model: Model, split: Split, trials: Sequence[Trial], progress: Progress
 ) -> Iterator[tuple[Trial, ReadCaption]]:
-    with asked(model):
+    with eval_mode(model):
         for some, images in _blocks(split, trials, progress, "choosing a rule for corrections"):
             reader = CaptionReader(model, images, 1)
             texts = [trial.text for trial in some]

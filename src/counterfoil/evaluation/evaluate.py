@@ -43,14 +43,14 @@ def evaluate(
     batch_size: int = 256,
     bootstrap: int = 1000,
     positives: ExtendedPositives | None = None,
-    standardise: bool = False,
+    standardize: bool = False,
     identical_captions: Identical = "both",
     progress: Progress | None = None,
 ) -> RetrievalReport:
     """Retrieval both ways; several models are an ensemble that averages their scores.
 
     ``folds=5`` is COCO's 1K protocol on the 5K test images, ``folds=0`` the whole split.
-    ``standardise`` divides each model's scores by their deviation before they are averaged.
+    ``standardize`` divides each model's scores by their deviation before they are averaged.
     ``identical_captions`` says what captions that another image has, too, count as (`retrieval`).
     """
     from counterfoil.scoring.encode import score_split  # which imports torch; metrics do not
@@ -66,7 +66,7 @@ def evaluate(
         folds=folds,
         bootstrap=bootstrap,
         positives=positives,
-        standardise=standardise,
+        standardize=standardize,
         captions=found[0].captions(split),
         identical_captions=identical_captions,
     )
@@ -79,7 +79,7 @@ def report_scores(
     folds: int = 0,
     bootstrap: int = 1000,
     positives: ExtendedPositives | None = None,
-    standardise: bool = False,
+    standardize: bool = False,
     captions: Sequence[str] | None = None,
     identical_captions: Identical = "both",
 ) -> RetrievalReport:
@@ -88,7 +88,7 @@ def report_scores(
     ``captions`` are the texts of its columns; without them none is known to be identical.
     """
     matrices = [one.scores for one in found]
-    scores = matrices[0] if len(found) == 1 else average(matrices, standardise=standardise)
+    scores = matrices[0] if len(found) == 1 else average(matrices, standardize=standardize)
     return retrieval(
         scores,
         found[0].image_of,
@@ -116,11 +116,11 @@ def average(
     score_matrices: Sequence[ScoreMatrix],
     weights: Sequence[float] | None = None,
     *,
-    standardise: bool = False,
+    standardize: bool = False,
 ) -> Floats:
     """The (weighted) mean of score matrices of one shape, in the widest of their types.
 
-    ``standardise`` first divides each by the deviation of its own scores, so that a model whose
+    ``standardize`` first divides each by the deviation of its own scores, so that a model whose
     scores are spread wider does not have the larger say.
 
     >>> average([np.zeros((1, 2)), np.ones((1, 2))], weights=[3, 1]).tolist()
@@ -137,7 +137,7 @@ def average(
                 f"average: matrix {position} has shape {tuple(scores.shape)}, matrix 0 has {shape}"
             )
     shares = _shares(weights, len(score_matrices))
-    if standardise:
+    if standardize:
         widths = [_deviation(scores, shape) for scores in score_matrices]
         shares = [share / width for share, width in zip(shares, widths, strict=True)]
     dtype = np.result_type(*(as_floats(scores[:0]).dtype for scores in score_matrices))

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from counterfoil.core.errors import DataError, MissingExtraError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.reading import read_text
-from counterfoil.core.tensors.modes import asked
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Pairs, Split
@@ -37,7 +37,7 @@ PUBLISHED: dict[Kind, dict[str, float]] = {
 }
 """τ × 100 with CLIP ViT-B/32, from the paper."""
 
-IMAGES_AT_ONCE = 32
+IMAGE_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _kind(values: tuple[float, ...]) -> Kind | None:
     return "crowd" if counted and abs(share - yes / (yes + no)) < 1e-4 else None
 
 
-def judge(
+def evaluate_judgements(
     model: Model, pairs: Pairs, path: Path, progress: Progress | None = None
 ) -> JudgementReport:
     """Kendall's τ of a model's scores with the judgements of a file, over all splits of the data.
@@ -232,12 +232,12 @@ def _scores(
         by_image[place.key].append(number)
     groups = list(by_image.values())
     scores = np.full(len(wanted), np.nan)
-    with asked(model):
-        starts = range(0, len(groups), IMAGES_AT_ONCE)
+    with eval_mode(model):
+        starts = range(0, len(groups), IMAGE_BATCH)
         for start in progress.track(starts, "scoring judged pairs", len(starts)):
             items: list[Fragments] = []
             rows: list[list[int]] = []
-            for numbers in groups[start : start + IMAGES_AT_ONCE]:
+            for numbers in groups[start : start + IMAGE_BATCH]:
                 place = wanted[numbers[0]][0]
                 if place.split.fragments is None:
                     raise DataError(f"split '{place.split.name}' has no fragments")

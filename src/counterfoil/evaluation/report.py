@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import Self
 
 from counterfoil.core.errors import DataError
-from counterfoil.data.duplicates import MANY
+from counterfoil.data.duplicates import MANY_TWINS_SHARE
 
 Protocol = Literal["full", "folds"]
 
@@ -144,7 +144,7 @@ class IdenticalCaptions(Report):
     @property
     def many(self) -> bool:
         """Whether there are so many that the usual recalls say little."""
-        return self.share > 100 * MANY
+        return self.share > 100 * MANY_TWINS_SHARE
 
 
 class RetrievalReport(Recalls):

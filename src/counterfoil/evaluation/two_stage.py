@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.progress import Progress, Silent
-from counterfoil.core.tensors.modes import asked
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.duplicates import identical_groups, images_of_groups
 from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
@@ -160,7 +160,7 @@ class _Encoded:
 
     @classmethod
     def of(cls, model: Model, split: Split, batch_size: int, progress: Progress) -> _Encoded:
-        with asked(model):
+        with eval_mode(model):
             images, kept, skipped = encode_images(model, split, batch_size, progress)
         return cls(model, images, {image: row for row, image in enumerate(kept)}, skipped)
 
@@ -202,7 +202,7 @@ def _scores(
     """Scores of the wanted pairs, image by image with all the captions it is wanted with."""
     model = one.model
     scores = np.zeros(wanted.shape, dtype=np.float32)
-    with asked(model):
+    with eval_mode(model):
         encoded = encode_texts(model, [split.texts[t] for t in texts], batch_size, progress)
         for row in progress.track(range(len(images)), "scoring shortlists", len(images)):
             place = one.row_of[images[row]]

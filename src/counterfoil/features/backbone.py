@@ -16,7 +16,7 @@ from PIL import Image
 
 from counterfoil.core.errors import ConfigError
 from counterfoil.data.fragments import Fragments
-from counterfoil.features.views import WHOLE, Box, View, grid_boxes, place
+from counterfoil.features.views import WHOLE_IMAGE, Box, View, grid_boxes, place
 
 if TYPE_CHECKING:
     import torch
@@ -144,7 +144,7 @@ class Backbone(ABC):
 
 def whole(pooled: Array) -> Seen:
     """One fragment a view: the whole of it."""
-    boxes = np.tile(np.array(WHOLE, dtype=np.float32), (len(pooled), 1, 1))
+    boxes = np.tile(np.array(WHOLE_IMAGE, dtype=np.float32), (len(pooled), 1, 1))
     return Seen(pooled[:, None], boxes, pooled)
 
 

@@ -21,8 +21,8 @@ from counterfoil.features.backbone import Backbone
 from counterfoil.features.extractors import Extractor, extractors
 from counterfoil.features.views import View
 
-_LARGEST = float(np.finfo(np.float16).max)
-_MOST_THREADS = 16
+_MAX_FLOAT16 = float(np.finfo(np.float16).max)
+_MAX_THREADS = 16
 
 Refs = list[ImageRef]
 _Task = tuple[str, str, Refs]
@@ -73,7 +73,7 @@ def _extract(tool: Extractor, ref: ImageRef) -> Fragments | str:
 
 def _by_threads(tool: Backbone, parts: Sequence[Refs], workers: int | None) -> Iterator[Chunk]:
     """Pillow decodes and resizes outside Python's lock: threads are enough, and cost no copies."""
-    pool = ThreadPoolExecutor(workers or min(usable_cores(), _MOST_THREADS))
+    pool = ThreadPoolExecutor(workers or min(usable_cores(), _MAX_THREADS))
     waiting: deque[list[Future[list[View] | str]]] = deque()
     try:
         for refs in parts:
@@ -122,7 +122,7 @@ def _fill(tool: Extractor, found: list[Fragments | str]) -> Chunk:
             bad[row] = f"the extractor '{tool.name}' gave numbers that are not finite"
         else:
             count = lengths[row] = len(fragments)
-            features[row, :count] = fragments.features.clip(-_LARGEST, _LARGEST)
+            features[row, :count] = fragments.features.clip(-_MAX_FLOAT16, _MAX_FLOAT16)
             if fragments.boxes is not None:
                 boxes[row, :count] = fragments.boxes
     return Chunk(features, boxes, lengths, bad)

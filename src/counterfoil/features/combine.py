@@ -17,7 +17,7 @@ from counterfoil.features.backbone import Array, Backbone, Seen, whole
 from counterfoil.features.extractors import extractors
 from counterfoil.features.views import Box, View, crop_boxes
 
-_MOST = 400
+_MAX_CROPS = 400
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,8 @@ class Crops(Backbone):
         self.base = inner
         self.scales = sorted({float(scale) for scale in scales}, reverse=True)
         self.windows = crop_boxes(self.scales)
-        if len(self.windows) > _MOST:
-            raise ConfigError(f"crops: {len(self.windows)} windows an image, at most {_MOST}")
+        if len(self.windows) > _MAX_CROPS:
+            raise ConfigError(f"crops: {len(self.windows)} windows an image, at most {_MAX_CROPS}")
         super().__init__(pooled=False, batch_size=inner.batch_size)
 
     def fingerprint(self) -> str:

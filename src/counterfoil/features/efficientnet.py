@@ -21,7 +21,7 @@ from counterfoil.core.errors import (
 )
 from counterfoil.features.backbone import Array, Backbone, Seen, to_array, to_network
 from counterfoil.features.extractors import extractors
-from counterfoil.features.views import View, centre_crop, fit_within, grid_boxes, squash
+from counterfoil.features.views import View, center_crop, fit_within, grid_boxes, squash
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ _SIDES = {0: 224, 1: 240, 2: 260}
 _MEAN, _STD = (127.0,) * 3, (128.0,) * 3
 
 # How much of the picture ImageNet's evaluation keeps, along its shorter side.
-_KEPT = 0.875
+_CROP_SHARE = 0.875
 
 _LEAST, _MOST, _MOST_CELLS = 32, 2048, 32
 _BATCH, _GPU_BATCH = 16, 64
@@ -112,8 +112,8 @@ class EfficientNetLiteFeatures(Backbone):
     def views(self, image: Image.Image) -> list[View]:
         size = (self.side, self.side)
         if self.fit == "crop":
-            resized = round(self.side / _KEPT)
-            return [centre_crop(image, size, resized, Image.Resampling.BILINEAR)]
+            resized = round(self.side / _CROP_SHARE)
+            return [center_crop(image, size, resized, Image.Resampling.BILINEAR)]
         if self.fit == "keep":
             return [fit_within(image, self.side, 2 * self.side, Image.Resampling.BILINEAR)]
         return [squash(image, size, Image.Resampling.BILINEAR)]

@@ -43,7 +43,7 @@ _UNREADABLE = bytes(_SIZE)
 # So many images of a split are read in full before each run; of the others, size and dates must do.
 _READ = 32
 # A bar is worth its line for more images than this.
-_MANY = 1000
+_CLEANUP_FROM_ENTRIES = 1000
 
 _CHUNK = 64
 
@@ -103,7 +103,11 @@ def digests_of(split: Split, cache_dir: Path | None, progress: Progress) -> list
     with ThreadPoolExecutor(usable_cores()) as pool:
         made = pool.map(_try_digest, pixels)
         title = f"reading images ({split.name})"
-        tracked = progress.track(made, title, len(pixels)) if len(pixels) > _MANY else made
+        tracked = (
+            progress.track(made, title, len(pixels))
+            if len(pixels) > _CLEANUP_FROM_ENTRIES
+            else made
+        )
         digests = list(tracked)
     if path is not None:
         data = b"".join(d if isinstance(d, bytes) else _UNREADABLE for d in digests)

@@ -13,13 +13,13 @@ from PIL import Image
 
 from counterfoil.core.errors import ConfigError
 from counterfoil.data.fragments import Fragments
-from counterfoil.data.pixels import Glance
+from counterfoil.data.pixels import PixelAugmentation
 from counterfoil.features.extractors import extractors, full_name
 from counterfoil.features.pretrained import dual_settings
-from counterfoil.features.views import WHOLE, Box, Preprocessing, View, place, squash
+from counterfoil.features.views import WHOLE_IMAGE, Box, Preprocessing, View, place, squash
 
 _TRIES = 10
-_WIDEST = 4 / 3
+_MAX_ASPECT = 4 / 3
 
 
 @extractors.register("pixels")
@@ -97,14 +97,16 @@ class Pixels:
     def extract(self, image: Image.Image) -> Fragments:
         return self._patches(self.preprocessing.view(image))
 
-    def glance(self, image: Image.Image, glance: Glance, rng: np.random.Generator) -> Fragments:
+    def augment(
+        self, image: Image.Image, pixel_augmentation: PixelAugmentation, rng: np.random.Generator
+    ) -> Fragments:
         """Patches of a random part of the picture, mirrored every second time where asked."""
-        if glance.crop < 1.0:
-            part = random_part(image.size, glance.crop, rng)
+        if pixel_augmentation.crop < 1.0:
+            part = random_part(image.size, pixel_augmentation.crop, rng)
             view = squash(image, self.preprocessing.size, self.preprocessing.filter, part)
         else:
             view = self.preprocessing.view(image)
-        return self._patches(view, mirrored=glance.flip and bool(rng.random() < 0.5))
+        return self._patches(view, mirrored=pixel_augmentation.flip and bool(rng.random() < 0.5))
 
     def _patches(self, view: View, mirrored: bool = False) -> Fragments:
         pixels = view.pixels[:, ::-1] if mirrored else view.pixels
@@ -138,9 +140,9 @@ def random_part(size: tuple[int, int], least: float, rng: np.random.Generator) -
     width, height = size
     for _ in range(_TRIES):
         area = rng.uniform(least, 1.0) * width * height
-        proportion = _WIDEST ** rng.uniform(-1.0, 1.0)
+        proportion = _MAX_ASPECT ** rng.uniform(-1.0, 1.0)
         w, h = math.sqrt(area * proportion) / width, math.sqrt(area / proportion) / height
         if w <= 1 and h <= 1:
             x, y = rng.uniform(0, 1 - w), rng.uniform(0, 1 - h)
             return x, y, x + w, y + h
-    return WHOLE
+    return WHOLE_IMAGE

@@ -21,7 +21,7 @@ _FLAT = 22
 _OUTLINE = 62
 
 # With fewer regions than this, an image is also cut up without regard to objects.
-_FEW = 6
+_MIN_PLANES = 6
 
 TYPES = ("whole", "object", "layer", "cell")
 
@@ -165,7 +165,7 @@ def propose(pixels: NDArray[np.uint8], limit: int, least: int) -> Regions:
     rows = [_Row(np.array([0, 0, width, height]), "whole")]
     rows += _ranked(maps, 0, "object", least, limit // 2)
     rows += _ranked(maps, 1, "layer", least, limit - len(rows))
-    if len(rows) < _FEW:
+    if len(rows) < _MIN_PLANES:
         maps.append(connected(names[:, 1:] == names[:, :-1], names[1:] == names[:-1]))
         rows += _ranked(maps, 2, "layer", 8 * least, limit // 2)
         rows += [_Row(box, "cell") for box in _cells(width, height)]

@@ -51,13 +51,13 @@ def describe_regions(pixels: NDArray[np.uint8], regions: Regions) -> Array:
     height, width = pixels.shape[:2]
     at_RSS = _samples(regions.boxes, width)
     mask_RSS = _masks(regions, at_RSS)
-    grey = (pixels @ _BRIGHTNESS).astype(np.float32)
-    strength, bins = _gradients(grey)
+    gray = (pixels @ _BRIGHTNESS).astype(np.float32)
+    strength, bins = _gradients(gray)
     flat = strength < 0.06
 
-    colour, inner, layout = _colours(pixels, flat, at_RSS, mask_RSS)
+    color, inner, layout = _colors(pixels, flat, at_RSS, mask_RSS)
     blocks = [
-        colour,
+        color,
         inner,
         layout,
         _occupancy(mask_RSS),
@@ -66,7 +66,7 @@ def describe_regions(pixels: NDArray[np.uint8], regions: Regions) -> Array:
         _texture(_least(pixels), at_RSS, mask_RSS * _inside(regions)[at_RSS]),
         _shape(regions.boxes, mask_RSS),
         _place(regions.boxes, mask_RSS, width, height),
-        _alike(regions, colour),
+        _alike(regions, color),
         np.eye(len(TYPES), dtype=np.float32)[regions.types],
     ]
     out = np.concatenate(blocks, axis=1).astype(np.float32)
@@ -91,11 +91,11 @@ def _masks(regions: Regions, at_RSS: NDArray[np.int64]) -> Array:
     return mask
 
 
-def _gradients(grey: Array) -> tuple[Array, NDArray[np.int64]]:
+def _gradients(gray: Array) -> tuple[Array, NDArray[np.int64]]:
     """Strength and direction (of `_BINS`, modulo a half turn) of the slope at each pixel."""
-    dx, dy = np.zeros_like(grey), np.zeros_like(grey)
-    dx[:, 1:-1] = grey[:, 2:] - grey[:, :-2]
-    dy[1:-1] = grey[2:] - grey[:-2]
+    dx, dy = np.zeros_like(gray), np.zeros_like(gray)
+    dx[:, 1:-1] = gray[:, 2:] - gray[:, :-2]
+    dy[1:-1] = gray[2:] - gray[:-2]
     angle = np.arctan2(dy, dx) % np.pi
     bins = (angle * (_BINS / np.pi) + 0.5).astype(np.int64) % _BINS
     return np.sqrt(dx * dx + dy * dy), bins
@@ -109,7 +109,7 @@ def _mean(values: Array, weights: Array) -> Array:
     return out
 
 
-def _colours(
+def _colors(
     pixels: NDArray[np.uint8], flat: NDArray[np.bool_], at_RSS: NDArray[np.int64], mask_RSS: Array
 ) -> tuple[Array, Array, Array]:
     """Colour shares, the same away from edges, and mean colours on a coarse grid."""
@@ -247,9 +247,9 @@ def _place(boxes: NDArray[np.int64], mask_RSS: Array, width: int, height: int) -
     )
 
 
-def _alike(regions: Regions, colour: Array) -> Array:
+def _alike(regions: Regions, color: Array) -> Array:
     """How many objects of the image look like this one: none, one, two, more."""
-    similar = colour @ colour.T > 0.93
+    similar = color @ color.T > 0.93
     w = (regions.boxes[:, 2] - regions.boxes[:, 0]).astype(np.float32)
     h = (regions.boxes[:, 3] - regions.boxes[:, 1]).astype(np.float32)
     for side in (w, h):

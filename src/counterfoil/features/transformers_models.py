@@ -29,7 +29,7 @@ from counterfoil.features.pretrained import (
 )
 from counterfoil.features.views import Preprocessing, View, read_detection, read_preprocessing
 
-_LEAST_SIDE = 1e-3
+_MIN_BOX_SIDE = 1e-3
 
 
 def best_detections(made: Any, top: int, labels: int) -> Seen:
@@ -60,9 +60,9 @@ def corners(boxes: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.
     >>> corners(np.array([[0.5, 0.5, 0.5, 2.0]], np.float32)).tolist()
     [[0.25, 0.0, 0.75, 1.0]]
     """
-    centre, half = boxes[..., :2], boxes[..., 2:] / 2
-    low = np.clip(centre - half, 0, 1 - _LEAST_SIDE)
-    high = np.maximum(np.clip(centre + half, 0, 1), low + _LEAST_SIDE)
+    center, half = boxes[..., :2], boxes[..., 2:] / 2
+    low = np.clip(center - half, 0, 1 - _MIN_BOX_SIDE)
+    high = np.maximum(np.clip(center + half, 0, 1), low + _MIN_BOX_SIDE)
     return np.concatenate([low, high], axis=-1).astype(np.float32)
 
 

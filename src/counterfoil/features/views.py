@@ -17,8 +17,8 @@ from counterfoil.core.errors import ConfigError
 
 Box = tuple[float, float, float, float]
 Size = tuple[int, int]
-WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
-_LEAST = 32
+WHOLE_IMAGE: Box = (0.0, 0.0, 1.0, 1.0)
+_MIN_SIDE = 32
 
 Fit = Literal["squash", "crop", "within"]
 
@@ -33,10 +33,10 @@ class View:
     """Pixels [H, W, 3] and the part of the picture they show (x1, y1, x2, y2 in 0…1)."""
 
     pixels: NDArray[np.uint8]
-    box: Box = WHOLE
+    box: Box = WHOLE_IMAGE
 
 
-def squash(image: Image.Image, size: Size, filter: int, box: Box = WHOLE) -> View:
+def squash(image: Image.Image, size: Size, filter: int, box: Box = WHOLE_IMAGE) -> View:
     """The picture, or a part of it, at ``size`` (height, width), whatever its proportions.
 
     Nothing is cut off, so every thing a caption may speak of is seen.
@@ -51,7 +51,7 @@ def squash(image: Image.Image, size: Size, filter: int, box: Box = WHOLE) -> Vie
     return View(np.asarray(small), box)
 
 
-def centre_crop(image: Image.Image, size: Size, resized: int, filter: int) -> View:
+def center_crop(image: Image.Image, size: Size, resized: int, filter: int) -> View:
     """The middle of the picture after its shorter side became ``resized``, as CLIP crops it.
 
     Only the part that is kept is ever resized: a strip of 5000 by 3 pixels costs no more than any
@@ -66,7 +66,7 @@ def centre_crop(image: Image.Image, size: Size, resized: int, filter: int) -> Vi
 def fit_within(image: Image.Image, shorter: int, longer: int, filter: int) -> View:
     """The picture in its own proportions: shorter side as asked, longer side at most ``longer``."""
     scale = min(shorter / min(image.size), longer / max(image.size))
-    width, height = (max(_LEAST, round(side * scale)) for side in image.size)
+    width, height = (max(_MIN_SIDE, round(side * scale)) for side in image.size)
     return squash(image, (height, width), filter)
 
 
@@ -135,7 +135,7 @@ class Preprocessing:
 
     def view(self, image: Image.Image) -> View:
         if self.fit == "crop":
-            return centre_crop(image, self.size, self.resized, self.filter)
+            return center_crop(image, self.size, self.resized, self.filter)
         if self.fit == "within":
             return fit_within(image, *self.size, self.filter)
         return squash(image, self.size, self.filter)
@@ -148,7 +148,7 @@ def read_preprocessing(
     resized = _size(stated.get("size")) or _size(natural) or (224, 224)
     size = (side, side) if side else _size(stated.get("crop_size")) or resized
     shorter = max(min(resized), min(size))
-    return Preprocessing(size, fit, shorter, _filter(stated), *_normalisation(stated))
+    return Preprocessing(size, fit, shorter, _filter(stated), *_normalization(stated))
 
 
 def read_detection(stated: dict[str, Any], side: int | None) -> Preprocessing:
@@ -157,11 +157,11 @@ def read_detection(stated: dict[str, Any], side: int | None) -> Preprocessing:
     sizes = named if isinstance(named, dict) else {}
     if "height" in sizes and not side:
         size = _size(sizes) or (800, 1333)
-        return Preprocessing(size, "squash", 0, _filter(stated), *_normalisation(stated))
+        return Preprocessing(size, "squash", 0, _filter(stated), *_normalization(stated))
     shorter = int(side or sizes.get("shortest_edge") or 800)
     longer = int(sizes.get("longest_edge") or 1333)
     size = (shorter, max(shorter, longer))
-    return Preprocessing(size, "within", 0, _filter(stated), *_normalisation(stated))
+    return Preprocessing(size, "within", 0, _filter(stated), *_normalization(stated))
 
 
 def _size(value: Any) -> Size | None:
@@ -181,7 +181,7 @@ def _filter(stated: dict[str, Any]) -> int:
     return value if value in known else int(Image.Resampling.BICUBIC)
 
 
-def _normalisation(stated: dict[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _normalization(stated: dict[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     factor = stated.get("rescale_factor") or 1 / 255
     unit = 1 / factor if stated.get("do_rescale", True) else 1.0
     if not stated.get("do_normalize", True):

@@ -192,12 +192,12 @@ def mask_versions(
     belongs = np.zeros((len(units), len(true)), dtype=np.int64)
     for number, unit in enumerate(units):
         belongs[number, list(unit)] = 1
-    labelled = chosen @ belongs > 0  # [versions, tokens]
-    fate = rng.random(labelled.shape)
-    others = tokens.ordinary[rng.integers(len(tokens.ordinary), size=labelled.shape)]
+    labeled = chosen @ belongs > 0  # [versions, tokens]
+    fate = rng.random(labeled.shape)
+    others = tokens.ordinary[rng.integers(len(tokens.ordinary), size=labeled.shape)]
     changed = np.where(fate < _MASKED, tokens.mask, others)
-    stays = ~labelled | (fate >= _MASKED + _EXCHANGED)
-    return Masked(np.where(stays, true, changed), np.where(labelled, true, UNMASKED))
+    stays = ~labeled | (fate >= _MASKED + _EXCHANGED)
+    return Masked(np.where(stays, true, changed), np.where(labeled, true, UNMASKED))
 
 
 # A sentence is taken to be true of an image, and dropped, if all the tokens that were put in
@@ -222,7 +222,7 @@ def select_foils(
         raise ConfigError(f"foils: expected at least 1 to select, got {most}")
     if form == "reference":
         kept = torch.ones_like(scores, dtype=torch.bool)
-        scores = penalised_scores(candidates, captions, scores)
+        scores = penalized_scores(candidates, captions, scores)
     elif form == "paper":
         kept = is_new(candidates, captions, own) & is_best_copy(candidates, scores)
     else:
@@ -257,7 +257,7 @@ def is_best_copy(candidates: Tensor, scores: Tensor) -> Tensor:
     return rank == first[group]
 
 
-def penalised_scores(
+def penalized_scores(
     candidates: Tensor,
     captions: Tensor,
     scores: Tensor,

@@ -13,7 +13,7 @@ from counterfoil.foils.lexicon import (
     ADVERB,
     AUXILIARY,
     CLOSED,
-    COLOURS,
+    COLORS,
     CONJUNCTION,
     DETERMINER,
     ED_NOUNS,
@@ -248,7 +248,7 @@ def _ing(tokens: Sequence[str], before: str, place: int) -> str:
 def _phrase_is_over(tokens: Sequence[str], place: int) -> bool:
     """No noun will come of what stands before: ``some`` wearing hats, a girl ``in red`` holding."""
     last = tokens[place - 1] if place else ""
-    dressed = last in COLOURS and place > 1 and tokens[place - 2] in ("in", "wearing")
+    dressed = last in COLORS and place > 1 and tokens[place - 2] in ("in", "wearing")
     return dressed or last in ("some", "one", "another", "each", "all", "both")
 
 

@@ -116,7 +116,7 @@ def _exchanges(line: str, groups: Iterable[str] = ()) -> dict[str, tuple[str, ..
 
 
 def _attributes() -> dict[str, tuple[str, ...]]:
-    found = _exchanges(_WORDS["colours"], _WORDS["colours_alike"]) | _exchanges(_WORDS["patterns"])
+    found = _exchanges(_WORDS["colors"], _WORDS["colors_alike"]) | _exchanges(_WORDS["patterns"])
     for line in _WORDS["sizes"]:
         for word, others in _exchanges(line).items():
             found[word] = found.get(word, ()) + others
@@ -140,7 +140,7 @@ SYMMETRIC = _set("symmetric")
 ATTRIBUTES = _attributes()
 ATTRIBUTES_ALIKE = alike(
     entry.replace("/", " ")
-    for line in (_WORDS["colours"], *_WORDS["sizes"], _WORDS["patterns"])
+    for line in (_WORDS["colors"], *_WORDS["sizes"], _WORDS["patterns"])
     for entry in line.split()
 )
 
@@ -153,7 +153,7 @@ CLOSED = {word: tag for tag, line in _WORDS["closed"].items() for word in line.s
 CLOSED.update(dict.fromkeys((*NUMERALS, *DIGITS), NUMBER))
 
 ADJECTIVES = _set("adjectives") | frozenset(ATTRIBUTES)
-COLOURS = _set("colour_words")
+COLORS = _set("color_words")
 ADJECTIVE_ENDINGS = tuple(_WORDS["adjective_endings"].split())
 VERBS, PASTS = _set("verbs"), _set("pasts")
 USUALLY_PLURALS, IRREGULAR_PLURALS = _set("usually_plurals"), _set("irregular_plurals")

@@ -46,7 +46,7 @@ _SETTINGS = frozenset({"place", "ground", "clothing", "headwear"})
 _ANY_OBJECT = frozenset(
     word for word in RELATIONS if word.endswith("ing") or word in ("with", "without")
 )
-_MOST_FROM_ONE = 5
+_MAX_FROM_ONE = 5
 _AGREEING = frozenset(
     {"is", "was", "has", "does", "'s", "it", "its", "itself", "he", "she", "his", "him", "her"}
     | {"himself", "herself", "that", "which", "who"}
@@ -119,7 +119,7 @@ def _several(tokens: Tokens, place: int, avoid: AbstractSet[str], last_agreeing:
         return []
     if NOUN_FORMS[name].category in _SETTINGS:
         return []
-    numbers = [n for n in NUMERALS[1:_MOST_FROM_ONE] if not _is_known_number(n, avoid)]
+    numbers = [n for n in NUMERALS[1:_MAX_FROM_ONE] if not _is_known_number(n, avoid)]
     changed = {noun: plural} if plural != name else {}
     return [{place: number, **changed} for number in numbers]
 

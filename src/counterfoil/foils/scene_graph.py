@@ -11,7 +11,7 @@ from counterfoil.foils.grammar import Tokens, tag
 from counterfoil.foils.lexicon import (
     ADJECTIVE,
     ADVERB,
-    COLOURS,
+    COLORS,
     CONJUNCTION,
     DETERMINER,
     LONG_RELATIONS,
@@ -207,7 +207,7 @@ def _object_follows(tokens: Tokens, tags: list[str], place: int) -> bool:
         place += 1
     if place == len(tags) or tags[place] not in _OBJECT_BEGINS:
         return False
-    if tags[place] != ADJECTIVE or tokens[place] in COLOURS:
+    if tags[place] != ADJECTIVE or tokens[place] in COLORS:
         return True
     while place < len(tags) and tags[place] in (ADJECTIVE, CONJUNCTION, SIGN, NUMBER):
         place += 1

@@ -1,7 +1,8 @@
 """The one door to the fused kernels: decides, per call, who scores a block of pairs.
 
 - Tile kernels (`triton.launch`, `triton.training`): blocks of any size, forward and backward.
-- Lane kernels (`triton.lanes`): forward only, for jobs large enough to pay for their compilation.
+- Thread-per-caption kernels (`triton.thread_per_caption`): forward only, for jobs large enough to
+  pay for their compilation.
 - Everything else is PyTorch's (`tiled`): `try_fused_scores` then returns None.
 """
 
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from counterfoil.core.tensors.host_mirror import on_host
+from counterfoil.core.tensors.host_mirror import host_mask
 from counterfoil.kernels.spec import (
     LARGE_JOB_CELLS,
     MAX_REGIONS,
@@ -25,9 +26,13 @@ from counterfoil.kernels.spec import (
     ScoringJob,
     usable,
 )
-from counterfoil.kernels.triton.lanes import lane_scores, lane_words, suits
 from counterfoil.kernels.triton.launch import Regions, fused_scores, tiled_words, tiles_of
 from counterfoil.kernels.triton.packing import Indices
+from counterfoil.kernels.triton.thread_per_caption import (
+    interleaved_words,
+    suits,
+    thread_per_caption_scores,
+)
 from counterfoil.kernels.triton.training import fits, fused_scores_with_gradient, trainable
 
 MAX_CHAMFER_PRODUCT = 1.01
@@ -55,11 +60,11 @@ def try_fused_scores(
     dtype = _product_dtype(wide, v.device)
     gradient = torch.is_grad_enabled() and (v.requires_grad or u.requires_grad)
     for spec in specs if gradient else ():
-        keys = v.shape[1] if spec.asking == "words" else u.shape[1]
+        keys = v.shape[1] if spec.query_side == "text" else u.shape[1]
         if not trainable(spec) or not fits(spec, dtype, keys, v.device):
             return None
     block = _Block(
-        Side(u.to(dtype), mask, on_host(mask)), Side(v.to(dtype), real, on_host(real)), job
+        Side(u.to(dtype), mask, host_mask(mask)), Side(v.to(dtype), real, host_mask(real)), job
     )
     if not block.supports(specs, gradient):
         return None
@@ -127,7 +132,7 @@ class _Block:
         lengths = self.texts.lengths
         if not 0 < min(lengths) <= max(lengths) <= WORDS or not min(self.images.lengths):
             return False
-        turned = any(spec.asking == "regions" and (gradient or as_words(spec)) for spec in specs)
+        turned = any(spec.query_side == "image" and (gradient or as_words(spec)) for spec in specs)
         return not turned or max(self.images.lengths) <= WORDS
 
     @cached_property
@@ -136,11 +141,11 @@ class _Block:
 
     def turned(self, spec: KernelSpec) -> tuple[_Block, KernelSpec]:
         """Regions as words: an image is then a caption, and a caption an image of words."""
-        return _Block(self.images, self.texts, self.job), replace(spec, asking="words")
+        return _Block(self.images, self.texts, self.job), replace(spec, query_side="text")
 
     def trained(self, spec: KernelSpec) -> Tensor:
         """Scores with gradients."""
-        if spec.asking == "regions":
+        if spec.query_side == "image":
             block, spec = self.turned(spec)
             return block.trained(spec).T
         texts, images = self.texts, self.images
@@ -149,7 +154,7 @@ class _Block:
 
     def scored(self, spec: KernelSpec) -> Tensor:
         """Scores without gradients, each caption by lanes or by tiles."""
-        if spec.asking == "regions" and as_words(spec):
+        if spec.query_side == "image" and as_words(spec):
             # in tiles: lane kernels would be compiled for every caption length
             block, spec = self.turned(spec)
             return block.in_tiles(spec, block.texts.where, block.texts.lengths).T
@@ -157,16 +162,16 @@ class _Block:
         where, lengths = self.texts.where, self.texts.lengths
         if max(self.job.cells, len(where) * images * per_image) < LARGE_JOB_CELLS:
             return self.in_tiles(spec, where, lengths)
-        by_lanes = [suits(spec, length, per_image) for length in lengths]
-        if all(by_lanes):
-            return self.in_lanes(spec, where, lengths)
-        if not any(by_lanes):
+        suited = [suits(spec, length, per_image) for length in lengths]
+        if all(suited):
+            return self.by_thread_per_caption(spec, where, lengths)
+        if not any(suited):
             return self.in_tiles(spec, where, lengths)
-        of_words = np.repeat(by_lanes, lengths)
+        of_words = np.repeat(suited, lengths)
         scores = self.images.fragments.new_empty(images, len(lengths), dtype=torch.float32)
-        for lanes, score in ((True, self.in_lanes), (False, self.in_tiles)):
-            captions = [index for index, here in enumerate(by_lanes) if here == lanes]
-            chosen = where[of_words == lanes], [lengths[index] for index in captions]
+        for per_thread, score in ((True, self.by_thread_per_caption), (False, self.in_tiles)):
+            captions = [index for index, here in enumerate(suited) if here == per_thread]
+            chosen = where[of_words == per_thread], [lengths[index] for index in captions]
             scores[:, captions] = score(spec, *chosen)
         return scores
 
@@ -174,10 +179,12 @@ class _Block:
         words = tiled_words(self.texts.flat, where, lengths, spec)
         return fused_scores(spec, words, self.regions)
 
-    def in_lanes(self, spec: KernelSpec, where: Indices, lengths: list[int]) -> Tensor:
+    def by_thread_per_caption(self, spec: KernelSpec, where: Indices, lengths: list[int]) -> Tensor:
         flat = self.texts.flat
         packed = flat.index_select(0, torch.from_numpy(where).to(flat.device))
-        return lane_scores(spec, lane_words(packed, lengths, spec), self.regions)
+        return thread_per_caption_scores(
+            spec, interleaved_words(packed, lengths, spec), self.regions
+        )
 
 
 def _product_dtype(wide: torch.dtype, device: torch.device) -> torch.dtype:

@@ -44,15 +44,15 @@ class KernelSpec:
     """What a kernel computes: who asks, how weights are made, how fragments become one score."""
 
     method: Literal["scan", "bfan", "chan", "naaf", "chamfer"]
-    asking: Literal["words", "regions"] = "words"
+    query_side: Literal["text", "image"] = "text"
     scale: float = 1.0
     pooling: Literal["lse", "mean", "max", "sum", "softmax"] = "mean"
-    sharpness: float = 1.0
-    raised: Literal["leaky", "relu", "none"] = "leaky"
+    lse_scale: float = 1.0
+    activation: Literal["leaky", "relu", "none"] = "leaky"
     prob: bool = False
     boundary: float = 0.0
     negative: bool = True
-    gate: Literal["none", "spread", "gate"] = "none"
+    propagation: Literal["none", "soft", "gate"] = "none"
     gate_scale: float = 0.0
     unit_words: bool = False
     factor: float = 1.0

@@ -128,10 +128,10 @@ def _tile_backward(score: Score, block: Block, into: Block, span: Span, grad: Te
         into.query_gram[span.queries, :n, :n] += found[3]
 
 
-LARGEST_SHARE = 1 / 8
+MAX_CHOSEN_SHARE = 1 / 8
 """Of pairs with a gradient, up to which they are worth picking out."""
 
-CELLS = 1 << 18
+CHOSEN_PAIR_CELLS = 1 << 18
 """Similarities of chosen pairs that are looked at together."""
 
 
@@ -143,7 +143,7 @@ def chosen_pairs(grad: Tensor) -> Tensor | None:
     if grad.is_cuda:
         return None
     pairs = grad.nonzero()
-    return pairs if len(pairs) <= LARGEST_SHARE * grad.numel() else None
+    return pairs if len(pairs) <= MAX_CHOSEN_SHARE * grad.numel() else None
 
 
 def pairs_backward(
@@ -161,7 +161,7 @@ def pairs_backward(
         if not length:
             continue
         same = pairs[of_pair == length]
-        for some in same.split(max(1, CELLS // (length * block.sims.shape[2]))):
+        for some in same.split(max(1, CHOSEN_PAIR_CELLS // (length * block.sims.shape[2]))):
             query, keys = some.unbind(1)
             words = starts[query][:, None] + torch.arange(length)  # [P, N]
             d_sims, d_norms, d_gram = _one_length(score, block, words, keys, grad[query, keys])

@@ -65,7 +65,7 @@ class BFAN(CrossAttentionMatcher):
 
     def kernel_specs(self) -> tuple[KernelSpec, ...]:
         words = KernelSpec("bfan", scale=self.lambda_softmax, prob=self.focal == "prob")
-        regions = replace(words, asking="regions")
+        regions = replace(words, query_side="image")
         both = {"t2i": (words,), "i2t": (regions,), "both": (words, regions)}
         return both[self.direction]
 

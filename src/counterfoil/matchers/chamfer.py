@@ -56,12 +56,12 @@ class SmoothChamfer(CrossAttentionMatcher):
         if self.kind == "avg":
             return _mean(query_mean(sims.sigmoid(), tile), real)
         low = torch.finfo(sims.dtype).min
-        answered = sims.masked_fill(~real, low)
+        masked = sims.masked_fill(~real, low)
         if self.kind == "max":
-            return _real_queries(answered, tile).amax((1, 3))
+            return _real_queries(masked, tile).amax((1, 3))
         if self.kind == "chamfer":
             largest = _real_queries(sims, tile).amax(1)
-            return (query_mean(answered.amax(3), tile) + _mean(largest, real)) / 2
+            return (query_mean(masked.amax(3), tile) + _mean(largest, real)) / 2
         sharp = self.temperature * sims
         found = sharp.masked_fill(~real, low).logsumexp(3)  # [Q, N, C]
         both = query_mean(found, tile) + _mean(_real_queries(sharp, tile).logsumexp(1), real)

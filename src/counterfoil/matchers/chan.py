@@ -58,7 +58,7 @@ class CHAN(CrossAttentionMatcher):
             KernelSpec(
                 "chan",
                 pooling=self.pooling,
-                sharpness=1 / self.beta,
+                lse_scale=1 / self.beta,
                 factor=1.0 if plain else 1 / self.beta,
             ),
         )

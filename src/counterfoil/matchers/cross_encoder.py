@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from counterfoil.core.errors import ConfigError
 from counterfoil.encoders.encoded import HALVES, Encoded
-from counterfoil.encoders.transformer import EPS, HEAD, Bert, Transformer, in_precision, initialise
+from counterfoil.encoders.transformer import EPS, HEAD, Bert, Transformer, in_precision, initialize
 from counterfoil.kernels.spec import ScoringJob
 from counterfoil.kernels.tiled import plan_tiles
 from counterfoil.matchers.base import matchers
@@ -30,10 +30,10 @@ ORDER: dict[str, str | None] = {
 }
 """Heads in the order they are made, and which of them a new one is a copy of."""
 
-MOST_PAIRS = 1 << 15
+MAX_PAIRS = 1 << 15
 """Pairs that go through the transformer together: CUDA's attention takes fewer than 65,536."""
 
-MOST_TOKENS = 1 << 17
+MAX_TOKENS = 1 << 17
 """Tokens that go through it together without gradients: enough to keep a large GPU busy."""
 
 TENSOR_CORES = (8, 0)
@@ -67,7 +67,7 @@ class CrossHeads(nn.ModuleDict):
         super().__init__()
         self.width = width
         self["rank"] = nn.Linear(width, 1)
-        initialise(self)
+        initialize(self)
         self.add(extras, vocabulary)
 
     def __getitem__(self, name: str) -> nn.Module:
@@ -85,7 +85,7 @@ class CrossHeads(nn.ModuleDict):
         """
         for name in sorted(set(extras) - set(self), key=list(ORDER).index):
             head = self._create(name, vocabulary)
-            initialise(head)
+            initialize(head)
             model = ORDER[name]
             if model is not None and model in self:
                 head.load_state_dict(self[model].state_dict())
@@ -159,7 +159,7 @@ class CrossEncoder(FragmentMatcher):
         self.output = output
         self.transformer = Transformer(embed_size, layers, heads, ffn, dropout, checkpointing)
         self.pooler = nn.Linear(embed_size, embed_size)
-        initialise(self)
+        initialize(self)
         if alike:
             self.transformer.attend_alike()
         self.heads = CrossHeads(embed_size, extras or (), vocabulary)
@@ -283,7 +283,7 @@ class CrossEncoder(FragmentMatcher):
     def _scores(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
         """As in training, in the order given."""
         pairs, firsts = PairTokens.of(images, texts), []
-        for some, others in zip(rows.split(MOST_PAIRS), columns.split(MOST_PAIRS), strict=True):
+        for some, others in zip(rows.split(MAX_PAIRS), columns.split(MAX_PAIRS), strict=True):
             firsts.append(self.transformer(*pairs.sequences(some, others), first_only=True))
         return self.score(self._pool(torch.cat(firsts)))
 
@@ -296,7 +296,7 @@ class CrossEncoder(FragmentMatcher):
         scores = weight.new_empty(len(rows))
         most = self._tokens_at_once(device)
         with torch.autocast(device.type, enabled=False):
-            for chunk in chunks(pairs.lengths(rows, columns), most, MOST_PAIRS):
+            for chunk in chunks(pairs.lengths(rows, columns), most, MAX_PAIRS):
                 inputs = pairs.sequences(rows[chunk.at], columns[chunk.at], chunk.length)
                 first = transformer(*inputs, first_only=True)
                 scores.index_copy_(0, chunk.at, self.score(self._pool(first)))
@@ -314,7 +314,7 @@ class CrossEncoder(FragmentMatcher):
 
     def _tokens_at_once(self, device: torch.device) -> int:
         cells = self.cells_per_pair(1, 0)
-        return plan_tiles(1, MOST_TOKENS, cells, self.floats_per_cell, device).columns
+        return plan_tiles(1, MAX_TOKENS, cells, self.floats_per_cell, device).columns
 
     def _pool(self, first: Tensor) -> Tensor:
         with torch.autocast(first.device.type, enabled=False):

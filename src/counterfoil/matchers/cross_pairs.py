@@ -11,7 +11,7 @@ from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.transformer import Packing, taken
 from counterfoil.matchers.fragment_matcher import fragments
 
-ENOUGH_TOKENS = 1 << 14
+MIN_GROUP_TOKENS = 1 << 14
 """Tokens of equally long sequences that are worth a pass by themselves.
 
 Attention over them needs neither padding nor a mask, which a GPU's fastest kernels do not take;
@@ -104,7 +104,7 @@ def chunks(lengths: Tensor, most: int, most_sequences: int) -> list[Chunk]:
         if not count:
             continue
         room = max(1, min(most // length, most_sequences))
-        alone = count * length >= ENOUGH_TOKENS or count > room
+        alone = count * length >= MIN_GROUP_TOKENS or count > room
         if start < stop and (alone or stop + count - start > room):
             spans.append((start, stop, 0))
             start = stop

@@ -14,7 +14,7 @@ from counterfoil.kernels.spec import ScoringJob
 from counterfoil.matchers.base import Matcher, Observation, paired_scores
 
 
-class CopiedEncoder(nn.Module):
+class EnsembleEncoder(nn.Module):
     """Every member encodes the same batch; their vectors stand one after another."""
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
@@ -36,7 +36,7 @@ def _side_by_side(tensors: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(there, dim=-1) if len(there) == len(tensors) else None
 
 
-def members_of(encoded: Encoded, count: int) -> list[Encoded]:
+def split_members(encoded: Encoded, count: int) -> list[Encoded]:
     """What each of ``count`` members encoded."""
     fragments = _apart(encoded.fragments, count)
     pooled = _apart(encoded.pooled, count)
@@ -51,7 +51,7 @@ def _apart(tensor: Tensor | None, count: int) -> Sequence[Tensor | None]:
     return [None] * count if tensor is None else tensor.chunk(count, dim=-1)
 
 
-class CopiedMatcher(Matcher):
+class EnsembleMatcher(Matcher):
     """An ensemble that is one matcher: what it scores, each member scores on its own vectors."""
 
     def __init__(self, members: Sequence[Matcher]) -> None:
@@ -63,7 +63,9 @@ class CopiedMatcher(Matcher):
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
         count = len(self.members)
-        sides = zip(self.members, members_of(images, count), members_of(texts, count), strict=True)
+        sides = zip(
+            self.members, split_members(images, count), split_members(texts, count), strict=True
+        )
         scores = []
         for member, of_images, of_texts in sides:
             assert isinstance(member, Matcher)  # noqa: S101 - nn.ModuleList forgets the type
@@ -73,12 +75,14 @@ class CopiedMatcher(Matcher):
     def each(self, images: Encoded, texts: Encoded) -> tuple[Tensor, ...]:
         """Scores of each member."""
         count = len(self.members)
-        pairs = zip(members_of(images, count), members_of(texts, count), strict=True)
+        pairs = zip(split_members(images, count), split_members(texts, count), strict=True)
         return tuple(member(*pair) for member, pair in zip(self.members, pairs, strict=True))
 
     def paired(self, images: Encoded, texts: Encoded) -> Tensor:
         count = len(self.members)
-        sides = zip(self.members, members_of(images, count), members_of(texts, count), strict=True)
+        sides = zip(
+            self.members, split_members(images, count), split_members(texts, count), strict=True
+        )
         scores = []
         for member, of_images, of_texts in sides:
             assert isinstance(member, Matcher)  # noqa: S101 - nn.ModuleList forgets the type
@@ -87,7 +91,7 @@ class CopiedMatcher(Matcher):
 
     def observe(self, seen: Observation) -> None:
         count = len(self.members)
-        images, texts = members_of(seen.images, count), members_of(seen.texts, count)
+        images, texts = split_members(seen.images, count), split_members(seen.texts, count)
         for k, member in enumerate(self.members):
             assert isinstance(member, Matcher)  # noqa: S101 - nn.ModuleList forgets the type
             member.observe(replace(seen, images=images[k], texts=texts[k]))

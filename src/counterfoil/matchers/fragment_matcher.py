@@ -25,7 +25,7 @@ from counterfoil.kernels.spec import KernelSpec, ScoringJob, usable
 from counterfoil.kernels.tiled import TilePlan, plan_tiles, score_sides
 from counterfoil.matchers.base import Matcher
 
-KEPT_CELLS = 1 << 26
+CACHED_CELLS = 1 << 26
 """Similarities kept for the backward pass; a larger grid is recomputed block by block."""
 
 BLOCK_CELLS = 1 << 24
@@ -241,7 +241,7 @@ class CrossAttentionMatcher(FragmentMatcher):
         order = queries.mask.sum(1).argsort(stable=True)
         sides = both_sides(queries[order], keys, self.needs_query_gram)
         cells = max(1, len(sides.packed)) * max(1, keys.mask.numel())
-        if torch.is_grad_enabled() and cells <= KEPT_CELLS:
+        if torch.is_grad_enabled() and cells <= CACHED_CELLS:
             scores = score_sides(score, sides)
         else:
             scores = torch.cat([*_in_blocks(score, sides)])

@@ -107,21 +107,21 @@ class VisualGraph(StructureMatching):
     def forward(self, x: Tensor, boxes: Tensor, mask: Tensor) -> Tensor:
         """Matching vectors [T, I, R, B] of regions to scores [T, I]."""
         logits = self._logits(boxes)  # [I, K, R, R]
-        neighbours = mask[:, None, None, :]
+        neighbors = mask[:, None, None, :]
         projected = self.project(x)
         if self.form == "paper":
-            weights = masked_softmax(logits, neighbours)
+            weights = masked_softmax(logits, neighbors)
             convolved = torch.einsum("ikrs,tiskh->tirkh", weights, projected)
         else:
-            share = logits.softmax(1).masked_fill(~neighbours, 0.0).sum(-1)  # [I, K, R]
+            share = logits.softmax(1).masked_fill(~neighbors, 0.0).sum(-1)  # [I, K, R]
             convolved = projected * share.transpose(1, 2)[..., None]
         return self.judge(convolved, mask)
 
     def _logits(self, boxes: Tensor) -> Tensor:
         """Logarithm of each kernel's Gaussian of the polar coordinates between box centres."""
         boxes = boxes.to(self.mean_rho.dtype)
-        centres = (boxes[..., :2] + boxes[..., 2:]) / 2
-        offset = (centres[:, :, None] - centres[:, None])[:, None]  # [I, 1, R, R, 2]
+        centers = (boxes[..., :2] + boxes[..., 2:]) / 2
+        offset = (centers[:, :, None] - centers[:, None])[:, None]  # [I, 1, R, R, 2]
         rho = torch.linalg.vector_norm(offset, dim=-1)
         theta = torch.atan2(offset[..., 0], offset[..., 1])
         if is_exporting():  # ONNX divides one by the other: 0 / 0
@@ -203,18 +203,18 @@ class GSMN(FragmentMatcher):
             scores.append(self.textual(x, self._edges(texts), texts.mask))
         return torch.stack(scores).sum(0)
 
-    def _match_nodes(self, asking: Encoded, answering: Encoded) -> Tensor:
+    def _match_nodes(self, queries: Encoded, keys: Encoded) -> Tensor:
         """Node-level matching: cosines [A, Q, n, B] of a node with what it attends to, by block.
 
         The context is never built (`kernels.attention`): its products with the node and with itself
         come from the similarities and Gram matrices of each block.
         """
-        q, a = self._in_blocks(asking), self._in_blocks(answering)  # [B, Q, n, d], [B, A, m, d]
+        q, a = self._in_blocks(queries), self._in_blocks(keys)  # [B, Q, n, d], [B, A, m, d]
         sims = q.flatten(1, 2) @ a.flatten(1, 2).transpose(1, 2)
         sims = sims.view(*q.shape[:3], *a.shape[1:3])  # [B, Q, n, A, m]
-        relevant = leaky(sims.sum(0)).masked_fill(~asking.mask[:, :, None, None], 0.0)
+        relevant = leaky(sims.sum(0)).masked_fill(~queries.mask[:, :, None, None], 0.0)
         attention = l2_over(relevant, 1)  # over the nodes that ask, as in SCAN
-        weights = masked_softmax(self.lambda_softmax * attention, answering.mask)  # [Q, n, A, m]
+        weights = masked_softmax(self.lambda_softmax * attention, keys.mask)  # [Q, n, A, m]
         products = (sims * weights).sum(-1).permute(3, 1, 2, 0)  # [A, Q, n, B]
         lengths = self._context_lengths(weights, a) * q.norm(dim=-1).permute(1, 2, 0)
         return products / lengths.clamp(min=EPS)

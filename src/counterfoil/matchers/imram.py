@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from counterfoil.core.errors import ConfigError
-from counterfoil.encoders.encoded import Encoded, l2_normalise
+from counterfoil.encoders.encoded import Encoded, l2_normalize
 from counterfoil.kernels.attention import attended_cosine, gram, masked_softmax, similarities
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.fragment_matcher import (
@@ -18,7 +18,7 @@ from counterfoil.matchers.fragment_matcher import (
     single,
     single_precision,
 )
-from counterfoil.matchers.scan import aggregate, normalise_raw
+from counterfoil.matchers.scan import aggregate, normalize_raw
 
 
 class MemoryDistillation(nn.Module):
@@ -29,18 +29,18 @@ class MemoryDistillation(nn.Module):
     contexts once a pair, and c itself is never built.
     """
 
-    def __init__(self, embed_size: int, normalise: bool) -> None:
+    def __init__(self, embed_size: int, normalize: bool) -> None:
         super().__init__()
         self.gate = nn.Linear(2 * embed_size, embed_size)
         self.update = nn.Linear(2 * embed_size, embed_size)
-        self.normalise = normalise
+        self.normalize = normalize
 
     def forward(self, queries: Tensor, weights: Tensor, contexts: Tensor) -> Tensor:
         """New queries [C, Q, N, D] of old ones, their weights [C, Q, N, K] and v [C, K, D]."""
         gate = torch.sigmoid(self._linear(self.gate, queries, weights, contexts))
         update = torch.tanh(self._linear(self.update, queries, weights, contexts))
         refined = gate * queries + (1 - gate) * update
-        return l2_normalise(refined) if self.normalise else refined
+        return l2_normalize(refined) if self.normalize else refined
 
     @staticmethod
     def _linear(layer: nn.Linear, queries: Tensor, weights: Tensor, contexts: Tensor) -> Tensor:
@@ -53,27 +53,27 @@ class MemoryDistillation(nn.Module):
 class RecurrentAttention(nn.Module):
     """One direction: in each step every query fragment attends to the other side, then changes."""
 
-    def __init__(self, embed_size: int, steps: int, lambda_softmax: float, normalise: bool) -> None:
+    def __init__(self, embed_size: int, steps: int, lambda_softmax: float, normalize: bool) -> None:
         super().__init__()
         self.steps, self.lambda_softmax = steps, lambda_softmax
         # what a step remembers is for the next one
-        self.memory = MemoryDistillation(embed_size, normalise) if steps > 1 else None
+        self.memory = MemoryDistillation(embed_size, normalize) if steps > 1 else None
 
-    def forward(self, asking: Encoded, answering: Encoded) -> Tensor:
+    def forward(self, query: Encoded, key: Encoded) -> Tensor:
         """Scores [steps, C, Q]: mean cosine of the original fragments with what they attend to."""
-        u, v = fragments(asking), fragments(answering)
-        asked, answers = asking.mask[None, :, :, None], answering.mask[:, None, None, :]
+        u, v = fragments(query), fragments(key)
+        query_mask, key_mask = query.mask[None, :, :, None], key.mask[:, None, None, :]
         original = sims = similarities(v, u)  # [C, Q, N, K]
         queries, gram_CKK, norms = u[None], gram(v), u.norm(dim=-1)
         scores = []
         for step in range(self.steps):
-            attention = normalise_raw(sims, asked, 2, "clipped_l2norm")
-            weights = masked_softmax(self.lambda_softmax * attention, answers)
+            attention = normalize_raw(sims, query_mask, 2, "clipped_l2norm")
+            weights = masked_softmax(self.lambda_softmax * attention, key_mask)
             with single_precision(u.device):
                 relevance = attended_cosine(  # [C, Q, N]
                     single(original), single(weights), single(gram_CKK), single(norms)
                 )
-            mask = asking.mask[None].expand_as(relevance)
+            mask = query.mask[None].expand_as(relevance)
             scores.append(aggregate(relevance, mask, "mean", lambda_lse=1.0))
             if self.memory is not None and step + 1 < self.steps:
                 queries = self.memory(queries, weights, v)  # [C, Q, N, D]
@@ -86,7 +86,7 @@ class IMRAM(FragmentMatcher):
     """IMRAM: K steps of attention with a gated memory; the score is the sum over steps and sides.
 
     ``mode``: "text" lets words ask regions, "image" regions words, "full" both, each with weights
-    of its own. ``normalise`` brings a refined query to unit length; the published runs do not.
+    of its own. ``normalize`` brings a refined query to unit length; the published runs do not.
     """
 
     compiles = True
@@ -100,7 +100,7 @@ class IMRAM(FragmentMatcher):
         steps: int = 3,
         mode: Literal["full", "text", "image"] = "full",
         lambda_softmax: float = 9.0,
-        normalise: bool = False,
+        normalize: bool = False,
     ) -> None:
         super().__init__(embed_size)
         if steps < 1:
@@ -108,15 +108,15 @@ class IMRAM(FragmentMatcher):
         self.steps = steps
         self.text = self.image = None
         if mode != "image":
-            self.text = RecurrentAttention(embed_size, steps, lambda_softmax, normalise)
+            self.text = RecurrentAttention(embed_size, steps, lambda_softmax, normalize)
         if mode != "text":
-            self.image = RecurrentAttention(embed_size, steps, lambda_softmax, normalise)
+            self.image = RecurrentAttention(embed_size, steps, lambda_softmax, normalize)
 
     def cells_per_pair(self, words: int, regions: int) -> int:
         # after each step but the last, every query fragment of a pair has a gate, an update and a
         # new query of D numbers each
-        asking = words * (self.text is not None) + regions * (self.image is not None)
-        return words * regions + asking * self.embed_size * (self.steps - 1)
+        query = words * (self.text is not None) + regions * (self.image is not None)
+        return words * regions + query * self.embed_size * (self.steps - 1)
 
     def tile(self, images: Encoded, texts: Encoded) -> Tensor:
         scores = []

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from counterfoil.core.distributed import sum_over_processes
-from counterfoil.core.tensors.host_mirror import HostScalarCache, PendingCopy, surely_whole
+from counterfoil.core.tensors.host_mirror import HostScalarCache, PendingCopy, known_unpadded
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.base import Observation
 from counterfoil.matchers.fragment_matcher import fragments
@@ -84,20 +84,20 @@ class Mismatches:
         wide = torch.promote_types(u.dtype, v.dtype)  # mixed precision may mix the two sides'
         sims = u.view(len(v), -1, u.shape[-1]).to(wide) @ v.to(wide).mT
         words = texts.mask.index_select(0, captions).view(len(v), 2, -1)
-        whole = surely_whole(texts.mask), surely_whole(images.mask)
+        whole = known_unpadded(texts.mask), known_unpadded(images.mask)
         return cls(sims.unflatten(1, (2, -1)), words, images.mask, whole, counted)
 
     def samples(self, side: str, mismatched: Mismatched = "max") -> Samples:
         """Highest similarities of the asking side's real fragments; of mismatched ones, or all."""
         words, regions = self.words, self.regions[:, None]
-        asking, answers, axis = (words, regions[:, :, None], -1)
+        query_mask, key_mask, axis = (words, regions[:, :, None], -1)
         if side == "i2t":
-            asking, answers, axis = (regions, words[..., None], -2)
+            query_mask, key_mask, axis = (regions, words[..., None], -2)
         sims = self.sims
         if not self.whole[side == "t2i"]:
-            sims = sims.masked_fill(~answers, -2.0)
+            sims = sims.masked_fill(~key_mask, -2.0)
         values = sims.amax(axis)  # eq. 13 in row 0, eq. 14 in row 1
-        best = Samples(values, (asking & self.counted[..., None]).expand_as(values))
+        best = Samples(values, (query_mask & self.counted[..., None]).expand_as(values))
         return best if mismatched == "max" else self._with_all(best)
 
     def _with_all(self, best: Samples) -> Samples:

@@ -81,7 +81,7 @@ class NAAF(CrossAttentionMatcher):
     activation: ClassVar[Literal["relu", "leaky"]] = "relu"
     """[·]₊ of the relevance weights, as kernels name it."""
 
-    propagation: ClassVar[Literal["spread", "gate"]] = "spread"
+    propagation: ClassVar[Literal["soft", "gate"]] = "soft"
     """What eq. 9 does to the negative effect, as kernels name it."""
 
     unit_words: ClassVar[bool] = False
@@ -168,12 +168,12 @@ class NAAF(CrossAttentionMatcher):
         """What one direction computes now."""
         return KernelSpec(
             "naaf",
-            "words" if side == "t2i" else "regions",
+            "text" if side == "t2i" else "image",
             scale=self.lambda_softmax,
-            raised=self.activation,
+            activation=self.activation,
             boundary=self.boundary_of(side),
             negative=self.negative,
-            gate=self.propagation if self.needs_query_gram and self.negative else "none",
+            propagation=self.propagation if self.needs_query_gram and self.negative else "none",
             gate_scale=self.lambda_intra,
             unit_words=self.unit_words,
         )

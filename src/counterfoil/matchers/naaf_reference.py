@@ -30,7 +30,7 @@ from counterfoil.matchers.naaf import NAAF, Direction, Intra
 LAMBDA_INTRA = 5.0
 """λ of the propagation gate in the public code."""
 
-KEPT = 0.3
+OLD_BOUNDARY_SHARE = 0.3
 """Share of the old boundary in a new one."""
 
 
@@ -77,7 +77,9 @@ class ReferenceBoundary(nn.Module):
         new = (-b + math.sqrt(inside)) / (2 * a + 1e-10), mean_pos - 3 * std_pos
         for place, value in enumerate(new):
             inside_unit = value if 0 <= value <= 1 else 0.0  # above 1 becomes 0 there, not 1
-            self.state[place] = (1 - KEPT) * inside_unit + KEPT * self.state[place]
+            self.state[place] = (
+                1 - OLD_BOUNDARY_SHARE
+            ) * inside_unit + OLD_BOUNDARY_SHARE * self.state[place]
 
 
 @matchers.register("naaf-reference")
@@ -91,7 +93,7 @@ class ReferenceNAAF(NAAF):
     """
 
     activation: ClassVar[Literal["relu", "leaky"]] = "leaky"
-    propagation: ClassVar[Literal["spread", "gate"]] = "gate"
+    propagation: ClassVar[Literal["soft", "gate"]] = "gate"
     unit_words: ClassVar[bool] = True
 
     def __init__(

@@ -27,7 +27,7 @@ RawNorm = Literal[
 ]
 
 
-def normalise_raw(
+def normalize_raw(
     sims: Tensor, asked: Tensor | None, dim: int, norm: RawNorm, scale: float = 1.0
 ) -> Tensor:
     """SCAN's raw_feature_norm: similarities made comparable over the fragments that ask (``dim``).
@@ -82,20 +82,23 @@ class CrossAttention(CrossAttentionMatcher):
             mode = f"aggregation={aggregation}"
             refuse_unused(type(self), "model.matcher", mode, lambda_lse=lambda_lse)
 
-    asking: Literal["words", "regions"] = "words"
+    query_side: Literal["text", "image"] = "text"
 
     def kernel_specs(self) -> tuple[KernelSpec, ...]:
-        raised: dict[str, Literal["leaky", "none"]] = {"clipped_l2norm": "leaky", "l2norm": "none"}
-        if self.raw_norm not in raised:
+        activation: dict[str, Literal["leaky", "none"]] = {
+            "clipped_l2norm": "leaky",
+            "l2norm": "none",
+        }
+        if self.raw_norm not in activation:
             return ()
         return (
             KernelSpec(
                 "scan",
-                self.asking,
+                self.query_side,
                 scale=self.lambda_softmax,
                 pooling=self.aggregation,
-                sharpness=self.lambda_lse,
-                raised=raised[self.raw_norm],
+                lse_scale=self.lambda_lse,
+                activation=activation[self.raw_norm],
             ),
         )
 
@@ -106,7 +109,7 @@ class CrossAttention(CrossAttentionMatcher):
     def relevance(self, tile: Tile) -> tuple[Tensor, Tensor]:
         """Cosine [Q, N, C] with the attended context, and the weights [Q, N, C, K]."""
         real = None if tile.query_mask_QN is None else tile.query_mask_QN[..., None, None]
-        logits = normalise_raw(tile.sims_QNCK, real, 1, self.raw_norm, self.lambda_softmax)
+        logits = normalize_raw(tile.sims_QNCK, real, 1, self.raw_norm, self.lambda_softmax)
         weights = key_softmax(logits, tile.key_mask_CK)
         return packed_cosine(tile.sims_QNCK, weights, tile.gram_CKK, tile.norms_QN), weights
 
@@ -141,7 +144,7 @@ class SCANT2I(CrossAttention):
 class SCANI2T(CrossAttention):
     """SCAN i2t: each region attends to words; cosine of region and attended sentence."""
 
-    asking = "regions"
+    query_side = "image"
 
     def __init__(
         self,

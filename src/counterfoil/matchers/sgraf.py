@@ -71,14 +71,14 @@ class GlobalVector(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         kept = x.masked_fill(~mask[..., None], 0.0)
         mean = kept.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
-        local, whole = self._normalised(self.local(kept), mask), self.whole(mean)
+        local, whole = self._normalized(self.local(kept), mask), self.whole(mean)
         if self.whole_norm is not None:
             whole = self.whole_norm(whole)
         local, whole = self.dropout(local.tanh()), self.dropout(whole.tanh())
         weights = masked_softmax(self.common(local * whole[:, None]).squeeze(-1), mask)
         return l2_over(torch.einsum("bn,bnd->bd", weights, kept), -1)
 
-    def _normalised(self, local: Tensor, mask: Tensor) -> Tensor:
+    def _normalized(self, local: Tensor, mask: Tensor) -> Tensor:
         if self.local_norm is None:
             return local
         if not self.slots:
@@ -221,8 +221,8 @@ class AlignmentNorm(nn.BatchNorm1d):
         rows = mask.to(wide.dtype).expand_as(wide)
         count = sum_over_processes(rows.sum((0, 2)))  # [T]
         mean = sum_over_processes((wide * rows).sum((0, 2))) / count
-        centred = (wide - mean[:, None]) * rows
-        variance = sum_over_processes(centred.square().sum((0, 2))) / count
+        centered = (wide - mean[:, None]) * rows
+        variance = sum_over_processes(centered.square().sum((0, 2))) / count
         if self._seen is not None:
             with torch.no_grad():  # a tile that is recomputed must record the same operations
                 unbiased = variance * (count / (count - 1).clamp(min=1))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from counterfoil.core.errors import ConfigError, DataError
-from counterfoil.core.tensors.modes import asked
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import pad_fragments, pad_texts
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.text.tokenizers import (
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 HEADS = ("discrimination", "correction")
 PIECE = "##"
-SCORED_AT_ONCE = 512
+SCORE_BATCH = 512
 CANDIDATES_READ = 8
 """Likeliest tokens read for each candidate wanted: many are of another word class."""
-LEAST_READ = 40
+MIN_TOKENS_READ = 40
 """Tokens read at least: a rule of few candidates finds the same ones as one of more."""
 
 
@@ -167,7 +167,7 @@ def correct_batch(
     """Correct a caption of each image, all at once; as `correct` does one by one."""
     if not all(caption_words(caption) for caption in captions):
         raise DataError("the caption has no words: there is nothing to correct")
-    with asked(model):
+    with eval_mode(model):
         reader = CaptionReader(model, images, rule.candidates)
         return _correct_all(reader, captions, rule)
 
@@ -325,7 +325,7 @@ class CaptionReader:
         states = self.matcher.states(self._image(rows), self._encode(captions)).words
         wrong = self.matcher.heads["discrimination"](states).softmax(-1)[..., 0].tolist()
         logits = self.matcher.heads["correction"](states, word_table(self.model))
-        wide = max(LEAST_READ, CANDIDATES_READ * self.candidates)
+        wide = max(MIN_TOKENS_READ, CANDIDATES_READ * self.candidates)
         wide = min(len(self.ordinary), wide)
         ids = self.ordinary[logits[..., self.ordinary].topk(wide).indices].tolist()
         return [
@@ -377,8 +377,8 @@ class CaptionReader:
     def scores(self, rows: Sequence[int], captions: Sequence[str]) -> list[float]:
         """Scores of captions, each with the image of its row."""
         scores: list[float] = []
-        for start in range(0, len(captions), SCORED_AT_ONCE):
-            some = slice(start, start + SCORED_AT_ONCE)
+        for start in range(0, len(captions), SCORE_BATCH):
+            some = slice(start, start + SCORE_BATCH)
             images, texts = self._image(rows[some]), self._encode(captions[some])
             scores += self.matcher.paired(images, texts).tolist()
         return scores

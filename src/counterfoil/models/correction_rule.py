@@ -8,7 +8,7 @@ from typing import Any
 
 from counterfoil.core.errors import ConfigError
 
-MOST_CANDIDATES = 100
+MAX_CANDIDATES = 100
 """Words tried in place of one; each costs a score."""
 
 
@@ -34,9 +34,9 @@ class CorrectionRule:
             raise ConfigError(f"correct: the threshold must be 0 to 1, got {self.threshold!r:.40}")
         if not _is_number(self.margin) or self.margin < 0:
             raise ConfigError(f"correct: the margin must be 0 or more, got {self.margin!r:.40}")
-        if type(self.candidates) is not int or not 1 <= self.candidates <= MOST_CANDIDATES:
+        if type(self.candidates) is not int or not 1 <= self.candidates <= MAX_CANDIDATES:
             raise ConfigError(
-                f"correct: expected at least 1 candidate and at most {MOST_CANDIDATES}, got "
+                f"correct: expected at least 1 candidate and at most {MAX_CANDIDATES}, got "
                 f"{self.candidates!r:.40}"
             )
         self._check_record()

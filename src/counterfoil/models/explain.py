@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from counterfoil.core.errors import DataError
-from counterfoil.core.tensors.modes import Trained, asked
+from counterfoil.core.tensors.modes import Trained, eval_mode
 from counterfoil.data.batches.collate import ImageBatch, TextBatch, pad_fragments, pad_texts
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.text.tokenizers import TextProcessor, require_known, without, words_of_tokens
@@ -20,12 +20,12 @@ from counterfoil.encoders import Encoded
 from counterfoil.matchers.base import Matcher
 from counterfoil.matchers.chamfer import SmoothChamfer
 from counterfoil.matchers.cross_encoder import CrossEncoder
-from counterfoil.matchers.ensemble import CopiedMatcher, members_of
+from counterfoil.matchers.ensemble import EnsembleMatcher, split_members
 from counterfoil.matchers.fragment_matcher import FragmentMatcher, WordParts
 from counterfoil.matchers.naaf import NAAF
 from counterfoil.models.match import Floats, Match, WordEffect, Yardstick
 
-SHARPNESS = 10.0
+SOFTMAX_SCALE = 10.0
 """Of the softmax that says where a word looks, for matchers that do not say it themselves."""
 
 
@@ -47,7 +47,7 @@ class Explainable(Trained, Protocol):
 @torch.inference_mode()
 def explain(model: Explainable, image: Fragments, caption: str) -> Match:
     """How each word of a caption bears on its match with an image, given as fragments."""
-    with asked(model):
+    with eval_mode(model):
         encoded = model.encode_images(pad_fragments([image]).to(model.device))
         return explain_pair(model, encoded, caption, image.boxes)
 
@@ -101,7 +101,7 @@ def word_map(model: Explainable, image: Fragments, caption: str) -> tuple[list[s
     found = caption_words(caption)
     if not found:
         raise DataError("the caption has no words: there is nothing to map")
-    with asked(model):
+    with eval_mode(model):
         images = model.encode_images(pad_fragments([image]).to(model.device))
         texts = _encode(model, [caption])
         if isinstance(model.matcher, NAAF):
@@ -129,13 +129,16 @@ def boundary_of(model: Explainable) -> float | None:
 
 def word_parts(model: Explainable, image: Encoded, text: Encoded) -> WordParts | None:
     """Parts of the score of one pair, token by token, where the matcher has such parts."""
-    if not isinstance(model.matcher, CopiedMatcher):
+    if not isinstance(model.matcher, EnsembleMatcher):
         return _word_parts(model.matcher, image, text)
     count = len(model.matcher.members)
     each = [
         _word_parts(member, *pair)
         for member, *pair in zip(
-            model.matcher.members, members_of(image, count), members_of(text, count), strict=True
+            model.matcher.members,
+            split_members(image, count),
+            split_members(text, count),
+            strict=True,
         )
     ]
     parts = [part for part in each if part is not None]
@@ -225,13 +228,13 @@ def _look(model: Explainable, image: Encoded, text: Encoded) -> Tensor | None:
     if image.fragments is None or text.fragments is None:
         return None
     matcher = model.matcher
-    first = matcher.members[0] if isinstance(matcher, CopiedMatcher) else matcher
+    first = matcher.members[0] if isinstance(matcher, EnsembleMatcher) else matcher
     # the vectors of a set are neither tokens nor regions, and a cross-encoder's have not met yet
     if isinstance(first, (SmoothChamfer, CrossEncoder)):
         return None
     regions = F.normalize(image.fragments[0].float(), dim=-1)
     cosines = F.normalize(text.fragments[0].float(), dim=-1) @ regions.T
-    logits = (SHARPNESS * cosines).masked_fill(~image.mask[0], -torch.inf)
+    logits = (SOFTMAX_SCALE * cosines).masked_fill(~image.mask[0], -torch.inf)
     return logits.softmax(-1).nan_to_num(0.0).cpu()  # an image without regions gives NaN
 
 

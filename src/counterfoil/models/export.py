@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from counterfoil.core.errors import CheckpointError, ConfigError, MissingExtraError
 from counterfoil.core.storage.reading import read_text
-from counterfoil.core.tensors.modes import asked, exporting
+from counterfoil.core.tensors.modes import eval_mode, exporting
 from counterfoil.data.batches.collate import ImageBatch, TextBatch, pad_fragments, pad_texts
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.text.dependencies import create_parser
@@ -164,7 +164,7 @@ def _write_graphs(model: Model, folder: Path) -> dict[str, dict[str, list[str]]]
         "text": ["token_ids", "token_mask"],
     }
     graphs: dict[str, dict[str, list[str]]] = {}
-    with asked(model), exporting(), torch.no_grad(), _plain_attention():
+    with eval_mode(model), exporting(), torch.no_grad(), _plain_attention():
         for graph, run in GRAPHS.items():
             if graph == "scorer":
                 names[graph] = [*graphs["image"]["outputs"], *graphs["text"]["outputs"]]
@@ -299,7 +299,7 @@ def _compare(model: Model, folder: Path) -> float:
     """Largest difference of scores on a batch of other sizes; refused above `TOLERANCE`."""
     given = _example(model, images=5, regions=7, texts=4, words=6)
     arrays = {name: tensor.cpu().numpy() for name, tensor in given.items()}
-    with asked(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         images = _encode_images(model, given)
         texts = _encode_texts(model, given)
         expected = _score(model, {**given, **images, **texts})["scores"].float().cpu().numpy()

@@ -38,7 +38,7 @@ from counterfoil.models.foil_generator import (
 from counterfoil.models.model import Model
 from counterfoil.objectives.services import GeneratorOptions
 
-SPARE = 2
+OVERSAMPLING = 2
 """So many times the foils that are wanted are selected, as some cannot be spelt."""
 
 
@@ -85,7 +85,7 @@ class FoilAuthor:
         )
         encoded = self.model.encode_images(pad_fragments(images).to(device))
         reader = CrossReader(self.model, encoded, texts.mask)
-        wanted = replace(self.options, kept=SPARE * self.options.kept)
+        wanted = replace(self.options, kept=OVERSAMPLING * self.options.kept)
         with _drawing(int(rng.integers(1 << 62)), device):
             found = write_foils(
                 texts.ids, masked, self.masker.tokens, known, reader.fill, reader.score, wanted

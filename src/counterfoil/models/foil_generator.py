@@ -43,9 +43,9 @@ from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models.model import Model
 from counterfoil.objectives.foils import pair_images
 from counterfoil.objectives.services import (
+    BatchServices,
     Generated,
     GeneratorOptions,
-    Live,
     MaskedBatch,
     MaskShare,
     MaskUnit,
@@ -164,22 +164,22 @@ class FoilMaker:
         encoded = (self.masker.text.encode(caption) for caption in self.split.captions[image])
         return sorted({token for ids in encoded for token in ids})
 
-    def mask(self, live: Live, step: int) -> MaskedBatch:
+    def mask(self, services: BatchServices, step: int) -> MaskedBatch:
         """Masked versions of the captions of a batch, the same at the same step of a run."""
-        captions, masked = self._masked(live, step)
+        captions, masked = self._masked(services, step)
         return MaskedBatch(captions, masked.ids, masked.labels)
 
-    def __call__(self, live: Live, step: int) -> Generated:
-        captions, masked = self._masked(live, step)
-        batch, count = live.batch, len(captions.ids)
+    def __call__(self, services: BatchServices, step: int) -> Generated:
+        captions, masked = self._masked(services, step)
+        batch, count = services.batch, len(captions.ids)
         owners = batch.owners[:count].tolist()
         own = own_tokens(map(self.tokens_of, owners), captions.ids.device)
-        with live.asked():
+        with services.inference():
             foils = self._foils(batch.images, pair_images(batch)[:count], captions, masked, own)
         return Generated(captions, masked.ids, masked.labels, foils.ids, foils.labels, foils.real)
 
-    def _masked(self, live: Live, step: int) -> tuple[TextBatch, MaskedCaptions]:
-        batch = live.batch
+    def _masked(self, services: BatchServices, step: int) -> tuple[TextBatch, MaskedCaptions]:
+        batch = services.batch
         count = self.options.anchors or len(batch.caption_ids)
         indices = batch.caption_ids[:count].tolist()
         rng = np.random.default_rng([self.seed, rank(), step, indices[0]])

@@ -14,7 +14,7 @@ from counterfoil.core.errors import ArgumentError, DataError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.registry import Registry
 from counterfoil.core.tensors.device import MemoryGuard
-from counterfoil.core.tensors.modes import asked
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import ImageBatch, TextBatch, pad_fragments, pad_texts
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.dependencies import create_parser
@@ -31,7 +31,7 @@ from counterfoil.encoders.bert import pretrained_names
 from counterfoil.encoders.encoded import Needs
 from counterfoil.matchers import Matcher, matchers
 from counterfoil.matchers.cross_encoder import CrossEncoder
-from counterfoil.matchers.ensemble import CopiedEncoder, CopiedMatcher
+from counterfoil.matchers.ensemble import EnsembleEncoder, EnsembleMatcher
 from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.models.explain import explain
 from counterfoil.models.inputs import ImageLike, ImageReader, as_list
@@ -70,7 +70,7 @@ class Model(nn.Module):
                 _create(text_encoders, "text", spec.text, text, spec.embed_size),
                 _create(matchers, "matcher", spec.matcher, spec.embed_size),
             )
-            for _ in range(spec.copies)
+            for _ in range(spec.ensemble_size)
         ]
         for _, words, matcher in members:
             if isinstance(matcher, CrossEncoder):
@@ -78,11 +78,11 @@ class Model(nn.Module):
                 matcher.fill_word_heads(table.weight if table is not None else None)
         self.image_encoder, self.text_encoder = members[0][0], members[0][1]
         self.matcher: Matcher = members[0][2]
-        if spec.copies > 1:
+        if spec.ensemble_size > 1:
             images, texts, compared = zip(*members, strict=True)
-            self.image_encoder = CopiedEncoder(images)
-            self.text_encoder = CopiedEncoder(texts)
-            self.matcher = CopiedMatcher(compared)
+            self.image_encoder = EnsembleEncoder(images)
+            self.text_encoder = EnsembleEncoder(texts)
+            self.matcher = EnsembleMatcher(compared)
         if self.matcher.needs_graph:
             self.text = with_parser(text, create_parser(self.matcher.parser))
         self.pretrained = pretrained_names(self)
@@ -176,7 +176,7 @@ class Model(nn.Module):
             raise ArgumentError(f"batch_size: expected at least 1, got {batch_size}")
         starts = range(0, count, batch_size)
         steps = (progress or Silent()).track(starts, title, len(starts))
-        with asked(self):
+        with eval_mode(self):
             return Encoded.cat([encode(start).to("cpu") for start in steps])
 
     def _kept(self, needs: Needs | None) -> Needs:
@@ -204,7 +204,7 @@ class Model(nn.Module):
         """
         of_texts = self.encode_texts(texts, batch_size=batch_size, progress=progress)
         of_images = self.encode_images(images, batch_size=batch_size, progress=progress)
-        with asked(self):
+        with eval_mode(self):
             scores: Tensor = self.matcher(of_images.to(self.device), of_texts.to(self.device))
             return scores.float().cpu()
 

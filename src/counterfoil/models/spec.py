@@ -25,7 +25,7 @@ PARTS: dict[str, Registry[Any]] = {
 class ModelSpec(BaseModel):
     """Names and options of an image encoder, a text encoder and a matcher.
 
-    ``copies`` of them, each with weights of its own, score as one: the mean of their scores.
+    ``ensemble_size`` of them, each with weights of its own, score as one: the mean of their scores.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -35,7 +35,7 @@ class ModelSpec(BaseModel):
     image: dict[str, Any]
     text: dict[str, Any]
     matcher: dict[str, Any]
-    copies: int = Field(1, ge=1, le=64)
+    ensemble_size: int = Field(1, ge=1, le=64)
 
 
 def resolve(config: ModelConfig) -> ModelSpec:
@@ -44,7 +44,9 @@ def resolve(config: ModelConfig) -> ModelSpec:
     parts = {}
     for part, registry in PARTS.items():
         parts[part] = _merge_part(getattr(base, part), getattr(config, part), registry, part)
-    return ModelSpec(name=config.name, embed_size=config.embed_size, copies=config.copies, **parts)
+    return ModelSpec(
+        name=config.name, embed_size=config.embed_size, ensemble_size=config.ensemble_size, **parts
+    )
 
 
 def _merge_part(

@@ -30,7 +30,7 @@ from counterfoil.core.tensors.device import MemoryGuard
 from counterfoil.data.text.tokenizers import load_text_processor
 from counterfoil.encoders.bert import BertEncoder
 from counterfoil.encoders.dual import DualImageEncoder, DualTextEncoder
-from counterfoil.matchers.ensemble import CopiedEncoder, CopiedMatcher
+from counterfoil.matchers.ensemble import EnsembleEncoder, EnsembleMatcher
 from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.models.match import YARDSTICK, load_yardstick
 from counterfoil.models.model import Model
@@ -194,7 +194,7 @@ def write_files(model: Model, folder: Path) -> None:
 
 def first_member(part: nn.Module) -> nn.Module:
     """The encoder or matcher itself, or the first of several copies of it."""
-    return part.members[0] if isinstance(part, (CopiedEncoder, CopiedMatcher)) else part
+    return part.members[0] if isinstance(part, (EnsembleEncoder, EnsembleMatcher)) else part
 
 
 def from_pretrained(folder: str | Path) -> Model:

@@ -21,7 +21,7 @@ from counterfoil.models.model import Model
 from counterfoil.models.spec import PARTS
 from counterfoil.models.store import first_member, from_pretrained
 
-MAY_DIFFER = frozenset(
+IGNORED_OPTIONS = frozenset(
     {"name", "pretrained", "weights", "checkpointing", "alike", "extras", "vocabulary"}
     | {"positions", "layers", "ffn"}
 )
@@ -36,7 +36,7 @@ class Started:
     new_heads: tuple[str, ...] = ()
     left_heads: tuple[str, ...] = ()
 
-    def told(self) -> str:
+    def note(self) -> str:
         """One line for the log of a run."""
         parts = [f"started from the weights of {self.folder}"]
         if self.new_heads:
@@ -101,13 +101,13 @@ def same_ids(one: TextProcessor, other: TextProcessor) -> bool:
 def _check_fragments(model: Model, other: Model, folder: str | Path) -> None:
     if other.input_dim != model.input_dim:
         raise ConfigError(
-            f"model.start: {folder} reads fragments of {other.input_dim} numbers, the data of this "
-            f"run has {model.input_dim}: start from a run on the same features"
+            f"model.init_from: {folder} reads fragments of {other.input_dim} numbers, the data of "
+            f"this run has {model.input_dim}: start from a run on the same features"
         )
     made_by = (other.fragments_from, model.fragments_from)
     if None not in made_by and made_by[0] != made_by[1]:
         raise ConfigError(
-            f"model.start: {folder} reads fragments of '{made_by[0]}', this run those of "
+            f"model.init_from: {folder} reads fragments of '{made_by[0]}', this run those of "
             f"'{made_by[1]}': set data.features.extractor={made_by[0]}"
         )
 
@@ -120,7 +120,7 @@ def _check_words(model: Model, other: Model, folder: str | Path) -> None:
         place = model_folder(Path(folder)) / WordText.file
         hint = f"read its words with data.vocabulary={place}"
     raise ConfigError(
-        f"model.start: {folder} knows other words ({len(other.text):,} of kind "
+        f"model.init_from: {folder} knows other words ({len(other.text):,} of kind "
         f"'{other.text.kind}') than this run ({len(model.text):,} of kind '{model.text.kind}'); "
         f"{hint}"
     )
@@ -133,7 +133,7 @@ def _check_parts(model: Model, other: Model, folder: str | Path) -> None:
         here, there = _part(model, part), _part(other, part)
         if not isinstance(here, type(there)) and not isinstance(there, type(here)):
             raise ConfigError(
-                f"model.start: {folder} has the {part} part '{theirs['name']}', this run has "
+                f"model.init_from: {folder} has the {part} part '{theirs['name']}', this run has "
                 f"'{mine['name']}': set model.{part}.name={theirs['name']}"
             )
         ours = _meant(here, {**registry.options(mine["name"]), **mine})
@@ -141,7 +141,7 @@ def _check_parts(model: Model, other: Model, folder: str | Path) -> None:
         for key in sorted(ours.keys() & others.keys()):
             if ours[key] != others[key]:
                 raise ConfigError(
-                    f"model.start: {folder} has model.{part}.{key}={others[key]}, this run "
+                    f"model.init_from: {folder} has model.{part}.{key}={others[key]}, this run "
                     f"{ours[key]}: start from a model of the same make, or set it so"
                 )
 
@@ -153,7 +153,7 @@ def _part(model: Model, part: str) -> nn.Module:
 
 def _meant(part: nn.Module, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a part that must be the same, with what 0 stands for."""
-    meant = {k: v for k, v in options.items() if k not in MAY_DIFFER and "dropout" not in k}
+    meant = {k: v for k, v in options.items() if k not in IGNORED_OPTIONS and "dropout" not in k}
     return meant | ({"heads": part.transformer.heads} if isinstance(part, CrossEncoder) else {})
 
 
@@ -164,12 +164,12 @@ def _check_weights(
     for names, whose in ((mine.keys() - theirs, "has no"), (theirs.keys() - mine, "also has")):
         if names:
             raise ConfigError(
-                f"model.start: {folder} {whose} {min(names)} ({len(names)} such weights): start "
-                "from a model of the same make and size"
+                f"model.init_from: {folder} {whose} {min(names)} ({len(names)} such weights): "
+                "start from a model of the same make and size"
             )
     for key, value in mine.items():
         if value.shape != theirs[key].shape:
             raise ConfigError(
-                f"model.start: {key} is {list(theirs[key].shape)} in {folder}, here "
+                f"model.init_from: {key} is {list(theirs[key].shape)} in {folder}, here "
                 f"{list(value.shape)}: start from a model of the same size"
             )

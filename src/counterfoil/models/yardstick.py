@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from counterfoil.core.errors import ConfigError, DataError
-from counterfoil.core.tensors.modes import asked
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import pad_fragments, pad_texts
 from counterfoil.data.duplicates import spoken
 from counterfoil.data.fragments import Fragments
@@ -21,15 +21,15 @@ from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import known_text
 from counterfoil.encoders import Encoded
 from counterfoil.models.explain import explain_pair
-from counterfoil.models.match import LEAST_AGAINST, POINTS, Yardstick
+from counterfoil.models.match import MIN_AGAINST_SCALE, POINTS, Yardstick
 from counterfoil.models.model import Model
 
 CAPTIONS, EXPLAINED = 500, 50
 """Captions scored with a right and a wrong image, and those of them that are explained."""
 
-TOGETHER = 16
-FEWEST = 10
-FULL = 95
+BATCH_SIZE = 16
+MIN_EFFECTS = 10
+FULL_COLOR_PERCENTILE = 95
 """Percentile of effects from which a word has its full colour."""
 
 
@@ -42,7 +42,7 @@ def measure_yardstick(model: Model, split: Split, seed: int = 0) -> Yardstick | 
     right: list[float] = []
     wrong: list[float] = []
     effects: list[float] = []
-    with asked(model):
+    with eval_mode(model):
         for images, texts, captions in _batches(model, split, seed):
             partner = _partners(split, captions)
             batch = pad_texts([model.text.encode(text) for text in texts], model.text.pad)
@@ -55,8 +55,8 @@ def measure_yardstick(model: Model, split: Split, seed: int = 0) -> Yardstick | 
             right += scores[: len(texts)]
             wrong += scores[len(texts) :]
     right, wrong = ([score for score in side if math.isfinite(score)] for side in (right, wrong))
-    full = full_colours(effects)
-    if min(len(right), len(wrong)) < FEWEST or full is None:
+    full = full_colors(effects)
+    if min(len(right), len(wrong)) < MIN_EFFECTS or full is None:
         return None
     return Yardstick(
         split=split.name,
@@ -68,18 +68,20 @@ def measure_yardstick(model: Model, split: Split, seed: int = 0) -> Yardstick | 
     )
 
 
-def full_colours(effects: list[float]) -> tuple[float, float] | None:
+def full_colors(effects: list[float]) -> tuple[float, float] | None:
     """Sizes of the effects, for and against, from which a word has its full colour.
 
     None if no word has an effect.
     """
     sizes = [abs(effect) for effect in effects if effect and math.isfinite(effect)]
-    favourable = [effect for effect in effects if 0 < effect < math.inf]
+    favorable = [effect for effect in effects if 0 < effect < math.inf]
     against = [-effect for effect in effects if -math.inf < effect < 0] or [0.0]
     if not sizes:
         return None
-    effect_for = float(np.percentile(favourable or sizes, FULL))
-    return effect_for, max(float(np.percentile(against, FULL)), LEAST_AGAINST * effect_for)
+    effect_for = float(np.percentile(favorable or sizes, FULL_COLOR_PERCENTILE))
+    return effect_for, max(
+        float(np.percentile(against, FULL_COLOR_PERCENTILE)), MIN_AGAINST_SCALE * effect_for
+    )
 
 
 def _quantiles(scores: list[float]) -> tuple[float, ...]:
@@ -92,8 +94,8 @@ def _batches(
 ) -> Iterator[tuple[Encoded, list[str], list[int]]]:
     """Encoded images, one caption of each as it is read, and its number; a few at a time."""
     order = np.random.default_rng(seed).permutation(len(split.texts))[:CAPTIONS].tolist()
-    for start in range(0, len(order), TOGETHER):
-        found = [_read(model, split, caption) for caption in order[start : start + TOGETHER]]
+    for start in range(0, len(order), BATCH_SIZE):
+        found = [_read(model, split, caption) for caption in order[start : start + BATCH_SIZE]]
         kept = [each for each in found if each is not None]
         if kept:
             items, texts, numbers = map(list, zip(*kept, strict=True))

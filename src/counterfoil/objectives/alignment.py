@@ -16,7 +16,7 @@ from torch import Tensor
 
 from counterfoil.core.distributed import gather_counts, gather_rows, rank
 from counterfoil.core.errors import ConfigError, TrainingError
-from counterfoil.encoders.encoded import Encoded, l2_normalise
+from counterfoil.encoders.encoded import Encoded, l2_normalize
 from counterfoil.matchers.chan import CHAN
 from counterfoil.matchers.fragment_matcher import fragments
 from counterfoil.objectives.base import Context, LossReport, objectives
@@ -55,11 +55,13 @@ class Alignment(InfoNCE):
         self.kept, self.match, self.alone = kept, match, alone
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
-        live = context.live
-        if live is None:
+        services = context.services
+        if services is None:
             raise TrainingError("objective.alignment works on the batches of a training run only")
-        with live.autocast():
-            mine = at_least_float32(likeness(live.images, live.texts.keep("fragments").gather()))
+        with services.autocast():
+            mine = at_least_float32(
+                likeness(services.images, services.texts.keep("fragments").gather())
+            )
         aligned: LossReport = super().compute(gather_rows(mine), positives, context)
         diagnostics = {
             "alignment/loss": aligned.loss.detach(),
@@ -80,21 +82,21 @@ class Alignment(InfoNCE):
 
     def _asked(self, mine: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """The cross-encoder's scores [A, 1 + 2m] of all pairs and negatives, and which are real."""
-        live = context.live
-        assert live is not None  # noqa: S101 - seen to by `forward`
-        images = pair_images(live.batch)
+        services = context.services
+        assert services is not None  # noqa: S101 - seen to by `forward`
+        images = pair_images(services.batch)
         texts = torch.arange(len(images), device=images.device)
         left = sum(gather_counts(len(images), images.device)[: rank()])
         logits = mine[:, left : left + len(images)] * self.scale(mine).detach()
-        negative = local_negatives(live, context)
+        negative = local_negatives(services, context)
         of_images = drawn(logits[images], negative[images], self.kept)
         of_texts = drawn(logits.T, negative.T, self.kept)
-        found = candidate_scores(live, images, texts, of_images, of_texts)
+        found = candidate_scores(services, images, texts, of_images, of_texts)
         return found, gather_rows(torch.cat([of_images.real, of_texts.real], 1))
 
-    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+    def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """The loss of both parts while all scores are equal."""
-        alone = super().uninformed(anchors, negatives, epoch)
+        alone = super().loss_at_equal_scores(anchors, negatives, epoch)
         if alone is None or not self._fuses(epoch):
             return alone
         asked = torch.tensor(1.0 + min(self.kept, negatives)).log()
@@ -103,7 +105,7 @@ class Alignment(InfoNCE):
 
 def likeness(images: Encoded, texts: Encoded) -> Tensor:
     """Mean over the words of each text of the highest cosine with a region, [n_images, n_texts]."""
-    sides = (replace(one, fragments=l2_normalise(fragments(one))) for one in (images, texts))
+    sides = (replace(one, fragments=l2_normalize(fragments(one))) for one in (images, texts))
     scores: Tensor = CHAN(fragments(images).shape[-1], pooling="mean")(*sides)
     return scores
 

@@ -10,21 +10,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from counterfoil.core.errors import ConfigError, DataError
-from counterfoil.data.batches.dataset import Companions, Extra
+from counterfoil.data.batches.dataset import ExtraItems, ExtraNegativeSource
 from counterfoil.data.pairs import Split
 from counterfoil.objectives.base import (
     Context,
     LossReport,
-    Manner,
+    NegativeSelection,
     Objective,
     both_directions,
     objectives,
 )
-from counterfoil.objectives.foils import brought, pair_images
-from counterfoil.objectives.services import Preparation
+from counterfoil.objectives.foils import extra_items, pair_images
+from counterfoil.objectives.services import RunSetup
 from counterfoil.objectives.twins import Twins
 
-IMAGES = 5
+CAPTIONS_PER_IMAGE = 5
 """An image candidate for so many caption candidates, as the benchmarks have five captions each."""
 
 
@@ -82,7 +82,7 @@ class Quintuplets:
     images: NDArray[np.int32]
     twins: Twins | None = None
 
-    def of(self, caption: int, rng: np.random.Generator) -> Extra:
+    def of(self, caption: int, rng: np.random.Generator) -> ExtraItems:
         """Images (I_off, I2) and texts (T_off, T2): T2 belongs to I_off, T_off to I2.
 
         Both are taken at the same height of their lists. Where T_off belongs to the image at that
@@ -92,7 +92,7 @@ class Quintuplets:
         captions = _present(self.captions[self.split.image_of[caption]])
         images = _present(self.images[caption])
         if not len(captions) or not len(images):
-            return Extra() if self.twins is None else self._itself(caption)
+            return ExtraItems() if self.twins is None else self._itself(caption)
         place = int(rng.integers(len(captions)))
         from_place = np.roll(images, -(place * len(images) // len(captions)))
         if self.twins is not None:
@@ -102,7 +102,7 @@ class Quintuplets:
         image = int(from_place[int(np.argmax(from_place != owner))])
         theirs = self.split.captions[image]
         other = theirs[int(rng.integers(len(theirs)))]
-        return Extra((image, owner), (self.split.texts[text], other))
+        return ExtraItems((image, owner), (self.split.texts[text], other))
 
     def _without_twins(
         self,
@@ -110,7 +110,7 @@ class Quintuplets:
         captions: NDArray[np.int32],
         images: NDArray[np.int32],
         rng: np.random.Generator,
-    ) -> Extra:
+    ) -> ExtraItems:
         """The first quintuplet, in the order of both lists, whose crossed pairs are negatives.
 
         If there is none, the pair itself stands in for all others: it adds no negative.
@@ -123,12 +123,14 @@ class Quintuplets:
                 others = [t for t in self._captions_of(image) if not self._has(owner, t)]
                 if others:
                     other = others[int(rng.integers(len(others)))]
-                    return Extra((image, owner), (self.split.texts[text], self.split.texts[other]))
+                    return ExtraItems(
+                        (image, owner), (self.split.texts[text], self.split.texts[other])
+                    )
         return self._itself(caption)
 
-    def _itself(self, caption: int) -> Extra:
+    def _itself(self, caption: int) -> ExtraItems:
         own = int(self.split.image_of[caption])
-        return Extra((own, own), (self.split.texts[caption],) * 2)
+        return ExtraItems((own, own), (self.split.texts[caption],) * 2)
 
     def _has(self, image: int, caption: int) -> bool:
         return self.twins is not None and self.twins.has(image, caption)
@@ -179,8 +181,8 @@ class AOQ(Objective):
         self.alpha, self.beta, self.detach_weight = alpha, beta, detach_weight
         self.quintuplets: Quintuplets | None = None
 
-    def prepare(self, training: Preparation) -> None:
-        images = max(2, self.candidates // IMAGES)  # one might be the image of T_off
+    def prepare(self, training: RunSetup) -> None:
+        images = max(2, self.candidates // CAPTIONS_PER_IMAGE)  # one might be the image of T_off
         of_image, of_caption = training.nearest(self.first, max(images, self.candidates))
         if np.unique(training.train.image_of[of_image[of_image >= 0]]).size < 3:
             raise DataError(
@@ -194,7 +196,7 @@ class AOQ(Objective):
             training.twins,
         )
 
-    def companions(self) -> Companions | None:
+    def extra_negatives(self) -> ExtraNegativeSource | None:
         return self.quintuplets
 
     def hinge_margin(self, epoch: int) -> float | None:
@@ -221,20 +223,20 @@ class AOQ(Objective):
 
     def _offline(self, context: Context) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Off-line and crossed scores of the pairs of all processes, in the order of captions."""
-        live, extra = brought(context, "aoq")
+        services, extra = extra_items(context, "aoq")
         assert extra.images is not None  # noqa: S101 - every pair brings two images and two texts
         assert extra.texts is not None  # noqa: S101
-        images, texts = live.encode_images(extra.images), live.encode_texts(extra.texts)
-        own = live.images[pair_images(live.batch)]
+        images, texts = services.encode_images(extra.images), services.encode_texts(extra.texts)
+        own = services.images[pair_images(services.batch)]
         image_off, image_2 = images[0::2], images[1::2]
         text_off, text_2 = texts[0::2], texts[1::2]
         return (
-            (live.paired(own, text_off), live.paired(image_off, live.texts)),
-            (live.paired(image_off, text_off), live.paired(image_2, text_2)),
+            (services.paired(own, text_off), services.paired(image_off, services.texts)),
+            (services.paired(image_off, text_off), services.paired(image_2, text_2)),
         )
 
-    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+    def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         return anchors * (2 * self.margin * self.beta + 4 * self.offline_margin)
 
-    def manner(self, epoch: int) -> Manner:
+    def negative_selection(self, epoch: int) -> NegativeSelection:
         return "hardest"

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from counterfoil.core.errors import ArgumentError
 from counterfoil.core.registry import Registry
 from counterfoil.data.batches.collate import ExtraBatch
-from counterfoil.data.batches.dataset import Companions
+from counterfoil.data.batches.dataset import ExtraNegativeSource
 from counterfoil.encoders.encoded import Needs
 from counterfoil.objectives.positives import Ids, check_mask, read_positives
-from counterfoil.objectives.services import Live, Preparation, Survey, Trial
+from counterfoil.objectives.services import BatchServices, Lookahead, RunSetup, TrainSplitScores
 
 objectives: Registry[type[Objective]] = Registry("objective")
 
 Reduction = Literal["sum", "mean"]
 
-Manner = Literal["every", "hardest", "selective"]
+NegativeSelection = Literal["all", "hardest", "adaptive"]
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Context:
     ``image_ids`` and ``caption_ids`` are indices into the training split: of each row's image, and
     of each column's caption. ``protected`` [n_images, n_texts] marks pairs that are not annotated
     as positive, but are (the caption is identical to one of the image's) or are likely to be: they
-    are no negatives. ``members`` are the scores of each copy of a model that has several. ``live``
-    and ``extra`` are there for objectives that score more than the batch. Diagnostics are only read
-    where ``logging`` is true.
+    are no negatives. ``members`` are the scores of each copy of a model that has several.
+    ``services`` and ``extra`` are there for objectives that score more than the batch. Diagnostics
+    are only read where ``logging`` is true.
     """
 
     epoch: int = 0
@@ -41,7 +41,7 @@ class Context:
     caption_ids: Tensor | None = None
     protected: Tensor | None = None
     members: tuple[Tensor, ...] = ()
-    live: Live | None = None
+    services: BatchServices | None = None
     extra: ExtraBatch | None = None
     logging: bool = True
 
@@ -68,16 +68,17 @@ class Objective(nn.Module):
     Two captions of one image are never each other's negatives. Most objectives need no more than
     this; one that does says so by a class attribute and by overriding the hooks below. ``requires``
     says what it reads besides scores, ``needs`` what it reads of the encoded batch beyond what the
-    matcher reads, ``copies`` how many models it trains side by side, ``held_out`` which share of
-    the training images it keeps for itself. ``needs_scores=False`` says that it scores the pairs it
-    wants itself, for models too expensive to score every pair of a batch with gradients; it is then
-    given a matrix of NaN. A subclass implements `compute`, which training calls with a `Context`.
+    matcher reads, ``ensemble_size`` how many models it trains side by side, ``held_out`` which
+    share of the training images it keeps for itself. ``needs_scores=False`` says that it scores
+    the pairs it wants itself, for models too expensive to score every pair of a batch with
+    gradients; it is then given a matrix of NaN. A subclass implements `compute`,
+    which training calls with a `Context`.
     """
 
     requires: str = ""
     needs_scores: bool = True
     needs: Needs | None = None
-    copies: int = 1
+    ensemble_size: int = 1
     held_out: float = 0.0
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
@@ -143,20 +144,20 @@ class Objective(nn.Module):
             check_mask(context.protected, scores, "protected")
         return self.compute(scores, matrix, context)
 
-    def prepare(self, training: Preparation) -> None:
+    def prepare(self, training: RunSetup) -> None:
         """Once, before the first step and before the optimiser looks for parameters."""
 
-    def companions(self) -> Companions | None:
+    def extra_negatives(self) -> ExtraNegativeSource | None:
         """What else each caption brings into its batch."""
         return None
 
-    def begin_epoch(self, epoch: int, survey: Survey) -> None:
+    def begin_epoch(self, epoch: int, survey: TrainSplitScores) -> None:
         """Before each epoch, with a way to look at the whole training split."""
 
-    def before_step(self, trial: Trial) -> None:
+    def before_step(self, trial: Lookahead) -> None:
         """Before each update, with a way to try one."""
 
-    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+    def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """The loss when all similarities are equal, where that says anything.
 
         ``anchors`` pairs with ``negatives`` negatives each, on average over both directions.
@@ -167,27 +168,27 @@ class Objective(nn.Module):
         """The margin up to which a negative costs something; None for other losses than a hinge."""
         return None
 
-    def manner(self, epoch: int) -> Manner:
+    def negative_selection(self, epoch: int) -> NegativeSelection:
         """Which negatives count while scores are equal, and so whether a gradient leads out."""
-        return "every"
+        return "all"
 
 
 @dataclass(frozen=True)
 class Anchors:
     """One direction of retrieval: ``P`` positive pairs against the candidates of one side.
 
-    ``positive`` [P] is the score of each pair, ``candidates`` [P, C] the scores of its query with
-    every candidate, ``negative`` [P, C] says which of these are true negatives.
+    ``positive`` [P] is the score of each pair, ``scores`` [P, C] the scores of its query with
+    every candidate, ``is_negative`` [P, C] says which of these are true negatives.
     """
 
     positive: Tensor
-    candidates: Tensor
-    negative: Tensor
+    scores: Tensor
+    is_negative: Tensor
 
     @property
     def hardest(self) -> Tensor:
         """Highest negative score of each anchor; -inf where it has none."""
-        return self.candidates.masked_fill(~self.negative, -torch.inf).amax(1)
+        return self.scores.masked_fill(~self.is_negative, -torch.inf).amax(1)
 
 
 def both_directions(

@@ -12,7 +12,7 @@ from counterfoil.data.batches.collate import PairBatch
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.texts import run_rnn
 from counterfoil.objectives.base import Context, LossReport, Objective, objectives
-from counterfoil.objectives.services import Preparation
+from counterfoil.objectives.services import RunSetup
 
 
 class AdditiveAttention(nn.Module):
@@ -86,14 +86,14 @@ class Captioning(Objective):
         self.hidden, self.word_dim, self.dropout, self.max_len = hidden, word_dim, dropout, max_len
         self.generator: CaptionGenerator | None = None
 
-    def prepare(self, training: Preparation) -> None:
+    def prepare(self, training: RunSetup) -> None:
         self.generator = CaptionGenerator(
             training.embed_size, len(training.text), self.hidden, self.word_dim, self.dropout
         )
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
-        assert context.live is not None  # noqa: S101 - training sets it
-        batch, images = context.live.batch, context.live.images
+        assert context.services is not None  # noqa: S101 - training sets it
+        batch, images = context.services.batch, context.services.images
         ids, real = batch.texts.ids[:, : self.max_len], batch.texts.mask[:, : self.max_len]
         costs = self.costs(images, images_of_captions(batch), ids, real)
         total = sum_over_processes(costs.sum())
@@ -111,7 +111,7 @@ class Captioning(Objective):
         if regions is None or regions.shape[-1] != self.generator.width:
             raise ConfigError(
                 "objective.captioning: it reads the regions of one image encoder, of "
-                f"{self.generator.width} numbers each; use it with model.copies=1"
+                f"{self.generator.width} numbers each; use it with model.ensemble_size=1"
             )
         if ids.shape[1] < 2:
             return regions.flatten()[:0]

@@ -13,7 +13,7 @@ from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.objectives.base import Context, LossReport, objectives
 from counterfoil.objectives.cfm_perturbations import ImageSide, Side, TextSide, Tokens
 from counterfoil.objectives.foils import pair_images
-from counterfoil.objectives.services import Live, Preparation
+from counterfoil.objectives.services import BatchServices, RunSetup
 from counterfoil.objectives.triplet import HardestNegative
 
 
@@ -100,12 +100,12 @@ class CFM(HardestNegative):
                 raise ConfigError(f"objective.cfm.{name}: expected a share up to 1, got {value}")
         self.tokens: Tokens | None = None
 
-    def prepare(self, training: Preparation) -> None:
+    def prepare(self, training: RunSetup) -> None:
         self.tokens = Tokens.of(training.text)
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
-        live, tokens = context.live, self.tokens
-        if live is None or tokens is None:
+        services, tokens = context.services, self.tokens
+        if services is None or tokens is None:
             raise TrainingError(
                 "objective 'cfm' makes its negatives from the batch and the model of a training "
                 "run: call prepare() first, and give it a context with both"
@@ -115,7 +115,7 @@ class CFM(HardestNegative):
         if not adjusts and not explores:
             return report
         loss, diagnostics = report.loss, dict(report.diagnostics)
-        for side, triplets in self._directions(scores, positives, context, live, tokens):
+        for side, triplets in self._directions(scores, positives, context, services, tokens):
             extra = self._made(side, triplets, adjusts, explores)
             for name, value in extra.items():
                 loss = loss + value
@@ -129,23 +129,28 @@ class CFM(HardestNegative):
         return draws[0] < self.chances["adjust"], draws[1] < self.chances["explore"]
 
     def _directions(
-        self, scores: Tensor, positives: Tensor, context: Context, live: Live, tokens: Tokens
+        self,
+        scores: Tensor,
+        positives: Tensor,
+        context: Context,
+        services: BatchServices,
+        tokens: Tokens,
     ) -> list[tuple[Side[Any], HardTriplets]]:
         """Texts as candidates of images, then images as candidates of texts."""
         negatives = ~positives if context.protected is None else ~(positives | context.protected)
-        rows = _mine(len(live.images), scores.device)
-        columns = _mine(len(live.texts), scores.device)
+        rows = _mine(len(services.images), scores.device)
+        columns = _mine(len(services.texts), scores.device)
         scores, negatives = scores[rows, columns], negatives[rows, columns]
-        image = pair_images(live.batch)
+        image = pair_images(services.batch)
         text = torch.arange(len(image), device=image.device)
         share = self.shares
         return [
             (
-                TextSide(live, tokens, share["exchange_words"], share["mask_words"]),
+                TextSide(services, tokens, share["exchange_words"], share["mask_words"]),
                 HardTriplets.of(scores, negatives, image, text, self.margin),
             ),
             (
-                ImageSide(live, tokens, share["exchange_regions"], share["mask_regions"]),
+                ImageSide(services, tokens, share["exchange_regions"], share["mask_regions"]),
                 HardTriplets.of(scores.T, negatives.T, text, image, self.margin),
             ),
         ]
@@ -175,7 +180,7 @@ class CFM(HardestNegative):
             )
         return losses
 
-    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+    def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """Unknown: it differs from batch to batch with what is drawn."""
         return None
 

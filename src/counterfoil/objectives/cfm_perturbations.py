@@ -16,8 +16,8 @@ from counterfoil.data.batches.collate import ImageBatch, TextBatch
 from counterfoil.data.text.tokenizers import HuggingFaceText, TextProcessor, WordText
 from counterfoil.data.text.vocabulary import END, MASK, PAD, START
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.matchers.ensemble import CopiedEncoder
-from counterfoil.objectives.services import Live
+from counterfoil.matchers.ensemble import EnsembleEncoder
+from counterfoil.objectives.services import BatchServices
 
 B = TypeVar("B", ImageBatch, TextBatch)
 
@@ -122,8 +122,10 @@ class Side(Generic[B]):
     ``exchanged`` and ``masked`` are the shares of a candidate's places that are changed.
     """
 
-    def __init__(self, live: Live, tokens: Tokens, exchanged: float, masked: float) -> None:
-        self.live, self.tokens = live, tokens
+    def __init__(
+        self, services: BatchServices, tokens: Tokens, exchanged: float, masked: float
+    ) -> None:
+        self.services, self.tokens = services, tokens
         self.exchanged, self.masked = exchanged, masked
 
     def take(self, rows: Tensor) -> B:
@@ -161,14 +163,14 @@ class ImageSide(Side[ImageBatch]):
     """Images as candidates of texts."""
 
     def take(self, rows: Tensor) -> ImageBatch:
-        images = self.live.batch.images
+        images = self.services.batch.images
         boxes = images.boxes[rows] if images.boxes is not None else None
         return ImageBatch(images.fragments[rows], images.mask[rows], boxes)
 
     def score(self, candidates: ImageBatch, anchors: Tensor, detached: bool = False) -> Tensor:
-        texts = self.live.texts[anchors]
+        texts = self.services.texts[anchors]
         texts = without_gradient(texts) if detached else texts
-        return self.live.paired(self.live.encode_images(candidates), texts)
+        return self.services.paired(self.services.encode_images(candidates), texts)
 
     def gradients(self, candidates: ImageBatch, anchors: Tensor, signs: Tensor) -> Tensor:
         fragments = candidates.fragments.detach().clone().requires_grad_()
@@ -192,17 +194,17 @@ class TextSide(Side[TextBatch]):
     """Texts as candidates of images; special tokens are neither ranked nor changed."""
 
     def take(self, rows: Tensor) -> TextBatch:
-        texts = self.live.batch.texts
+        texts = self.services.batch.texts
         graph = texts.graph[rows] if texts.graph is not None else None
         return TextBatch(texts.ids[rows], texts.mask[rows], graph)
 
     def score(self, candidates: TextBatch, anchors: Tensor, detached: bool = False) -> Tensor:
-        images = self.live.images[anchors]
+        images = self.services.images[anchors]
         images = without_gradient(images) if detached else images
-        return self.live.paired(images, self.live.encode_texts(candidates))
+        return self.services.paired(images, self.services.encode_texts(candidates))
 
     def gradients(self, candidates: TextBatch, anchors: Tensor, signs: Tensor) -> Tensor:
-        with watched_words(self.live.text_encoder) as vectors:
+        with watched_words(self.services.text_encoder) as vectors:
             scores = self.score(candidates, anchors, detached=True)
         if not vectors:
             raise TrainingError(
@@ -259,7 +261,7 @@ def watched_words(encoder: nn.Module) -> Iterator[list[Tensor]]:
 
 def word_tables(encoder: nn.Module) -> list[nn.Module]:
     """The word table of a text encoder, or of each copy of it."""
-    if isinstance(encoder, CopiedEncoder):
+    if isinstance(encoder, EnsembleEncoder):
         return [table for member in encoder.members for table in word_tables(member)]
     table = getattr(encoder, "word_table", None)
     if not isinstance(table, nn.Module):

@@ -10,15 +10,21 @@ from torch import Tensor, nn
 
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.registry import MAX_NUMBER
-from counterfoil.data.batches.dataset import Companions
+from counterfoil.data.batches.dataset import ExtraNegativeSource
 from counterfoil.encoders.encoded import Needs
-from counterfoil.objectives.base import Context, LossReport, Manner, Objective, objectives
+from counterfoil.objectives.base import (
+    Context,
+    LossReport,
+    NegativeSelection,
+    Objective,
+    objectives,
+)
 from counterfoil.objectives.protection import Protection, protections
-from counterfoil.objectives.services import Preparation, Survey, Trial
+from counterfoil.objectives.services import Lookahead, RunSetup, TrainSplitScores
 
 PROTECT = "protect"
 
-LEADING: tuple[Manner, ...] = ("selective", "every")
+PREFERRED_SELECTIONS: tuple[NegativeSelection, ...] = ("adaptive", "all")
 
 
 class Composite(Objective):
@@ -37,14 +43,14 @@ class Composite(Objective):
         self.protection = protection
         self.requires = "; ".join(filter(None, (term.requires for term in terms.values())))
         self.needs_scores = any(term.needs_scores for term in terms.values())
-        self.copies = max(term.copies for term in terms.values())
+        self.ensemble_size = max(term.ensemble_size for term in terms.values())
         self.held_out = max(term.held_out for term in terms.values())
         self.needs = _union([term.needs for term in terms.values()])
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         parts: list[Tensor] = []
         diagnostics: dict[str, Tensor] = {}
-        extras = context.live.batch.extras if context.live is not None else {}
+        extras = context.services.batch.extras if context.services is not None else {}
         if self.protection is not None and self.protection.guesses:
             protected: Tensor = self.protection(positives, context)
             if context.protected is not None:
@@ -80,28 +86,32 @@ class Composite(Objective):
             assert isinstance(term, Objective)  # noqa: S101
             yield name, term
 
-    def prepare(self, training: Preparation) -> None:
+    def prepare(self, training: RunSetup) -> None:
         for _, term in self.each():
             term.prepare(training)
         if self.protection is not None:
             self.protection.prepare(training)
 
-    def companions_by_term(self) -> dict[str, Companions]:
-        found = {name: term.companions() for name, term in self.each()}
-        return {name: companions for name, companions in found.items() if companions is not None}
+    def extra_sources_by_term(self) -> dict[str, ExtraNegativeSource]:
+        found = {name: term.extra_negatives() for name, term in self.each()}
+        return {
+            name: extra_negatives
+            for name, extra_negatives in found.items()
+            if extra_negatives is not None
+        }
 
-    def begin_epoch(self, epoch: int, survey: Survey) -> None:
+    def begin_epoch(self, epoch: int, survey: TrainSplitScores) -> None:
         for _, term in self.active(epoch):
             term.begin_epoch(epoch, survey)
 
-    def before_step(self, trial: Trial, epoch: int = 0) -> None:
+    def before_step(self, trial: Lookahead, epoch: int = 0) -> None:
         for _, term in self.active(epoch):
             term.before_step(trial)
 
-    def manner(self, epoch: int) -> Manner:
+    def negative_selection(self, epoch: int) -> NegativeSelection:
         """That of the term which leads out of equal scores, where there is one."""
-        manners = {term.manner(epoch) for _, term in self.active(epoch)}
-        return next((m for m in LEADING if m in manners), "hardest")
+        selections = {term.negative_selection(epoch) for _, term in self.active(epoch)}
+        return next((m for m in PREFERRED_SELECTIONS if m in selections), "hardest")
 
     def hinge_margin(self, epoch: int) -> float | None:
         """That of the active term with the largest weight; of equal weights, the larger margin."""
@@ -116,12 +126,12 @@ class Composite(Objective):
         """Epochs of a run in which no term is active."""
         return [epoch for epoch in range(epochs) if not any(True for _ in self.active(epoch))]
 
-    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+    def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         if not any(True for _ in self.active(epoch)):
             return None
         total = 0.0
         for name, term in self.active(epoch):
-            value = term.uninformed(anchors, negatives, epoch)
+            value = term.loss_at_equal_scores(anchors, negatives, epoch)
             if value is None:
                 return None
             total += self.weights[name] * value

@@ -76,7 +76,7 @@ class InfoNCE(Objective):
         diagnostics = {"infonce/temperature": 1 / scale.detach()}
         return LossReport(loss / 2 if self.form == "clip" else loss, diagnostics)
 
-    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+    def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         scale = self.scale.constant if self.scale.log is None else self.scale.log.exp().item()
         if negatives == 0:
             return 0.0
@@ -85,9 +85,9 @@ class InfoNCE(Objective):
         return loss if self.form == "clip" else 2 * loss
 
     def _one_direction(self, anchors: Anchors, scale: Tensor) -> Tensor:
-        apart = (anchors.candidates - anchors.positive[:, None] + self.margin) * scale
+        apart = (anchors.scores - anchors.positive[:, None] + self.margin) * scale
         own = torch.zeros_like(apart[:, :1])  # the positive itself; the margin is not its own
-        logits = torch.cat([own, apart.masked_fill(~anchors.negative, -torch.inf)], 1)
+        logits = torch.cat([own, apart.masked_fill(~anchors.is_negative, -torch.inf)], 1)
         return logits.logsumexp(1).mean()
 
 

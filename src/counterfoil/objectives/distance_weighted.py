@@ -41,13 +41,13 @@ class DistanceWeighted(HingeObjective):
         generator = torch.Generator(odds.device).manual_seed(context.step)
         # a row needs some mass to be drawn from
         drawn = torch.multinomial(odds + ~drawable, 1, generator=generator)
-        return torch.zeros_like(anchors.candidates).scatter_(1, drawn, 1.0) * drawable
+        return torch.zeros_like(anchors.scores).scatter_(1, drawn, 1.0) * drawable
 
     @torch.no_grad()
     def probabilities(self, anchors: Anchors) -> Tensor:
         """Chance of each candidate [P, C] to be drawn; rows of zeros where there is none."""
-        distance = (2 - 2 * anchors.candidates.double()).clamp(0, 4).sqrt()
-        allowed = anchors.negative & (distance < self.nonzero_cut_off)
+        distance = (2 - 2 * anchors.scores.double()).clamp(0, 4).sqrt()
+        allowed = anchors.is_negative & (distance < self.nonzero_cut_off)
         distance = distance.clamp(min=self.cut_off)
         # log of 1 / q(d), with q(d) ∝ d^(n-2) · (1 - d²/4)^((n-3)/2)
         commonness = (self.dimension - 2) * distance.log()

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from counterfoil.core.errors import ConfigError
-from counterfoil.encoders.encoded import Encoded, l2_normalise
-from counterfoil.matchers.ensemble import members_of
+from counterfoil.encoders.encoded import Encoded, l2_normalize
+from counterfoil.matchers.ensemble import split_members
 from counterfoil.objectives.base import Context, LossReport, Objective, objectives
 from counterfoil.objectives.contrastive import at_least_float32
 
@@ -29,11 +29,11 @@ def distances(x: Tensor, y: Tensor | None = None) -> Tensor:
 
 def encoded_members(context: Context) -> list[tuple[Encoded, Encoded]]:
     """Images and texts of the global batch, as each copy of the model encoded them."""
-    if context.live is None:
+    if context.services is None:
         raise ConfigError("this objective reads encoded batches, but none came with the scores")
-    images, texts = context.live.images.gather(), context.live.texts.gather()
+    images, texts = context.services.images.gather(), context.services.texts.gather()
     count = max(1, len(context.members))
-    return list(zip(members_of(images, count), members_of(texts, count), strict=True))
+    return list(zip(split_members(images, count), split_members(texts, count), strict=True))
 
 
 @objectives.register("mmd")
@@ -57,7 +57,7 @@ class MMD(Objective):
         losses = [self._discrepancy(points(images), points(texts)) for images, texts in pairs]
         return LossReport(torch.stack(losses).mean())
 
-    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+    def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """Nothing: where all vectors are one, both distributions are."""
         return 0.0
 
@@ -89,7 +89,7 @@ class Uniformity(Objective):
         losses = [self._likeness(images) + self._likeness(texts) for images, texts in pairs]
         return LossReport(torch.stack(losses).mean())
 
-    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+    def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """Next to nothing: residuals may differ although no item differs from another."""
         return 0.0
 
@@ -99,7 +99,7 @@ class Uniformity(Objective):
                 "objective.uniformity: this model predicts no sets; use the models dive or "
                 "dive-bert, or leave the term out"
             )
-        units = l2_normalise(at_least_float32(encoded.residuals))  # [B, K, D]
+        units = l2_normalize(at_least_float32(encoded.residuals))  # [B, K, D]
         one, other = torch.triu_indices(units.shape[1], units.shape[1], 1, device=units.device)
         apart = (units[:, one] - units[:, other]).square().sum(-1)
         # a set of one vector has no pairs: the sum is zero, and so is its share

@@ -11,27 +11,27 @@ from torch import Tensor
 from counterfoil.core.distributed import gather_counts, gather_rows, rank
 from counterfoil.core.errors import TrainingError
 from counterfoil.data.batches.collate import ExtraBatch, PairBatch, TextBatch
-from counterfoil.data.batches.dataset import Companions
+from counterfoil.data.batches.dataset import ExtraNegativeSource
 from counterfoil.objectives.base import (
     Context,
     LossReport,
-    Manner,
+    NegativeSelection,
     Objective,
     Reduction,
     both_directions,
     objectives,
 )
-from counterfoil.objectives.services import Live, Preparation
+from counterfoil.objectives.services import BatchServices, RunSetup
 
-NOBODY = -1
+NO_OWNER = -1
 """Owner of a text that only keeps the processes in step."""
 
 
-def brought(context: Context, name: str) -> tuple[Live, ExtraBatch]:
+def extra_items(context: Context, name: str) -> tuple[BatchServices, ExtraBatch]:
     """The batch with its model, and what the objective ``name`` brought into it."""
-    if context.live is None or context.extra is None:
+    if context.services is None or context.extra is None:
         raise TrainingError(f"objective.{name} works on the batches of a training run only")
-    return context.live, context.extra
+    return context.services, context.extra
 
 
 def pair_images(batch: PairBatch) -> Tensor:
@@ -65,29 +65,29 @@ class FoilObjective(Objective):
         super().__init__()
         self.source, self.count = source, count
         self.margin, self.reduction, self.hardest = margin, reduction, hardest
-        self.foils: Companions | None = None
+        self.foils: ExtraNegativeSource | None = None
 
-    def prepare(self, training: Preparation) -> None:
+    def prepare(self, training: RunSetup) -> None:
         self.foils = training.foils(self.source, self.count)
 
-    def companions(self) -> Companions | None:
+    def extra_negatives(self) -> ExtraNegativeSource | None:
         return self.foils
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
-        live, extra = brought(context, "foils")
+        services, extra = extra_items(context, "foils")
         positive = both_directions(scores, positives)[0].positive
         if not any(gather_counts(len(extra.text_owners), scores.device)):
             return LossReport(0 * positive.sum())
-        foils, owners = foil_scores(live, extra)
+        foils, owners = foil_scores(services, extra)
         costs = foil_costs(positive, foils, owners, self.margin, self.hardest)
         loss = costs.sum() if self.reduction == "sum" else costs.mean()
         return LossReport(loss, _diagnostics(positive, foils, owners) if context.logging else {})
 
-    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+    def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """The margin for each pair, right where rules or the file have a foil for every one."""
         return self.margin if self.reduction == "mean" else anchors * self.margin
 
-    def manner(self, epoch: int) -> Manner:
+    def negative_selection(self, epoch: int) -> NegativeSelection:
         return "hardest"
 
 
@@ -107,7 +107,7 @@ class VSEC(FoilObjective):
         super().__init__(source=source, count=count, margin=margin, reduction=reduction)
 
 
-def foil_scores(live: Live, extra: ExtraBatch) -> tuple[Tensor, Tensor]:
+def foil_scores(services: BatchServices, extra: ExtraBatch) -> tuple[Tensor, Tensor]:
     """Scores [F] of the foils of all processes with their images, and the pairs they belong to.
 
     A process without any joins in with one of its captions, which is dropped again: the others
@@ -115,13 +115,13 @@ def foil_scores(live: Live, extra: ExtraBatch) -> tuple[Tensor, Tensor]:
     """
     texts, owners = extra.texts, extra.text_owners
     if texts is None:
-        texts, owners = _first(live.batch.texts), owners.new_full((1,), NOBODY)
-    images = live.images[pair_images(live.batch)[owners.clamp(min=0)]]
-    scores = live.paired(images, live.encode_texts(texts))
-    before = sum(gather_counts(len(live.batch.owners), owners.device)[: rank()])
-    everyones = gather_rows(torch.where(owners == NOBODY, NOBODY, owners + before))
-    real = everyones != NOBODY
-    return scores[real], everyones[real]
+        texts, owners = _first(services.batch.texts), owners.new_full((1,), NO_OWNER)
+    images = services.images[pair_images(services.batch)[owners.clamp(min=0)]]
+    scores = services.paired(images, services.encode_texts(texts))
+    before = sum(gather_counts(len(services.batch.owners), owners.device)[: rank()])
+    all_owners = gather_rows(torch.where(owners == NO_OWNER, NO_OWNER, owners + before))
+    real = all_owners != NO_OWNER
+    return scores[real], all_owners[real]
 
 
 def foil_costs(

@@ -11,7 +11,7 @@ from counterfoil.core.distributed import gather_counts, gather_rows, rank
 from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.objectives.base import Context, LossReport, Objective, objectives
 from counterfoil.objectives.foils import pair_images
-from counterfoil.objectives.services import Live
+from counterfoil.objectives.services import BatchServices
 
 
 @dataclass(frozen=True)
@@ -44,38 +44,38 @@ class HardCandidates(Objective):
         self.anchors, self.kept, self.margin = anchors, kept, margin
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
-        live = context.live
-        if live is None:
+        services = context.services
+        if services is None:
             raise TrainingError("objective.hard-candidates works on the batches of a run only")
-        texts = torch.arange(len(live.batch.owners), device=positives.device)
+        texts = torch.arange(len(services.batch.owners), device=positives.device)
         if self.anchors:
             texts = texts[: self.anchors]
-        images = pair_images(live.batch)[texts]
-        width = min(self.kept, max(gather_counts(_most(live), positives.device)))
-        of_images, of_texts = self._hardest(live, context, images, texts, width)
+        images = pair_images(services.batch)[texts]
+        width = min(self.kept, max(gather_counts(_most(services), positives.device)))
+        of_images, of_texts = self._hardest(services, context, images, texts, width)
         found = candidate_scores(
-            live, images, texts, of_images, of_texts
+            services, images, texts, of_images, of_texts
         )  # [A, 1 + 2m], all processes'
         real = gather_rows(torch.cat([of_images.real, of_texts.real], 1))
         loss = hinge_of_candidates(found[:, 0], found[:, 1:], real, self.margin)
         return LossReport(loss, _diagnostics(found, real) if context.logging else {})
 
     def _hardest(
-        self, live: Live, context: Context, images: Tensor, texts: Tensor, width: int
+        self, services: BatchServices, context: Context, images: Tensor, texts: Tensor, width: int
     ) -> tuple[Hardest, Hardest]:
         """The hardest captions of each anchor's image, and images of its caption."""
-        negative = local_negatives(live, context)
-        with live.asked():
-            all_images = live.encode_images(live.batch.images)
-            all_texts = live.encode_texts(live.batch.texts)
-            of_images = live.matcher(all_images[images], all_texts)
-            of_texts = live.matcher(all_images, all_texts[texts]).T
+        negative = local_negatives(services, context)
+        with services.inference():
+            all_images = services.encode_images(services.batch.images)
+            all_texts = services.encode_texts(services.batch.texts)
+            of_images = services.matcher(all_images[images], all_texts)
+            of_texts = services.matcher(all_images, all_texts[texts]).T
         return (
             hardest(of_images, negative[images], width),
             hardest(of_texts, negative.T[texts], width),
         )
 
-    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+    def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """The margin in both directions."""
         return 2 * self.margin
 
@@ -102,14 +102,14 @@ def hinge_of_candidates(
     return means[0] + means[1]
 
 
-def _most(live: Live) -> int:
+def _most(services: BatchServices) -> int:
     """How many candidates an anchor can have in this process's batch, or 1 where it has none."""
-    return max(1, len(live.batch.owners) - 1, len(live.batch.image_ids) - 1)
+    return max(1, len(services.batch.owners) - 1, len(services.batch.image_ids) - 1)
 
 
-def local_negatives(live: Live, context: Context) -> Tensor:
+def local_negatives(services: BatchServices, context: Context) -> Tensor:
     """Which images and captions of this process's batch are no pair, and not protected."""
-    batch = live.batch
+    batch = services.batch
     negative = batch.image_ids[:, None] != batch.owners[None, :]
     if context.protected is None:
         return negative
@@ -121,7 +121,7 @@ def local_negatives(live: Live, context: Context) -> Tensor:
 
 
 def candidate_scores(
-    live: Live, images: Tensor, texts: Tensor, of_images: Hardest, of_texts: Hardest
+    services: BatchServices, images: Tensor, texts: Tensor, of_images: Hardest, of_texts: Hardest
 ) -> Tensor:
     """Scores with gradients of each anchor's pair, its captions and its images [A, 1 + 2m].
 
@@ -132,7 +132,7 @@ def candidate_scores(
     pictures = torch.where(of_texts.real, of_texts.index, own_image)
     rows = torch.cat([own_image, own_image.expand_as(captions), pictures], 1)
     columns = torch.cat([own_text, captions, own_text.expand_as(pictures)], 1)
-    found = live.paired(live.images[rows.flatten()], live.texts[columns.flatten()])
+    found = services.paired(services.images[rows.flatten()], services.texts[columns.flatten()])
     return found.view(-1, rows.shape[1])
 
 

@@ -19,12 +19,12 @@ from counterfoil.objectives.base import Context, LossReport, Objective, objectiv
 from counterfoil.objectives.contrastive import at_least_float32
 from counterfoil.objectives.distance_weighted import DistanceWeighted
 from counterfoil.objectives.dive import distances, encoded_members
-from counterfoil.objectives.services import Preparation
+from counterfoil.objectives.services import RunSetup
 from counterfoil.objectives.triplet import HardestNegative
 
 Form = Literal["paper", "reference"]
 
-CELLS = 1 << 24
+MAX_CELLS = 1 << 24
 """Word-region similarities held at a time."""
 
 
@@ -67,7 +67,7 @@ class Seen:
 
     images: Tensor
     texts: Tensor
-    regulariser: Tensor
+    regularizer: Tensor
 
 
 class InstanceGraph(nn.Module):
@@ -109,9 +109,9 @@ class InstanceGraph(nn.Module):
         nodes = torch.cat([images.whole, texts.whole])
         seen: Tensor = F.normalize(self.layer(nodes[None], bias)[0], dim=-1)
         guide = (-distances(images.whole.detach(), texts.whole.detach())).exp()
-        regulariser = divergence(relations.image_to_text, guide)
-        regulariser = regulariser + divergence(relations.text_to_image, guide.T)
-        return Seen(seen[: len(images.whole)], seen[len(images.whole) :], regulariser)
+        regularizer = divergence(relations.image_to_text, guide)
+        regularizer = regularizer + divergence(relations.text_to_image, guide.T)
+        return Seen(seen[: len(images.whole)], seen[len(images.whole) :], regularizer)
 
     def relations(self, images: Side, texts: Side) -> Relations:
         of_words, of_regions = self.matches(images, texts)
@@ -138,7 +138,7 @@ class InstanceGraph(nn.Module):
     def matches(self, images: Side, texts: Side) -> tuple[Matches, Matches]:
         """What words find in images [T, I] and regions in texts [I, T], a few texts at a time."""
         per_text = max(1, len(images.whole) * images.mask.shape[1] * texts.mask.shape[1])
-        size = max(1, CELLS // per_text)
+        size = max(1, MAX_CELLS // per_text)
         regions, words = (F.normalize(part.fragments, dim=-1) for part in (images, texts))
         region_mask = torch.ones_like(images.mask) if self.form == "reference" else images.mask
         parts = [
@@ -252,20 +252,20 @@ class HREM(Objective):
     def hinge_margin(self, epoch: int) -> float | None:
         return self.own.hinge_margin(epoch)
 
-    def prepare(self, training: Preparation) -> None:
+    def prepare(self, training: RunSetup) -> None:
         self.graph = self.build(training.embed_size)
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         if context.step < self.warmup:
             return LossReport(0.0 * scores.sum())
         pairs = [(side(images), side(texts)) for images, texts in encoded_members(context)]
-        losses, regularisers = zip(
+        losses, regularizers = zip(
             *(self._one_copy(*pair, positives, context) for pair in pairs), strict=True
         )
-        regulariser = torch.stack(regularisers).mean()
+        regularizer = torch.stack(regularizers).mean()
         return LossReport(
-            torch.stack(losses).mean() + self.reg_weight * regulariser,
-            {"hrem/regulariser": regulariser.detach()},
+            torch.stack(losses).mean() + self.reg_weight * regularizer,
+            {"hrem/regulariser": regularizer.detach()},
         )
 
     def _one_copy(
@@ -280,7 +280,7 @@ class HREM(Objective):
             (seen.images, seen.texts),
         ]
         reports = [self.own.compute(x @ y.T, positives, context) for x, y in pairs]
-        return torch.stack([report.loss for report in reports]).sum(), seen.regulariser
+        return torch.stack([report.loss for report in reports]).sum(), seen.regularizer
 
 
 def side(encoded: Encoded) -> Side:

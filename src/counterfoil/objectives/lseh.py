@@ -18,7 +18,7 @@ from counterfoil.objectives.base import (
     both_directions,
     objectives,
 )
-from counterfoil.objectives.services import Preparation
+from counterfoil.objectives.services import RunSetup
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class LSEH(Objective):
         self.hardest, self.reduction, self.form = hardest, reduction, form
         self.register_buffer("vectors", torch.empty(0, dim), persistent=False)
 
-    def prepare(self, training: Preparation) -> None:
+    def prepare(self, training: RunSetup) -> None:
         from counterfoil.data.text.tfidf import caption_space
 
         self.vectors = caption_space(training.train.texts, self.dim).vectors.to(self.vectors.device)
@@ -117,14 +117,14 @@ class LSEH(Objective):
 
     def _loss(self, direction: _Direction) -> Tensor:
         anchors = direction.anchors
-        costs = (direction.margins + anchors.candidates - anchors.positive[:, None]).clamp(min=0)
-        costs = costs.masked_fill(~anchors.negative, 0.0)
+        costs = (direction.margins + anchors.scores - anchors.positive[:, None]).clamp(min=0)
+        costs = costs.masked_fill(~anchors.is_negative, 0.0)
         if not costs.numel():
             return costs.sum()
         if self.hardest:
             per_anchor = costs.max(1).values
         elif self.reduction == "mean":
-            per_anchor = costs.sum(1) / anchors.negative.sum(1).clamp(min=1)
+            per_anchor = costs.sum(1) / anchors.is_negative.sum(1).clamp(min=1)
         else:
             per_anchor = costs.sum(1)
         return per_anchor.sum() if self.reduction == "sum" else per_anchor.mean()
@@ -152,9 +152,9 @@ def _largest_of_each_image(margins: Tensor, positives: Tensor) -> Tensor:
 def _with_own_image(direction: _Direction, same_image: Tensor, own: Tensor) -> _Direction:
     """Other candidates of the anchor's image become negatives as well, with margin 0."""
     anchors = direction.anchors
-    negative = anchors.negative | same_image
+    negative = anchors.is_negative | same_image
     negative[torch.arange(len(own), device=own.device), own] = False
     return _Direction(
-        Anchors(anchors.positive, anchors.candidates, negative),
+        Anchors(anchors.positive, anchors.scores, negative),
         direction.margins.masked_fill(same_image, 0.0),
     )

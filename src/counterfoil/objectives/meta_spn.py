@@ -12,15 +12,15 @@ from counterfoil.core.errors import ConfigError
 from counterfoil.objectives.base import (
     Context,
     LossReport,
-    Manner,
+    NegativeSelection,
     Objective,
     Reduction,
     both_directions,
     objectives,
 )
-from counterfoil.objectives.services import Trial
+from counterfoil.objectives.services import Lookahead
 
-NUDGE = 0.01
+FINITE_DIFFERENCE_NORM = 0.01
 """How far the weights are moved, as a norm, to measure a slope (the value of DARTS)."""
 
 
@@ -76,7 +76,7 @@ def hardest_triplets(scores: Tensor, positives: Tensor, context: Context | None 
     else:
         image, text = positives.nonzero(as_tuple=True)
     hardest = [
-        anchors.candidates.masked_fill(~anchors.negative, -torch.inf).argmax(1)
+        anchors.scores.masked_fill(~anchors.is_negative, -torch.inf).argmax(1)
         for anchors in (by_image, by_text)
     ]
     return Triplets(
@@ -84,7 +84,7 @@ def hardest_triplets(scores: Tensor, positives: Tensor, context: Context | None 
         text.repeat(2),
         torch.cat([image, hardest[1]]),
         torch.cat([hardest[0], text]),
-        torch.cat([by_image.negative.any(1), by_text.negative.any(1)]),
+        torch.cat([by_image.is_negative.any(1), by_text.is_negative.any(1)]),
     )
 
 
@@ -104,7 +104,7 @@ class MetaSPN(Objective):
     - The weights are good if one step of plain gradient descent, at the learning rate of the run
       and on this term alone, lowers the meta loss. Every ``every`` updates the network takes one
       step towards that before the update is made with its weights.
-    - With ``normalise`` the weights are divided by their mean over the triplets that cost anything:
+    - With ``normalize`` the weights are divided by their mean over the triplets that cost anything:
       the network then says which triplets count more, not how fast to learn.
 
     The gradient through the look-ahead step is not taken by autograd twice but measured: the slope
@@ -122,7 +122,7 @@ class MetaSPN(Objective):
         meta_lr: float = 1e-3,
         meta_share: float = 0.05,
         every: int = 1,
-        normalise: bool = True,
+        normalize: bool = True,
     ) -> None:
         super().__init__()
         if not 0 < meta_share < 1:
@@ -133,9 +133,9 @@ class MetaSPN(Objective):
             if value < 1:
                 raise ConfigError(f"objective.meta-spn.{name}: expected at least 1, got {value}")
         self.margin, self.reduction, self.every = margin, reduction, every
-        self.normalise, self.held_out = normalise, meta_share
+        self.normalize, self.held_out = normalize, meta_share
         self.network = WeightingNetwork(hidden)
-        self.optimiser = torch.optim.Adam(self.network.parameters(), lr=meta_lr)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=meta_lr)
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         triplets = hardest_triplets(scores, positives, context)
@@ -154,12 +154,12 @@ class MetaSPN(Objective):
         positive = scores[triplets.image, triplets.text]
         negative = scores[triplets.other_image, triplets.other_text]
         weights: Tensor = self.network(torch.stack([positive, negative, costs], dim=-1))
-        if not self.normalise:
+        if not self.normalize:
             return weights
         counted = costs > 0
         return weights * counted.sum() / (weights * counted).sum().clamp(min=1e-12)
 
-    def before_step(self, trial: Trial) -> None:
+    def before_step(self, trial: Lookahead) -> None:
         if trial.step % self.every:
             return
         gradient = self.meta_gradient(trial)
@@ -167,10 +167,10 @@ class MetaSPN(Objective):
             return
         for parameter, grad in zip(self.network.parameters(), gradient, strict=True):
             parameter.grad = grad
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
 
-    def meta_gradient(self, trial: Trial) -> list[Tensor] | None:
+    def meta_gradient(self, trial: Lookahead) -> list[Tensor] | None:
         """Gradient of the meta loss after the coming step with respect to the network.
 
         With the triplets' costs ℓ, the step η and the meta gradient v after it, this is
@@ -189,12 +189,14 @@ class MetaSPN(Objective):
         size = float(torch.stack([part.square().sum() for part in direction]).sum().sqrt())
         if not 0 < size < float("inf"):
             return None
-        slopes = self._slopes(trial, triplets, direction, NUDGE / size) * (costs > 0)
+        slopes = self._slopes(trial, triplets, direction, FINITE_DIFFERENCE_NORM / size) * (
+            costs > 0
+        )
         return self._gradient_of_network(triplets, scores, slopes * -trial.rate)
 
     @torch.no_grad()
     def _slopes(
-        self, trial: Trial, triplets: Triplets, direction: list[Tensor], amount: float
+        self, trial: Lookahead, triplets: Triplets, direction: list[Tensor], amount: float
     ) -> Tensor:
         """⟨∇(negative - positive), direction⟩ of each triplet, by moving the weights both ways.
 
@@ -222,20 +224,20 @@ class MetaSPN(Objective):
     def _reduced(self, costs: Tensor) -> Tensor:
         return costs.sum() if self.reduction == "sum" else costs.sum() / max(1, len(costs))
 
-    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
-        if not self.normalise:
+    def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+        if not self.normalize:
             return None
         return self.margin if self.reduction == "mean" else 2 * anchors * self.margin
 
     def hinge_margin(self, epoch: int) -> float | None:
         return self.margin
 
-    def manner(self, epoch: int) -> Manner:
+    def negative_selection(self, epoch: int) -> NegativeSelection:
         return "hardest"
 
     def get_extra_state(self) -> dict[str, Any]:
         """The state of the network's own optimiser, which a resumed run needs as well."""
-        return self.optimiser.state_dict()
+        return self.optimizer.state_dict()
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        self.optimiser.load_state_dict(state)
+        self.optimizer.load_state_dict(state)

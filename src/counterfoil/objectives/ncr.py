@@ -21,7 +21,7 @@ from counterfoil.objectives.base import (
     both_directions,
     objectives,
 )
-from counterfoil.objectives.services import Preparation, Survey
+from counterfoil.objectives.services import RunSetup, TrainSplitScores
 from counterfoil.objectives.twins import Twins
 
 Floats = NDArray[np.float64]
@@ -51,7 +51,7 @@ class NCR(Objective):
     """
 
     requires = "the scores of two models that are trained side by side"
-    copies = 2
+    ensemble_size = 2
     clean: Tensor
 
     def __init__(
@@ -74,14 +74,14 @@ class NCR(Objective):
         self.register_buffer("clean", torch.empty(0, 0))
         self.twins: Twins | None = None
 
-    def prepare(self, training: Preparation) -> None:
-        self.clean = torch.ones(self.copies, len(training.train.texts))
+    def prepare(self, training: RunSetup) -> None:
+        self.clean = torch.ones(self.ensemble_size, len(training.train.texts))
         self.twins = training.twins
         if self.noisy_from is None:
             self.noisy_from = training.epochs // 2
 
     @torch.no_grad()
-    def begin_epoch(self, epoch: int, survey: Survey) -> None:
+    def begin_epoch(self, epoch: int, survey: TrainSplitScores) -> None:
         """Divide the training split anew; pairs that could not be read count as clean."""
         if epoch < self.warmup_epochs:
             return
@@ -101,8 +101,10 @@ class NCR(Objective):
         return self.margin
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
-        if len(context.members) != self.copies or context.caption_ids is None:
-            raise TrainingError("ncr trains two copies of a model in a run: set model.copies=2")
+        if len(context.members) != self.ensemble_size or context.caption_ids is None:
+            raise TrainingError(
+                "ncr trains two copies of a model in a run: set model.ensemble_size=2"
+            )
         both = [both_directions(member, positives, context) for member in context.members]
         if context.epoch < self.warmup_epochs:
             loss = sum(
@@ -132,8 +134,8 @@ def pair_losses(directions: tuple[Anchors, Anchors], margin: float) -> Tensor:
 
 
 def _mean_cost(anchors: Anchors, margin: float) -> Tensor:
-    costs = (margin + anchors.candidates - anchors.positive[:, None]).clamp(min=0)
-    return (costs * anchors.negative).sum(1) / anchors.candidates.shape[1]
+    costs = (margin + anchors.scores - anchors.positive[:, None]).clamp(min=0)
+    return (costs * anchors.is_negative).sum(1) / anchors.scores.shape[1]
 
 
 @torch.no_grad()
@@ -165,8 +167,8 @@ def soft_losses(
 
 
 def _hardest_cost(anchors: Anchors, margins: Tensor) -> Tensor:
-    costs = (margins + anchors.candidates - anchors.positive[:, None]).clamp(min=0)
-    return (costs * anchors.negative).amax(1)
+    costs = (margins + anchors.scores - anchors.positive[:, None]).clamp(min=0)
+    return (costs * anchors.is_negative).amax(1)
 
 
 def clean_probability(
@@ -190,7 +192,7 @@ def clean_probability(
     share = np.stack([~upper, upper], axis=1).astype(np.float64)
     before = -np.inf
     for _ in range(iterations):
-        weights, means, variances = _maximise(values, share, least_variance)
+        weights, means, variances = _maximize(values, share, least_variance)
         share, likelihood = _expect(values, weights, means, variances)
         if abs(likelihood - before) < tolerance:
             break
@@ -203,14 +205,14 @@ def _two_means(values: Floats) -> NDArray[np.bool_]:
     low, high = 0.0, 1.0
     for _ in range(100):
         upper = values > (low + high) / 2
-        centres = values[~upper].mean(), values[upper].mean()
-        if centres == (low, high):
+        centers = values[~upper].mean(), values[upper].mean()
+        if centers == (low, high):
             break
-        low, high = centres
+        low, high = centers
     return upper
 
 
-def _maximise(values: Floats, share: Floats, least: float) -> tuple[Floats, Floats, Floats]:
+def _maximize(values: Floats, share: Floats, least: float) -> tuple[Floats, Floats, Floats]:
     count = share.sum(0) + 1e-12
     means = (share * values[:, None]).sum(0) / count
     variances = (share * (values[:, None] - means) ** 2).sum(0) / count + least

@@ -20,11 +20,11 @@ from counterfoil.objectives.base import (
     objectives,
 )
 from counterfoil.objectives.contrastive import at_least_float32
-from counterfoil.objectives.services import Guide, Preparation
+from counterfoil.objectives.services import Guide, RunSetup
 
 Direction = Literal["forward", "reverse"]
 
-_NOWHERE = -1e30
+_EXCLUDED_LOGIT = -1e30
 """The logit of what is no part of a distribution; finite, so that gradients stay so, too."""
 
 
@@ -48,30 +48,28 @@ def guided_directions(
     guide = both_directions(targets.masked_fill(~known, 0.0), positives, context)
     seen = both_directions(known, positives)
     image_to_text, text_to_image = (
-        _guided(mine, theirs, there.positive, there.candidates)
+        _guided(mine, theirs, there.positive, there.scores)
         for mine, theirs, there in zip(own, guide, seen, strict=True)
     )
     return image_to_text, text_to_image
 
 
 def _guided(own: Anchors, guide: Anchors, positive: Tensor, candidates: Tensor) -> GuidedAnchors:
-    negative = own.negative & candidates & positive[:, None]
+    negative = own.is_negative & candidates & positive[:, None]
     return GuidedAnchors(
-        Anchors(own.positive, own.candidates, negative),
-        Anchors(guide.positive, guide.candidates, negative),
+        Anchors(own.positive, own.scores, negative),
+        Anchors(guide.positive, guide.scores, negative),
     )
 
 
 def together(directions: tuple[GuidedAnchors, GuidedAnchors]) -> list[GuidedAnchors]:
     """Anchors of both directions as one, which halves the launches on a GPU, where sizes agree."""
     first, second = directions
-    if first.own.candidates.shape != second.own.candidates.shape:
+    if first.own.scores.shape != second.own.scores.shape:
         return [first, second]
-    negative = torch.cat([first.own.negative, second.own.negative])
+    negative = torch.cat([first.own.is_negative, second.own.is_negative])
     own, guide = (
-        Anchors(
-            torch.cat([a.positive, b.positive]), torch.cat([a.candidates, b.candidates]), negative
-        )
+        Anchors(torch.cat([a.positive, b.positive]), torch.cat([a.scores, b.scores]), negative)
         for a, b in ((first.own, second.own), (first.guide, second.guide))
     )
     return [GuidedAnchors(own, guide)]
@@ -82,19 +80,19 @@ def margin_divergence(
     temperature: float,
     target_temperature: float,
     direction: Direction = "forward",
-    normalise: Literal["softmax", "sigmoid"] = "softmax",
+    normalize: Literal["softmax", "sigmoid"] = "softmax",
     emphasis: Literal["hard", "easy"] = "hard",
 ) -> Tensor:
     """Divergence [P] of an anchor's margins to its negatives from the guide's (Eq. 4)."""
-    negative = anchors.own.negative
-    if normalise == "sigmoid":
+    negative = anchors.own.is_negative
+    if normalize == "sigmoid":
         own = _margins(anchors.own) / temperature
         guide = _margins(anchors.guide) / target_temperature
         return _bernoulli_divergence(own, guide, negative, direction)
     # a softmax does not see the positive's score, which all margins of an anchor share
     sign = 1.0 if emphasis == "hard" else -1.0
-    own = anchors.own.candidates * (sign / temperature)
-    guide = anchors.guide.candidates * (sign / target_temperature)
+    own = anchors.own.scores * (sign / temperature)
+    guide = anchors.guide.scores * (sign / target_temperature)
     return _divergence(own, guide, negative, direction)
 
 
@@ -105,9 +103,9 @@ def similarity_divergence(
     direction: Direction = "forward",
 ) -> Tensor:
     """Divergence [P] of an anchor's similarities, its positive's among them (SR, the ablation)."""
-    negative = anchors.own.negative
-    own = torch.cat([anchors.own.positive[:, None], anchors.own.candidates], 1) / temperature
-    guide = torch.cat([anchors.guide.positive[:, None], anchors.guide.candidates], 1)
+    negative = anchors.own.is_negative
+    own = torch.cat([anchors.own.positive[:, None], anchors.own.scores], 1) / temperature
+    guide = torch.cat([anchors.guide.positive[:, None], anchors.guide.scores], 1)
     compared = torch.ones_like(negative[:, :1])  # by itself, a certainty for both
     return _divergence(
         own, guide / target_temperature, torch.cat([compared, negative], 1), direction
@@ -120,29 +118,29 @@ def rectification(anchors: GuidedAnchors, gamma: float) -> tuple[Tensor, Tensor]
     Where both choose the same negative γ is 0, and so is the cost. They also agree where the guide
     scores the model's choice as high as its own: two views of an item are one to the guide.
     """
-    outside = ~anchors.own.negative
+    outside = ~anchors.own.is_negative
     choices = torch.stack(
         [
-            side.candidates.detach().masked_fill(outside, -torch.inf).argmax(1)
+            side.scores.detach().masked_fill(outside, -torch.inf).argmax(1)
             for side in (anchors.own, anchors.guide)
         ],
         1,
     )  # the model's and the guide's; without negatives, both choose the first
-    chosen, better = anchors.own.candidates.gather(1, choices).unbind(1)
-    chosen_there, hardest = anchors.guide.candidates.gather(1, choices).unbind(1)
+    chosen, better = anchors.own.scores.gather(1, choices).unbind(1)
+    chosen_there, hardest = anchors.guide.scores.gather(1, choices).unbind(1)
     agree = (choices[:, 0] == choices[:, 1]) | (chosen_there == hardest)
     cost = (gamma - better + chosen).clamp(min=0)
     return cost.masked_fill(agree, 0.0), agree
 
 
 def _margins(anchors: Anchors) -> Tensor:
-    return anchors.positive[:, None] - anchors.candidates
+    return anchors.positive[:, None] - anchors.scores
 
 
 def _divergence(own: Tensor, guide: Tensor, part: Tensor, direction: Direction) -> Tensor:
     """KL [P] of two distributions over the ``part`` of each row, given as logits."""
     outside = ~part
-    log_p, log_q = (F.log_softmax(x.masked_fill(outside, _NOWHERE), 1) for x in (own, guide))
+    log_p, log_q = (F.log_softmax(x.masked_fill(outside, _EXCLUDED_LOGIT), 1) for x in (own, guide))
     if direction == "reverse":
         log_p, log_q = log_q, log_p
     # outside, what is likely by neither adds nothing; where there is no part, both are the same
@@ -191,7 +189,7 @@ class NDGL(Objective):
         gamma: float = 0.01,
         temperature: float = 0.1,
         target_temperature: float | None = None,
-        normalise: Literal["softmax", "sigmoid"] = "softmax",
+        normalize: Literal["softmax", "sigmoid"] = "softmax",
         emphasis: Literal["hard", "easy"] = "hard",
         direction: Direction = "forward",
         reduction: Reduction = "sum",
@@ -209,11 +207,11 @@ class NDGL(Objective):
                 raise ConfigError(f"objective.ndgl.{name}: more than 0, got {value}")
         self.folder, self.mr, self.hnr, self.sr, self.gamma = guide, mr, hnr, sr, gamma
         self.temperature, self.target_temperature = temperature, target
-        self.normalise, self.emphasis, self.direction = normalise, emphasis, direction
+        self.normalize, self.emphasis, self.direction = normalize, emphasis, direction
         self.reduction = reduction
         self.guide: Guide | None = None
 
-    def prepare(self, training: Preparation) -> None:
+    def prepare(self, training: RunSetup) -> None:
         self.guide = training.guide(self.folder)
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
@@ -240,7 +238,7 @@ class NDGL(Objective):
             )
         if not context.logging:
             return LossReport(loss)
-        asked = torch.cat([anchors.own.negative.any(1) for anchors in directions])
+        asked = torch.cat([anchors.own.is_negative.any(1) for anchors in directions])
         agree = torch.cat([same for _, same in costs]) & asked
         return LossReport(
             loss,
@@ -257,7 +255,7 @@ class NDGL(Objective):
             self.temperature,
             self.target_temperature,
             self.direction,
-            self.normalise,
+            self.normalize,
             self.emphasis,
         )
 

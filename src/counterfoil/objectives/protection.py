@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.core.registry import Registry
 from counterfoil.objectives.base import Context
-from counterfoil.objectives.services import Preparation, Teacher
+from counterfoil.objectives.services import RunSetup, Teacher
 from counterfoil.objectives.twins import own_captions
 
 protections: Registry[type[Protection]] = Registry("protection")
@@ -60,7 +60,7 @@ class Protection(nn.Module):
         """Whether it protects more than identical captions, which training knows by itself."""
         return bool(self.captions or self.run)
 
-    def prepare(self, training: Preparation) -> None:
+    def prepare(self, training: RunSetup) -> None:
         if self.captions:
             from counterfoil.data.text.tfidf import caption_space
 
@@ -89,9 +89,9 @@ class Protection(nn.Module):
         return similarity.masked_fill(own[..., None] < 0, -1.0).amax(1)
 
     def _taught(self, positives: Tensor, context: Context) -> Tensor:
-        if self.teacher is None or context.live is None:
+        if self.teacher is None or context.services is None:
             raise TrainingError("objective.protect.teacher works on batches of a training run")
-        scores = self.teacher.scores(context.live.batch).to(positives.device)
+        scores = self.teacher.scores(context.services.batch).to(positives.device)
         if self.above is not None:
             return scores >= self.above
         own = scores.masked_fill(~positives, -torch.inf)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from counterfoil.objectives.base import Anchors, Context, Manner, objectives
-from counterfoil.objectives.triplet import HingeObjective, every_negative, one_hardest
+from counterfoil.objectives.base import Anchors, Context, NegativeSelection, objectives
+from counterfoil.objectives.triplet import HingeObjective, all_negatives_mask, hardest_negative_mask
 
 
 @objectives.register("sel")
@@ -36,13 +36,13 @@ class SEL(HingeObjective):
         return worst_of_block(scores, own, negative), worst_of_block(scores.T, own.T, negative.T)
 
     def weights(self, anchors: Anchors, context: Context) -> Tensor:
-        return one_hardest(anchors) if self.hardest else every_negative(anchors)
+        return hardest_negative_mask(anchors) if self.hardest else all_negatives_mask(anchors)
 
-    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+    def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         return 2 * anchors * self.margin * (1 if self.hardest else negatives)
 
-    def manner(self, epoch: int) -> Manner:
-        return "hardest" if self.hardest else "every"
+    def negative_selection(self, epoch: int) -> NegativeSelection:
+        return "hardest" if self.hardest else "all"
 
 
 def worst_of_block(scores: Tensor, own: Tensor, negative: Tensor) -> Anchors:

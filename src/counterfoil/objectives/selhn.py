@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from counterfoil.core.errors import ConfigError
-from counterfoil.objectives.base import Anchors, Context, Manner, Reduction, objectives
-from counterfoil.objectives.triplet import HingeObjective, every_negative, one_hardest
+from counterfoil.objectives.base import Anchors, Context, NegativeSelection, Reduction, objectives
+from counterfoil.objectives.triplet import HingeObjective, all_negatives_mask, hardest_negative_mask
 
 
 @objectives.register("selhn")
@@ -40,15 +40,15 @@ class SelHN(HingeObjective):
 
     def weights(self, anchors: Anchors, context: Context) -> Tensor:
         averaged = self.averaged(anchors)[:, None]
-        return torch.where(averaged, every_negative(anchors), one_hardest(anchors))
+        return torch.where(averaged, all_negatives_mask(anchors), hardest_negative_mask(anchors))
 
     @torch.no_grad()
     def averaged(self, anchors: Anchors) -> Tensor:
         """Which anchors [P] average: those whose Δs (eq. 10) is below epsilon."""
         return (anchors.positive - anchors.hardest).abs() < self.epsilon
 
-    def manner(self, epoch: int) -> Manner:
-        return "selective"
+    def negative_selection(self, epoch: int) -> NegativeSelection:
+        return "adaptive"
 
     def diagnostics(self, directions: tuple[Anchors, Anchors]) -> dict[str, Tensor]:
         averaged = torch.cat([self.averaged(anchors) for anchors in directions])

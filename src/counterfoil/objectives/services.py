@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from counterfoil.core.errors import ConfigError
 from counterfoil.data.batches.collate import ImageBatch, PairBatch, TextBatch
-from counterfoil.data.batches.dataset import Companions
+from counterfoil.data.batches.dataset import ExtraNegativeSource
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import TextProcessor
 from counterfoil.encoders.encoded import Encoded
@@ -30,7 +30,7 @@ MaskUnit = Literal["graph", "word"]
 MaskShare = Literal["units", "sentence"]
 
 
-class Live(Protocol):
+class BatchServices(Protocol):
     """The batch that is being trained on, with the model, for objectives that score more than it.
 
     ``images`` and ``texts`` are this process's share as encoded for the scores, with gradients.
@@ -61,7 +61,7 @@ class Live(Protocol):
         """Inside, the matcher works in the precision of the run."""
         ...
 
-    def asked(self) -> AbstractContextManager[None]:
+    def inference(self) -> AbstractContextManager[None]:
         """Inside, the model is asked, not trained: no gradients, no dropout."""
         ...
 
@@ -138,12 +138,12 @@ class Generated(MaskedBatch):
 class Generator(Protocol):
     """Masks the captions of a batch, and writes foils for them."""
 
-    def mask(self, live: Live, step: int) -> MaskedBatch: ...
+    def mask(self, services: BatchServices, step: int) -> MaskedBatch: ...
 
-    def __call__(self, live: Live, step: int) -> Generated: ...
+    def __call__(self, services: BatchServices, step: int) -> Generated: ...
 
 
-class Preparation(Protocol):
+class RunSetup(Protocol):
     """A run before its first step: its data, its model's shape, and other runs."""
 
     train: Split
@@ -168,7 +168,7 @@ class Preparation(Protocol):
         """
         ...
 
-    def foils(self, source: str, count: int) -> Companions:
+    def foils(self, source: str, count: int) -> ExtraNegativeSource:
         """Foil captions of each caption: by ``"rules"``, or from a JSONL file."""
         ...
 
@@ -177,7 +177,7 @@ class Preparation(Protocol):
         ...
 
 
-class Survey(Protocol):
+class TrainSplitScores(Protocol):
     """A look at the whole training split before an epoch, without gradients and augmentation."""
 
     def __call__(self) -> Iterator[tuple[tuple[Tensor, ...], Tensor, Tensor]]:
@@ -188,7 +188,7 @@ class Survey(Protocol):
         ...
 
 
-class Trial(Protocol):
+class Lookahead(Protocol):
     """An update that is tried before it is made (for objectives that learn how to weigh).
 
     ``step`` counts the updates made so far. Nothing a trial does stays: weights, running

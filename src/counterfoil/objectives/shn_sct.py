@@ -75,8 +75,8 @@ class MinedNegative(Objective):
     def _one_direction(self, anchors: Anchors) -> tuple[Tensor, Tensor]:
         """Costs [P] and which anchors [P] have a negative; the others cost nothing."""
         allowed = self.allowed(anchors)
-        ranked = anchors.candidates.detach().masked_fill(~allowed, -torch.inf)
-        negative = anchors.candidates.gather(1, ranked.argmax(1, keepdim=True)).squeeze(1)
+        ranked = anchors.scores.detach().masked_fill(~allowed, -torch.inf)
+        negative = anchors.scores.gather(1, ranked.argmax(1, keepdim=True)).squeeze(1)
         valid = allowed.any(1)
         return self.costs(anchors.positive, negative).masked_fill(~valid, 0), valid
 
@@ -91,7 +91,7 @@ class SHN(MinedNegative):
     name = "shn"
 
     def allowed(self, anchors: Anchors) -> Tensor:
-        return anchors.negative & (anchors.candidates < anchors.positive[:, None])
+        return anchors.is_negative & (anchors.scores < anchors.positive[:, None])
 
 
 @objectives.register("sct")
@@ -121,7 +121,7 @@ class SCT(MinedNegative):
         self.lam, self.hard_similarity = lam, hard_similarity
 
     def allowed(self, anchors: Anchors) -> Tensor:
-        return anchors.negative
+        return anchors.is_negative
 
     def costs(self, positive: Tensor, negative: Tensor) -> Tensor:
         if self.form == "paper":

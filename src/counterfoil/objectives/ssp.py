@@ -15,9 +15,9 @@ from counterfoil.objectives.base import (
     both_directions,
     objectives,
 )
-from counterfoil.objectives.triplet import one_hardest
+from counterfoil.objectives.triplet import hardest_negative_mask
 
-PERFECT = 1 - 1e-5
+MAX_SIMILARITY = 1 - 1e-5
 
 
 @objectives.register("ssp")
@@ -50,9 +50,9 @@ class SSP(Objective):
         return self.margin
 
     def _one_direction(self, anchors: Anchors) -> Tensor:
-        chosen = one_hardest(anchors)
-        hardest = (anchors.candidates * chosen).sum(1)
-        violated = (hardest > anchors.positive - self.margin) & (anchors.positive < PERFECT)
+        chosen = hardest_negative_mask(anchors)
+        hardest = (anchors.scores * chosen).sum(1)
+        violated = (hardest > anchors.positive - self.margin) & (anchors.positive < MAX_SIMILARITY)
         costs = polynomial(anchors.positive, self.positive).clamp(min=0)
         costs = costs + polynomial(hardest, self.negative).clamp(min=0)
         return costs.masked_fill(~(violated & chosen.any(1)), 0).sum()

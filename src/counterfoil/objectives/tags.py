@@ -23,17 +23,17 @@ from counterfoil.matchers.cross_encoder import CrossEncoder, CrossStates
 from counterfoil.objectives.base import Context, LossReport, Objective, objectives
 from counterfoil.objectives.foils import pair_images
 from counterfoil.objectives.services import (
+    BatchServices,
     Generated,
     Generator,
     GeneratorOptions,
-    Live,
     MaskedBatch,
     MaskShare,
     MaskUnit,
-    Preparation,
+    RunSetup,
 )
 
-UNLABELLED = -1
+UNLABELED = -1
 """The label of a token that no loss looks at."""
 
 CLASS_WEIGHTS = (1.0, 0.11)
@@ -49,7 +49,7 @@ def word_losses(logits: Tensor, labels: Tensor) -> Tensor:
     >>> word_losses(torch.zeros(1, 2, 4), torch.tensor([[-1, 3]]))
     tensor([1.3863])
     """
-    asked = labels != UNLABELLED
+    asked = labels != UNLABELED
     return F.cross_entropy(logits[asked], labels[asked], reduction="none")
 
 
@@ -139,7 +139,7 @@ class TAGS(Objective):
         self.margin, self.mlm, self.rank = margin, mlm, rank
         self._generator: Generator | None = None
 
-    def prepare(self, training: Preparation) -> None:
+    def prepare(self, training: RunSetup) -> None:
         heads = [head for head in self.heads if self._fills or head != "mlm"]
         self._generator = training.generator(self.options, heads)
 
@@ -149,17 +149,17 @@ class TAGS(Objective):
         return not self.options.run
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
-        live = context.live
-        if live is None or self._generator is None:
+        services = context.services
+        if services is None or self._generator is None:
             raise TrainingError("objective.tags works on the batches of a training run only")
         if not self.rank and not self.reads_words:  # what would be written, nothing would read
-            return self._fill_term(live, self._generator.mask(live, context.step))
-        generated = self._generator(live, context.step)
-        filled = self._fill_term(live, generated)
-        read = read_foils(live, _images(live, generated), generated, self.reads_words)
+            return self._fill_term(services, self._generator.mask(services, context.step))
+        generated = self._generator(services, context.step)
+        filled = self._fill_term(services, generated)
+        read = read_foils(services, _images(services, generated), generated, self.reads_words)
         gaps = read.true[read.owners] - read.scores
         rank = global_mean((self.margin - gaps).clamp(min=0))
-        words = self.word_terms(live, generated, read)
+        words = self.word_terms(services, generated, read)
         loss = filled.loss + self.rank * rank + words.loss
         if not context.logging:
             return LossReport(loss)
@@ -173,14 +173,14 @@ class TAGS(Objective):
             }
         return LossReport(loss, filled.diagnostics | diagnostics | words.diagnostics)
 
-    def _fill_term(self, live: Live, masked: MaskedBatch) -> LossReport:
+    def _fill_term(self, services: BatchServices, masked: MaskedBatch) -> LossReport:
         """Filling masks (Eq. 1); nothing if another, frozen model fills them."""
         if not self._fills:
-            return LossReport(0 * live.images.mask.sum().float())
-        loss = global_mean(fill_losses(live, _images(live, masked), masked))
+            return LossReport(0 * services.images.mask.sum().float())
+        loss = global_mean(fill_losses(services, _images(services, masked), masked))
         return LossReport(self.mlm * loss, {"tags/mlm": loss.detach()})
 
-    def word_terms(self, live: Live, generated: Generated, read: Read) -> LossReport:
+    def word_terms(self, services: BatchServices, generated: Generated, read: Read) -> LossReport:
         """What is learned of the single words of the foils: nothing."""
         return LossReport(0 * read.true.sum())
 
@@ -237,16 +237,16 @@ class TAGSDC(TAGS):
         self.discrimination, self.correction = discrimination, correction
         self.class_weights = (replaced, original)
 
-    def word_terms(self, live: Live, generated: Generated, read: Read) -> LossReport:
+    def word_terms(self, services: BatchServices, generated: Generated, read: Read) -> LossReport:
         foils, states = read.foils, read.states
         if states is None:
             raise TrainingError("objective.tags-dc: the foils were scored without their words")
         true_ids = generated.captions.ids[read.owners]
-        heads, masked = cross_encoder(live).heads, read.labels != UNLABELLED
+        heads, masked = cross_encoder(services).heads, read.labels != UNLABELED
         asked = masked if self.correct_over == "masked" else foils.mask
-        with live.autocast():
+        with services.autocast():
             verdicts = heads["discrimination"](states.words).float()
-            logits = heads["correction"](states.words[asked], word_table(live)).float()
+            logits = heads["correction"](states.words[asked], word_table(services)).float()
         discrimination = global_mean(
             discrimination_losses(verdicts, foils.ids, true_ids, foils.mask, self.class_weights)
         )
@@ -265,34 +265,36 @@ class TAGSDC(TAGS):
         return LossReport(loss, diagnostics)
 
 
-def _images(live: Live, masked: MaskedBatch) -> Encoded:
+def _images(services: BatchServices, masked: MaskedBatch) -> Encoded:
     """The images [B] of the captions that were masked."""
-    return live.images[pair_images(live.batch)[: len(masked.masked)]]
+    return services.images[pair_images(services.batch)[: len(masked.masked)]]
 
 
-def fill_losses(live: Live, images: Encoded, generated: MaskedBatch) -> Tensor:
+def fill_losses(services: BatchServices, images: Encoded, generated: MaskedBatch) -> Tensor:
     """Losses of all masked tokens, given the images [B] of the captions."""
-    matcher, versions = cross_encoder(live), generated.masked.shape[1]
+    matcher, versions = cross_encoder(services), generated.masked.shape[1]
     rows = torch.arange(len(images), device=images.mask.device).repeat_interleave(versions)
     labels = generated.masked_labels.flatten(0, 1)
     masked = TextBatch(generated.masked.flatten(0, 1), generated.captions.mask[rows])
-    texts, asked = live.encode_texts(masked), labels != UNLABELLED
-    with live.autocast():
+    texts, asked = services.encode_texts(masked), labels != UNLABELED
+    with services.autocast():
         states = matcher.states(images[rows], texts).words
-        logits = matcher.heads["mlm"](states[asked], word_table(live))
+        logits = matcher.heads["mlm"](states[asked], word_table(services))
     return word_losses(logits.float(), labels[asked])
 
 
-def read_foils(live: Live, images: Encoded, generated: Generated, with_states: bool) -> Read:
+def read_foils(
+    services: BatchServices, images: Encoded, generated: Generated, with_states: bool
+) -> Read:
     """True captions and foils scored with gradients, all with the images [B] of the captions."""
-    captions, matcher = generated.captions, cross_encoder(live)
+    captions, matcher = generated.captions, cross_encoder(services)
     owners = generated.real.nonzero()[:, 0]
     foils = TextBatch(generated.foils[generated.real], captions.mask[owners])
     both = TextBatch(torch.cat([captions.ids, foils.ids]), torch.cat([captions.mask, foils.mask]))
     own = torch.arange(len(images), device=owners.device)
-    texts, pictured = live.encode_texts(both), images[torch.cat([own, owners])]
+    texts, pictured = services.encode_texts(both), images[torch.cat([own, owners])]
     count, states = len(own), None
-    with live.autocast():
+    with services.autocast():
         if with_states:
             states = matcher.states(pictured, texts)
             scores = matcher.score(states.pooled)
@@ -305,16 +307,16 @@ def read_foils(live: Live, images: Encoded, generated: Generated, with_states: b
     return Read(foils, labels, owners, scores[:count].float(), scores[count:].float(), states)
 
 
-def cross_encoder(live: Live) -> CrossEncoder:
+def cross_encoder(services: BatchServices) -> CrossEncoder:
     """The matcher in training, which `prepare` has seen to be one."""
-    matcher = live.matcher
+    matcher = services.matcher
     assert isinstance(matcher, CrossEncoder)  # noqa: S101
     return matcher
 
 
-def word_table(live: Live) -> Tensor:
+def word_table(services: BatchServices) -> Tensor:
     """Vectors [V, D] of the words that the heads write with."""
-    table: Tensor = live.text_encoder.word_table.weight  # type: ignore[union-attr, assignment]
+    table: Tensor = services.text_encoder.word_table.weight  # type: ignore[union-attr, assignment]
     return table
 
 
@@ -346,13 +348,15 @@ class MLM(Objective):
         self.options = GeneratorOptions(masks, 1, 1, 1.0, unit, extractor, share=mask_share)
         self._generator: Generator | None = None
 
-    def prepare(self, training: Preparation) -> None:
+    def prepare(self, training: RunSetup) -> None:
         self._generator = training.generator(self.options, ("mlm",))
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
-        live = context.live
-        if live is None or self._generator is None:
+        services = context.services
+        if services is None or self._generator is None:
             raise TrainingError("objective.mlm works on the batches of a training run only")
-        images = live.images[pair_images(live.batch)]
-        loss = global_mean(fill_losses(live, images, self._generator.mask(live, context.step)))
+        images = services.images[pair_images(services.batch)]
+        loss = global_mean(
+            fill_losses(services, images, self._generator.mask(services, context.step))
+        )
         return LossReport(loss, {"mlm/loss": loss.detach()})

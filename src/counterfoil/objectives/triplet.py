@@ -9,7 +9,7 @@ from counterfoil.objectives.base import (
     Anchors,
     Context,
     LossReport,
-    Manner,
+    NegativeSelection,
     Objective,
     Reduction,
     both_directions,
@@ -58,7 +58,7 @@ class HingeObjective(Objective):
         loss = losses[0] + losses[1]
         return loss if self.reduction == "sum" else loss / 2
 
-    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+    def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """The margin for each anchor: right for one negative each, or a mean over them."""
         return self.margin if self.reduction == "mean" else 2 * anchors * self.margin
 
@@ -75,7 +75,7 @@ class HingeObjective(Objective):
 
 def hinge(anchors: Anchors, margin: float) -> Tensor:
     """[margin + candidate - positive]₊ for every candidate of every anchor, [P, C]."""
-    return (margin + anchors.candidates - anchors.positive[:, None]).clamp(min=0)
+    return (margin + anchors.scores - anchors.positive[:, None]).clamp(min=0)
 
 
 @objectives.register("triplet")
@@ -83,9 +83,9 @@ class Triplet(HingeObjective):
     """Hinge on every negative of the batch (VSE0)."""
 
     def weights(self, anchors: Anchors, context: Context) -> Tensor:
-        return every_negative(anchors)
+        return all_negatives_mask(anchors)
 
-    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+    def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         return _uninformed_triplet(self, anchors, negatives)
 
 
@@ -105,8 +105,8 @@ class HardestNegative(HingeObjective):
 
     def weights(self, anchors: Anchors, context: Context) -> Tensor:
         if context.epoch < self.warmup_epochs:
-            return every_negative(anchors)
-        return one_hardest(anchors)
+            return all_negatives_mask(anchors)
+        return hardest_negative_mask(anchors)
 
     def cost(self, directions: tuple[Anchors, Anchors], context: Context) -> Tensor:
         """What `weights` says, at once: with one negative each, no matrix of them is needed."""
@@ -118,28 +118,28 @@ class HardestNegative(HingeObjective):
             return costs.sum(1).sum()
         return costs.mean(1).sum() / 2
 
-    def uninformed(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
+    def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         if epoch < self.warmup_epochs:
             return _uninformed_triplet(self, anchors, negatives)
-        return super().uninformed(anchors, negatives, epoch)
+        return super().loss_at_equal_scores(anchors, negatives, epoch)
 
-    def manner(self, epoch: int) -> Manner:
-        return "every" if epoch < self.warmup_epochs else "hardest"
+    def negative_selection(self, epoch: int) -> NegativeSelection:
+        return "all" if epoch < self.warmup_epochs else "hardest"
 
 
-def every_negative(anchors: Anchors) -> Tensor:
+def all_negatives_mask(anchors: Anchors) -> Tensor:
     """Weight one on each negative of each anchor."""
-    return anchors.negative.to(anchors.candidates.dtype)
+    return anchors.is_negative.to(anchors.scores.dtype)
 
 
-def one_hardest(anchors: Anchors) -> Tensor:
+def hardest_negative_mask(anchors: Anchors) -> Tensor:
     """Weight one on each anchor's hardest negative, nothing where it has no negative."""
-    ranked = anchors.candidates.detach().masked_fill(~anchors.negative, -torch.inf)
+    ranked = anchors.scores.detach().masked_fill(~anchors.is_negative, -torch.inf)
     chosen = torch.zeros_like(ranked).scatter_(1, ranked.argmax(1, keepdim=True), 1.0)
-    return chosen * anchors.negative
+    return chosen * anchors.is_negative
 
 
 def hardest_score(anchors: Anchors) -> Tensor:
     """Score of each anchor's hardest negative, -inf where it has none; of equal ones one counts."""
     # log 0 is -inf, log 1 is 0: a sum takes nothing in the backward pass, a choice would
-    return (anchors.candidates + anchors.negative.log()).max(1).values
+    return (anchors.scores + anchors.is_negative.log()).max(1).values

@@ -60,10 +60,10 @@ STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: small files, which can be searched
     "svg.hashsalt": "counterfoil",  # the same figure is the same file
 }
-LONGEST = 40
+MAX_NAME_CHARS = 40
 """Characters of a name that fit beside an axis or in a legend."""
 
-FEW_POINTS = 40
+MAX_MARKED_POINTS = 40
 """Lines of so many points have a marker at each."""
 
 
@@ -89,7 +89,7 @@ def line_style(place: int) -> str:
     return ("-", "--", ":")[place // len(COLORS) % 3]
 
 
-def short(name: str, most: int = LONGEST) -> str:
+def short(name: str, most: int = MAX_NAME_CHARS) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
@@ -103,7 +103,7 @@ def head_of(title: str, width: float) -> float:
     return 0.15 + 0.19 * len(title_lines(title, width))
 
 
-def margin_of(names: Sequence[str], most: int = LONGEST) -> float:
+def margin_of(names: Sequence[str], most: int = MAX_NAME_CHARS) -> float:
     """Inches that names at the left of rows take."""
     return 0.3 + 0.075 * max((len(short(name, most)) for name in names), default=0)
 
@@ -205,7 +205,7 @@ def _draw_line(axes: Axes, name: str, points: Sequence[Point], look: dict[str, s
     known = [False, *(math.isfinite(x) and math.isfinite(y) for x, y in zip(xs, ys, strict=True))]
     known.append(False)
     alone = [i for i in range(len(xs)) if known[i + 1] and not (known[i] or known[i + 2])]
-    every = None if len(points) <= FEW_POINTS else alone
+    every = None if len(points) <= MAX_MARKED_POINTS else alone
     axes.plot(xs, ys, label=name, marker="o", markersize=3.5, markevery=every, **look)  # type: ignore[arg-type]
     spread = [(point[2] or 0.0) if len(point) == 3 else 0.0 for point in points]
     if any(spread):

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-FEW = 10
+MAX_LARGE_POINTS = 10
 """Groups of so many points are drawn larger: they are what the others are compared with."""
 
-BARS = 60
+MAX_BARS = 60
 """Bars of a histogram, at most."""
 
 KINDS = {"matched": COLORS[0], "mismatched": COLORS[1]}
@@ -59,7 +59,7 @@ def plane_chart(
         say_no_data(axes)
         return figure
     for place, (name, some) in enumerate(groups.items()):
-        few = len(some) <= FEW
+        few = len(some) <= MAX_LARGE_POINTS
         axes.scatter(
             [x for x, _ in some],
             [y for _, y in some],
@@ -121,7 +121,7 @@ def _draw_densities(axes: Axes, panel: DensityPanel) -> None:
     for kind, counts in panel.counts.items():
         edges = np.linspace(panel.low, panel.high, len(counts) + 1)
         centers = (edges[:-1] + edges[1:]) / 2
-        wide = sorted({*edges[:: -(-len(counts) // BARS)].tolist(), float(edges[-1])})
+        wide = sorted({*edges[:: -(-len(counts) // MAX_BARS)].tolist(), float(edges[-1])})
         heights, _ = np.histogram(centers, wide, weights=counts, density=True)
         hue = KINDS[kind]
         axes.stairs(heights, wide, fill=True, alpha=0.4, color=hue, label=kind)

@@ -19,16 +19,16 @@ IMAGE_HEIGHT = 720
 CHIP_HEIGHT, LINE_HEIGHT = 44, 78
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 
 _FACES = ("DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf", "arial.ttf", "Helvetica.ttc")
 _FONTS: dict[int, Font] = {}
-LEAST_WEIGHT = 0.04
-UNKNOWN = "unknown word, left out"
-HEADING = 44
+MIN_WEIGHT = 0.04
+UNKNOWN_NOTE = "unknown word, left out"
+HEADING_SIZE = 44
 
 
-def colour_of(shade: float, ground: Colour = PAPER) -> Colour:
+def color_of(shade: float, ground: Color = PAPER) -> Color:
     """The background of a word of that shade, on paper of the colour ``ground``."""
     strength = 0.85 * abs(shade)
     hue = FOR if shade > 0 else AGAINST
@@ -53,7 +53,7 @@ def draw_chips(draw: ImageDraw.ImageDraw, chips: Sequence[Chip], top: float) -> 
     """Words from ``top`` on, line by line."""
     for chip, text, x, y, width in _places(chips):
         upper = top + y
-        ground = colour_of(chip.shade, GROUND)
+        ground = color_of(chip.shade, GROUND)
         draw.rounded_rectangle((x, upper, x + width, upper + CHIP_HEIGHT), 9, fill=ground)
         if not chip.known:
             _draw_dots(draw, (x, upper, x + width, upper + CHIP_HEIGHT))
@@ -92,8 +92,8 @@ def _places(chips: Sequence[Chip]) -> list[tuple[Chip, str, float, float, float]
     return places
 
 
-def _luminance(colour: Colour) -> float:
-    return (0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]) / 255
+def _luminance(color: Color) -> float:
+    return (0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2]) / 255
 
 
 def fitted(image: Image.Image) -> Image.Image:
@@ -135,7 +135,7 @@ def standing(match: Match) -> str:
     return f"higher than {wrong} of wrong pairs, than {right} of right pairs ({split})"
 
 
-def colour_note(match: Match) -> str:
+def color_note(match: Match) -> str:
     """What the colours mean, in one line."""
     if match.yardstick is None:
         return (
@@ -195,14 +195,14 @@ def _draw_footer(draw: ImageDraw.ImageDraw, match: Match, y: int) -> None:
     if match.boundary is not None:
         x = MARGIN + font(26).getlength(score) + 28
         draw.text((x, y + 21), f"boundary {match.boundary:.4f}", FAINT, font(21))
-    lines = (standing(match), method_note(match), colour_note(match))
+    lines = (standing(match), method_note(match), color_note(match))
     for number, line in enumerate(filter(None, lines)):
         draw.text((MARGIN, y + 56 + 26 * number), line.replace("−", "-"), FAINT, font(17))
     x = float(WIDTH - MARGIN)
     for name, shade in (("for", 1.0), ("against", -1.0)):
         x -= font(17).getlength(name)
         draw.text((x, y + 22), name, FAINT, font(17))
-        draw.rounded_rectangle((x - 26, y + 23, x - 8, y + 41), 4, fill=colour_of(shade))
+        draw.rounded_rectangle((x - 26, y + 23, x - 8, y + 41), 4, fill=color_of(shade))
         x -= 46
 
 
@@ -235,12 +235,12 @@ def _picture(match: Match, image: Image.Image) -> Image.Image:
     largest = max(float(worst.region_weights.max(initial=0.0)), 1e-9)
     frames = sorted(zip(worst.region_weights.tolist(), match.boxes.tolist(), strict=False))
     for weight, box in frames:
-        if weight >= LEAST_WEIGHT:
+        if weight >= MIN_WEIGHT:
             picture = _framed(picture, box, weight / largest, hue)
     return picture
 
 
-def _framed(picture: Image.Image, box: list[float], strength: float, hue: Colour) -> Image.Image:
+def _framed(picture: Image.Image, box: list[float], strength: float, hue: Color) -> Image.Image:
     """A frame whose width and opacity say how much of the attention it got."""
     width, height = picture.size
     left, right = sorted((box[0] * width, box[2] * width))
@@ -282,19 +282,19 @@ def correct_png(found: Correction, image: Image.Image | None = None) -> bytes:
     ]
     picture = fitted(image) if image is not None else None
     top = MARGIN + (picture.height + 24 if picture is not None else 0)
-    middle = top + HEADING + height_of(before)
-    bottom = middle + HEADING + (height_of(after) if changed else 0)
+    middle = top + HEADING_SIZE + height_of(before)
+    bottom = middle + HEADING_SIZE + (height_of(after) if changed else 0)
     page = Image.new("RGB", (WIDTH, bottom + 12), PAPER)
     draw = ImageDraw.Draw(page)
     if picture is not None:
         page.paste(picture, ((WIDTH - picture.width) // 2, MARGIN))
     _heading(draw, top, found.score, "how likely each word is wrong")
-    draw_chips(draw, before, top + HEADING)
+    draw_chips(draw, before, top + HEADING_SIZE)
     draw.line((MARGIN, middle - 4, WIDTH - MARGIN, middle - 4), fill=RULE, width=2)
     said = "corrected" if changed else "nothing was changed"
     _heading(draw, middle + 8, found.corrected_score, said)
     if changed:
-        draw_chips(draw, after, middle + 8 + HEADING)
+        draw_chips(draw, after, middle + 8 + HEADING_SIZE)
     return png(page)
 
 

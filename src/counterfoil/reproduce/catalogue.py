@@ -13,8 +13,8 @@ import yaml
 from counterfoil.core.config import merge, read_recipe, read_value
 from counterfoil.core.errors import ConfigError, nearest
 from counterfoil.core.recipes import SUFFIXES
-from counterfoil.reproduce.artefact import Line, Sweep
-from counterfoil.reproduce.spec import AnyArtefact, Row, build_artefact
+from counterfoil.reproduce.artifact import Line, Sweep
+from counterfoil.reproduce.spec import AnyArtifact, Row, build_artifact
 
 TABLES = Path(__file__).parent / "tables"
 
@@ -26,7 +26,7 @@ def names() -> list[str]:
     )
 
 
-def load_artefact(name: str) -> AnyArtefact:
+def load_artifact(name: str) -> AnyArtifact:
     """A table or figure by its name, or from a YAML file."""
     path = Path(name) if name.endswith(SUFFIXES) else TABLES / f"{name}.yaml"
     if path.parent == TABLES and path.stem not in names():
@@ -34,7 +34,7 @@ def load_artefact(name: str) -> AnyArtefact:
             f"nothing called '{name}' to reproduce{nearest(name, names())} "
             "(counterfoil reproduce --list shows what there is; a file of your own ends in .yaml)"
         )
-    return build_artefact({"name": path.stem, **_read(path)}, str(path))
+    return build_artifact({"name": path.stem, **_read(path)}, str(path))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -59,32 +59,32 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(0, found[1] if found else name), (int(found[2]) if found else 0, name)]
 
 
-def only_rows(artefact: AnyArtefact, patterns: Sequence[str]) -> AnyArtefact:
+def only_rows(artifact: AnyArtifact, patterns: Sequence[str]) -> AnyArtifact:
     """The artefact with the rows (or lines) that a pattern names by their label or by their run.
 
     >>> _names(Line(label="VSE (FC)", run="vse-fc"))
     ['VSE (FC)', 'vse-fc']
     """
     if not patterns:
-        return artefact
-    if isinstance(artefact, Sweep):
-        if not artefact.lines:
-            raise ConfigError(f"{artefact.name}: a sweep of one run has no rows to choose from")
-        lines = [line for line in artefact.lines if _chosen(_names(line), patterns)]
-        _refuse_unmet(artefact.name, patterns, [_names(line) for line in artefact.lines])
-        return artefact.model_copy(update={"lines": lines})
-    rows = [row for row in artefact.rows if _chosen(_names(row), patterns)]
-    _refuse_unmet(artefact.name, patterns, [_names(row) for row in artefact.rows])
-    return artefact.model_copy(update={"rows": rows})
+        return artifact
+    if isinstance(artifact, Sweep):
+        if not artifact.lines:
+            raise ConfigError(f"{artifact.name}: a sweep of one run has no rows to choose from")
+        lines = [line for line in artifact.lines if _chosen(_names(line), patterns)]
+        _refuse_unmet(artifact.name, patterns, [_names(line) for line in artifact.lines])
+        return artifact.model_copy(update={"lines": lines})
+    rows = [row for row in artifact.rows if _chosen(_names(row), patterns)]
+    _refuse_unmet(artifact.name, patterns, [_names(row) for row in artifact.rows])
+    return artifact.model_copy(update={"rows": rows})
 
 
-def labels(artefact: AnyArtefact) -> list[list[str]]:
+def labels(artifact: AnyArtifact) -> list[list[str]]:
     """Of all rows, in their order."""
-    if isinstance(artefact, Sweep):
+    if isinstance(artifact, Sweep):
         return [
-            [*filter(None, [point.line.label]), f"{point.value:g}"] for point in artefact.points
+            [*filter(None, [point.line.label]), f"{point.value:g}"] for point in artifact.points
         ]
-    return [row.label for row in artefact.rows]
+    return [row.label for row in artifact.rows]
 
 
 def _names(row: Row | Line) -> list[str]:

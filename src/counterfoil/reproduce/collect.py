@@ -9,19 +9,19 @@ from counterfoil.core.config import RunConfig
 from counterfoil.core.errors import ConfigError
 from counterfoil.evaluation.evaluate import flat_metrics
 from counterfoil.objectives import create_objective
-from counterfoil.reproduce.artefact import METRICS, Sweep
+from counterfoil.reproduce.artifact import METRICS, Sweep
 from counterfoil.reproduce.columns import MeasureColumn
 from counterfoil.reproduce.distributions import read_distributions
 from counterfoil.reproduce.examples import collect_sheet
-from counterfoil.reproduce.measure import FoilJudge, Judge
+from counterfoil.reproduce.measure import MeasureEvaluator, RunEvaluator
 from counterfoil.reproduce.negatives import collect_negatives
 from counterfoil.reproduce.plan import Plan, PlannedRun
 from counterfoil.reproduce.results import (
     Curve,
-    Found,
     Measure,
     Plot,
     Reproduction,
+    RowResult,
     SeedResult,
     ShownMeasure,
     ShownPanel,
@@ -40,30 +40,30 @@ from counterfoil.reproduce.spec import (
     Row,
     Scatter,
 )
-from counterfoil.reproduce.table_rows import ShownRow, shown_rows
+from counterfoil.reproduce.table_rows import TableRow, table_rows
 from counterfoil.reproduce.word_maps import map_pairs
 from counterfoil.training.logs import read_metrics
 
-MOST_POINTS = 200
+MAX_CURVE_POINTS = 200
 """Of one curve; longer ones are averaged over neighbouring points."""
 
 
 def collect(
-    plan: Plan, outcome: Outcome, judge: Judge, *, with_measures: bool = True
+    plan: Plan, outcome: Outcome, evaluator: RunEvaluator, *, with_measures: bool = True
 ) -> Reproduction:
     """Everything there is to show; rows that are not finished say so.
 
     Without measures it is a matter of moments.
     """
-    artefact, settings = plan.artefact, plan.settings
-    chosen = artefact.data_sets.get(settings.published) if settings.published else None
+    artifact, settings = plan.artifact, plan.settings
+    chosen = artifact.data_sets.get(settings.published) if settings.published else None
     folds = plan.folds
-    collector = _Collector(plan, outcome, judge, folds)
+    collector = _Collector(plan, outcome, evaluator, folds)
     found = Reproduction(
-        name=artefact.name,
-        kind=artefact.kind,
-        title=artefact.title,
-        paper=artefact.paper,
+        name=artifact.name,
+        kind=artifact.kind,
+        title=artifact.title,
+        paper=artifact.paper,
         data=settings.data,
         scale=settings.scale,
         seeds=settings.seeds,
@@ -74,71 +74,75 @@ def collect(
         published_title=chosen.title if chosen else None,
         folds=folds,
         published_elsewhere=bool(chosen and chosen.elsewhere),
-        note=artefact.note,
+        note=artifact.note,
     )
-    shown = shown_rows(plan)
-    if isinstance(artefact, Sweep):
-        on_dev = artefact.judged_on == "dev"
+    shown = table_rows(plan)
+    if isinstance(artifact, Sweep):
+        on_dev = artifact.judged_on == "dev"
         rows = [collector.row(row, on_dev=on_dev) for row in shown]
-        named = ["Model"] if artefact.lines else []
+        named = ["Model"] if artifact.lines else []
         more = {
-            "columns": [*named, artefact.x_label],
-            "x_label": artefact.x_label,
-            "log": artefact.log,
-            "key": artefact.key,
-            "judged_on": artefact.judged_on,
+            "columns": [*named, artifact.x_label],
+            "x_label": artifact.x_label,
+            "log": artifact.log,
+            "key": artifact.key,
+            "judged_on": artifact.judged_on,
             "panels": [
                 ShownPanel(name=p.metric, title=p.title, y_label=p.y_label, parts=list(p.parts))
-                for p in artefact.panels
+                for p in artifact.panels
             ],
         }
         return found.model_copy(update={"rows": rows, **more})
     rows = [collector.row(row) for row in shown]
-    if isinstance(artefact, Scatter):
+    if isinstance(artifact, Scatter):
         rows = [
-            collector.with_speed(row, spec, artefact.repeats)
-            for row, spec in zip(rows, artefact.rows, strict=True)
+            collector.with_speed(row, spec, artifact.repeats)
+            for row, spec in zip(rows, artifact.rows, strict=True)
         ]
-    plots = collector.plots(artefact) if isinstance(artefact, Curves) else []
-    if isinstance(artefact, Histograms):
-        found = found.model_copy(update={"distributions": read_distributions(plan, artefact)})
-    if isinstance(artefact, Maps) and with_measures:
+    plots = collector.plots(artifact) if isinstance(artifact, Curves) else []
+    if isinstance(artifact, Histograms):
+        found = found.model_copy(update={"distributions": read_distributions(plan, artifact)})
+    if isinstance(artifact, Maps) and with_measures:
         try:
-            found = found.model_copy(update={"pairs": map_pairs(plan, artefact, judge)})
+            found = found.model_copy(update={"pairs": map_pairs(plan, artifact, evaluator)})
         except Exception as error:  # the rows are wanted all the same
             failed = {"errors": [*rows[0].errors, describe(error)]}
             rows[0] = rows[0].model_copy(update=failed)
-    if isinstance(artefact, Negatives):
-        more = collect_negatives(artefact, rows, shown, judge) if with_measures else {}
+    if isinstance(artifact, Negatives):
+        more = collect_negatives(artifact, rows, shown, evaluator) if with_measures else {}
         return found.model_copy(
-            update={"columns": artefact.columns, "metrics": ["rsum"], "rows": rows, **more}
+            update={"columns": artifact.columns, "metrics": ["rsum"], "rows": rows, **more}
         )
-    if isinstance(artefact, Measured):
-        foil_judge = FoilJudge(judge, artefact.foils)
+    if isinstance(artifact, Measured):
+        measure_evaluator = MeasureEvaluator(evaluator, artifact.foils)
         rows = [
             collector.with_measures(
-                row, each, artefact.measures if with_measures else (), foil_judge
+                row, each, artifact.measures if with_measures else (), measure_evaluator
             )
             for row, each in zip(rows, shown, strict=True)
         ]
-        columns = [ShownMeasure(title=c.title, decimals=c.decimals) for c in artefact.measures]
-        claims = [StatedClaim(**claim.model_dump()) for claim in artefact.claims]
-        told = {"metrics": artefact.metrics, "measures": columns, "claims": claims}
+        columns = [ShownMeasure(title=c.title, decimals=c.decimals) for c in artifact.measures]
+        claims = [StatedClaim(**claim.model_dump()) for claim in artifact.claims]
+        told = {"metrics": artifact.metrics, "measures": columns, "claims": claims}
         found = found.model_copy(update=told)
-        if isinstance(artefact, Examples) and with_measures:
+        if isinstance(artifact, Examples) and with_measures:
             try:
-                found = found.model_copy(update={"sheet": collect_sheet(plan, shown, foil_judge)})
+                found = found.model_copy(
+                    update={"sheet": collect_sheet(plan, shown, measure_evaluator)}
+                )
             except Exception as error:  # the table is wanted all the same
                 errors = [*rows[-1].errors, f"examples: {describe(error)}"]
                 rows[-1] = rows[-1].model_copy(update={"errors": errors})
-    return found.model_copy(update={"columns": artefact.columns, "rows": rows, "plots": plots})
+    return found.model_copy(update={"columns": artifact.columns, "rows": rows, "plots": plots})
 
 
 class _Collector:
-    def __init__(self, plan: Plan, outcome: Outcome, judge: Judge, folds: int | None) -> None:
-        self.plan, self.outcome, self.judge, self.folds = plan, outcome, judge, folds
+    def __init__(
+        self, plan: Plan, outcome: Outcome, evaluator: RunEvaluator, folds: int | None
+    ) -> None:
+        self.plan, self.outcome, self.evaluator, self.folds = plan, outcome, evaluator, folds
 
-    def row(self, shown: ShownRow, on_dev: bool = False) -> Found:
+    def row(self, shown: TableRow, on_dev: bool = False) -> RowResult:
         """The row with the recalls of every seed that is finished."""
         each: list[SeedResult] = []
         errors: list[str] = []
@@ -156,19 +160,23 @@ class _Collector:
                     errors.append(f"{members[0].title}: {describe(error)}")
                     continue
                 numbers = {key: report[key] for key in METRICS if key in report}
-                each.append(SeedResult(seed=seed, recipe=shown.found.recipe, numbers=numbers))
+                each.append(SeedResult(seed=seed, recipe=shown.result.recipe, numbers=numbers))
         update = {"errors": errors, "missing": missing}
-        return shown.found.with_each(each).model_copy(update=update)
+        return shown.result.with_each(each).model_copy(update=update)
 
-    def _test(self, members: Sequence[PlannedRun], shown: ShownRow) -> dict[str, float]:
-        return flat_metrics(self.judge.report(members, self.folds, shown.standardise))
+    def _test(self, members: Sequence[PlannedRun], shown: TableRow) -> dict[str, float]:
+        return flat_metrics(self.evaluator.report(members, self.folds, shown.standardize))
 
     def _dev(self, members: Sequence[PlannedRun]) -> dict[str, float]:
         return read_cost(members[0].folder, members[0].config.evaluation.split).dev
 
     def with_measures(
-        self, found: Found, shown: ShownRow, columns: Sequence[MeasureColumn], judge: FoilJudge
-    ) -> Found:
+        self,
+        found: RowResult,
+        shown: TableRow,
+        columns: Sequence[MeasureColumn],
+        evaluator: MeasureEvaluator,
+    ) -> RowResult:
         """The columns besides recalls, of rows that are one run each."""
         errors = list(found.errors)
         each = {one.seed: one for one in found.each}
@@ -182,7 +190,7 @@ class _Collector:
                 if writer is not None and writer.state != "finished":
                     continue
                 try:
-                    value = judge.number(column, members[0], writer)
+                    value = evaluator.number(column, members[0], writer)
                 except Exception as error:  # the other columns and rows are wanted all the same
                     errors.append(f"{members[0].title}, {column.title}: {describe(error)}")
                     continue
@@ -192,17 +200,17 @@ class _Collector:
             each[seed] = before.model_copy(update={"numbers": before.numbers | values})
         return found.with_each(list(each.values())).model_copy(update={"errors": errors})
 
-    def with_speed(self, found: Found, row: Row, repeats: int) -> Found:
+    def with_speed(self, found: RowResult, row: Row, repeats: int) -> RowResult:
         members = [self.plan.runs[name][0] for name in row.members]
         if not members or any(run.state != "finished" for run in members):
             return found
-        return found.model_copy(update={"speed": self.judge.speed(members, repeats)})
+        return found.model_copy(update={"speed": self.evaluator.speed(members, repeats)})
 
-    def plots(self, artefact: Curves) -> list[Plot]:
+    def plots(self, artifact: Curves) -> list[Plot]:
         """A panel a metric, a line a row that has it."""
         records: dict[str, list[list[dict[str, Any]]]] = {}
         configs: dict[str, RunConfig] = {}
-        for row in artefact.rows:
+        for row in artifact.rows:
             runs = self.plan.runs[row.members[0]]
             done = [run for run in runs if run.state == "finished"]
             records[row.name] = [read_metrics(run.folder / "metrics.jsonl") for run in done]
@@ -215,7 +223,7 @@ class _Collector:
                 curves=_curves(panel, records, configs),
                 levels=_levels(list(configs.values())) if panel.per_pair else {},
             )
-            for panel in artefact.panels
+            for panel in artifact.panels
         ]
 
 
@@ -242,7 +250,10 @@ def per_pair(config: RunConfig) -> float:
     reduction, the weight and the batch size.
     """
     last, size = config.train.epochs - 1, config.train.batch_size
-    margin, flat = _margin(config), create_objective(config.objective).uninformed(size, 1.0, last)
+    margin, flat = (
+        _margin(config),
+        create_objective(config.objective).loss_at_equal_scores(size, 1.0, last),
+    )
     if margin is None or not flat:
         raise ConfigError(
             f"per_pair: the loss {', '.join(config.objective)} has no level at which all scores "
@@ -281,7 +292,7 @@ def curve(
                 values[record["step"]] = change(value)
         by_step.append(values)
     steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
-    size = -(-len(steps) // MOST_POINTS) or 1
+    size = -(-len(steps) // MAX_CURVE_POINTS) or 1
     points = []
     for first in range(0, len(steps), size):
         part = steps[first : first + size]

@@ -20,7 +20,7 @@ from counterfoil.training.logs import read_metrics
 
 Record = dict[str, Any]
 
-WHEN = {"first": "first epoch", "unadjusted": "last epoch with α", "last": "last epoch"}
+EPOCH_NAMES = {"first": "first epoch", "unadjusted": "last epoch with α", "last": "last epoch"}
 
 HEADS = (
     *("epoch", "boundary t"),
@@ -37,23 +37,25 @@ NUMBERS = (
 Array = NDArray[np.float64]
 STEPS, EXAGGERATED = 600, 120
 RATE, EXAGGERATION = 20.0, 4.0
-TINY = 1e-12
+MIN_DENSITY = 1e-12
 
 
-def read_distributions(plan: Plan, artefact: Histograms) -> list[Distribution]:
+def read_distributions(plan: Plan, artifact: Histograms) -> list[Distribution]:
     """Of every row with a finished seed, at the epochs that the figure shows."""
     distributions = []
-    for row in artefact.rows:
+    for row in artifact.rows:
         runs = [run for run in plan.runs[row.members[0]] if run.state == "finished"]
         by_seed = [sampled_epochs(read_metrics(run.folder / "metrics.jsonl")) for run in runs]
         shown: set[int] = set()
-        for name in reversed(artefact.epochs):  # of two names for one epoch, the later one
+        for name in reversed(artifact.epochs):  # of two names for one epoch, the later one
             chosen = [epoch for epochs in by_seed if (epoch := choose_epoch(name, epochs))]
             if chosen and chosen[0]["epoch"] not in shown:
                 shown.add(chosen[0]["epoch"])
-                distributions.append(_distribution(row.name, WHEN[name], chosen))
-    order = {(row.name, when): k for row in artefact.rows for k, when in enumerate(WHEN.values())}
-    names = [row.name for row in artefact.rows]
+                distributions.append(_distribution(row.name, EPOCH_NAMES[name], chosen))
+    order = {
+        (row.name, when): k for row in artifact.rows for k, when in enumerate(EPOCH_NAMES.values())
+    }
+    names = [row.name for row in artifact.rows]
     return sorted(distributions, key=lambda one: (names.index(one.row), order[(one.row, one.when)]))
 
 
@@ -220,14 +222,14 @@ def _joint(distances: Array, perplexity: float) -> Array:
     count, target = len(distances), np.log(perplexity)
     low, high = np.zeros(count), np.full(count, np.inf)
     # in units of the mean distance, so that the search begins near its end
-    beta = np.full(count, 1.0 / max(float(distances.mean()), TINY))
+    beta = np.full(count, 1.0 / max(float(distances.mean()), MIN_DENSITY))
     for _ in range(60):
         rows, entropy = _conditional(distances, beta)
         wide = entropy > target
         low, high = np.where(wide, beta, low), np.where(wide, high, beta)
         beta = np.where(np.isinf(high), beta * 2, (low + high) / 2)
     rows, _ = _conditional(distances, beta)
-    return np.maximum((rows + rows.T) / (2 * count), TINY)
+    return np.maximum((rows + rows.T) / (2 * count), MIN_DENSITY)
 
 
 def _conditional(distances: Array, beta: Array) -> tuple[Array, Array]:
@@ -235,19 +237,19 @@ def _conditional(distances: Array, beta: Array) -> tuple[Array, Array]:
     off = np.where(np.eye(len(distances), dtype=bool), np.inf, distances)
     weights = np.exp(-beta[:, None] * (off - off.min(1, keepdims=True)))
     rows = weights / weights.sum(1, keepdims=True)
-    return rows, -(rows * np.log(np.maximum(rows, TINY))).sum(1)
+    return rows, -(rows * np.log(np.maximum(rows, MIN_DENSITY))).sum(1)
 
 
 def _principal(points: Array) -> Array:
     """The first two principal components, small, with signs that do not depend on the library."""
-    centred = points - points.mean(0)
-    directions = np.linalg.svd(centred, full_matrices=False)[2][:2]
+    centered = points - points.mean(0)
+    directions = np.linalg.svd(centered, full_matrices=False)[2][:2]
     if len(directions) < 2:
         directions = np.concatenate([directions, np.zeros_like(directions)])
     largest = np.abs(directions).argmax(1)
     signs = np.sign(directions[np.arange(2), largest])
-    places: Array = centred @ (directions * np.where(signs == 0, 1.0, signs)[:, None]).T
-    return places * (1e-2 / max(float(places.std()), TINY))
+    places: Array = centered @ (directions * np.where(signs == 0, 1.0, signs)[:, None]).T
+    return places * (1e-2 / max(float(places.std()), MIN_DENSITY))
 
 
 def _gradient(places: Array, joint: Array) -> Array:

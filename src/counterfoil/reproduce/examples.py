@@ -22,20 +22,20 @@ from counterfoil.evaluation.report import markdown_table
 from counterfoil.models import Model
 from counterfoil.models.correct import Correction, correct
 from counterfoil.reproduce.columns import OWN, MeasureColumn
-from counterfoil.reproduce.measure import FoilJudge
+from counterfoil.reproduce.measure import MeasureEvaluator
 from counterfoil.reproduce.plan import Plan, PlannedRun
 from counterfoil.reproduce.results import Example, ExampleLine, ExampleSheet, ExampleWord, PointMap
 from counterfoil.reproduce.spec import Examples
-from counterfoil.reproduce.table_rows import ShownRow
+from counterfoil.reproduce.table_rows import TableRow
 from counterfoil.training.run_folder import load_model
 
-SIDE = 320
+IMAGE_SIDE = 320
 """Pixels of the longer side of a picture."""
-MOST_POINTS = 400
+MAX_MAP_POINTS = 400
 """Of each row on the map of scores; more are drawn by chance."""
-SUSPECTED = 0.5
+SUSPECTED_FROM = 0.5
 """Words that are wrong with at least this probability are marked."""
-SHEET = 1
+SHEET_REVISION = 1
 """What a kept sheet holds; sheets of other versions are made again."""
 
 
@@ -49,32 +49,34 @@ class _Source:
     foils: FoilSet
 
 
-def collect_sheet(plan: Plan, shown: Sequence[ShownRow], judge: FoilJudge) -> ExampleSheet | None:
+def collect_sheet(
+    plan: Plan, shown: Sequence[TableRow], evaluator: MeasureEvaluator
+) -> ExampleSheet | None:
     """Examples of the first seed of which all runs are finished; None if there is none.
 
     A sheet is kept beside the judge's other results, and not made twice.
     """
-    artefact = plan.artefact
-    if not isinstance(artefact, Examples):
-        raise ConfigError(f"{artefact.name}: only artefacts of the kind 'examples' have examples")
+    artifact = plan.artifact
+    if not isinstance(artifact, Examples):
+        raise ConfigError(f"{artifact.name}: only artefacts of the kind 'examples' have examples")
     for index in range(plan.settings.seeds):
         asked = [_asked(plan, row, index) for row in shown]
         runs = [one for _, run, writer in asked for one in (run, writer) if one is not None]
         if all(run.state == "finished" for run in runs):
-            names = [row.found.name for row in shown]
+            names = [row.result.name for row in shown]
             columns = [[column.foils, column.blind] for column, _, _ in asked]
-            digests, options = [run.digest for run in runs], judge.options.model_dump()
-            wanted = [artefact.show, artefact.examples, names, columns]
-            return judge.kept(
-                ["sheet", SHEET, *wanted, digests, options],
+            digests, options = [run.digest for run in runs], evaluator.options.model_dump()
+            wanted = [artifact.show, artifact.examples, names, columns]
+            return evaluator.kept(
+                ["sheet", SHEET_REVISION, *wanted, digests, options],
                 ExampleSheet,
-                lambda: _sheet(artefact, names, asked, index, judge),  # noqa: B023
+                lambda: _sheet(artifact, names, asked, index, evaluator),  # noqa: B023
             )
     return None
 
 
 def _asked(
-    plan: Plan, row: ShownRow, index: int
+    plan: Plan, row: TableRow, index: int
 ) -> tuple[MeasureColumn, PlannedRun, PlannedRun | None]:
     """The source of a row's foils, its run at a seed, and the run that writes them."""
     column = MeasureColumn(title="foils", foils=OWN, number="accuracy")
@@ -86,26 +88,26 @@ def _asked(
 
 
 def _sheet(
-    artefact: Examples,
+    artifact: Examples,
     names: Sequence[str],
     asked: Sequence[tuple[MeasureColumn, PlannedRun, PlannedRun | None]],
     index: int,
-    judge: FoilJudge,
+    evaluator: MeasureEvaluator,
 ) -> ExampleSheet:
-    split = judge.judge.split_of(asked[0][1])
+    split = evaluator.evaluator.split_of(asked[0][1])
     sources = [
         _Source(
             name,
             run,
             load_model(run.folder, run.config.train.device),
-            judge.foil_set(column, run, writer),
+            evaluator.foil_set(column, run, writer),
         )
         for name, (column, run, writer) in zip(names, asked, strict=True)
     ]
-    used = sources if artefact.show == "negatives" else sources[-1:]
-    seed = judge.options.seed
-    captions = choose(split, [one.foils for one in used], artefact.examples, seed)
-    make = _negatives if artefact.show == "negatives" else _corrections
+    used = sources if artifact.show == "negatives" else sources[-1:]
+    seed = evaluator.options.seed
+    captions = choose(split, [one.foils for one in used], artifact.examples, seed)
+    make = _negatives if artifact.show == "negatives" else _corrections
     examples = [
         Example(
             image=split.ids[image],
@@ -119,7 +121,7 @@ def _sheet(
         f"{len(examples)} captions of {split.name}, drawn at random (seed {seed}) from those with "
         "a foil of every source, each of another image. None was exchanged for a better one."
     )
-    maps = [_map(split, sources)] if artefact.show == "negatives" else []
+    maps = [_map(split, sources)] if artifact.show == "negatives" else []
     return ExampleSheet(split=split.name, seed=index, rule=rule, examples=examples, maps=maps)
 
 
@@ -162,7 +164,7 @@ def _corrections(split: Split, caption: int, sources: Sequence[_Source]) -> list
     image = readable_images(split, [int(split.image_of[caption])])
     # as in the paper: no margin that was chosen on dev
     fragments = image[int(split.image_of[caption])]
-    result = correct(writer.model, fragments, foil, threshold=SUSPECTED, margin=0.0)
+    result = correct(writer.model, fragments, foil, threshold=SUSPECTED_FROM, margin=0.0)
     sentences = [text, foil, result.corrected]
     scores = {one.name: _read_scores(one.model, split, caption, sentences) for one in sources}
     lines = (
@@ -239,7 +241,7 @@ def picture_of(split: Split, image: int) -> str:
         picture = open_image(split.pixels[image]).convert("RGB")
     except DataError:
         return ""
-    picture.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    picture.thumbnail((IMAGE_SIDE, IMAGE_SIDE), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     picture.save(buffer, format="JPEG", quality=85)
     return base64.b64encode(buffer.getvalue()).decode("ascii")
@@ -250,7 +252,7 @@ def _map(split: Split, sources: Sequence[_Source]) -> PointMap:
     groups: dict[str, list[tuple[float, float]]] = {}
     for one in sources:
         pairs = one.foils.pairs
-        chosen = random.Random("map").sample(range(len(pairs)), min(MOST_POINTS, len(pairs)))
+        chosen = random.Random("map").sample(range(len(pairs)), min(MAX_MAP_POINTS, len(pairs)))
         foils = FoilSet.of(one.name, [pairs[place] for place in chosen], len(chosen))
         scores = score_foils(one.model, split, foils)
         points = zip(scores.true.tolist(), scores.foil.tolist(), strict=True)
@@ -279,8 +281,8 @@ def sheet_markdown(sheet: ExampleSheet) -> list[str]:
     if suspects:
         lines += [
             "**Bold**: not in the caption at this place. In brackets: how likely the word is wrong,"
-            f" if at least {SUSPECTED:g}. Corrected: such a word is exchanged for one of the same"
-            " part of speech if the score rises.",
+            f" if at least {SUSPECTED_FROM:g}. Corrected: such a word is exchanged for one of the"
+            " same part of speech if the score rises.",
             "",
         ]
     else:
@@ -304,7 +306,7 @@ def _sentence(line: ExampleLine) -> str:
 
 def _word(word: ExampleWord) -> str:
     text = f"**{word.text}**" if word.new else word.text
-    if word.wrong is not None and word.wrong >= SUSPECTED:
+    if word.wrong is not None and word.wrong >= SUSPECTED_FROM:
         return f"{text} ({word.wrong:.2f})"
     return text
 

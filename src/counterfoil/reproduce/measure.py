@@ -35,7 +35,7 @@ from counterfoil.evaluation.foils.sets import (
     foils_of_model,
 )
 from counterfoil.evaluation.judgements import JudgementReport
-from counterfoil.evaluation.judgements import judge as judge_by_people
+from counterfoil.evaluation.judgements import evaluate_judgements as judge_by_people
 from counterfoil.evaluation.report import Report, RetrievalReport
 from counterfoil.evaluation.words.evaluate import evaluate_rule_words, evaluate_words
 from counterfoil.evaluation.words.report import WordReport
@@ -48,16 +48,16 @@ from counterfoil.scoring.encode import encode_images, encode_texts, score_all, s
 from counterfoil.training.run_data import read_data
 from counterfoil.training.run_folder import load_model
 
-BATCH = 128
+CAPTION_BATCH = 128
 """Captions of a batch, as many as a usual batch of training has."""
 
 R = TypeVar("R", bound=Report)
 
-TRUTH = 3
+TRUTH_REVISION = 3
 """Of how foils are held against the truth of scenes: what was judged otherwise is judged again."""
 
 
-class Judge:
+class RunEvaluator:
     """Reads results where they are, computes and keeps them where they are not."""
 
     def __init__(self, folder: Path, cache: Path, progress: Progress) -> None:
@@ -65,12 +65,12 @@ class Judge:
         self._pairs: dict[str, Pairs] = {}
 
     def report(
-        self, runs: Sequence[PlannedRun], folds: int | None = None, standardise: bool = False
+        self, runs: Sequence[PlannedRun], folds: int | None = None, standardize: bool = False
     ) -> RetrievalReport:
         """One run, or several as an ensemble; ``folds`` where not as their config says."""
         settings = runs[0].config.evaluation
         folds = settings.folds if folds is None else folds
-        kept = self.place(runs, folds, standardise)
+        kept = self.place(runs, folds, standardize)
         if kept.is_file():
             return _read(kept)
         split = self.split_of(runs[0])
@@ -83,20 +83,20 @@ class Judge:
             split.name,
             folds=folds,
             bootstrap=settings.bootstrap,
-            standardise=standardise,
+            standardize=standardize,
         )
         write_atomically(kept, report.to_json())
         return report
 
     def place(
-        self, runs: Sequence[PlannedRun], folds: int | None = None, standardise: bool = False
+        self, runs: Sequence[PlannedRun], folds: int | None = None, standardize: bool = False
     ) -> Path:
         """Where a report is kept, once there is one."""
         settings = runs[0].config.evaluation
         folds = settings.folds if folds is None else folds
         if len(runs) == 1 and folds == settings.folds:
             return runs[0].folder / "results.json"
-        how = ["standardised"] if standardise else []
+        how = ["standardised"] if standardize else []
         key = "-".join([*(run.digest for run in runs), f"folds{folds}", *how])
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
 
@@ -190,14 +190,16 @@ def retrieved_set(
 
 def _batches(captions: list[int], seed: int) -> list[list[int]]:
     shuffled = random.Random(f"{seed}/batches").sample(captions, len(captions))
-    return [shuffled[start : start + BATCH] for start in range(0, len(shuffled), BATCH)]
+    return [
+        shuffled[start : start + CAPTION_BATCH] for start in range(0, len(shuffled), CAPTION_BATCH)
+    ]
 
 
-class FoilJudge:
+class MeasureEvaluator:
     """Measures finished runs, and keeps what it found beside the judge's other results."""
 
-    def __init__(self, judge: Judge, options: FoilOptions) -> None:
-        self.judge, self.options = judge, options
+    def __init__(self, evaluator: RunEvaluator, options: FoilOptions) -> None:
+        self.evaluator, self.options = evaluator, options
         self.choice = FoilChoice(**options.model_dump())
         self._foils: dict[tuple[str, bool], FoilSet] = {}
 
@@ -234,10 +236,10 @@ class FoilJudge:
 
     def _words(self, run: PlannedRun, by_rule: bool) -> WordReport:
         """Wrong words of drawn scenes, or those that rules exchanged."""
-        most, seed, progress = self.options.captions, self.options.seed, self.judge.progress
+        most, seed, progress = self.options.captions, self.options.seed, self.evaluator.progress
 
         def measure() -> WordReport:
-            split = self.judge.split_of(run)
+            split = self.evaluator.split_of(run)
             if by_rule:
                 return evaluate_rule_words(
                     _model(run), split, most=most, bootstrap=0, seed=seed, progress=progress
@@ -264,7 +266,7 @@ class FoilJudge:
             self._tau_key(name, run),
             JudgementReport,
             lambda: judge_by_people(
-                _model(run), self.judge.pairs_of(run), path, self.judge.progress
+                _model(run), self.evaluator.pairs_of(run), path, self.evaluator.progress
             ),
         )
         return report.tau
@@ -285,7 +287,7 @@ class FoilJudge:
             model = _model(run)
             fluency = RunFluency(model, run.name) if column.reads_fluency else None
             foils = self.foil_set(column, run, writer)
-            split, progress = self.judge.split_of(run), self.judge.progress
+            split, progress = self.evaluator.split_of(run), self.evaluator.progress
             return judge_foils(model, split, foils, fluency=fluency, progress=progress)
 
         return self.kept(self._foils_key(column, run, writer), FoilReport, measure)
@@ -295,23 +297,23 @@ class FoilJudge:
     ) -> list[object]:
         source, options = _source(column, writer), self.options.model_dump()
         blind = ["blind"] if column.blind else []
-        return ["foils", run.digest, source, options, column.reads_fluency, TRUTH, *blind]
+        return ["foils", run.digest, source, options, column.reads_fluency, TRUTH_REVISION, *blind]
 
     def foil_set(
         self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None
     ) -> FoilSet:
         """Foils of the run's split; a run's are written once, for whoever is judged on them."""
-        source, split = _source(column, writer), self.judge.split_of(run)
+        source, split = _source(column, writer), self.evaluator.split_of(run)
         if source in RETRIEVED:
             retrieved = (f"{source} {run.digest}", False)
             if retrieved not in self._foils:  # every pair of the split is scored for it
                 self._foils[retrieved] = retrieved_set(
-                    _model(run), split, self.choice, source == RETRIEVED[0], self.judge.progress
+                    _model(run), split, self.choice, source == RETRIEVED[0], self.evaluator.progress
                 )
             return self._foils[retrieved]
         if writer is None:
-            return foils_by(source, split, self.choice, _never, self.judge.progress)
-        theirs = self.judge.split_of(writer)
+            return foils_by(source, split, self.choice, _never, self.evaluator.progress)
+        theirs = self.evaluator.split_of(writer)
         if theirs.texts != split.texts:
             raise ConfigError(
                 f"{run.title} cannot be judged on foils by {writer.title}: their test splits have "
@@ -321,7 +323,7 @@ class FoilJudge:
         if key not in self._foils:
             choice = replace(self.choice, blind=column.blind)
             self._foils[key] = foils_of_model(
-                _model(writer), writer.title, theirs, choice, self.judge.progress
+                _model(writer), writer.title, theirs, choice, self.evaluator.progress
             )
         return self._foils[key]
 
@@ -335,7 +337,7 @@ class FoilJudge:
 
     def _path(self, key: Sequence[object]) -> Path:
         digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
-        return self.judge.folder / f"{key[0]}-{digest}.json"
+        return self.evaluator.folder / f"{key[0]}-{digest}.json"
 
 
 def _source(column: MeasureColumn, writer: PlannedRun | None) -> str:

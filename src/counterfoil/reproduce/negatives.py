@@ -16,17 +16,17 @@ from torch.nn import functional as F
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.progress import Progress
 from counterfoil.core.storage.atomic import write_atomically
-from counterfoil.core.tensors.modes import asked
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.pairs import Split
 from counterfoil.evaluation.report import Report
 from counterfoil.models import Model
 from counterfoil.reproduce.distributions import embed
-from counterfoil.reproduce.measure import Judge
+from counterfoil.reproduce.measure import RunEvaluator
 from counterfoil.reproduce.plan import PlannedRun
-from counterfoil.reproduce.results import Curve, Found, Measure, Plot, PointMap, ShownMeasure
+from counterfoil.reproduce.results import Curve, Measure, Plot, PointMap, RowResult, ShownMeasure
 from counterfoil.reproduce.runner import describe
 from counterfoil.reproduce.spec import Negatives
-from counterfoil.reproduce.table_rows import ShownRow
+from counterfoil.reproduce.table_rows import TableRow
 from counterfoil.scoring.encode import SplitScores, encode_images, encode_texts, score_split
 from counterfoil.training.run_folder import load_model
 
@@ -52,7 +52,7 @@ class NegativeReport(Report):
 
 
 def collect_negatives(
-    artefact: Negatives, rows: list[Found], shown: Sequence[ShownRow], judge: Judge
+    artifact: Negatives, rows: list[RowResult], shown: Sequence[TableRow], evaluator: RunEvaluator
 ) -> dict[str, Any]:
     """Rows with their numbers, and the plots or the map, of every run that is finished."""
     reports: dict[str, list[NegativeReport]] = {}
@@ -63,39 +63,39 @@ def collect_negatives(
             if seed not in by_seed:  # not finished, or its folder is damaged
                 continue
             try:
-                report = _report(artefact, run, judge)
+                report = _report(artifact, run, evaluator)
             except Exception as error:  # the other rows are wanted all the same
                 errors.append(f"{run.title}: {describe(error)}")
                 continue
             reports.setdefault(rows[place].name, []).append(report)
-            named = {c.title: report.numbers[c.number] for c in artefact.measures}
+            named = {c.title: report.numbers[c.number] for c in artifact.measures}
             before = by_seed[seed]
             by_seed[seed] = before.model_copy(update={"numbers": before.numbers | named})
         changed = rows[place].with_each(list(by_seed.values()))
         rows[place] = changed.model_copy(update={"errors": errors})
-    measures = [ShownMeasure(title=c.title, decimals=c.decimals) for c in artefact.measures]
+    measures = [ShownMeasure(title=c.title, decimals=c.decimals) for c in artifact.measures]
     return {
         "rows": rows,
         "measures": measures,
-        "plots": _plots(artefact, reports),
-        "maps": _maps(artefact, reports),
+        "plots": _plots(artifact, reports),
+        "maps": _maps(artifact, reports),
     }
 
 
-def _report(artefact: Negatives, run: PlannedRun, judge: Judge) -> NegativeReport:
+def _report(artifact: Negatives, run: PlannedRun, evaluator: RunEvaluator) -> NegativeReport:
     """Measured once, and kept beside the judge's other results."""
-    key = f"{artefact.show} {artefact.nearest} {run.digest}"
-    path = judge.folder / f"negatives-{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
+    key = f"{artifact.show} {artifact.nearest} {run.digest}"
+    path = evaluator.folder / f"negatives-{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
     if path.is_file():
         return NegativeReport.from_json(path.read_text(encoding="utf-8"))
     model = load_model(run.folder, run.config.train.device)
-    split, size = judge.split_of(run), run.config.evaluation.batch_size
-    if artefact.show == "margins":
-        report = margin_report(score_split(model, split, size, judge.progress))
+    split, size = evaluator.split_of(run), run.config.evaluation.batch_size
+    if artifact.show == "margins":
+        report = margin_report(score_split(model, split, size, evaluator.progress))
     else:
-        vectors = _Vectors.of(model, split, size, judge.progress)
-        show = similarity_report if artefact.show == "similarity" else map_report
-        report = show(vectors, artefact.nearest)
+        vectors = _Vectors.of(model, split, size, evaluator.progress)
+        show = similarity_report if artifact.show == "similarity" else map_report
+        report = show(vectors, artifact.nearest)
     write_atomically(path, report.to_json())
     return report
 
@@ -129,7 +129,7 @@ class _Vectors:
 
     @classmethod
     def of(cls, model: Model, split: Split, size: int, progress: Progress) -> _Vectors:
-        with asked(model):
+        with eval_mode(model):
             images, kept, _ = encode_images(model, split, size, progress)
             row_of = {image: row for row, image in enumerate(kept)}
             known = [t for t, image in enumerate(split.image_of) if int(image) in row_of]
@@ -221,12 +221,12 @@ def _positives(scores: Tensor, image_of: Tensor) -> Tensor:
 DIRECTIONS = {"i2t": "image to text", "t2i": "text to image"}
 
 
-def _plots(artefact: Negatives, reports: dict[str, list[NegativeReport]]) -> list[Plot]:
-    if artefact.show == "margins":
+def _plots(artifact: Negatives, reports: dict[str, list[NegativeReport]]) -> list[Plot]:
+    if artifact.show == "margins":
         return [
             Plot(
                 metric=f"margin-{key}",
-                title=artefact.panels.get(key, f"Margins, {title}"),  # type: ignore[call-overload]
+                title=artifact.panels.get(key, f"Margins, {title}"),  # type: ignore[call-overload]
                 x_label="margin: positive minus hardest negative",
                 y_label="number of queries",
                 curves=_histograms(
@@ -235,8 +235,8 @@ def _plots(artefact: Negatives, reports: dict[str, list[NegativeReport]]) -> lis
             )
             for key, title in DIRECTIONS.items()
         ]
-    if artefact.show == "similarity":
-        return [_distribution(artefact, reports)]
+    if artifact.show == "similarity":
+        return [_distribution(artifact, reports)]
     return []
 
 
@@ -254,7 +254,7 @@ def _histograms(by_row: dict[str, list[list[float]]]) -> list[Curve]:
     return curves
 
 
-def _distribution(artefact: Negatives, reports: dict[str, list[NegativeReport]]) -> Plot:
+def _distribution(artifact: Negatives, reports: dict[str, list[NegativeReport]]) -> Plot:
     grid = np.linspace(-1.0, 1.0, GRID)
     every = np.array([side for of in reports.values() for one in of for side in one.below.values()])
     first = max(0, int((every > 0).any(0).argmax()) - 1) if len(every) else 0  # below it is nothing
@@ -266,7 +266,7 @@ def _distribution(artefact: Negatives, reports: dict[str, list[NegativeReport]])
             curves.append(Curve(name=label, points=_points(grid[first:], shares[:, first:])))
     return Plot(
         metric="similarity",
-        title=f"Hardest negative and the {artefact.nearest} negatives nearest to the query",
+        title=f"Hardest negative and the {artifact.nearest} negatives nearest to the query",
         x_label="cosine similarity s",
         y_label="share of negatives up to s",
         curves=curves,
@@ -280,14 +280,14 @@ def _points(
     return [(float(x), one.mean, one.std) for x, one in zip(places, measures, strict=True)]
 
 
-def _maps(artefact: Negatives, reports: dict[str, list[NegativeReport]]) -> list[PointMap]:
+def _maps(artifact: Negatives, reports: dict[str, list[NegativeReport]]) -> list[PointMap]:
     """The map of each row's first seed: places of different runs have nothing in common."""
-    if artefact.show != "map":
+    if artifact.show != "map":
         return []
     return [
         PointMap(
             name=f"map-{number}" if len(reports) > 1 else "map",
-            title=f"{artefact.title}: {name}" if len(reports) > 1 else artefact.title,
+            title=f"{artifact.title}: {name}" if len(reports) > 1 else artifact.title,
             groups=of_row[0].points,
             note=f"{name}, the first of its seeds: {of_row[0].note}.",
         )

@@ -14,16 +14,16 @@ from counterfoil.core.config import RunConfig, apply_override, build_config, mer
 from counterfoil.core.errors import ConfigError, DataError, nearest
 from counterfoil.models import resolve
 from counterfoil.objectives import create_objective
-from counterfoil.reproduce.artefact import Artefact, DataSet, Layers, RunSpec, Sweep, Tree
+from counterfoil.reproduce.artifact import Artifact, DataSet, Layers, RunSpec, Sweep, Tree
 from counterfoil.reproduce.columns import references, replace_references, run_reference
-from counterfoil.reproduce.spec import AnyArtefact
+from counterfoil.reproduce.spec import AnyArtifact
 from counterfoil.training.guides.manifest import MANIFEST, read_manifest
 from counterfoil.training.optim import PRETRAINED_FACTOR
-from counterfoil.training.run_folder import MAY_CHANGE, holds_a_run, is_finished, located
+from counterfoil.training.run_folder import RESUMABLE_KEYS, holds_a_run, is_finished, resolve_paths
 
 State = Literal["finished", "unfinished", "new"]
 
-MIXED = 3
+MIXED_PRECISION_REVISION = 3
 """What mixed precision computes: until 1 it rounded vectors of length one, and cosines; until 2
 GRUs were not in float16 with scaled gradients. Results and runs of another number are not those of
 a plan."""
@@ -125,13 +125,13 @@ def recipe_of(config: RunConfig) -> str:
 
 def _telling(config: RunConfig) -> dict[str, Any]:
     tree = config.model_dump()
-    for section, key in MAY_CHANGE:
+    for section, key in RESUMABLE_KEYS:
         tree[section].pop(key)
     if config.train.precision != "float32":
-        tree["train"]["mixed"] = MIXED
-    optimiser = tree["train"]["optimiser"]
-    if optimiser["language_model_factor"] is None:  # what it then is
-        optimiser["language_model_factor"] = PRETRAINED_FACTOR
+        tree["train"]["mixed"] = MIXED_PRECISION_REVISION
+    optimizer = tree["train"]["optimizer"]
+    if optimizer["pretrained_lr_factor"] is None:  # what it then is
+        optimizer["pretrained_lr_factor"] = PRETRAINED_FACTOR
     matcher = resolve(config.model).matcher["name"]
     if matcher in REVISIONS:
         tree["model"]["revision"] = REVISIONS[matcher]
@@ -184,7 +184,7 @@ class Settings:
 class Plan:
     """The runs of an artefact; ``runs[name]`` has one entry a seed."""
 
-    artefact: AnyArtefact
+    artifact: AnyArtifact
     settings: Settings
     out: Path
     runs: dict[str, list[PlannedRun]] = field(default_factory=dict)
@@ -195,7 +195,7 @@ class Plan:
     def folder_name(self) -> str:
         """Where its results go, so that other data, scales and changes keep theirs."""
         said = self.settings
-        parts = [self.artefact.name, Path(said.data).name]
+        parts = [self.artifact.name, Path(said.data).name]
         if said.published and not said.on_scenes:
             parts.append(said.published)
         parts += [said.scale] if said.scale != "full" else []
@@ -205,7 +205,7 @@ class Plan:
     def folds(self) -> int | None:
         """In which folds the chosen data set is judged, where that is not the runs' own affair."""
         said = self.settings
-        chosen = self.artefact.data_sets.get(said.published or "")
+        chosen = self.artifact.data_sets.get(said.published or "")
         return None if said.on_scenes or chosen is None else chosen.folds
 
     def jobs(self) -> list[Job]:
@@ -241,33 +241,33 @@ def _ordered(shown: Sequence[Job], wanted: Callable[[Job], bool]) -> list[Job]:
     return list(found.values())
 
 
-def make_plan(artefact: AnyArtefact, settings: Settings, out: Path) -> Plan:
+def make_plan(artifact: AnyArtifact, settings: Settings, out: Path) -> Plan:
     """Resolve everything that an artefact shows; nothing is run or written."""
     if settings.seeds < 1:
         raise ConfigError(f"--seeds {settings.seeds}: at least one")
-    plan = Plan(artefact, settings, out.resolve())
-    maker = _Maker(artefact, settings, plan.out)
+    plan = Plan(artifact, settings, out.resolve())
+    maker = _Maker(artifact, settings, plan.out)
     seeds = range(settings.seeds)
-    if isinstance(artefact, Sweep):
-        for point in artefact.points:
-            change = f"{artefact.key}={json.dumps(point.value)}"
+    if isinstance(artifact, Sweep):
+        for point in artifact.points:
+            change = f"{artifact.key}={json.dumps(point.value)}"
             plan.runs[point.title] = [
                 maker.make(point.line.run, seed, change, point.title) for seed in seeds
             ]
     else:
-        for name in artefact.used:
+        for name in artifact.used:
             plan.runs[name] = [maker.make(name, seed) for seed in seeds]
     return plan
 
 
-def find_data_set(artefact: Artefact, data: str, asked: str | None) -> str | None:
+def find_data_set(artifact: Artifact, data: str, asked: str | None) -> str | None:
     """Key of the data set whose published numbers belong to ``data``: asked for, or detected."""
-    known = artefact.data_sets
-    offered = getattr(artefact, "published_on", list(known)) or list(known)
+    known = artifact.data_sets
+    offered = getattr(artifact, "published_on", list(known)) or list(known)
     if asked is not None:
         if asked not in known:
             raise ConfigError(
-                f"--published {asked}: not a data set of {artefact.name}{nearest(asked, known)} "
+                f"--published {asked}: not a data set of {artifact.name}{nearest(asked, known)} "
                 f"(known: {', '.join(known) or 'none'})"
             )
         return asked
@@ -284,7 +284,7 @@ def find_data_set(artefact: Artefact, data: str, asked: str | None) -> str | Non
 class _Maker:
     """Makes planned runs, and what each of them refers to."""
 
-    artefact: Artefact
+    artifact: Artifact
     settings: Settings
     out: Path
     making: list[str] = field(default_factory=list)
@@ -295,7 +295,7 @@ class _Maker:
         name, seed = meant.name, meant.at(seed)
         if name in self.making:
             raise ConfigError(f"run '{name}' needs itself ({' → '.join([*self.making, name])})")
-        where = f"{self.artefact.name}, run '{name}'"
+        where = f"{self.artifact.name}, run '{name}'"
         tree = self._tree(name, seed, change)
         self.making.append(name)
         try:
@@ -304,11 +304,13 @@ class _Maker:
             self.making.pop()
         # hashed by what its needs are, not by where they lie
         told = {text: f"{text.partition(':')[0]}:{job.digest}" for text, job in needs.items()}
-        digest = digest_of(located(build_config(replace_references(tree, told.__getitem__), where)))
+        digest = digest_of(
+            resolve_paths(build_config(replace_references(tree, told.__getitem__), where))
+        )
         alike = {text: f"{text}:{job.recipe}" for text, job in needs.items()}
-        recipe = recipe_of(located(build_config(replace_references(tree, alike.__getitem__))))
+        recipe = recipe_of(resolve_paths(build_config(replace_references(tree, alike.__getitem__))))
         places = {text: str(job.folder) for text, job in needs.items()}
-        config = located(build_config(replace_references(tree, places.__getitem__), where))
+        config = resolve_paths(build_config(replace_references(tree, places.__getitem__), where))
         folder = self.out / "runs" / run_folder_name(config, digest)
         return PlannedRun(title or name, config, digest, folder, tuple(needs.values()), recipe)
 
@@ -325,9 +327,9 @@ class _Maker:
             name = run_reference(reference).name
         except ValueError as error:
             raise ConfigError(f"{where}: {error}") from None
-        if name not in self.artefact.runs:
+        if name not in self.artifact.runs:
             raise ConfigError(
-                f"{where}: refers to the unknown run '{name}'{nearest(name, self.artefact.runs)}"
+                f"{where}: refers to the unknown run '{name}'{nearest(name, self.artifact.runs)}"
             )
         return self.make(reference, seed)
 
@@ -337,9 +339,9 @@ class _Maker:
         A tuned value comes after the run it was tuned for, so that a run that is like it takes it,
         unless it has a value of its own.
         """
-        base, chain = self.artefact.base, self.artefact.layers(name)
+        base, chain = self.artifact.base, self.artifact.layers(name)
         tree: Tree = {}
-        tuned = [self.settings.tuned.get(one, "") for one in self.artefact.lineage(name)]
+        tuned = [self.settings.tuned.get(one, "") for one in self.artifact.lineage(name)]
         for layers, chosen in zip((base, *chain), ("", *tuned), strict=True):
             for part in self._sized(layers):
                 tree = merge(tree, part)
@@ -373,7 +375,7 @@ class _Maker:
 
     def _data_set(self) -> DataSet | None:
         key = self.settings.published
-        return self.artefact.data_sets.get(key) if key else None
+        return self.artifact.data_sets.get(key) if key else None
 
 
 def _parts(kind: str, named: str) -> list[str]:

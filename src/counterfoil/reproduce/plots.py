@@ -29,17 +29,17 @@ from counterfoil.plots.maps import (
     plane_chart,
     word_maps,
 )
-from counterfoil.reproduce.artefact import METRICS
+from counterfoil.reproduce.artifact import METRICS
 from counterfoil.reproduce.distributions import describe_samples
 from counterfoil.reproduce.results import (
     Curve,
     Distribution,
     Example,
-    Found,
     MappedPair,
     Measure,
     PointMap,
     Reproduction,
+    RowResult,
     ShownPanel,
 )
 
@@ -55,7 +55,7 @@ class Chart:
     draw: Callable[[], Figure]
 
 
-MOST_LINES = 12
+MAX_LINES = 12
 """Of a chart that can still be read; of more there is the table."""
 
 
@@ -136,7 +136,7 @@ def _bars(found: Reproduction) -> list[Chart]:
     return [Chart("rsum", partial(pair_chart, pairs, found.title, ("our RSUM", "the paper's")))]
 
 
-def _pair(found: Reproduction, row: Found) -> Pair:
+def _pair(found: Reproduction, row: RowResult) -> Pair:
     ours = row.numbers.get("rsum")
     numbers = row.published.get(found.published_on or "", [])
     total = numbers[METRICS.index("rsum")] if numbers else None
@@ -167,7 +167,7 @@ def _dot(number: Measure | None) -> Dot | None:
 
 def _sweep_charts(found: Reproduction) -> list[Chart]:
     """A plot for each panel, or of RSUM: numbers against the values of the key."""
-    if len({row.varied_run for row in found.rows if "rsum" in row.numbers}) > MOST_LINES:
+    if len({row.varied_run for row in found.rows if "rsum" in row.numbers}) > MAX_LINES:
         return []
     rsum = ShownPanel(name="rsum", title=found.title, y_label="RSUM", parts=["rsum"])
     charts = []

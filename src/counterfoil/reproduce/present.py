@@ -10,11 +10,11 @@ from counterfoil.core.errors import DataError
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.evaluation.report import markdown_table
 from counterfoil.plots.charts import save_figure
-from counterfoil.reproduce.artefact import METRICS
+from counterfoil.reproduce.artifact import METRICS
 from counterfoil.reproduce.distributions import distribution_notes, distribution_rows
 from counterfoil.reproduce.examples import sheet_markdown
 from counterfoil.reproduce.plots import charts_of, write_charts
-from counterfoil.reproduce.results import Found, Measure, Reproduction, StatedClaim
+from counterfoil.reproduce.results import Measure, Reproduction, RowResult, StatedClaim
 from counterfoil.reproduce.store import read_stored
 from counterfoil.reproduce.word_maps import pair_sections
 
@@ -34,7 +34,7 @@ def claim_rows(found: Reproduction) -> list[tuple[str, ...]]:
     return [CLAIM_HEADS, *told] if told else []
 
 
-def difference(better: Found, worse: Found) -> Measure | None:
+def difference(better: RowResult, worse: RowResult) -> Measure | None:
     """RSUM of one row less that of another, seed by seed where both have the seed."""
     first, second = _by_seed(better), _by_seed(worse)
     common = sorted(first.keys() & second.keys())
@@ -60,7 +60,7 @@ def verdict(ours: Measure | None) -> str:
 
 
 def _row(
-    claim: StatedClaim, better: Found, worse: Found, published_on: str | None
+    claim: StatedClaim, better: RowResult, worse: RowResult, published_on: str | None
 ) -> tuple[str, ...]:
     ours = difference(better, worse)
     first, second = (_published_sum(row, published_on or "") for row in (better, worse))
@@ -78,11 +78,11 @@ def _signed(measure: Measure) -> str:
     return f"{measure.mean:+.1f}{spread}"
 
 
-def _by_seed(row: Found) -> dict[int, float]:
+def _by_seed(row: RowResult) -> dict[int, float]:
     return {one.seed: one.numbers[RSUM] for one in row.each if RSUM in one.numbers}
 
 
-def _published_sum(row: Found, data: str) -> float | None:
+def _published_sum(row: RowResult, data: str) -> float | None:
     numbers = row.published.get(data)
     return numbers[-1] if numbers else None
 
@@ -166,7 +166,7 @@ def _rows(found: Reproduction) -> list[tuple[str, ...]]:
     return table
 
 
-def _cell(row: Found, metric: str, published_on: str | None) -> str:
+def _cell(row: RowResult, metric: str, published_on: str | None) -> str:
     """``mean ± std (published)``, with what there is of these."""
     ours = row.numbers[metric].text() if metric in row.numbers else ""
     numbers = row.published.get(published_on or "", [])
@@ -188,7 +188,7 @@ def _head(metric: str, shown: Sequence[str]) -> str:
     return title
 
 
-def _measures(found: Reproduction, row: Found) -> list[str]:
+def _measures(found: Reproduction, row: RowResult) -> list[str]:
     cells = []
     for place, measure in enumerate(found.measures):
         number = row.numbers.get(measure.title)
@@ -200,7 +200,7 @@ def _measures(found: Reproduction, row: Found) -> list[str]:
     return cells
 
 
-def _speed(row: Found, slowest: float) -> tuple[str, ...]:
+def _speed(row: RowResult, slowest: float) -> tuple[str, ...]:
     if row.speed is None:
         return ("", "", "")
     speed = row.speed
@@ -246,7 +246,7 @@ def _notes(found: Reproduction) -> list[str]:
     return [_safe(note) for note in notes]
 
 
-def _published(row: Found) -> set[str]:
+def _published(row: RowResult) -> set[str]:
     """Data sets that a row has any published number for."""
     return {*row.published, *row.published_measures}
 
@@ -268,15 +268,17 @@ def _safe(text: str) -> str:
 #     <!-- /claims -->
 
 
-OPENING = re.compile(r"^<!-- (results|claims): (\S+) -->$", re.MULTILINE)
-NOTHING = "*Not run yet.*"
+SECTION_START = re.compile(r"^<!-- (results|claims): (\S+) -->$", re.MULTILINE)
+NOT_RUN = "*Not run yet.*"
 
 
 def pages_to_fill(path: Path) -> list[Path]:
     """A page, or those of a folder that have a section to fill."""
     if not path.is_dir():
         return [path]
-    pages = [page for page in sorted(path.glob("*.md")) if OPENING.search(page.read_text("utf-8"))]
+    pages = [
+        page for page in sorted(path.glob("*.md")) if SECTION_START.search(page.read_text("utf-8"))
+    ]
     if not pages:
         raise DataError(f"{path}: no page has a '<!-- results: NAME -->' to fill")
     return pages
@@ -288,7 +290,7 @@ def fill_page(page: Path, store: Path) -> list[str]:
         text = page.read_text(encoding="utf-8")
     except OSError as error:
         raise DataError(f"{page}: cannot be read: {error}") from None
-    sections = list(dict.fromkeys(OPENING.findall(text)))
+    sections = list(dict.fromkeys(SECTION_START.findall(text)))
     if not sections:
         raise DataError(f"{page}: has no '<!-- results: NAME -->' to fill")
     for kind, name in sections:
@@ -305,7 +307,7 @@ def _replaced(text: str, kind: str, name: str, section: str, page: Path) -> str:
     opening, closing = f"<!-- {kind}: {name} -->", f"<!-- /{kind} -->"
     start = text.index(opening) + len(opening)
     end = text.find(closing, start)
-    following = OPENING.search(text, start)
+    following = SECTION_START.search(text, start)
     if end < 0 or (following is not None and following.start() < end):
         raise DataError(f"{page}: the section '{name}' does not end ('{closing}')")
     return f"{text[:start]}\n{section}\n{text[end:]}"
@@ -321,12 +323,12 @@ def _claims(store: Path, pattern: str) -> str:
         for row in claim_rows(found)[1:]
         if row[-1]
     ]
-    return "\n".join(markdown_table([("Table", *CLAIM_HEADS), *told])) if told else NOTHING
+    return "\n".join(markdown_table([("Table", *CLAIM_HEADS), *told])) if told else NOT_RUN
 
 
 def _section(found: Reproduction | None, name: str, page: Path) -> str:
     if found is None or not any(row.numbers for row in found.rows):
-        return NOTHING
+        return NOT_RUN
     return body(found, _pictures(found, name, page)).strip()
 
 

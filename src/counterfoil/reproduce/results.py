@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.evaluation.report import Report
-from counterfoil.reproduce.artefact import METRICS
+from counterfoil.reproduce.artifact import METRICS
 from counterfoil.training.logs import read_metrics
 
 
@@ -76,7 +76,7 @@ class ShownPanel(Report):
     parts: list[str]
 
 
-class Found(Report):
+class RowResult(Report):
     """One row: what its runs scored, what the paper says, what went wrong."""
 
     label: list[str]
@@ -243,7 +243,7 @@ class Reproduction(Report):
     seeds: int
     overrides: list[str]
     columns: list[str]
-    rows: list[Found]
+    rows: list[RowResult]
     metrics: list[str] = Field(list(METRICS))
     measures: list[ShownMeasure] = Field(default_factory=list)
     published_on: str | None = None

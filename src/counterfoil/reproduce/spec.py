@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from counterfoil.core.config import Section
 from counterfoil.core.errors import ConfigError, nearest
-from counterfoil.reproduce.artefact import METRICS, Artefact, Sweep
+from counterfoil.reproduce.artifact import METRICS, Artifact, Sweep
 from counterfoil.reproduce.columns import FoilOptions, MeasureColumn
 
 KINDS = ("table", "scatter", "curves", "histograms", "maps", "sweep", "examples", "negatives")
@@ -24,7 +24,7 @@ NEGATIVE_NUMBERS = {
     "map": ("similarity_to_hardest", "hardest_score", "positive_score"),
 }
 """What columns of `Negatives` may show, by what the figure shows."""
-ROUNDING = 0.15
+ROUNDING_TOLERANCE = 0.15
 """Six recalls rounded to a tenth may differ so much from their rounded sum, and hardly more."""
 
 
@@ -34,7 +34,7 @@ class Row(Section):
     label: list[str] = Field(min_length=1)
     run: str | None = None
     ensemble: list[str] = Field(default_factory=list)
-    standardise: bool = Field(
+    standardize: bool = Field(
         False, description="divide each member's scores by their deviation before they are averaged"
     )
     published_only: bool = False
@@ -64,8 +64,8 @@ class Row(Section):
             raise ValueError(
                 f"row '{self.name}': needs exactly one of run, ensemble and published_only"
             )
-        if self.standardise and not self.ensemble:
-            raise ValueError(f"row '{self.name}': standardise is for ensembles")
+        if self.standardize and not self.ensemble:
+            raise ValueError(f"row '{self.name}': standardize is for ensembles")
         if (self.foils is not None or self.blind) and not self.run:
             raise ValueError(f"row '{self.name}': foils and blind are for rows of one run")
         if self.published_only and not (self.published or self.published_measures):
@@ -83,7 +83,7 @@ class Row(Section):
         known = [number for number in numbers if number is not None]
         if len(known) == len(METRICS) and self.note is None:
             total = math.fsum(known[:-1])
-            if abs(total - known[-1]) > ROUNDING:
+            if abs(total - known[-1]) > ROUNDING_TOLERANCE:
                 raise ValueError(
                     f"row '{self.name}', {data}: the recalls add up to {total:.1f}, RSUM says "
                     f"{known[-1]:.1f}; correct it, or say in 'note' that the paper has it so"
@@ -124,7 +124,7 @@ class ShownNumber(Section):
     decimals: int = Field(1, ge=0)
 
 
-class _WithRows(Artefact):
+class _WithRows(Artifact):
     columns: list[str] = Field(["Model"], min_length=1, description="what the labels are")
     rows: list[Row] = Field(min_length=1)
 
@@ -327,13 +327,13 @@ class Maps(_WithRows):
         return self
 
 
-AnyArtefact = Table | Scatter | Curves | Histograms | Maps | Sweep | Examples | Negatives
-_ADAPTER: TypeAdapter[AnyArtefact] = TypeAdapter(
-    Annotated[AnyArtefact, Field(discriminator="kind")]
+AnyArtifact = Table | Scatter | Curves | Histograms | Maps | Sweep | Examples | Negatives
+_ADAPTER: TypeAdapter[AnyArtifact] = TypeAdapter(
+    Annotated[AnyArtifact, Field(discriminator="kind")]
 )
 
 
-def build_artefact(tree: Mapping[str, Any], where: str) -> AnyArtefact:
+def build_artifact(tree: Mapping[str, Any], where: str) -> AnyArtifact:
     """Check a tree of plain values; an error names the file, the key, and what is wrong."""
     try:
         return _ADAPTER.validate_python(dict(tree))

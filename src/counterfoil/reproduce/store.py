@@ -15,13 +15,13 @@ from typing import Any
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.storage.locks import LOCK, locked_in_turn
-from counterfoil.reproduce.artefact import Sweep
+from counterfoil.reproduce.artifact import Sweep
 from counterfoil.reproduce.plan import Plan, PlannedRun
-from counterfoil.reproduce.results import Distribution, Found, Reproduction, SeedResult
+from counterfoil.reproduce.results import Distribution, Reproduction, RowResult, SeedResult
 from counterfoil.reproduce.spec import Curves, Examples, Histograms, Maps, Measured, Negatives
-from counterfoil.reproduce.table_rows import ShownRow, shown_rows
+from counterfoil.reproduce.table_rows import TableRow, table_rows
 
-Known = dict[str, dict[int, SeedResult]]
+KnownResults = dict[str, dict[int, SeedResult]]
 """Results by the recipe of a row, then by seed."""
 
 Protocol = tuple[str, int | None]
@@ -31,7 +31,7 @@ Protocol = tuple[str, int | None]
 def stored_name(plan: Plan) -> str:
     """The file of an artefact: other data, protocols and scales have one of their own."""
     settings = plan.settings
-    parts = [f"{plan.artefact.name}@{Path(settings.data).name}"]
+    parts = [f"{plan.artifact.name}@{Path(settings.data).name}"]
     parts += [str(settings.published)] if plan.folds is not None else []
     parts += [settings.scale] if settings.scale != "full" else []
     return re.sub(r"[^A-Za-z0-9.=+@_-]+", "_", "-".join(parts))[:150] + ".json"
@@ -51,9 +51,9 @@ def protocol_of(found: Reproduction) -> Protocol:
     return found.judged_on, found.folds
 
 
-def known_results(stored: Iterable[Reproduction], like: Protocol) -> Known:
+def known_results(stored: Iterable[Reproduction], like: Protocol) -> KnownResults:
     """By recipe, what any table knows that was judged in the same way: tables share rows."""
-    known: Known = {}
+    known: KnownResults = {}
     for one in stored:
         if protocol_of(one) == like:
             for row in one.rows:
@@ -63,30 +63,30 @@ def known_results(stored: Iterable[Reproduction], like: Protocol) -> Known:
     return known
 
 
-def settle(plan: Plan, known: Known) -> None:
+def skip_known(plan: Plan, known: KnownResults) -> None:
     """Mark the runs of which every row knows the numbers already, so that they are not trained."""
     done: set[str] = set()
     wanted: set[str] = set()
-    for shown in shown_rows(plan):
-        seeds = known.get(shown.found.recipe, {})
+    for shown in table_rows(plan):
+        seeds = known.get(shown.result.recipe, {})
         for index, (seed, members) in enumerate(zip(shown.seeds, shown.runs, strict=True)):
             needed = [*members, *_writers(plan, shown, index)]
             (done if seed in seeds else wanted).update(run.digest for run in needed)
     plan.settled |= done - wanted
 
 
-def _writers(plan: Plan, shown: ShownRow, index: int) -> list[PlannedRun]:
+def _writers(plan: Plan, shown: TableRow, index: int) -> list[PlannedRun]:
     """Other runs of a seed that write the foils on which a row is measured."""
-    if not isinstance(plan.artefact, Measured):
+    if not isinstance(plan.artifact, Measured):
         return []
-    columns = [column.of_row(shown.foils, shown.blind) for column in plan.artefact.measures]
+    columns = [column.of_row(shown.foils, shown.blind) for column in plan.artifact.measures]
     return [plan.runs[column.writer][index] for column in columns if column.writer]
 
 
 def merged(
     stored: Reproduction | None,
     found: Reproduction,
-    known: Known | None = None,
+    known: KnownResults | None = None,
     order: Sequence[Sequence[str]] = (),
 ) -> Reproduction:
     """What was found now and what was known, row by row and seed by seed, the new before the old.
@@ -97,8 +97,8 @@ def merged(
     known = known or {}
     before = {tuple(row.label): row for row in stored.rows} if stored is not None else {}
     rows_now = [_with_known(row, known.get(row.recipe, {})) for row in found.rows]
-    labelled = {tuple(row.label): row for row in rows_now}
-    now = {label: row for label, row in labelled.items() if row.each or label not in before}
+    labeled = {tuple(row.label): row for row in rows_now}
+    now = {label: row for label, row in labeled.items() if row.each or label not in before}
     every = {**before, **now}
     places = {tuple(label): place for place, label in enumerate(order)}
     labels = [label for label in every if not order or label in places]
@@ -133,7 +133,7 @@ def _figures(one: Reproduction) -> dict[str, Any]:
     return {}
 
 
-def _with_known(row: Found, known: Mapping[int, SeedResult]) -> Found:
+def _with_known(row: RowResult, known: Mapping[int, SeedResult]) -> RowResult:
     """A row with the seeds that were known of the same settings; old numbers of a seed stay."""
     new = {one.seed: one for one in row.each}
     each = [_both(known.get(seed), new.get(seed)) for seed in {*known, *new}]
@@ -162,12 +162,12 @@ def write_stored(folder: Path, found: Reproduction, name: str) -> Path:
     return path
 
 
-def _without_errors(row: Found) -> Found:
+def _without_errors(row: RowResult) -> RowResult:
     failed = int(bool(row.errors) and not row.each)
     return row.model_copy(update={"errors": [], "missing": max(row.missing, failed)})
 
 
-class Kept:
+class ResultCache:
     """The file of a store that a plan belongs to, and what the other files know of its rows."""
 
     def __init__(self, folder: Path, plan: Plan, order: Sequence[Sequence[str]]) -> None:
@@ -181,22 +181,22 @@ class Kept:
         others = [p for p in sorted(self.folder.glob("*@*.json")) if p.name != self.name]
         # its own file last: of two that know a seed, it has the word
         stored = [*map(read_stored, others), self.before]
-        artefact = self.plan.artefact
-        on_dev = isinstance(artefact, Sweep) and artefact.judged_on == "dev"
+        artifact = self.plan.artifact
+        on_dev = isinstance(artifact, Sweep) and artifact.judged_on == "dev"
         like = ("dev" if on_dev else "test", self.plan.folds)
         self.known = known_results([one for one in stored if one is not None], like)
 
-    def settle(self) -> None:
+    def skip_known(self) -> None:
         """Leave out of the plan what is known, unless a figure is still to be drawn from runs.
 
         Another table knows the numbers of a row, but not its curves, plots and examples.
         """
-        artefact = self.plan.artefact
-        if isinstance(artefact, (Histograms, Maps)):
+        artifact = self.plan.artifact
+        if isinstance(artifact, (Histograms, Maps)):
             return
         drawn = self.before is not None and bool(_figures(self.before))
-        if drawn or not isinstance(artefact, (Curves, Negatives, Examples)):
-            settle(self.plan, self.known)
+        if drawn or not isinstance(artifact, (Curves, Negatives, Examples)):
+            skip_known(self.plan, self.known)
 
     def add(self, found: Reproduction) -> Reproduction:
         """Write what was found beside what is known by now, and give back both."""

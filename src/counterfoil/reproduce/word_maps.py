@@ -24,29 +24,29 @@ from counterfoil.evaluation.report import markdown_table
 from counterfoil.matchers.naaf import NAAF
 from counterfoil.models import Model
 from counterfoil.models.explain import word_map
-from counterfoil.reproduce.measure import Judge
+from counterfoil.reproduce.measure import RunEvaluator
 from counterfoil.reproduce.plan import Plan
 from counterfoil.reproduce.results import MappedPair, Reproduction, WordMap
 from counterfoil.reproduce.spec import Maps
 from counterfoil.scoring.encode import SplitScores, score_split
 from counterfoil.training.run_folder import load_model
 
-LEAST_OVERLAP = 0.3
+MIN_OVERLAP = 0.3
 """Intersection over union from which on a region is called like an object."""
 
 
-def map_pairs(plan: Plan, artefact: Maps, judge: Judge) -> list[MappedPair]:
+def map_pairs(plan: Plan, artifact: Maps, evaluator: RunEvaluator) -> list[MappedPair]:
     """The pairs of the figure by the runs of the first seed; nothing before all are finished."""
-    runs = {row.name: plan.runs[row.members[0]][0] for row in artefact.rows}
-    confused = plan.runs[artefact.confused][0]
+    runs = {row.name: plan.runs[row.members[0]][0] for row in artifact.rows}
+    confused = plan.runs[artifact.confused][0]
     if any(run.state != "finished" for run in (*runs.values(), confused)):
         return []
     models = {name: load_model(run.folder, run.config.train.device) for name, run in runs.items()}
-    split = judge.split_of(confused)
+    split = evaluator.split_of(confused)
     size = confused.config.evaluation.batch_size
     scored = score_split(load_model(confused.folder, confused.config.train.device), split, size)
     pairs = []
-    for caption, own, wrong in choose_pairs(split, scored, artefact.captions):
+    for caption, own, wrong in choose_pairs(split, scored, artifact.captions):
         pairs.append(_mapped(models, split, caption, own, own=True))
         if wrong is not None:
             pairs.append(_mapped(models, split, caption, wrong, own=False))
@@ -147,7 +147,7 @@ def region_names(
 def _object_at(box: Sequence[float], scene: Scene) -> str | None:
     """The object, all of it or one of several alike, that overlaps a box in 0…1 the most."""
     place = (box[0] * SIZE, box[1] * SIZE, box[2] * SIZE, box[3] * SIZE)
-    best, name = LEAST_OVERLAP, None
+    best, name = MIN_OVERLAP, None
     for one in scene.objects:
         overlap = max(_overlap(place, other) for other in (one.box, *one.boxes))
         if overlap >= best:

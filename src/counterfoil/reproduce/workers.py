@@ -28,16 +28,16 @@ Notify = Callable[[], None]
 Train = Callable[[Job, Path, Progress, Callable[[], bool], Notify, Notify], bool]
 """Job, cache, progress, should_stop, on_training, on_trained; whether the job was finished."""
 Describe = Callable[[BaseException], str]
-POLL = 0.5
+POLL_SECONDS = 0.5
 """Seconds between looks at whether the user wants to stop."""
 
-PATIENCE = 5.0
+EXIT_SECONDS = 5.0
 """Seconds that workers have to end by themselves after an error, and again after SIGTERM."""
 
-GRACE = 60.0
+SAVE_SECONDS = 60.0
 """Seconds that a run has to save and end after its parent was killed."""
 
-TERMINATED = 128 + signal.SIGTERM
+TERMINATED_CODE = 128 + signal.SIGTERM
 """Exit code of a worker that SIGTERM ended."""
 
 
@@ -123,7 +123,7 @@ class Workers:
     def news(self, progress: Progress) -> list[Ended]:
         """Wait a moment; pass on what the runs say, and return those that ended."""
         ended: list[Ended] = []
-        ready = wait(list(self.active), POLL)
+        ready = wait(list(self.active), POLL_SECONDS)
         for receiver in ready:
             if not isinstance(receiver, Connection):
                 continue
@@ -156,10 +156,10 @@ class Workers:
             self._wait()
             return
         try:
-            self._wait(PATIENCE)
+            self._wait(EXIT_SECONDS)
             for _, process in self.active.values():
                 process.terminate()
-            self._wait(PATIENCE)
+            self._wait(EXIT_SECONDS)
         finally:  # also after one more signal
             for receiver, (_, process) in self.active.items():
                 process.kill()
@@ -174,7 +174,7 @@ class Workers:
 
 
 def _lost(code: int | None) -> str:
-    if code in (TERMINATED, -signal.SIGTERM):
+    if code in (TERMINATED_CODE, -signal.SIGTERM):
         return "its process was told to end (SIGTERM); it can be continued"
     return f"its process ended with code {code} (out of memory?)"
 
@@ -209,11 +209,11 @@ class _Termination:
     def on_trained(self) -> None:
         self.training = False
         if self.asked:  # after the last step
-            raise SystemExit(TERMINATED)
+            raise SystemExit(TERMINATED_CODE)
 
     def receive(self, signum: int, frame: object) -> None:
         if self.asked or not self.training:
-            raise SystemExit(TERMINATED)
+            raise SystemExit(TERMINATED_CODE)
         self.asked = True
 
 
@@ -241,13 +241,13 @@ def _work(
     def should_stop() -> bool:
         return termination.asked or stop.is_set() or (parent is not None and not parent.is_alive())
 
-    end_with_parent(GRACE)
+    end_with_parent(SAVE_SECONDS)
     torch.set_num_threads(threads)
     try:
         messages, listen = _Messages(sender), termination.on_training
         finished = train(run, cache, messages, should_stop, listen, termination.on_trained)
         if termination.asked and not finished and not stop.is_set():
-            sender.send(("failed", _lost(TERMINATED)))
+            sender.send(("failed", _lost(TERMINATED_CODE)))
         else:
             sender.send(("ended", finished))
     except Exception as error:

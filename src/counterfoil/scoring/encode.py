@@ -12,7 +12,7 @@ from torch import Tensor
 
 from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
-from counterfoil.core.tensors.modes import asked
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import pad_fragments, pad_texts
 from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
@@ -92,7 +92,7 @@ def score_split(
     model: Model, split: Split, batch_size: int = 256, progress: Progress | None = None
 ) -> SplitScores:
     """Every readable image of a split against every caption of these images."""
-    with asked(model):
+    with eval_mode(model):
         images, kept, skipped = encode_images(model, split, batch_size, progress)
         row_of = {image: row for row, image in enumerate(kept)}
         texts = [t for t, image in enumerate(split.image_of) if int(image) in row_of]

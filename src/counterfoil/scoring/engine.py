@@ -15,13 +15,13 @@ from torch import Tensor
 
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.tensors.device import free_memory
-from counterfoil.core.tensors.transfer import Arrival, to_host
+from counterfoil.core.tensors.transfer import Arrival, to_cpu
 from counterfoil.encoders import Encoded
 from counterfoil.kernels.spec import ScoringJob, without_kernels
 from counterfoil.kernels.triton.training import trainable
 from counterfoil.matchers import Matcher
 from counterfoil.matchers.cross_encoder import CrossEncoder
-from counterfoil.matchers.ensemble import CopiedMatcher
+from counterfoil.matchers.ensemble import EnsembleMatcher
 from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher
 from counterfoil.models.model import Model
 from counterfoil.scoring.plan import (
@@ -35,7 +35,7 @@ from counterfoil.scoring.plan import (
 
 LABEL = "scoring"
 
-LONGEST = 255.0
+MAX_HALF_NORM = 255.0
 """Of fragments in half precision: inner products of longer ones may be beyond its range."""
 
 
@@ -74,12 +74,12 @@ def for_kernels(matcher: Matcher, encoded: Encoded) -> Encoded:
             encoded.mask.device
         ):
             return encoded
-        if not encoded.fragments.numel() or encoded.fragments.norm(dim=-1).max() > LONGEST:
+        if not encoded.fragments.numel() or encoded.fragments.norm(dim=-1).max() > MAX_HALF_NORM:
             return encoded
         return replace(encoded, fragments=encoded.fragments.half())
 
 
-def on_host(tiles: Iterator[tuple[ScoreTile, Tensor]]) -> Iterator[tuple[ScoreTile, Tensor]]:
+def on_cpu(tiles: Iterator[tuple[ScoreTile, Tensor]]) -> Iterator[tuple[ScoreTile, Tensor]]:
     """The same tiles in the host's memory; each travels while its successor is scored."""
     waiting: tuple[ScoreTile, Arrival] | None = None
     for tile, block in tiles:
@@ -101,12 +101,12 @@ def score_matrix(
 ) -> Tensor:
     """Scores [n_images, n_texts] in float32 on the CPU."""
     if by_kernels(matcher, images) and _fits(images, texts):
-        return to_host(score_on_device(matcher, images, texts, progress, plan))
+        return to_cpu(score_on_device(matcher, images, texts, progress, plan))
     progress, plan = progress or Silent(), plan or plan_scores(images, texts)
     scores = torch.empty(len(images), len(texts))
-    tiles = on_host(scored_tiles(matcher, images, texts, plan))
+    tiles = on_cpu(scored_tiles(matcher, images, texts, plan))
     for tile, block in progress.track(tiles, LABEL, len(plan.tiles)):
-        scores[tile.rows].index_copy_(1, plan.columns_on_host(tile), block)
+        scores[tile.rows].index_copy_(1, plan.columns_on_cpu(tile), block)
     return scores
 
 
@@ -162,7 +162,7 @@ def fallback(model: Model, training: bool = False) -> str | None:
     a kernel has to have a backward pass, too.
     """
     matcher = model.matcher
-    first = matcher.members[0] if isinstance(matcher, CopiedMatcher) else matcher
+    first = matcher.members[0] if isinstance(matcher, EnsembleMatcher) else matcher
     if not isinstance(first, CrossAttentionMatcher) or not first.kernel_specs():
         return None
     line = without_kernels(model.device)

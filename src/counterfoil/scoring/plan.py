@@ -19,7 +19,7 @@ CPU_CELLS, GPU_CELLS = 1 << 26, 1 << 32
 KERNEL_CELLS = 1 << 37
 """The same for kernels that hold only their scores: a second or two of the fastest GPUs."""
 
-MOST_PAIRS = 1 << 27
+MAX_TILE_PAIRS = 1 << 27
 """Most pairs of a tile, whose scores wait in the host's memory: of whole vectors 2³² cells are 2³²
 pairs."""
 
@@ -74,12 +74,12 @@ class ScorePlan:
         """The texts of a tile, as indices."""
         return self.order[tile.places]
 
-    def columns_on_host(self, tile: ScoreTile) -> Tensor:
+    def columns_on_cpu(self, tile: ScoreTile) -> Tensor:
         """The same in the host's memory, without waiting for what a GPU is doing."""
-        return self._order_on_host[tile.places]
+        return self._order_on_cpu[tile.places]
 
     @cached_property
-    def _order_on_host(self) -> Tensor:
+    def _order_on_cpu(self) -> Tensor:
         return self.order.cpu()
 
     def _groups(self) -> list[slice]:
@@ -115,7 +115,7 @@ def plan_scores(
     regions = max(1, int(extents(images).max())) if len(images) else 1
     longest = int(lengths.max()) if len(texts) else 1
     cells = cells or _cells_at_hand(device)
-    pairs = MOST_PAIRS if pairs is None else pairs
+    pairs = MAX_TILE_PAIRS if pairs is None else pairs
     cells = min(cells, pairs * regions)  # a pair has at least as many cells as there are regions
     rows = max(1, min(len(images), cells // (regions * longest)))
     return ScorePlan(len(images), regions, order, lengths[order].tolist(), rows, cells)
@@ -128,9 +128,9 @@ def plan_for_kernels(images: Encoded, texts: Encoded, width: int) -> ScorePlan:
     """
     room = int(free_memory(images.mask.device) * FREE_SHARE) // BYTES_PER_CELL
     plan = plan_scores(images, texts, KERNEL_CELLS, KERNEL_CELLS)
-    rows = max(1, min(plan.rows, MOST_PAIRS, room))
+    rows = max(1, min(plan.rows, MAX_TILE_PAIRS, room))
     words = max(1, min(KERNEL_CELLS // (rows * plan.regions), room // max(1, width)))
-    texts_at_once = max(1, min(MOST_PAIRS, room) // rows)
+    texts_at_once = max(1, min(MAX_TILE_PAIRS, room) // rows)
     return replace(plan, rows=rows, cells=words * rows * plan.regions, mixed=texts_at_once)
 
 

@@ -16,8 +16,8 @@ from counterfoil.models.model import Model
 from counterfoil.models.store import folder_digest, write_model
 from counterfoil.search.backends import backends
 from counterfoil.search.first_stage import (
-    Asked,
     FirstStage,
+    FirstStageOption,
     FirstStageProxy,
     ItemEncoder,
     check_first,
@@ -36,7 +36,7 @@ class Settings:
 
     backend: str
     options: dict[str, Any]
-    first_stage: Asked
+    first_stage: FirstStageOption
     dtype: str
     shortlist: int
     first: Model | None = None
@@ -53,17 +53,16 @@ def create_folder(
     """Write the model, the settings and an empty first stage, fitted on ``splits`` where it is."""
     if settings.dtype not in ("float16", "float32"):
         raise ConfigError(f"dtype: float16 or float32, got {settings.dtype}")
-    if settings.first_stage not in get_args(Asked):
-        raise ConfigError(
-            f"first_stage: {', '.join(get_args(Asked))} are possible, got {settings.first_stage}"
-        )
+    if settings.first_stage not in get_args(FirstStageOption):
+        options = ", ".join(get_args(FirstStageOption))
+        raise ConfigError(f"first_stage: {options} are possible, got {settings.first_stage}")
     if settings.shortlist < 1:
         raise ConfigError(f"shortlist_size: at least 1, got {settings.shortlist}")
     backends.check(settings.backend, settings.options, where="backend")
     form = _form(settings, model, splits)
     _make_room(folder, overwrite, settings.options)
     example = ItemEncoder(model, settings.first).texts(["a"])
-    dim = FirstStageProxy(model, form).alike(example).rows.shape[1]
+    dim = FirstStageProxy(model, form).same_side_vectors(example).rows.shape[1]
     fit = None
     if form == "fitted":
         fit = fit_first_stage(model, splits, dim, progress)

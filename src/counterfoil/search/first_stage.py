@@ -23,7 +23,7 @@ from counterfoil.data.batches.collate import ImageBatch
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import known_text
 from counterfoil.encoders import Encoded
-from counterfoil.matchers.ensemble import CopiedMatcher, members_of
+from counterfoil.matchers.ensemble import EnsembleMatcher, split_members
 from counterfoil.models.model import Model
 from counterfoil.scoring.encode import encode_images, encode_texts, score_all
 from counterfoil.search.items import Side
@@ -35,7 +35,7 @@ PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 FirstStage = Literal["pooled", "fitted", "maxsim", "other"]
 """``other``: vectors of another model, which lie beside what the matcher compares."""
 
-Asked = Literal["auto", "pooled", "fitted", "maxsim"]
+FirstStageOption = Literal["auto", "pooled", "fitted", "maxsim"]
 
 SAMPLE, LEAST = 1024, 64
 """Images, with a caption each, that are scored for a fit: at most, and at least."""
@@ -72,9 +72,9 @@ class Fit:
 def features(model: Model, encoded: Encoded) -> Tensor:
     """φ [n, features] of encoded items; members of an ensemble side by side."""
     matcher = model.matcher
-    count = len(matcher.members) if isinstance(matcher, CopiedMatcher) else 1
+    count = len(matcher.members) if isinstance(matcher, EnsembleMatcher) else 1
     parts = []
-    for member in members_of(encoded, count):
+    for member in split_members(encoded, count):
         assert member.fragments is not None  # noqa: S101 - fitted only for matchers of fragments
         mask = member.mask[..., None]
         unit = F.normalize(member.fragments.float(), dim=-1) * mask
@@ -150,7 +150,7 @@ class FirstStageProxy:
     @torch.inference_mode()
     def vectors(self, encoded: Encoded, side: Side) -> Vectors:
         if self.form == "other":
-            return self.alike(encoded)
+            return self.same_side_vectors(encoded)
         if self.form == "pooled":
             return pooled_vectors(self.model, encoded)
         if self.form == "maxsim":
@@ -160,7 +160,7 @@ class FirstStageProxy:
         return Vectors.single((features(self.model, encoded).cpu() @ to).numpy())
 
     @torch.inference_mode()
-    def alike(self, encoded: Encoded) -> Vectors:
+    def same_side_vectors(self, encoded: Encoded) -> Vectors:
         """Vectors whose inner product says how alike two items of one side are."""
         if self.form != "other":
             return pooled_vectors(self.model, encoded)
@@ -195,7 +195,7 @@ def fragment_vectors(model: Model, encoded: Encoded) -> Vectors:
     return Vectors(values[mask].cpu().numpy(), lengths)
 
 
-def choose_form(asked: Asked, model: Model, can_fit: bool) -> FirstStage:
+def choose_form(asked: FirstStageOption, model: Model, can_fit: bool) -> FirstStage:
     """ "auto" is pooled for models of whole vectors and fitted for others, given data to fit on."""
     whole = model.matcher.needs == "pooled"
     if asked == "auto":
@@ -210,8 +210,8 @@ def choose_form(asked: Asked, model: Model, can_fit: bool) -> FirstStage:
 
 def _side_by_side(model: Model, encoded: Encoded, make: Callable[[Encoded], Tensor]) -> Tensor:
     matcher = model.matcher
-    count = len(matcher.members) if isinstance(matcher, CopiedMatcher) else 1
-    parts = [make(member) for member in members_of(encoded, count)]
+    count = len(matcher.members) if isinstance(matcher, EnsembleMatcher) else 1
+    parts = [make(member) for member in split_members(encoded, count)]
     return torch.cat(parts, dim=-1) / count**0.5
 
 

@@ -26,14 +26,14 @@ from counterfoil.core.errors import CheckpointError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.atomic import replacing
 from counterfoil.core.storage.locks import locked_folder
-from counterfoil.core.storage.segments import CHANGING, SegmentStore
+from counterfoil.core.storage.segments import CHANGE_TASK, SegmentStore
 from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.images import as_image, open_image
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.models import Model, from_pretrained
 from counterfoil.models.store import folder_digest, model_digest
 from counterfoil.search.build import Settings, create_folder
-from counterfoil.search.first_stage import Asked
+from counterfoil.search.first_stage import FirstStageOption
 from counterfoil.search.items import Side
 from counterfoil.search.query import Recall, Request, Results, measure_recall, search
 from counterfoil.search.state import FIRST, KIND, MANIFEST, SIDES, IndexState
@@ -54,7 +54,7 @@ class SearchIndex(IndexState):
         *,
         backend: str = "exact",
         backend_options: dict[str, Any] | None = None,
-        first_stage: Asked = "auto",
+        first_stage: FirstStageOption = "auto",
         retriever: Model | None = None,
         fit_on: Sequence[Split] | None = None,
         dtype: str = "float16",
@@ -74,7 +74,7 @@ class SearchIndex(IndexState):
         advice = "wait for it, or name another folder"
         with replacing(folder, "building an index there", advice):
             there = (folder / MANIFEST).is_file()
-            with locked_folder(folder, CHANGING) if there else nullcontext():
+            with locked_folder(folder, CHANGE_TASK) if there else nullcontext():
                 create_folder(
                     folder, model.eval(), settings, splits, overwrite, progress or Silent()
                 )
@@ -193,7 +193,7 @@ class SearchIndex(IndexState):
             self.refresh()
             for side in SIDES:
                 self.vectors[side].compact()
-                self.mark(side)
+                self.write_generation(side)
 
     def __enter__(self) -> SearchIndex:
         return self

@@ -21,7 +21,7 @@ from counterfoil.search.vectors import HALF_MAX
 
 Side = Literal["images", "captions"]
 ABOUT, ENDS = "about.bin", "about_ends.bin"
-BLOCK = 256
+BLOCK_ITEMS = 256
 """Items read or written at once."""
 
 
@@ -71,8 +71,8 @@ class Items:
         """All live items, or those from one segment on, a few at a time, in stored order."""
         rows = self.table.live_rows
         keys = self.table.ids[rows[rows >= self.table.starts[first_segment]]]
-        for start in range(0, len(keys), BLOCK):
-            part = keys[start : start + BLOCK]
+        for start in range(0, len(keys), BLOCK_ITEMS):
+            part = keys[start : start + BLOCK_ITEMS]
             yield part, self.encoded(part)
 
     def about(self, keys: Ids) -> list[dict[str, Any]]:

@@ -25,9 +25,9 @@ from counterfoil.models.match import Match
 from counterfoil.models.model import Model
 from counterfoil.scoring.encode import score_all
 from counterfoil.search.first_stage import ItemEncoder
-from counterfoil.search.items import BLOCK, Side
+from counterfoil.search.items import BLOCK_ITEMS, Side
 from counterfoil.search.state import IndexState
-from counterfoil.search.vectors import Best, Floats
+from counterfoil.search.vectors import Floats, TopK
 
 DEPTHS = (1, 5, 10)
 
@@ -236,24 +236,24 @@ def rerank(
 
     Where both are of one side, by the cosine of their pooled vectors.
     """
-    best = Best(1, k)
-    for start in range(0, len(keys), BLOCK):
-        part = keys[start : start + BLOCK]
+    best = TopK(1, k)
+    for start in range(0, len(keys), BLOCK_ITEMS):
+        part = keys[start : start + BLOCK_ITEMS]
         items = index.items[target].encoded(part)
         if asked == target:
-            one, others = (index.proxy.alike(x).rows for x in (query, items))
-            best.offer(part, torch.from_numpy(one @ others.T))
+            one, others = (index.proxy.same_side_vectors(x).rows for x in (query, items))
+            best.update(part, torch.from_numpy(one @ others.T))
         else:
-            best.offer(part, scores_of(index.model, target, query, items))
+            best.update(part, scores_of(index.model, target, query, items))
     ids, scores = best.result()
     return ids[0], scores[0]
 
 
 def exhaustive(index: IndexState, target: Side, queries: Encoded, k: int) -> tuple[Ids, Floats]:
     """The best ``k`` of all items, each of them scored by the matcher."""
-    best = Best(len(queries), k)
+    best = TopK(len(queries), k)
     for keys, encoded in index.items[target].blocks():
-        best.offer(keys, scores_of(index.model, target, queries, encoded))
+        best.update(keys, scores_of(index.model, target, queries, encoded))
     return best.result()
 
 
@@ -343,9 +343,9 @@ def _one_way(
     chosen = np.sort(np.random.default_rng(seed).choice(pool, count, replace=False))
     depths = [k for k in DEPTHS if k <= total]
     hits = dict.fromkeys(depths, 0.0)
-    starts = range(0, count, BLOCK)
+    starts = range(0, count, BLOCK_ITEMS)
     for start in progress.track(starts, f"measuring recall ({target})", len(starts)):
-        batch = index.items[asked].encoded(chosen[start : start + BLOCK])
+        batch = index.items[asked].encoded(chosen[start : start + BLOCK_ITEMS])
         _, truth = exhaustive(index, target, batch, depths[-1])
         keys, _ = shortlist(index, asked, target, batch, max(size, depths[-1]))
         for row in range(len(batch)):

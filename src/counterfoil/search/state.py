@@ -14,7 +14,7 @@ from counterfoil.core.errors import BusyError, DataError
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.storage.locks import locked_folder
 from counterfoil.core.storage.reading import read_text
-from counterfoil.core.storage.segments import CHANGING, Ids, SegmentStore
+from counterfoil.core.storage.segments import CHANGE_TASK, Ids, SegmentStore
 from counterfoil.models import Model
 from counterfoil.search.backends import VectorIndex, backends
 from counterfoil.search.first_stage import FirstStage, FirstStageProxy, Fit, ItemEncoder
@@ -24,7 +24,7 @@ KIND, MANIFEST = "search index", "index.json"
 SIDES: tuple[Side, ...] = get_args(Side)
 FIT, FIRST = "first_stage.safetensors", "first"
 
-FLOATS_AT_ONCE = 1 << 26
+MAX_FLOATS_IN_MEMORY = 1 << 26
 """Numbers of first-stage vectors held at once while a backend catches up."""
 
 
@@ -56,7 +56,7 @@ class IndexState:
 
     def locked(self) -> AbstractContextManager[None]:
         """Keep other processes from changing the index; they are told, not made to wait."""
-        return locked_folder(self.folder, CHANGING)
+        return locked_folder(self.folder, CHANGE_TASK)
 
     def close(self) -> None:
         for index in self.vectors.values():
@@ -67,7 +67,7 @@ class IndexState:
             raise DataError(f"{name}: no such id among the {side} of this index")
         return self.items[side].names[name]
 
-    def changed(self, side: Side, removed: Ids, added: Ids) -> None:
+    def sync_backend(self, side: Side, removed: Ids, added: Ids) -> None:
         """Bring the first stage of one side up with a commit that has just been made."""
         index = self.vectors[side]
         index.delete(removed)
@@ -76,10 +76,13 @@ class IndexState:
             keys = added[start : start + step]
             vectors = self.proxy.vectors(self.items[side].encoded(keys), side)
             index.add(keys, vectors)
-            start, step = start + step, max(1, FLOATS_AT_ONCE * len(keys) // vectors.rows.size)
-        self.mark(side)
+            start, step = (
+                start + step,
+                max(1, MAX_FLOATS_IN_MEMORY * len(keys) // vectors.rows.size),
+            )
+        self.write_generation(side)
 
-    def refresh_and_tidy(self) -> None:
+    def reload_and_merge(self) -> None:
         """Read the new state; join small segments."""
         self.refresh()
         starts = {side: self.items[side].table.untidy_from() for side in SIDES}
@@ -101,19 +104,19 @@ class IndexState:
         While another process is at work, the change is not cut off but under way: leave it. An
         index that cannot be written is searched as it is.
         """
-        behind = [s for s in SIDES if self._marked(s) != self.store.manifest.generation]
+        behind = [s for s in SIDES if self._read_generation(s) != self.store.manifest.generation]
         if not behind or not os.access(self.folder, os.W_OK):
             return
         with suppress(BusyError), self.locked():
             for side in behind:
                 have, wanted = self.vectors[side].ids(), self.items[side].table.live_ids
-                self.changed(side, np.setdiff1d(have, wanted), np.setdiff1d(wanted, have))
+                self.sync_backend(side, np.setdiff1d(have, wanted), np.setdiff1d(wanted, have))
 
-    def mark(self, side: Side) -> None:
+    def write_generation(self, side: Side) -> None:
         note = json.dumps({"generation": self.store.manifest.generation})
         write_atomically(vectors_folder(self.folder, side).with_suffix(".json"), note)
 
-    def _marked(self, side: Side) -> int:
+    def _read_generation(self, side: Side) -> int:
         try:
             note = json.loads(read_text(vectors_folder(self.folder, side).with_suffix(".json")))
             return int(note["generation"])

@@ -18,12 +18,12 @@ from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import known_text
 from counterfoil.encoders import Encoded
 from counterfoil.search.first_stage import ItemEncoder
-from counterfoil.search.items import BLOCK, Block, write_blocks
+from counterfoil.search.items import BLOCK_ITEMS, Block, write_blocks
 from counterfoil.search.state import IndexState
 
 Existing = Literal["refuse", "skip", "update"]
 
-IMAGES_A_COMMIT = 1 << 14
+IMAGES_PER_COMMIT = 1 << 14
 """What a kill can cost: images encoded since the last commit."""
 
 
@@ -58,8 +58,8 @@ def add_splits(
         raise DataError(f"the image id {twice} stands twice in this data; nothing was added")
     total = Added(skipped=sum(map(len, splits)) - len(names))
     for split in chosen:
-        for start in range(0, len(split), IMAGES_A_COMMIT):
-            images = range(start, min(start + IMAGES_A_COMMIT, len(split)))
+        for start in range(0, len(split), IMAGES_PER_COMMIT):
+            images = range(start, min(start + IMAGES_PER_COMMIT, len(split)))
             total = total + _Addition(index, split.select(images), progress).commit()
     return total
 
@@ -92,10 +92,10 @@ def remove_items(index: IndexState, ids: Sequence[str]) -> int:
     if not ids:
         return 0
     index.store.commit({side: Change(remove=keys) for side, keys in removed.items()})
-    index.refresh_and_tidy()
+    index.reload_and_merge()
     nothing = _keys(set())
-    index.changed("images", removed["images"], nothing)
-    index.changed("captions", removed["captions"], nothing)
+    index.sync_backend("images", removed["images"], nothing)
+    index.sync_backend("captions", removed["captions"], nothing)
     return len(gone) + len(texts)
 
 
@@ -135,17 +135,17 @@ class _Addition:
             "captions": Change(old_captions, lambda to: write_blocks(to, dtype, self.captions())),
         }
         index.store.commit(changes, {"next_key": last})
-        index.refresh_and_tidy()
+        index.reload_and_merge()
         fresh = {side: index.items[side].table.live_ids for side in index.items}
         added = {side: keys[keys >= self.first_key] for side, keys in fresh.items()}
-        index.changed("images", old_images, added["images"])
-        index.changed("captions", old_captions, added["captions"])
+        index.sync_backend("images", old_images, added["images"])
+        index.sync_backend("captions", old_captions, added["captions"])
         return Added(len(added["images"]), len(added["captions"]), len(replaced), 0, self.left_out)
 
     def images(self) -> Iterator[Block]:
-        split, starts = self.split, range(0, len(self.split), BLOCK)
+        split, starts = self.split, range(0, len(self.split), BLOCK_ITEMS)
         for start in self.progress.track(starts, f"indexing images ({split.name})", len(starts)):
-            chosen = range(start, min(start + BLOCK, len(split)))
+            chosen = range(start, min(start + BLOCK_ITEMS, len(split)))
             encoded, kept = _encode_images(self.index.encoder, split, chosen, self.left_out)
             self.kept += kept
             if encoded is not None:
@@ -158,9 +158,9 @@ class _Addition:
         chosen = [text for text in chosen if self._is_readable(text)]
         counts = np.bincount(split.image_of, minlength=len(split))
         firsts = np.cumsum(counts) - counts
-        starts = range(0, len(chosen), 4 * BLOCK)
+        starts = range(0, len(chosen), 4 * BLOCK_ITEMS)
         for start in self.progress.track(starts, f"indexing captions ({split.name})", len(starts)):
-            part = chosen[start : start + 4 * BLOCK]
+            part = chosen[start : start + 4 * BLOCK_ITEMS]
             encoded = self.index.encoder.texts([split.texts[t] for t in part])
             keys = self.first_key + len(split) + np.array(part, dtype=np.int64)
             about = []

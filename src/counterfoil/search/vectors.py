@@ -17,7 +17,7 @@ from counterfoil.core.storage.segments import Ids
 Floats = NDArray[np.float32]
 HALF_MAX = 65504.0
 
-IN_CACHE = 1 << 18
+CACHE_FLOATS = 1 << 18
 """Numbers brought to float32 at once: few enough to be multiplied before they leave the cache."""
 
 
@@ -98,7 +98,7 @@ def checked_ids(ids: ArrayLike, vectors: Vectors | None = None) -> Ids:
     return found.astype(np.int64)
 
 
-class Best:
+class TopK:
     """The ``k`` best items of each query so far; among equal scores the lower id is first."""
 
     def __init__(self, queries: int, k: int) -> None:
@@ -108,7 +108,7 @@ class Best:
         self._ids = [np.empty(0, dtype=np.int64)] * queries
         self._scores = [np.empty(0, dtype=np.float32)] * queries
 
-    def offer(self, ids: Ids, scores: Tensor) -> None:
+    def update(self, ids: Ids, scores: Tensor) -> None:
         """Scores [Q, B] of the items ``ids`` [B]; −∞ is no item."""
         if not len(ids) or not len(self._ids):
             return
@@ -121,9 +121,9 @@ class Best:
             places = torch.nonzero((row >= edge) & (row > -torch.inf)).squeeze(1)
             if not len(places):
                 continue
-            self.hold(query, ids[places.numpy()], row[places].numpy())
+            self.insert(query, ids[places.numpy()], row[places].numpy())
 
-    def hold(self, query: int, ids: Ids, scores: Floats) -> None:
+    def insert(self, query: int, ids: Ids, scores: Floats) -> None:
         """Items of one query, each of them once, in any order."""
         found = np.concatenate([self._scores[query], scores])
         names = np.concatenate([self._ids[query], ids])
@@ -147,7 +147,7 @@ def max_sim(queries: Vectors, rows: Tensor, lengths: NDArray[np.int64] | None) -
     """
     asked = torch.from_numpy(np.ascontiguousarray(queries.rows))
     sims = torch.empty(len(asked), len(rows))  # [vectors of the queries, R]
-    step = max(1, IN_CACHE // rows.shape[1])
+    step = max(1, CACHE_FLOATS // rows.shape[1])
     buffer = torch.empty(min(step, len(rows)), rows.shape[1])
     for start in range(0, len(rows), step):
         part = rows[start : start + step]

@@ -7,25 +7,25 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from counterfoil.data.batches.collate import PairBatch
-from counterfoil.objectives.base import Manner
+from counterfoil.objectives.base import NegativeSelection
 from counterfoil.training.checkpoint import Position
 from counterfoil.training.step import TrainingStep, anchors_and_negatives
 
-CAUSE = {
+CAUSES = {
     "hardest": (
         "The hardest negative is chosen while every similarity is equal: it lies where the "
         "positive lies, so the gradient vanishes (SelHN, section 3.2)."
     ),
-    "every": "Every embedding has come to lie at one point, where the gradient vanishes.",
+    "all": "Every embedding has come to lie at one point, where the gradient vanishes.",
 }
 
-SLOWER = "lower train.optimiser.lr"
+LOWER_RATE_ADVICE = "lower train.optimizer.lr"
 
 
-def remedies(manner: Manner, objective: Mapping[str, Any]) -> str:
+def remedies(negative_selection: NegativeSelection, objective: Mapping[str, Any]) -> str:
     """What may help a collapsed run, less what its objective (as configured) already has."""
-    offered = [SLOWER]
-    if manner == "hardest":
+    offered = [LOWER_RATE_ADVICE]
+    if negative_selection == "hardest":
         if _lacks_warmup(objective):
             offered.insert(
                 0,
@@ -33,7 +33,7 @@ def remedies(manner: Manner, objective: Mapping[str, Any]) -> str:
             )
         if "selhn" not in objective:
             offered.insert(0, "use objective=selhn")
-    elif manner == "selective":
+    elif negative_selection == "adaptive":
         if "selhn" in objective:
             offered.append(
                 "raise objective.selhn.epsilon, so that more anchors count every negative"
@@ -106,7 +106,7 @@ class CollapseWatch:
         self.loss_tolerance, self.gap_limit = loss_tolerance, gap_limit
         self.separated = separated
         self.objective = objective
-        self.crowd = (batch_size, float(batch_size - 1))
+        self.anchor_counts = (batch_size, float(batch_size - 1))
         self._state = _State()
 
     def judge(
@@ -120,18 +120,21 @@ class CollapseWatch:
         """As `update`, from the diagnostics of a step, which are empty if nothing was measured."""
         gap, epoch = numbers.get("gap/abs"), position.epoch
         if gap is not None:  # batches hardly differ in how many negatives they have
-            self.crowd = anchors_and_negatives(batch, step.twins)
-        expected = step.objective.uninformed(*self.crowd, epoch)
-        manner, separated = step.objective.manner(epoch), numbers.get("separation")
-        return self.update(position.step, loss, expected, gap, manner, separated)
+            self.anchor_counts = anchors_and_negatives(batch, step.twins)
+        expected = step.objective.loss_at_equal_scores(*self.anchor_counts, epoch)
+        negative_selection, separated = (
+            step.objective.negative_selection(epoch),
+            numbers.get("separation"),
+        )
+        return self.update(position.step, loss, expected, gap, negative_selection, separated)
 
     def update(
         self,
         step: int,
         loss: float,
-        uninformed: float | None,
+        loss_at_equal_scores: float | None,
         gap: float | None,
-        manner: Manner,
+        negative_selection: NegativeSelection,
         separation: float | None = None,
     ) -> str | None:
         """Take in one update; a text where there is something to say.
@@ -139,42 +142,48 @@ class CollapseWatch:
         ``gap`` is the mean |Δs| and ``separation`` the share of negatives below their positive;
         where one was not measured in this update, the last one holds. A run of which the share was
         never measured is judged by loss and gap. An update without an uninformed loss, or before
-        the first gap, cannot be judged and counts for neither side. ``manner`` says which negatives
-        the objective counts while scores are equal.
+        the first gap, cannot be judged and counts for neither side. ``negative_selection`` says
+        which negatives the objective counts while scores are equal.
         """
         state = self._state
         state.gap = state.gap if gap is None else gap
         state.separation = state.separation if separation is None else separation
-        if uninformed is None or state.gap is None:
+        if loss_at_equal_scores is None or state.gap is None:
             return None
-        if self._signs(loss, uninformed, state.gap) == state.collapsed:
+        if self._signs(loss, loss_at_equal_scores, state.gap) == state.collapsed:
             state.streak = 0
             return None
         if state.streak == 0:
             state.since = step
         state.streak += 1
-        slowly = not state.collapsed and manner != "hardest"
+        slowly = not state.collapsed and negative_selection != "hardest"
         if state.streak < self.patience * (self.slower if slowly else 1):
             return None
         state.collapsed, state.streak = not state.collapsed, 0
         if state.collapsed:
-            return self._warning(loss, uninformed, state.gap, manner)
+            return self._warning(loss, loss_at_equal_scores, state.gap, negative_selection)
         return f"recovered at step {state.since}: the scores tell pairs apart again"
 
-    def _signs(self, loss: float, uninformed: float, gap: float) -> bool:
+    def _signs(self, loss: float, loss_at_equal_scores: float, gap: float) -> bool:
         """Whether an update looks collapsed."""
-        near = abs(loss - uninformed) <= self.loss_tolerance * abs(uninformed)
+        near = abs(loss - loss_at_equal_scores) <= self.loss_tolerance * abs(loss_at_equal_scores)
         separation = self._state.separation
         mixed = separation is None or separation < self.separated
         return near and gap < (self.gap_limit if mixed else self.gap_limit / 10)
 
-    def _warning(self, loss: float, uninformed: float, gap: float, manner: Manner) -> str:
-        cause = CAUSE["every" if manner == "every" else "hardest"]
+    def _warning(
+        self,
+        loss: float,
+        loss_at_equal_scores: float,
+        gap: float,
+        negative_selection: NegativeSelection,
+    ) -> str:
+        cause = CAUSES["all" if negative_selection == "all" else "hardest"]
         return (
             f"training has collapsed: since step {self._state.since} the loss ({loss:.4g}) is that "
-            f"of a model that gives every pair the same score ({uninformed:.4g}), and positives "
-            f"differ from their hardest negatives by {gap:.2g} on average. {cause} "
-            f"What may help: {remedies(manner, self.objective)}."
+            f"of a model that gives every pair the same score ({loss_at_equal_scores:.4g}), and "
+            f"positives differ from their hardest negatives by {gap:.2g} on average. {cause} "
+            f"What may help: {remedies(negative_selection, self.objective)}."
         )
 
     def state_dict(self) -> dict[str, bool | int | float | None]:

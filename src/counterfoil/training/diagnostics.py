@@ -47,11 +47,11 @@ def separation(directions: tuple[Anchors, Anchors]) -> dict[str, Tensor]:
     One half where scores say nothing, one where every positive is on top, whatever the scale of the
     scores. Nothing where no anchor has a negative.
     """
-    count = sum(int(anchors.negative.sum()) for anchors in directions)
+    count = sum(int(anchors.is_negative.sum()) for anchors in directions)
     if count == 0:
         return {}
     above = [
-        ((_full(a.positive)[:, None] - a.candidates).sign() * a.negative).sum() for a in directions
+        ((_full(a.positive)[:, None] - a.scores).sign() * a.is_negative).sum() for a in directions
     ]
     return {"separation": ((above[0] + above[1]) / count + 1) / 2}
 
@@ -65,8 +65,8 @@ def margin_histogram(
     This is the margin distribution of NDGL figure 3b. The bins are equal; what lies below ``low``
     or above ``high`` is counted in the first or the last one. Counts of batches add up.
     """
-    margins = torch.cat([(a.positive[:, None] - a.candidates).flatten() for a in directions])
-    negative = torch.cat([a.negative.flatten() for a in directions])
+    margins = torch.cat([(a.positive[:, None] - a.scores).flatten() for a in directions])
+    negative = torch.cat([a.is_negative.flatten() for a in directions])
     place = ((_full(margins).nan_to_num() - low) * (bins / (high - low))).clamp(0, bins - 1).long()
     place = place.masked_fill(~negative, bins)  # a bin of its own, thrown away
     return torch.bincount(place, minlength=bins + 1)[:bins]
@@ -156,7 +156,7 @@ def _triplets(
     anchors: Anchors, anchor: Tensor, positive: Tensor, candidates: Tensor, margin: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Embeddings of anchors, positives and hardest negatives, and whether each hinge is active."""
-    hardest, place = anchors.candidates.masked_fill(~anchors.negative, -torch.inf).max(1)
+    hardest, place = anchors.scores.masked_fill(~anchors.is_negative, -torch.inf).max(1)
     return anchor, positive, candidates[place], hardest - anchors.positive + margin > 0
 
 

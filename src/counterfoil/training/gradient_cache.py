@@ -27,7 +27,7 @@ from counterfoil.core.tensors.host_mirror import rows_of
 from counterfoil.data.batches.collate import ImageBatch, TextBatch
 from counterfoil.encoders import Encoded
 from counterfoil.encoders.encoded import Needs
-from counterfoil.encoders.recurrent import replaying
+from counterfoil.encoders.recurrent import cuda_graphs
 from counterfoil.models.model import Model
 
 B = TypeVar("B", ImageBatch, TextBatch)
@@ -75,7 +75,7 @@ def _remade(encode: Callable[[B, Needs | None], Encoded], part: B, needs: Needs 
         return encode(part, needs)
 
     def run(_: Tensor) -> Encoded:
-        with replaying(False):  # the second time is another thread's, which would not replay
+        with cuda_graphs(False):  # the second time is another thread's, which would not replay
             return encode(part, needs)
 
     # the tensor says on which device random numbers are to be repeated

@@ -24,20 +24,20 @@ from counterfoil.training.services import Prepared
 from counterfoil.training.step import score_batch
 
 
-def tries(objective: Composite) -> bool:
+def uses_lookahead(objective: Composite) -> bool:
     """Whether any term looks ahead before an update."""
     return any(type(term).before_step is not Objective.before_step for _, term in objective.each())
 
 
 def create_trials(
     model: Model, prepared: Prepared, config: RunConfig, device: torch.device
-) -> Trials | None:
+) -> LookaheadFactory | None:
     """The trials of a run; None if its objective does not look ahead."""
-    if not tries(prepared.objective):
+    if not uses_lookahead(prepared.objective):
         return None
     protects, held_out = prepared.objective.protects_identical, prepared.held_out
     twins = (prepared.protected, find_twins(held_out, device) if protects else None)
-    return Trials(model, held_out, config, device, twins)
+    return LookaheadFactory(model, held_out, config, device, twins)
 
 
 class HeldOutBatches:
@@ -64,7 +64,7 @@ class HeldOutBatches:
         return batch
 
 
-class Trials:
+class LookaheadFactory:
     """Makes the trial of each update of a run."""
 
     def __init__(
@@ -122,7 +122,7 @@ class StepTrial:
 
     def scores(self, batch: PairBatch | None = None) -> tuple[Tensor, Tensor]:
         batch = self.batch if batch is None else batch
-        with traceless(self.model, self.device):
+        with restore_after(self.model, self.device):
             scores = score_batch(self.model, batch, chunk_size=self.chunk_size).scores
         owners = gather_rows(batch.owners)
         return scores, gather_rows(batch.image_ids)[:, None] == owners[None, :]
@@ -166,7 +166,7 @@ class StepTrial:
 
 
 @contextmanager
-def traceless(model: nn.Module, device: torch.device) -> Iterator[None]:
+def restore_after(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Whatever is scored inside, running statistics and random numbers are as before after it."""
     for part in model.modules():
         if isinstance(part, MismatchBoundary):

@@ -63,10 +63,10 @@ def _scale_note(recipe: RunConfig, config: RunConfig, wanted: str) -> str:
     new, old = ("averaged", "summed") if averaged else ("summed", "averaged")
     size = f"about {2 * config.train.batch_size} times as {'small' if averaged else 'large'}"
     note = f"the loss is {new} over the batch, the recipe's was {old}: gradients are {size}"
-    clip = config.train.optimiser.clip
-    if clip and clip == recipe.train.optimiser.clip:
+    clip = config.train.optimizer.clip
+    if clip and clip == recipe.train.optimizer.clip:
         often = "hardly ever clips" if averaged else "clips nearly always"
-        note += f", and train.optimiser.clip={clip:g}, set beside the recipe's loss, {often}"
+        note += f", and train.optimizer.clip={clip:g}, set beside the recipe's loss, {often}"
     return note
 
 

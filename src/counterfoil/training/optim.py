@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from counterfoil.core.config import OptimiserConfig, ScheduleConfig, TrainConfig
+from counterfoil.core.config import OptimizerConfig, ScheduleConfig, TrainConfig
 from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.encoders.bert import pretrained_ids
 from counterfoil.encoders.dual import Tower
@@ -29,7 +29,7 @@ PRETRAINED_FACTOR = 0.1
 """Rate of pretrained parameters, times the learning rate, if no factor is set."""
 
 
-def create_optimiser(modules: nn.Module, config: OptimiserConfig) -> Optimizer:
+def create_optimizer(modules: nn.Module, config: OptimizerConfig) -> Optimizer:
     """Groups: what was loaded from pretrained weights at its reduced rate, the rest at the full.
 
     Single numbers, such as a learned temperature, do not decay; nor do biases and the parameters of
@@ -77,17 +77,17 @@ def norms_and_biases(modules: nn.Module) -> set[int]:
     }
 
 
-def _rate_factors(modules: nn.Module, config: OptimiserConfig) -> dict[int, float]:
+def _rate_factors(modules: nn.Module, config: OptimizerConfig) -> dict[int, float]:
     """What the rate of a parameter is multiplied by, by its id: if it is pretrained, by its depth.
 
     Parameters that learn at the full rate are left out.
     """
-    pretrained, factor = pretrained_ids(modules), config.language_model_factor
+    pretrained, factor = pretrained_ids(modules), config.pretrained_lr_factor
     if factor is None:
         factor = PRETRAINED_FACTOR
     elif factor != 1.0 and not pretrained:
         raise ConfigError(
-            f"train.optimiser.language_model_factor={factor:g}: no parameter of this model was "
+            f"train.optimizer.pretrained_lr_factor={factor:g}: no parameter of this model was "
             "loaded from pretrained weights, so there is nothing to slow down: remove it, or give "
             "the model a pretrained part (model.text.pretrained, model.matcher.pretrained)"
         )
@@ -101,10 +101,10 @@ def _rate_factors(modules: nn.Module, config: OptimiserConfig) -> dict[int, floa
 
 
 def create_schedule(
-    optimiser: Optimizer, config: ScheduleConfig, steps_per_epoch: int, epochs: int
+    optimizer: Optimizer, config: ScheduleConfig, steps_per_epoch: int, epochs: int
 ) -> LambdaLR:
     """The schedule as a factor of the initial rate, one update at a time."""
-    return LambdaLR(optimiser, rate_factor(config, steps_per_epoch, epochs))
+    return LambdaLR(optimizer, rate_factor(config, steps_per_epoch, epochs))
 
 
 def rate_factor(
@@ -134,7 +134,7 @@ def as_numbers(*tensors: Tensor) -> list[float]:
     return numbers
 
 
-class Updates:
+class OptimizerStep:
     """Optimiser, schedule and the scaling of losses that half precision needs, as one.
 
     ``batches`` is their number per epoch.
@@ -143,22 +143,22 @@ class Updates:
     def __init__(
         self, module: nn.Module, config: TrainConfig, batches: int, device: torch.device
     ) -> None:
-        self.module, self.clip = module, config.optimiser.clip
-        self.optimiser = create_optimiser(module, config.optimiser)
+        self.module, self.clip = module, config.optimizer.clip
+        self.optimizer = create_optimizer(module, config.optimizer)
         per_epoch = -(-batches // config.accumulate)
-        self.schedule = create_schedule(self.optimiser, config.schedule, per_epoch, config.epochs)
+        self.schedule = create_schedule(self.optimizer, config.schedule, per_epoch, config.epochs)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
 
     @property
     def rate(self) -> float:
-        return float(self.optimiser.param_groups[0]["lr"])
+        return float(self.optimizer.param_groups[0]["lr"])
 
     def backward(self, loss: Tensor) -> None:
         self.scaler.scale(loss).backward()
 
     def unscale(self) -> None:
         """Gradients in their own units; call once, before `gradient_norm`."""
-        self.scaler.unscale_(self.optimiser)
+        self.scaler.unscale_(self.optimizer)
 
     def gradient_norm(self) -> Tensor:
         """Norm of the gradient before it is clipped; `step` does that, knowing the norm."""
@@ -169,15 +169,15 @@ class Updates:
         if not math.isfinite(norm) and not self.scaler.is_enabled():
             raise TrainingError(
                 f"step {number}: the gradient is not a finite number ({self._broken()}), the "
-                "update was not made; lower train.optimiser.lr or use train.precision=float32"
+                "update was not made; lower train.optimizer.lr or use train.precision=float32"
             )
         share = self.clip / (norm + 1e-6) if self.clip else 1.0
         if share < 1.0:
             torch._foreach_mul_(self._gradients(), share)
         scale = self.scaler.get_scale()
-        self.scaler.step(self.optimiser)
+        self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         if self.scaler.get_scale() >= scale:  # else fp16 overflowed and the update was left out
             self.schedule.step()
 
@@ -195,7 +195,7 @@ class Updates:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "optimiser": self.optimiser.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
         }
@@ -203,8 +203,8 @@ class Updates:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         # which kernel steps is this machine's choice, not that of the one that saved: an optimiser
         # that was made for fused steps, and is told otherwise, fails as soon as losses are scaled
-        saved, fused = state["optimiser"], self.optimiser.param_groups[0].get("fused")
+        saved, fused = state["optimizer"], self.optimizer.param_groups[0].get("fused")
         groups = [{**group, "fused": fused} for group in saved["param_groups"]]
-        self.optimiser.load_state_dict({**saved, "param_groups": groups})
+        self.optimizer.load_state_dict({**saved, "param_groups": groups})
         self.schedule.load_state_dict(state["schedule"])
         self.scaler.load_state_dict(state["scaler"])

@@ -172,8 +172,8 @@ def _similarities(epochs: Sequence[Record]) -> dict[str, Plot]:
     sampled = [r["mismatch_histogram"] for r in epochs if r.get("mismatch_histogram")]
     plots = {}
     for side, record in sampled[-1].items() if sampled else ():
-        asking = "words" if side == "t2i" else "regions"
-        title = f"Similarities sampled in the last epoch, {asking} ask (NAAF fig. 3)"
+        queries = "words" if side == "t2i" else "regions"
+        title = f"Similarities sampled in the last epoch, {queries} ask (NAAF fig. 3)"
         ends = {"low": record["low"], "high": record["high"]}
         kinds = [kind for kind in ("matched", "mismatched") if any(record[kind])]
         series = {kind: density(counts=record[kind], **ends) for kind in kinds}

@@ -121,8 +121,8 @@ def execute(
     config = checked_config(config)  # a misspelt name is found before any work is done
     with locked_run(folder):
         started = resume and (folder / "last").exists()
-        if config.model.start and not started:
-            _check_start(Path(config.model.start))
+        if config.model.init_from and not started:
+            _check_start(Path(config.model.init_from))
         if rank() == 0 and not resume:
             write_config(folder, config)
         pairs = _read_in_turn(config, cache, progress, read_dev_split(folder) if resume else None)
@@ -158,8 +158,8 @@ def _check_start(folder: Path) -> None:
     """A run that is not there is found before any work is done, as a misspelt name is."""
     if not folder.is_dir():
         raise CheckpointError(
-            f"model.start: {folder}: no such run; train it first, name another one, or start from "
-            "nothing with model.start=null"
+            f"model.init_from: {folder}: no such run; train it first, name another one, or start "
+            "from nothing with model.init_from=null"
         )
     model_folder(folder)
 
@@ -172,8 +172,8 @@ def new_model(config: RunConfig, pairs: Pairs, progress: Progress) -> Model:
     model.fragments_options = dict(config.data.features.options)
     for note in loading_notes(model):
         progress.say(f"warning: {note}")
-    if config.model.start:
-        progress.say(start_from(model, config.model.start).told())
+    if config.model.init_from:
+        progress.say(start_from(model, config.model.init_from).note())
     return model
 
 
@@ -188,7 +188,7 @@ def _conclude(
     name = settings.test_split if settings.test_split in pairs else settings.split
     judged = pairs[name]
     if name == settings.split:  # no other data than what chose the epoch, and no more of it
-        judged = evenly_spaced(judged, settings.images)
+        judged = evenly_spaced(judged, settings.max_images)
     found = score_split(best, judged, settings.batch_size, progress)
     report = report_scores(
         [found],

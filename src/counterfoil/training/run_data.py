@@ -23,12 +23,12 @@ from counterfoil.core.progress import Progress
 from counterfoil.core.storage.arrays import ArrayFile
 from counterfoil.data.batches.collate import Collate, PairBatch
 from counterfoil.data.batches.dataset import Augmentation, CaptionItems
-from counterfoil.data.batches.resident import resident
+from counterfoil.data.batches.device_features import features_on_device
 from counterfoil.data.batches.sampling import BatchPlan, RankBatches
 from counterfoil.data.load import load_pairs
 from counterfoil.data.noise import shuffled_captions, with_noise_index
 from counterfoil.data.pairs import DEV_NAMES, Pairs, Severity, Split, count_kinds
-from counterfoil.data.pixels import Glance
+from counterfoil.data.pixels import PixelAugmentation
 from counterfoil.data.splits import (
     lacks_dev,
     read_dev_split,
@@ -43,7 +43,15 @@ from counterfoil.training.run_folder import (
     run_config,
 )
 
-SHARED = ("source", "format", "options", "features", "noise", "noise_index", "dev_share")
+DATA_IDENTITY_KEYS = (
+    "source",
+    "format",
+    "options",
+    "features",
+    "noise",
+    "noise_index",
+    "dev_share",
+)
 """What decides which images, captions and features a run has, and in which order."""
 
 
@@ -159,19 +167,21 @@ class TrainingBatches:
             train, config.train.batch_size, seed, data.captions, config.train.drop_last, data.views
         )
         self.shares = RankBatches(self.plan, 0, 0, rank(), world_size())
-        self.resident = resident(train.fragments, data.resident, device, progress)
+        self.device_features = features_on_device(
+            train.fragments, data.features_on_gpu, device, progress
+        )
         self.items = CaptionItems(
             train,
             model.text,
             Augmentation(
                 data.drop_regions,
-                data.disturb_words,
+                data.word_noise,
                 data.drop_regions_varying,
-                Glance(data.random_crop, data.flip),
+                PixelAugmentation(data.random_crop, data.flip),
             ),
             seed,
-            objective.companions_by_term(),
-            held=self.resident.good if self.resident else None,
+            objective.extra_sources_by_term(),
+            held=self.device_features.good if self.device_features else None,
         )
         self._loader: DataLoader[Any] | None = None
 
@@ -191,9 +201,9 @@ class TrainingBatches:
                 worker_init_fn=begin_loader_worker,
                 collate_fn=self.collate,
                 # only fragments are worth a thread that takes turns with this one
-                pin_memory=self.device.type == "cuda" and self.resident is None,
+                pin_memory=self.device.type == "cuda" and self.device_features is None,
                 # what objectives send along may change from epoch to epoch: then processes, too
-                persistent_workers=workers > 0 and not self.items.companions,
+                persistent_workers=workers > 0 and not self.items.extra_sources,
                 # not the global one, whose state a resumed run restores: a loader draws from it
                 generator=torch.Generator(),
             )
@@ -201,7 +211,7 @@ class TrainingBatches:
 
     def to_device(self, batch: PairBatch) -> PairBatch:
         batch = batch.to(self.device)
-        return batch if self.resident is None else self.resident.filled(batch)
+        return batch if self.device_features is None else self.device_features.filled(batch)
 
     def close(self) -> None:
         """End the processes that read ahead."""
@@ -268,7 +278,7 @@ def shared_train_split(runs: Sequence[Path], cache: Path, progress: Progress) ->
 
 def _data_keys(config: RunConfig) -> dict[str, Any]:
     tree = config.data.model_dump()
-    keys = {f"data.{key}": tree[key] for key in SHARED}
+    keys = {f"data.{key}": tree[key] for key in DATA_IDENTITY_KEYS}
     if config.data.noise:
         keys["seed"] = config.seed  # which captions are shuffled depends on it
     return keys

@@ -46,11 +46,11 @@ ADVICE = "wait for it, stop it, or choose another folder"
 RULE = "correction_rule.json"
 RULE_BYTES = 1 << 16
 
-MAY_CHANGE = {
+RESUMABLE_KEYS = {
     ("data", "workers"),
-    ("data", "resident"),
+    ("data", "features_on_gpu"),
     ("train", "device"),
-    ("train", "graphs"),
+    ("train", "cuda_graphs"),
     ("train", "tensorboard"),
     ("train", "log_every"),
     ("train", "save_every"),
@@ -161,14 +161,16 @@ def load_rule(folder: Path) -> CorrectionRule | None:
 
 def checked_config(config: RunConfig) -> RunConfig:
     """The config with as many copies of the model as its objective trains, every name known."""
-    copies = max(config.model.copies, create_objective(config.objective).copies)
-    model = config.model.model_copy(update={"copies": copies})
+    ensemble_size = max(
+        config.model.ensemble_size, create_objective(config.objective).ensemble_size
+    )
+    model = config.model.model_copy(update={"ensemble_size": ensemble_size})
     resolve(model)
     choose_device(config.train.device)
     return config.model_copy(update={"model": model})
 
 
-def located(config: RunConfig) -> RunConfig:
+def resolve_paths(config: RunConfig) -> RunConfig:
     """The config with paths that hold wherever it is read from."""
     data = config.data
     change = {
@@ -178,8 +180,8 @@ def located(config: RunConfig) -> RunConfig:
     }
     if data.noise_index:
         change["noise_index"] = str(Path(data.noise_index).resolve())
-    start = config.model.start
-    placed: dict[str, Any] = {"start": str(Path(start).resolve())} if start else {}
+    start = config.model.init_from
+    placed: dict[str, Any] = {"init_from": str(Path(start).resolve())} if start else {}
     for part in ("image", "text", "matcher"):
         placed[part] = _located_pretrained(getattr(config.model, part))
     return config.model_copy(
@@ -235,7 +237,7 @@ def resumed_config(folder: Path, asked: RunConfig | None) -> RunConfig:
     ]
     if asked.seed != saved.seed:
         changed.append(("seed", ""))
-    refused = [".".join(filter(None, place)) for place in changed if place not in MAY_CHANGE]
+    refused = [".".join(filter(None, place)) for place in changed if place not in RESUMABLE_KEYS]
     if refused:
         raise ConfigError(
             f"{folder}: the run was started with another {', '.join(refused)}; "

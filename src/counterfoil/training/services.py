@@ -21,9 +21,9 @@ from counterfoil.core.distributed import gather_rows, rank, world_size
 from counterfoil.core.errors import ConfigError, DataError, TrainingError
 from counterfoil.core.parallel import begin_loader_worker, bounded_workers
 from counterfoil.core.progress import Progress
-from counterfoil.core.tensors.modes import asked
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import Collate, PairBatch
-from counterfoil.data.batches.dataset import Augmentation, CaptionItems, Companions
+from counterfoil.data.batches.dataset import Augmentation, CaptionItems, ExtraNegativeSource
 from counterfoil.data.batches.sampling import BatchPlan
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import TextProcessor
@@ -35,7 +35,7 @@ from counterfoil.objectives import Composite, create_objective
 from counterfoil.objectives.contrastive import MAX_SCALE, InfoNCE, SigLIP
 from counterfoil.objectives.services import GeneratorOptions
 from counterfoil.objectives.twins import Twins, find_twins
-from counterfoil.training.companions import Indices, foil_companions, mine
+from counterfoil.training.extra_negatives import Indices, foil_negatives, mine
 from counterfoil.training.guides.guide import EmbeddingGuide, MatrixGuide, open_guide
 from counterfoil.training.step import score_batch
 
@@ -71,12 +71,12 @@ def prepare_objective(
         )
     train, held_out = set_aside(train, objective.held_out, config.seed)
     prepared = Prepared(objective, train, held_out, find_twins(train, device))
-    objective.prepare(RunPreparation(train, model, config, device, progress, prepared.protected))
+    objective.prepare(TrainingRunSetup(train, model, config, device, progress, prepared.protected))
     adopt_scale(objective, config.objective, model)
     return prepared
 
 
-class RunPreparation:
+class TrainingRunSetup:
     """A run before it starts: its training split, its model's shape, and other runs."""
 
     def __init__(
@@ -110,8 +110,8 @@ class RunPreparation:
         """
         return mine(self._other(run), self.train, count, self.progress, self.twins)
 
-    def foils(self, source: str, count: int) -> Companions:
-        return foil_companions(source, count, self.train, self.progress)
+    def foils(self, source: str, count: int) -> ExtraNegativeSource:
+        return foil_negatives(source, count, self.train, self.progress)
 
     def generator(self, options: GeneratorOptions, heads: Sequence[str]) -> FoilMaker:
         cross_encoder_of(self._model, heads)
@@ -195,7 +195,7 @@ class TrainingSurvey:
 
     @torch.no_grad()
     def __call__(self) -> Iterator[tuple[tuple[Tensor, ...], Tensor, Tensor]]:
-        with asked(self.model):
+        with eval_mode(self.model):
             label = "looking at the training split"
             for batch in self.progress.track(self._loader(), label, len(self.plan)):
                 if not isinstance(batch, PairBatch):

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from counterfoil.core.distributed import gather_counts, gather_rows, rank
-from counterfoil.core.tensors.modes import asked
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import ImageBatch, PairBatch, TextBatch
 from counterfoil.encoders import Encoded
 from counterfoil.encoders.encoded import Needs
-from counterfoil.encoders.recurrent import replaying
+from counterfoil.encoders.recurrent import cuda_graphs
 from counterfoil.matchers import Matcher, Observation
 from counterfoil.matchers.base import paired_scores
-from counterfoil.matchers.ensemble import CopiedMatcher
+from counterfoil.matchers.ensemble import EnsembleMatcher
 from counterfoil.models.model import Model
 from counterfoil.objectives import Context, Objective, both_directions
 from counterfoil.objectives.twins import Twins, twin_pairs
@@ -78,7 +78,7 @@ def score_batch(
             members = (
                 images.mask.new_full((len(images), len(all_texts)), torch.nan, dtype=torch.float32),
             )
-        elif isinstance(compared, CopiedMatcher):
+        elif isinstance(compared, EnsembleMatcher):
             members = compared.each(images, all_texts)
         else:
             members = (compared(images, all_texts),)
@@ -91,7 +91,7 @@ def _full_precision(scores: Tensor) -> Tensor:
     return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
 
 
-class LiveBatch:
+class TrainingBatchServices:
     """The batch of the current step and the model, as objectives may use them."""
 
     def __init__(
@@ -116,11 +116,11 @@ class LiveBatch:
 
     # not recorded: of other items than the batch's there are as many as it happens
     def encode_images(self, images: ImageBatch) -> Encoded:
-        with self.autocast(), replaying(False):
+        with self.autocast(), cuda_graphs(False):
             return self.cache.images(images)
 
     def encode_texts(self, texts: TextBatch) -> Encoded:
-        with self.autocast(), replaying(False):
+        with self.autocast(), cuda_graphs(False):
             return self.cache.texts(texts)
 
     def paired(self, images: Encoded, texts: Encoded) -> Tensor:
@@ -137,8 +137,8 @@ class LiveBatch:
         return torch.autocast(device, self.dtype, enabled=self.dtype is not None)
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
-        with asked(self.model), torch.no_grad(), self.autocast():
+    def inference(self) -> Iterator[None]:
+        with eval_mode(self.model), torch.no_grad(), self.autocast():
             yield
 
 
@@ -182,7 +182,7 @@ class TrainingStep(nn.Module):
             caption_ids,
             protected,
             members=scored.members if len(scored.members) > 1 else (),
-            live=LiveBatch(self.model, batch, scored, self.dtype, self.chunk_size),
+            services=TrainingBatchServices(self.model, batch, scored, self.dtype, self.chunk_size),
             logging=logging,
         )
         report = objective.compute(scored.scores, positives, context)
@@ -221,7 +221,7 @@ class TrainingStep(nn.Module):
         directions = both_directions(scored.scores, positives, context)
         found = {**score_diagnostics(directions), **separation(directions)}
         found[HISTOGRAM] = margin_histogram(directions, low=MARGIN_RANGE[0], high=MARGIN_RANGE[1])
-        if self.model.spec.matcher["name"] == "cosine" and self.model.spec.copies == 1:
+        if self.model.spec.matcher["name"] == "cosine" and self.model.spec.ensemble_size == 1:
             images, texts = scored.images.pooled, scored.all_texts.pooled
             if images is not None and texts is not None:
                 margin = self.objective.hinge_margin(context.epoch)

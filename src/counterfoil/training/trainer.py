@@ -21,7 +21,7 @@ from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.batches.collate import PairBatch
 from counterfoil.data.pairs import Pairs
 from counterfoil.data.splits import evenly_spaced
-from counterfoil.encoders.recurrent import replaying
+from counterfoil.encoders.recurrent import cuda_graphs
 from counterfoil.evaluation.evaluate import evaluate, flat_metrics
 from counterfoil.models.model import Model
 from counterfoil.training.checkpoint import Checkpoints, Position, Stateful, random_states
@@ -29,13 +29,13 @@ from counterfoil.training.collapse import CollapseWatch
 from counterfoil.training.diagnostics import projection_gradient
 from counterfoil.training.logs import RunLogs, finite
 from counterfoil.training.lookahead import create_trials
-from counterfoil.training.optim import Updates, as_numbers
+from counterfoil.training.optim import OptimizerStep, as_numbers
 from counterfoil.training.run_data import TrainingBatches
 from counterfoil.training.run_folder import locked_run, write_config
 from counterfoil.training.services import TrainingSurvey, prepare_objective
 from counterfoil.training.step import HISTOGRAM, MARGIN_RANGE, PRECISIONS, TrainingStep, batch_notes
 
-MOST_SKIPPED = 10_000
+MAX_SKIPPED = 10_000
 """Problems of items that a run remembers."""
 
 
@@ -76,8 +76,8 @@ class Trainer:
         if train.compile:
             model.image_encoder.compile()
             model.text_encoder.compile()
-        graphs = not train.compile if train.graphs is None else train.graphs
-        self.replays = graphs and device.type == "cuda"
+        captures = not train.compile if train.cuda_graphs is None else train.cuda_graphs
+        self.use_cuda_graphs = captures and device.type == "cuda"
         prepared = prepare_objective(model, pairs.train, config, device, self.progress)
         self.objective, self.twins = prepared.objective, prepared.twins
         precision = PRECISIONS[train.precision]
@@ -86,7 +86,7 @@ class Trainer:
         ).to(device)
         split = prepared.train
         self.batches = TrainingBatches(split, model, self.objective, config, device, self.progress)
-        self.updates = Updates(self.step_module, train, len(self.batches), device)
+        self.updates = OptimizerStep(self.step_module, train, len(self.batches), device)
         self.trials = create_trials(model, prepared, config, device)
         self.survey = TrainingSurvey(model, split, config, device, self.progress)
         self.watch = CollapseWatch(config.objective, train.batch_size)
@@ -159,7 +159,7 @@ class Trainer:
         """Report the items that were skipped; False if none is left."""
         usable, known = isinstance(batch, PairBatch), self.position.skipped
         for problem in batch.skipped if isinstance(batch, PairBatch) else batch:
-            if problem not in known and len(known) < MOST_SKIPPED:
+            if problem not in known and len(known) < MAX_SKIPPED:
                 known.append(problem)
                 self.progress.say(f"skipped {problem}")
         if not usable and world_size() > 1:
@@ -212,7 +212,7 @@ class Trainer:
             if self.trials is not None and (place.batch - 1) % accumulate == 0:
                 trial = self.trials.of(batch, place.step, self.updates.rate)
                 self.objective.before_step(trial, place.epoch)
-            with replaying(self.replays):
+            with cuda_graphs(self.use_cuda_graphs):
                 loss, diagnostics = step(batch, place.epoch, place.step, logging)
             self.updates.backward(loss if accumulate == 1 else loss / accumulate)
         return loss, diagnostics
@@ -232,7 +232,7 @@ class Trainer:
         raise TrainingError(
             f"epoch {self.position.epoch + 1}, batch {self.position.batch}: the loss is {value}; "
             f"stopped before the update. First images of the batch: {', '.join(images)}. Look at "
-            "them with: counterfoil data inspect; or lower train.optimiser.lr"
+            "them with: counterfoil data inspect; or lower train.optimizer.lr"
         )
 
     def _finish_epoch(self, logs: RunLogs) -> None:
@@ -270,7 +270,7 @@ class Trainer:
         rsum = torch.zeros(1, dtype=torch.float64, device=self.device)
         if rank() == 0:
             settings = self.config.evaluation
-            split = evenly_spaced(self.pairs[settings.split], settings.images)
+            split = evenly_spaced(self.pairs[settings.split], settings.max_images)
             report = evaluate(
                 self.model,
                 split,

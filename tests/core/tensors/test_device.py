@@ -15,7 +15,7 @@ from counterfoil.models import create_model
 @pytest.mark.parametrize(
     "change",
     [
-        {"embed_size": 65_536, "copies": 64},
+        {"embed_size": 65_536, "ensemble_size": 64},
         {"text": {"word_dim": 2**31}},
         {"embed_size": 65_536, "text": {"layers": 1000}},
     ],

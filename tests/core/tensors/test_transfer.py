@@ -12,15 +12,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from counterfoil.core.tensors import transfer as moving
-from counterfoil.core.tensors.host_mirror import on_host
-from counterfoil.core.tensors.transfer import ALIGNED, Movable, moved, pack, packs, unpack
+from counterfoil.core.tensors.host_mirror import host_mask
+from counterfoil.core.tensors.transfer import (
+    ALIGNMENT_BYTES,
+    TensorBundle,
+    moved,
+    pack,
+    packs,
+    unpack,
+)
 from counterfoil.data.batches.collate import TextBatch, pad_texts
 
 TYPES = [torch.int64, torch.int32, torch.bool, torch.float32, torch.float16, torch.uint8]
 
 
 @dataclass(frozen=True)
-class Parcel(Movable):
+class Parcel(TensorBundle):
     texts: TextBatch
     numbers: Tensor
     large: Tensor
@@ -39,7 +46,7 @@ def assert_same(mine: Parcel, other: Parcel) -> None:
     assert mine.said == other.said
     assert mine.absent is None
     assert mine.more.keys() == other.more.keys()
-    for a, b in zip(moving.apart(mine)[1], moving.apart(other)[1], strict=True):
+    for a, b in zip(moving.tree_flatten(mine)[1], moving.tree_flatten(other)[1], strict=True):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
 
@@ -61,7 +68,7 @@ def test_tensors_side_by_side_are_found_again(wanted, seed) -> None:
         assert theirs.dtype == mine.dtype
         assert theirs.is_contiguous()
         assert torch.equal(theirs, mine)
-        assert theirs.storage_offset() * theirs.dtype.itemsize % ALIGNED == 0
+        assert theirs.storage_offset() * theirs.dtype.itemsize % ALIGNMENT_BYTES == 0
     for number, theirs in enumerate(found):  # none lies over another
         theirs.fill_(1)
         for mine, later in zip(sent[number + 1 :], found[number + 1 :], strict=True):
@@ -93,8 +100,8 @@ def test_what_is_small_goes_to_a_device_as_one(monkeypatch) -> None:
     assert found.texts.ids.shape == sent.texts.ids.shape
     assert found.more["half"].dtype == torch.float32
     assert found.numbers.is_contiguous()
-    assert on_host(found.texts.mask).tolist() == sent.texts.mask.tolist()
-    assert on_host(found.more["words"].mask).tolist() == [[True, False], [True, True]]
+    assert host_mask(found.texts.mask).tolist() == sent.texts.mask.tolist()
+    assert host_mask(found.more["words"].mask).tolist() == [[True, False], [True, True]]
 
 
 def test_on_the_host_nothing_is_copied() -> None:

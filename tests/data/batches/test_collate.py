@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.storage.arrays import ArrayFile
 from counterfoil.data.batches.collate import Collate, Item, pad_fragments, pad_texts
-from counterfoil.data.batches.dataset import Augmentation, CaptionItems, Extra, drop_regions
+from counterfoil.data.batches.dataset import Augmentation, CaptionItems, ExtraItems, drop_regions
 from counterfoil.data.batches.sampling import BatchPlan, RankBatches
 from counterfoil.data.fragments import Fragments, FragmentTable
 from counterfoil.data.pairs import Split
@@ -145,21 +145,21 @@ def test_grouped_captions_go_with_an_image_that_cannot_be_read() -> None:
     assert batch.skipped == ("image x: bad",)
 
 
-class Neighbour:
+class Neighbor:
     """Each caption brings the next image twice and a sentence of its own."""
 
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def of(self, caption: int, rng: np.random.Generator) -> Extra:
-        return Extra((caption % self.count,) * (caption % 3), ("a new word",))
+    def of(self, caption: int, rng: np.random.Generator) -> ExtraItems:
+        return ExtraItems((caption % self.count,) * (caption % 3), ("a new word",))
 
 
 def test_companions_travel_with_their_pair(concepts) -> None:
     split = concepts.train
     text = WordText(Vocabulary.build(split.texts, 1))
-    companions = {"mine": Neighbour(len(split))}
-    items = CaptionItems(split, text, Augmentation(), 0, companions)
+    extra_sources = {"mine": Neighbor(len(split))}
+    items = CaptionItems(split, text, Augmentation(), 0, extra_sources)
     batch = Collate(text.pad)([items[0, caption, 0] for caption in (1, 3, 5)])
     extra = batch.to("cpu").extras["mine"]
     assert extra.image_owners.tolist() == [0, 2, 2]

@@ -17,7 +17,7 @@ from counterfoil.core.storage.arrays import ArrayFile
 from counterfoil.data.batches import dataset as module
 from counterfoil.data.batches import dataset as once
 from counterfoil.data.batches.collate import Collate
-from counterfoil.data.batches.dataset import TEXT_ONLY, Augmentation, CaptionItems, Extra
+from counterfoil.data.batches.dataset import TEXT_ONLY, Augmentation, CaptionItems, ExtraItems
 from counterfoil.data.batches.sampling import BatchPlan, RankBatches
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Split
@@ -47,9 +47,9 @@ CHANGES = [
 class Draws:
     """A companion that draws before the item does, some captions more than others."""
 
-    def of(self, caption: int, rng: np.random.Generator) -> Extra:
+    def of(self, caption: int, rng: np.random.Generator) -> ExtraItems:
         images = tuple(int(image) for image in rng.integers(4, size=caption % 3))
-        return Extra(images, ("a new word",))
+        return ExtraItems(images, ("a new word",))
 
 
 def generator(epoch: int, caption: int, view: int) -> np.random.Generator:
@@ -58,29 +58,29 @@ def generator(epoch: int, caption: int, view: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-def fates(rate: float, count: int, rng: np.random.Generator) -> list[str]:
+def actions(rate: float, count: int, rng: np.random.Generator) -> list[str]:
     draw = rng.random(count)
-    fate = np.where(draw < rate * 0.5, "mask", "keep").astype(object)
-    fate[(draw >= rate * 0.5) & (draw < rate * 0.6)] = "replace"
-    fate[(draw >= rate * 0.6) & (draw < rate)] = "delete"
-    if count and all(f == "delete" for f in fate):
-        fate[0] = "keep"
-    return list(fate)
+    action = np.where(draw < rate * 0.5, "mask", "keep").astype(object)
+    action[(draw >= rate * 0.5) & (draw < rate * 0.6)] = "replace"
+    action[(draw >= rate * 0.6) & (draw < rate)] = "delete"
+    if count and all(f == "delete" for f in action):
+        action[0] = "keep"
+    return list(action)
 
 
 def disturbed_words(text: WordText, caption: str, rate: float, rng: np.random.Generator):
     """Ids, and the word behind each, of a word vocabulary."""
     index, tokens = text.vocabulary.index, words(caption)
     ids, word_of = [index[START]], [None]
-    chosen = fates(rate, len(tokens), rng) if rate else ["keep"] * len(tokens)
-    for place, (word, fate) in enumerate(zip(tokens, chosen, strict=True)):
-        if fate == "keep":
+    chosen = actions(rate, len(tokens), rng) if rate else ["keep"] * len(tokens)
+    for place, (word, action) in enumerate(zip(tokens, chosen, strict=True)):
+        if action == "keep":
             ids.append(index.get(word, index[UNK]))
-        elif fate == "mask":
+        elif action == "mask":
             ids.append(index[MASK])
-        elif fate == "replace":
+        elif action == "replace":
             ids.append(int(rng.integers(len(index))))
-        word_of += [] if fate == "delete" else [place]
+        word_of += [] if action == "delete" else [place]
     return [*ids, index[END]], [*word_of, None], tokens
 
 
@@ -93,16 +93,16 @@ def disturbed_pieces(text: HuggingFaceText, caption: str, rate: float, rng: np.r
     named = [caption[span.start : span.end].lower() for span in spans]
     if not rate:
         return coded["input_ids"], word_of, named
-    chosen, ids, left = fates(rate, count, rng), [], []
+    chosen, ids, left = actions(rate, count, rng), [], []
     for token, word in zip(coded["input_ids"], word_of, strict=True):
-        fate = "keep" if word is None else chosen[word]
-        if fate == "keep":
+        action = "keep" if word is None else chosen[word]
+        if action == "keep":
             ids.append(token)
-        elif fate == "mask":
+        elif action == "mask":
             ids.append(text.tokenizer.mask_token_id)
-        elif fate == "replace":
+        elif action == "replace":
             ids.append(int(rng.integers(len(text.tokenizer))))
-        left += [] if fate == "delete" else [word]
+        left += [] if action == "delete" else [word]
     return ids, left, named
 
 
@@ -136,11 +136,11 @@ def texts_of(folder) -> dict[str, WordText | HuggingFaceText]:
 
 
 @pytest.mark.parametrize("kind", ["words", "pieces", "words, linked", "pieces, linked"])
-@pytest.mark.parametrize("companions", [False, True])
-def test_every_number_is_that_of_the_plain_way(tmp_path, kind, companions) -> None:
+@pytest.mark.parametrize("extra_sources", [False, True])
+def test_every_number_is_that_of_the_plain_way(tmp_path, kind, extra_sources) -> None:
     split, text = split_of(tmp_path), texts_of(tmp_path)[kind]
     plain = disturbed_words if isinstance(text, WordText) else disturbed_pieces
-    more = {"mine": Draws()} if companions else None
+    more = {"mine": Draws()} if extra_sources else None
     touched = 0
     for change in CHANGES:
         items = CaptionItems(split, text, change, SEED, more, held=np.ones(4, np.bool_))
@@ -156,7 +156,7 @@ def test_every_number_is_that_of_the_plain_way(tmp_path, kind, companions) -> No
                 assert not batch.images.places[shown].numpy()[~mask].any()
                 assert mask.sum() == len(expected)
                 shown += 1
-            if companions:
+            if extra_sources:
                 extra, mine = Draws().of(caption, rng), batch.extras["mine"]
                 wanted = [places(split.fragments, other, change, rng) for other in extra.images]
                 rows = (mine.image_owners == row).nonzero()[:, 0]
@@ -181,7 +181,7 @@ def test_every_number_is_that_of_the_plain_way(tmp_path, kind, companions) -> No
 @given(rate=st.floats(0.0, 1.5), count=st.integers(0, 40), seed=st.integers(0, 1 << 32))
 def test_the_fates_of_words_are_those_that_arrays_tell(rate, count, seed) -> None:
     mine, plain = np.random.default_rng(seed), np.random.default_rng(seed)
-    assert WordNoise(rate, mine).fates(count) == fates(rate, count, plain)
+    assert WordNoise(rate, mine).actions(count) == actions(rate, count, plain)
     assert mine.integers(1000) == plain.integers(1000)
 
 
@@ -192,7 +192,7 @@ def test_the_fates_of_words_are_those_that_arrays_tell(rate, count, seed) -> Non
     before=st.integers(0, 9),
 )
 def test_one_generator_begins_anew_as_a_new_one_would(epoch, caption, view, before) -> None:
-    draws = module._Draws(SEED)
+    draws = module._ItemRng(SEED)
     if before % 2:  # as in a process that was not forked
         draws = pickle.loads(pickle.dumps(draws))  # noqa: S301 - our own
     assert [*vars(draws)] == ["seed", "generator"]  # of two, a copy could know but one
@@ -207,7 +207,7 @@ def test_one_generator_begins_anew_as_a_new_one_would(epoch, caption, view, befo
 def test_only_so_many_captions_are_remembered_and_all_come_out_alike(tmp_path, monkeypatch) -> None:
     split, text, change = split_of(tmp_path), texts_of(tmp_path)["words"], Augmentation(0.2, 0.5)
     whole = CaptionItems(split, text, change, SEED)
-    monkeypatch.setattr(once, "MOST", 3)
+    monkeypatch.setattr(once, "MAX_CACHED_CAPTIONS", 3)
     few = CaptionItems(split, text, change, SEED)
     for epoch, caption in product(range(3), range(8)):
         assert few[epoch, caption, 0].ids == whole[epoch, caption, 0].ids
@@ -249,7 +249,7 @@ def test_a_tokenizer_that_knows_no_words_encodes_but_takes_no_noise() -> None:
 
     text = HuggingFaceText(ByT5Tokenizer())
     assert text.encode("ad") == [ord("a") + 3, ord("d") + 3, 1]
-    with pytest.raises(ConfigError, match=r"disturb_words.*set it to 0"):
+    with pytest.raises(ConfigError, match=r"word_noise.*set it to 0"):
         text.encode("a dog", WordNoise(0.2, np.random.default_rng(0)))
     with pytest.raises(ConfigError, match="use a fast one"):
         with_parser(text, RuleParser()).encode("a dog")

@@ -57,7 +57,7 @@ def test_edges_count_from_the_start_token() -> None:
 
 def test_edges_follow_the_words_that_noise_leaves() -> None:
     class Deletes(WordNoise):
-        def fates(self, count: int) -> list[str]:
+        def actions(self, count: int) -> list[str]:
             return ["delete", "mask", "replace"][:count]
 
     text = WordText(Vocabulary.build(["a red dog"], 1), RuleParser())

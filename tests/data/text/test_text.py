@@ -31,7 +31,7 @@ from counterfoil.data.text.words import words
         ("", ""),
     ],
 )
-def test_captions_are_cut_as_a_treebank_tokeniser_cuts_them(caption, expected) -> None:
+def test_captions_are_cut_as_a_treebank_tokenizer_cuts_them(caption, expected) -> None:
     assert words(caption) == expected.split()
 
 

@@ -24,7 +24,7 @@ from counterfoil.evaluation.foils.metrics import (
     judge_foils,
     judge_words,
     kinds_on,
-    manners_on,
+    true_foil_kinds,
     verdicts_on,
 )
 from counterfoil.evaluation.foils.report import FoilReport
@@ -364,7 +364,9 @@ def test_kinds_add_up_to_all_foils(scenes, model) -> None:
     assert len({one.kind for one in shares}) == len(shares) > 3
     assert sum(one.foils for one in shares) == report.pairs
     assert sum(one.false for one in shares) == verdicts.count("false")
-    assert sum(one.true for one in shares) == verdicts.count("true") == sum(report.manners.values())
+    assert (
+        sum(one.true for one in shares) == verdicts.count("true") == sum(report.true_kinds.values())
+    )
     told = sum(one.accuracy * one.foils for one in shares) / report.pairs
     assert told == pytest.approx(report.accuracy)
     false = sum((one.false_accuracy or 0) * one.false for one in shares) / verdicts.count("false")
@@ -385,7 +387,7 @@ def test_the_kind_of_a_foil_is_what_it_exchanges(scenes) -> None:
     graphs = replace(split, extras=None)  # no truth: what the words are, not what they say
     kinds = kinds_on(graphs, [FoilPair(place, foil) for foil in said])
     assert kinds == ["attribute", "relation", OTHER, SEVERAL, SEVERAL]
-    assert manners_on(graphs, [FoilPair(place, text)]) == {}
+    assert true_foil_kinds(graphs, [FoilPair(place, text)]) == {}
 
 
 @pytest.mark.slow

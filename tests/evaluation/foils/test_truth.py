@@ -10,7 +10,7 @@ import pytest
 from counterfoil.data.scenes import captions_of, falsify, load_scenes, scene_of
 from counterfoil.data.scenes.scene import Relation, Scene, SceneObject
 from counterfoil.data.scenes.truth import SceneCaption, Word
-from counterfoil.evaluation.foils.truth import foil_verdict, has_truth, manner_of, verdict_on
+from counterfoil.evaluation.foils.truth import foil_verdict, has_truth, true_foil_kind, verdict_on
 from counterfoil.foils.lexicon import NUMERALS
 
 
@@ -168,7 +168,7 @@ def test_a_relation_is_found_wherever_its_phrase_tells_it(foil, verdict) -> None
 
 
 @pytest.mark.parametrize(
-    ("foil", "manner"),
+    ("foil", "kind_of_truth"),
     [
         ("A big dog left of a red house in a meadow.", "same"),
         ("The large dog left of the red house in a meadow.", "same"),
@@ -179,5 +179,5 @@ def test_a_relation_is_found_wherever_its_phrase_tells_it(foil, verdict) -> None
         ("A large dog left of a red house in a park.", None),
     ],
 )
-def test_a_true_foil_is_true_in_some_manner(foil, manner) -> None:
-    assert manner_of(SCENE, CAPTION, foil) == manner
+def test_a_true_foil_is_true_in_some_manner(foil, kind_of_truth) -> None:
+    assert true_foil_kind(SCENE, CAPTION, foil) == kind_of_truth

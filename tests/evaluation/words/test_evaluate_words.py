@@ -29,7 +29,7 @@ from counterfoil.evaluation.words.report import WordReport
 from counterfoil.features import with_fragments
 from counterfoil.models import create_model
 
-LABELLED = st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_size=30)
+LABELED = st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_size=30)
 
 
 @pytest.fixture(scope="session")
@@ -61,14 +61,14 @@ def naive_ap(scores, labels) -> float:
     return float(np.mean(precisions)) if precisions else float("nan")
 
 
-@given(LABELLED)
+@given(LABELED)
 def test_auc_and_ap_agree_with_counting_every_pair(items) -> None:
     scores, labels = zip(*items, strict=True)
     assert roc_auc(scores, labels) == pytest.approx(naive_auc(scores, labels), nan_ok=True)
     assert average_precision(scores, labels) == pytest.approx(naive_ap(scores, labels), nan_ok=True)
 
 
-@given(LABELLED)
+@given(LABELED)
 def test_auc_and_ap_agree_with_scikit_learn(items) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     scores, labels = zip(*items, strict=True)
@@ -78,7 +78,7 @@ def test_auc_and_ap_agree_with_scikit_learn(items) -> None:
         assert average_precision(scores, labels) == pytest.approx(expected)
 
 
-@given(LABELLED, st.randoms())
+@given(LABELED, st.randoms())
 def test_order_of_items_and_growing_scores_change_nothing(items, random) -> None:
     scores, labels = zip(*items, strict=True)
     shuffled = random.sample(items, len(items))
@@ -89,7 +89,7 @@ def test_order_of_items_and_growing_scores_change_nothing(items, random) -> None
     assert flipped == pytest.approx(1 - roc_auc(scores, labels), nan_ok=True)
 
 
-@given(LABELLED, st.data())
+@given(LABELED, st.data())
 def test_a_weight_is_a_repetition(items, data) -> None:
     times = data.draw(st.lists(st.integers(0, 3), min_size=len(items), max_size=len(items)))
     repeated = [item for item, n in zip(items, times, strict=True) for _ in range(n)]

@@ -167,7 +167,7 @@ def test_another_layout_is_named(content, message, tmp_path) -> None:
         ("sgraf-sgr", {"module_name": "SAF"}, r"missing: .*SAF_module\.attn_sim_w\.weight"),
     ],
 )
-def test_a_setting_that_cannot_be_honoured_is_refused(name, options, message, tmp_path) -> None:
+def test_a_setting_that_cannot_be_honored_is_refused(name, options, message, tmp_path) -> None:
     content = content_of(name)
     vars(content["opt"]).update(options)
     with pytest.raises(CheckpointError, match=message):
@@ -230,7 +230,7 @@ def test_scans_options_are_carried_over(tmp_path) -> None:
         "raw_norm": "none",
     }
     assert model.spec.text["name"] == "gru"
-    assert not model.spec.image["normalise"]
+    assert not model.spec.image["normalize"]
     assert torch.allclose(model.image_encoder.fc.weight, weight, atol=1e-6)
 
 

@@ -225,8 +225,8 @@ def test_a_backend_that_is_not_installed_says_how_to_install_it(
 @needs_faiss
 def test_faiss_finds_nearly_all_without_looking_at_all(tmp_path) -> None:
     rng = np.random.default_rng(0)
-    centres = rng.normal(size=(40, 32))
-    rows = centres[rng.integers(40, size=3000)] + 0.4 * rng.normal(size=(3000, 32))
+    centers = rng.normal(size=(40, 32))
+    rows = centers[rng.integers(40, size=3000)] + 0.4 * rng.normal(size=(3000, 32))
     vectors = Vectors.single(rows / np.linalg.norm(rows, axis=1, keepdims=True))
     exact = backends["exact"].create(tmp_path / "exact", 32, False, "float16", {})
     exact.add(range(3000), vectors)

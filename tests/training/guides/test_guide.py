@@ -385,7 +385,7 @@ def test_two_processes_share_the_scoring_and_see_all_of_it(
 
 @pytest.mark.parametrize("name", ["vse-fc", "scan-t2i", "esa"])
 def test_items_kept_on_the_device_are_those_on_disk(split, tmp_path, name, monkeypatch) -> None:
-    monkeypatch.setattr(guide_resident, "ROWS", 5)
+    monkeypatch.setattr(guide_resident, "COPY_ROWS", 5)
     save_teacher(split, tmp_path / "run", name)
     broken = with_unreadable(split, tmp_path, [2, 7])
     build_guide(tmp_path / "guide", [tmp_path / "run"], broken, form="embeddings")

@@ -138,7 +138,7 @@ class Match {
     this.standing.textContent = match.standing;
     say(`Score ${match.score.toFixed(3)}${match.standing ? `, ${match.standing}` : ""}`);
     this.scale = scale(match, this.handlers());
-    this.below.replaceChildren(...[this.scale?.node, h("p", { class: "note" }, [match.note, match.colours].join(" "))].filter(Boolean));
+    this.below.replaceChildren(...[this.scale?.node, h("p", { class: "note" }, [match.note, match.colors].join(" "))].filter(Boolean));
     this.draw();
   }
 

@@ -32,11 +32,11 @@ _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES
 DEFAULT_CACHE = Path.home() / ".cache" / "counterfoil"
 """Folder of generated scenes and cached features, if none is named."""
 
-MANY = 500
+SYNC_ALL_FROM = 500
 """Files from which on it is quicker to flush everything than one after the other."""
 
 ADVICE = "wait for it, or name another folder"
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
@@ -147,7 +147,7 @@ def share(folder: Path) -> None:
 
 def sync_tree(folder: Path) -> None:
     """Put the files below a folder on the disk, and their names."""
-    if hasattr(os, "sync") and sum(len(names) for _, _, names in os.walk(folder)) > MANY:
+    if hasattr(os, "sync") and sum(len(names) for _, _, names in os.walk(folder)) > SYNC_ALL_FROM:
         os.sync()
         return
     for place, _, names in os.walk(folder):
@@ -213,7 +213,7 @@ def _refuse_unsafe(target: Path, overwrite: bool) -> None:
 
 
 def _reason(target: Path, error: OSError) -> str:
-    if error.errno in _FULL:
+    if error.errno in _DISK_FULL:
         return (
             f"{target}: the disk is full (or a quota is reached); nothing was left behind, "
             "free some space and run it again"

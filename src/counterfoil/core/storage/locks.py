@@ -38,9 +38,9 @@ LOCK = ".lock"
 """Name of a lock file inside the folder that it locks."""
 
 ATTEMPTS = 100
-LONGEST_PAUSE = 1.0
-LONGEST_TEXT = 300
-LONGEST_FILE = 10_000
+MAX_PAUSE_SECONDS = 1.0
+MAX_TEXT_CHARS = 300
+MAX_FILE_BYTES = 10_000
 SECRET = re.compile("key|token|passw|passphrase|pwd|secret|credential|authorization", re.IGNORECASE)
 _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 
@@ -63,7 +63,7 @@ class Holder:
     def read(cls, path: Path) -> Holder | None:
         """What a lock file says; None if it says nothing (yet), or nothing of this form."""
         try:
-            holder = cls(**json.loads(read_bytes(path, LONGEST_FILE)))
+            holder = cls(**json.loads(read_bytes(path, MAX_FILE_BYTES)))
         except (OSError, ValueError, TypeError, RecursionError):
             return None
         texts = (holder.host, holder.since, holder.command)
@@ -86,7 +86,7 @@ class Holder:
     def __str__(self) -> str:
         text = f"process {self.pid} on {self.host} since {self.since}: {self.command}"
         text = "".join(character if character.isprintable() else "?" for character in text)
-        return _shortened(text, 2 * LONGEST_TEXT)
+        return _shortened(text, 2 * MAX_TEXT_CHARS)
 
 
 class Lock:
@@ -262,7 +262,7 @@ def locked_in_turn(
         if pause == 0.02:
             (progress or Silent()).say(f"waiting for another process that is {waits_for}")
         time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
+        pause = min(2 * pause, MAX_PAUSE_SECONDS)
     try:
         yield True
     finally:
@@ -321,11 +321,11 @@ def _command(words: list[str]) -> str:
     """A command line, shortened, and without secrets: others can read it."""
     program = Path(words[0]) if words else Path(sys.executable)
     parts = [program.parent.name if program.name == "__main__.py" else program.name]
-    options = words[1 : 1 + LONGEST_TEXT]
+    options = words[1 : 1 + MAX_TEXT_CHARS]
     for before, word in zip(["", *options], options, strict=False):
         is_value = before.startswith("-") and "=" not in before and SECRET.search(before)
         parts.append("***" if is_value else _masked(word))
-    return _shortened(shlex.join(parts), LONGEST_TEXT)
+    return _shortened(shlex.join(parts), MAX_TEXT_CHARS)
 
 
 def _masked(word: str) -> str:
@@ -338,7 +338,7 @@ def _masked(word: str) -> str:
         word = f"{scheme}://***@{address.rpartition('@')[2]}"
     name = SECRET.search(word)
     value = re.compile("[=:]").search(word, name.end()) if name else None
-    return _shortened(f"{word[: value.end()]}***" if value else word, LONGEST_TEXT)
+    return _shortened(f"{word[: value.end()]}***" if value else word, MAX_TEXT_CHARS)
 
 
 def _shortened(text: str, longest: int) -> str:

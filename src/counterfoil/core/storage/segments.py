@@ -30,11 +30,11 @@ FORMAT = 1
 Ids = NDArray[np.int64]
 IDS = "ids.bin"
 
-MOST_SEGMENTS = 16
+MAX_SEGMENTS = 16
 """More than this many are joined, so that a search does not visit crumbs."""
 
 SEGMENTS, COMMIT = "segments", ".commit.lock"
-CHANGING = "changing this index"
+CHANGE_TASK = "changing this index"
 
 
 class FileMark(BaseModel):
@@ -198,7 +198,7 @@ class Table:
         if dead > max(1000, (len(self.live) - begin) // 2):
             return first
         sizes = [segment.items for segment in self.mark.segments]
-        if len(sizes) - first <= MOST_SEGMENTS:
+        if len(sizes) - first <= MAX_SEGMENTS:
             return None
         start, total = len(sizes) - 1, sizes[-1]
         while start > first and sizes[start - 1] < 2 * total:
@@ -276,7 +276,7 @@ class SegmentStore:
         self, changes: Mapping[str, Change], header: Mapping[str, Any] | None = None
     ) -> None:
         """Make all changes, or none."""
-        with locked_folder(self.folder, CHANGING, name=COMMIT):
+        with locked_folder(self.folder, CHANGE_TASK, name=COMMIT):
             if read_manifest(self.path, self.kind).generation != self.manifest.generation:
                 raise DataError(
                     f"{self.folder}: another process changed it meanwhile; open it again"

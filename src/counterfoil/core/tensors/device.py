@@ -17,10 +17,10 @@ MEMORY = Path("/proc/meminfo")
 UNKNOWN_FREE, UNKNOWN_TOTAL = 1 << 30, 64 << 30
 """Bytes taken as free, and as all there are, where a system does not say."""
 
-LEFT_FREE = 0.5
+FREE_MEMORY_SHARE = 0.5
 """Share of a device's memory that has to stay free for training."""
 
-COPIES = 4
+TRAINING_COPIES = 4
 """Of its weights that a training run holds: they, their gradients, and Adam's two moments."""
 
 MAX_TENSORS = 20_000
@@ -68,7 +68,7 @@ def room_for(size: int, device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     free, total = torch.cuda.mem_get_info(device)
-    return free - size >= LEFT_FREE * total
+    return free - size >= FREE_MEMORY_SHARE * total
 
 
 def machine_memory() -> int:
@@ -87,7 +87,7 @@ class MemoryGuard(TorchDispatchMode):
     ``copies`` of the weights: those of a training run, or 1 to load a model.
     """
 
-    def __init__(self, limit: int | None = None, copies: int = COPIES) -> None:
+    def __init__(self, limit: int | None = None, copies: int = TRAINING_COPIES) -> None:
         super().__init__()
         self.limit = machine_memory() // copies if limit is None else limit
         self.copies = copies

@@ -16,18 +16,18 @@ from torch import Tensor
 
 from counterfoil.core.tensors.modes import is_exporting
 
-NAME = "_counterfoil_on_host"
+MIRROR_ATTRIBUTE = "_counterfoil_on_host"
 
 
-def remember(there: Tensor, here: Tensor) -> Tensor:
+def attach_host_copy(there: Tensor, here: Tensor) -> Tensor:
     """A mask that has been moved, which from now on knows what it says."""
     if there is not here and not there.is_inference():
-        setattr(there, NAME, (there._version, here.numpy()))
+        setattr(there, MIRROR_ATTRIBUTE, (there._version, here.numpy()))
     return there
 
 
-def on_host(mask: Tensor) -> NDArray[np.bool_]:
-    """What a mask says; without waiting where it has been moved by `remember` and not changed."""
+def host_mask(mask: Tensor) -> NDArray[np.bool_]:
+    """The mask as an array; no device sync if `attach_host_copy` moved it and it is unchanged."""
     known = _known(mask)
     return mask.cpu().numpy() if known is None else known
 
@@ -36,11 +36,11 @@ def rows_of(tensor: Tensor, rows: slice) -> Tensor:
     """Some rows of a tensor; a mask that the host knows is known then, too."""
     known, part = _known(tensor), tensor[rows]
     if known is not None:
-        setattr(part, NAME, (part._version, known[rows]))
+        setattr(part, MIRROR_ATTRIBUTE, (part._version, known[rows]))
     return part
 
 
-def surely_whole(mask: Tensor) -> bool:
+def known_unpadded(mask: Tensor) -> bool:
     """Whether all is real in a mask, as far as the host knows without waiting."""
     if is_exporting():  # the graph has to hold for any mask
         return False
@@ -49,7 +49,9 @@ def surely_whole(mask: Tensor) -> bool:
 
 
 def _known(mask: Tensor) -> NDArray[np.bool_] | None:
-    version, found = (None, None) if mask.is_inference() else getattr(mask, NAME, (None, None))
+    version, found = (
+        (None, None) if mask.is_inference() else getattr(mask, MIRROR_ATTRIBUTE, (None, None))
+    )
     return found if version is not None and version == mask._version else None
 
 

@@ -19,7 +19,7 @@ class Trained(Protocol):
 
 
 @contextmanager
-def asked(model: Trained) -> Iterator[None]:
+def eval_mode(model: Trained) -> Iterator[None]:
     """Inside, the model is in its mode of evaluation; afterwards in the one it was in."""
     was_training = model.training
     model.train(False)

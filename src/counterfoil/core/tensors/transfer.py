@@ -17,43 +17,43 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from counterfoil.core.tensors.host_mirror import remember
+from counterfoil.core.tensors.host_mirror import attach_host_copy
 
-B = TypeVar("B", bound="Movable")
+B = TypeVar("B", bound="TensorBundle")
 
-LARGEST_PACKED = 1 << 18
+MAX_PACKED_BYTES = 1 << 18
 """Bytes of a tensor that travels side by side with others; a larger one goes by itself."""
 
-ALIGNED = 64
+ALIGNMENT_BYTES = 64
 """Bytes to which each begins: kernels read memory in steps of 16, and some are made for that."""
 
-COMPACT = (torch.uint8, torch.float16)
+COMPACT_DTYPES = (torch.uint8, torch.float16)
 """How pixels and features travel, in a quarter or half of the size; where they are used they become
 as all other numbers are."""
 
-STAGED = 1 << 23
+MAX_PENDING_NUMBERS = 1 << 23
 """Numbers of a matrix that are on their way at once."""
 
 
-class Movable:
+class TensorBundle:
     """A dataclass of tensors that go together; parts of it may be such, or dicts of such."""
 
     def to(self: B, device: torch.device | str) -> B:
-        shell, tensors = apart(self)
-        return cast(B, joined(shell, iter(moved(tensors, torch.device(device)))))
+        shell, tensors = tree_flatten(self)
+        return cast(B, tree_unflatten(shell, iter(moved(tensors, torch.device(device)))))
 
     def pin_memory(self: B) -> B:
         """Large tensors where a GPU can fetch them; the small ones are copied on the way anyway."""
-        shell, tensors = apart(self)
+        shell, tensors = tree_flatten(self)
         pinned = (tensor if packs(tensor) else tensor.pin_memory() for tensor in tensors)
-        return cast(B, joined(shell, pinned))
+        return cast(B, tree_unflatten(shell, pinned))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Small tensors go to another process in the message itself.
 
         As shared memory, which is how large ones go, each costs a file and a connection.
         """
-        shell, tensors = apart(self)
+        shell, tensors = tree_flatten(self)
         large = [None if packs(tensor) else tensor for tensor in tensors]
         small = [tensor for tensor, other in zip(tensors, large, strict=True) if other is None]
         return _received, (shell, large, *pack(small))
@@ -61,37 +61,37 @@ class Movable:
 
 def _received(
     shell: Any, large: list[Tensor | None], packed: bytearray, places: list[Place]
-) -> Movable:
+) -> TensorBundle:
     memory = torch.frombuffer(packed, dtype=torch.uint8) if packed else torch.empty(0).byte()
     small = iter(unpack(memory, places))
     tensors = (next(small) if tensor is None else tensor for tensor in large)
-    return cast(Movable, joined(shell, tensors))
+    return cast(TensorBundle, tree_unflatten(shell, tensors))
 
 
-class _Shell(NamedTuple):
-    """A `Movable` without its tensors."""
+class _TreeSpec(NamedTuple):
+    """A `TensorBundle` without its tensors."""
 
-    kind: type[Movable]
+    kind: type[TensorBundle]
     parts: tuple[Any, ...]
 
 
-class _Absent(Enum):
+class _Leaf(Enum):
     """Where a tensor has been."""
 
     TENSOR = 0
 
 
-def apart(value: Movable) -> tuple[Any, list[Tensor]]:
+def tree_flatten(value: TensorBundle) -> tuple[Any, list[Tensor]]:
     """The form of something and, in order, its tensors."""
     found: list[Tensor] = []
 
     def emptied(value: Any) -> Any:
         if isinstance(value, Tensor):
             found.append(value)
-            return _Absent.TENSOR
-        if isinstance(value, Movable):
+            return _Leaf.TENSOR
+        if isinstance(value, TensorBundle):
             parts = (emptied(getattr(value, field.name)) for field in fields(value))  # type: ignore[arg-type]
-            return _Shell(type(value), tuple(parts))
+            return _TreeSpec(type(value), tuple(parts))
         if isinstance(value, dict):
             return {key: emptied(part) for key, part in value.items()}
         return value
@@ -99,14 +99,14 @@ def apart(value: Movable) -> tuple[Any, list[Tensor]]:
     return emptied(value), found
 
 
-def joined(shell: Any, tensors: Iterator[Tensor]) -> Any:
-    """What `apart` took apart, with as many other tensors."""
-    if shell is _Absent.TENSOR:
+def tree_unflatten(shell: Any, tensors: Iterator[Tensor]) -> Any:
+    """What `tree_flatten` took apart, with as many other tensors."""
+    if shell is _Leaf.TENSOR:
         return next(tensors)
-    if isinstance(shell, _Shell):
-        return shell.kind(*[joined(part, tensors) for part in shell.parts])
+    if isinstance(shell, _TreeSpec):
+        return shell.kind(*[tree_unflatten(part, tensors) for part in shell.parts])
     if isinstance(shell, dict):
-        return {key: joined(part, tensors) for key, part in shell.items()}
+        return {key: tree_unflatten(part, tensors) for key, part in shell.items()}
     return shell
 
 
@@ -127,8 +127,8 @@ def moved(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 def _arrived(sent: Tensor, tensor: Tensor) -> Tensor:
     if tensor.dtype == torch.bool and sent.is_cpu:
-        return remember(tensor, sent)
-    return tensor.to(torch.get_default_dtype()) if tensor.dtype in COMPACT else tensor
+        return attach_host_copy(tensor, sent)
+    return tensor.to(torch.get_default_dtype()) if tensor.dtype in COMPACT_DTYPES else tensor
 
 
 def _sent(small: Sequence[Tensor], device: torch.device) -> list[Tensor]:
@@ -157,7 +157,7 @@ class Place(NamedTuple):
 def packs(tensor: Tensor) -> bool:
     """Whether a tensor can lie side by side with others."""
     return (
-        tensor.nbytes <= LARGEST_PACKED
+        tensor.nbytes <= MAX_PACKED_BYTES
         and tensor.is_cpu
         and tensor.dtype != torch.bfloat16
         and tensor.is_contiguous()
@@ -172,7 +172,7 @@ def pack(tensors: Sequence[Tensor]) -> tuple[bytearray, list[Place]]:
     begin = 0
     for tensor in tensors:
         size = tensor.nbytes
-        gap = -size % ALIGNED
+        gap = -size % ALIGNMENT_BYTES
         parts += (tensor.numpy(), bytes(gap))
         places.append(Place(begin, tensor.dtype, tuple(tensor.shape), tensor.stride()))
         begin += size + gap
@@ -220,7 +220,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def to_host(matrix: Tensor) -> Tensor:
+def to_cpu(matrix: Tensor) -> Tensor:
     """A matrix in the host's memory; rows arrive in pinned memory while those before are put away.
 
     Memory that is not pinned is an order of magnitude slower to copy to, and pinning all of it
@@ -230,7 +230,7 @@ def to_host(matrix: Tensor) -> Tensor:
         return matrix.cpu()
     out = torch.empty(matrix.shape, dtype=matrix.dtype)
     coming: deque[tuple[Tensor, Arrival]] = deque()
-    rows = max(1, STAGED // max(1, matrix.shape[1]))
+    rows = max(1, MAX_PENDING_NUMBERS // max(1, matrix.shape[1]))
     for target, part in zip(out.split(rows), matrix.split(rows), strict=True):
         coming.append((target, Arrival(part)))
         if len(coming) > 2:

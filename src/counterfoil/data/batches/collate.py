@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from counterfoil.core.tensors.transfer import Movable
+from counterfoil.core.tensors.transfer import TensorBundle
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.text.dependencies import LinkedIds
 
 
 @dataclass(frozen=True)
-class Kept:
+class FragmentSelection:
     """Which of an image's fragments are kept; in a table of all they begin at row ``first``."""
 
     first: int
@@ -27,7 +27,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class ImageBatch(Movable):
+class ImageBatch(TensorBundle):
     """Fragments [B, N, D] with mask [B, N] (True: real) and boxes [B, N, 4] where known.
 
     Where the training device holds all fragments (`resident`), a batch travels without
@@ -41,7 +41,7 @@ class ImageBatch(Movable):
 
 
 @dataclass(frozen=True)
-class TextBatch(Movable):
+class TextBatch(TensorBundle):
     """Token ids [B, W] with mask [B, W] (True: real) and graph [B, W, W] of links where known."""
 
     ids: Tensor
@@ -49,10 +49,10 @@ class TextBatch(Movable):
     graph: Tensor | None = None
 
 
-def pad_images(items: Sequence[Fragments | Kept]) -> ImageBatch:
+def pad_images(items: Sequence[Fragments | FragmentSelection]) -> ImageBatch:
     """A batch of fragments, or of places where they are."""
-    if isinstance(items[0], Kept):
-        return pad_places([item for item in items if isinstance(item, Kept)])
+    if isinstance(items[0], FragmentSelection):
+        return pad_places([item for item in items if isinstance(item, FragmentSelection)])
     return pad_fragments([item for item in items if isinstance(item, Fragments)])
 
 
@@ -76,7 +76,7 @@ def pad_fragments(items: Sequence[Fragments]) -> ImageBatch:
     return ImageBatch(features, mask, boxes)
 
 
-def pad_places(items: Sequence[Kept]) -> ImageBatch:
+def pad_places(items: Sequence[FragmentSelection]) -> ImageBatch:
     """A batch of images whose fragments are elsewhere."""
     there = _real(np.array([len(item.keep) for item in items]))
     keep: NDArray[np.bool_] = np.zeros(there.shape, dtype=np.bool_)
@@ -134,7 +134,7 @@ def _word_graph(items: Sequence[Sequence[int]], longest: int) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class ExtraBatch(Movable):
+class ExtraBatch(TensorBundle):
     """What travels with the pairs of a batch because an objective asked for it.
 
     Extra image ``e`` is there for pair ``image_owners[e]`` of the batch, text ``e`` for pair
@@ -148,7 +148,7 @@ class ExtraBatch(Movable):
 
 
 @dataclass(frozen=True)
-class PairBatch(Movable):
+class PairBatch(TensorBundle):
     """Images and captions; equal image ids are positives.
 
     ``image_ids`` are those of the images, ``owners`` the image id of each caption. In a batch of
@@ -169,11 +169,13 @@ class PairBatch(Movable):
 class Item:
     """A caption with its image, read and ready; ``fragments`` is None where only text is asked."""
 
-    fragments: Fragments | Kept | None
+    fragments: Fragments | FragmentSelection | None
     ids: list[int]
     image: int
     caption: int
-    extras: dict[str, tuple[list[Fragments | Kept], list[list[int]]]] = field(default_factory=dict)
+    extras: dict[str, tuple[list[Fragments | FragmentSelection], list[list[int]]]] = field(
+        default_factory=dict
+    )
 
 
 class Collate:

@@ -12,15 +12,15 @@ from torch.utils.data import Dataset
 
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.data.batches.collate import (
+    FragmentSelection,
     Item,
-    Kept,
 )
 from counterfoil.data.fragments import Fragments, FragmentTable
 from counterfoil.data.pairs import Split
-from counterfoil.data.pixels import Glance, PixelTable
-from counterfoil.data.text.tokenizers import TextProcessor, Tokenised, WordNoise
+from counterfoil.data.pixels import PixelAugmentation, PixelTable
+from counterfoil.data.text.tokenizers import TextProcessor, Tokens, WordNoise
 
-MOST = 1 << 18
+MAX_CACHED_CAPTIONS = 1 << 18
 """Results that are kept: of captions cut into tokens, a few hundred bytes each."""
 
 Key = TypeVar("Key")
@@ -41,7 +41,7 @@ class Once(Generic[Key, Value]):
         if key in self.known:
             return self.known[key]
         found = self.find(key)
-        if len(self.known) < MOST:
+        if len(self.known) < MAX_CACHED_CAPTIONS:
             self.known[key] = found
         return found
 
@@ -52,27 +52,27 @@ class Augmentation:
 
     ``regions`` is the share of fragments dropped. With ``varying`` (the grid-feature form) the rate
     itself is drawn anew per image, from 0 to ``regions``, and one image in five is left whole.
-    ``glance`` is how pixels are looked at.
+    ``pixel_augmentation`` is how pixels are looked at.
     """
 
     regions: float = 0.0
     words: float = 0.0
     varying: bool = False
-    glance: Glance = field(default_factory=Glance)
+    pixel_augmentation: PixelAugmentation = field(default_factory=PixelAugmentation)
 
 
 @dataclass(frozen=True)
-class Extra:
+class ExtraItems:
     """More images (by index) and captions (as text) that a pair brings into its batch."""
 
     images: tuple[int, ...] = ()
     texts: tuple[str, ...] = ()
 
 
-class Companions(Protocol):
+class ExtraNegativeSource(Protocol):
     """What each caption of a training split brings into a batch besides itself."""
 
-    def of(self, caption: int, rng: np.random.Generator) -> Extra: ...
+    def of(self, caption: int, rng: np.random.Generator) -> ExtraItems: ...
 
 
 class CaptionItems(Dataset["Item | str"]):
@@ -92,16 +92,16 @@ class CaptionItems(Dataset["Item | str"]):
         text: TextProcessor,
         augmentation: Augmentation,
         seed: int,
-        companions: Mapping[str, Companions] | None = None,
+        extra_sources: Mapping[str, ExtraNegativeSource] | None = None,
         held: NDArray[np.bool_] | None = None,
     ) -> None:
         self.split, self.text, self.augmentation, self.seed = split, text, augmentation, seed
         self.fragments = split.require_fragments()
         _check_augmentation(self.fragments, augmentation)
-        self.companions = dict(companions or {})
+        self.extra_sources = dict(extra_sources or {})
         self.held = held
         self.whole = np.ones(self.fragments.max_fragments, dtype=np.bool_)
-        self.draws = _Draws(seed)
+        self.draws = _ItemRng(seed)
         self.tokens_of = Once(self._tokens_of)
 
     def __len__(self) -> int:
@@ -115,7 +115,7 @@ class CaptionItems(Dataset["Item | str"]):
             fragments = self._read(image, rng) if view != TEXT_ONLY else None
             extras = {
                 name: self._extra(more.of(caption, rng), rng)
-                for name, more in self.companions.items()
+                for name, more in self.extra_sources.items()
             }
         except DataError as error:
             return f"image {self.split.ids[image]}: {error}"
@@ -125,22 +125,22 @@ class CaptionItems(Dataset["Item | str"]):
         """Token ids of a caption, which is cut into tokens once: nothing else takes as long."""
         rate = self.augmentation.words
         noise = WordNoise(rate, rng) if rate else None
-        return self.text.disturbed(self.tokens_of(caption), noise)
+        return self.text.with_noise(self.tokens_of(caption), noise)
 
-    def _tokens_of(self, caption: int) -> Tokenised:
-        return self.text.tokenised(self.split.texts[caption])
+    def _tokens_of(self, caption: int) -> Tokens:
+        return self.text.tokenize(self.split.texts[caption])
 
-    def _read(self, image: int, rng: np.random.Generator) -> Fragments | Kept:
+    def _read(self, image: int, rng: np.random.Generator) -> Fragments | FragmentSelection:
         if self.held is not None:
             return self._places(image, rng)
-        if isinstance(self.fragments, PixelTable) and self.augmentation.glance:
-            return self.fragments.glance(image, self.augmentation.glance, rng)
+        if isinstance(self.fragments, PixelTable) and self.augmentation.pixel_augmentation:
+            return self.fragments.augment(image, self.augmentation.pixel_augmentation, rng)
         fragments = self.fragments.compact(image)
         if not self.augmentation.regions:
             return fragments
         return drop_regions(fragments, self.augmentation, rng)
 
-    def _places(self, image: int, rng: np.random.Generator) -> Kept:
+    def _places(self, image: int, rng: np.random.Generator) -> FragmentSelection:
         table = self.fragments
         if self.held is not None and not self.held[image]:
             table.compact(image)  # which says why it cannot be read
@@ -148,17 +148,17 @@ class CaptionItems(Dataset["Item | str"]):
         keep = self.whole[: table.count(image)]
         if self.augmentation.regions:
             keep = kept_regions(len(keep), self.augmentation, rng)
-        return Kept(image * table.max_fragments, keep)
+        return FragmentSelection(image * table.max_fragments, keep)
 
     def _extra(
-        self, extra: Extra, rng: np.random.Generator
-    ) -> tuple[list[Fragments | Kept], list[list[int]]]:
+        self, extra: ExtraItems, rng: np.random.Generator
+    ) -> tuple[list[Fragments | FragmentSelection], list[list[int]]]:
         """Extra images are augmented like any other; extra texts stay as they are written."""
         images = [self._read(image, rng) for image in extra.images]
         return images, [self.text.encode(text) for text in extra.texts]
 
 
-class _Draws:
+class _ItemRng:
     """One generator that begins anew for each item: to make one takes longer than to draw."""
 
     def __init__(self, seed: int) -> None:
@@ -185,7 +185,7 @@ class _Draws:
 def _check_augmentation(fragments: FragmentTable, augmentation: Augmentation) -> None:
     """Refuse what cannot be done to this kind of image."""
     pixels = isinstance(fragments, PixelTable)
-    if augmentation.glance and not pixels:
+    if augmentation.pixel_augmentation and not pixels:
         raise ConfigError(
             "data.random_crop and data.flip change pixels, but this model reads features that were "
             "made before: leave them out, or train a model that reads pixels (such as clip)"

@@ -26,7 +26,7 @@ MAX_FILES = 500_000
 """Files below a folder that are listed to look for a name; the rest is not searched."""
 
 FOLDER = "images"
-_LONGEST = 200
+_MAX_NAME_LENGTH = 200
 
 
 class ImageFolder:
@@ -259,4 +259,4 @@ def is_plain_name(name: str) -> bool:
         return False
     if re.search(r'[\x00-\x1f\x7f/\\:*?"<>|\ud800-\udfff]', name):
         return False
-    return len(name.encode()) <= _LONGEST
+    return len(name.encode()) <= _MAX_NAME_LENGTH

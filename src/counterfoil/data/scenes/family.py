@@ -13,7 +13,7 @@ from counterfoil.data.scenes.plan import COUPLES, Plan, is_sound, sample_plan, s
 from counterfoil.data.scenes.scene import Edit, Scene
 from counterfoil.data.scenes.vocabulary import KINDS, PATTERNS, PEOPLE
 
-LARGEST = 4
+MAX_FAMILY_SIZE = 4
 _TRIES = 12
 
 Editor = Callable[[Plan, int, random.Random], "tuple[Edit, Plan] | None"]
@@ -43,8 +43,8 @@ def make_scene(seed: tuple[int, ...]) -> Scene:
     (7, 1)
     """
     *_, family, member = seed
-    if not 0 <= member < LARGEST:
-        raise ValueError(f"member {member} of a scene family: expected 0 to {LARGEST - 1}")
+    if not 0 <= member < MAX_FAMILY_SIZE:
+        raise ValueError(f"member {member} of a scene family: expected 0 to {MAX_FAMILY_SIZE - 1}")
     scenes = _make_family(seed[:-1])
     return replace(scenes[member], seed=tuple(seed), family=family, member=member)
 
@@ -62,9 +62,9 @@ def _make_family(seed: tuple[int, ...]) -> tuple[Scene, ...]:
 
 
 def _try_family(rng: random.Random, noise: str) -> tuple[Scene, ...] | None:
-    """A base and `LARGEST` - 1 edits of it, or None where the base leaves no room for them."""
+    """A base and `MAX_FAMILY_SIZE` - 1 edits of it, or None if the base leaves no room."""
     plan = sample_plan(rng)
-    base = _realise(plan, noise)
+    base = _realize(plan, noise)
     if base is None:
         return None
     found: list[tuple[Edit, Plan, Scene]] = []
@@ -73,7 +73,7 @@ def _try_family(rng: random.Random, noise: str) -> tuple[Scene, ...] | None:
         made = _edited(plan, editor, noise, rng)
         if made is not None and made[1] not in [other for _, other, _ in found]:
             found.append(made)
-        if len(found) == LARGEST - 1:
+        if len(found) == MAX_FAMILY_SIZE - 1:
             break
     else:
         return None
@@ -84,7 +84,7 @@ def _try_family(rng: random.Random, noise: str) -> tuple[Scene, ...] | None:
     )
 
 
-def _realise(plan: Plan, noise: str) -> Scene | None:
+def _realize(plan: Plan, noise: str) -> Scene | None:
     return lay_out(plan, noise) if is_sound(plan) else None
 
 
@@ -95,7 +95,7 @@ def _edited(
     for _ in range(_TRIES):
         edit = editor(plan, rng.randrange(len(plan.things)), rng)
         if edit is not None:
-            scene = _realise(edit[1], noise)
+            scene = _realize(edit[1], noise)
             if scene is not None:
                 return (*edit, scene)
     return None

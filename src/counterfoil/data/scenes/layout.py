@@ -14,7 +14,7 @@ _BASELINE = {"front": 212.0, "back": 160.0}
 _MARGIN = 6.0
 _GAP = 9.0
 # How much a crowded scene may shrink before it is refused: sizes must stay readable.
-_LEAST_ZOOM = 0.84
+_MIN_ZOOM = 0.84
 _WIDE = 38.0
 # Where people sit, as a share of their height from the top.
 _HIP = {"man": 0.6, "woman": 0.68, "boy": 0.7, "girl": 0.74}
@@ -56,7 +56,7 @@ def lay_out(plan: Plan, noise: str) -> Scene | None:
     ground = [block for block in blocks if block.cluster.depth != "sky"]
     room = SIZE - 2 * _MARGIN - _GAP * (len(ground) - 1)
     zoom = min(1.0, room / sum(block.width for block in ground))
-    if zoom < _LEAST_ZOOM:
+    if zoom < _MIN_ZOOM:
         return None
     placed = _place_ground(ground, zoom, room, noise)
     for block in blocks:
@@ -207,7 +207,7 @@ def _shift(boxes: list[Box], dx: float, dy: float) -> list[Box]:
     return [(x1 + dx, y1 + dy, x2 + dx, y2 + dy) for x1, y1, x2, y2 in boxes]
 
 
-def _centred(boxes: list[Box], x: float, y: float) -> list[Box]:
+def _centered(boxes: list[Box], x: float, y: float) -> list[Box]:
     """A row moved so that its middle stands at (x, y)."""
     middle = (min(b[0] for b in boxes) + max(b[2] for b in boxes)) / 2
     return _shift(boxes, x - middle, y)
@@ -239,11 +239,11 @@ def _holding(head: Thing, tail: Thing) -> list[_Placed]:
     row = _row(tail)
     _, th = _size_of(tail)
     if tail.kind == "ball":
-        item = _centred(row, hand_x + 4, hand_y + 0.5 * th)
+        item = _centered(row, hand_x + 4, hand_y + 0.5 * th)
     elif tail.kind == "guitar":
-        item = _centred(row, hand_x, hand_y + 0.62 * th)
+        item = _centered(row, hand_x, hand_y + 0.62 * th)
     else:
-        item = _centred(row, hand_x + (6 if tail.kind == "flower" else 0), hand_y + 4)
+        item = _centered(row, hand_x + (6 if tail.kind == "flower" else 0), hand_y + 4)
     layer = 1 if tail.kind in ("ball", "guitar", "flower") else -1
     return [_Placed(0, [(0, -hh, hw, 0)], pose="hold"), _Placed(1, item, layer, "held")]
 
@@ -251,7 +251,7 @@ def _holding(head: Thing, tail: Thing) -> list[_Placed]:
 def _on(head: Thing, tail: Thing) -> list[_Placed]:
     tw, th = _size_of(tail)
     x, surface = {"chair": (0.54, 0.47), "car": (0.47, 0.97)}.get(tail.kind, (0.5, 0.985))
-    item = _centred(_row(head, tight=True), x * tw, -surface * th)
+    item = _centered(_row(head, tight=True), x * tw, -surface * th)
     return [_Placed(0, item, 1, "held"), _Placed(1, [(0, -th, tw, 0)])]
 
 
@@ -260,12 +260,12 @@ def _under(head: Thing, tail: Thing) -> list[_Placed]:
     tw, th = _size_of(tail, factor)
     heads = _row(head, 0.92 if tail.kind == "table" else 1.0, tight=True)
     x = 0.5 * tw if head.count > 1 or tail.kind == "table" else 0.68 * tw
-    return [_Placed(0, _centred(heads, x, -1), 1), _Placed(1, [(0, -th, tw, 0)])]
+    return [_Placed(0, _centered(heads, x, -1), 1), _Placed(1, [(0, -th, tw, 0)])]
 
 
 def _in_front(head: Thing, tail: Thing) -> list[_Placed]:
     tw, th = _size_of(tail)
-    heads = _centred(_row(head, tight=True), (0.5 if head.count > 1 else 0.62) * tw, 6)
+    heads = _centered(_row(head, tight=True), (0.5 if head.count > 1 else 0.62) * tw, 6)
     return [_Placed(0, heads, 1), _Placed(1, [(0, -th - 10, tw, -10)])]
 
 

@@ -32,7 +32,7 @@ class SceneObject:
         return min(x1), min(y1), max(x2), max(y2)
 
     @property
-    def centre(self) -> tuple[float, float]:
+    def center(self) -> tuple[float, float]:
         x1, y1, x2, y2 = self.box
         return (x1 + x2) / 2, (y1 + y2) / 2
 

@@ -24,7 +24,7 @@ from counterfoil.data.images import MemberImage
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.scenes.captions import describe
 from counterfoil.data.scenes.draw import draw
-from counterfoil.data.scenes.family import LARGEST, make_scene
+from counterfoil.data.scenes.family import MAX_FAMILY_SIZE, make_scene
 from counterfoil.data.scenes.truth import SceneTruths
 
 VERSION = 2
@@ -129,7 +129,7 @@ def _tasks(recipe: Recipe, split: int) -> Iterator[Task]:
     members: list[tuple[int, int, int]] = []
     image, family = 0, 0
     while image < recipe.images[split]:
-        for member in range(rng.randint(2, LARGEST)):
+        for member in range(rng.randint(2, MAX_FAMILY_SIZE)):
             if image < recipe.images[split]:
                 members.append((image, family, member))
                 image += 1

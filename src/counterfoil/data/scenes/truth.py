@@ -235,7 +235,7 @@ def _is(obj: SceneObject, mention: Mention) -> bool:
 
 def positions(obj: SceneObject) -> list[str]:
     """Position words that are plainly true of an object."""
-    x, _ = obj.centre
+    x, _ = obj.center
     found = []
     if x < 0.36 * SIZE:
         found.append("left")
@@ -246,7 +246,7 @@ def positions(obj: SceneObject) -> list[str]:
     found.extend(
         {"front": ["foreground"], "back": ["background"], "sky": ["sky", "top"]}[obj.depth]
     )
-    if obj.depth == "front" and obj.centre[1] > 0.72 * SIZE:
+    if obj.depth == "front" and obj.center[1] > 0.72 * SIZE:
         found.append("bottom")
     return found
 
@@ -279,7 +279,7 @@ def _could_be(obj: SceneObject, mention: Mention) -> bool:
 
 
 def _could_be_at(obj: SceneObject, position: str) -> bool:
-    x, y = obj.centre[0] / SIZE, obj.centre[1] / SIZE
+    x, y = obj.center[0] / SIZE, obj.center[1] / SIZE
     return {
         "left": x < 0.55,
         "right": x > 0.45,
@@ -310,16 +310,16 @@ def _could_relate(scene: Scene, i: int, name: str, j: int) -> bool:
     if name == "in front of":
         return (other.depth != "front" and one.depth == "front") or _hides(one, other)
     if name == "left of":
-        return one.centre[0] < other.centre[0] + 8
+        return one.center[0] < other.center[0] + 8
     if name == "right of":
-        return one.centre[0] > other.centre[0] - 8
+        return one.center[0] > other.center[0] - 8
     return name == "next to"
 
 
 def _is_over(one: SceneObject, other: SceneObject, margin: float) -> bool:
     """Higher up, and either in line with it or in the sky."""
     overlap = min(one.box[2], other.box[2]) - max(one.box[0], other.box[0])
-    higher = one.centre[1] + margin < other.centre[1]
+    higher = one.center[1] + margin < other.center[1]
     return higher and (overlap > -4 or one.depth == "sky" != other.depth)
 
 

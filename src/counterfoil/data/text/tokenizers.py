@@ -35,22 +35,22 @@ class WordNoise:
         self.rate = rate
         self.rng = rng
 
-    def fates(self, count: int) -> list[str]:
+    def actions(self, count: int) -> list[str]:
         """For each of ``count`` words: keep, mask, replace or delete. At least one word stays."""
         rate, masked, replaced = self.rate, self.rate * 0.5, self.rate * 0.6
-        fates = ["keep"] * count
+        actions = ["keep"] * count
         # for the dozen words of a caption, a loop is faster than arrays
         for place, draw in enumerate(self.rng.random(count).tolist()):
             if draw < rate:
                 late = "replace" if draw < replaced else "delete"
-                fates[place] = "mask" if draw < masked else late
-        if count and fates.count("delete") == count:
-            fates[0] = "keep"
-        return fates
+                actions[place] = "mask" if draw < masked else late
+        if count and actions.count("delete") == count:
+            actions[0] = "keep"
+        return actions
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenised:
+class Tokens:
     """A caption before anything is done to it; small, as training remembers many.
 
     ``word_of`` is which of its ``words`` is behind each id, None for a special token; None at all
@@ -70,11 +70,11 @@ class Tokenised:
         word_of: tuple[int | None, ...] | None,
         words: int,
         edges: Sequence[Edge] | None,
-    ) -> Tokenised:
+    ) -> Tokens:
         ends = None if edges is None else array("i", chain.from_iterable(edges))
         return cls(array("i", ids), word_of, words, ends)
 
-    def disturbed(self, noise: WordNoise | None, mask: int | None, size: int) -> list[int]:
+    def with_noise(self, noise: WordNoise | None, mask: int | None, size: int) -> list[int]:
         """The ids that noise leaves, never none; with their edges where the words have some.
 
         Whole words share one fate; special tokens are never touched. A masked token becomes
@@ -95,19 +95,19 @@ class Tokenised:
     ) -> tuple[list[int], list[int | None]]:
         if self.word_of is None:
             raise ConfigError(
-                "data.disturb_words: this tokenizer does not say which tokens make up a word: "
+                "data.word_noise: this tokenizer does not say which tokens make up a word: "
                 "set it to 0"
             )
-        fates = noise.fates(self.words)
+        actions = noise.actions(self.words)
         left: list[int] = []
         words_left: list[int | None] = []
         for token, word in zip(self.ids, self.word_of, strict=True):
-            fate = "keep" if word is None else fates[word]
-            if fate == "delete":
+            action = "keep" if word is None else actions[word]
+            if action == "delete":
                 continue
-            if fate == "mask" and mask is not None:
+            if action == "mask" and mask is not None:
                 token = mask
-            elif fate == "replace":
+            elif action == "replace":
                 token = int(noise.rng.integers(size))
             left.append(token)
             words_left.append(word)
@@ -134,11 +134,11 @@ class TextProcessor(Protocol):
         """Ids of a caption, special tokens included; never empty."""
         ...
 
-    def tokenised(self, caption: str) -> Tokenised:
+    def tokenize(self, caption: str) -> Tokens:
         """The first half of `encode`, which is the same each time."""
         ...
 
-    def disturbed(self, tokens: Tokenised, noise: WordNoise | None = None) -> list[int]:
+    def with_noise(self, tokens: Tokens, noise: WordNoise | None = None) -> list[int]:
         """The second half of `encode`."""
         ...
 
@@ -166,16 +166,16 @@ class WordText:
         return len(self.vocabulary)
 
     def encode(self, caption: str, noise: WordNoise | None = None) -> list[int]:
-        return self.disturbed(self.tokenised(caption), noise)
+        return self.with_noise(self.tokenize(caption), noise)
 
-    def tokenised(self, caption: str) -> Tokenised:
+    def tokenize(self, caption: str) -> Tokens:
         tokens = words(caption)
         edges = None if self.parser is None else self.parser.edges(tokens)
         ids = self.vocabulary.encode_words(tokens)
-        return Tokenised.of(ids, _between_ends(len(tokens)), len(tokens), edges)
+        return Tokens.of(ids, _between_ends(len(tokens)), len(tokens), edges)
 
-    def disturbed(self, tokens: Tokenised, noise: WordNoise | None = None) -> list[int]:
-        return tokens.disturbed(noise, self.vocabulary.index[MASK], len(self.vocabulary))
+    def with_noise(self, tokens: Tokens, noise: WordNoise | None = None) -> list[int]:
+        return tokens.with_noise(noise, self.vocabulary.index[MASK], len(self.vocabulary))
 
     def pieces(self, caption: str) -> list[str]:
         return [START, *words(caption), END]
@@ -226,9 +226,9 @@ class HuggingFaceText:
         return len(self.tokenizer)
 
     def encode(self, caption: str, noise: WordNoise | None = None) -> list[int]:
-        return self.disturbed(self.tokenised(caption), noise)
+        return self.with_noise(self.tokenize(caption), noise)
 
-    def tokenised(self, caption: str) -> Tokenised:
+    def tokenize(self, caption: str) -> Tokens:
         coded = self.tokenizer(
             caption, truncation=True, max_length=self.max_length, return_token_type_ids=False
         )
@@ -243,10 +243,10 @@ class HuggingFaceText:
                 )
             spans = [coded.word_to_chars(word) for word in range(count)]
             edges = self.parser.edges([caption[span.start : span.end].lower() for span in spans])
-        return Tokenised.of(coded["input_ids"], word_of, count, edges)
+        return Tokens.of(coded["input_ids"], word_of, count, edges)
 
-    def disturbed(self, tokens: Tokenised, noise: WordNoise | None = None) -> list[int]:
-        return tokens.disturbed(noise, self._mask, self._size)
+    def with_noise(self, tokens: Tokens, noise: WordNoise | None = None) -> list[int]:
+        return tokens.with_noise(noise, self._mask, self._size)
 
     @cached_property
     def _mask(self) -> int | None:

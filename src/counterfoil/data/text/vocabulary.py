@@ -22,7 +22,7 @@ from counterfoil.data.text.words import words
 
 PAD, START, END, UNK, MASK = "<pad>", "<start>", "<end>", "<unk>", "<mask>"
 SPECIALS = (PAD, START, END, UNK, MASK)
-LARGEST = 1 << 26
+MAX_FILE_BYTES = 1 << 26
 """Bytes of a vocabulary file; one of 400,000 words has a quarter of that."""
 
 
@@ -92,7 +92,7 @@ class Vocabulary:
 def load_words(path: Path) -> list[str]:
     """Words of a JSON vocabulary in the order of their numbers, as the file has them."""
     try:
-        layout = json.loads(read_text(path, LARGEST))
+        layout = json.loads(read_text(path, MAX_FILE_BYTES))
     except FileNotFoundError:
         raise DataError(f"{path}: no such vocabulary file") from None
     except OSError as error:

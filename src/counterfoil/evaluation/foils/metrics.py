@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from counterfoil.core.progress import Progress, Silent
-from counterfoil.core.tensors.modes import asked
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import TextBatch
 from counterfoil.data.pairs import Split
 from counterfoil.data.scenes import SceneCaption, tokens
@@ -33,12 +33,12 @@ from counterfoil.evaluation.foils.scores import (
 )
 from counterfoil.evaluation.foils.sets import FoilPair, FoilSet
 from counterfoil.evaluation.foils.truth import (
-    Manner,
+    TrueFoilKind,
     Verdict,
     has_truth,
     makes_sense,
-    manner_of,
     places_of,
+    true_foil_kind,
     truth_of,
     verdict_on,
 )
@@ -108,16 +108,16 @@ def kinds_on(split: Split, pairs: Sequence[FoilPair]) -> list[str]:
     return [_by_graph(extractor, split.texts[pair.caption], pair.foil) for pair in pairs]
 
 
-def manners_on(split: Split, pairs: Sequence[FoilPair]) -> dict[Manner, int]:
+def true_foil_kinds(split: Split, pairs: Sequence[FoilPair]) -> dict[TrueFoilKind, int]:
     """In which manners the foils that are true are so; empty without truth."""
     if not has_truth(split):
         return {}
     places = places_of(split, [pair.caption for pair in pairs])
     found = Counter(
-        manner_of(*truth_of(split, *place), pair.foil)
+        true_foil_kind(*truth_of(split, *place), pair.foil)
         for place, pair in zip(places, pairs, strict=True)
     )
-    return {manner: found[manner] for manner in get_args(Manner)}
+    return {kind_of_truth: found[kind_of_truth] for kind_of_truth in get_args(TrueFoilKind)}
 
 
 def _by_role(caption: SceneCaption, foil: str) -> str:
@@ -189,7 +189,7 @@ def judge_words(
     matcher = cross_encoder_of(model, HEADS)
     ordinary = torch.from_numpy(MaskTokens.of(model.text).ordinary).to(model.device)
     found: list[FoilWords] = []
-    with asked(model):
+    with eval_mode(model):
         for block in blocks(model, split, foils.pairs, progress or Silent(), "words of foils"):
             same = _of_same_length(model, split, block)
             if same is not None:
@@ -285,7 +285,7 @@ def judge_foils(
         **(_words(words) if words is not None else {}),
         **(_perplexities(fluency, split, foils, words) if fluency is not None else {}),
         by_kind=shares_by_kind(scores, kinds_on(split, scores.pairs), verdicts) if by_kind else [],
-        manners=manners_on(split, scores.pairs) if by_kind else {},
+        true_kinds=true_foil_kinds(split, scores.pairs) if by_kind else {},
     )
 
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from counterfoil.evaluation.report import Report, markdown_table
 
-MANNERS = {
+TRUE_KINDS = {
     "same": "claims what the caption claims, by other words",
     "meant": "claims something else that is true of the same things",
     "generous": "is true of other things, or passes where one is generous",
@@ -45,8 +45,8 @@ class FoilReport(Report):
     their image for sure, of those ``checked``; ``false_negatives`` are the others of these, and
     ``senseless`` those true negatives in which a word makes no sense. ``unsure`` ones could not be
     told, ``undecided`` is their share of all foils. If asked for,
-    ``by_kind`` has the foils by what they exchange, and ``manners`` how those that are true are so
-    (`MANNERS`).
+    ``by_kind`` has the foils by what they exchange, and ``true_kinds`` how those that are true are
+    so (`TRUE_KINDS`).
     """
 
     split: str
@@ -75,7 +75,7 @@ class FoilReport(Report):
     perplexity_corrected: float | None = None
     language_model: str | None = None
     by_kind: list[KindShare] = Field(default_factory=list)
-    manners: dict[str, int] = Field(default_factory=dict)
+    true_kinds: dict[str, int] = Field(default_factory=dict)
 
     def headline(self) -> str:
         """Split, source and sizes in one line."""
@@ -123,12 +123,12 @@ class FoilReport(Report):
         head = ("exchanged", "foils", *(truth if known else truth[1:2]))
         return [head, *(one.cells(known) for one in (*self.by_kind, total))]
 
-    def manner_rows(self) -> list[tuple[str, ...]]:
+    def true_kind_rows(self) -> list[tuple[str, ...]]:
         """A header, and how many of the foils that are true are so in each manner."""
-        total = sum(self.manners.values())
+        total = sum(self.true_kinds.values())
         if not total:
             return []
-        shares = [(name, self.manners.get(key, 0)) for key, name in MANNERS.items()]
+        shares = [(name, self.true_kinds.get(key, 0)) for key, name in TRUE_KINDS.items()]
         head = ("a foil that is true …", "foils", "%")
         return [head, *((name, str(count), f"{100 * count / total:.1f}") for name, count in shares)]
 
@@ -146,6 +146,6 @@ class FoilReport(Report):
     def to_markdown(self) -> str:
         """The headline, the table and the notes."""
         lines = [self.headline()]
-        for table in (self.rows(), self.kind_rows(), self.manner_rows()):
+        for table in (self.rows(), self.kind_rows(), self.true_kind_rows()):
             lines += ["", *markdown_table(table)] if table else []
         return "\n".join([*lines, "", f"{self.notes()}."]) + "\n"

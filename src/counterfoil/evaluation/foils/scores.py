@@ -12,7 +12,7 @@ from torch import Tensor
 
 from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
-from counterfoil.core.tensors.modes import asked
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import TextBatch, pad_fragments, pad_texts
 from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
@@ -20,7 +20,7 @@ from counterfoil.evaluation.foils.sets import FoilPair, FoilSet, readable_images
 from counterfoil.matchers.base import paired_scores
 from counterfoil.models.model import Model
 
-PAIRS_AT_ONCE = 128
+PAIR_BATCH = 128
 
 Values = NDArray[np.float64]
 
@@ -69,9 +69,9 @@ def blocks(
     model: Model, split: Split, pairs: Sequence[FoilPair], progress: Progress, told: str
 ) -> Iterator[Block]:
     """The foils in their order, with their images; those of unreadable images are left out."""
-    starts = range(0, len(pairs), PAIRS_AT_ONCE)
+    starts = range(0, len(pairs), PAIR_BATCH)
     for start in progress.track(starts, f"{told} ({model.spec.name})", len(starts)):
-        some = pairs[start : start + PAIRS_AT_ONCE]
+        some = pairs[start : start + PAIR_BATCH]
         found = readable_images(split, [int(split.image_of[pair.caption]) for pair in some])
         kept = [pair for pair in some if int(split.image_of[pair.caption]) in found]
         if not kept:
@@ -90,7 +90,7 @@ def score_foils(
     pairs: list[FoilPair] = []
     true: list[Tensor] = []
     false: list[Tensor] = []
-    with asked(model):
+    with eval_mode(model):
         for block in blocks(model, split, foils.pairs, progress or Silent(), "scoring foils"):
             captions = [split.texts[pair.caption] for pair in block.pairs]
             sentences = [pair.foil for pair in block.pairs]

@@ -11,7 +11,7 @@ import numpy as np
 
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.progress import Progress, Silent
-from counterfoil.core.tensors.modes import asked
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.words import words
@@ -21,7 +21,7 @@ from counterfoil.models.foil_files import FoilAuthor
 from counterfoil.models.model import Model
 from counterfoil.objectives.services import GeneratorOptions, MaskUnit
 
-CAPTIONS_AT_ONCE = 64
+CAPTION_BATCH = 64
 RULES = "rules"
 
 
@@ -108,12 +108,12 @@ def written_set(
     same kind of device. ``blind``: all features of the images are zero, for writing and choosing.
     """
     chosen = choose_captions(split, most, seed)
-    starts = range(0, len(chosen), CAPTIONS_AT_ONCE)
+    starts = range(0, len(chosen), CAPTION_BATCH)
     pairs: list[FoilPair] = []
-    with asked(model):
+    with eval_mode(model):
         author = FoilAuthor(model, options)
         for start in (progress or Silent()).track(starts, f"writing foils ({name})", len(starts)):
-            block = chosen[start : start + CAPTIONS_AT_ONCE]
+            block = chosen[start : start + CAPTION_BATCH]
             rng = np.random.default_rng([seed, block[0]])
             pairs += _write(author, split, block, rng, blind)
     return FoilSet.of(name, pairs, len(chosen))

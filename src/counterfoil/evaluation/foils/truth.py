@@ -49,12 +49,12 @@ PLACES = {
 }
 """Words for the surroundings, by the backdrop they name."""
 ALL_PLACES = frozenset[str]().union(*PLACES.values()) | {OUTDOORS}
-EMPTY = frozenset(
+EMPTY_WORDS = frozenset(
     {"a", "an", "the", "and", "is", "are", "there", "it", "to", "of", "picture", "drawing"}
     | {"you", "can", "see", "outdoors", "indoors"}
 )
 """Words of the scenes' captions that stand for nothing in the picture."""
-SAYS_NOTHING = EMPTY | {"in", "on", "at", "by", "with", "of", "to", "near", "front", "next"}
+SAYS_NOTHING = EMPTY_WORDS | {"in", "on", "at", "by", "with", "of", "to", "near", "front", "next"}
 
 _LOOKS: dict[str, dict[str, str]] = {
     "colour": COLOUR_WORDS,
@@ -69,13 +69,13 @@ _OTHERS = {
 }
 _POSTURES = frozenset({"flying", "standing", "sitting", "sits"})
 _ARTICLES = frozenset({"a", "an", "the"})
-_MANY = {word: count for count, word in enumerate(NUMERALS, start=1) if count > 1}
+_COUNT_WORDS = {word: count for count, word in enumerate(NUMERALS, start=1) if count > 1}
 
-_ELSEWHERE = {"count": _MANY.keys(), "position": ALL_PLACES}
+_ELSEWHERE = {"count": _COUNT_WORDS.keys(), "position": ALL_PLACES}
 """Words whose claims are no word's: `_counted` sees to numbers, places are of the whole picture."""
 
 Verdict = Literal["false", "true", "unsure"]
-Manner = Literal["same", "meant", "generous"]
+TrueFoilKind = Literal["same", "meant", "generous"]
 _ATTRIBUTES = frozenset(ATTRIBUTES) | frozenset(NUMERALS)
 
 _GREEN = frozenset({"meadow", "park"})
@@ -99,7 +99,7 @@ def claims_of(caption: SceneCaption, new: Sequence[str]) -> Claims | None:
     counted = _counted(caption, new)
     statement = statement_of(SceneCaption(" ".join(new), tuple(told)))
     for place, mention in counted.items():
-        statement.mentions[mention].count = _MANY[new[place]]
+        statement.mentions[mention].count = _COUNT_WORDS[new[place]]
     read = {*counted, *_moved(caption, new).values()}
     apart = tuple(
         (word.text.lower(), new[place])
@@ -150,7 +150,7 @@ def _counted(caption: SceneCaption, new: Sequence[str]) -> dict[int, int]:
     for place, word in enumerate(caption.words):
         old = word.text.lower()
         can_count = word.role.startswith("count:") or (not word.role and old in _ARTICLES)
-        if can_count and new[place] in _MANY and new[place] != old:
+        if can_count and new[place] in _COUNT_WORDS and new[place] != old:
             roles = [other.role for other in caption.words[place : word.phrase[1]]]
             nouns = [int(role.split(":")[1]) for role in roles if role.startswith("noun:")]
             if nouns:
@@ -245,7 +245,7 @@ def makes_sense(caption: SceneCaption, foil: str) -> bool:
     return claims_of(caption, new) is not None or claims_of(caption, known) is not None
 
 
-def manner_of(scene: Scene, caption: SceneCaption, foil: str) -> Manner | None:
+def true_foil_kind(scene: Scene, caption: SceneCaption, foil: str) -> TrueFoilKind | None:
     """In which manner a foil is true; None of one that is not.
 
     ``same``: it claims what the caption claims, by other words. ``meant``: it is plainly true of

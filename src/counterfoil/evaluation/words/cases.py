@@ -22,7 +22,7 @@ from counterfoil.data.scenes import (
 from counterfoil.data.text.words import caption_words
 
 KINDS = ("object", "attribute", "count", "relation", "position")
-MOST_WORDS = 3
+MAX_WORDS = 3
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _falsify(scene: Scene, caption: SceneCaption, number: int, stem: str) -> lis
         if len(found) == number:
             break
         rng = random.Random(f"{stem}/{attempt}")
-        words = rng.randint(1, MOST_WORDS)
+        words = rng.randint(1, MAX_WORDS)
         foil = None
         for kind in rng.sample(KINDS, len(KINDS)) if words == 1 else ():
             foil = foil or falsify(scene, caption, rng, 1, (kind,))

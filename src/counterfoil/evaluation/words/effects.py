@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
-from counterfoil.core.tensors.modes import asked
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
@@ -26,7 +26,7 @@ from counterfoil.scoring.encode import encode_texts
 
 Values = NDArray[np.float64]
 
-IMAGES_AT_ONCE = 32
+IMAGE_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ def measure_words(
     table = split.require_fragments()
     progress = progress or Silent()
     groups = [(i, list(group)) for i, group in groupby(cases, key=lambda case: case.image)]
-    starts = range(0, len(groups), IMAGES_AT_ONCE)
+    starts = range(0, len(groups), IMAGE_BATCH)
     found: list[_Measured] = []
     skipped: list[str] = []
-    with asked(model):
+    with eval_mode(model):
         for start in progress.track(starts, f"word effects ({model.spec.name})", len(starts)):
             readable: list[tuple[Fragments, list[FoilCase]]] = []
-            for image, group in groups[start : start + IMAGES_AT_ONCE]:
+            for image, group in groups[start : start + IMAGE_BATCH]:
                 try:
                     readable.append((table.read(image), group))
                 except DataError as error:

@@ -17,7 +17,7 @@ from torch import Tensor
 from counterfoil.kernels.spec import SLOTS, WORDS, KernelSpec
 from counterfoil.kernels.triton.packing import Indices, Packing, pack, pack_batch
 
-BATCH = 4096
+MAX_BATCH_CAPTIONS = 4096
 """Up to so many captions are a batch; more are a data set."""
 
 WARPS = 8
@@ -32,7 +32,7 @@ class Words:
 
     packing: Packing
     fragments: Tensor
-    kin: Tensor | None = None
+    query_gram: Tensor | None = None
     spread: Tensor | None = None
 
     @cached_property
@@ -63,17 +63,17 @@ def tiled_words(flat: Tensor, where: Indices, lengths: list[int], spec: KernelSp
     Where a tile has a place to spare, any word may stand: it is in no caption's segment.
     """
     packing, fragments = tiles_of(flat, where, lengths)
-    kin = spread = None
-    if spec.asking == "regions" and spec.method != "chamfer":
-        kin = _kin(fragments, packing)
-    if spec.gate != "none":
+    query_gram = spread = None
+    if spec.query_side == "image" and spec.method != "chamfer":
+        query_gram = _query_gram(fragments, packing)
+    if spec.propagation != "none":
         spread = _spread(fragments, packing, spec.gate_scale)
-    return Words(packing, fragments, kin, spread)
+    return Words(packing, fragments, query_gram, spread)
 
 
 def tiles_of(flat: Tensor, where: Indices, lengths: list[int]) -> tuple[Packing, Tensor]:
     """Where words stand in tiles, and the tiles [tiles · words, D]."""
-    if len(lengths) <= BATCH:
+    if len(lengths) <= MAX_BATCH_CAPTIONS:
         packing = pack_batch(tuple(lengths), WORDS, SLOTS)
     else:
         packing = pack(lengths, WORDS, SLOTS)
@@ -98,15 +98,17 @@ def _tiles(fragments: Tensor, packing: Packing) -> Iterator[tuple[Tensor, Tensor
         yield some @ some.transpose(1, 2), same
 
 
-def _kin(fragments: Tensor, packing: Packing) -> Tensor:
-    return torch.cat([kin.masked_fill(~same, 0.0) for kin, same in _tiles(fragments, packing)])
+def _query_gram(fragments: Tensor, packing: Packing) -> Tensor:
+    return torch.cat(
+        [query_gram.masked_fill(~same, 0.0) for query_gram, same in _tiles(fragments, packing)]
+    )
 
 
 def _spread(fragments: Tensor, packing: Packing, scale: float) -> Tensor:
     """NAAF's eq. 9, [tiles, from, to]: how much of a word's match reaches each word like it."""
     parts = []
-    for kin, same in _tiles(fragments, packing):
-        logits = (scale * kin.float()).masked_fill(~same, -torch.inf)
+    for query_gram, same in _tiles(fragments, packing):
+        logits = (scale * query_gram.float()).masked_fill(~same, -torch.inf)
         parts.append(logits.softmax(-1).nan_to_num(0.0).transpose(1, 2).to(fragments.dtype))
     return torch.cat(parts).contiguous()
 
@@ -152,7 +154,7 @@ def launch(
     masked = regions.mask is not None
     mask = regions.mask[some].contiguous().view(torch.uint8) if masked else sims  # type: ignore[index]
     common: dict[str, Any] = {
-        "answers": mask,
+        "key_mask": mask,
         "segments": packing.segments,
         "counts": packing.counts,
         "out": out,
@@ -161,10 +163,10 @@ def launch(
         "width": sims.stride(0),
         "slots_total": out.stride(0),
         "scale": spec.scale,
-        "sharpness": spec.sharpness,
+        "lse_scale": spec.lse_scale,
         "METHOD": spec.method,
         "HOW": spec.pooling,
-        "RAISE": spec.raised,
+        "ACTIVATION": spec.activation,
         "PROB": spec.prob,
         "MASKED": masked,
         "PRECISION": precision(words.fragments.dtype),
@@ -176,10 +178,10 @@ def launch(
 
     def run(per_program: int) -> None:
         grid = (packing.tiles, -(-images // per_program))
-        if spec.asking == "regions" or spec.method == "chamfer":
-            kin = words.kin if words.kin is not None else sims
+        if spec.query_side == "image" or spec.method == "chamfer":
+            query_gram = words.query_gram if words.query_gram is not None else sims
             kernels.asked_by_regions[grid](
-                sims, kin, regions.norms[some], PER=per_program, **common
+                sims, query_gram, regions.norms[some], PER=per_program, **common
             )
             return
         spread = words.spread if words.spread is not None else sims
@@ -190,7 +192,7 @@ def launch(
             words.norms if by_gram else sims,
             spread,
             boundary=spec.boundary,
-            GATE=spec.gate if words.spread is not None else "none",
+            PROPAGATION=spec.propagation if words.spread is not None else "none",
             NEGATIVE=spec.negative,
             UNIT=spec.unit_words,
             PER=per_program,

@@ -104,7 +104,7 @@ def _fill(sizes: Indices, words: int, slots: int) -> tuple[Indices, Indices, Ind
 
 
 @dataclass(frozen=True)
-class Lanes:
+class InterleavedCaptions:
     """Captions side by side in groups of ``width``, their words interleaved.
 
     Word j of the captions of a group stands at ``bases[group] + j · width + lane``; a group is as
@@ -124,14 +124,14 @@ class Lanes:
     def groups(self) -> int:
         return len(self.spans)
 
-    def to(self, device: torch.device) -> Lanes:
+    def to(self, device: torch.device) -> InterleavedCaptions:
         rows, bases, sizes, lengths, places = moved(
             device, self.rows, self.bases, self.sizes, self.lengths, self.places
         )
-        return Lanes(rows, bases, sizes, lengths, places, self.width, self.spans)
+        return InterleavedCaptions(rows, bases, sizes, lengths, places, self.width, self.spans)
 
 
-def lanes(lengths: Sequence[int], width: int = 128, step: int = 1) -> Lanes:
+def interleave(lengths: Sequence[int], width: int = 128, step: int = 1) -> InterleavedCaptions:
     """Groups of captions of like length; a group's size is rounded up to a multiple of ``step``.
 
     ``spans`` are where each group's words start, and its size.
@@ -158,7 +158,7 @@ def lanes(lengths: Sequence[int], width: int = 128, step: int = 1) -> Lanes:
     rows[bases[places[owner] // width] + within * width + places[owner] % width] = np.arange(total)
     found = [torch.from_numpy(x) for x in (rows, bases, longest, padded, places)]
     spans = tuple(zip(bases.tolist(), longest.tolist(), strict=True))
-    return Lanes(found[0], found[1], found[2], found[3], found[4], width, spans)
+    return InterleavedCaptions(found[0], found[1], found[2], found[3], found[4], width, spans)
 
 
 def moved(device: torch.device, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 
 from counterfoil.kernels.triton.tile_kernels import (
+    _activate,
     _by_caption,
     _divisor,
     _focus,
     _pool,
-    _raise,
     _softmax_weights,
     _to_words,
 )
@@ -23,20 +23,20 @@ EPS = tl.constexpr(1e-8)
 
 
 @triton.jit
-def _slope(s, RAISE: tl.constexpr):
-    if RAISE == "leaky":
+def _slope(s, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "leaky":
         return tl.where(s >= 0, 1.0, 0.1)
-    if RAISE == "relu":
+    if ACTIVATION == "relu":
         return tl.where(s >= 0, 1.0, 0.0)
     return s * 0 + 1.0
 
 
 @triton.jit
 def _through_norm(
-    E, s, d_logits, scale, METHOD: tl.constexpr, RAISE: tl.constexpr, PRECISION: tl.constexpr
+    E, s, d_logits, scale, METHOD: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr
 ):
     """Gradient of s from that of scale · x / ‖x‖, x what is raised of a caption's words."""
-    x = _raise(s, RAISE)
+    x = _activate(s, ACTIVATION)
     length = tl.sqrt(_by_caption(E, x * x, PRECISION))
     divisor = _divisor(length, METHOD)
     inverse = scale / divisor
@@ -44,16 +44,16 @@ def _through_norm(
     moves = length > (EPS if METHOD == "bfan" else 0.0)  # a divisor that is the epsilon is constant
     back = tl.where(moves, inverse * along / (divisor * tl.maximum(length, EPS)), 0.0)
     inverse, back = _to_words(E, inverse, "tf32x3"), _to_words(E, back, "tf32x3")
-    return (d_logits * inverse - x * back) * _slope(s, RAISE)
+    return (d_logits * inverse - x * back) * _slope(s, ACTIVATION)
 
 
 @triton.jit
-def _through_pool(E, x, g, number, sharpness, HOW: tl.constexpr):
+def _through_pool(E, x, g, number, lse_scale, HOW: tl.constexpr):
     """Gradient [BW] of each word's value from that of its caption's score [BC]."""
     if HOW == "lse":
-        score = _pool(E, x, number, sharpness, "lse")
+        score = _pool(E, x, number, lse_scale, "lse")
         far = tl.where(E > 0, x[:, None] - score[None, :], -1e30)
-        return tl.sum(g[None, :] * tl.exp(far * sharpness), 1)
+        return tl.sum(g[None, :] * tl.exp(far * lse_scale), 1)
     if HOW == "max":
         top = tl.max(tl.where(E > 0, x[:, None], -1e30), 0)
         chosen = tl.where((x[:, None] == top[None, :]) & (E > 0), 1.0, 0.0)
@@ -73,10 +73,10 @@ def _to_best(s, real, best, d_best):
 
 @triton.jit
 def words_backward(
-    sims, gram, norms, answers, segments, counts, owners, grad, d_sims, d_norms, d_gram,
+    sims, gram, norms, key_mask, segments, counts, owners, grad, d_sims, d_norms, d_gram,
     images, regions, width, grad_image, grad_caption, tiles,
-    boundary, scale, sharpness,
-    METHOD: tl.constexpr, HOW: tl.constexpr, RAISE: tl.constexpr, PROB: tl.constexpr,
+    boundary, scale, lse_scale,
+    METHOD: tl.constexpr, HOW: tl.constexpr, ACTIVATION: tl.constexpr, PROB: tl.constexpr,
     NEGATIVE: tl.constexpr, UNIT: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
     BW: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
@@ -88,7 +88,7 @@ def words_backward(
     inside = r < regions
     real = inside
     if MASKED:
-        real = tl.load(answers + start + r, mask=inside, other=0) != 0
+        real = tl.load(key_mask + start + r, mask=inside, other=0) != 0
     if METHOD != "chan":
         square = inside[:, None] & inside[None, :]
         at = r[:, None] * regions + r[None, :]
@@ -109,7 +109,7 @@ def words_backward(
         s = tl.load(sims + place, mask=shown, other=0.0).to(tl.float32)
         if METHOD == "chan":
             best = tl.max(tl.where(real[None, :], s, -1e30), 1)
-            ds = _to_best(s, real, best, _through_pool(E, best, g, number, sharpness, HOW))
+            ds = _to_best(s, real, best, _through_pool(E, best, g, number, lse_scale, HOW))
         else:
             own = tl.load(norms + w, mask=live, other=1.0)
             lengths = own
@@ -120,7 +120,7 @@ def words_backward(
                 best = tl.max(reach, 1)
                 e = tl.where(reach > boundary, tl.exp((reach - best[:, None]) * scale), 0.0)
             else:
-                e = _softmax_weights(E, s, real, scale, METHOD, RAISE, PRECISION)
+                e = _softmax_weights(E, s, real, scale, METHOD, ACTIVATION, PRECISION)
                 if METHOD == "bfan":  # which weights are left is a choice without gradient
                     some_real = tl.sum(real.to(tl.float32), 0)
                     e = _focus(e, tl.full([BW], 0.0, tl.float32) + some_real, PROB)
@@ -131,7 +131,7 @@ def words_backward(
             root = tl.sqrt(tl.where(some, squared, 1.0))
             length = root * lengths
             cosine = tl.where(some, along / tl.maximum(length, EPS), 0.0)
-            d = _through_pool(E, cosine, g, number, sharpness, HOW)
+            d = _through_pool(E, cosine, g, number, lse_scale, HOW)
             d_along = tl.where(some, d / tl.maximum(length, EPS), 0.0)
             d_length = tl.where(length > EPS, -d_along * cosine, 0.0)
             d_squared = d_length * lengths / (2 * root)
@@ -139,18 +139,18 @@ def words_backward(
             ds = d_along[:, None] * e
             if METHOD == "naaf":
                 ds += de * e * scale
-                p = _softmax_weights(E, s, real, scale, METHOD, RAISE, PRECISION)
+                p = _softmax_weights(E, s, real, scale, METHOD, ACTIVATION, PRECISION)
                 p = p / tl.maximum(tl.sum(p, 1), 1e-30)[:, None]
                 seen = tl.sum(p * s, 1)
                 d_logits = d[:, None] * p * (s - seen[:, None])
                 ds += d[:, None] * p + _through_norm(
-                    E, s, d_logits, scale, METHOD, RAISE, PRECISION
+                    E, s, d_logits, scale, METHOD, ACTIVATION, PRECISION
                 )
                 if NEGATIVE:
                     d_best = tl.where(best <= boundary, d, 0.0)
                     ds += _to_best(s, real, best, d_best)
             else:
-                ds += _through_norm(E, s, de * e, scale, METHOD, RAISE, PRECISION)
+                ds += _through_norm(E, s, de * e, scale, METHOD, ACTIVATION, PRECISION)
             dG += tl.dot(tl.trans(e * d_squared[:, None]), e, input_precision=PRECISION)
             if not UNIT:  # by the norm: ‖u‖ is u · u / ‖u‖
                 d_own = tl.where(own > 0, d_length * root / own, 0.0)

@@ -51,11 +51,11 @@ def _total(E, x):
 
 
 @triton.jit
-def _raise(s, RAISE: tl.constexpr):
+def _activate(s, ACTIVATION: tl.constexpr):
     """What SCAN's norm is taken of: leaky ReLU, ReLU, or the similarities themselves."""
-    if RAISE == "leaky":
+    if ACTIVATION == "leaky":
         return _leaky(s)
-    if RAISE == "relu":
+    if ACTIVATION == "relu":
         return tl.maximum(s, 0.0)
     return s
 
@@ -70,13 +70,13 @@ def _divisor(length, METHOD: tl.constexpr):
 
 @triton.jit
 def _softmax_weights(
-    E, s, real, scale, METHOD: tl.constexpr, RAISE: tl.constexpr, PRECISION: tl.constexpr
+    E, s, real, scale, METHOD: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr
 ):
     """exp(scale · x / ‖x‖ over a caption's words), 0 where no region is real; at most e^scale."""
     # BFAN compares weights: products by TF32 would round equal ones apart by more than a tie
     SUMS: tl.constexpr = "ieee" if METHOD == "bfan" else PRECISION
     BACK: tl.constexpr = "ieee" if METHOD == "bfan" else "tf32x3"
-    x = _raise(s, RAISE)
+    x = _activate(s, ACTIVATION)
     squares = _by_caption(E, x * x, SUMS)
     inverse = scale / _divisor(tl.sqrt(squares), METHOD)
     logits = x * _to_words(E, inverse, BACK)
@@ -107,14 +107,14 @@ def _cosine(e, s, G, norms, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _pool(E, x, counts, sharpness, HOW: tl.constexpr):
+def _pool(E, x, counts, lse_scale, HOW: tl.constexpr):
     """Values of words [BW] to one of each caption [BC]."""
     # what follows a return is compiled, too: no name may change its shape on the way
     own = tl.where(E > 0, x[:, None], -1e30)
     top = tl.max(own, 0)
     if HOW == "lse":
-        above = tl.sum(tl.exp((own - top[None, :]) * sharpness), 0)
-        return top + tl.log(above) / sharpness
+        above = tl.sum(tl.exp((own - top[None, :]) * lse_scale), 0)
+        return top + tl.log(above) / lse_scale
     if HOW == "max":
         return top
     if HOW == "sum":
@@ -124,11 +124,11 @@ def _pool(E, x, counts, sharpness, HOW: tl.constexpr):
 
 @triton.jit
 def asked_by_words(
-    sims, gram, norms, spread, answers, segments, counts, out,
+    sims, gram, norms, spread, key_mask, segments, counts, out,
     images, regions, width, slots_total,
-    boundary, scale, sharpness,
-    METHOD: tl.constexpr, HOW: tl.constexpr, RAISE: tl.constexpr, PROB: tl.constexpr,
-    GATE: tl.constexpr, NEGATIVE: tl.constexpr, UNIT: tl.constexpr, MASKED: tl.constexpr,
+    boundary, scale, lse_scale,
+    METHOD: tl.constexpr, HOW: tl.constexpr, ACTIVATION: tl.constexpr, PROB: tl.constexpr,
+    PROPAGATION: tl.constexpr, NEGATIVE: tl.constexpr, UNIT: tl.constexpr, MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
     BW: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
@@ -142,7 +142,7 @@ def asked_by_words(
     number = tl.load(counts + tile * BC + c).to(tl.float32)
     lengths = tl.load(norms + w)
     if METHOD == "naaf":
-        if GATE != "none":
+        if PROPAGATION != "none":
             wide = tl.arange(0, BW)
             own = spread + tile.to(tl.int64) * BW * BW
             P = tl.load(own + wide[:, None] * BW + wide[None, :]).to(tl.float32)
@@ -156,7 +156,7 @@ def asked_by_words(
         ).to(tl.float32)
         real = inside
         if MASKED:
-            real = tl.load(answers + start + r, mask=inside, other=0) != 0
+            real = tl.load(key_mask + start + r, mask=inside, other=0) != 0
         if METHOD != "chan":
             G = tl.load(
                 gram + (start + r)[:, None] * regions + r[None, :],
@@ -168,10 +168,10 @@ def asked_by_words(
             any_real = tl.max(real.to(tl.int32), 0) > 0
             if HOW == "softmax":
                 top = tl.max(tl.where(E > 0, best[:, None], -1e30), 0)
-                e = tl.where(E > 0, tl.exp((best[:, None] - top[None, :]) * sharpness), 0.0)
+                e = tl.where(E > 0, tl.exp((best[:, None] - top[None, :]) * lse_scale), 0.0)
                 score = tl.sum(e * best[:, None], 0) / tl.sum(e, 0)
             else:
-                score = _pool(E, best, number, sharpness, HOW)
+                score = _pool(E, best, number, lse_scale, HOW)
             score = tl.where(any_real, score, 0.0)
         elif METHOD == "naaf":
             reach = tl.where(real[None, :], s, -2.0)
@@ -182,25 +182,25 @@ def asked_by_words(
                 words = _cosine(e, s, G, tl.full([BW], 1.0, tl.float32), PRECISION)
             else:
                 words = _cosine(e, s, G, lengths, PRECISION)
-            p = _softmax_weights(E, s, real, scale, METHOD, RAISE, PRECISION)
+            p = _softmax_weights(E, s, real, scale, METHOD, ACTIVATION, PRECISION)
             words += tl.sum(p * s, 1) / tl.maximum(tl.sum(p, 1), 1e-30)
             if NEGATIVE:
-                if GATE == "none":
+                if PROPAGATION == "none":
                     words += tl.minimum(close, 0.0)
                 else:
                     rows = tl.where(row[:, None] == 0, close[None, :], 0.0)
                     near = tl.sum(tl.dot(rows, P, input_precision=PRECISION), 0)
-                    if GATE == "spread":
+                    if PROPAGATION == "soft":
                         words += tl.minimum(near, 0.0)
                     else:
                         words += tl.where(near < 0, close, 0.0)
             score = _total(E, words) / tl.maximum(number, 1.0)
         else:
-            e = _softmax_weights(E, s, real, scale, METHOD, RAISE, PRECISION)
+            e = _softmax_weights(E, s, real, scale, METHOD, ACTIVATION, PRECISION)
             if METHOD == "bfan":
                 some = tl.sum(real.to(tl.float32), 0)
                 e = _focus(e, tl.full([BW], 0.0, tl.float32) + some, PROB)
-            score = _pool(E, _cosine(e, s, G, lengths, PRECISION), number, sharpness, HOW)
+            score = _pool(E, _cosine(e, s, G, lengths, PRECISION), number, lse_scale, HOW)
         tl.store(
             out + image * slots_total + tile * BC + c,
             tl.where(number > 0, score, 0.0),
@@ -210,10 +210,10 @@ def asked_by_words(
 
 @triton.jit
 def asked_by_regions(
-    sims, kin, norms, answers, segments, counts, out,
+    sims, query_gram, norms, key_mask, segments, counts, out,
     images, regions, width, slots_total,
-    scale, sharpness,
-    METHOD: tl.constexpr, HOW: tl.constexpr, RAISE: tl.constexpr, PROB: tl.constexpr,
+    scale, lse_scale,
+    METHOD: tl.constexpr, HOW: tl.constexpr, ACTIVATION: tl.constexpr, PROB: tl.constexpr,
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
     BW: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
@@ -229,7 +229,7 @@ def asked_by_regions(
     E = (segment[:, None] == c[None, :]).to(tl.float32)
     number = tl.load(counts + tile * BC + c).to(tl.float32)
     if METHOD != "chamfer":
-        own = kin + tile.to(tl.int64) * BW * BW
+        own = query_gram + tile.to(tl.int64) * BW * BW
         K = tl.load(own + wide[:, None] * BW + wide[None, :]).to(tl.float32)
     for turn in range(PER):
         image = (first + turn).to(tl.int64)
@@ -240,7 +240,7 @@ def asked_by_regions(
         ).to(tl.float32)
         real = inside
         if MASKED:
-            real = tl.load(answers + start + r, mask=inside, other=0) != 0
+            real = tl.load(key_mask + start + r, mask=inside, other=0) != 0
         some = tl.sum(real.to(tl.float32), 0)
         if METHOD == "chamfer":
             sharp = tl.where(real[None, :], s, -1e30)
@@ -254,7 +254,7 @@ def asked_by_regions(
             back = tl.sum(tl.where(real[None, :], back, 0.0), 1) / tl.maximum(some, 1.0)
             score = (words + back) / 2
         else:
-            x = tl.where(real[None, :], _raise(s, RAISE), 0.0)
+            x = tl.where(real[None, :], _activate(s, ACTIVATION), 0.0)
             length = _divisor(tl.sqrt(tl.sum(x * x, 1)), METHOD)
             e = tl.where(there[:, None], tl.exp(x * (scale / length)[:, None]), 0.0)
             if METHOD == "bfan":
@@ -277,8 +277,8 @@ def asked_by_regions(
             if HOW == "lse":
                 cosine = tl.where(real[None, :], cosine, -1e30)
                 top = tl.max(cosine, 1)
-                above = tl.sum(tl.exp((cosine - top[:, None]) * sharpness), 1)
-                score = top + tl.log(above) / sharpness
+                above = tl.sum(tl.exp((cosine - top[:, None]) * lse_scale), 1)
+                score = top + tl.log(above) / lse_scale
             elif HOW == "max":
                 score = tl.max(tl.where(real[None, :], cosine, -1e30), 1)
             else:

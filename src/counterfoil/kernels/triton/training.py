@@ -23,7 +23,7 @@ from counterfoil.kernels.triton.launch import (
 )
 from counterfoil.kernels.triton.packing import Packing
 
-KEPT = 1 << 27
+SAVED_BYTES = 1 << 27
 """Bytes of similarities kept for the backward pass, and of those recomputed at once."""
 
 TILES_PER_PROGRAM = 4
@@ -34,7 +34,7 @@ def trainable(spec: KernelSpec) -> bool:
     """Whether there is a backward kernel: not for eq. 9 of NAAF, nor smooth-Chamfer."""
     return (
         spec.method in ("scan", "bfan", "chan", "naaf")
-        and spec.gate == "none"
+        and spec.propagation == "none"
         and spec.pooling != "softmax"
     )
 
@@ -82,7 +82,7 @@ class _FusedScores(torch.autograd.Function):
         ctx: Any, spec: KernelSpec, packing: Packing, mask: Tensor | None, u: Tensor, v: Tensor
     ) -> Tensor:
         words, regions, sims = Words(packing, u), Regions(v, mask), None
-        if u.element_size() * len(u) * v.shape[0] * v.shape[1] <= KEPT and packing.tiles:
+        if u.element_size() * len(u) * v.shape[0] * v.shape[1] <= SAVED_BYTES and packing.tiles:
             sims = v.flatten(0, 1) @ u.T
             slots = packing.tiles * packing.slots
             out = u.new_empty(len(v), slots, dtype=torch.float32)  # every caption has a slot
@@ -144,7 +144,7 @@ def _in_parts(
     d_norms = torch.zeros_like(norms) if norms is not None and not spec.unit_words else None
     d_gram = torch.zeros_like(gram, dtype=torch.float32) if gram is not None else None
     per_image = max(1, v.shape[1] * len(u) * u.element_size())
-    rows = max(1, min(len(v), KEPT // per_image))
+    rows = max(1, min(len(v), SAVED_BYTES // per_image))
     for top in range(0, len(v) if packing.tiles else 0, rows):
         some = slice(top, min(top + rows, len(v)))
         part = v[some].flatten(0, 1)
@@ -190,8 +190,8 @@ def _launch(
             packing.segments, packing.counts, packing.owners, grad[some], d_sims,
             _or(d_norms, sims), _or(d_gram, sims),
             images, regions, sims.stride(0), grad.stride(0), grad.stride(1), packing.tiles,
-            spec.boundary, spec.scale, spec.sharpness,
-            METHOD=spec.method, HOW=spec.pooling, RAISE=spec.raised, PROB=spec.prob,
+            spec.boundary, spec.scale, spec.lse_scale,
+            METHOD=spec.method, HOW=spec.pooling, ACTIVATION=spec.activation, PROB=spec.prob,
             NEGATIVE=spec.negative, UNIT=spec.unit_words, MASKED=mask is not None,
             PRECISION=precision(sims.dtype),
             BW=packing.words, BC=packing.slots, BR=block_of(regions), PER=per_program,

@@ -204,7 +204,7 @@ class Importer:
             "name": "bigru" if any(depth.endswith("_reverse") for depth in depths) else "gru",
             "word_dim": int(self.embedding.shape[1]),
             "layers": self.layers(sum(depth.isdigit() for depth in depths)),
-            "normalise": not self.options.flag("no_txtnorm", False),
+            "normalize": not self.options.flag("no_txtnorm", False),
         }
 
     def weights(self, model: Model) -> dict[str, Tensor]:

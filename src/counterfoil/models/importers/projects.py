@@ -61,7 +61,7 @@ class ScanFamily(Importer):
             "name": "fc",
             "pooling": "none",
             "weight_norm": self.options.choice("precomp_enc_type", kinds, absent="basic"),
-            "normalise": not self.options.flag("no_imgnorm", False),
+            "normalize": not self.options.flag("no_imgnorm", False),
         }
 
 
@@ -238,8 +238,8 @@ class ChanImporter(ScanFamily):
 
     def image_options(self) -> dict[str, Any]:
         encoder = self.options.choice("precomp_enc_type", ENCODERS, absent="basic")
-        normalise = not self.options.flag("no_imgnorm", False)
-        return {**encoder, "pooling": "none", "normalise": normalise}
+        normalize = not self.options.flag("no_imgnorm", False)
+        return {**encoder, "pooling": "none", "normalize": normalize}
 
     def entries(self) -> Sequence[str] | None:
         """CHAN keeps ``word2idx`` among its options, ``<mask>`` included."""
@@ -286,7 +286,7 @@ class VseInftyImporter(Importer):
                 "residual": "raw",
                 "hidden": self.size(0, "mlp.layers.0.bias", 0),
                 "pooling": self._pooling(0),
-                "normalise": not self.options.flag("no_imgnorm", False),
+                "normalize": not self.options.flag("no_imgnorm", False),
                 "form": "reference",
             },
             text={**self.text_options(), "pooling": self._pooling(1)},

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from counterfoil.core.storage.segments import Change, Filled, Ids, SegmentStore, Table
 from counterfoil.search.backends import backends
-from counterfoil.search.vectors import Best, Floats, Vectors, checked, checked_ids, max_sim
+from counterfoil.search.vectors import Floats, TopK, Vectors, checked, checked_ids, max_sim
 
 KIND, TABLE = "vector index", "vectors"
 ROWS, LENGTHS = "rows.bin", "lengths.bin"
 
-BLOCK = 1 << 24
+BLOCK_NUMBERS = 1 << 24
 """Numbers of vectors, or of similarities, looked at before the best of them are picked."""
 
 
@@ -68,11 +68,11 @@ class ExactIndex:
         self._commit(found, found, vectors)
 
     def search(self, queries: Vectors, k: int) -> tuple[Ids, Floats]:
-        best = Best(len(queries), k)
+        best = TopK(len(queries), k)
         queries = checked(queries, self.dim, True)
         for segment in range(len(self.table.mark.segments)):
             for ids, scores in self.scores(queries, segment):
-                best.offer(ids, scores)
+                best.update(ids, scores)
         return best.result()
 
     def scores(self, queries: Vectors, segment: int) -> Iterator[tuple[Ids, Tensor]]:
@@ -82,7 +82,7 @@ class ExactIndex:
         first, last = int(table.starts[segment]), int(table.starts[segment + 1])
         ends = None if lengths is None else np.cumsum(lengths)
         most = 1 if lengths is None else int(lengths.max())
-        step = max(1, BLOCK // (most * max(self.dim, len(queries.rows))))
+        step = max(1, BLOCK_NUMBERS // (most * max(self.dim, len(queries.rows))))
         for start in range(0, last - first, step):
             stop = min(start + step, last - first)
             if ends is None or lengths is None:
@@ -171,7 +171,7 @@ class ExactIndex:
             live = table.live[table.starts[number] : table.starts[number + 1]]
             counts = np.ones(len(live), dtype=np.int64) if lengths is None else lengths
             ends = np.cumsum(counts)
-            step = max(1, BLOCK // (self.dim * int(counts.max(initial=1))))
+            step = max(1, BLOCK_NUMBERS // (self.dim * int(counts.max(initial=1))))
             for first in range(0, len(live), step):
                 part = slice(first, first + step)
                 begin = int(ends[first] - counts[first])

@@ -16,7 +16,7 @@ from counterfoil.core.storage.reading import read_text
 from counterfoil.core.storage.segments import Ids
 from counterfoil.search.backends import backends
 from counterfoil.search.backends.exact import ExactIndex
-from counterfoil.search.vectors import Best, Floats, Vectors, checked
+from counterfoil.search.vectors import Floats, TopK, Vectors, checked
 
 GRAPH = "graph.json"
 PER_LIST = 64
@@ -82,13 +82,13 @@ class FaissIndex(ExactIndex):
         if self.graph is None or not len(queries):
             return super().search(queries, k)
         queries = checked(queries, self.dim, False)
-        best = Best(len(queries), k)
+        best = TopK(len(queries), k)
         for query, rows in enumerate(self._candidates(queries, k)):
             scores = self.vectors_of(rows) @ queries.rows[query]
-            best.hold(query, self.table.ids[rows], scores)
+            best.insert(query, self.table.ids[rows], scores)
         for segment in range(len(self.covered), len(self.table.mark.segments)):
             for ids, tail_scores in self.scores(queries, segment):
-                best.offer(ids, tail_scores)
+                best.update(ids, tail_scores)
         ids, found_scores = best.result()
         if ids.shape[1] < min(k, len(self)) or (ids < 0).any():
             return super().search(queries, k)  # so many were deleted that a search ran dry

@@ -24,7 +24,7 @@ from counterfoil.core.storage.segments import Ids
 from counterfoil.data.pickle_values import Global, PickleRefusedError, StandIn, resolve
 from counterfoil.data.pickles import OPERATIONS, PickleReader
 from counterfoil.search.backends import backends
-from counterfoil.search.vectors import Best, Floats, Vectors, checked, checked_ids
+from counterfoil.search.vectors import Floats, TopK, Vectors, checked, checked_ids
 
 META, STORE = "meta.json", "storage.sqlite"
 POINT = ("qdrant_client.http.models.models", "PointStruct")
@@ -233,7 +233,7 @@ class QdrantIndex:
             self.client.delete(self.collection, points_selector=part.tolist(), wait=True)
 
     def search(self, queries: Vectors, k: int) -> tuple[Ids, Floats]:
-        best = Best(len(queries), k)
+        best = TopK(len(queries), k)
         queries = checked(queries, self.dim, True)
         requests = [
             self.models.QueryRequest(
@@ -250,7 +250,7 @@ class QdrantIndex:
                 self.collection, requests=requests[number : number + BATCH]
             )
             for query, answer in enumerate(answers, start=number):
-                best.hold(
+                best.insert(
                     query,
                     np.array([int(point.id) for point in answer.points], dtype=np.int64),
                     np.array([point.score for point in answer.points], dtype=np.float32),

@@ -52,7 +52,7 @@ from counterfoil.training.guides.manifest import (
 IMAGE_BLOCK, CAPTION_BLOCK = 256, 1024
 """Images and captions encoded between two entries of progress."""
 
-HELD = 1 << 25
+MAX_SCORES_IN_MEMORY = 1 << 25
 """Scores held at once, in full precision."""
 
 
@@ -135,7 +135,7 @@ def fill_matrix(
         EncodedReader(folder / name, caption_dtype(manifest), manifest.sides[name])
         for name in (side_name(number, "captions") for number in range(len(models)))
     ]
-    rows = max(1, min(IMAGE_BLOCK, HELD // max(1, captions)))
+    rows = max(1, min(IMAGE_BLOCK, MAX_SCORES_IN_MEMORY // max(1, captions)))
     todo = blocks(manifest.matrix_rows, manifest.data.images, rows, "scoring", progress)
     with path.open("r+b") as file:
         for images in todo:

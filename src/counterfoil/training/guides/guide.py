@@ -21,7 +21,7 @@ from counterfoil.core.distributed import gather_rows, rank, world_size
 from counterfoil.core.errors import DataError
 from counterfoil.core.storage.arrays import ArrayFile
 from counterfoil.core.tensors.device import room_for
-from counterfoil.core.tensors.host_mirror import remember
+from counterfoil.core.tensors.host_mirror import attach_host_copy
 from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
 from counterfoil.encoders.stored import EncodedReader, full_precision
@@ -37,7 +37,7 @@ from counterfoil.training.guides.manifest import (
     weights_digest,
 )
 
-ROWS = 1 << 16
+COPY_ROWS = 1 << 16
 """Rows copied to the device at a time."""
 
 MATRIX, MODEL = "scores.npy", "model"
@@ -69,7 +69,7 @@ class ResidentItems:
         there = self.there[items]
         rows, shown = self._moved(np.where(mask, self.starts[items, None] + places, 0)), None
         if not mask.all():
-            shown = remember(self._moved(mask), torch.from_numpy(mask))
+            shown = attach_host_copy(self._moved(mask), torch.from_numpy(mask))
 
         def padded(name: str) -> Tensor | None:
             packed = self.numbers.get(name)
@@ -85,7 +85,7 @@ class ResidentItems:
                 pooled.masked_fill_(~self._moved(there)[:, None], 0)
         if shown is None:
             shown = torch.ones(mask.shape, dtype=torch.bool, device=self.device)
-            shown = remember(shown, torch.from_numpy(mask))
+            shown = attach_host_copy(shown, torch.from_numpy(mask))
         encoded = Encoded(padded("fragments"), shown, pooled, padded("boxes"), None)
         return encoded, torch.from_numpy(there)
 
@@ -120,7 +120,9 @@ def _whole(reader: EncodedReader, name: str, device: torch.device) -> Tensor:
     file = reader.files[name]
     dtype = torch.from_numpy(np.empty(0, dtype=file.dtype)).dtype
     whole = torch.empty(file.rows, file.width, dtype=dtype, device=device)
-    for first, part in zip(range(0, file.rows, ROWS), reader.blocks(name, ROWS), strict=True):
+    for first, part in zip(
+        range(0, file.rows, COPY_ROWS), reader.blocks(name, COPY_ROWS), strict=True
+    ):
         whole[first : first + len(part)] = torch.from_numpy(part)
     return whole
 

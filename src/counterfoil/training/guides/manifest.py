@@ -24,7 +24,7 @@ from counterfoil.models.store import WEIGHTS, digest_of
 
 IDS, CAPTIONS = "ids.jsonl", "captions.jsonl"
 
-SAMPLED = 32
+FINGERPRINT_IMAGES = 32
 """So many images' fragments are read in full for the fingerprint; of the others, their number."""
 
 MANIFEST, FORMAT = "guide.json", 1
@@ -101,7 +101,7 @@ def _features_of(table: FragmentTable) -> FeatureMark:
     digest = hashlib.sha256()
     if table.lengths is not None:
         digest.update(table.lengths[table.rows].astype("<i8").tobytes())
-    for image in range(0, len(table), max(1, len(table) // SAMPLED)):
+    for image in range(0, len(table), max(1, len(table) // FINGERPRINT_IMAGES)):
         try:
             digest.update(table.stored(image).features.tobytes())
         except (DataError, OSError):

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels import dispatch
-from counterfoil.kernels.triton import lanes as lane_scoring
+from counterfoil.kernels.triton import thread_per_caption as lane_scoring
 from tests.conftest import thinned
 from tests.kernels.test_dispatch import MATCHERS, D, both_ways
 
@@ -21,7 +21,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction
 
-from counterfoil.kernels.triton import lane_kernels
+from counterfoil.kernels.triton import thread_per_caption_kernels
 
 LENGTHS = (1, 5, 1, 2, 6, 1, 3, 2, 6, 1)
 """By four, and by length: a group of one word; of five at most, and unlike; and of six."""
@@ -80,7 +80,7 @@ def test_any_numbers_of_words_and_regions(seed, regions, last_is_real, lengths, 
 @pytest.fixture
 def strays(monkeypatch) -> list[int]:
     """Addresses that the kernels read from outside of the tensors that they were given."""
-    if not isinstance(lane_kernels.words_ask, InterpretedFunction):
+    if not isinstance(thread_per_caption_kernels.words_ask, InterpretedFunction):
         pytest.skip("only Triton's interpreter shows its addresses")
     spans: list[tuple[int, int]] = []
     found: list[int] = []
@@ -101,7 +101,7 @@ def strays(monkeypatch) -> list[int]:
         return load(self, pointers, *rest)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_masked_load", watched)
-    for kernel in (lane_kernels.words_ask, lane_kernels.regions_ask):
+    for kernel in (thread_per_caption_kernels.words_ask, thread_per_caption_kernels.regions_ask):
         monkeypatch.setattr(kernel, "pre_run_hooks", [note])
     return found
 

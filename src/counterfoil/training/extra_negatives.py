@@ -14,7 +14,7 @@ from torch import Tensor
 
 from counterfoil.core.errors import ConfigError, DataError, TrainingError
 from counterfoil.core.progress import Progress, Silent
-from counterfoil.data.batches.dataset import Companions, Extra
+from counterfoil.data.batches.dataset import ExtraItems, ExtraNegativeSource
 from counterfoil.data.duplicates import spoken
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.words import words
@@ -31,10 +31,10 @@ Indices = NDArray[np.int64]
 Block = tuple[slice, Tensor, Tensor]
 """Some images, some texts by their indices, and their scores [images, texts]."""
 
-NOBODY = -1
+NO_CANDIDATE = -1
 """Stands at the end of a row where there are fewer candidates than were asked for."""
 
-PAIRS = 1 << 22
+MAX_RANKED_PAIRS = 1 << 22
 """Most pairs to offer at once: what ranks them takes several times the room of their scores."""
 
 _LOW = (1 << 32) - 1
@@ -46,7 +46,7 @@ RULES = "rules"
 # A score and the index of its candidate are packed into one integer whose order is that of the
 # scores and, among equal scores, of the lower index. So what is kept does not depend on the
 # tiles.
-class BestBothWays:
+class TopKBothWays:
     """The best ``k`` texts of each image and images of each text, of the tiles offered so far.
 
     Scores are compared in float32 and must be numbers.
@@ -57,7 +57,7 @@ class BestBothWays:
         self._of_text = torch.full((texts, k), _EMPTY, dtype=torch.long, device=device)
         self._ids = torch.arange(images, device=device)
 
-    def offer(self, rows: slice, columns: Tensor, scores: Tensor, left_out: Tensor) -> None:
+    def update(self, rows: slice, columns: Tensor, scores: Tensor, left_out: Tensor) -> None:
         """Scores of images ``rows`` with texts ``columns``; pairs ``left_out`` do not count."""
         columns = columns.to(self._ids.device)
         by_image = _packed(scores, columns[None, :])
@@ -68,7 +68,7 @@ class BestBothWays:
         self._of_text[columns] = _merged(self._of_text[columns], by_text.T)
 
     def images(self) -> Tensor:
-        """Texts [I, k] of each image, best first; `NOBODY` at the end."""
+        """Texts [I, k] of each image, best first; `NO_CANDIDATE` at the end."""
         return _unpacked(self._of_image)
 
     def texts(self) -> Tensor:
@@ -89,7 +89,7 @@ def _packed(scores: Tensor, candidates: Tensor) -> Tensor:
 
 
 def _unpacked(best: Tensor) -> Tensor:
-    return torch.where(best == _EMPTY, NOBODY, _LOW - (best & _LOW))
+    return torch.where(best == _EMPTY, NO_CANDIDATE, _LOW - (best & _LOW))
 
 
 def best_wrong(
@@ -103,9 +103,9 @@ def best_wrong(
 
     ``blocks`` hold every pair once, in any order. ``image_of`` [texts] is the image of each text;
     own pairs are left out, and pairs that ``protected`` says are true of some images and texts. Of
-    equal scores the lower index comes first. Rows with fewer candidates end in `NOBODY`.
+    equal scores the lower index comes first. Rows with fewer candidates end in `NO_CANDIDATE`.
     """
-    best = BestBothWays(images, len(image_of), count, image_of.device)
+    best = TopKBothWays(images, len(image_of), count, image_of.device)
     owners = torch.arange(images, device=image_of.device)
     for rows, columns, scores in blocks:
         if scores.isnan().any():
@@ -113,7 +113,7 @@ def best_wrong(
         left_out = image_of[columns] == owners[rows, None]
         if protected is not None:
             left_out = left_out | protected(rows, columns)
-        best.offer(rows, columns, scores, left_out)
+        best.update(rows, columns, scores, left_out)
     return best.images(), best.texts()
 
 
@@ -129,7 +129,7 @@ def mine(
 
     Indices [n_images, count] and [n_captions, count] into the split, as `best_wrong` has them. An
     image that cannot be read or has no caption is nobody's candidate, nor are its captions; their
-    own rows hold `NOBODY` alone. Captions that are identical to one of the image's are not wrong.
+    own rows hold `NO_CANDIDATE` alone. Captions identical to one of the image's are not wrong.
     """
     progress = progress or Silent()
     encoded, kept, skipped = encode_images(model, split, progress=progress)
@@ -143,7 +143,7 @@ def mine(
     encoded = encoded[torch.tensor(rows, device=model.device)]
     captions = encode_texts(model, [split.texts[t] for t in texts], progress=progress)
     image_of = torch.from_numpy(np.searchsorted(images, split.image_of[texts])).to(model.device)
-    plan = plan_scores(encoded, captions, pairs=PAIRS)
+    plan = plan_scores(encoded, captions, pairs=MAX_RANKED_PAIRS)
     tiles = scored_tiles(model.matcher, encoded, captions, plan)
     blocks = (
         (tile.rows, plan.columns(tile), scores)
@@ -169,8 +169,8 @@ def _protected(
 def _in_split(found: Tensor, queries: Indices, candidates: Indices, size: int) -> Indices:
     """Candidates of some queries as indices into the split, with a row for every query of it."""
     local = found.cpu().numpy()
-    table = np.full((size, local.shape[1]), NOBODY, dtype=np.int64)
-    table[queries] = np.where(local == NOBODY, NOBODY, candidates[local])
+    table = np.full((size, local.shape[1]), NO_CANDIDATE, dtype=np.int64)
+    table[queries] = np.where(local == NO_CANDIDATE, NO_CANDIDATE, candidates[local])
     return table
 
 
@@ -185,14 +185,14 @@ class RuleFoils:
     kinds: tuple[str, ...]
     count: int
 
-    def of(self, caption: int, rng: np.random.Generator) -> Extra:
+    def of(self, caption: int, rng: np.random.Generator) -> ExtraItems:
         own = self.split.captions[int(self.split.image_of[caption])]
         avoid = frozenset(word for text in own for word in words(text))
         draws = random.Random(int(rng.integers(1 << 62)))
         # other kinds bring in a word that no own caption has
         true = frozenset(map(spoken, own)) if "swap" in self.kinds else frozenset()
         foils = rule_foils(self.split.texts[caption], draws, self.kinds, self.count, avoid, true)
-        return Extra(texts=tuple(foil.text for foil in foils))
+        return ExtraItems(texts=tuple(foil.text for foil in foils))
 
 
 @dataclass(frozen=True)
@@ -202,15 +202,17 @@ class ListedFoils:
     foils: Mapping[int, tuple[str, ...]]
     count: int
 
-    def of(self, caption: int, rng: np.random.Generator) -> Extra:
+    def of(self, caption: int, rng: np.random.Generator) -> ExtraItems:
         found = self.foils.get(caption, ())
         if len(found) <= self.count:
-            return Extra(texts=found)
+            return ExtraItems(texts=found)
         drawn = rng.choice(len(found), self.count, replace=False)
-        return Extra(texts=tuple(found[place] for place in drawn))
+        return ExtraItems(texts=tuple(found[place] for place in drawn))
 
 
-def foil_companions(source: str, count: int, split: Split, progress: Progress) -> Companions:
+def foil_negatives(
+    source: str, count: int, split: Split, progress: Progress
+) -> ExtraNegativeSource:
     """Foils of a split by ``rules``, by some of them (``rules:noun,swap``), or from a JSONL file.
 
     A line of the file is an object with ``image`` (its id), ``caption`` (the text of one of its

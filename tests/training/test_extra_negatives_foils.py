@@ -12,7 +12,7 @@ from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.progress import Silent
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.words import words
-from counterfoil.training.companions import foil_companions
+from counterfoil.training.extra_negatives import foil_negatives
 
 SPLIT = Split(
     "train",
@@ -29,7 +29,7 @@ def generator(seed: int = 0) -> np.random.Generator:
 
 
 def foils(source, count: int = 1):
-    return foil_companions(str(source), count, SPLIT, Silent())
+    return foil_negatives(str(source), count, SPLIT, Silent())
 
 
 def written(tmp_path, *records) -> str:

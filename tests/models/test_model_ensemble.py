@@ -6,15 +6,17 @@ import pytest
 import torch
 
 from counterfoil.core.config import ModelConfig
-from counterfoil.matchers.ensemble import members_of
+from counterfoil.matchers.ensemble import split_members
 from counterfoil.models import create_model, from_pretrained, save_pretrained
 
 MODELS = ["vse-fc", "scan-t2i", "naaf", "sgr"]
 
 
-def build(pairs, name: str, copies: int = 2):
+def build(pairs, name: str, ensemble_size: int = 2):
     torch.manual_seed(1)
-    config = ModelConfig(name=name, embed_size=16, text={"word_dim": 8}, copies=copies)
+    config = ModelConfig(
+        name=name, embed_size=16, text={"word_dim": 8}, ensemble_size=ensemble_size
+    )
     return create_model(config, pairs.train).eval()
 
 
@@ -25,7 +27,7 @@ def inputs(pairs, count: int = 5):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_score_is_the_mean_of_the_members(concepts, name) -> None:
-    model, alone = build(concepts, name), build(concepts, name, copies=1)
+    model, alone = build(concepts, name), build(concepts, name, ensemble_size=1)
     images, captions = inputs(concepts)
     each = []
     for k in range(2):
@@ -46,7 +48,7 @@ def test_copies_are_saved_and_read_back(concepts, name, tmp_path) -> None:
     model = build(concepts, name)
     save_pretrained(model, tmp_path / "m")
     again = from_pretrained(tmp_path / "m")
-    assert again.spec.copies == 2
+    assert again.spec.ensemble_size == 2
     assert torch.equal(again.score(*inputs(concepts)), model.score(*inputs(concepts)))
 
 
@@ -57,7 +59,7 @@ def test_members_take_apart_what_was_put_together(concepts) -> None:
     batch = pad_fragments(inputs(concepts)[0])
     encoded = model.encode_images(batch)
     assert encoded.fragments.shape[-1] == 32
-    for part, member in zip(members_of(encoded, 2), model.image_encoder.members, strict=True):
+    for part, member in zip(split_members(encoded, 2), model.image_encoder.members, strict=True):
         assert torch.equal(part.fragments, member(batch).fragments)
 
 

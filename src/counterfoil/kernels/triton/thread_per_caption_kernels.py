@@ -33,10 +33,10 @@ def _among(x, otherwise, real, r, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _raise(x, RAISE: tl.constexpr):
-    if RAISE == "leaky":
+def _activate(x, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "leaky":
         return tl.maximum(x, 0.1 * x)
-    if RAISE == "relu":
+    if ACTIVATION == "relu":
         return tl.maximum(x, 0.0)
     return x
 
@@ -116,14 +116,14 @@ def _with_sums(e, at, step, R: tl.constexpr):
 @triton.jit
 def _softmax_weights(
     at, width, inverse, real, number,
-    METHOD: tl.constexpr, RAISE: tl.constexpr, PROB: tl.constexpr, MASKED: tl.constexpr,
+    METHOD: tl.constexpr, ACTIVATION: tl.constexpr, PROB: tl.constexpr, MASKED: tl.constexpr,
     R: tl.constexpr,
 ):  # fmt: skip
     """Weights of the regions for one word of each caption, in SCAN and BFAN; `_with_sums`."""
     e = ()
     for r in tl.static_range(R):
         s = tl.load(at + r * width).to(tl.float32)
-        e = e + (_among(tl.exp2(_raise(s, RAISE) * inverse[r]), 0.0, real, r, MASKED),)
+        e = e + (_among(tl.exp2(_activate(s, ACTIVATION) * inverse[r]), 0.0, real, r, MASKED),)
     if METHOD == "bfan":
         e = _focus(e, number, PROB, R)
     return _with_sums(e, at, width, R)
@@ -132,7 +132,7 @@ def _softmax_weights(
 @triton.jit
 def _naaf_weights(
     at, width, inverse, real, boundary, scale, shift,
-    RAISE: tl.constexpr, MASKED: tl.constexpr, R: tl.constexpr,
+    ACTIVATION: tl.constexpr, MASKED: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
     """The like in NAAF, where only what is above the boundary has weight.
 
@@ -155,7 +155,7 @@ def _naaf_weights(
         e = e + (x,)
         along += x * s
         mass += x
-        p = _among(tl.exp2(_raise(s, RAISE) * inverse[r]), 0.0, real, r, MASKED)
+        p = _among(tl.exp2(_activate(s, ACTIVATION) * inverse[r]), 0.0, real, r, MASKED)
         average += p * s
         whole += p
     return e + (along, mass, best, average / tl.maximum(whole, 1e-30))
@@ -174,22 +174,22 @@ def _near_two(near_e, near_f, bests, size, above, BC: tl.constexpr):
 
 
 @triton.jit
-def _mismatch(close, near, GATE: tl.constexpr):
+def _mismatch(close, near, PROPAGATION: tl.constexpr):
     """What a word that no region matches takes from the score."""
-    if GATE == "none":
+    if PROPAGATION == "none":
         return tl.minimum(close, 0.0)
-    if GATE == "spread":
+    if PROPAGATION == "soft":
         return tl.minimum(near, 0.0)
     return tl.where(near < 0, close, 0.0)
 
 
 @triton.jit
-def _pooled(total, mass, top, value, there, sharpness, HOW: tl.constexpr):
+def _pooled(total, mass, top, value, there, lse_scale, HOW: tl.constexpr):
     """What has been pooled so far, and one value more."""
     if HOW == "lse" or HOW == "softmax":
         fresh_top = tl.where(there, tl.maximum(top, value), top)
-        old = tl.exp((top - fresh_top) * sharpness)
-        new = tl.where(there, tl.exp((value - fresh_top) * sharpness), 0.0)
+        old = tl.exp((top - fresh_top) * lse_scale)
+        new = tl.where(there, tl.exp((value - fresh_top) * lse_scale), 0.0)
         mass = mass * old + new
         total = total * old + new * value
         top = fresh_top
@@ -201,9 +201,9 @@ def _pooled(total, mass, top, value, there, sharpness, HOW: tl.constexpr):
 
 
 @triton.jit
-def _score(total, mass, top, count, sharpness, HOW: tl.constexpr):
+def _score(total, mass, top, count, lse_scale, HOW: tl.constexpr):
     if HOW == "lse":
-        return top + tl.log(mass) / sharpness
+        return top + tl.log(mass) / lse_scale
     if HOW == "softmax":
         return total / mass
     if HOW == "max":
@@ -217,9 +217,9 @@ def _score(total, mass, top, count, sharpness, HOW: tl.constexpr):
 def words_ask(
     sims, triangles, norms, spread, real, lengths, bases, sizes, spreads_at, zeros, scratch, out,
     images, width, out_width,
-    boundary, scale, sharpness, shift,
-    METHOD: tl.constexpr, HOW: tl.constexpr, RAISE: tl.constexpr, PROB: tl.constexpr,
-    GATE: tl.constexpr, NEGATIVE: tl.constexpr, UNIT: tl.constexpr, MASKED: tl.constexpr,
+    boundary, scale, lse_scale, shift,
+    METHOD: tl.constexpr, HOW: tl.constexpr, ACTIVATION: tl.constexpr, PROB: tl.constexpr,
+    PROPAGATION: tl.constexpr, NEGATIVE: tl.constexpr, UNIT: tl.constexpr, MASKED: tl.constexpr,
     R: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Words ask, regions answer: SCAN t2i, BFAN t2i, CHAN, NAAF; smooth-Chamfer.
@@ -235,11 +235,11 @@ def words_ask(
     count = length.to(tl.float32)
     block = sims + image * R * width + base + lane
     here = triangles + image * (R * (R + 1) // 2)
-    answers = real + image * R
+    key_mask = real + image * R
     number = 0.0
     if MASKED:
         for r in tl.static_range(R):
-            number += tl.load(answers + r).to(tl.float32)
+            number += tl.load(key_mask + r).to(tl.float32)
     else:
         number += R
     nothing = tl.zeros([BC], tl.float32)
@@ -250,22 +250,22 @@ def words_ask(
         squares = _several(nothing, R)
         for j in range(size):
             fresh = ()
-            if METHOD == "naaf" and GATE != "none":
+            if METHOD == "naaf" and PROPAGATION != "none":
                 best = nothing - 2.0
             for r in tl.static_range(R):
                 s = tl.load(block + j * BC + r * width).to(tl.float32)
-                if METHOD == "naaf" and GATE != "none":
-                    best = tl.maximum(best, _among(s, -2.0, answers, r, MASKED))
+                if METHOD == "naaf" and PROPAGATION != "none":
+                    best = tl.maximum(best, _among(s, -2.0, key_mask, r, MASKED))
                 if METHOD == "chamfer":
                     x = tl.where(j < length, tl.exp((s - 1.0) * scale), 0.0)
                     fresh = fresh + (squares[r] + x,)
                 else:
                     if METHOD == "naaf":
                         s += shift
-                    x = tl.where(j < length, _raise(s, RAISE), 0.0)
+                    x = tl.where(j < length, _activate(s, ACTIVATION), 0.0)
                     fresh = fresh + (squares[r] + x * x,)
             squares = fresh
-            if METHOD == "naaf" and GATE != "none":
+            if METHOD == "naaf" and PROPAGATION != "none":
                 tl.store(bests + j * BC, best)
         inverse = ()
         for r in tl.static_range(R):
@@ -289,11 +289,11 @@ def words_ask(
                 at = block + tl.minimum(j + k, size - 1) * BC
                 if METHOD == "naaf":
                     f = _naaf_weights(
-                        at, width, inverse, answers, boundary, scale, shift, RAISE, MASKED, R
+                        at, width, inverse, key_mask, boundary, scale, shift, ACTIVATION, MASKED, R
                     )
                 else:
                     f = _softmax_weights(
-                        at, width, inverse, answers, number, METHOD, RAISE, PROB, MASKED, R
+                        at, width, inverse, key_mask, number, METHOD, ACTIVATION, PROB, MASKED, R
                     )
                 e = _either(k == 0, f, e, VALUES)
             # a loaded zero keeps the compiler from holding all of the Gram matrix in registers
@@ -313,35 +313,35 @@ def words_ask(
                 if NEGATIVE:
                     near_e = nothing
                     near_f = nothing
-                    if GATE != "none":
+                    if PROPAGATION != "none":
                         shares = spread + tl.load(spreads_at + group) + lane
                         near_e, near_f = _near_two(
                             shares + j * size * BC, shares + after * size * BC,
                             bests, size, shift - boundary, BC,
                         )  # fmt: skip
-                    value += _mismatch(e[R + 2] - boundary, near_e, GATE)
-                    value_f += _mismatch(f[R + 2] - boundary, near_f, GATE)
+                    value += _mismatch(e[R + 2] - boundary, near_e, PROPAGATION)
+                    value_f += _mismatch(f[R + 2] - boundary, near_f, PROPAGATION)
         elif METHOD == "chan":
             value = nothing - 1e30
             for r in tl.static_range(R):
                 s = tl.load(block + j * BC + r * width).to(tl.float32)
-                value = tl.maximum(value, _among(s, -1e30, answers, r, MASKED))
+                value = tl.maximum(value, _among(s, -1e30, key_mask, r, MASKED))
         else:
             found = nothing
             for r in tl.static_range(R):
                 s = tl.load(block + j * BC + r * width).to(tl.float32)
-                found += _among(tl.exp((s - 1.0) * scale), 0.0, answers, r, MASKED)
+                found += _among(tl.exp((s - 1.0) * scale), 0.0, key_mask, r, MASKED)
             value = 1.0 + tl.log(tl.maximum(found, 1e-37)) / scale
-        total, mass, top = _pooled(total, mass, top, value, j < length, sharpness, HOW)
+        total, mass, top = _pooled(total, mass, top, value, j < length, lse_scale, HOW)
         if BY_GRAM:
-            total, mass, top = _pooled(total, mass, top, value_f, j + 1 < length, sharpness, HOW)
+            total, mass, top = _pooled(total, mass, top, value_f, j + 1 < length, lse_scale, HOW)
 
-    score = _score(total, mass, top, count, sharpness, HOW)
+    score = _score(total, mass, top, count, lse_scale, HOW)
     if METHOD == "chamfer":
         back = nothing
         for r in tl.static_range(R):
             x = 1.0 + tl.log(tl.maximum(inverse[r], 1e-37)) / scale
-            back += _among(x, 0.0, answers, r, MASKED)
+            back += _among(x, 0.0, key_mask, r, MASKED)
         score = (score + back / tl.maximum(number, 1.0)) / 2
     usable = count * number > 0
     tl.store(out + image * out_width + group * BC + lane, tl.where(usable, score, 0.0))
@@ -350,14 +350,14 @@ def words_ask(
 @triton.jit
 def _word_weights(
     at, inverse, length, count,
-    METHOD: tl.constexpr, RAISE: tl.constexpr, PROB: tl.constexpr, N: tl.constexpr,
+    METHOD: tl.constexpr, ACTIVATION: tl.constexpr, PROB: tl.constexpr, N: tl.constexpr,
     BC: tl.constexpr,
 ):  # fmt: skip
     """Weights of each caption's words for one region; `_with_sums`."""
     e = ()
     for j in tl.static_range(N):
         s = tl.load(at + j * BC).to(tl.float32)
-        e = e + (tl.where(j < length, tl.exp2(_raise(s, RAISE) * inverse[j]), 0.0),)
+        e = e + (tl.where(j < length, tl.exp2(_activate(s, ACTIVATION) * inverse[j]), 0.0),)
     if METHOD == "bfan":
         e = _focus(e, count, PROB, N)
     return _with_sums(e, at, BC, N)
@@ -365,10 +365,10 @@ def _word_weights(
 
 @triton.jit
 def regions_ask(
-    sims, kin, norms, real, lengths, bases, kin_at, zeros, out,
+    sims, query_gram, norms, real, lengths, bases, query_gram_at, zeros, out,
     first, images, width, out_width,
-    scale, sharpness,
-    METHOD: tl.constexpr, HOW: tl.constexpr, RAISE: tl.constexpr, PROB: tl.constexpr,
+    scale, lse_scale,
+    METHOD: tl.constexpr, HOW: tl.constexpr, ACTIVATION: tl.constexpr, PROB: tl.constexpr,
     MASKED: tl.constexpr, N: tl.constexpr, R: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Regions ask, words answer: SCAN i2t, BFAN i2t. Captions of a launch have at most N words."""
@@ -379,8 +379,8 @@ def regions_ask(
     length = tl.load(lengths + group * BC + lane)
     count = length.to(tl.float32)
     block = sims + image * R * width + base + lane
-    own = kin + tl.load(kin_at + group) + lane
-    answers = real + image * R
+    own = query_gram + tl.load(query_gram_at + group) + lane
+    key_mask = real + image * R
     nothing = tl.zeros([BC], tl.float32)
 
     squares = _several(nothing, N)
@@ -388,8 +388,8 @@ def regions_ask(
         fresh = ()
         for j in tl.static_range(N):
             s = tl.load(block + r * width + j * BC)
-            x = tl.where(j < length, _raise(s.to(tl.float32), RAISE), 0.0)
-            x = _among(x, 0.0, answers, r, MASKED)
+            x = tl.where(j < length, _activate(s.to(tl.float32), ACTIVATION), 0.0)
+            x = _among(x, 0.0, key_mask, r, MASKED)
             fresh = fresh + (squares[j] + x * x,)
         squares = fresh
     inverse = ()
@@ -405,20 +405,20 @@ def regions_ask(
         there_e = r < R
         there_f = r + 1 < R
         if MASKED:
-            there_e = tl.load(answers + r) != 0
-            there_f = there_f & (tl.load(answers + after) != 0)
+            there_e = tl.load(key_mask + r) != 0
+            there_f = there_f & (tl.load(key_mask + after) != 0)
         number += tl.where(there_e, 1.0, 0.0) + tl.where(there_f, 1.0, 0.0)
         e = _several(nothing, N + 2)
         f = _several(nothing, N + 2)
         for k in range(2):
             at = block + tl.minimum(r + k, R - 1) * width
-            f = _word_weights(at, inverse, length, count, METHOD, RAISE, PROB, N, BC)
+            f = _word_weights(at, inverse, length, count, METHOD, ACTIVATION, PROB, N, BC)
             e = _either(k == 0, f, e, N + 2)
         squared_e, squared_f = _quadratic_of_two(e, f, own + tl.load(zeros + r), BC, N)
         value_e = _ratio(e[N], squared_e, e[N + 1], tl.load(norms + image * R + r))
         value_f = _ratio(f[N], squared_f, f[N + 1], tl.load(norms + image * R + after))
-        total, mass, top = _pooled(total, mass, top, value_e, there_e, sharpness, HOW)
-        total, mass, top = _pooled(total, mass, top, value_f, there_f, sharpness, HOW)
-    score = _score(total, mass, top, number, sharpness, HOW)
+        total, mass, top = _pooled(total, mass, top, value_e, there_e, lse_scale, HOW)
+        total, mass, top = _pooled(total, mass, top, value_f, there_f, lse_scale, HOW)
+    score = _score(total, mass, top, number, lse_scale, HOW)
     usable = count * number > 0
     tl.store(out + image * out_width + group * BC + lane, tl.where(usable, score, 0.0))

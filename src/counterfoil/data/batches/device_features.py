@@ -17,11 +17,11 @@ from torch import Tensor
 from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress
 from counterfoil.core.tensors.device import room_for
-from counterfoil.core.tensors.host_mirror import on_host
+from counterfoil.core.tensors.host_mirror import host_mask
 from counterfoil.data.batches.collate import ExtraBatch, ImageBatch, PairBatch
 from counterfoil.data.fragments import FragmentTable
 
-COPYING = "features to the device"
+COPY_TASK = "features to the device"
 
 CHUNK, READERS = 256, 4
 """Images read at a time, and by how many threads."""
@@ -50,7 +50,7 @@ class ResidentFragments:
         if images.places is None:
             return images
         places = images.places.flatten()
-        whole = bool(on_host(images.mask).all())
+        whole = bool(host_mask(images.mask).all())
 
         def taken(table: Tensor) -> Tensor:
             found = table.index_select(0, places).to(torch.get_default_dtype())
@@ -61,7 +61,7 @@ class ResidentFragments:
         return ImageBatch(taken(self.features), images.mask, boxes)
 
 
-def resident(
+def features_on_device(
     table: FragmentTable | None, wanted: bool | None, device: torch.device, progress: Progress
 ) -> ResidentFragments | None:
     """The fragments on a device, if that is ``wanted``; None: where it is a GPU with room."""
@@ -80,7 +80,7 @@ def copied(table: FragmentTable, device: torch.device, progress: Progress) -> Re
     good = np.zeros(len(table), dtype=bool)
     spans = [range(first, min(first + CHUNK, len(table))) for first in range(0, len(table), CHUNK)]
     with ThreadPoolExecutor(READERS) as pool:
-        for span in progress.track(spans, COPYING, len(spans)):
+        for span in progress.track(spans, COPY_TASK, len(spans)):
             rows = slice(span.start, span.stop)
             read = _Read(table, span)
             good[rows] = list(pool.map(read.one, range(len(span))))

@@ -59,7 +59,7 @@ class DataSet(Section):
     elsewhere: bool = Field(False, description="the numbers are of other data than the runs")
 
 
-class Artefact(Section):
+class Artifact(Section):
     """What all kinds share."""
 
     name: str = Field("", description="by which it is asked for; that of its file")
@@ -142,7 +142,7 @@ class Point(NamedTuple):
     published: dict[str, list[float | None]]
 
 
-class Sweep(Artefact):
+class Sweep(Artifact):
     """A run, or several as lines, with one key varied: RSUM against the value.
 
     ``judged_on: dev`` is for choosing a value: what is shown is of the epoch that dev chose, and

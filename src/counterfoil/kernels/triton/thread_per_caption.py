@@ -1,4 +1,4 @@
-"""Exhaustive scores by the kernels of `lane_kernels`: for many captions and a few dozen regions.
+"""Exhaustive scores by `thread_per_caption_kernels`: for many captions and a few dozen regions.
 
 A kernel takes some seconds to compile, once for each method and number of regions on a machine, so
 this is for large jobs; the tile kernels (`launch`) score the others.
@@ -15,15 +15,15 @@ from torch import Tensor
 
 from counterfoil.kernels.spec import KernelSpec
 from counterfoil.kernels.triton.launch import BUFFER, Regions, placed, product, widens
-from counterfoil.kernels.triton.packing import Lanes, lanes
+from counterfoil.kernels.triton.packing import InterleavedCaptions, interleave
 
 WIDTH = 128
 """Captions side by side: one for each thread of a program."""
 
-MOST_IMAGES = (1 << 16) - 1
+MAX_IMAGES_PER_LAUNCH = (1 << 16) - 1
 """Of one launch: a grid's second side is no longer."""
 
-WORDS_STEP, MOST_WORDS, MOST_REGIONS = 4, 24, 40
+WORDS_STEP, MAX_IMAGE_QUERY_WORDS, MOST_REGIONS = 4, 24, 40
 """Regions ask: kernels for 4, 8 … 24 words; more regions, or words, than these take too long to
 compile and too many registers."""
 
@@ -34,43 +34,43 @@ and masks, need more."""
 
 
 @dataclass(frozen=True)
-class LaneWords:
+class InterleavedWords:
     """Interleaved words, and what the kernels read of them."""
 
-    lanes: Lanes
+    captions: InterleavedCaptions
     fragments: Tensor
     norms: Tensor
-    kin: Tensor | None
-    kin_at: Tensor
+    query_gram: Tensor | None
+    query_gram_at: Tensor
 
 
 def suits(spec: KernelSpec, length: int, regions: int) -> bool:
     """Whether the kernels here are made for captions of this length."""
     if regions > MOST_REGIONS or not spec.possible:
         return False
-    return spec.asking == "words" or length <= MOST_WORDS
+    return spec.query_side == "text" or length <= MAX_IMAGE_QUERY_WORDS
 
 
-def lane_words(packed: Tensor, lengths: list[int], spec: KernelSpec) -> LaneWords:
+def interleaved_words(packed: Tensor, lengths: list[int], spec: KernelSpec) -> InterleavedWords:
     """Words of captions, given one after the other, side by side."""
-    by_regions = spec.asking == "regions"
-    found = lanes(lengths, WIDTH, WORDS_STEP if by_regions else 1)
+    by_regions = spec.query_side == "image"
+    found = interleave(lengths, WIDTH, WORDS_STEP if by_regions else 1)
     moved = found.to(packed.device)
     fragments = placed(packed, moved.rows)
     norms = fragments.float().norm(dim=-1)
-    kin, sizes = None, [0] * found.groups
-    if by_regions or spec.gate != "none":
+    query_gram, sizes = None, [0] * found.groups
+    if by_regions or spec.propagation != "none":
         parts = []
         for group, grams in enumerate(_grams(fragments, moved)):
             kept = _triangle(grams) if by_regions else _spread(grams, moved, group, spec)
             parts.append(kept.permute(1, 2, 0) if kept.ndim == 3 else kept.T)
             sizes[group] = kept.numel()
-        kin = torch.cat([part.flatten() for part in parts]).to(packed.dtype)
+        query_gram = torch.cat([part.flatten() for part in parts]).to(packed.dtype)
     starts = torch.tensor(sizes).cumsum(0) - torch.tensor(sizes)
-    return LaneWords(moved, fragments, norms, kin, starts.to(packed.device))
+    return InterleavedWords(moved, fragments, norms, query_gram, starts.to(packed.device))
 
 
-def _grams(fragments: Tensor, found: Lanes) -> Iterator[Tensor]:
+def _grams(fragments: Tensor, found: InterleavedCaptions) -> Iterator[Tensor]:
     """Inner products [captions, words, words] of each group's captions."""
     for base, size in found.spans:
         group = fragments[base : base + size * found.width].view(size, found.width, -1)
@@ -85,7 +85,7 @@ def _triangle(grams: Tensor) -> Tensor:
     return grams[:, row, column] * twice.to(grams.dtype)
 
 
-def _spread(grams: Tensor, found: Lanes, group: int, spec: KernelSpec) -> Tensor:
+def _spread(grams: Tensor, found: InterleavedCaptions, group: int, spec: KernelSpec) -> Tensor:
     """NAAF's eq. 9 for the captions of a group: [captions, word, from]."""
     lengths = found.lengths[group * found.width : (group + 1) * found.width]
     real = torch.arange(grams.shape[1], device=grams.device)[None, :] < lengths[:, None]
@@ -93,10 +93,12 @@ def _spread(grams: Tensor, found: Lanes, group: int, spec: KernelSpec) -> Tensor
     return logits.softmax(-1).nan_to_num(0.0)
 
 
-def lane_scores(spec: KernelSpec, words: LaneWords, regions: Regions) -> Tensor:
+def thread_per_caption_scores(
+    spec: KernelSpec, words: InterleavedWords, regions: Regions
+) -> Tensor:
     """Scores [I, captions] in single precision, without gradients."""
     images, per_image, _ = regions.fragments.shape
-    out = words.norms.new_zeros(images, words.lanes.groups * WIDTH)
+    out = words.norms.new_zeros(images, words.captions.groups * WIDTH)
     u, v = words.fragments, regions.fragments.flatten(0, 1)
     shift, kept = 0.0, u.dtype
     if spec.method == "naaf" and u.element_size() < 4:
@@ -105,18 +107,18 @@ def lane_scores(spec: KernelSpec, words: LaneWords, regions: Regions) -> Tensor:
         else:
             u, v, shift = _less_boundary(u, v, spec.boundary)
     size = kept.itemsize * max(1, per_image * len(u))
-    rows = max(1, min(images, MOST_IMAGES, BUFFER // size))
+    rows = max(1, min(images, MAX_IMAGES_PER_LAUNCH, BUFFER // size))
     buffer = u.new_empty(rows * per_image, len(u), dtype=kept)
     triangles = _triangle(regions.gram).float().contiguous()
-    zeros = torch.zeros(max([per_image, *(size for _, size in words.lanes.spans)], default=1) + 1,
-                        dtype=torch.int32, device=u.device)  # fmt: skip
-    best = words.norms.new_empty(rows, len(u)) if spec.gate != "none" else words.norms
+    longest = max([per_image, *(size for _, size in words.captions.spans)], default=1)
+    zeros = torch.zeros(longest + 1, dtype=torch.int32, device=u.device)
+    best = words.norms.new_empty(rows, len(u)) if spec.propagation != "none" else words.norms
     for top in range(0, images if len(u) else 0, rows):
         some = slice(top, min(top + rows, images))
         part = v[some.start * per_image : some.stop * per_image]
         sims = product(part, u, buffer[: len(part)])
         _launch(spec, sims, words, regions, triangles[some], some, shift, zeros, best, out[some])
-    scores = out.index_select(1, words.lanes.places)
+    scores = out.index_select(1, words.captions.places)
     return scores if spec.factor == 1.0 else scores * spec.factor
 
 
@@ -130,7 +132,7 @@ def _less_boundary(u: Tensor, v: Tensor, boundary: float) -> tuple[Tensor, Tenso
 def _launch(
     spec: KernelSpec,
     sims: Tensor,
-    words: LaneWords,
+    words: InterleavedWords,
     regions: Regions,
     triangles: Tensor,
     some: slice,
@@ -139,26 +141,26 @@ def _launch(
     best: Tensor,
     out: Tensor,
 ) -> None:
-    from counterfoil.kernels.triton import lane_kernels as kernels
+    from counterfoil.kernels.triton import thread_per_caption_kernels as kernels
 
     images, per_image = some.stop - some.start, regions.fragments.shape[1]
     masked = regions.mask is not None
     real = regions.mask[some].contiguous().view(torch.uint8) if masked else zeros  # type: ignore[index]
-    found = words.lanes
-    kin = words.kin if words.kin is not None else sims
+    found = words.captions
+    query_gram = words.query_gram if words.query_gram is not None else sims
     common: dict[str, Any] = {
-        "METHOD": spec.method, "HOW": spec.pooling, "RAISE": spec.raised,
+        "METHOD": spec.method, "HOW": spec.pooling, "ACTIVATION": spec.activation,
         "PROB": spec.prob, "MASKED": masked, "R": per_image, "BC": WIDTH,
         "num_warps": max(1, WIDTH // 32),
     }  # fmt: skip
-    if spec.asking == "words" or spec.method == "chamfer":
+    if spec.query_side == "text" or spec.method == "chamfer":
         if spec.method in ("scan", "bfan") and not masked and per_image >= FROM_REGIONS:
             common["maxnreg"] = REGISTERS
         kernels.words_ask[(found.groups, images)](
-            sims, triangles, words.norms, kin, real, found.lengths, found.bases, found.sizes,
-            words.kin_at, zeros, best, out, images, sims.stride(0), out.stride(0),
-            spec.boundary, spec.scale, spec.sharpness, shift,
-            GATE=spec.gate, NEGATIVE=spec.negative, UNIT=spec.unit_words, **common,
+            sims, triangles, words.norms, query_gram, real, found.lengths, found.bases, found.sizes,
+            words.query_gram_at, zeros, best, out, images, sims.stride(0), out.stride(0),
+            spec.boundary, spec.scale, spec.lse_scale, shift,
+            PROPAGATION=spec.propagation, NEGATIVE=spec.negative, UNIT=spec.unit_words, **common,
         )  # fmt: skip
         return
     first = 0
@@ -169,8 +171,8 @@ def _launch(
             last += 1
         if sizes[first]:
             kernels.regions_ask[(last - first, images)](
-                sims, kin, regions.norms[some], real, found.lengths, found.bases, words.kin_at,
-                zeros, out, first, images, sims.stride(0), out.stride(0),
-                spec.scale, spec.sharpness, N=sizes[first], **common,
+                sims, query_gram, regions.norms[some], real, found.lengths, found.bases,
+                words.query_gram_at, zeros, out, first, images, sims.stride(0), out.stride(0),
+                spec.scale, spec.lse_scale, N=sizes[first], **common,
             )  # fmt: skip
         first = last

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from counterfoil.encoders.pooling import GPO
 from counterfoil.encoders.recurrent import (
-    MOST,
+    MAX_CAPTURED_SHAPES,
     _of_network,
-    replay_width,
-    replayed,
-    replaying,
+    captured_width,
+    cuda_graphs,
+    run_captured,
     run_gru,
 )
 
@@ -51,15 +51,15 @@ def same(found: list[Tensor], expected: list[Tensor], within: float = 1e-4) -> N
 
 
 def test_widths_are_few() -> None:
-    assert [replay_width(width) for width in (1, 8, 9, 36)] == [8, 8, 16, 40]
+    assert [captured_width(width) for width in (1, 8, 9, 36)] == [8, 8, 16, 40]
 
 
 def test_elsewhere_nothing_is_recorded() -> None:
     rnn = nn.GRU(3, 4, batch_first=True)
     inputs = torch.randn(2, 5, 3)
     expected = run_gru(rnn, inputs, np.array([5, 2]))
-    with replaying():
-        assert replayed(rnn, inputs, np.array([5, 2])) is None
+    with cuda_graphs():
+        assert run_captured(rnn, inputs, np.array([5, 2])) is None
         assert torch.equal(run_gru(rnn, inputs, np.array([5, 2])), expected)
 
 
@@ -67,7 +67,7 @@ def test_elsewhere_nothing_is_recorded() -> None:
 def test_weights_of_gpo_are_the_same_for_all_lengths_at_once(lengths: list[int]) -> None:
     gpo = GPO(5)
     expected = gpo.weights(np.array(lengths), 13)
-    with replaying():
+    with cuda_graphs():
         found = gpo.weights(np.array(lengths), 13)
     assert found.shape == (3, 13)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
@@ -93,7 +93,7 @@ def test_states_and_gradients_are_those_of_packed_words(layers, both_ways, half)
             inputs, sizes = sentences(lengths, spare)
             expected = run_gru(rnn, inputs, sizes)
             theirs = gradients(rnn, inputs, expected.float())
-            with replaying():
+            with cuda_graphs():
                 found = run_gru(rnn, inputs, sizes)
             assert type(found.grad_fn).__name__ == "_ReplayBackward"
             assert found.dtype == expected.dtype
@@ -110,7 +110,7 @@ def test_gradients_beyond_what_float16_can_say_are_kept_in_bfloat16(recorded, fa
     rnn = network()
     inputs, sizes = sentences([3, 9, 8])
     expected = gradients(rnn, inputs, run_gru(rnn, inputs, sizes))
-    with torch.autocast("cuda", torch.bfloat16), replaying(recorded):
+    with torch.autocast("cuda", torch.bfloat16), cuda_graphs(recorded):
         found = gradients(rnn, inputs, factor * run_gru(rnn, inputs, sizes).float())
     same([one / factor for one in found], expected, 1e-2 if recorded else 1e-3)
 
@@ -123,7 +123,7 @@ def test_a_pass_that_waits_for_its_gradient_is_left_alone() -> None:
     second, _ = sentences([3, 7])
     plain = [run_gru(rnn, x, sizes) for x in (first, second)]
     expected = [gradients(rnn, x, y) for x, y in zip((first, second), plain, strict=True)]
-    with replaying():
+    with cuda_graphs():
         found = [run_gru(rnn, x, sizes) for x in (first, second)]
         name = type(found[1].grad_fn).__name__
         assert type(found[0].grad_fn).__name__ == "_ReplayBackward" != name
@@ -143,7 +143,7 @@ def test_weights_may_change_and_gradients_add_up() -> None:
     for step in range(3):
         inputs, sizes = sentences([4, 2 + step])
         for net, recorded in ((rnn, True), (other, False)):
-            with replaying(recorded):
+            with cuda_graphs(recorded):
                 for _ in range(2):  # gradients of two batches in one update
                     run_gru(net, inputs, sizes).square().sum().backward()
             with torch.no_grad():
@@ -158,7 +158,7 @@ def test_weights_may_change_and_gradients_add_up() -> None:
 def test_weights_that_moved_are_recorded_again() -> None:
     rnn = network()
     inputs, sizes = sentences([4, 2])
-    with replaying():
+    with cuda_graphs():
         run_gru(rnn, inputs, sizes)
         rnn.weight_ih_l0.data = rnn.weight_ih_l0.data * 2
         found = run_gru(rnn, inputs, sizes)
@@ -170,7 +170,7 @@ def test_weights_that_moved_are_recorded_again() -> None:
 def test_a_gradient_asked_for_too_late_is_refused() -> None:
     rnn = network()
     inputs, sizes = sentences([4, 2])
-    with replaying():
+    with cuda_graphs():
         loss = run_gru(rnn, inputs, sizes).sum()
         loss.backward(retain_graph=True)
         with pytest.raises(RuntimeError, match="recorded"):
@@ -185,13 +185,13 @@ def test_a_gradient_asked_for_too_late_is_refused() -> None:
 @pytest.mark.gpu
 def test_so_many_shapes_and_no_more() -> None:
     rnn = network()
-    with replaying():
-        for count in range(1, MOST + 4):
+    with cuda_graphs():
+        for count in range(1, MAX_CAPTURED_SHAPES + 4):
             inputs, sizes = sentences([3] * count)
             same([run_gru(rnn, inputs, sizes)], [_packed(rnn, inputs, sizes)])
-    assert len(_of_network[rnn].by_shape) == MOST
+    assert len(_of_network[rnn].by_shape) == MAX_CAPTURED_SHAPES
 
 
 def _packed(rnn: nn.GRU, inputs: Tensor, sizes: np.ndarray) -> Tensor:
-    with replaying(False):
+    with cuda_graphs(False):
         return run_gru(rnn, inputs, sizes)

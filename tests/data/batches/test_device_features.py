@@ -14,10 +14,10 @@ from counterfoil.core.config import build_config
 from counterfoil.core.progress import Silent
 from counterfoil.core.storage.arrays import ArrayFile
 from counterfoil.core.tensors.device import room_for
-from counterfoil.data.batches import resident as module
+from counterfoil.data.batches import device_features as module
 from counterfoil.data.batches.collate import Collate, PairBatch
-from counterfoil.data.batches.dataset import Augmentation, CaptionItems, Extra
-from counterfoil.data.batches.resident import copied, resident
+from counterfoil.data.batches.dataset import Augmentation, CaptionItems, ExtraItems
+from counterfoil.data.batches.device_features import copied, features_on_device
 from counterfoil.data.batches.sampling import BatchPlan, RankBatches
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Pairs, Split
@@ -32,11 +32,11 @@ from tests.conftest import make_split
 CPU = torch.device("cpu")
 
 
-class Neighbours:
+class Neighbors:
     """Every caption brings the next image along."""
 
-    def of(self, caption: int, rng: np.random.Generator) -> Extra:
-        return Extra(images=(caption // 2 % 5,))
+    def of(self, caption: int, rng: np.random.Generator) -> ExtraItems:
+        return ExtraItems(images=(caption // 2 % 5,))
 
 
 def odd_split(folder: Path, dtype: type, *, boxes: bool, vectors: bool = False) -> Split:
@@ -64,7 +64,7 @@ def batches(
 ) -> list[PairBatch]:
     text = WordText(Vocabulary.build(split.texts, 1))
     augmentation = Augmentation(drop, varying=drop > 0)
-    items = CaptionItems(split, text, augmentation, 5, {"next": Neighbours()}, held)
+    items = CaptionItems(split, text, augmentation, 5, {"next": Neighbors()}, held)
     loader = DataLoader(
         items,
         batch_sampler=RankBatches(BatchPlan(split, 6, 0), 0),
@@ -135,13 +135,13 @@ def runs(pairs: Pairs, folder: Path, held: bool, **model: object) -> bytes:
     config = build_config(
         {
             "model": {"embed_size": 16, "text": {"word_dim": 8}, **model},
-            "data": {"min_count": 1, "drop_regions": 0.3, "resident": held},
+            "data": {"min_count": 1, "drop_regions": 0.3, "features_on_gpu": held},
             "train": {"epochs": 2, "batch_size": 16, "device": "cpu"},
         }
     )
     torch.manual_seed(0)
     trainer = Trainer(create_model(config.model, pairs.train, config.data), pairs, config, folder)
-    assert (trainer.batches.resident is not None) == held
+    assert (trainer.batches.device_features is not None) == held
     trainer.run()
     return (folder / "last" / "model.safetensors").read_bytes()
 
@@ -164,7 +164,7 @@ def test_memory_is_pinned_only_where_fragments_travel(tmp_path, held) -> None:
     config = build_config(
         {
             "model": {"name": "rvse-mlp", "embed_size": 16, "text": {"word_dim": 8}},
-            "data": {"min_count": 1, "resident": held},
+            "data": {"min_count": 1, "features_on_gpu": held},
             "train": {"batch_size": 16, "device": "cpu"},
         }
     )
@@ -178,10 +178,10 @@ def test_memory_is_pinned_only_where_fragments_travel(tmp_path, held) -> None:
 
 def test_by_default_only_a_gpu_with_room_holds_them(tmp_path, monkeypatch) -> None:
     table = odd_split(tmp_path, np.float16, boxes=False).fragments
-    assert resident(table, None, CPU, Silent()) is None
-    assert resident(table, True, CPU, Silent()) is not None
-    assert resident(table, False, CPU, Silent()) is None
-    assert resident(None, True, CPU, Silent()) is None
+    assert features_on_device(table, None, CPU, Silent()) is None
+    assert features_on_device(table, True, CPU, Silent()) is not None
+    assert features_on_device(table, False, CPU, Silent()) is None
+    assert features_on_device(None, True, CPU, Silent()) is None
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60, 100))
     assert room_for(10, gpu)
@@ -190,14 +190,14 @@ def test_by_default_only_a_gpu_with_room_holds_them(tmp_path, monkeypatch) -> No
 
 def test_where_features_are_held_makes_no_other_run_of_it(tmp_path) -> None:
     plain, *others = (
-        build_config({"data": {} if held is None else {"resident": held}})
+        build_config({"data": {} if held is None else {"features_on_gpu": held}})
         for held in (None, False, True)
     )
     write_config(tmp_path, plain)
     for other in others:
         assert digest_of(other) == digest_of(plain)
         assert recipe_of(other) == recipe_of(plain)
-        assert resumed_config(tmp_path, other).data.resident == other.data.resident
+        assert resumed_config(tmp_path, other).data.features_on_gpu == other.data.features_on_gpu
 
 
 def test_an_image_that_is_not_held_is_left_out_although_it_can_be_read(tmp_path) -> None:

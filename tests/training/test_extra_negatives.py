@@ -15,8 +15,8 @@ from counterfoil.data.pairs import Pairs, Split
 from counterfoil.models import create_model
 from counterfoil.models.store import save_pretrained
 from counterfoil.scoring.encode import score_split
-from counterfoil.training.companions import NOBODY, best_wrong, mine
-from counterfoil.training.services import RunPreparation
+from counterfoil.training.extra_negatives import NO_CANDIDATE, best_wrong, mine
+from counterfoil.training.services import TrainingRunSetup
 from tests.conftest import make_split
 
 
@@ -26,7 +26,7 @@ def brute_force(scores: np.ndarray, own: np.ndarray, count: int) -> list[list[in
     for row, mine_ in zip(scores, own, strict=True):
         order = np.argsort(-row, kind="stable")
         best = [int(column) for column in order if not mine_[column]][:count]
-        found.append(best + [NOBODY] * (count - len(best)))
+        found.append(best + [NO_CANDIDATE] * (count - len(best)))
     return found
 
 
@@ -62,7 +62,7 @@ def test_scores_of_any_size_and_sign_are_ordered_as_numbers() -> None:
     scores = torch.tensor([values, values])
     of_image, _ = stream(scores, torch.ones(10, dtype=torch.long), 10, 4)
     assert of_image[0].tolist() == brute_force(scores.numpy(), np.zeros((2, 10), bool), 10)[0]
-    assert of_image[1].tolist() == [NOBODY] * 10
+    assert of_image[1].tolist() == [NO_CANDIDATE] * 10
 
 
 def test_a_score_that_is_not_a_number_is_refused() -> None:
@@ -104,7 +104,7 @@ def test_a_model_mines_what_its_score_matrix_says(patchy, name) -> None:
         for row, values in zip(table, matrix, strict=True):
             best = np.sort(values)[::-1][:7]
             if np.isinf(best).all():
-                assert (row == NOBODY).all()
+                assert (row == NO_CANDIDATE).all()
             else:
                 assert len(set(row)) == 7
                 assert np.allclose(values[row], best, atol=1e-6)
@@ -116,7 +116,7 @@ def test_unreadable_and_captionless_images_are_nobodys_candidates(patchy) -> Non
     assert not np.isin(of_image, np.flatnonzero(patchy.image_of == 3)).any()
     readable = of_image[[i for i in range(30) if i not in (3, 5)]]
     assert ((readable >= 0).sum(1) == 54).all()  # 58 captions less two own and two unreadable
-    assert (readable[:, 54:] == NOBODY).all()
+    assert (readable[:, 54:] == NO_CANDIDATE).all()
 
 
 def test_mining_twice_finds_the_same(patchy) -> None:
@@ -124,10 +124,10 @@ def test_mining_twice_finds_the_same(patchy) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def preparation(split: Split, **model) -> RunPreparation:
+def preparation(split: Split, **model) -> TrainingRunSetup:
     config = build_config({"model": {"name": "vse-fc", "embed_size": 8, **model}})
     new = create_model(config.model, split, config.data)
-    return RunPreparation(split, new, config, torch.device("cpu"), Silent())
+    return TrainingRunSetup(split, new, config, torch.device("cpu"), Silent())
 
 
 def test_another_run_reads_the_captions_by_its_own_vocabulary(tmp_path) -> None:
