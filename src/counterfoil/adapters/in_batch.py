@@ -53,7 +53,7 @@ class InBatchLoss(nn.Module):
 def _from_scores_alone(spec: Spec) -> Composite:
     objective = create_objective(spec)
     for name, term in objective.each():
-        if term.requires or not term.needs_scores or term.copies > 1 or term.held_out:
+        if term.requires or not term.needs_scores or term.ensemble_size > 1 or term.held_out:
             raise ConfigError(
                 f"objective '{name}' reads more than the scores of a batch, so it trains with "
                 "`counterfoil train` only; objectives of scores: triplet, hardest, selhn …"

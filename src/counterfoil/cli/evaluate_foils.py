@@ -125,7 +125,7 @@ def _show(reports: list[FoilReport], markdown: bool, as_json: bool) -> None:
             typer.echo(report.to_markdown())
         else:
             print_table(report.rows(), title=report.headline())
-            for table in (report.kind_rows(), report.manner_rows()):
+            for table in (report.kind_rows(), report.true_kind_rows()):
                 if table:
                     print_table(table)
             print_line(report.notes())

@@ -277,7 +277,7 @@ def _describe(model: Model, graphs: Mapping[str, Mapping[str, list[str]]]) -> di
         "precision": "float32",
         "opset": OPSET,
         "region_width": model.input_dim,
-        "vector_width": model.spec.embed_size * model.spec.copies,
+        "vector_width": model.spec.embed_size * model.spec.ensemble_size,
         "fragments": {"extractor": model.fragments_from, "options": model.fragments_options},
         "text": {
             "processor": model.text.kind,

@@ -29,7 +29,7 @@ FILE_BYTES = 1 << 16
 POINTS = 101
 """Quantiles of the scores: 0, 1, … 100 %."""
 
-LEAST_AGAINST = 0.25
+MIN_AGAINST_SCALE = 0.25
 """What counts against is often small beside what counts for: its scale may be finer, up to this."""
 
 
@@ -226,7 +226,7 @@ def effect_scale(match: Match) -> tuple[float, float]:
         return match.yardstick.effect_for, match.yardstick.effect_against
     effects = [word.effect for word in match.words if word.known and not word.is_punctuation]
     largest = max(map(abs, effects), default=0.0)
-    return largest, max(-min(effects, default=0.0), LEAST_AGAINST * largest)
+    return largest, max(-min(effects, default=0.0), MIN_AGAINST_SCALE * largest)
 
 
 PICTURE_SIDE = 320
