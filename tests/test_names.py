@@ -1,0 +1,99 @@
+"""Names and phrases that the sources avoid: values are nouns, and the field has its own words.
+
+``python -m tests.test_names [FOLDER]`` counts them, in this source tree or in another one.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src" / "counterfoil"
+
+VALUES = re.findall(r"\w+", "found told said shown kept held meant some place asked heard")
+"""Participles and fillers that say what happened to a value, not what it is."""
+
+TERMS = re.findall(
+    r"\w+",
+    "asking answering answers_CK kin kin_QNN wants_kin raised sharpness fused_pairs LocalMatcher "
+    "SimilarityMatcher eager directed halved large_job Kept Known surely_whole on_host remember "
+    "Live LiveBatch Preparation Survey Trial traceless Manner manner uninformed every_negative "
+    "one_hardest SelectiveHardNegative WorstView SelfSimilarityPolynomial NegativesDistribution "
+    "SemiHardNegative brought Companions Extra ExtraBatch CopiedMatcher members_of replaying "
+    "replayed Recording Lease Movable apart Glance fates disturbed Tokenised Updates located "
+    "MAY_CHANGE BestBothWays alike Asked refresh_and_tidy Keeper Found ShownRow FoilJudge "
+    "everyones crowd MOST MANY FEW LEAST LARGE NOTHING ROOM NOBODY TOGETHER OLDEST SHARPEST PATIENCE",
+)
+"""Names of the project's own for what the field has a name for."""
+
+BRITISH = re.compile(
+    r"(?i)(optimis|normalis|standardis|initialis|tokenis|serialis|colour|centre(?!d)|behaviour|"
+    r"favour|neighbour|labell|modell)"
+)
+
+PHRASES = {
+    "so many": r"\bso many\b",
+    "a row a run, one a core": r"\b(?:a|one|two|three|\d+) (?:\w+) an? "
+    r"(?:run|core|query|process|image|caption|row|line|second|epoch|step|pair|batch)\b",
+    "too dear": r"\btoo dear\b",
+    "to be had": r"\bto be had\b",
+    "on its way": r"\bon (?:its|their) way\b",
+    "by itself": r"\bby (?:itself|themselves)\b",
+    "all that is": r"\ball that (?:is|was|are)\b",
+    "of all that": r"\bof all that\b",
+    "none where": r"\bNone where\b",
+    "what is told": r"\b(?:is|are|was|be) told\b",
+}
+
+
+def defined_names(path: Path) -> Iterator[str]:
+    """Every name that a file gives: variables, arguments, attributes, functions, classes."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+
+
+def prose(path: Path) -> str:
+    """Comments, docstrings and messages of a file."""
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+    kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
+    return " ".join(token.string for token in tokens if token.type in kinds)
+
+
+def counts(folder: Path) -> Counter[str]:
+    """How often each avoided name is given, and each avoided phrase written, below a folder."""
+    result: Counter[str] = Counter()
+    for path in sorted(folder.rglob("*.py")):
+        for name in defined_names(path):
+            if name.lstrip("_") in VALUES:
+                result[name.lstrip("_")] += 1
+            elif name in TERMS:
+                result[name] += 1
+            elif BRITISH.search(name):
+                result["British spelling"] += 1
+        text = prose(path)
+        for phrase, pattern in PHRASES.items():
+            result[phrase] += len(re.findall(pattern, text))
+    return result
+
+
+def test_values_have_names_that_say_what_they_are() -> None:
+    assert not +counts(SOURCE)
+
+
+if __name__ == "__main__":
+    counted = counts(Path(sys.argv[1]) if len(sys.argv) > 1 else SOURCE)
+    for group in (VALUES, TERMS, ["British spelling"], list(PHRASES)):
+        print("  ".join(f"{word}: {counted[word]}" for word in group if counted[word]) or "none")
