@@ -28,7 +28,8 @@ TERMS = re.findall(
     "SemiHardNegative brought Companions Extra ExtraBatch CopiedMatcher members_of replaying "
     "replayed Recording Lease Movable apart Glance fates disturbed Tokenised Updates located "
     "MAY_CHANGE BestBothWays alike Asked refresh_and_tidy Keeper Found ShownRow FoilJudge "
-    "everyones crowd MOST MANY FEW LEAST LARGE NOTHING ROOM NOBODY TOGETHER OLDEST SHARPEST PATIENCE",
+    "everyones crowd MOST MANY FEW LEAST LARGE NOTHING ROOM NOBODY TOGETHER OLDEST SHARPEST "
+    "PATIENCE",
 )
 """Names of the project's own for what the field has a name for."""
 
