@@ -29,13 +29,20 @@ PACKAGES = {
     "counterfoil.encoders": "Images and texts to vectors.",
     "counterfoil.matchers": "Two encoded batches to scores.",
     "counterfoil.objectives": "Scores to a loss.",
+    "counterfoil.adapters": "Our objectives in other people's trainers.",
     "counterfoil.models": "Encoders and a matcher as one model, saved and loaded.",
     "counterfoil.evaluation": "Ranks, recall and their intervals.",
     "counterfoil.search": "An index of images and captions, searched both ways.",
     "counterfoil.audit": "Captions that do not match their image.",
 }
-RESULTS = ["counterfoil.training.trainer.RunResult", "counterfoil.models.explain.Match"]
-"""Classes that the top-level functions return and that no package above exports."""
+FURTHER = {
+    "counterfoil": ["counterfoil.training.trainer.RunResult", "counterfoil.models.match.Match"],
+    "counterfoil.adapters": [
+        "counterfoil.adapters.sentence_transformers.ImageTextLoss",
+        "counterfoil.adapters.open_clip.ObjectiveLoss",
+    ],
+}
+"""Classes that a package returns or holds, but does not export."""
 
 REGISTRIES = {
     "Models": ("models", "models", "`model.name`"),
@@ -246,7 +253,7 @@ def python_page(package: str, paths: list[str]) -> str:
 def documented(package: str) -> list[str]:
     """Public classes and functions of a package, and the classes that it registers."""
     module = importlib.import_module(package)
-    public = [getattr(module, name) for name in module.__all__]
+    public = [getattr(module, name) for name in getattr(module, "__all__", [])]
     values = [value for value in public if inspect.isclass(value) or inspect.isroutine(value)]
     for registry in public:
         if isinstance(registry, Registry):
@@ -255,4 +262,4 @@ def documented(package: str) -> list[str]:
         if not inspect.getdoc(value):
             raise ValueError(f"{package}: {value.__qualname__} is public; write its docstring")
     paths = [f"{value.__module__}.{value.__qualname__}" for value in values]
-    return list(dict.fromkeys([*paths, *(RESULTS if package == "counterfoil" else [])]))
+    return list(dict.fromkeys([*paths, *FURTHER.get(package, [])]))
