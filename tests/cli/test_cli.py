@@ -80,7 +80,7 @@ def test_an_ensemble_of_one_model_with_itself_is_that_model(run, cache) -> None:
         for runs in ([run], [run, run])
     )
     assert one["rsum"] == pytest.approx(two["rsum"])
-    alike = ["evaluate", run, run, "--standardise", "--json", "--bootstrap", 0, "--cache", cache]
+    alike = ["evaluate", run, run, "--standardize", "--json", "--bootstrap", 0, "--cache", cache]
     assert json.loads(invoke(*alike))["rsum"] == pytest.approx(one["rsum"])
 
 
@@ -277,8 +277,8 @@ def command(*args: str) -> subprocess.CompletedProcess[str]:
             ("train nowhere.yaml", 2, "no such recipe"),
             ("data inspect nowhere", 3, "no such file or folder"),
             NO_RUN,
-            ("evaluate one --standardise", 2, "name two or more"),
-            ("evaluate one two --words --standardise", 2, "leave out --separately, --words"),
+            ("evaluate one --standardize", 2, "name two or more"),
+            ("evaluate one two --words --standardize", 2, "leave out --separately, --words"),
         ],
         NO_RUN,
     ),

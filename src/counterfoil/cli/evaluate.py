@@ -55,7 +55,7 @@ def evaluate(
     standardize: Annotated[
         bool,
         typer.Option(
-            "--standardise",
+            "--standardize",
             help="Standardize each model's scores before averaging them, for ensembles of models "
             "with different score ranges.",
         ),
@@ -140,7 +140,7 @@ def evaluate(
     """
     if standardize and (separately or words or retriever is not None or len(runs) < 2):
         raise ConfigError(
-            "--standardise applies to the averaged scores of an ensemble: name two or more runs, "
+            "--standardize applies to the averaged scores of an ensemble: name two or more runs, "
             "and leave out --separately, --words and --retriever"
         )
     extended = cxc is not None or eccv

@@ -125,7 +125,7 @@ def average(
 
     >>> average([np.zeros((1, 2)), np.ones((1, 2))], weights=[3, 1]).tolist()
     [[0.25, 0.25]]
-    >>> average([np.array([[0, 1]]), np.array([[20, 0]])], standardise=True).tolist()
+    >>> average([np.array([[0, 1]]), np.array([[20, 0]])], standardize=True).tolist()
     [[1.0, 1.0]]
     """
     if not score_matrices:
