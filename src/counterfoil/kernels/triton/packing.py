@@ -136,8 +136,8 @@ def interleave(lengths: Sequence[int], width: int = 128, step: int = 1) -> Inter
 
     ``spans`` are where each group's words start, and its size.
 
-    >>> found = lanes([2, 1, 3], width=2)
-    >>> found.rows.tolist(), found.places.tolist(), found.spans
+    >>> groups = interleave([2, 1, 3], width=2)
+    >>> groups.rows.tolist(), groups.places.tolist(), groups.spans
     ([2, 0, 6, 1, 3, 6, 4, 6, 5, 6], [1, 0, 2], ((0, 2), (4, 3)))
     """
     sizes = np.asarray(lengths, dtype=np.int64)
