@@ -205,7 +205,7 @@ def test_a_map_without_a_diagonal_is_written_as_svg_and_png(tmp_path, groups) ->
 
 def test_a_row_known_from_a_table_is_trained_for_a_figure_that_was_never_drawn(tmp_path) -> None:
     plan = planned(figure("margins", MARGINS), tmp_path)
-    rows = [each.found for each in table_rows(plan)]
+    rows = [each.result for each in table_rows(plan)]
     known = [one.with_each([result(0, 7.0, one.recipe)]) for one in rows]
     write_stored(tmp_path / "store", table(*known), "other@scenes.json")
     kept = ResultCache(tmp_path / "store", plan, labels(plan.artifact))

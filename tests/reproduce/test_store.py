@@ -147,7 +147,7 @@ def test_what_the_store_knows_is_not_trained_elsewhere(out, cache, tmp_path) -> 
 
 def test_a_changed_setting_is_trained_although_the_row_is_known(tmp_path) -> None:
     plan = planned(tiny(), tmp_path)
-    rows = [each.found for each in table_rows(plan)]
+    rows = [each.result for each in table_rows(plan)]
     stored = table(*(one.with_each([result(0, 1.0, one.recipe)]) for one in rows))
     skip_known(plan, known(stored))
     assert plan.missing() == []
@@ -158,7 +158,7 @@ def test_a_changed_setting_is_trained_although_the_row_is_known(tmp_path) -> Non
 
 def test_a_row_is_known_from_another_table_but_not_from_another_protocol(tmp_path) -> None:
     plan = planned(tiny(), tmp_path)
-    rows = [each.found for each in table_rows(plan)]
+    rows = [each.result for each in table_rows(plan)]
     other = table(*(one.with_each([result(0, 7.0, one.recipe)]) for one in rows))
     order = labels(plan.artifact)
     for change in ({"folds": 5}, {"judged_on": "dev"}):
@@ -176,7 +176,7 @@ def test_a_row_is_known_from_another_table_but_not_from_another_protocol(tmp_pat
 
 def test_calls_at_the_same_time_lose_nothing_of_each_other(tmp_path) -> None:
     plan = planned(tiny(), tmp_path)
-    first, second = (each.found for each in table_rows(plan))
+    first, second = (each.result for each in table_rows(plan))
     store, order = tmp_path / "store", labels(plan.artifact)
     calls = [ResultCache(store, plan, order) for _ in range(3)]  # all begin before any of them ends
     calls[0].add(table(first.with_each([result(0, 1.0, first.recipe)])))
@@ -269,7 +269,7 @@ def test_a_dry_run_says_what_the_store_knows_and_what_is_not_needed(tmp_path) ->
 
     assert states() == {"hard, seed 0": "new", "after, seed 0": "new"}
     plan = planned(tree, tmp_path)
-    rows = [one.found for one in table_rows(plan)]
+    rows = [one.result for one in table_rows(plan)]
     found = table(*(one.with_each([result(0, 1.0, one.recipe)]) for one in rows))
     write_stored(store, found, stored_name(plan))
     assert states() == {"hard, seed 0": "not needed", "after, seed 0": "known"}
