@@ -68,10 +68,11 @@ def test_every_public_name_is_documented(pages) -> None:
     shown = set(re.findall(r"^::: (\S+)$", "\n".join(pages.values()), re.MULTILINE))
     for package in reference.PACKAGES:
         module = importlib.import_module(package)
-        for name in module.__all__:
+        for name in getattr(module, "__all__", []):
             value = getattr(module, name)
             if inspect.isclass(value) or inspect.isroutine(value):
                 assert f"{value.__module__}.{value.__qualname__}" in shown, f"{package}.{name}"
+    assert {path for paths in reference.FURTHER.values() for path in paths} <= shown
 
 
 def test_the_reference_names_no_folder_of_this_machine(pages) -> None:

@@ -277,7 +277,7 @@ def test_clean_and_noisy_pairs_are_told_apart_without_twins(alike, tmp_path, mon
     measure = noisy.pair_losses
 
     def noted(directions, margin):
-        counted.append(directions[0].negative)
+        counted.append(directions[0].is_negative)
         return measure(directions, margin)
 
     monkeypatch.setattr(noisy, "pair_losses", noted)

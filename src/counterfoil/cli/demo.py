@@ -179,8 +179,9 @@ def _show(result: DemoResult, demo: Demo, seconds: float, as_json: bool) -> None
     print_table(result.measure_rows())
     for sentence in (result.audit_sentence(), result.correction_sentence()):
         print_line(sentence)
+    print_line("")
+    print_line(f"{seconds:.0f} s in total. Report with pictures: {page}")
     print_line(
-        f"\n{seconds:.0f} s in total. Report with pictures: {page}\n"
         f"Try a sentence of your own: counterfoil score {demo.folder} IMAGE.png "
         '-t "a small red car next to a tree"'
     )

@@ -25,8 +25,8 @@ def console(stderr: bool = False) -> Console:
 
 
 def print_line(text: str, style: str | None = None, stderr: bool = False) -> None:
-    """A line without markup, number coloring or control characters."""
-    console(stderr).print(printable(text, keep="\n"), highlight=False, markup=False, style=style)
+    """Print one line; line ends inside ``text``, which data may contain, are escaped."""
+    console(stderr).print(printable(text), highlight=False, markup=False, style=style)
 
 
 def print_json(value: Any) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 import counterfoil.cli.options as opt
-from counterfoil.cli.output import print_json, print_line, print_list, print_table, progress
+from counterfoil.cli.output import print_json, print_list, print_table, progress
 from counterfoil.core.errors import ConfigError, DataError, nearest
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _list(pattern: str, as_json: bool) -> None:
         return
     rows = [[one.name, one.kind, one.summary] for one in selected]
     print_list(["name", "kind", "description"], rows)
-    print_line("\nRun one with: counterfoil reproduce NAME [--scale smoke] [--dry-run]")
+    typer.echo("\nRun one with: counterfoil reproduce NAME [--scale smoke] [--dry-run]")
 
 
 class _Request(NamedTuple):

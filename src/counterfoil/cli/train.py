@@ -264,6 +264,6 @@ def _summarize(finished: FinishedRun, as_json: bool) -> None:
     print_line(
         f"{result.steps} updates in {result.seconds:.0f} s; best dev RSUM {result.best_rsum:.1f} "
         f"at epoch {result.best_epoch}; {result.skipped} images skipped in training, "
-        f"{sum(skipped_kinds(finished.pairs).values())} items left out of the data\n"
-        f"report: {finished.page}"
+        f"{sum(skipped_kinds(finished.pairs).values())} items left out of the data"
     )
+    print_line(f"report: {finished.page}")

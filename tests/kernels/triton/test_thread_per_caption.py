@@ -107,7 +107,7 @@ def strays(monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["scan-t2i-lse", "naaf", "bfan-equal", "chan-lse", "chamfer"])
-@pytest.mark.parametrize("lengths", thinned([(1,), (2, 3)], (2, 3)))
+@pytest.mark.parametrize("lengths", thinned([((1,),), ((2, 3),)], ((2, 3),)))
 def test_kernels_read_nothing_but_what_they_are_given(name, lengths, strays) -> None:
     images, texts = sides(2, 3, (True, False), lengths)
     found, expected = both_ways(name, images, texts)
