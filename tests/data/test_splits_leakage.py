@@ -118,7 +118,7 @@ def test_thousands_of_flat_images_do_not_take_the_search_forever(monkeypatch) ->
     counted = []
     count_bits = module._count_bits
     monkeypatch.setattr(module, "_count_bits", lambda v: counted.append(len(v)) or count_bits(v))
-    monkeypatch.setattr(module, "MOST_COMPARISONS", 10**6)
+    monkeypatch.setattr(module, "MAX_COMPARISONS", 10**6)
     one, other = looks(np.zeros(20_000)), looks(np.zeros(3_000))
     one.thumbnails[:, ::2], other.thumbnails[:, 1::2] = 200, 200  # as bright, and yet others
     found = find_look_alikes(one, other)
