@@ -2,7 +2,7 @@
 
     python benchmarks/audit_scenes.py runs/scenes-naaf --split test --swapped 0.05 --words 0.10
 
-A share of the captions is given to other images (data/noise.py), of others one to three words are
+A share of the captions is given to other images (data/splits.py), of others one to three words are
 exchanged so that they are false for sure (evaluation/words/cases.py); the audit is told nothing.
 """
 

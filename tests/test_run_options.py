@@ -77,7 +77,7 @@ ELSEWHERE = {
     "data.features.extractor": "how data is read",
     "data.features.options": "how data is read",
     "data.dev_share": "tests/data/test_splits.py",
-    "data.noise_index": "tests/data/test_noise.py",
+    "data.noise_index": "tests/data/test_splits_noise.py",
     "data.vocabulary": "needs a file; tests/models/test_models.py",
     "data.random_crop": "pixels only; tests/features/test_pixels.py",
     "data.flip": "pixels only; tests/features/test_pixels.py",

@@ -251,7 +251,7 @@ def test_word_vectors_in_an_npz_are_read(tmp_path) -> None:
     table = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.savez_compressed(tmp_path / "v.npz", words=np.array(["a", "dog"]), vectors=table)
     found = load_vectors(tmp_path / "v.npz", VOCABULARY)
-    assert found.found == 2
+    assert found.count == 2
     np.testing.assert_array_equal(found.table[VOCABULARY.index["dog"]], table[1])
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from counterfoil.core.errors import DataError
-from counterfoil.data.formats.base import hashed_splits, split_called
+from counterfoil.data.formats.base import hashed_splits, normalized_split
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.splits import choose_dev, read_dev_split, save_dev_split, with_dev_split
 
@@ -99,7 +99,7 @@ def test_one_or_two_images_without_splits_are_all_for_training(images: int) -> N
 def test_usual_spellings_of_splits_are_understood() -> None:
     spellings = ["Train", "TRAINING", "val", "Validation", "Test ", "testing", "fold 1"]
     understood = ["train", "train", "val", "validation", "test", "test", "fold 1"]
-    assert [split_called(name) for name in spellings] == understood
+    assert [normalized_split(name) for name in spellings] == understood
 
 
 def test_fragments_and_pixels_stay_with_their_images() -> None:

@@ -15,8 +15,8 @@ from counterfoil.core.errors import CheckpointError, ConfigError, DataError
 from counterfoil.data.batches.collate import Collate, pad_fragments
 from counterfoil.data.batches.dataset import Augmentation, CaptionItems
 from counterfoil.data.convert import convert
+from counterfoil.data.fragments import PixelAugmentation, PixelTable
 from counterfoil.data.load import load_pairs
-from counterfoil.data.pixels import PixelAugmentation, PixelTable
 from counterfoil.data.text.tokenizers import WordText
 from counterfoil.data.text.vocabulary import Vocabulary
 from counterfoil.features import Pixels, extractors, with_fragments

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from counterfoil.data.scenes import Scene, SceneCaption, could_be_true, statement_of
 from counterfoil.data.scenes.vocabulary import (
-    COLOUR_WORDS,
+    COLOR_WORDS,
     PATTERN_WORDS,
     PLURAL,
     POSITION_WORDS,
@@ -17,7 +17,7 @@ from counterfoil.data.text.words import words
 from counterfoil.foils import Foil
 from counterfoil.foils.lexicon import NUMERALS
 
-VALUES = {"colour": COLOUR_WORDS, "size": SIZE_WORDS, "pattern": PATTERN_WORDS}
+VALUES = {"colour": COLOR_WORDS, "size": SIZE_WORDS, "pattern": PATTERN_WORDS}
 
 
 def is_false(scene: Scene, caption: SceneCaption, foil: Foil) -> bool | None:
@@ -53,7 +53,9 @@ def is_false(scene: Scene, caption: SceneCaption, foil: Foil) -> bool | None:
                 assert new in POSITION_WORDS
                 mention.position = new
             else:
-                setattr(mention, role, VALUES[role].get(new, "never drawn"))
+                setattr(
+                    mention, role.replace("colour", "color"), VALUES[role].get(new, "never drawn")
+                )
         else:
             return None
     return not could_be_true(scene, statement)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from counterfoil.core.errors import ConfigError
 from counterfoil.data.scenes import describe, make_scene
 from counterfoil.data.scenes.vocabulary import (
-    COLOUR_WORDS,
+    COLOR_WORDS,
     NOUNS,
     NUMBERS,
     PATTERN_WORDS,
@@ -174,7 +174,7 @@ def test_the_words_of_drawn_scenes_are_covered() -> None:
     assert nouns <= NOUN_FORMS.keys()
     related = set(RELATIONS) | {word for relation in LONG_RELATIONS for word in relation}
     assert RELATION_WORDS.keys() <= related
-    assert {*COLOUR_WORDS, *SIZE_WORDS, *PATTERN_WORDS} <= ATTRIBUTES.keys()
+    assert {*COLOR_WORDS, *SIZE_WORDS, *PATTERN_WORDS} <= ATTRIBUTES.keys()
     assert NUMBERS.keys() - ARTICLES <= set(NUMERALS)
 
 

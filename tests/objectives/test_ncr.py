@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from counterfoil.core.config import build_config
 from counterfoil.core.errors import ConfigError, TrainingError
-from counterfoil.data.noise import shuffled_captions
 from counterfoil.data.pairs import Pairs
+from counterfoil.data.splits import shuffled_captions
 from counterfoil.models import create_model
 from counterfoil.objectives import Context, both_directions, create_objective
 from counterfoil.objectives.ncr import (

@@ -194,7 +194,7 @@ def test_regions_of_a_scene_are_called_like_the_object_they_show() -> None:
     first = scene.objects[0]
     box = [edge / SIZE for edge in first.boxes[0]]
     names = region_names(2, np.array([box, [0.0, 0.0, 0.01, 0.01]], dtype=np.float32), scene)
-    assert names == [f"1 {first.colour} {first.kind}", "2"]
+    assert names == [f"1 {first.color} {first.kind}", "2"]
     assert region_names(2, np.zeros((2, 4), dtype=np.float32)) == ["1", "2"]
 
 

@@ -14,8 +14,8 @@ from counterfoil.audit.describe import DOUBTFUL_DEVIATIONS
 from counterfoil.audit.findings import Finding, Planted
 from counterfoil.audit.suspicion import Values
 from counterfoil.core.errors import ConfigError
-from counterfoil.data.noise import shuffled_captions
 from counterfoil.data.pairs import Split
+from counterfoil.data.splits import shuffled_captions
 from counterfoil.evaluation.report import Report
 from counterfoil.evaluation.words.cases import FoilCase, make_foils
 from counterfoil.evaluation.words.evaluate import Ranking

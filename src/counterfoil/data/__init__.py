@@ -1,4 +1,4 @@
-"""Pairs of images and captions: sources, conversion, inspection.
+"""Data sets of images and captions: load, convert, inspect.
 
 Only `batches` and `text.tfidf` import torch.
 """

@@ -1,4 +1,4 @@
-"""`convert`: a data set from any source into any target, without loss."""
+"""`convert`: write a data set in another format, without loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from counterfoil.data.pairs import Pairs, Problem, ProblemLog
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What was written where: images and captions by split, files, bytes, and what was amiss."""
+    """What was written: images and captions per split, files, bytes, and problems."""
 
     target: Path
     format: str
@@ -27,15 +27,8 @@ class ConversionReport:
     problems: list[Problem] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "target": str(self.target),
-            "format": self.format,
-            "images": self.images,
-            "captions": self.captions,
-            "files": self.files,
-            "bytes": self.bytes,
-            "problems": [problem.as_dict() for problem in self.problems],
-        }
+        problems = [problem.as_dict() for problem in self.problems]
+        return {**vars(self), "target": str(self.target), "problems": problems}
 
 
 def convert(
@@ -50,22 +43,21 @@ def convert(
     """Write a data set as ``scan``, ``jsonl`` or ``shards`` into the folder ``target``.
 
     Loading the result gives the same data set: ids, order, captions, splits, extras, and pixels and
-    features bit for bit. Images and features pass through one at a time. The folder appears when
-    everything is written; an interruption or a full disk leaves nothing behind.
+    features bit for bit. One image at a time is in memory. The folder appears when everything is
+    written; an interruption or a full disk leaves nothing behind.
     """
     target = Path(target)
-    writer_class = writers[format]
     _refuse_unwritable(pairs)
     log = ProblemLog()
     options = {"shard_size": shard_size} if "shard_size" in writers.options(format) else {}
-    shown = progress or Silent()
+    progress = progress or Silent()
     with staged_folder(target, overwrite=overwrite) as folder:
-        writer: Writer = writer_class(folder, log, **options)
+        writer: Writer = writers[format](folder, log, **options)
         for split in pairs:
             if not len(split):
                 log.note("empty-split", f"split '{split.name}'", "it has no images; not written")
                 continue
-            images = shown.track(range(len(split)), f"writing {split.name}", len(split))
+            images = progress.track(range(len(split)), f"writing {split.name}", len(split))
             writer.write_split(split, images)
         writer.close()
         written = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]

@@ -1,7 +1,7 @@
-"""Near-duplicates: captions that say the same of different images, and images that look alike.
+"""Duplicate and near-duplicate captions of different images, and images that look alike.
 
-For either image, the other's caption is no negative. Identical captions are those that are equal
-without case, white space and punctuation; each of two at different images is a twin of the other.
+A caption is no negative of an image that has a duplicate of it. Identical captions are equal apart
+from case, white space and punctuation; two of them at different images are twins.
 """
 
 from __future__ import annotations
@@ -17,77 +17,74 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from counterfoil.data.text.stemming import stem
-from counterfoil.data.text.words import STOP_WORDS, words
+from counterfoil.data.text.words import STOP_WORDS, stem, words
 
 MIN_SIMILARITY = 0.8
 MIN_WORDS = 2
 
 MANY_TWINS_SHARE = 0.01
-"""Share of captions with a twin above which recalls say little, and commands warn."""
+"""Share of captions with a twin above which commands warn that recalls say little."""
 
 MIN_WORDS_FOR_ONE_MORE = 5
-"""Content words of a caption that may have one more than its near duplicate (`MIN_SIMILARITY`)."""
+"""Fewest content words of a caption whose near duplicate may have one less (`MIN_SIMILARITY`)."""
 
 Key = frozenset[str]
 Indices = NDArray[np.int64]
 
 MAX_HASH_BITS = 3
-"""Signs of 64 in which the hashes of look-alikes may differ."""
+"""Bits of 64 in which the hashes of look-alikes may differ."""
 
 MEAN_LEVELS, MOST_LEVELS = 6.0, 32
-"""Levels of 255 by which their thumbnails may differ: on average, and anywhere."""
+"""Grey levels (of 255) by which their thumbnails may differ: on average, and at most."""
 
 MAX_COMPARISONS = 100_000_000
-"""Pairs of hashes that are compared at most, so that the time is bounded whatever the images."""
+"""Limit of compared pairs of hashes, so that the time is bounded for any images."""
 
 _SIDE = 8
-_BANDS = MAX_HASH_BITS + 1  # hashes that differ in n signs are equal in at least one of n + 1 parts
-_THUMBNAILS = 1000  # compared for one image at most: so many share a hash only if they are flat
-_THUMBNAIL_COST = 32  # comparisons of hashes that take as long as one of thumbnails
+_BANDS = MAX_HASH_BITS + 1  # hashes that differ in n bits are equal in at least one of n + 1 bands
+_THUMBNAILS = 1000  # limit per image; only flat images have that many with the same hash
+_THUMBNAIL_COST = 32  # time of a thumbnail comparison, in comparisons of hashes
 
 
 def spoken(text: str) -> str:
-    """The words of a caption without case and punctuation; its signs if it has no word.
+    """The words of a caption without case and punctuation; its signs if it has no words.
 
     >>> spoken(" A man's  dog, running! "), spoken("?!")
     ("a man 's dog running", '?!')
     """
     text = unicodedata.normalize("NFC", text)
-    found = " ".join(word for word in words(text) if any(map(_is_spoken, word)))
-    return found or "".join(text.split())
+    spoken_words = " ".join(word for word in words(text) if any(map(_is_spoken, word)))
+    return spoken_words or "".join(text.split())
 
 
 def _is_spoken(sign: str) -> bool:
-    """Letters and digits, and the vowel signs that some scripts write beside their letters."""
+    """Letters, digits, and combining marks (Unicode M), such as vowel signs."""
     return sign.isalnum() or unicodedata.category(sign)[0] == "M"
 
 
 def identical_groups(texts: Sequence[str]) -> Indices:
-    """A number for each caption, the same for identical ones, counted from 0.
+    """Group number of each caption; identical captions share one.
 
     >>> identical_groups(["A dog.", "a cat", "a dog"]).tolist()
     [0, 1, 0]
     """
     numbers: dict[str, int] = {}
-    spelt: dict[str, int] = {}  # to cut a caption into words takes longest: once per spelling
-    found = np.empty(len(texts), dtype=np.int64)
-    for place, text in enumerate(texts):
-        if text not in spelt:
-            spelt[text] = numbers.setdefault(spoken(text), len(numbers))
-        found[place] = spelt[text]
-    return found
+    cache: dict[str, int] = {}  # by exact text, since `spoken` is slow
+    for text in texts:
+        if text not in cache:
+            cache[text] = numbers.setdefault(spoken(text), len(numbers))
+    return np.fromiter((cache[text] for text in texts), np.int64, len(texts))
 
 
 def images_of_groups(groups: Indices, image_of: Indices) -> tuple[Indices, Indices]:
-    """Each group with each image that has a caption of it, once: groups [n] and images [n]."""
+    """Distinct (group, image) pairs as groups [n] and images [n]."""
     width = int(image_of.max(initial=0)) + 1
     pairs = np.unique(groups * width + image_of)
     return pairs // width, pairs % width
 
 
 def with_twin(groups: Indices, image_of: Indices) -> NDArray[np.bool_]:
-    """Which captions stand at another image, too.
+    """Mask [captions]: True if the same group has a caption of another image.
 
     >>> with_twin(np.array([0, 1, 0, 2, 2]), np.array([0, 0, 1, 2, 2])).tolist()
     [True, False, True, False, False]
@@ -98,10 +95,7 @@ def with_twin(groups: Indices, image_of: Indices) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class DuplicateCounts:
-    """How many captions of a split stand at another image, too: word for word, or nearly so.
-
-    ``near`` captions have no identical one elsewhere.
-    """
+    """Captions of a split with an identical (``exact``) or only a ``near`` duplicate elsewhere."""
 
     exact: int
     near: int
@@ -111,15 +105,15 @@ def count_duplicates(texts: Sequence[str], image_of: Indices) -> DuplicateCounts
     """Exact and near duplicates among the captions of a split, in time linear in their number.
 
     Two captions are near duplicates if they have the same set of content words (at least two), or
-    if one of them has one content word more and that makes five or more.
+    if one of them has exactly one content word more, and at least five.
     """
     groups = identical_groups(texts)
     exact = with_twin(groups, image_of)
     key_of, keys = _numbered_keys(texts, groups)
     counted = np.flatnonzero(key_of >= 0)
-    shared = np.zeros(len(keys), dtype=np.bool_)  # by captions of two images
+    shared = np.zeros(len(keys), dtype=np.bool_)  # keys of captions of two or more images
     shared[key_of[counted[with_twin(key_of[counted], image_of[counted])]]] = True
-    image = np.zeros(len(keys), dtype=np.int64)  # of a key that is not shared
+    image = np.zeros(len(keys), dtype=np.int64)  # the image of each key that is not shared
     image[key_of[counted]] = image_of[counted]
     near = shared.copy()
     for one, other in _one_word_more(keys):
@@ -131,19 +125,19 @@ def count_duplicates(texts: Sequence[str], image_of: Indices) -> DuplicateCounts
 
 
 def _numbered_keys(texts: Sequence[str], groups: Indices) -> tuple[Indices, dict[Key, int]]:
-    """Which set of content words each caption has, -1 for too small a one; and the sets."""
+    """Number of each caption's set of content words (-1: too small), and the sets."""
     numbers: dict[Key, int] = {}
     first = np.unique(groups, return_index=True)[1]
     of_group = np.full(len(first), -1, dtype=np.int64)
-    for group, place in enumerate(first.tolist()):
-        key = content(texts[place])
+    for group, index in enumerate(first.tolist()):
+        key = content(texts[index])
         if len(key) >= MIN_WORDS:
             of_group[group] = numbers.setdefault(key, len(numbers))
     return of_group[groups], numbers
 
 
 def _one_word_more(keys: Mapping[Key, int]) -> Iterator[tuple[int, int]]:
-    """Pairs of sets of which the first has one word more than the second."""
+    """Pairs of sets; the first has exactly one word more than the second."""
     for key, number in keys.items():
         if len(key) >= MIN_WORDS_FOR_ONE_MORE:
             for word in key:
@@ -154,9 +148,9 @@ def _one_word_more(keys: Mapping[Key, int]) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Duplicate:
-    """Other images with nearly the same caption; ``caption`` is the likest, one of theirs.
+    """Images with nearly the same caption; ``caption`` is the most similar one of another image.
 
-    ``images`` holds the own image too: captions that are alike share one set.
+    ``images`` includes the caption's own image, so that similar captions can share one set.
     """
 
     images: frozenset[int]
@@ -170,7 +164,7 @@ class Duplicate:
 
 
 def content(text: str) -> Key:
-    """Stems of the words that say what is shown.
+    """Stems of the content words.
 
     >>> sorted(content("There is a man riding on two horses."))
     ['hors', 'man', 'ride', 'two']
@@ -184,8 +178,8 @@ def near_duplicates(
 ) -> dict[int, Duplicate]:
     """Captions (by number) that share at least ``similar`` of their words with another image's.
 
-    The share is |both| / |either| of the sets of stems, function words left out. Captions of fewer
-    than two such words are not looked at: they are alike without saying the same.
+    The similarity is the Jaccard index of the sets of stems, without function words. Captions with
+    fewer than two stems are skipped, as such sets are often equal by chance.
     """
     groups: dict[Key, list[int]] = defaultdict(list)
     for number, text in texts.items():
@@ -193,32 +187,32 @@ def near_duplicates(
         if len(key) >= MIN_WORDS:
             groups[key].append(number)
     keys = list(groups)
-    alike: dict[Key, list[tuple[float, Key]]] = {key: [(1.0, key)] for key in keys}
+    similar_keys: dict[Key, list[tuple[float, Key]]] = {key: [(1.0, key)] for key in keys}
     for one, other, similarity in similar_sets(keys, similar):
-        alike[keys[one]].append((similarity, keys[other]))
-        alike[keys[other]].append((similarity, keys[one]))
-    found: dict[int, Duplicate] = {}
+        similar_keys[keys[one]].append((similarity, keys[other]))
+        similar_keys[keys[other]].append((similarity, keys[one]))
+    result: dict[int, Duplicate] = {}
     for key, numbers in groups.items():
-        ranked = sorted(alike[key], key=lambda match: -match[0])
+        ranked = sorted(similar_keys[key], key=lambda match: -match[0])
         near = [(s, number) for s, other in ranked for number in groups[other]]
         images = frozenset(int(image_of[number]) for _, number in near)
         for number in numbers:
             own = int(image_of[number])
             best = next(((s, other) for s, other in near if int(image_of[other]) != own), None)
             if best is not None:
-                found[number] = Duplicate(images, own, best[1], best[0])
-    return found
+                result[number] = Duplicate(images, own, best[1], best[0])
+    return result
 
 
 def similar_sets(sets: Sequence[Key], similar: float) -> Iterator[tuple[int, int, float]]:
     """Pairs of sets with a Jaccard index of at least ``similar``, each pair once.
 
-    Two such sets share one of their rarest few words, so only sets that do are compared: the
-    prefix filter of Chaudhuri et al. (2006) and Bayardo et al. (2007).
+    Two such sets share one of their rarest few words, so only sets that do are compared. This is
+    the prefix filter of Chaudhuri et al. (2006) and Bayardo et al. (2007).
     """
     frequency = Counter(word for each in sets for word in each)
     having: dict[str, list[int]] = defaultdict(list)
-    # short sets first: whatever is in the table already is no longer than the one at hand
+    # short sets first, so that the table has only sets of at most the same size
     for one in sorted(range(len(sets)), key=lambda number: len(sets[number])):
         size = len(sets[one])
         ordered = sorted(sets[one], key=lambda word: (frequency[word], word))
@@ -234,12 +228,12 @@ def similar_sets(sets: Sequence[Key], similar: float) -> Iterator[tuple[int, int
             having[word].append(one)
 
 
-# Images whose files differ but that look alike (scaled, or encoded again) are found by difference
-# hash (64 signs: is a cell brighter than its neighbour?) and decided by thumbnail: a hash knows no
-# colours and says little of a picture with large flat areas.
+# Copies of an image (scaled, or encoded again) are found by difference hash: 64 bits, each set if a
+# cell is brighter than its left neighbour. Thumbnails then decide, since a hash has no colours and
+# says little about large flat areas.
 @dataclass(frozen=True)
 class Look:
-    """One image: its hash, and its thumbnail [8, 8, 3]."""
+    """Difference hash and thumbnail [8, 8, 3] of an image."""
 
     hash: int
     thumbnail: NDArray[np.uint8]
@@ -247,7 +241,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Looks:
-    """The images of a split that could be decoded: ``indices`` into it, hashes, thumbnails."""
+    """Hashes and thumbnails of the readable images of a split; ``indices`` are theirs there."""
 
     indices: NDArray[np.int64]
     hashes: NDArray[np.uint64]
@@ -255,7 +249,7 @@ class Looks:
 
     @cached_property
     def brightness(self) -> NDArray[np.float32]:
-        """Mean of each thumbnail, which tells most images apart that have few edges."""
+        """Mean of each thumbnail, a cheap filter for images with few edges."""
         means: NDArray[np.float32] = self.thumbnails.mean(1, dtype=np.float32)
         return means
 
@@ -291,25 +285,25 @@ def look_at(image: Image.Image) -> Look:
 
 
 def find_look_alikes(one: Looks, other: Looks) -> LookAlikes:
-    """For each image of ``other`` one that looks like it, if any, among those of ``one``.
+    """For each image of ``other``, a look-alike in ``one``, if any.
 
-    Only hashes that share one of four parts are compared.
+    Only hashes that are equal in one of four bands are compared.
     """
-    found: dict[int, int] = {}
+    matches: dict[int, int] = {}
     left, complete = MAX_COMPARISONS, True
     for band in range(_BANDS):
         mine, theirs = _buckets(one.hashes, band), _buckets(other.hashes, band)
         for part in mine.keys() & theirs.keys() if left > 0 else ():
-            new = [row for row in theirs[part] if row not in found]
-            compared, all_compared = _match(one, other, np.array(mine[part]), new, found, left)
+            new = [row for row in theirs[part] if row not in matches]
+            compared, all_compared = _match(one, other, np.array(mine[part]), new, matches, left)
             left -= compared
             complete &= all_compared
-    pairs = [(int(one.indices[a]), int(other.indices[b])) for b, a in sorted(found.items())]
+    pairs = [(int(one.indices[a]), int(other.indices[b])) for b, a in sorted(matches.items())]
     return LookAlikes(pairs, complete=complete and left > 0)
 
 
 def _buckets(hashes: NDArray[np.uint64], band: int) -> dict[int, list[int]]:
-    """Rows by one of the four parts of their hash."""
+    """Rows by the value of one band of their hash."""
     width = np.uint64(64 // _BANDS)
     parts = (hashes >> (np.uint64(band) * width)) & np.uint64((1 << int(width)) - 1)
     rows: dict[int, list[int]] = defaultdict(list)
@@ -323,13 +317,13 @@ def _match(
     other: Looks,
     mine: NDArray[np.int64],
     theirs: Sequence[int],
-    found: dict[int, int],
+    matches: dict[int, int],
     limit: int,
 ) -> tuple[int, bool]:
-    """Add the look-alikes among some images to ``found``.
+    """Add look-alikes of rows ``theirs`` among rows ``mine`` to ``matches``.
 
-    Returns the number of comparisons it took, and whether each candidate was compared for every
-    image without a look-alike.
+    Returns the cost in comparisons, and whether every row without a match was compared with all
+    candidates.
     """
     compared, complete = 0, True
     for row in theirs:
@@ -343,16 +337,16 @@ def _match(
         near = near[:_THUMBNAILS]
         compared += len(near) * _THUMBNAIL_COST
         levels = np.abs(one.thumbnails[near] - other.thumbnails[row])
-        alike = near[(levels.mean(1) <= MEAN_LEVELS) & (levels.max(1, initial=0) <= MOST_LEVELS)]
-        if len(alike):
-            found[row] = int(alike[0])
+        equal = near[(levels.mean(1) <= MEAN_LEVELS) & (levels.max(1, initial=0) <= MOST_LEVELS)]
+        if len(equal):
+            matches[row] = int(equal[0])
         elif candidates > len(near):
             complete = False
     return compared, complete
 
 
 def _count_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Set bits of each number, by adding neighboring counts up (numpy before 2 has no function)."""
+    """Number of set bits of each value (NumPy before 2 has no `bitwise_count`)."""
     masks = (0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F)
     one, two, four = (np.uint64(mask) for mask in masks)
     values = values - ((values >> np.uint64(1)) & one)

@@ -1,4 +1,4 @@
-"""Images: where their pixels are (a file, an array's row, a member of a tar), and reading them."""
+"""Image references (file, tar member, array row) and safe decoding to upright RGB."""
 
 from __future__ import annotations
 
@@ -27,33 +27,32 @@ from counterfoil.core.storage.reading import (
 )
 
 MAX_SCANS = 100
-"""Progressive photos have about ten."""
+"""Limit of JPEG scans; progressive photos have about ten."""
 
 MAX_SEGMENTS = 100_000
-"""The longest file that is read has 4,000 if they are full."""
+"""Limit of JPEG segments; the longest file that is read has 4,000 full ones."""
 
 _SIGNATURE = b"\xff\xd8\xff"
 _END, _SCAN = 0xD9, 0xDA
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # less tables and a reserved one
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # without tables and a reserved marker
 _SEQUENTIAL = frozenset({0xC0, 0xC1})
-# Markers that a segment follows, and the end. Coded pixels hold none of them: there, 0xFF is
-# followed by zero or by the number of a restart.
+# Markers of segments, and the end marker. Coded pixels have none: there, 0xFF is followed by zero
+# or by a restart number.
 _MARKER = re.compile(rb"\xff([\xc0-\xcf\xd9-\xfe])")
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "AVIF", "PPM")
 _ORIENTATION = 0x0112
-_STRIP_PIXELS = 2**20  # converted at once, so that only the picture itself takes memory
+_STRIP_PIXELS = 2**20  # converted at once, so that temporary copies stay small
 
 
-# libjpeg decodes every scan over the whole picture and accepts the same scan any number of times,
-# so a few hundred kilobytes can take minutes. With several scans it also holds all coefficients,
-# six bytes or more per pixel, whatever the size it decodes to. So scans are counted before
-# decoding.
+# libjpeg decodes every scan over the whole picture and accepts any number of repeated scans, so a
+# few hundred kilobytes can take minutes. With several scans it also stores all coefficients, at
+# least six bytes per pixel at any output size. So scans are counted before decoding.
 @dataclass(frozen=True)
 class JpegScans:
-    """``count`` scans; ``is_streamed`` if there is one, which holds all components.
+    """Scans of a JPEG: ``is_streamed`` if a single scan has all components.
 
-    ``is_excessive`` if no photo has so many scans or segments.
+    ``is_excessive`` if there are more scans or segments than photos have.
     """
 
     count: int
@@ -62,32 +61,32 @@ class JpegScans:
 
 
 def is_jpeg(data: bytes) -> bool:
-    """Whether this is the start of a JPEG or of an MPO, which is several of them in a row."""
+    """Whether data starts like a JPEG, or an MPO (several JPEGs in a row)."""
     return data.startswith(_SIGNATURE)
 
 
 def count_scans(data: bytes) -> JpegScans:
     """Walk the segments of the first picture in a file as libjpeg does, up to its end.
 
-    Thumbnails within segments are skipped, as is what cameras append after the picture. Counting
-    stops just above the limits.
+    Thumbnails inside segments and data after the picture are skipped. Counting stops just above
+    the limits.
     """
     scans = segments = components = 0
     whole = sequential = False
-    place = 2
+    offset = 2
     while scans <= MAX_SCANS and segments <= MAX_SEGMENTS:
-        found = _MARKER.search(data, place)
-        if found is None or found[1][0] == _END:
+        match = _MARKER.search(data, offset)
+        if match is None or match[1][0] == _END:
             break
-        marker, place = found[1][0], found.end()
-        body = data[place + 2 : place + 8]
+        marker, offset = match[1][0], match.end()
+        body = data[offset + 2 : offset + 8]
         segments += 1
         if marker in _FRAMES:
             sequential, components = marker in _SEQUENTIAL, body[5] if len(body) == 6 else 0
         elif marker == _SCAN:
             scans += 1
             whole = bool(body) and body[0] == components
-        place += max(2, int.from_bytes(data[place : place + 2], "big"))
+        offset += max(2, int.from_bytes(data[offset : offset + 2], "big"))
     return JpegScans(
         scans,
         is_streamed=sequential and whole and scans == 1,
@@ -96,7 +95,7 @@ def count_scans(data: bytes) -> JpegScans:
 
 
 class ImageRef(Protocol):
-    """An image that can be opened when it is needed."""
+    """A reference to an image that is read on demand."""
 
     @property
     def name(self) -> str:
@@ -110,7 +109,7 @@ class ImageRef(Protocol):
 
 @dataclass(frozen=True)
 class FileImage:
-    """An image file on disk; ``label`` is its name where the file could not keep it."""
+    """An image file on disk; ``label`` is the image's name if the file has another."""
 
     path: Path
     label: str | None = None
@@ -171,31 +170,31 @@ class RowImage:
 
 @dataclass(frozen=True)
 class MissingImage:
-    """An image that its data set names but does not have; ``sought`` is the path it would have.
+    """An image that its data set names but does not have; ``sought`` is the path in the data set.
 
-    ``places`` are the folders in which it was looked for, ``hint`` what is there instead.
+    ``folders`` are those that were searched; ``hint`` says what is there instead.
     """
 
     name: str
     sought: str = ""
-    places: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
     hint: str = ""
 
     @property
     def looked_in(self) -> str:
-        """The folders in which it was looked for, as the end of a message."""
-        return f"looked in {', '.join(self.places)}" if self.places else "no folder to look in"
+        """The searched folders, as the end of a message."""
+        return f"looked in {', '.join(self.folders)}" if self.folders else "no folder to look in"
 
     def read(self) -> bytes:
         raise DataError(f"{self.name}: the data set names this image but does not have it")
 
 
 def open_image(ref: ImageRef) -> Image.Image:
-    """Decode to upright RGB; a file that is not a whole image is a `DataError` that names it.
+    """Decode to upright RGB; a file that is not a whole image raises a `DataError`.
 
-    Of an animation, the first frame. What is transparent becomes white. Deep greys keep their
-    highest bits. A picture of too many pixels is refused before it is decoded. A JPEG of more
-    than `IMAGE_PIXELS` is decoded at a half, quarter or eighth of its sides.
+    An animation gives its first frame. Transparent pixels become white. Greys of more than eight
+    bits keep their highest bits. An image with too many pixels is refused before it is decoded. A
+    JPEG of more than `IMAGE_PIXELS` is decoded at a half, quarter or eighth of its sides.
     """
     data = ref.read()
     try:
@@ -218,12 +217,12 @@ def open_image(ref: ImageRef) -> Image.Image:
 
 
 def to_upright_rgb(image: Image.Image) -> Image.Image:
-    """A picture that is open already, as `open_image` gives it."""
+    """An open image as upright RGB."""
     return _to_rgb(_upright(image))
 
 
 def _open_header(data: bytes) -> Image.Image:
-    """A file whose header was read. Pillow refuses sizes that a JPEG may have here."""
+    """Read the header. Pillow refuses JPEGs of a size that is allowed here."""
     try:
         return Image.open(io.BytesIO(data), formats=image_formats())
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -234,16 +233,16 @@ def _open_header(data: bytes) -> Image.Image:
 
 @cache
 def image_formats() -> tuple[str, ...]:
-    """Formats that are read, of data sets and of uploads, as far as this Pillow has them.
+    """The image formats that are read, as far as this Pillow supports them.
 
-    Pillow knows more, but some of those start other programs or have many bugs.
+    Pillow's other formats are left out: some start other programs or have many bugs.
     """
     Image.init()
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
 def _check_header(name: str, image: Image.Image, scans: JpegScans | None) -> None:
-    """Refuse what would take too much memory or time to decode; ``scans`` of a JPEG."""
+    """Refuse an image that takes too much memory or time to decode; ``scans`` are of a JPEG."""
     width, height = image.size
     most = ANIMATION_PIXELS if image.format in ("WEBP", "AVIF") else IMAGE_PIXELS
     if scans is not None and scans.is_streamed:
@@ -262,7 +261,7 @@ def _too_large(most: int) -> str:
 
 
 def _reduce(image: Image.Image) -> None:
-    """Have a JPEG decoded at a fraction of its sides if it has more than `IMAGE_PIXELS` pixels."""
+    """Set a JPEG to be decoded at a fraction of its sides if it exceeds `IMAGE_PIXELS`."""
     width, height = image.size
     factor = 1
     while factor < 8 and width * height > IMAGE_PIXELS * factor**2:
@@ -272,11 +271,11 @@ def _reduce(image: Image.Image) -> None:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Turned as its camera says; a note that cannot be read is no reason to lose the picture."""
+    """Rotated as EXIF says; unreadable EXIF data are ignored."""
     try:
         turned = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
         return ImageOps.exif_transpose(image) if turned else image
-    except Exception:  # as above
+    except Exception:  # damaged EXIF makes Pillow raise nearly anything
         return image
 
 
@@ -289,7 +288,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    """Parts of a picture from top to bottom, each with its first row."""
+    """Horizontal strips of an image from top to bottom, each with its first row."""
     rows = max(1, _STRIP_PIXELS // max(1, image.width))
     for top in range(0, image.height, rows):
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
@@ -305,7 +304,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _from_deep(image: Image.Image) -> Image.Image:
-    """Greys of more than eight bits; Pillow alone would turn nearly all of them white."""
+    """Greys of more than eight bits, scaled; Pillow would clip nearly all of them to white."""
     least = most = 0.0
     for _, strip in _strips(image):
         values = _levels(strip)
@@ -329,25 +328,29 @@ def _levels(image: Image.Image) -> NDArray[np.float64]:
     return np.nan_to_num(values, posinf=0.0, neginf=0.0)
 
 
-# Places of pixels as JSON, so that an index can find them again.
+# Image references as JSON, so that an index can store them.
 
 
 def as_json(ref: ImageRef) -> dict[str, Any]:
-    """What `as_image` makes an image of again; of an image elsewhere, its name."""
+    """JSON that `as_image` reads; only the name for other kinds of references."""
     if isinstance(ref, FileImage):
         return {"file": str(ref.path.resolve()), "name": ref.name}
     if isinstance(ref, RowImage):
         return {"array": str(ref.array.path.resolve()), "row": ref.row, "name": ref.name}
     if isinstance(ref, MemberImage):
-        place = {"archive": str(ref.archive.resolve()), "offset": ref.offset, "size": ref.size}
-        return {**place, "name": ref.name}
+        return {
+            "archive": str(ref.archive.resolve()),
+            "offset": ref.offset,
+            "size": ref.size,
+            "name": ref.name,
+        }
     return {"name": ref.name}
 
 
 def as_image(tree: object) -> ImageRef:
-    """An image from what `as_json` wrote; a `DataError` for anything else, opened or not.
+    """An image reference from the JSON of `as_json`; `DataError` for anything else.
 
-    The file may come from elsewhere: types, places and sizes are checked before they are used.
+    The file may come from elsewhere, so types, offsets and sizes are checked.
     """
     if not isinstance(tree, dict):
         raise DataError("it is not known where this image's pixels are")
@@ -359,8 +362,8 @@ def as_image(tree: object) -> ImageRef:
     if "array" in tree:
         return _row(ArrayFile(_path(tree["array"])), _number(tree.get("row")))
     if "archive" in tree:
-        place = (_number(tree.get("offset")), _number(tree.get("size")))
-        return MemberImage(_path(tree["archive"]), name or "image", *place)
+        offset, size = _number(tree.get("offset")), _number(tree.get("size"))
+        return MemberImage(_path(tree["archive"]), name or "image", offset, size)
     raise DataError("it is not known where this image's pixels are")
 
 
@@ -380,7 +383,7 @@ def _number(value: object) -> int:
 
 
 def _row(array: ArrayFile, row: int) -> RowImage:
-    """A row of pictures; other arrays, and pictures that are too large, are refused unread."""
+    """A row of an array of images; other arrays and too large images are refused."""
     shape = array.shape
     if array.dtype != "uint8" or len(shape) != 4 or shape[3] != 3 or row >= len(array):
         raise DataError(f"{array.path}: row {row} is no picture (shape {shape}, {array.dtype})")

@@ -1,4 +1,4 @@
-"""`inspect`: what a data set holds and everything that is wrong with it, read in full if asked."""
+"""`inspect`: statistics and problems of a data set, with every image decoded if ``deep``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SAMPLE = 50
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """Numbers of one split; ``words`` are white-space separated, the vocabulary is lower case."""
+    """Statistics of one split; words are separated by white space, the vocabulary is lower case."""
 
     images: int
     captions: int
@@ -57,7 +57,7 @@ class SplitSummary:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The summary of a data set: its splits, and its problems of every severity."""
+    """Statistics of every split of a data set, and its problems of every severity."""
 
     source: str
     splits: dict[str, SplitSummary]
@@ -65,11 +65,11 @@ class Inspection:
     deep: bool = True
     leakage: list[Leakage] = field(default_factory=list)
     dev_set_aside: tuple[int, int] | None = None
-    """How many training images, and of how many, `train` sets aside if there is no dev split."""
+    """Training images that `train` would set aside as dev, and their total; None if dev exists."""
 
     @property
     def usable(self) -> bool:
-        """Whether nothing fatal was found."""
+        """Whether no problem is fatal."""
         return not any(problem.severity is Severity.FATAL for problem in self.problems)
 
     def as_dict(self) -> dict[str, Any]:
@@ -95,12 +95,11 @@ def inspect(
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Inspection:
-    """Summarise a data set and list all its problems, whatever they are.
+    """Summarise a data set and list all its problems.
 
-    ``deep`` also decodes every image and reads every row of features, in one pass that holds a few
-    of them at a time, and looks for images of two splits that look alike. What two splits share is
-    in ``leakage``. A folder in which several layouts lie is inspected in each of them; the
-    splits of the ones that would not be chosen are named ``layout:split``.
+    ``deep`` also decodes every image, reads every row of features (a few at a time) and compares
+    the images of different splits. ``leakage`` is what two splits share. A folder with several
+    layouts is inspected in each; the splits of those not chosen are named ``layout:split``.
     """
     log = ProblemLog()
     if isinstance(source, Pairs):
@@ -132,12 +131,12 @@ def inspect(
 
 
 def _usable_ids(split: Split, checked: DeepCheck | None) -> list[str]:
-    """Ids of the images that training would use, as far as was looked."""
+    """Ids of the images that training would use, as far as they were checked."""
     bad = checked.bad if checked is not None else set()
     pixels = split.pixels
     return [
-        identity
-        for index, identity in enumerate(split.ids)
+        image_id
+        for index, image_id in enumerate(split.ids)
         if index not in bad
         and (pixels is None or not isinstance(pixels[index], MissingImage))
         and any(caption_fault(text) is None for text in split.captions[index])
@@ -145,7 +144,7 @@ def _usable_ids(split: Split, checked: DeepCheck | None) -> list[str]:
 
 
 def _refuse_unreadable(split: Split, usable: list[str], name: str, log: ProblemLog) -> None:
-    """Say that no image of a split can be used, if that showed only when they were read."""
+    """Log that no image of a split can be used, unless that is logged already."""
     where = f"{name}, split '{split.name}'"
     known = any(one.kind == "no-images" and one.where == where for one in log.problems)
     if len(split) and not usable and not known:
@@ -157,7 +156,7 @@ def _refuse_unreadable(split: Split, usable: list[str], name: str, log: ProblemL
 
 
 def _dev_set_aside(pairs: Pairs, images: list[str]) -> tuple[int, int] | None:
-    """How many of the training images would be set aside, if there is no dev split."""
+    """Number of training images to set aside as dev, and their total; None with a dev split."""
     if not lacks_dev(pairs) or len(images) < 2:
         return None
     return len(choose_dev(images, DEFAULT_DEV_SHARE)), len(images)
@@ -187,7 +186,7 @@ def _summarize(split: Split, checked: DeepCheck | None) -> SplitSummary:
 
 
 def _note_duplicates(split: Split, counts: DuplicateCounts, where: str, log: ProblemLog) -> None:
-    """Say so if the usual recalls on this split would count many right captions as wrong."""
+    """Log if many captions are repeated: recall then counts right captions as wrong."""
     if counts.exact <= MANY_TWINS_SHARE * len(split.texts):
         return
     repeated = with_twin(identical_groups(split.texts), split.image_of)
@@ -213,7 +212,7 @@ def _spread(values: list[int], *which: str) -> dict[str, float]:
 
 
 def _image_sizes(split: Split, checked: DeepCheck | None) -> dict[str, Any] | None:
-    """Smallest, median and largest width and height, of all images or of the first few."""
+    """Smallest, median and largest width and height, of all images or of the first `_SAMPLE`."""
     if split.pixels is None:
         return None
     sizes = checked.sizes if checked is not None else []
@@ -228,22 +227,18 @@ def _image_sizes(split: Split, checked: DeepCheck | None) -> dict[str, Any] | No
     array = np.array(sizes)
     return {
         "sampled": len(sizes),
-        "width": _low_middle_high(array[:, 0]),
-        "height": _low_middle_high(array[:, 1]),
+        "width": _min_median_max(array[:, 0]),
+        "height": _min_median_max(array[:, 1]),
     }
 
 
-def _low_middle_high(values: np.ndarray[Any, Any]) -> dict[str, int]:
-    return {
-        "min": int(values.min()),
-        "median": int(np.median(values)),
-        "max": int(values.max()),
-    }
+def _min_median_max(values: np.ndarray[Any, Any]) -> dict[str, int]:
+    return {"min": int(values.min()), "median": int(np.median(values)), "max": int(values.max())}
 
 
 @dataclass
 class DeepCheck:
-    """What a full reading of a split found: images that cannot be used, sizes, and looks."""
+    """Results of reading a whole split: unusable images, sizes, and hashes for comparison."""
 
     bad: set[int] = field(default_factory=set)
     sizes: list[tuple[int, int]] = field(default_factory=list)
@@ -253,19 +248,19 @@ class DeepCheck:
 def check_split(split: Split, log: ProblemLog, progress: Progress | None = None) -> DeepCheck:
     """Decode every image and read every row of features of a split, a few at a time."""
     progress = progress or Silent()
-    found = DeepCheck()
+    result = DeepCheck()
     if split.pixels is not None:
         decoded = progress.track(
             _decode_all(list(split.pixels)), f"decoding {split.name} images", len(split)
         )
-        for index, result in enumerate(decoded):
-            found.looks.append(None if isinstance(result, str) else result.look)
-            if not isinstance(result, str):
-                found.sizes.append(result.size)
+        for index, image in enumerate(decoded):
+            result.looks.append(None if isinstance(image, str) else image.look)
+            if not isinstance(image, str):
+                result.sizes.append(image.size)
             elif not isinstance(split.pixels[index], MissingImage):
                 where = f"split '{split.name}', image '{split.ids[index]}'"
-                log.skip("unreadable-image", where, result)
-                found.bad.add(index)
+                log.skip("unreadable-image", where, image)
+                result.bad.add(index)
     if split.fragments is not None:
         tracked = progress.track(range(len(split)), f"reading {split.name} features", len(split))
         for index in tracked:
@@ -273,8 +268,8 @@ def check_split(split: Split, log: ProblemLog, progress: Progress | None = None)
             if fault is not None:
                 where = f"{split.fragments.features.path}: image '{split.ids[index]}'"
                 log.skip(fault[0], where, fault[1])
-                found.bad.add(index)
-    return found
+                result.bad.add(index)
+    return result
 
 
 def drop_unreadable(pairs: Pairs, progress: Progress | None = None) -> Pairs:
@@ -295,7 +290,7 @@ class _Decoded:
 
 
 def _decode_all(images: list[ImageRef]) -> Iterator[_Decoded | str]:
-    """Size and look of each image, or why it cannot be read; decoding runs on threads."""
+    """Size and look of each image, or why it cannot be read; threads decode ahead."""
     with ThreadPoolExecutor(_THREADS) as pool:
         waiting: deque[Future[_Decoded | str]] = deque()
         try:
@@ -319,6 +314,7 @@ def _decode(image: ImageRef) -> _Decoded | str:
 
 
 def _row_fault(table: FragmentTable, index: int) -> tuple[str, str] | None:
+    """Kind and description of what is wrong with the features of an image, if anything."""
     try:
         stored = table.stored(index)
     except DataError as error:

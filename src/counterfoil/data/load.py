@@ -1,4 +1,4 @@
-"""`load_pairs`: any data set, by path or by name, as `Pairs`."""
+"""`load_pairs`: load an image–caption data set by path (format detected) or by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from counterfoil.data.formats import Source, named_sources, sources
 from counterfoil.data.formats.assemble import assemble
 from counterfoil.data.pairs import Pairs, ProblemLog
 
-_GIVEN = ("cache_dir", "progress")
+_NOT_OPTIONS = ("cache_dir", "progress")
 _ALIASES = {
     "jsonl": "table",
     "csv": "table",
@@ -37,11 +37,11 @@ def load_pairs(
 ) -> Pairs:
     """Images and captions from a path (its format is detected) or of a named data set.
 
-    Every fault that can be seen without decoding images or reading features is in
-    ``pairs.problems``. With ``strict``, fatal ones raise one `DataError` that lists them, and
-    captions and images that cannot be used are left out; without, nothing is left out and nothing
-    raises. ``options`` are those of the source: ``counterfoil.data.sources.options("karpathy")``.
-    A named data set is made in ``cache_dir`` the first time, which ``progress`` shows.
+    ``pairs.problems`` lists every fault that shows without decoding images or reading features.
+    With ``strict``, fatal ones raise one `DataError` that lists them, and unusable captions and
+    images are left out. Without it, nothing raises and nothing is left out. The ``options`` of a
+    source are listed by ``counterfoil.data.sources.options("karpathy")``. A named data set is made
+    in ``cache_dir`` at its first use.
     """
     if is_named(source, format):
         return make_named(str(source), options or {}, cache_dir, progress)
@@ -63,14 +63,14 @@ def make_named(
     cache_dir: str | Path | None,
     progress: Progress | None,
 ) -> Pairs:
-    """A named data set: whatever is registered in `named_sources` is found here."""
+    """A data set of `named_sources`, made in ``cache_dir`` if needed."""
     _check_named(name, options)
     folder = Path(cache_dir) if cache_dir is not None else DEFAULT_CACHE
     return named_sources[name](folder, progress=progress or Silent(), **options)
 
 
 def _check_named(name: str, options: Mapping[str, Any]) -> None:
-    for key in _GIVEN:
+    for key in _NOT_OPTIONS:
         if key in options:
             raise ConfigError(f"options.{key}: not an option of the data set '{name}'")
     named_sources.check(name, options, where="options")
@@ -84,14 +84,14 @@ def read_path(
     *,
     drop: bool,
 ) -> Pairs:
-    """Read a path with all its problems logged; raises only if there is nothing to read."""
+    """Read a path and log its problems; raises only if there is nothing to read."""
     _check_path(path)
     reader: Source = sources.create(_reader_of(path, format, log), options, where="options")
     return assemble(reader.read(path, log), log, drop=drop)
 
 
 def _reader_of(path: Path, format: str | None, log: ProblemLog) -> str:
-    """Name of the source that reads a path: of the format that was given, or detected."""
+    """Name of the source that reads a path in the given format (None: detected)."""
     name = _ALIASES.get(format, format) if format is not None else detect_format(path, log)
     if name not in sources:
         raise ConfigError(
@@ -101,14 +101,14 @@ def _reader_of(path: Path, format: str | None, log: ProblemLog) -> str:
 
 
 def detect_format(path: Path, log: ProblemLog) -> str:
-    """Name of the source whose layout a path has; raises with what each of them looks for."""
-    found = sorted((sources[name].rank, name) for name in sources if sources[name].matches(path))
-    if not found:
-        looked = "\n".join(f"  {name}: {sources[name].looks_for}" for name in sources)
+    """Name of the source whose layout a path has; the error lists what each looks for."""
+    ranked = _matching_formats(path)
+    if not ranked:
+        layouts = "\n".join(f"  {name}: {sources[name].looks_for}" for name in sources)
         raise DataError(
-            f"{path}: not a data set that is known{_nearest_format(path)}; looked for:\n{looked}"
+            f"{path}: not a known data set layout{_nearest_format(path)}; looked for:\n{layouts}"
         )
-    best = [name for rank, name in found if rank == found[0][0]]
+    best = [name for rank, name in ranked if rank == ranked[0][0]]
     if len(best) > 1:
         log.note(
             "several-formats",
@@ -119,11 +119,13 @@ def detect_format(path: Path, log: ProblemLog) -> str:
 
 
 def other_formats(path: Path) -> list[str]:
-    """Layouts that lie in a folder beside the one that `detect_format` chooses."""
-    if not path.is_dir():
-        return []
-    found = sorted((sources[name].rank, name) for name in sources if sources[name].matches(path))
-    return [name for _, name in found[1:]]
+    """Further layouts in a folder, besides the one that `detect_format` chooses."""
+    return [name for _, name in _matching_formats(path)[1:]] if path.is_dir() else []
+
+
+def _matching_formats(path: Path) -> list[tuple[int, str]]:
+    """(rank, name) of all sources whose layout a path has, preferred first."""
+    return sorted((sources[name].rank, name) for name in sources if sources[name].matches(path))
 
 
 def _nearest_format(path: Path) -> str:
@@ -143,7 +145,7 @@ def _nearest_format(path: Path) -> str:
 
 
 def check_source(source: str, format: str | None, options: Mapping[str, Any] | None = None) -> None:
-    """Refuse a path, a format or options that do not exist before anything is read or made."""
+    """Check that path, format and options exist, without reading or making anything."""
     if is_named(source, format):
         _check_named(source, options or {})
     else:

@@ -1,4 +1,4 @@
-"""`Pairs`: images and their captions, the one in-memory form of every source, and its problems."""
+"""`Pairs`, `Split` and `Problem`: the in-memory form of every data set, and its faults."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from counterfoil.core.printable import printable
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import ImageRef
 
-# Names under which data sets publish the split that models are chosen on.
+# Names under which data sets publish the split for model selection.
 DEV_NAMES = ("dev", "val", "valid", "validation")
 
 
 class Severity(str, Enum):
-    """`FATAL` stops training; `SKIP` drops the item and counts it; `NOTE` changes nothing."""
+    """`FATAL` stops training, `SKIP` drops and counts the item, `NOTE` changes nothing."""
 
     FATAL = "fatal"
     SKIP = "skip"
@@ -31,7 +31,7 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True)
 class Problem:
-    """One fault: its kind (``empty-caption``), where it is, and what was found."""
+    """One fault: its kind (``empty-caption``), where it is, and a description."""
 
     kind: str
     severity: Severity
@@ -39,7 +39,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        """One line, whatever the file holds that it is about."""
+        """One printable line, even if the file has control characters."""
         return printable(f"{self.where}: {self.message} [{self.kind}]")
 
     def as_dict(self) -> dict[str, Any]:
@@ -66,9 +66,9 @@ class ProblemLog:
         fatal = [problem for problem in self.problems if problem.severity is Severity.FATAL]
         if not fatal:
             return
-        shown = "\n  ".join(str(problem) for problem in fatal[:20])
+        lines = "\n  ".join(str(problem) for problem in fatal[:20])
         more = f"\n  … and {len(fatal) - 20} more" if len(fatal) > 20 else ""
-        raise DataError(f"the data cannot be used:\n  {shown}{more}")
+        raise DataError(f"the data cannot be used:\n  {lines}{more}")
 
 
 def count_kinds(problems: list[Problem]) -> dict[str, int]:
@@ -81,8 +81,8 @@ class Split:
     """The images of one split with any number of captions each.
 
     ``captions[i]`` are the captions of image ``i``. ``pixels`` and ``fragments`` are both optional:
-    a precomputed data set has only the latter, a folder of photos only the former. ``extras[i]``
-    keeps whatever else the source said of image ``i``, so that conversion loses nothing.
+    a folder of photos has only the former, a data set of features only the latter. ``extras[i]``
+    has all other data of image ``i`` in its source, so that conversion loses nothing.
     """
 
     name: str
@@ -93,11 +93,11 @@ class Split:
     extras: Sequence[dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
-        for what in ("captions", "pixels", "fragments", "extras"):
-            value = getattr(self, what)
+        for name in ("captions", "pixels", "fragments", "extras"):
+            value = getattr(self, name)
             if value is not None and len(value) != len(self.ids):
                 raise DataError(
-                    f"split '{self.name}': {len(self.ids)} image ids but {len(value)} {what}"
+                    f"split '{self.name}': {len(self.ids)} image ids but {len(value)} {name}"
                 )
 
     def __repr__(self) -> str:
@@ -122,13 +122,13 @@ class Split:
         return np.repeat(np.arange(len(counts), dtype=np.int64), counts)
 
     def require_fragments(self) -> FragmentTable:
-        """The fragments of the images; an error says what to do if there are none."""
+        """The fragments of the images; `DataError` if there are none."""
         if self.fragments is None:
             raise DataError(f"split '{self.name}' has no fragments; extract features first")
         return self.fragments
 
     def select(self, images: Sequence[int], name: str | None = None) -> Split:
-        """The split made of some of the images, in the order given."""
+        """The split of these images (by index), in this order."""
         return Split(
             name=name or self.name,
             ids=[self.ids[i] for i in images],
@@ -141,9 +141,9 @@ class Split:
 
 @dataclass(frozen=True, repr=False)
 class Pairs:
-    """A data set: its splits by name, where it came from, and what was wrong with it.
+    """A data set: its splits by name, its problems and its origin.
 
-    Splits keep the names of their source; ``dev`` and ``val`` find each other.
+    Splits keep the names of their source, but any name of `DEV_NAMES` selects the dev split.
     """
 
     name: str
@@ -157,7 +157,7 @@ class Pairs:
         return f"Pairs({self.name!r}{splits}{problems})"
 
     def __getitem__(self, split: str) -> Split:
-        name = self._resolve(split)
+        name = self._find(split)
         if name is None:
             raise DataError(
                 f"data set '{self.name}' has no split '{split}'{nearest(split, self.splits)} "
@@ -166,9 +166,9 @@ class Pairs:
         return self.splits[name]
 
     def __contains__(self, split: object) -> bool:
-        return isinstance(split, str) and self._resolve(split) is not None
+        return isinstance(split, str) and self._find(split) is not None
 
-    def _resolve(self, split: str) -> str | None:
+    def _find(self, split: str) -> str | None:
         if split in self.splits:
             return split
         others = DEV_NAMES if split in DEV_NAMES else ()

@@ -1,9 +1,8 @@
-"""What a pickle may hold when it is read as data: errors, limits, inert stand-ins for its names.
+"""Values of pickles that are read as data: errors, limits, and inert stand-ins for classes.
 
-`data.pickles` interprets the instructions; this module says what becomes of the values. No class or
-function of NumPy is ever given to a pickle: `numpy.dtype` takes a forged state that turns the bytes
-of a file into object pointers. A stand-in compares a type's code with a list, takes bytes, and
-makes the array itself.
+`data.pickles` interprets the instructions; this module builds the values. A pickle never gets a
+class or function of NumPy: a forged state makes `numpy.dtype` treat bytes of the file as object
+pointers. Instead, a stand-in checks the type code against a list and makes the array from bytes.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 DEPTH = 100
-"""Containers inside containers; public files need fewer than ten."""
+"""Deepest nesting of containers; public files need fewer than ten."""
 
 NUMBERS = frozenset({bool, int, float, type(None)})
 CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set})
 PLAIN = NUMBERS | {complex, str, bytes, bytearray}
 SPARSE_KEYS = 10_000
-"""Numbers in one dictionary or set that are large for its size; as many that collide take 0.5 s."""
+"""Limit of sparse number keys in one dictionary or set; this many colliding keys take 0.5 s."""
 
 CHARACTERS = 64
-"""Characters of a string or bytes that weigh as much as one value."""
+"""Characters of a string or bytes that count as one value."""
 
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 NUMPY_1 = "numpy.core."
@@ -41,11 +40,11 @@ DIMENSIONS = 32
 
 
 class PickleError(Exception):
-    """A pickle that is not read: refused, or damaged."""
+    """A pickle that is refused or damaged."""
 
 
 class PickleRefusedError(PickleError):
-    """Readable, but it asks for something that plain data never needs."""
+    """Readable, but uses something that plain data never need."""
 
 
 class PickleDamagedError(PickleError):
@@ -57,7 +56,7 @@ class PickleEncodingError(PickleDamagedError):
 
 
 class TooManyInstructionsError(PickleRefusedError):
-    """Longer than the files that its reader is for."""
+    """More instructions than the reader allows."""
 
 
 class ForbiddenNameError(PickleRefusedError):
@@ -69,7 +68,7 @@ class ForbiddenNameError(PickleRefusedError):
 
 
 def known_name(module: str, name: str) -> str:
-    """``module.name`` as Python 3 and NumPy 2 say it.
+    """``module.name`` as in Python 3 and NumPy 2.
 
     >>> known_name("__builtin__", "set"), known_name("numpy.core.multiarray", "scalar")
     ('builtins.set', 'numpy._core.multiarray.scalar')
@@ -82,14 +81,14 @@ def known_name(module: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class Global:
-    """What a pickle gets for a name. Without ``call`` it can be referred to and nothing else."""
+    """What a pickle gets for a name. Without ``call`` it can only be referred to."""
 
     name: str
     call: Callable[..., Any] | None = None
 
 
 class StandIn:
-    """An inert object in the place of one of a real class; ``content`` is its pickled state."""
+    """An inert replacement for an instance of a class; ``content`` is its pickled state."""
 
     content: Any = None
 
@@ -97,19 +96,20 @@ class StandIn:
         self.content = state
 
     def finish(self, content: Any) -> Any:
-        """The value to hand out, from the state with all stand-ins inside it finished."""
+        """The final value, from the state with all its stand-ins finished."""
         raise NotImplementedError
 
 
 class KeyGuard:
     """Checks the keys of dictionaries and the items of sets before they are hashed.
 
-    Hashing nested tuples can take forever. Numbers hash to themselves, so a file can choose keys
-    that collide: each dictionary or set may hold `SPARSE_KEYS` numbers, or any count of dense ones.
+    Hashing nested tuples can take exponential time, so tuples are refused. Numbers hash to
+    themselves, so a file can choose colliding keys. Each dictionary or set may therefore have at
+    most `SPARSE_KEYS` numbers that are large for its size.
     """
 
     def __init__(self) -> None:
-        self.sparse: dict[int, tuple[Any, int]] = {}  # holds the target, so its id stays its own
+        self.sparse: dict[int, tuple[Any, int]] = {}  # the reference keeps the id valid
 
     def check(self, target: Any, key: Any) -> Any:
         """The key, if it may be put into ``target``."""
@@ -135,10 +135,10 @@ class KeyGuard:
 
 
 def resolve(value: Any, leaves: frozenset[type], most: int) -> Any:
-    """The value with every stand-in finished; ``leaves`` are accepted beside plain values.
+    """The value with every stand-in finished; types in ``leaves`` are accepted as they are.
 
-    Refused: containers that hold themselves, that are nested deeper than `DEPTH`, or that unfold
-    to more than ``most`` values because they share parts.
+    Refused are containers that contain themselves, that are nested deeper than `DEPTH`, or that
+    have more than ``most`` values when shared parts are counted each time.
     """
     return _Resolver(leaves, most).visit(value, 0)[0]
 
@@ -151,14 +151,14 @@ class _Resolver:
         self.done: dict[int, tuple[Any, int]] = {}
 
     def visit(self, value: Any, depth: int) -> tuple[Any, int]:
-        """A finished value and its weight: how many values it unfolds to."""
+        """A finished value and its weight: its number of values, shared parts counted each time."""
         kind = type(value)
         if kind in PLAIN:
             sized = kind in (str, bytes, bytearray)
             return value, 1 + (len(value) // CHARACTERS if sized else 0)
         if kind in self.leaves or (kind in CONTAINERS and not value):
             return value, 1
-        key = id(value)  # the caller holds the whole tree, so no id is used twice
+        key = id(value)  # unique, as the caller holds the whole tree
         if key in self.done:
             return self.done[key]
         if depth > DEPTH or key in self.open:
@@ -166,9 +166,9 @@ class _Resolver:
                 f"containers are nested more than {DEPTH} deep, or hold themselves"
             )
         self.open.add(key)
-        found = self.done[key] = self._container(value, depth + 1)
+        result = self.done[key] = self._container(value, depth + 1)
         self.open.discard(key)
-        return found
+        return result
 
     def _container(self, value: Any, depth: int) -> tuple[Any, int]:
         if isinstance(value, StandIn):
@@ -178,39 +178,37 @@ class _Resolver:
         weights = [1]
         if kind in (dict, OrderedDict):
             keys, items = (self._each(part, depth, weights) for part in (value, value.values()))
-            found = kind(zip(keys, items, strict=True))
+            result = kind(zip(keys, items, strict=True))
         elif kind in (list, tuple, set):
-            found = kind(self._each(value, depth, weights))
+            result = kind(self._each(value, depth, weights))
         else:
             name = value.name if kind is Global else f"{kind.__module__}.{kind.__qualname__}"
             raise ForbiddenNameError(name)
-        return found, weights[0]
+        return result, weights[0]
 
     def _each(self, values: Any, depth: int, weights: list[int]) -> Iterator[Any]:
         for value in values:
-            if type(value) in NUMBERS:  # most values are, so they take a shorter way
-                found = value
-                weights[0] += 1
-            else:
-                found, weight = self.visit(value, depth)
-                weights[0] += weight
+            weight = 1
+            if type(value) not in NUMBERS:  # a shortcut, as most values are numbers
+                value, weight = self.visit(value, depth)
+            weights[0] += weight
             if weights[0] > self.most:
                 raise PickleRefusedError(
                     f"shared containers unfold to more than {self.most:,} values"
                 )
-            yield found
+            yield value
 
 
 class NumpyType(StandIn):
-    """Stands in for `numpy.dtype`; knows plain numbers and nothing else."""
+    """Stands in for `numpy.dtype`; accepts only plain numbers."""
 
     codes = NUMBER_CODES
 
     def __init__(self, code: Any = None, *_: Any) -> None:
         code = code.decode("latin1", "replace") if isinstance(code, bytes) else code
         if not isinstance(code, str) or code not in self.codes:
-            shown = f"{code[:20]!r}" if isinstance(code, str) else type(code).__name__
-            raise PickleRefusedError(f"it holds a NumPy value of the type {shown}, not numbers")
+            name = f"{code[:20]!r}" if isinstance(code, str) else type(code).__name__
+            raise PickleRefusedError(f"it holds a NumPy value of the type {name}, not numbers")
         self.code, self.big_endian = code, False
 
     @property
@@ -227,7 +225,7 @@ class NumpyType(StandIn):
         self.big_endian = order == b">"
 
     def numbers(self, data: Any) -> NDArray[Any]:
-        """The numbers in some bytes; nothing is copied."""
+        """The numbers in these bytes, without a copy."""
         if self.is_object:
             raise PickleRefusedError("it holds Python objects in a NumPy value, not numbers")
         kind = np.dtype(self.code).newbyteorder(">" if self.big_endian else "<")
@@ -241,7 +239,7 @@ class NumpyType(StandIn):
 
 
 class NumpyTypeOrObject(NumpyType):
-    """One that also knows objects, for a reader that takes arrays of records."""
+    """Also accepts objects, for a reader of arrays of records."""
 
     codes = NUMBER_CODES | OBJECTS
 
@@ -332,7 +330,7 @@ def _scalar(kind: Any, data: Any) -> Any:
 
 
 def _encode(text: Any, encoding: Any = None) -> bytes:
-    """`_codecs.encode`, by which protocol 2 writes bytes; it knows Latin-1 and nothing else."""
+    """`_codecs.encode`, by which protocol 2 writes bytes; only Latin-1."""
     if type(text) is not str or encoding not in ("latin1", "latin-1"):
         raise PickleRefusedError("it wants to call '_codecs.encode' on something else than bytes")
     return text.encode("latin1")
@@ -359,23 +357,23 @@ def _new_complex(real: Any = 0.0, imaginary: Any = 0.0) -> complex:
 def _new_set(items: Any = ()) -> set[Any]:
     if type(items) not in (list, tuple):
         raise PickleRefusedError("it wants to make a set of something else than a list")
-    found: set[Any] = set()
+    result: set[Any] = set()
     keys = KeyGuard()
     for item in items:
-        found.add(keys.check(found, item))
-    return found
+        result.add(keys.check(result, item))
+    return result
 
 
 def _new_ordered(pairs: Any = ()) -> OrderedDict[Any, Any]:
-    found: OrderedDict[Any, Any] = OrderedDict()
+    result: OrderedDict[Any, Any] = OrderedDict()
     keys = KeyGuard()
     if type(pairs) not in (list, tuple):
         raise PickleRefusedError("it wants to make a dictionary of something else than pairs")
     for pair in pairs:
         if type(pair) not in (list, tuple) or len(pair) != 2:
             raise PickleRefusedError("it wants to make a dictionary of something else than pairs")
-        found[keys.check(found, pair[0])] = pair[1]
-    return found
+        result[keys.check(result, pair[0])] = pair[1]
+    return result
 
 
 def _reconstructor(kind: Any = None, base: Any = None, state: Any = None) -> Any:
@@ -385,8 +383,8 @@ def _reconstructor(kind: Any = None, base: Any = None, state: Any = None) -> Any
     return kind.call()
 
 
-def by_name(*found: Global) -> dict[str, Global]:
-    return {entry.name: entry for entry in found}
+def by_name(*entries: Global) -> dict[str, Global]:
+    return {entry.name: entry for entry in entries}
 
 
 PYTHON: dict[str, Global] = by_name(
@@ -406,5 +404,5 @@ NUMPY: dict[str, Global] = by_name(
     Global("numpy._core.multiarray.scalar", _scalar),
     Global("numpy._core.numeric._frombuffer", _array_of),
 )
-"""By their names in Python 3 and NumPy 2; `known_name` gives those of older pickles."""
+"""Keys are names in Python 3 and NumPy 2; `known_name` translates those of older pickles."""
 NUMPY_WITH_OBJECTS = NUMPY | by_name(Global("numpy.dtype", NumpyTypeOrObject))

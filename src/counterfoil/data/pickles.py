@@ -1,10 +1,10 @@
-"""Pickles read as data: an interpreter of the format that can call nothing.
+"""Safe pickle reader: interprets pickles as data and never calls what they name.
 
-A pickle is a program. `pickle.Unpickler` looks its names up and calls what it finds; this reader
-builds numbers, strings and containers itself and knows only the names that its caller lists, each
-with an inert `Global`. Every instruction costs time and memory in proportion to its own bytes, and
-what could multiply them (calls with shared arguments, forged lengths, memo numbers) is limited.
-All protocols from 0 to 5 are read, as Python 2 and 3 write them.
+A pickle is a program. `pickle.Unpickler` imports its names and calls them; this reader builds
+numbers, strings and containers itself and accepts only names that its caller lists, each with an
+inert `Global`. Every instruction takes time and memory in proportion to its own bytes. Calls with
+shared arguments, forged lengths and memo numbers, which could multiply these, are limited. All
+protocols from 0 to 5 are read, as Python 2 and 3 write them.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from counterfoil.data.pickle_values import (
 )
 
 OPERATIONS = 1_000_000
-"""Instructions of one pickle; a vocabulary of 100,000 words takes 300,000."""
+"""Limit of instructions per pickle; a vocabulary of 100,000 words takes 300,000."""
 
 NUMBER_BYTES = 17
-"""An unsigned integer of 128 bits, as in a state of PCG64, and its sign; no file needs more."""
+"""Bytes of the largest integer: 128 bits, as in a state of PCG64, and a sign."""
 
 NUMBER_DIGITS = 44
 MARKS = 1000
-"""Marks that are open at once; containers are nested at most a tenth of that deep."""
+"""Limit of open marks; containers are nested at most a tenth of that deep."""
 
 LINE = 1 << 24
 NAME = 500
 READ_BYTES = 1 << 16
 
 Find = Callable[[str], Global | None]
-"""From ``module.name``, by its name in Python 3, to what a pickle gets for it; None: refused."""
+"""From ``module.name`` (as in Python 3) to what a pickle gets for it; None: refused."""
 
 
 class PickleReader:
-    """Reads one pickle from where ``file`` stands; ``end`` is where its bytes end at the latest.
+    """Reads one pickle from the current position of ``file``; ``end`` bounds its bytes.
 
     ``persistent`` gives the value for a persistent id; without it such ids are refused.
     ``encoding`` is that of Python 2 strings.
@@ -74,7 +74,7 @@ class PickleReader:
         self.bytes_left = 4 * max(0, end - file.tell()) + (1 << 20)
 
     def load(self) -> Any:
-        """The value, with stand-ins in it: `resolve` it next."""
+        """The value, with stand-ins that `resolve` finishes."""
         read, handler_of, most = self.file.read, HANDLERS.get, self.operations
         try:
             while (code := read(1)) != b".":
@@ -105,10 +105,10 @@ class PickleReader:
         return data
 
     def line(self, most: int) -> bytes:
-        found = self.file.readline(most + 1)
-        if not found.endswith(b"\n"):
+        line = self.file.readline(most + 1)
+        if not line.endswith(b"\n"):
             raise PickleDamagedError("damaged or cut short (a line without an end)")
-        return found[:-1]
+        return line[:-1]
 
     def python_2_string(self, data: bytes) -> str:
         try:
@@ -117,16 +117,16 @@ class PickleReader:
             raise PickleEncodingError(f"a string is not in {self.encoding}") from None
 
     def items(self) -> list[Any]:
-        """What was pushed since the last mark."""
-        found, self.stack = self.stack, self.marks.pop()
-        return found
+        """The values pushed since the last mark."""
+        items, self.stack = self.stack, self.marks.pop()
+        return items
 
     def named(self, module: str, name: str) -> Global:
         known = known_name(module, name)[: 2 * NAME]
-        found = self.find(known)
-        if found is None:
+        entry = self.find(known)
+        if entry is None:
             raise ForbiddenNameError(known)
-        return found
+        return entry
 
     def call(self, target: Any, arguments: Any) -> Any:
         if type(target) is not Global or target.call is None or type(arguments) is not tuple:
@@ -144,7 +144,7 @@ class PickleReader:
         target.set_state(state)
 
     def charge(self, arguments: tuple[Any, ...]) -> None:
-        """Count what a stand-in may copy: the same large argument can be passed many times."""
+        """Count what a stand-in may copy, as one large argument can be passed many times."""
         self.spend(len(arguments))
         for argument in arguments:
             if type(argument) in (str, bytes, bytearray):
@@ -200,7 +200,7 @@ def _fixed(form: str) -> Handler:
 
 
 def _counted(form: str, decode: Callable[[bytes], Any]) -> Handler:
-    """A value that says first how many bytes it has."""
+    """A value with its length in bytes before it."""
     number = _number(form)
     return lambda reader: reader.stack.append(decode(reader.read(number(reader))))
 
@@ -218,7 +218,7 @@ def _unicode_line(line: bytes) -> str:
 
 
 def _counted_string(form: str) -> Handler:
-    """The same, of a string of Python 2."""
+    """A Python 2 string with its length in bytes before it."""
     number = _number(form)
     return lambda reader: reader.stack.append(reader.python_2_string(reader.read(number(reader))))
 
@@ -283,14 +283,12 @@ def _tuple_of(count: int) -> Handler:
     return take
 
 
-def _tuple(reader: PickleReader) -> None:
-    items = reader.items()
-    reader.stack.append(tuple(items))
+def _sequence(kind: type) -> Handler:
+    def take(reader: PickleReader) -> None:
+        items = reader.items()  # which changes the stack
+        reader.stack.append(kind(items))
 
-
-def _list(reader: PickleReader) -> None:
-    items = reader.items()
-    reader.stack.append(items)
+    return take
 
 
 def _dict(reader: PickleReader) -> None:
@@ -311,8 +309,8 @@ def _set_all(reader: PickleReader, items: list[Any]) -> None:
     if type(target) not in (dict, OrderedDict) or len(items) % 2:
         raise PickleRefusedError(f"it sets items of a {type(target).__name__}")
     check = reader.keys.check
-    for place in range(0, len(items), 2):
-        target[check(target, items[place])] = items[place + 1]
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        target[check(target, key)] = value
 
 
 def _append(reader: PickleReader) -> None:
@@ -359,13 +357,13 @@ def _new_with_keywords(reader: PickleReader) -> None:
 
 
 def _object(reader: PickleReader) -> None:
-    """An instance of an old-style class of Python 2, its class on the stack."""
+    """An instance of an old-style class of Python 2 that is on the stack."""
     target, *arguments = reader.items()
     reader.stack.append(reader.call(target, tuple(arguments)))
 
 
 def _instance(reader: PickleReader) -> None:
-    """The same, its class named in the instruction."""
+    """An instance of an old-style class that the instruction names."""
     module, name = (reader.line(NAME).decode() for _ in range(2))
     arguments = tuple(reader.items())
     reader.stack.append(reader.call(reader.named(module, name), arguments))
@@ -423,11 +421,11 @@ HANDLERS: Mapping[bytes, Handler] = {
     b"0": _pop,
     b"1": PickleReader.items,
     b"2": lambda reader: reader.stack.append(reader.stack[-1]),
-    b"t": _tuple,
+    b"t": _sequence(tuple),
     b"\x85": _tuple_of(1),
     b"\x86": _tuple_of(2),
     b"\x87": _tuple_of(3),
-    b"l": _list,
+    b"l": _sequence(list),
     b"d": _dict,
     b"a": _append,
     b"e": lambda reader: _extend(reader, reader.items()),
@@ -437,7 +435,7 @@ HANDLERS: Mapping[bytes, Handler] = {
     b"c": _global,
     b"\x93": _stack_global,
     b"R": _reduce,
-    b"\x81": _reduce,  # NEWOBJ: to make an object is to call its stand-in
+    b"\x81": _reduce,  # NEWOBJ: calls the stand-in of the class
     b"\x92": _new_with_keywords,
     b"o": _object,
     b"i": _instance,

@@ -1,20 +1,22 @@
-"""A dev split for data without one, and what splits share that they should not.
+"""Splits: a dev split set aside from train, caption noise, and leakage between splits.
 
-Training selects its checkpoint on dev. That part of the training images is chosen by a hash of
-their ids alone, so it is the same after the rows were reordered, and an image keeps its side when
-others are added.
+Training selects its checkpoint on dev. If there is none, a hash of the image ids chooses part of
+train. So the choice does not depend on row order, and added images do not move others.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations
+from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any
 
-from counterfoil.core.errors import DataError
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.storage.reading import read_text
 from counterfoil.data.duplicates import Looks, find_look_alikes, spoken
@@ -24,22 +26,26 @@ from counterfoil.data.pairs import Pairs, Problem, ProblemLog, Severity, Split
 DEFAULT_DEV_SHARE = 0.05
 KIND = "dev-set-aside"
 FILE = "dev_split.json"
-"""Of a run: which images were set aside, and by which share."""
+"""File in a run folder: which images were set aside, and with which share."""
 
 TRAIN = "train"
-_NESTED = ({"test", "testall"}, {"dev", "devall"}, {"val", "valall"})  # the first of 1K, all of 5K
+_NESTED = (
+    {"test", "testall"},
+    {"dev", "devall"},
+    {"val", "valall"},
+)  # COCO: 1K within 5K
 
 
 def lacks_dev(pairs: Pairs) -> bool:
-    """Whether a data set has a training split but none to select a checkpoint on."""
+    """Whether a data set has a training split but no dev split."""
     return "train" in pairs and "dev" not in pairs
 
 
 def choose_dev(ids: Sequence[str], share: float) -> list[int]:
-    """Indexes of the images to set aside, in their order: those with a hash below ``share``.
+    """Indices of the images to set aside, in order: those with a hash below ``share``.
 
-    Small sets give the images with the smallest hashes: ten of them, but at most a fifth (or
-    ``share``, if that is more), and at least one. One image stays in training.
+    Small sets set aside the images with the smallest hashes: ten, but at most a fifth of all (or
+    ``share``, if that is more), and at least one. At least one image stays in training.
     """
     hashes = [hash_of(image, "dev") for image in ids]
     below = sum(value < share for value in hashes)
@@ -53,14 +59,14 @@ def evenly_spaced(split: Split, most: int | None) -> Split:
     """At most ``most`` images of a split, evenly spaced; None: all of them."""
     if most is None or most >= len(split):
         return split
-    return split.select([place * len(split) // most for place in range(most)])
+    return split.select([step * len(split) // most for step in range(most)])
 
 
 def with_dev_split(pairs: Pairs, share: float, saved: Collection[str] | None = None) -> Pairs:
-    """The data set with a part of ``train`` as ``dev``, if it has no such split; else unchanged.
+    """The data set with part of ``train`` as ``dev``; unchanged if it has a dev split.
 
-    ``saved`` are the images that a run has set aside before; they are taken again if most of them
-    are in the training split. With a ``share`` of 0, nothing else is set aside.
+    ``saved`` are the image ids that a run set aside before. They are reused if most of them are in
+    the training split. With a ``share`` of 0, nothing else is set aside.
     """
     if not lacks_dev(pairs):
         return pairs
@@ -87,10 +93,10 @@ def with_dev_split(pairs: Pairs, share: float, saved: Collection[str] | None = N
 
 
 def find_saved(pairs: Pairs, saved: Collection[str] | None) -> list[int]:
-    """Indexes of the saved images in ``train``; none if most are missing: it is other data."""
+    """Indices of the saved images in ``train``; empty if most are missing (other data)."""
     known = set(saved or ())
-    found = [index for index, image in enumerate(pairs.train.ids) if image in known]
-    return found if 2 * len(found) >= len(known) and len(found) < len(pairs.train) else []
+    indices = [index for index, image in enumerate(pairs.train.ids) if image in known]
+    return indices if 2 * len(indices) >= len(known) and len(indices) < len(pairs.train) else []
 
 
 def describe(count: int, images: int) -> str:
@@ -101,19 +107,19 @@ def describe(count: int, images: int) -> str:
 
 
 def dev_note(pairs: Pairs) -> str | None:
-    """The line about the images set aside, if there are any."""
+    """The note about the images set aside; None if there are none."""
     return next((one.message for one in pairs.problems if one.kind == KIND), None)
 
 
 def save_dev_split(folder: Path, pairs: Pairs, share: float) -> None:
-    """Write which images a run has set aside, if it has."""
+    """Write the ids of the images that a run has set aside, if any."""
     if dev_note(pairs) is not None:
         record = {"split": "dev", "of": "train", "share": share, "ids": list(pairs.dev.ids)}
         write_atomically(folder / FILE, json.dumps(record, indent=1) + "\n")
 
 
 def read_dev_split(folder: Path) -> list[str] | None:
-    """The ids that a run has set aside; None if it has not."""
+    """The image ids that a run has set aside; None if it has set none aside."""
     try:
         ids = json.loads(read_text(folder / FILE))["ids"]
     except FileNotFoundError:
@@ -125,14 +131,86 @@ def read_dev_split(folder: Path) -> list[str] | None:
     return ids
 
 
-# Leakage: image ids, captions and images that look alike in both of two splits.
+# Caption noise: NCR's protocol moves a share of the training captions to other images.
+
+
+def shuffled_captions(split: Split, ratio: float, seed: int) -> tuple[Split, NDArray[np.int64]]:
+    """The split with round(ratio · n) captions moved to other images, and the index of the moves.
+
+    Caption ``index[k]`` is now ``split.texts[k]``. Save the index with ``np.save`` and apply it
+    again with `with_noise_index`, since results depend on it. Every image keeps its number of
+    captions. No drawn caption stays with its image, unless more than half of the drawn ones belong
+    to that image (or only one was drawn): then as few as possible stay.
+    """
+    if not 0.0 <= ratio <= 1.0:
+        raise ConfigError(f"caption noise: expected a ratio from 0 to 1, got {ratio}")
+    rng = np.random.default_rng(seed)
+    owner = split.image_of
+    index = np.arange(len(owner), dtype=np.int64)
+    drawn = np.sort(rng.choice(len(owner), size=round(ratio * len(owner)), replace=False))
+    index[drawn] = rng.permutation(drawn)
+    _swap_unmoved(index, drawn, owner, rng)
+    return with_noise_index(split, index), index
+
+
+def with_noise_index(split: Split, index: ArrayLike) -> Split:
+    """The split with caption ``index[k]`` as its caption ``k``.
+
+    ``extras`` are left out, since those of captions would belong to the wrong ones.
+    """
+    texts = [split.texts[number] for number in _permutation(split, np.asarray(index))]
+    counts = [len(captions) for captions in split.captions]
+    ends = accumulate(counts)
+    captions = [texts[end - count : end] for count, end in zip(counts, ends, strict=True)]
+    return replace(split, captions=captions, extras=None)
+
+
+def _swap_unmoved(
+    index: NDArray[np.int64],
+    drawn: NDArray[np.int64],
+    owner: NDArray[np.int64],
+    rng: np.random.Generator,
+) -> None:
+    """Swap captions that stayed with their image, in place, until no swap helps.
+
+    A partner neither belongs to that image nor is assigned to it. There is one while the image has
+    at most half of the drawn captions, or more unmoved ones than necessary; so one pass is enough.
+    """
+    for slot in drawn[owner[index[drawn]] == owner[drawn]]:
+        image = owner[slot]
+        partners = drawn[(owner[drawn] != image) & (owner[index[drawn]] != image)]
+        # An earlier swap may have moved this caption as a partner.
+        if owner[index[slot]] == image and len(partners):
+            partner = rng.choice(partners)
+            index[slot], index[partner] = index[partner], index[slot]
+
+
+def _permutation(split: Split, index: NDArray[np.generic]) -> NDArray[np.int64]:
+    count = len(split.texts)
+    if index.ndim != 1 or len(index) != count:
+        raise DataError(
+            f"caption noise: split '{split.name}' has {count} captions but the index has shape "
+            f"{list(index.shape)}; it was made for other data"
+        )
+    if not np.issubdtype(index.dtype, np.integer):
+        raise DataError(f"caption noise: expected an index of integers, found {index.dtype}")
+    numbers: NDArray[np.int64] = index.astype(np.int64)
+    if not np.array_equal(np.sort(numbers), np.arange(count)):
+        raise DataError(
+            f"caption noise: the index must name each caption from 0 to {count - 1} exactly once"
+        )
+    return numbers
+
+
+# Leakage: image ids, captions and look-alike images that two splits share.
 
 
 @dataclass(frozen=True)
 class Leakage:
-    """How much two splits share; ``images`` look alike under different ids, None if not looked at.
+    """Counts of what two splits share.
 
-    ``captions`` are those of the second split that stand word for word in the first.
+    ``captions`` of the second split are word for word in the first. ``images`` look alike under
+    different ids (None: not compared).
     """
 
     splits: tuple[str, str]
@@ -145,15 +223,12 @@ class Leakage:
 
 
 def are_nested(one: str, other: str) -> bool:
-    """Whether a split is meant to be part of another, as COCO's `test` is of `testall`.
-
-    Names that begin alike say nothing of it: `train` and `train_noisy` are compared.
-    """
+    """Whether one split is part of the other by design, as COCO's `test` is of `testall`."""
     return {one, other} in _NESTED
 
 
 def shared_with_train(pairs: Pairs, *names: str) -> dict[str, int]:
-    """How many images of these splits have an id that an image of the training split has."""
+    """Number of images per split whose id is also in the training split; zeros are left out."""
     if TRAIN not in pairs:
         return {}
     train = pairs.train
@@ -166,7 +241,7 @@ def shared_with_train(pairs: Pairs, *names: str) -> dict[str, int]:
 
 
 def shared_by(pairs: Pairs, one: str, other: str) -> int:
-    """How many image ids two splits share, if both exist and neither is part of the other."""
+    """Number of image ids two splits share, if both exist and neither is part of the other."""
     if one not in pairs or other not in pairs:
         return 0
     first, second = pairs[one], pairs[other]
@@ -176,9 +251,10 @@ def shared_by(pairs: Pairs, one: str, other: str) -> int:
 
 
 def leakage_warning(shared: Mapping[str, int], judges: tuple[str, str, int] | None = None) -> str:
-    """One line about `shared_with_train`; an empty string if there is nothing to say.
+    """One line about `shared_with_train`; empty if nothing is shared.
 
-    ``judges`` are the split that selects a checkpoint, the one that tests it, and `shared_by`.
+    ``judges`` are the split that selects the checkpoint, the one that tests it, and their
+    `shared_by`.
     """
     faults = []
     if shared:
@@ -194,14 +270,12 @@ def leakage_warning(shared: Mapping[str, int], judges: tuple[str, str, int] | No
 
 
 def find_leakage(pairs: Pairs, looks: Mapping[str, Looks], log: ProblemLog) -> list[Leakage]:
-    """What each two splits share; captions and look-alikes are noted, ids were before."""
-    return [_between(one, other, looks, pairs.name, log) for one, other in _to_compare(pairs)]
-
-
-def _to_compare(pairs: Pairs) -> Iterator[tuple[Split, Split]]:
-    for one, other in combinations(pairs, 2):
-        if not are_nested(one.name, other.name):
-            yield one, other
+    """What every two splits share; logs captions and look-alikes (`assemble` logs ids)."""
+    return [
+        _between(one, other, looks, pairs.name, log)
+        for one, other in combinations(pairs, 2)
+        if not are_nested(one.name, other.name)
+    ]
 
 
 def _between(
@@ -219,15 +293,15 @@ def _between(
         )
     images = None
     if one.name in looks and other.name in looks:
-        found = find_look_alikes(looks[one.name], looks[other.name])
-        pairs = [(a, b) for a, b in found.pairs if one.ids[a] != other.ids[b]]
+        matches = find_look_alikes(looks[one.name], looks[other.name])
+        pairs = [(a, b) for a, b in matches.pairs if one.ids[a] != other.ids[b]]
         images = len({b for _, b in pairs})
         if images:
             first, second = pairs[0]
             log.note(
                 "similar-images",
                 where,
-                f"{'' if found.complete else 'at least '}{images} images of '{other.name}' look "
+                f"{'' if matches.complete else 'at least '}{images} images of '{other.name}' look "
                 f"like one of '{one.name}' (such as '{other.ids[second]}' like "
                 f"'{one.ids[first]}'); {both} should not have them",
             )

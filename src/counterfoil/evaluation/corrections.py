@@ -18,8 +18,7 @@ from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
-from counterfoil.data.text.stemming import stem
-from counterfoil.data.text.words import words
+from counterfoil.data.text.words import stem, words
 from counterfoil.evaluation.foils.sets import choose_captions, readable_images, rule_set
 from counterfoil.evaluation.foils.truth import has_truth, places_of, verdict_on
 from counterfoil.foils.lexicon import NOUN_FORMS

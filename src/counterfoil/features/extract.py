@@ -19,10 +19,9 @@ from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.atomic import Scratch, write_atomically
 from counterfoil.core.storage.reading import GIB, read_bytes
 from counterfoil.data.formats.assemble import may_lack
-from counterfoil.data.fragments import FragmentTable
+from counterfoil.data.fragments import FragmentTable, PixelTable
 from counterfoil.data.images import FileImage, ImageRef, MemberImage, RowImage
 from counterfoil.data.pairs import Pairs, ProblemLog, Split
-from counterfoil.data.pixels import PixelTable
 from counterfoil.features.backbone import Backbone
 from counterfoil.features.cache import (
     DIGESTS,

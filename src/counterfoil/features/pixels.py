@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from counterfoil.core.errors import ConfigError
-from counterfoil.data.fragments import Fragments
-from counterfoil.data.pixels import PixelAugmentation
+from counterfoil.data.fragments import Fragments, PixelAugmentation
 from counterfoil.features.extractors import extractors, full_name
 from counterfoil.features.pretrained import dual_settings
 from counterfoil.features.views import WHOLE_IMAGE, Box, Preprocessing, View, place, squash

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from counterfoil.core.errors import ArgumentError
 from counterfoil.core.registry import Registry
-from counterfoil.data.batches.collate import ExtraBatch
+from counterfoil.data.batches.collate import BatchExtras
 from counterfoil.data.batches.dataset import ExtraNegativeSource
 from counterfoil.encoders.encoded import Needs
 from counterfoil.objectives.positives import Ids, check_mask, read_positives
@@ -42,7 +42,7 @@ class Context:
     protected: Tensor | None = None
     members: tuple[Tensor, ...] = ()
     services: BatchServices | None = None
-    extra: ExtraBatch | None = None
+    extra: BatchExtras | None = None
     logging: bool = True
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from counterfoil.core.distributed import gather_counts, gather_rows, rank
 from counterfoil.core.errors import TrainingError
-from counterfoil.data.batches.collate import ExtraBatch, PairBatch, TextBatch
+from counterfoil.data.batches.collate import BatchExtras, PairBatch, TextBatch
 from counterfoil.data.batches.dataset import ExtraNegativeSource
 from counterfoil.objectives.base import (
     Context,
@@ -27,7 +27,7 @@ NO_OWNER = -1
 """Owner of a text that only keeps the processes in step."""
 
 
-def extra_items(context: Context, name: str) -> tuple[BatchServices, ExtraBatch]:
+def extra_items(context: Context, name: str) -> tuple[BatchServices, BatchExtras]:
     """The batch with its model, and what the objective ``name`` brought into it."""
     if context.services is None or context.extra is None:
         raise TrainingError(f"objective.{name} works on the batches of a training run only")
@@ -107,7 +107,7 @@ class VSEC(FoilObjective):
         super().__init__(source=source, count=count, margin=margin, reduction=reduction)
 
 
-def foil_scores(services: BatchServices, extra: ExtraBatch) -> tuple[Tensor, Tensor]:
+def foil_scores(services: BatchServices, extra: BatchExtras) -> tuple[Tensor, Tensor]:
     """Scores [F] of the foils of all processes with their images, and the pairs they belong to.
 
     A process without any joins in with one of its captions, which is dropped again: the others

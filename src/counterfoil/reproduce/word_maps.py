@@ -151,7 +151,7 @@ def _object_at(box: Sequence[float], scene: Scene) -> str | None:
     for one in scene.objects:
         overlap = max(_overlap(place, other) for other in (one.box, *one.boxes))
         if overlap >= best:
-            best, name = overlap, f"{one.colour} {one.kind}"
+            best, name = overlap, f"{one.color} {one.kind}"
     return name
 
 

@@ -20,7 +20,6 @@ from counterfoil.core.errors import CheckpointError, ConfigError, DataError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.tensors.device import choose_device
-from counterfoil.data.noise import shuffled_captions
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.splits import (
     dev_note,
@@ -30,6 +29,7 @@ from counterfoil.data.splits import (
     save_dev_split,
     shared_by,
     shared_with_train,
+    shuffled_captions,
 )
 from counterfoil.encoders.bert import loading_notes
 from counterfoil.evaluation.corrections import choose_rule

@@ -25,14 +25,15 @@ from counterfoil.data.batches.collate import Collate, PairBatch
 from counterfoil.data.batches.dataset import Augmentation, CaptionItems
 from counterfoil.data.batches.device_features import features_on_device
 from counterfoil.data.batches.sampling import BatchPlan, RankBatches
+from counterfoil.data.fragments import PixelAugmentation
 from counterfoil.data.load import load_pairs
-from counterfoil.data.noise import shuffled_captions, with_noise_index
 from counterfoil.data.pairs import DEV_NAMES, Pairs, Severity, Split, count_kinds
-from counterfoil.data.pixels import PixelAugmentation
 from counterfoil.data.splits import (
     lacks_dev,
     read_dev_split,
+    shuffled_captions,
     with_dev_split,
+    with_noise_index,
 )
 from counterfoil.features import with_fragments
 from counterfoil.models import Model, resolve
@@ -181,7 +182,7 @@ class TrainingBatches:
             ),
             seed,
             objective.extra_sources_by_term(),
-            held=self.device_features.good if self.device_features else None,
+            resident=self.device_features.usable if self.device_features else None,
         )
         self._loader: DataLoader[Any] | None = None
 
@@ -211,7 +212,7 @@ class TrainingBatches:
 
     def to_device(self, batch: PairBatch) -> PairBatch:
         batch = batch.to(self.device)
-        return batch if self.device_features is None else self.device_features.filled(batch)
+        return batch if self.device_features is None else self.device_features.fill(batch)
 
     def close(self) -> None:
         """End the processes that read ahead."""

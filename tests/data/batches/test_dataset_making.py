@@ -143,7 +143,7 @@ def test_every_number_is_that_of_the_plain_way(tmp_path, kind, extra_sources) ->
     more = {"mine": Draws()} if extra_sources else None
     touched = 0
     for change in CHANGES:
-        items = CaptionItems(split, text, change, SEED, more, held=np.ones(4, np.bool_))
+        items = CaptionItems(split, text, change, SEED, more, resident=np.ones(4, np.bool_))
         indices = list(product(range(3), range(len(split.texts)), (0, 1, TEXT_ONLY)))
         batch = Collate(text.pad)([items[index] for index in indices])
         shown = 0
@@ -152,8 +152,8 @@ def test_every_number_is_that_of_the_plain_way(tmp_path, kind, extra_sources) ->
             if view != TEXT_ONLY:
                 expected = places(split.fragments, image, change, rng)
                 mask = batch.images.mask[shown].numpy()
-                assert batch.images.places[shown].numpy()[mask].tolist() == expected.tolist()
-                assert not batch.images.places[shown].numpy()[~mask].any()
+                assert batch.images.table_rows[shown].numpy()[mask].tolist() == expected.tolist()
+                assert not batch.images.table_rows[shown].numpy()[~mask].any()
                 assert mask.sum() == len(expected)
                 shown += 1
             if extra_sources:
@@ -161,7 +161,7 @@ def test_every_number_is_that_of_the_plain_way(tmp_path, kind, extra_sources) ->
                 wanted = [places(split.fragments, other, change, rng) for other in extra.images]
                 rows = (mine.image_owners == row).nonzero()[:, 0]
                 for place, there in zip(rows, wanted, strict=True):
-                    kept = mine.images.places[place][mine.images.mask[place]]
+                    kept = mine.images.table_rows[place][mine.images.mask[place]]
                     assert kept.tolist() == there.tolist()
             ids, word_of, named = plain(text, split.texts[caption], change.words, rng)
             mask = batch.texts.mask[row]
@@ -211,7 +211,7 @@ def test_only_so_many_captions_are_remembered_and_all_come_out_alike(tmp_path, m
     few = CaptionItems(split, text, change, SEED)
     for epoch, caption in product(range(3), range(8)):
         assert few[epoch, caption, 0].ids == whole[epoch, caption, 0].ids
-    assert len(few.tokens_of.known) == 3
+    assert len(few.tokens_of.cache) == 3
     again = pickle.loads(pickle.dumps(few))  # noqa: S301
     assert again[5, 6, 0].ids == few[5, 6, 0].ids
 
@@ -226,7 +226,7 @@ def test_what_is_remembered_is_not_what_is_handed_out(tmp_path) -> None:
 def test_processes_that_stay_make_what_new_ones_make(tmp_path) -> None:
     split, text = split_of(tmp_path), texts_of(tmp_path)["words"]
     held, shares = np.ones(4, np.bool_), RankBatches(BatchPlan(split, 4, SEED, views=2), 0)
-    items = CaptionItems(split, text, Augmentation(0.3, 0.3), SEED, held=held)
+    items = CaptionItems(split, text, Augmentation(0.3, 0.3), SEED, resident=held)
     loader = DataLoader(
         items,
         batch_sampler=shares,
@@ -236,11 +236,11 @@ def test_processes_that_stay_make_what_new_ones_make(tmp_path) -> None:
     )
     for epoch in range(3):
         shares.epoch = epoch
-        fresh = CaptionItems(split, text, Augmentation(0.3, 0.3), SEED, held=held)
+        fresh = CaptionItems(split, text, Augmentation(0.3, 0.3), SEED, resident=held)
         for batch, indices in zip(loader, shares, strict=True):
             expected = Collate(text.pad)([fresh[index] for index in indices])
             assert torch.equal(batch.texts.ids, expected.texts.ids)
-            assert torch.equal(batch.images.places, expected.images.places)
+            assert torch.equal(batch.images.table_rows, expected.images.table_rows)
             assert torch.equal(batch.images.mask, expected.images.mask)
 
 

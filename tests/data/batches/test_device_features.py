@@ -17,7 +17,7 @@ from counterfoil.core.tensors.device import room_for
 from counterfoil.data.batches import device_features as module
 from counterfoil.data.batches.collate import Collate, PairBatch
 from counterfoil.data.batches.dataset import Augmentation, CaptionItems, ExtraItems
-from counterfoil.data.batches.device_features import copied, features_on_device
+from counterfoil.data.batches.device_features import copy_to_device, features_on_device
 from counterfoil.data.batches.sampling import BatchPlan, RankBatches
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Pairs, Split
@@ -80,15 +80,15 @@ def batches(
 def test_batches_are_those_that_are_read(tmp_path, monkeypatch, dtype, boxes, drop) -> None:
     monkeypatch.setattr(module, "CHUNK", 4)
     split = odd_split(tmp_path, dtype, boxes=boxes)
-    here = copied(split.fragments, CPU, Silent())
-    assert here.good.tolist() == [place != 3 for place in range(9)]
+    here = copy_to_device(split.fragments, CPU, Silent())
+    assert here.usable.tolist() == [place != 3 for place in range(9)]
     read = batches(split, None, drop=drop)
-    sent = batches(split, here.good, drop=drop)
+    sent = batches(split, here.usable, drop=drop)
     assert len(read) == len(sent) == 3
     for expected, travelled in zip(read, sent, strict=True):
         assert travelled.images.fragments.shape[2] == 0
         assert travelled.skipped == expected.skipped
-        found, expected = here.filled(travelled.to(CPU)), expected.to(CPU)
+        found, expected = here.fill(travelled.to(CPU)), expected.to(CPU)
         for mine, theirs in (
             (found.images, expected.images),
             (found.extras["next"].images, expected.extras["next"].images),
@@ -96,7 +96,7 @@ def test_batches_are_those_that_are_read(tmp_path, monkeypatch, dtype, boxes, dr
             assert torch.equal(mine.fragments, theirs.fragments)
             assert mine.fragments.dtype == torch.float32
             assert torch.equal(mine.mask, theirs.mask)
-            assert mine.places is None
+            assert mine.table_rows is None
             assert (mine.boxes is None) == (theirs.boxes is None) == (not boxes)
             if boxes:
                 assert torch.equal(mine.boxes, theirs.boxes)
@@ -105,25 +105,25 @@ def test_batches_are_those_that_are_read(tmp_path, monkeypatch, dtype, boxes, dr
 
 def test_one_vector_an_image(tmp_path) -> None:
     split = odd_split(tmp_path, np.float32, boxes=False, vectors=True)
-    here = copied(split.fragments, CPU, Silent())
-    for travelled, expected in zip(batches(split, here.good), batches(split, None), strict=True):
-        assert torch.equal(here.filled(travelled).images.fragments, expected.images.fragments)
+    here = copy_to_device(split.fragments, CPU, Silent())
+    for travelled, expected in zip(batches(split, here.usable), batches(split, None), strict=True):
+        assert torch.equal(here.fill(travelled).images.fragments, expected.images.fragments)
 
 
 def test_workers_send_the_same(tmp_path) -> None:
     split = odd_split(tmp_path, np.float16, boxes=True)
-    here = copied(split.fragments, CPU, Silent())
+    here = copy_to_device(split.fragments, CPU, Silent())
     for mine, theirs in zip(
-        batches(split, here.good, workers=2), batches(split, here.good), strict=True
+        batches(split, here.usable, workers=2), batches(split, here.usable), strict=True
     ):
-        assert torch.equal(mine.images.places, theirs.images.places)
+        assert torch.equal(mine.images.table_rows, theirs.images.table_rows)
         assert torch.equal(mine.texts.ids, theirs.texts.ids)
 
 
 def test_a_batch_goes_to_another_process_without_shared_memory(tmp_path) -> None:
     split = odd_split(tmp_path, np.float16, boxes=False)
-    here = copied(split.fragments, CPU, Silent())
-    batch = batches(split, here.good)[0]
+    here = copy_to_device(split.fragments, CPU, Silent())
+    batch = batches(split, here.usable)[0]
     back = ForkingPickler.loads(bytes(ForkingPickler.dumps(batch)))
     assert torch.equal(back.texts.mask, batch.texts.mask)
     assert torch.equal(back.extras["next"].image_owners, batch.extras["next"].image_owners)
@@ -202,10 +202,10 @@ def test_where_features_are_held_makes_no_other_run_of_it(tmp_path) -> None:
 
 def test_an_image_that_is_not_held_is_left_out_although_it_can_be_read(tmp_path) -> None:
     split = odd_split(tmp_path, np.float32, boxes=False)
-    held = copied(split.fragments, CPU, Silent()).good
+    held = copy_to_device(split.fragments, CPU, Silent()).usable
     held[1] = False  # as where a disk failed for a while
     text = WordText(Vocabulary.build(split.texts, 1))
-    items = CaptionItems(split, text, Augmentation(), 5, held=held)
+    items = CaptionItems(split, text, Augmentation(), 5, resident=held)
     batch = Collate(text.pad)([items[0, caption, 0] for caption in range(8)])
     assert isinstance(batch, PairBatch)
     assert batch.image_ids.tolist() == [0, 0, 2, 2]

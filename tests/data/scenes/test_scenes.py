@@ -37,7 +37,7 @@ from counterfoil.data.scenes import (
     tokens,
 )
 from counterfoil.data.scenes.draw import SPRITES
-from counterfoil.data.scenes.vocabulary import COLOUR_WORDS, KINDS
+from counterfoil.data.scenes.vocabulary import COLOR_WORDS, KINDS
 from tests.unprivileged import open_folder, run_without_write_permission
 
 seeds = st.tuples(st.integers(0, 99), st.integers(0, 2), st.integers(0, 10**6), st.integers(0, 3))
@@ -57,8 +57,8 @@ def test_every_word_of_every_caption_is_aligned_and_true(seed: tuple[int, ...]) 
         for place, word in enumerate(caption.words):
             assert word.phrase[0] <= place < word.phrase[1]
             assert all(0 <= index < len(scene.objects) for index in word.objects)
-            if word.kind == "attribute" and word.text in COLOUR_WORDS:
-                assert scene.objects[word.objects[0]].colour == COLOUR_WORDS[word.text]
+            if word.kind == "attribute" and word.text in COLOR_WORDS:
+                assert scene.objects[word.objects[0]].color == COLOR_WORDS[word.text]
 
 
 @given(seeds, st.integers(1, 3))
@@ -88,9 +88,7 @@ def test_foils_are_false_of_their_scene_and_differ_only_where_they_say(
 
 def test_alternatives_leave_out_words_that_would_still_be_true() -> None:
     base = make_scene((0, 0, 0, 0))
-    man = replace(
-        base.objects[0], kind="man", colour="red", pattern="plain", count=1, size="medium"
-    )
+    man = replace(base.objects[0], kind="man", color="red", pattern="plain", count=1, size="medium")
     scene = replace(base, objects=(man,), relations=())
     options = alternatives(scene, _caption([("the", ""), ("man", "noun:0")]), 1)
     assert {"woman", "boy", "girl", "child"} <= set(options)
@@ -99,12 +97,10 @@ def test_alternatives_leave_out_words_that_would_still_be_true() -> None:
 
 def test_the_generous_reading_grants_hypernyms_details_and_joint_counts() -> None:
     base = make_scene((0, 0, 0, 0))
-    man = replace(
-        base.objects[0], kind="man", colour="red", pattern="plain", count=1, size="medium"
-    )
+    man = replace(base.objects[0], kind="man", color="red", pattern="plain", count=1, size="medium")
     objects = (
         replace(man, boxes=((10.0, 120.0, 40.0, 200.0),)),
-        replace(man, kind="girl", colour="blue", boxes=((180.0, 140.0, 210.0, 200.0),)),
+        replace(man, kind="girl", color="blue", boxes=((180.0, 140.0, 210.0, 200.0),)),
     )
     scene = replace(base, objects=objects, relations=())
     told = _caption([("two", "count:0"), ("people", "noun:0")])
@@ -135,14 +131,15 @@ def test_members_of_a_family_differ_from_the_base_by_their_edit_alone(
     differing = [
         (what, index)
         for index, (one, other) in enumerate(zip(base.objects, scene.objects, strict=True))
-        for what in ("kind", "colour", "size", "pattern", "count")
+        for what in ("kind", "color", "size", "pattern", "count")
         if getattr(one, what) != getattr(other, what)
     ]
     drawn = [_couples(s) for s in (base, scene)]
     if edit.what in ("relation", "order", "depth"):
         assert differing == []
     else:
-        assert differing == [(edit.what, edit.object)]
+        attribute = "color" if edit.what == "colour" else edit.what
+        assert differing == [(attribute, edit.object)]
     assert (drawn[0] == drawn[1]) == (edit.what != "relation")
 
 

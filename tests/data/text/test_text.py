@@ -85,7 +85,7 @@ def test_glove_text_and_npz_give_the_same_table(tmp_path) -> None:
     np.savez(tmp_path / "g.npz", words=np.array(["dog", "cat"]), vectors=np.array([[1, 2], [3, 4]]))
     text, packed = (load_vectors(tmp_path / f"g.{x}", vocabulary) for x in ("txt", "npz"))
     assert np.array_equal(text.table, packed.table)
-    assert text.found == 2
+    assert text.count == 2
     assert text.table[vocabulary.index["cat"]].tolist() == [3, 4]
     assert text.table[vocabulary.pad].tolist() == [0, 0]
 

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from counterfoil.core.errors import ConfigError
-from counterfoil.data.text.stemming import stem
 from counterfoil.data.text.tfidf import caption_space, stems, tf_idf, truncated_svd
+from counterfoil.data.text.words import stem
 
 # The examples that accompany the rules in Porter (1980), as they leave the whole algorithm.
 CLASSIC = {

@@ -1,1 +1,1 @@
-"""Batches as tensors: items, padding, sampling, features kept on a GPU."""
+"""Batches as tensors: items, padding, sampling, features resident on a GPU."""

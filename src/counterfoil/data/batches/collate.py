@@ -1,4 +1,4 @@
-"""Items to padded batches of fragments and words, with masks and image ids."""
+"""Collate items into padded batches of fragments and token ids, with masks and image ids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from counterfoil.data.text.dependencies import LinkedIds
 
 @dataclass(frozen=True)
 class FragmentSelection:
-    """Which of an image's fragments are kept; in a table of all they begin at row ``first``."""
+    """Fragments of an image that augmentation keeps; row ``first`` of the table is its first."""
 
     first: int
     keep: NDArray[np.bool_]
@@ -28,21 +28,21 @@ class FragmentSelection:
 
 @dataclass(frozen=True)
 class ImageBatch(TensorBundle):
-    """Fragments [B, N, D] with mask [B, N] (True: real) and boxes [B, N, 4] where known.
+    """Fragments [B, N, D] with mask [B, N] (False: padding) and boxes [B, N, 4] if known.
 
-    Where the training device holds all fragments (`resident`), a batch travels without
-    them (D is 0) and says by ``places`` [B, N] which rows it wants.
+    If all fragments are resident on the training device (`device_features`), a batch comes without
+    them (D is 0): ``table_rows`` [B, N] are the rows to gather there.
     """
 
     fragments: Tensor
     mask: Tensor
     boxes: Tensor | None = None
-    places: Tensor | None = None
+    table_rows: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class TextBatch(TensorBundle):
-    """Token ids [B, W] with mask [B, W] (True: real) and graph [B, W, W] of links where known."""
+    """Token ids [B, W] with mask [B, W] (False: padding) and word graph [B, W, W] if known."""
 
     ids: Tensor
     mask: Tensor
@@ -50,14 +50,14 @@ class TextBatch(TensorBundle):
 
 
 def pad_images(items: Sequence[Fragments | FragmentSelection]) -> ImageBatch:
-    """A batch of fragments, or of places where they are."""
+    """A batch of fragments, or of their rows in the resident table."""
     if isinstance(items[0], FragmentSelection):
-        return pad_places([item for item in items if isinstance(item, FragmentSelection)])
+        return pad_selections([item for item in items if isinstance(item, FragmentSelection)])
     return pad_fragments([item for item in items if isinstance(item, Fragments)])
 
 
 def pad_fragments(items: Sequence[Fragments]) -> ImageBatch:
-    """A batch; features that are all of one compact type stay so until they are moved (`to`)."""
+    """A batch; features that are all float16, or all uint8, stay so until `to` moves them."""
     dim = items[0].features.shape[1]
     longest = max(1, max(len(item) for item in items))
     even = all(len(item) == longest for item in items)
@@ -67,7 +67,7 @@ def pad_fragments(items: Sequence[Fragments]) -> ImageBatch:
     mask = torch.full((len(items), longest), even)
     boxed = all(item.boxes is not None for item in items)
     boxes = torch.zeros(len(items), longest, 4) if boxed else None
-    rows, real = features.numpy(), mask.numpy()  # assigning is faster there
+    rows, real = features.numpy(), mask.numpy()  # NumPy assigns small slices faster than torch
     for row, item in enumerate(items):
         rows[row, : len(item)] = item.features
         real[row, : len(item)] = True
@@ -76,21 +76,21 @@ def pad_fragments(items: Sequence[Fragments]) -> ImageBatch:
     return ImageBatch(features, mask, boxes)
 
 
-def pad_places(items: Sequence[FragmentSelection]) -> ImageBatch:
-    """A batch of images whose fragments are elsewhere."""
-    there = _real(np.array([len(item.keep) for item in items]))
-    keep: NDArray[np.bool_] = np.zeros(there.shape, dtype=np.bool_)
-    keep[there] = np.concatenate([item.keep for item in items])
-    mask = _real(keep.sum(1))
-    rows = np.array([item.first for item in items], dtype=np.int32)[:, None]
-    places = np.zeros(mask.shape, dtype=np.int32)
-    places[mask] = (rows + np.arange(keep.shape[1], dtype=np.int32))[keep]
+def pad_selections(items: Sequence[FragmentSelection]) -> ImageBatch:
+    """A batch of images whose fragments are resident on the training device."""
+    stored = _length_mask(np.array([len(item.keep) for item in items]))
+    keep: NDArray[np.bool_] = np.zeros(stored.shape, dtype=np.bool_)
+    keep[stored] = np.concatenate([item.keep for item in items])
+    mask = _length_mask(keep.sum(1))
+    first = np.array([item.first for item in items], dtype=np.int32)[:, None]
+    table_rows = np.zeros(mask.shape, dtype=np.int32)
+    table_rows[mask] = (first + np.arange(keep.shape[1], dtype=np.int32))[keep]
     absent = torch.empty(*mask.shape, 0)
-    return ImageBatch(absent, torch.from_numpy(mask), None, torch.from_numpy(places))
+    return ImageBatch(absent, torch.from_numpy(mask), None, torch.from_numpy(table_rows))
 
 
-def _real(lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """What is not padding [B, N] in rows of such lengths; at least one column."""
+def _length_mask(lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mask [B, N] of rows with these lengths; at least one column."""
     mask: NDArray[np.bool_] = np.arange(max(1, int(lengths.max()))) < lengths[:, None]
     return mask
 
@@ -103,8 +103,7 @@ def _common_type(items: Sequence[Fragments]) -> torch.dtype:
 
 
 def _batch_memory(shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
-    """Uninitialised; in a loader's worker what it shares with the main process, as it would
-    otherwise be copied there."""
+    """Uninitialised memory; in a loader worker shared with the main process, which saves a copy."""
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype)
     size = math.prod(shape) * dtype.itemsize
@@ -122,7 +121,7 @@ def pad_texts(items: Sequence[Sequence[int]], pad: int) -> TextBatch:
 
 
 def _word_graph(items: Sequence[Sequence[int]], longest: int) -> Tensor | None:
-    """Links [B, longest, longest], each both ways; None unless every caption was parsed."""
+    """Symmetric adjacency [B, longest, longest]; None unless every caption was parsed."""
     if not all(isinstance(item, LinkedIds) for item in items):
         return None
     graph = torch.zeros(len(items), longest, longest, dtype=torch.bool)
@@ -134,11 +133,11 @@ def _word_graph(items: Sequence[Sequence[int]], longest: int) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class ExtraBatch(TensorBundle):
-    """What travels with the pairs of a batch because an objective asked for it.
+class BatchExtras(TensorBundle):
+    """Extra images and texts that one objective adds to the pairs of a batch.
 
-    Extra image ``e`` is there for pair ``image_owners[e]`` of the batch, text ``e`` for pair
-    ``text_owners[e]``; a pair's extras keep the order in which they were asked for.
+    Extra image ``e`` belongs to pair ``image_owners[e]`` of the batch, extra text ``e`` to pair
+    ``text_owners[e]``. The extras of a pair keep the order of their source.
     """
 
     images: ImageBatch | None
@@ -152,8 +151,8 @@ class PairBatch(TensorBundle):
     """Images and captions; equal image ids are positives.
 
     ``image_ids`` are those of the images, ``owners`` the image id of each caption. In a batch of
-    pairs caption ``k`` belongs to image ``k`` and the two are the same; in a grouped batch an image
-    comes once with all its captions. ``extras`` hold what objectives asked for, by their names.
+    pairs caption ``k`` belongs to image ``k``, and the two are equal. In a grouped batch each image
+    comes once, with all its captions. ``extras`` has the extra items by objective name.
     """
 
     images: ImageBatch
@@ -162,12 +161,12 @@ class PairBatch(TensorBundle):
     caption_ids: Tensor
     owners: Tensor
     skipped: tuple[str, ...] = ()
-    extras: dict[str, ExtraBatch] = field(default_factory=dict)
+    extras: dict[str, BatchExtras] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Item:
-    """A caption with its image, read and ready; ``fragments`` is None where only text is asked."""
+    """A caption with its image; ``fragments`` is None if the image is in the batch already."""
 
     fragments: Fragments | FragmentSelection | None
     ids: list[int]
@@ -179,7 +178,7 @@ class Item:
 
 
 class Collate:
-    """Items to a `PairBatch`; a picklable callable for loader workers."""
+    """Collates items into a `PairBatch`; picklable, for loader workers."""
 
     def __init__(self, pad: int) -> None:
         self.pad = pad
@@ -187,8 +186,8 @@ class Collate:
     def __call__(self, items: Sequence[Item | str]) -> PairBatch | tuple[str, ...]:
         skipped = tuple(item for item in items if isinstance(item, str))
         good = [item for item in items if not isinstance(item, str)]
-        shown = {item.image for item in good if item.fragments is not None}
-        good = [item for item in good if item.image in shown]  # a caption needs its image
+        readable = {item.image for item in good if item.fragments is not None}
+        good = [item for item in good if item.image in readable]  # a caption needs its image
         if not good:
             return skipped
         pictures = [item for item in good if item.fragments is not None]
@@ -202,10 +201,10 @@ class Collate:
             {name: self._extras(good, name) for name in good[0].extras},
         )
 
-    def _extras(self, items: Sequence[Item], name: str) -> ExtraBatch:
+    def _extras(self, items: Sequence[Item], name: str) -> BatchExtras:
         images = [(row, x) for row, item in enumerate(items) for x in item.extras[name][0]]
         texts = [(row, x) for row, item in enumerate(items) for x in item.extras[name][1]]
-        return ExtraBatch(
+        return BatchExtras(
             pad_images([x for _, x in images]) if images else None,
             _numbers([row for row, _ in images]),
             pad_texts([x for _, x in texts], self.pad) if texts else None,

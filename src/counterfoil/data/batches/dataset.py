@@ -1,4 +1,4 @@
-"""`CaptionItems`: the captions of a split with their images, augmented, as items of batches."""
+"""`CaptionItems`: a `torch` data set with one augmented image–caption item per caption."""
 
 from __future__ import annotations
 
@@ -11,48 +11,43 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from counterfoil.core.errors import ConfigError, DataError
-from counterfoil.data.batches.collate import (
-    FragmentSelection,
-    Item,
-)
-from counterfoil.data.fragments import Fragments, FragmentTable
+from counterfoil.data.batches.collate import FragmentSelection, Item
+from counterfoil.data.fragments import Fragments, FragmentTable, PixelAugmentation, PixelTable
 from counterfoil.data.pairs import Split
-from counterfoil.data.pixels import PixelAugmentation, PixelTable
 from counterfoil.data.text.tokenizers import TextProcessor, Tokens, WordNoise
 
 MAX_CACHED_CAPTIONS = 1 << 18
-"""Results that are kept: of captions cut into tokens, a few hundred bytes each."""
+"""Results that `Once` caches: a tokenized caption takes a few hundred bytes."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 TEXT_ONLY = -1
-"""The view of a caption whose image is already in the batch."""
+"""The view number of a caption whose image is already in the batch."""
 
 
 class Once(Generic[Key, Value]):
-    """A function whose results are kept, up to so many."""
+    """A function that caches its first `MAX_CACHED_CAPTIONS` results; picklable."""
 
-    def __init__(self, find: Callable[[Key], Value]) -> None:
-        self.find = find
-        self.known: dict[Key, Value] = {}
+    def __init__(self, compute: Callable[[Key], Value]) -> None:
+        self.compute = compute
+        self.cache: dict[Key, Value] = {}
 
     def __call__(self, key: Key) -> Value:
-        if key in self.known:
-            return self.known[key]
-        found = self.find(key)
-        if len(self.known) < MAX_CACHED_CAPTIONS:
-            self.known[key] = found
-        return found
+        if key in self.cache:
+            return self.cache[key]
+        result = self.compute(key)
+        if len(self.cache) < MAX_CACHED_CAPTIONS:
+            self.cache[key] = result
+        return result
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to a training item (VSE∞): regions dropped, words disturbed.
+    """Augmentation of a training item (VSE∞): drop regions, disturb words, crop and flip pixels.
 
-    ``regions`` is the share of fragments dropped. With ``varying`` (the grid-feature form) the rate
-    itself is drawn anew per image, from 0 to ``regions``, and one image in five is left whole.
-    ``pixel_augmentation`` is how pixels are looked at.
+    ``regions`` is the share of fragments dropped. With ``varying`` (for grid features) the rate is
+    drawn per image from 0 to ``regions``, and one image in five stays whole.
     """
 
     regions: float = 0.0
@@ -63,14 +58,14 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class ExtraItems:
-    """More images (by index) and captions (as text) that a pair brings into its batch."""
+    """Extra images (by index) and captions (as text) that a pair adds to its batch."""
 
     images: tuple[int, ...] = ()
     texts: tuple[str, ...] = ()
 
 
 class ExtraNegativeSource(Protocol):
-    """What each caption of a training split brings into a batch besides itself."""
+    """Gives the extra items for a caption of the training split."""
 
     def of(self, caption: int, rng: np.random.Generator) -> ExtraItems: ...
 
@@ -78,12 +73,12 @@ class ExtraNegativeSource(Protocol):
 class CaptionItems(Dataset["Item | str"]):
     """One item per caption of a split: its image's fragments and its token ids.
 
-    An index is (epoch, caption, view): augmentation draws from a generator seeded with all three
-    and the seed, so a batch is the same whichever worker or process makes it, and two views of one
-    caption differ. An item that cannot be used comes back as the text of its problem.
+    An index is (epoch, caption, view). Augmentation draws from a generator seeded with these three
+    and the seed. So every worker and process makes the same batch, and two views of one caption
+    differ. An item that cannot be used is returned as an error message.
 
-    ``held`` says of each image whether the training device has its fragments: then an item has the
-    places of those that are kept, image after image with as many for each as the table's widest.
+    ``resident`` [images] is True for images whose fragments are resident on the training device.
+    If it is given, an item has the rows of its fragments in the resident table instead.
     """
 
     def __init__(
@@ -93,15 +88,15 @@ class CaptionItems(Dataset["Item | str"]):
         augmentation: Augmentation,
         seed: int,
         extra_sources: Mapping[str, ExtraNegativeSource] | None = None,
-        held: NDArray[np.bool_] | None = None,
+        resident: NDArray[np.bool_] | None = None,
     ) -> None:
         self.split, self.text, self.augmentation, self.seed = split, text, augmentation, seed
         self.fragments = split.require_fragments()
         _check_augmentation(self.fragments, augmentation)
         self.extra_sources = dict(extra_sources or {})
-        self.held = held
-        self.whole = np.ones(self.fragments.max_fragments, dtype=np.bool_)
-        self.draws = _ItemRng(seed)
+        self.resident = resident
+        self.all_regions = np.ones(self.fragments.max_fragments, dtype=np.bool_)
+        self.item_rng = _ItemRng(seed)
         self.tokens_of = Once(self._tokens_of)
 
     def __len__(self) -> int:
@@ -110,19 +105,19 @@ class CaptionItems(Dataset["Item | str"]):
     def __getitem__(self, index: tuple[int, int, int]) -> Item | str:
         epoch, caption, view = index
         image = int(self.split.image_of[caption])
-        rng = self.draws.of(epoch, caption, view)
+        rng = self.item_rng.of(epoch, caption, view)
         try:
             fragments = self._read(image, rng) if view != TEXT_ONLY else None
             extras = {
-                name: self._extra(more.of(caption, rng), rng)
-                for name, more in self.extra_sources.items()
+                name: self._extra(source.of(caption, rng), rng)
+                for name, source in self.extra_sources.items()
             }
         except DataError as error:
             return f"image {self.split.ids[image]}: {error}"
         return Item(fragments, self._ids(caption, rng), image, caption, extras)
 
     def _ids(self, caption: int, rng: np.random.Generator) -> list[int]:
-        """Token ids of a caption, which is cut into tokens once: nothing else takes as long."""
+        """Token ids of a caption; tokens are cached, as tokenizing is the slowest step."""
         rate = self.augmentation.words
         noise = WordNoise(rate, rng) if rate else None
         return self.text.with_noise(self.tokens_of(caption), noise)
@@ -131,8 +126,8 @@ class CaptionItems(Dataset["Item | str"]):
         return self.text.tokenize(self.split.texts[caption])
 
     def _read(self, image: int, rng: np.random.Generator) -> Fragments | FragmentSelection:
-        if self.held is not None:
-            return self._places(image, rng)
+        if self.resident is not None:
+            return self._select(image, rng)
         if isinstance(self.fragments, PixelTable) and self.augmentation.pixel_augmentation:
             return self.fragments.augment(image, self.augmentation.pixel_augmentation, rng)
         fragments = self.fragments.compact(image)
@@ -140,26 +135,28 @@ class CaptionItems(Dataset["Item | str"]):
             return fragments
         return drop_regions(fragments, self.augmentation, rng)
 
-    def _places(self, image: int, rng: np.random.Generator) -> FragmentSelection:
+    def _select(self, image: int, rng: np.random.Generator) -> FragmentSelection:
         table = self.fragments
-        if self.held is not None and not self.held[image]:
-            table.compact(image)  # which says why it cannot be read
-            raise DataError("could not be read at first, but can be now: start again to use it")
-        keep = self.whole[: table.count(image)]
+        if self.resident is not None and not self.resident[image]:
+            table.compact(image)  # raises with the reason, unless the image is readable by now
+            raise DataError(
+                "was unreadable when training started but is readable now; restart to include it"
+            )
+        keep = self.all_regions[: table.count(image)]
         if self.augmentation.regions:
-            keep = kept_regions(len(keep), self.augmentation, rng)
+            keep = draw_regions(len(keep), self.augmentation, rng)
         return FragmentSelection(image * table.max_fragments, keep)
 
     def _extra(
         self, extra: ExtraItems, rng: np.random.Generator
     ) -> tuple[list[Fragments | FragmentSelection], list[list[int]]]:
-        """Extra images are augmented like any other; extra texts stay as they are written."""
+        """Extra images are augmented like any other; extra texts are not."""
         images = [self._read(image, rng) for image in extra.images]
         return images, [self.text.encode(text) for text in extra.texts]
 
 
 class _ItemRng:
-    """One generator that begins anew for each item: to make one takes longer than to draw."""
+    """One generator, reseeded per item: creating a generator takes longer than drawing."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -167,32 +164,32 @@ class _ItemRng:
 
     def of(self, epoch: int, caption: int, view: int) -> np.random.Generator:
         """As ``Generator(Philox(key=[seed, epoch << 40 + caption], counter=[0, 0, 0, view]))``."""
-        state: Any = {  # plain numbers in it are read ten times as fast as arrays
+        state: Any = {  # tuples are read ten times as fast as arrays
             "bit_generator": "Philox",
             "state": {
                 "counter": (0, 0, 0, max(0, view)),
                 "key": (self.seed, (epoch << 40) + caption),
             },
             "buffer": (0, 0, 0, 0),
-            "buffer_pos": 4,  # all of it is used up
+            "buffer_pos": 4,  # the buffer is used up
             "has_uint32": 0,
             "uinteger": 0,
         }
-        self.generator.bit_generator.state = state  # its own: a copied one may have another
+        self.generator.bit_generator.state = state
         return self.generator
 
 
 def _check_augmentation(fragments: FragmentTable, augmentation: Augmentation) -> None:
-    """Refuse what cannot be done to this kind of image."""
+    """Refuse pixel augmentation of features, and region dropping of pixels."""
     pixels = isinstance(fragments, PixelTable)
     if augmentation.pixel_augmentation and not pixels:
         raise ConfigError(
-            "data.random_crop and data.flip change pixels, but this model reads features that were "
-            "made before: leave them out, or train a model that reads pixels (such as clip)"
+            "data.random_crop and data.flip change pixels, but this model reads precomputed "
+            "features: leave them out, or train a model that reads pixels (such as clip)"
         )
     if augmentation.regions and pixels:
         raise ConfigError(
-            "data.drop_regions leaves out features, but this model reads whole pictures: set it to "
+            "data.drop_regions drops features, but this model reads pixels: set it to "
             "0, or use data.random_crop"
         )
 
@@ -200,22 +197,22 @@ def _check_augmentation(fragments: FragmentTable, augmentation: Augmentation) ->
 def drop_regions(
     fragments: Fragments, augmentation: Augmentation, rng: np.random.Generator
 ) -> Fragments:
-    """Leave out each fragment with the augmentation's rate; at least one stays."""
-    keep = kept_regions(len(fragments), augmentation, rng)
+    """Drop each fragment with the augmentation's rate; at least one stays."""
+    keep = draw_regions(len(fragments), augmentation, rng)
     if keep.all():
         return fragments
     boxes = fragments.boxes[keep] if fragments.boxes is not None else None
     return Fragments(fragments.features[keep], boxes)
 
 
-def kept_regions(
+def draw_regions(
     count: int, augmentation: Augmentation, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Which of so many fragments stay."""
+    """Mask [count] of the fragments to keep."""
     rate = augmentation.regions
     if augmentation.varying:
         rate = rate * rng.random() if rng.random() > 0.2 else 0.0
     keep: NDArray[np.bool_] = rng.random(count) >= rate
-    if not np.count_nonzero(keep):  # many times as fast as to ask for any
+    if not np.count_nonzero(keep):  # much faster than `any` on few items
         keep[:1] = True
     return keep

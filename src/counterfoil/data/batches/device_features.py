@@ -1,7 +1,7 @@
-"""Training features kept on the device, where there is room for them.
+"""Training features resident on the GPU if they fit into its memory.
 
-For Flickr30K they are 4.3 GB in half precision. Read once, a batch then takes its fragments by one
-gather on the device; what travels from the processes that read ahead is captions and places.
+For Flickr30K they take 4.3 GB as float16. They are copied once; a batch then gathers its fragments
+on the device, and loader workers send only captions and row numbers.
 """
 
 from __future__ import annotations
@@ -18,100 +18,102 @@ from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress
 from counterfoil.core.tensors.device import room_for
 from counterfoil.core.tensors.host_mirror import host_mask
-from counterfoil.data.batches.collate import ExtraBatch, ImageBatch, PairBatch
+from counterfoil.data.batches.collate import BatchExtras, ImageBatch, PairBatch
 from counterfoil.data.fragments import FragmentTable
 
 COPY_TASK = "features to the device"
 
 CHUNK, READERS = 256, 4
-"""Images read at a time, and by how many threads."""
+"""Images copied at a time, and threads that read them."""
 
 
 @dataclass(frozen=True)
 class ResidentFragments:
-    """All fragments of a split on a device, as many rows for each image as the widest has.
+    """All fragments of a split on a device: R rows per image [images × R, D], zero-padded.
 
-    ``good`` says which images can be used; the others hold what is not a number.
+    ``usable`` [images] is False for images that could not be read.
     """
 
     features: Tensor
     boxes: Tensor | None
-    good: NDArray[np.bool_]
+    usable: NDArray[np.bool_]
 
-    def filled(self, batch: PairBatch) -> PairBatch:
-        """A batch with the fragments that it travelled without."""
+    def fill(self, batch: PairBatch) -> PairBatch:
+        """The batch with its fragments, and those of its extras, gathered."""
         extras = {name: self._extra(extra) for name, extra in batch.extras.items()}
         return replace(batch, images=self.take(batch.images), extras=extras)
 
-    def _extra(self, extra: ExtraBatch) -> ExtraBatch:
+    def _extra(self, extra: BatchExtras) -> BatchExtras:
         return extra if extra.images is None else replace(extra, images=self.take(extra.images))
 
     def take(self, images: ImageBatch) -> ImageBatch:
-        if images.places is None:
+        if images.table_rows is None:
             return images
-        places = images.places.flatten()
+        rows = images.table_rows.flatten()
         whole = bool(host_mask(images.mask).all())
 
-        def taken(table: Tensor) -> Tensor:
-            found = table.index_select(0, places).to(torch.get_default_dtype())
-            found = found.view(*images.mask.shape, -1)
-            return found if whole else found.masked_fill(~images.mask[..., None], 0.0)
+        def gather(table: Tensor) -> Tensor:
+            values = table.index_select(0, rows).to(torch.get_default_dtype())
+            values = values.view(*images.mask.shape, -1)
+            return values if whole else values.masked_fill(~images.mask[..., None], 0.0)
 
-        boxes = None if self.boxes is None else taken(self.boxes)
-        return ImageBatch(taken(self.features), images.mask, boxes)
+        boxes = None if self.boxes is None else gather(self.boxes)
+        return ImageBatch(gather(self.features), images.mask, boxes)
 
 
 def features_on_device(
     table: FragmentTable | None, wanted: bool | None, device: torch.device, progress: Progress
 ) -> ResidentFragments | None:
-    """The fragments on a device, if that is ``wanted``; None: where it is a GPU with room."""
+    """The fragments on a device if ``wanted`` (None: if it is a GPU with enough free memory)."""
     if wanted is False or type(table) is not FragmentTable or not len(table):
         return None
-    size = len(table) * table.max_fragments * table.dim * _kept_as(table).itemsize
+    size = len(table) * table.max_fragments * table.dim * _stored_dtype(table).itemsize
     if wanted is None and not room_for(size, device):
         return None
-    return copied(table, device, progress)
+    return copy_to_device(table, device, progress)
 
 
-def copied(table: FragmentTable, device: torch.device, progress: Progress) -> ResidentFragments:
+def copy_to_device(
+    table: FragmentTable, device: torch.device, progress: Progress
+) -> ResidentFragments:
     shape = (len(table), table.max_fragments)
-    features = torch.empty(*shape, table.dim, dtype=_kept_as(table), device=device)
+    features = torch.empty(*shape, table.dim, dtype=_stored_dtype(table), device=device)
     boxes = torch.empty(*shape, 4, device=device) if table.boxes is not None else None
-    good = np.zeros(len(table), dtype=bool)
+    usable = np.zeros(len(table), dtype=bool)
     spans = [range(first, min(first + CHUNK, len(table))) for first in range(0, len(table), CHUNK)]
     with ThreadPoolExecutor(READERS) as pool:
         for span in progress.track(spans, COPY_TASK, len(spans)):
             rows = slice(span.start, span.stop)
-            read = _Read(table, span)
-            good[rows] = list(pool.map(read.one, range(len(span))))
-            features[rows] = torch.from_numpy(read.features).to(device)
+            chunk = _Chunk(table, span)
+            usable[rows] = list(pool.map(chunk.read, range(len(span))))
+            features[rows] = torch.from_numpy(chunk.features).to(device)
             if boxes is not None:
-                boxes[rows] = torch.from_numpy(read.boxes).to(device)
+                boxes[rows] = torch.from_numpy(chunk.boxes).to(device)
     flat = None if boxes is None else boxes.flatten(0, 1)
-    return ResidentFragments(features.flatten(0, 1), flat, good)
+    return ResidentFragments(features.flatten(0, 1), flat, usable)
 
 
-def _kept_as(table: FragmentTable) -> torch.dtype:
+def _stored_dtype(table: FragmentTable) -> torch.dtype:
     return torch.float16 if table.features.dtype == np.float16 else torch.float32
 
 
-class _Read:
-    """Features and boxes of some images; zero beyond what an image has."""
+class _Chunk:
+    """Zero-padded features and boxes of consecutive images."""
 
     def __init__(self, table: FragmentTable, images: range) -> None:
         self.table, self.images = table, images
         shape = (len(images), table.max_fragments)
-        dtype = np.float16 if _kept_as(table) == torch.float16 else np.float32
+        dtype = np.float16 if _stored_dtype(table) == torch.float16 else np.float32
         self.features: NDArray[np.floating] = np.zeros((*shape, table.dim), dtype=dtype)
         self.boxes = np.zeros((*shape, 4), dtype=np.float32)
 
-    def one(self, place: int) -> bool:
-        """Read an image; False where that cannot be, which its first use in training tells."""
+    def read(self, index: int) -> bool:
+        """Read an image; False if that fails. Training reports it when it first needs the image."""
         try:
-            found = self.table.compact(self.images[place])
+            fragments = self.table.compact(self.images[index])
         except DataError:
             return False
-        self.features[place, : len(found)] = found.features
-        if found.boxes is not None:
-            self.boxes[place, : len(found)] = found.boxes
+        self.features[index, : len(fragments)] = fragments.features
+        if fragments.boxes is not None:
+            self.boxes[index, : len(fragments)] = fragments.boxes
         return True

@@ -1,4 +1,4 @@
-"""Which captions form which batch: a plan that depends on seed and epoch alone."""
+"""Batch sampling: which captions form which batch, as a function of seed and epoch alone."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from counterfoil.data.pairs import Split
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Global batches of an epoch; every process computes the same plan and takes its share.
+    """Global batches of an epoch; every process computes the same plan and takes its own share.
 
-    ``captions="all"`` visits every caption once an epoch, ``"one"`` one random caption an image,
-    ``"grouped"`` every image once, with all its captions beside it. ``views`` is how often an item
-    comes into its batch, each time augmented anew (grouped batches have one).
+    Per epoch, ``captions="all"`` visits every caption once, ``"one"`` one random caption per image,
+    ``"grouped"`` every image once with all its captions. ``views`` is the number of differently
+    augmented copies of an item in its batch (1 in grouped batches).
     """
 
     split: Split
@@ -46,12 +46,12 @@ class BatchPlan:
         return int(np.unique(self.split.image_of).size)
 
     def __len__(self) -> int:
-        """Batches in an epoch; a set smaller than one batch still gives one."""
+        """Batches per epoch; a split smaller than one batch still gives one."""
         full, rest = divmod(self.items, self.batch_size)
         return max(1, full) if self.drop_last or not rest else full + 1
 
     def order(self, epoch: int) -> NDArray[np.int64]:
-        """Captions of an epoch in the order in which they are visited (grouped: the first ones)."""
+        """Captions of an epoch in visiting order (grouped: the first caption of each image)."""
         rng = np.random.default_rng([self.seed, epoch])
         if self.captions == "all":
             return rng.permutation(len(self.split.texts))
@@ -66,7 +66,7 @@ class BatchPlan:
         return order[number * self.batch_size : (number + 1) * self.batch_size]
 
     def entries(self, caption: int) -> list[tuple[int, int]]:
-        """(caption, view) of everything that one item brings into its batch."""
+        """(caption, view) of all entries that one item adds to its batch."""
         if self.captions != "grouped":
             return [(caption, view) for view in range(self.views)]
         count = len(self.split.captions[int(self.split.image_of[caption])])

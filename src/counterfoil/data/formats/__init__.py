@@ -1,4 +1,4 @@
-"""Layouts of images and captions on disk, one file each: read as sources, written by conversion."""
+"""Data set formats on disk: one file per layout, with its reader and its writer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def scenes(
     captions: int | list[int] = 5,
     progress: Progress | None = None,
 ) -> Pairs:
-    """Drawn scenes with captions and full ground truth, made by code; nothing to download."""
+    """Synthetic scenes with captions and full ground truth; nothing to download."""
     sizes = tuple(images) if isinstance(images, list) else images
     span = tuple(captions) if isinstance(captions, list) else captions
     if isinstance(sizes, tuple) and len(sizes) != 3:

@@ -1,9 +1,10 @@
-"""From what a source read to `Pairs`: every item checked, and the unusable ones left out."""
+"""Check the items that a source has read and assemble them into `Pairs`."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 
 from counterfoil.core.printable import is_encodable
@@ -15,11 +16,11 @@ from counterfoil.data.pairs import Pairs, Problem, ProblemLog, Split
 from counterfoil.data.splits import are_nested
 
 MAX_WORDS = 1000
-"""Longest caption that is used, in words; a longer one is not a caption."""
+"""Longest usable caption, in words."""
 
 
 def assemble(draft: Draft, log: ProblemLog, *, drop: bool) -> Pairs:
-    """Check all items and make the splits; ``drop`` leaves out what cannot be used."""
+    """Check all items and make the splits; ``drop`` leaves out unusable items."""
     by_split: dict[str, list[Item]] = defaultdict(list)
     for item in draft.items:
         by_split[item.split].append(item)
@@ -45,12 +46,12 @@ def assemble(draft: Draft, log: ProblemLog, *, drop: bool) -> Pairs:
 
 
 def may_lack(name: str, problems: Sequence[Problem]) -> bool:
-    """Whether work can go on without a split: it was made from ids, and is not the training one."""
+    """Whether a split may be empty: dev or test, if hashing the ids chose its images."""
     return name in ("dev", "test") and any(problem.kind == HASHED for problem in problems)
 
 
 def _all_unusable(items: list[Item]) -> str:
-    """Why none of the images of a split can be used."""
+    """Message that none of the images of a split can be used, and why."""
     missing = [item.image for item in items if isinstance(item.image, MissingImage)]
     if len(missing) < len(items):
         return f"none of its {len(items)} images can be used"
@@ -62,10 +63,10 @@ def _all_unusable(items: list[Item]) -> str:
 
 
 def caption_fault(caption: str) -> tuple[str, str] | None:
-    """Kind and description of what makes a caption unusable, if anything does."""
+    """Kind and description of the fault of a caption; None if it can be used."""
     if not caption.strip():
         return "empty-caption", "the caption is empty"
-    # A caption of n words has at least 2n - 1 characters: most need no splitting.
+    # n words have at least 2n - 1 characters, so most captions need not be split.
     if len(caption) >= 2 * MAX_WORDS and (words := len(caption.split())) > MAX_WORDS:
         return "long-caption", f"the caption has {words} words, more than {MAX_WORDS}"
     if not is_encodable(caption):
@@ -76,10 +77,10 @@ def caption_fault(caption: str) -> tuple[str, str] | None:
 def _make_split(
     name: str, items: list[Item], table: FragmentTable | None, log: ProblemLog, drop: bool
 ) -> tuple[Split, int]:
-    """The split, and how many of its images can be used."""
+    """The split, and the number of its usable images."""
     seen: dict[str, Item] = {}
     with_pixels = any(item.image is not None for item in items)
-    kept = []
+    selected = []
     good_images = 0
     for item in items:
         usable = _check_id(item, seen, log)
@@ -92,17 +93,19 @@ def _make_split(
             usable = False
         good_images += usable
         if not drop:
-            kept.append(item)
+            selected.append(item)
         elif usable:
-            kept.append(item if len(good) == len(item.captions) else _with_captions(item, good))
-    extras = [{**item.extras, **item.caption_extras} for item in kept]
-    rows = [item.row or 0 for item in kept if table is not None and _has_row(item, table)]
+            selected.append(item if len(good) == len(item.captions) else _with_captions(item, good))
+    extras = [{**item.extras, **item.caption_extras} for item in selected]
+    rows = [item.row or 0 for item in selected if table is not None and _has_row(item, table)]
     split = Split(
         name=name,
-        ids=[item.id for item in kept],
-        captions=[item.captions for item in kept],
-        pixels=[item.image or MissingImage(item.id) for item in kept] if with_pixels else None,
-        fragments=(table.select(rows) if table is not None and len(rows) == len(kept) else None),
+        ids=[item.id for item in selected],
+        captions=[item.captions for item in selected],
+        pixels=[item.image or MissingImage(item.id) for item in selected] if with_pixels else None,
+        fragments=(
+            table.select(rows) if table is not None and len(rows) == len(selected) else None
+        ),
         extras=extras if any(extras) else None,
     )
     return split, good_images
@@ -124,8 +127,8 @@ def _check_id(item: Item, seen: dict[str, Item], log: ProblemLog) -> bool:
 def _check_image(item: Item, with_pixels: bool, log: ProblemLog) -> bool:
     if isinstance(item.image, MissingImage):
         name = item.image.sought or item.image.name
-        found = f"; {item.image.hint}" if item.image.hint else ""
-        message = f"there is no image file '{name}' ({item.image.looked_in}{found})"
+        hint = f"; {item.image.hint}" if item.image.hint else ""
+        message = f"there is no image file '{name}' ({item.image.looked_in}{hint})"
         log.skip("missing-image", item.where, message)
         return False
     if item.image is None and with_pixels:
@@ -161,15 +164,10 @@ def _check_captions(item: Item, log: ProblemLog) -> list[int]:
 
 
 def _with_captions(item: Item, numbers: list[int]) -> Item:
-    return Item(
-        id=item.id,
-        split=item.split,
+    return replace(
+        item,
         captions=[item.captions[number] for number in numbers],
-        file=item.file,
-        line=item.line,
-        image=item.image,
-        row=item.row,
-        extras=item.extras,
+        caption_lines=None,  # logged already
         caption_extras={
             key: [values[number] for number in numbers]
             for key, values in item.caption_extras.items()
@@ -178,7 +176,7 @@ def _with_captions(item: Item, numbers: list[int]) -> Item:
 
 
 def _note_shared_ids(by_split: dict[str, list[Item]], name: str, log: ProblemLog) -> None:
-    """Say which splits share images; COCO's `test` within `testall` is meant to."""
+    """Log which splits share image ids, unless one is part of the other by design."""
     ids = {split: {item.id for item in items} for split, items in by_split.items()}
     for one, other in combinations(ids, 2):
         shared = ids[one] & ids[other]

@@ -1,7 +1,4 @@
-"""What data sources and conversion targets are, and the tables they are looked up in.
-
-All sources share how items look before they are checked, and how splits and columns are named.
-"""
+"""Base classes and registries of data sources and writers; names of splits and table columns."""
 
 from __future__ import annotations
 
@@ -22,10 +19,10 @@ from counterfoil.data.pairs import Pairs, ProblemLog, Split
 
 @dataclass
 class Item:
-    """One image of a split as its source tells it.
+    """One image with its captions, as read from a source and not yet checked.
 
-    ``row`` is the image's row in the split's fragment table. ``caption_extras`` are lists that go
-    with the captions one by one, and lose an entry when a caption is dropped.
+    ``row`` is the image's row in the split's fragment table. ``caption_extras`` are lists with one
+    entry per caption.
     """
 
     id: str
@@ -41,8 +38,8 @@ class Item:
 
     @property
     def where(self) -> str:
-        place = f"{self.file}:{self.line}" if self.line is not None else str(self.file)
-        return f"{place}: image '{self.id}'"
+        line = f":{self.line}" if self.line is not None else ""
+        return f"{self.file}{line}: image '{self.id}'"
 
     def where_caption(self, number: int) -> str:
         if self.caption_lines is not None:
@@ -52,7 +49,7 @@ class Item:
 
 @dataclass
 class Draft:
-    """A data set as read: its items and, by split, the fragments their rows refer to."""
+    """A data set as read: its items and the fragment table of each split."""
 
     name: str
     items: list[Item] = field(default_factory=list)
@@ -63,73 +60,69 @@ class Source(ABC):
     """One layout of images and captions on disk.
 
     The options of a source are the keyword-only arguments of its constructor. Reading never raises
-    over what it finds: every fault goes into the log, and everything else is still read.
+    because of faults in the data: it logs them and reads on.
     """
 
     looks_for: ClassVar[str]
-    """What makes a path match, in words."""
+    """Description of the files that make a path match."""
 
     examples: ClassVar[tuple[str, ...]]
-    """Typical file names, to name the nearest format when nothing matches."""
+    """Typical file names, to suggest the nearest format if nothing matches."""
 
     rank: ClassVar[int] = 0
-    """Formats of a lower rank are preferred where several match."""
+    """If several formats match, the one of the lowest rank is used."""
 
     @classmethod
     @abstractmethod
     def matches(cls, path: Path) -> bool:
-        """Whether an existing path looks like this layout; a glance, not a check."""
+        """Whether an existing path looks like this layout, judged by file names."""
 
     @abstractmethod
     def read(self, path: Path, log: ProblemLog) -> Draft:
-        """Everything that can be read, faults included."""
+        """All items, including faulty ones."""
 
 
 sources: Registry[type[Source]] = Registry("data source")
-"""Layouts of files by name."""
+"""Layouts by name."""
 
 named_sources: Registry[Callable[..., Pairs]] = Registry("named data set")
-"""Data sets that are not files: called as ``make(cache_dir, progress=progress, **options)``.
-
-Options are keyword-only arguments, as everywhere.
-"""
+"""Data sets made by code: called as ``make(cache_dir, progress=progress, **options)``."""
 
 
-# Splits: their order, and the split of an image whose source does not say.
-
+# Splits: their order, and the split of images whose source states none.
 
 ORDER = ("train", "restval", "dev", "val", "valid", "validation", "test", "testall")
 HASHED = "hashed-split"
-"""Kind of the note that images without a stated split were split by a hash."""
+"""Kind of the note that images without a stated split were split by a hash of their id."""
 _IN_NAME = re.compile(
     r"(?<![a-z])(train|dev|val|valid|validation|testall|test)(?:2014|2015|2017)?(?![a-z])", re.I
 )
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Split names as people list them: train, dev, test, then the others as they came."""
+    """Split names in the usual order: train, dev, test, then the others as given."""
     unique = list(dict.fromkeys(names))
     known = [name for name in ORDER if name in unique]
     return known + [name for name in unique if name not in ORDER]
 
 
 def split_in_name(file_name: str) -> str | None:
-    """The split that a file's name speaks of.
+    """The split that a file name contains, if any.
 
     >>> split_in_name("flickr8k-train-0.tar"), split_in_name("photos.tar")
     ('train', None)
     """
-    found = _IN_NAME.search(file_name)
-    return found.group(1).lower() if found else None
+    match = _IN_NAME.search(file_name)
+    return match.group(1).lower() if match else None
 
 
 _ALIASES = {"training": "train", "testing": "test", "development": "dev"}
 
 
-def split_called(name: str) -> str:
-    """A split name as people write it in a table, as the one that commands know.
+def normalized_split(name: str) -> str:
+    """A split name from a table as one of `ORDER`, if it is one of those in another spelling.
 
-    >>> split_called("Train "), split_called("testing"), split_called("Fold A")
+    >>> normalized_split("Train "), normalized_split("testing"), normalized_split("Fold A")
     ('train', 'test', 'Fold A')
     """
     folded = name.strip().lower()
@@ -138,39 +131,40 @@ def split_called(name: str) -> str:
 
 
 def hash_of(image_id: str, purpose: str) -> float:
-    """A number from 0 to 1 of an id: the same on every machine, for ever."""
+    """A hash of an id as a number from 0 to 1, the same on every machine."""
     text = f"{purpose}\n{image_id}".encode("utf-8", "surrogatepass")
     return int.from_bytes(sha256(text).digest()[:8], "big") / 2**64
 
 
 def least_images(images: int) -> int:
-    """The least images of a part of a set: ten, but at most a fifth of it; at least one."""
+    """Fewest images of a part of a set: ten, but at most a fifth of the set, and at least one."""
     return max(1, min(10, images // 5))
 
 
 def hashed_split(image_id: str) -> str:
-    """80 % train, 10 % dev, 10 % test by a hash of the id: the same on every machine, for ever."""
+    """80 % train, 10 % dev, 10 % test by a hash of the id, the same on every machine."""
     share = _share(image_id)
     return "train" if share < 80 else "dev" if share < 90 else "test"
 
 
 def hashed_splits(ids: Sequence[str]) -> list[str]:
-    """`hashed_split` of all images of a set that states no split.
+    """`hashed_split` of all images of a set without stated splits.
 
     Small sets have at least `least_images` in dev and in test: those with the next hashes. One or
-    two images are all for training.
+    two images are all in train.
     """
     if len(ids) < 3:
         return ["train"] * len(ids)
     splits = [hashed_split(image) for image in ids]
     least = least_images(len(ids))
     counts = {name: max(least, splits.count(name)) for name in ("test", "dev")}
-    if 2 * sum(counts.values()) > len(ids):  # most of a handful, by chance
+    if 2 * sum(counts.values()) > len(ids):  # by chance, in a very small set
         counts = dict.fromkeys(counts, least)
     order = sorted(range(len(ids)), key=lambda index: (-_share(ids[index]), ids[index]))
-    for place, index in enumerate(order):
-        in_dev = place < counts["test"] + counts["dev"]
-        splits[index] = "test" if place < counts["test"] else "dev" if in_dev else "train"
+    names = ["test"] * counts["test"] + ["dev"] * counts["dev"]
+    names += ["train"] * (len(ids) - len(names))
+    for index, name in zip(order, names, strict=True):
+        splits[index] = name
     return splits
 
 
@@ -179,18 +173,35 @@ def fill_splits(
 ) -> list[str]:
     """The split of each (id, stated split), by a hash of the id if none is stated.
 
-    ``usable`` are the places of images that can be used (None: all). If no split is stated, these
-    are divided among themselves: otherwise those that are missing could be all of the training.
+    ``usable`` are the indices of usable images (None: all). If no split is stated, only these are
+    divided 80/10/10; otherwise a set with many missing files could have no training images.
     """
     if any(stated for _, stated in images):
         return [stated or hashed_split(image) for image, stated in images]
-    places = sorted(usable or range(len(images)))
+    indices = sorted(usable or range(len(images)))
     splits = [hashed_split(image) for image, _ in images]
-    for place, split in zip(
-        places, hashed_splits([images[place][0] for place in places]), strict=True
+    for index, split in zip(
+        indices, hashed_splits([images[index][0] for index in indices]), strict=True
     ):
-        splits[place] = split
+        splits[index] = split
     return splits
+
+
+def set_splits(
+    items: Sequence[Item], where: Path, log: ProblemLog, usable: Collection[int] | None = None
+) -> None:
+    """`fill_splits` of items; logs how many of them had no stated split."""
+    hashed = sum(not item.split for item in items)
+    splits = fill_splits([(item.id, item.split) for item in items], usable)
+    for item, split in zip(items, splits, strict=True):
+        item.split = split
+    if hashed:
+        log.note(
+            HASHED,
+            where,
+            f"no split is stated for {hashed} of {len(items)} images; they are split 80/10/10 "
+            "into train, dev and test by a hash of the id",
+        )
 
 
 def _share(image_id: str) -> int:
@@ -201,7 +212,7 @@ def _share(image_id: str) -> int:
 class Writer(ABC):
     """Writes splits into a folder, one image at a time.
 
-    Faults of single images (a file that is gone) are logged; the item is written without it.
+    If an image cannot be read, that is logged and its item is written without it.
     """
 
     def __init__(self, folder: Path, log: ProblemLog) -> None:
@@ -210,10 +221,10 @@ class Writer(ABC):
 
     @abstractmethod
     def write_split(self, split: Split, images: Iterable[int]) -> None:
-        """Write a split; ``images`` are its indices in order, seen through a progress bar."""
+        """Write a split; ``images`` are its indices in order, wrapped in a progress bar."""
 
     def close(self) -> None:  # noqa: B027 - most writers have nothing to finish
-        """Finish what spans splits."""
+        """Finish files that span several splits."""
 
 
 def extras_of(split: Split, image: int) -> dict[str, Any]:
@@ -223,8 +234,7 @@ def extras_of(split: Split, image: int) -> dict[str, Any]:
 writers: Registry[type[Writer]] = Registry("conversion target")
 
 
-# Which column of a table is the image, the caption, the id, the split.
-
+# Roles of table columns: image, captions, id, split.
 
 ALIASES = {
     "captions": (
@@ -245,9 +255,9 @@ RESERVED = frozenset(name for names in ALIASES.values() for name in names) | {LA
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns a table has for each role; the others are extras.
+    """Column names of a table by role; the others are extras.
 
-    There are several of captions if they are numbered: ``caption_1``, ``caption_2`` …
+    There can be several numbered columns of captions: ``caption_1``, ``caption_2`` …
     """
 
     captions: tuple[str, ...]
@@ -259,7 +269,7 @@ class Columns:
 
 
 def find_columns(names: Iterable[str], chosen: dict[str, str | None]) -> Columns | str:
-    """The roles of a table's columns, or what is missing.
+    """The roles of a table's columns, or a message about what is missing.
 
     >>> find_columns(["Image", "caption", "width"], {}).extras
     ('width',)
@@ -271,7 +281,7 @@ def find_columns(names: Iterable[str], chosen: dict[str, str | None]) -> Columns
         choice = chosen.get(role)
         if choice is not None:
             if choice not in names:
-                return f"no column '{choice}'{nearest(choice, names)} {_found(names)}"
+                return f"no column '{choice}'{nearest(choice, names)} {_listed(names)}"
             roles[role] = choice
         else:
             roles[role] = next((folded[alias] for alias in aliases if alias in folded), None)
@@ -279,9 +289,9 @@ def find_columns(names: Iterable[str], chosen: dict[str, str | None]) -> Columns
     numbered = tuple(name for name in names if _NUMBERED.fullmatch(name.strip().lower()))
     captions = (one,) if one is not None else numbered
     if not captions:
-        return f"no column of captions {_expected('captions', 'caption')} {_found(names)}"
+        return f"no column of captions {_expected('captions', 'caption')} {_listed(names)}"
     if roles["image"] is None and roles["id"] is None:
-        return f"no column of images {_expected('image', 'image')} {_found(names)}"
+        return f"no column of images {_expected('image', 'image')} {_listed(names)}"
     label = LABEL if LABEL in names else None
     used = {*captions, *roles.values(), label}
     return Columns(
@@ -296,10 +306,10 @@ def find_columns(names: Iterable[str], chosen: dict[str, str | None]) -> Columns
 
 def _expected(role: str, option: str) -> str:
     return (
-        f"({', '.join(ALIASES[role])}): the first line names the columns; call one of them so, or "
+        f"({', '.join(ALIASES[role])}): the first line names the columns; rename one of them, or "
         f"name it with the option {option}_column=NAME"
     )
 
 
-def _found(names: tuple[str, ...]) -> str:
+def _listed(names: tuple[str, ...]) -> str:
     return f"(found: {', '.join(names) or 'none'})"

@@ -1,4 +1,4 @@
-"""COCO's own caption files: `captions_train2017.json` with the folder `train2017/`, and so on."""
+"""The source "coco": COCO's caption files (`captions_train2017.json`) with image folders."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CocoSource(Source):
             return bool(_files(path))
         if path.suffix != ".json":
             return False
-        return bool(_FILE.search(path.name)) or _speaks_of_annotations(path)
+        return bool(_FILE.search(path.name)) or _has_annotations(path)
 
     def read(self, path: Path, log: ProblemLog) -> Draft:
         draft = Draft(path.stem if path.is_file() else path.name)
@@ -45,35 +45,33 @@ class CocoSource(Source):
         for file in files:
             match = _FILE.search(file.name)
             name, year = (match.group(1).lower(), match.group(2) or "") if match else ("train", "")
-            # The field calls this split dev.
-            split = "dev" if name == "val" else name
-            items = _read_file(file, split, log)
+            items = _read_file(file, "dev" if name == "val" else name, log)
             self._find_images(items, file, name + year, log)
             draft.items += items
         return draft
 
     def _find_images(self, items: list[Item], file: Path, name: str, log: ProblemLog) -> None:
         root = file.parent.parent if file.parent.name == "annotations" else file.parent
-        places = (name, f"images/{name}", f"images/{name}/{name}", "images", ".")
+        folders = (name, f"images/{name}", f"images/{name}/{name}", "images", ".")
         option = Path(self.images) if self.images is not None else None
         if option is not None and (option / name).is_dir():
             option = option / name
-        folder = image_folder(option, root, places, log)
-        wanted = option is not None or folder.has_any(item.extras["file_name"] for item in items)
-        if not wanted:
+        folder = image_folder(option, root, folders, log)
+        present = option is not None or folder.has_any(item.extras["file_name"] for item in items)
+        if not present:
             log.note("no-image-folder", file, "no images beside it; name their folder (images)")
         for item in items:
             image = folder.find([item.extras["file_name"]], item.where, log)
-            if wanted:
+            if present:
                 item.image = image
                 del item.extras["file_name"]
 
 
 def _files(path: Path) -> list[Path]:
     for folder in (path, path / "annotations"):
-        found = [file for file in sorted(folder.glob("captions_*.json")) if _FILE.search(file.name)]
-        if found:
-            return found
+        files = [file for file in sorted(folder.glob("captions_*.json")) if _FILE.search(file.name)]
+        if files:
+            return files
     return []
 
 
@@ -120,7 +118,7 @@ def _add_caption(annotation: Any, by_id: dict[str, Item], where: str, log: Probl
     item.caption_extras.setdefault("annotation_ids", []).append(annotation.get("id"))
 
 
-def _speaks_of_annotations(path: Path) -> bool:
+def _has_annotations(path: Path) -> bool:
     with open_regular(path) as file:
         head = file.read(1 << 16)
     return b'"file_name"' in head or (b'"annotations"' in head and b'"caption"' in head)

@@ -1,15 +1,15 @@
-"""The fragment files of one split, read and written: `{split}_ims.npy` and those beside it.
+"""Feature files of a split, read and written: `{split}_ims.npy` and those beside it.
 
 `{split}_ims.npy`
     features, float [images, fragments, dim] or [images, dim]
 `{split}_ims_lens.npy`
-    how many fragments of each image are real, integers [images], if that varies
+    number of fragments per image without padding, integers [images], if it varies
 `{split}_ims_bbx.npy`
     boxes x1, y1, x2, y2, numbers [images, fragments, 4]
 `{split}_ims_size.npy`
     width and height, numbers [images, 2], if the boxes are in pixels
 `{split}_ims_made_by.txt`
-    name of the extractor, if it was one of ours
+    name of the extractor, if this library made the features
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 from math import prod
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -42,15 +41,14 @@ from counterfoil.data.pickle_values import (
 from counterfoil.data.pickles import OPERATIONS, PickleReader
 
 OPERATIONS_PER_RECORD = 60
-"""A record of a class with two NumPy numbers takes about 40."""
+"""Instructions per record; an object with two NumPy numbers takes about 40."""
 
 FEATURES, LENGTHS, BOXES, SIZES = "_ims.npy", "_ims_lens.npy", "_ims_bbx.npy", "_ims_size.npy"
 MADE_BY = "_ims_made_by.txt"
 
 
-# Our own sizes are plain numbers [images, 2]. GSMN's are pickled arrays of records with
-# ``image_w`` and ``image_h``: those are read as data (see `data.pickles`), so a hostile file is
-# an error and never runs.
+# This library writes sizes as numbers [images, 2]. GSMN's are pickled arrays of records with
+# ``image_w`` and ``image_h``. `data.pickles` reads those as data, so a hostile file never runs.
 def read_box_sizes(path: Path) -> NDArray[np.float32]:
     """Width and height of every image as float32 [images, 2]."""
     try:
@@ -92,10 +90,10 @@ def read_box_sizes(path: Path) -> NDArray[np.float32]:
 
 
 class _Record(StandIn):
-    """Stands in for whatever class was pickled."""
+    """Stands in for any pickled class."""
 
     def finish(self, content: Any) -> Any:
-        """Its attributes; those of ``__slots__`` are pickled beside the others."""
+        """Its attributes, including those of ``__slots__``, which are pickled separately."""
         parts = content if isinstance(content, tuple) else (content,)
         return {
             key: value for part in parts if isinstance(part, dict) for key, value in part.items()
@@ -142,10 +140,8 @@ def _from_records(path: Path, records: ObjectArray) -> NDArray[np.float64]:
 
 
 def open_features(folder: Path, split: str, log: ProblemLog) -> FragmentTable | None:
-    """All rows of a split's fragment files; None if there are none or they cannot be used."""
+    """The fragment table of a split; None if its files are missing or unusable."""
     path = folder / (split + FEATURES)
-    if not path.exists():
-        return None
     features = _open(path, log)
     if features is None:
         return None
@@ -177,16 +173,15 @@ def _made_by(path: Path, log: ProblemLog) -> str | None:
 
 
 def _open(path: Path, log: ProblemLog) -> ArrayFile | None:
+    """The array of a file; None if there is no such file, or with the fault logged."""
     try:
-        return ArrayFile(path)
+        return ArrayFile(path) if path.exists() else None
     except ArrayError as error:
         log.fatal(error.kind, path, str(error).removeprefix(f"{path}: "))
         return None
 
 
 def _lengths(path: Path, count: int, fragments: int, log: ProblemLog) -> NDArray[np.int64] | None:
-    if not path.exists():
-        return None
     array = _open(path, log)
     if array is None:
         return None
@@ -203,8 +198,6 @@ def _lengths(path: Path, count: int, fragments: int, log: ProblemLog) -> NDArray
 
 
 def _boxes(path: Path, count: int, fragments: int, log: ProblemLog) -> ArrayFile | None:
-    if not path.exists():
-        return None
     boxes = _open(path, log)
     if boxes is None:
         return None
@@ -252,7 +245,7 @@ class ArrayWriter:
         npy.write_array_header_1_0(self._file, header)
 
     def write(self, values: NDArray[Any]) -> None:
-        """Append a row; what it lacks along the first axis is filled with zeros."""
+        """Append a row, padded with zeros along its first axis."""
         if values.shape != self.row_shape:
             padded = np.zeros(self.row_shape, dtype=self.dtype)
             padded[: len(values)] = values
@@ -264,7 +257,7 @@ class ArrayWriter:
 
 
 class FeatureWriter:
-    """The files of one split's fragments; does nothing where there are none."""
+    """Writes the feature files of a split; does nothing if it has no fragments."""
 
     def __init__(self, folder: Path, split: str, table: FragmentTable | None) -> None:
         self.table = table
@@ -301,11 +294,6 @@ class FeatureWriter:
     def __enter__(self) -> FeatureWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for array in self._arrays.values():
             array.close()

@@ -1,4 +1,4 @@
-"""The original Flickr8k layout: `image.jpg#0<TAB>caption` lines and one list of images a split.
+"""The source "flickr8k": lines `image.jpg#0<TAB>caption` and one list of images per split.
 
 Flickr30k's `results_20130124.token` has the same form.
 """
@@ -16,7 +16,7 @@ from counterfoil.data.pairs import ProblemLog
 
 _TEXT_FOLDERS = (".", "Flickr8k_text", "text")
 _TOKEN_FILES = ("Flickr8k.token.txt", "*.token.txt", "*.token", "Flickr8k.lemma*")
-_DIGITS = 9  # of a caption's number; more are no number of a caption
+_MAX_DIGITS = 9  # of a caption's number
 _LIST_FILE = re.compile(r"([A-Za-z]+)Images\.txt$")
 _IMAGE_FOLDERS = (
     "Flicker8k_Dataset",
@@ -57,7 +57,7 @@ class Flickr8kSource(Source):
             log.fatal("missing-file", root / _TOKEN_FILES[0], "no such file")
             return draft
         captions = _read_captions(tokens, log)
-        # The token file itself may lie in a folder of texts beside the folder of images.
+        # The token file may be in a folder of texts beside the folder of images.
         above = [f"../{name}" for name in _IMAGE_FOLDERS] if path.is_file() else []
         images = image_folder(self.images, root, [*_IMAGE_FOLDERS, *above], log)
         has_images = self.images is not None or images.has_any(captions)
@@ -69,9 +69,9 @@ class Flickr8kSource(Source):
             item = Item(Path(name).stem, split, texts, file, line=line)
             if lines:
                 item.file, item.line, item.caption_lines = tokens, lines[0], lines
-            found = images.find([name], item.where, log)
+            image = images.find([name], item.where, log)
             if has_images:
-                item.image = found
+                item.image = image
             else:
                 item.extras["filename"] = name
             draft.items.append(item)
@@ -84,34 +84,33 @@ def _token_file(path: Path) -> Path | None:
         return path if named else None
     for pattern in _TOKEN_FILES:
         for folder in _TEXT_FOLDERS:
-            found = sorted((path / folder).glob(pattern))
-            if found:
-                return found[0]
+            for file in sorted((path / folder).glob(pattern)):
+                return file
     return None
 
 
 def _read_captions(path: Path, log: ProblemLog) -> dict[str, list[tuple[int, str]]]:
-    """Captions with their line numbers, by image name, in the order of their numbers."""
-    found: dict[str, list[tuple[int, int, str]]] = {}
+    """Captions with their line numbers, by image name, sorted by caption number."""
+    numbered: dict[str, list[tuple[int, int, str]]] = {}
     for line, text in read_lines(path, log):
         if not text:
             continue
         head, tab, caption = text.partition("\t")
         name, mark, number = head.rpartition("#")
-        if not (tab and mark and number.isdecimal() and len(number) <= _DIGITS):
+        if not (tab and mark and number.isdecimal() and len(number) <= _MAX_DIGITS):
             log.fatal("bad-line", f"{path}:{line}", "expected image.jpg#number<TAB>caption")
             continue
-        found.setdefault(name, []).append((int(number), line, caption))
+        numbered.setdefault(name, []).append((int(number), line, caption))
     return {
         name: [(line, caption) for _, line, caption in sorted(captions)]
-        for name, captions in found.items()
+        for name, captions in numbered.items()
     }
 
 
 def _listed(
     tokens: Path, captions: dict[str, list[tuple[int, str]]], log: ProblemLog
 ) -> Iterator[tuple[str, str, Path, int]]:
-    """Image name, split and place of every image that is in a list."""
+    """Name, split, file and line of every image in a list."""
     lists = {
         match.group(1).lower(): file
         for file in sorted(tokens.parent.iterdir())

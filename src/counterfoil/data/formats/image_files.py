@@ -1,7 +1,7 @@
-"""Images by name in one or a few folders, read and written; a name that leads out is refused.
+"""Find image files by name in folders, and write images to files; names with `..` are refused.
 
-Tables are written on other machines than they are read on. A name is therefore also found with
-another case or ending, in a folder below, or if it begins with the folder's own name.
+Tables often come from other machines. A name is therefore also found with another case or ending,
+in a subfolder, or if it begins with the folder's own name.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -23,62 +24,59 @@ ENDINGS = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".ppm"}
 )
 MAX_FILES = 500_000
-"""Files below a folder that are listed to look for a name; the rest is not searched."""
+"""Limit of files that are listed in the search for a name; the rest is not searched."""
 
 FOLDER = "images"
 _MAX_NAME_LENGTH = 200
 
 
 class ImageFolder:
-    """Looks names up in folders, listing each of those once.
+    """Looks names up in folders; each folder is listed once.
 
-    With ``deep``, a name that is in none of them is also looked for in the folders below.
+    With ``deep``, subfolders are searched for names that are in none of the folders.
     """
 
     def __init__(self, bases: Sequence[Path], deep: bool = False) -> None:
         self.bases, self.deep = bases, deep
         self._listings: dict[Path, _Listing] = {}
-        self._below: dict[str, list[Path]] | None = None
+        self._by_name: dict[str, list[Path]] | None = None
 
     def find(
         self, names: Sequence[str], where: str, log: ProblemLog, label: str | None = None
     ) -> FileImage | MissingImage:
         """The file of the first name that exists; `MissingImage` if none does."""
         names = [self._relative(name) for name in names]
-        missing = MissingImage(label or Path(names[0]).name, names[0], self._places())
+        missing = MissingImage(label or Path(names[0]).name, names[0], self._folders())
         for name in names:
             if not is_safe_name(name):
                 log.fatal(
                     "unsafe-path",
                     where,
-                    f"image name {name!r} leads out of the image folder ({self._places()[0]}); "
+                    f"image name {name!r} leads out of the image folder ({self._folders()[0]}); "
                     "use names inside it",
                 )
                 return missing
         if not all(map(is_encodable, names)):  # no file can have that name
             return missing
         path = self._exact(names) or self._similar(names)
-        if path is not None:
+        candidates = [path] if path is not None else self._below(names)
+        if len(candidates) == 1:
+            path = candidates[0]
             return FileImage(path, label if label != path.name else None)
-        found = self._anywhere(names)
-        if len(found) == 1:
-            return FileImage(found[0], label if label != found[0].name else None)
-        if found:
-            listed = ", ".join(map(str, found[:3]))
-            return MissingImage(
-                missing.name, missing.sought, missing.places, f"several have that name: {listed}"
-            )
+        if candidates:
+            listed = ", ".join(map(str, candidates[:3]))
+            return replace(missing, hint=f"several have that name: {listed}")
         return missing
 
     def has_any(self, names: Iterable[str]) -> bool:
-        """Whether one of these names exists, to tell an absent folder from a few lost files."""
+        """Whether one of these names exists: distinguishes an absent folder from missing files."""
         return any(is_safe_name(name) and self._exact([name]) for name in names)
 
-    def _places(self) -> tuple[str, ...]:
+    def _folders(self) -> tuple[str, ...]:
         return tuple(str(base) for base in self.bases) or ("no folder",)
 
     def _relative(self, name: str) -> str:
-        """A path that names a place inside one of the folders, from there on."""
+        """An absolute path inside one of the folders, relative to it; other names unchanged."""
         if not os.path.isabs(name):
             return name
         for base in self.bases:
@@ -96,7 +94,7 @@ class ImageFolder:
         return None
 
     def _similar(self, names: Sequence[str]) -> Path | None:
-        """A file whose name differs in case or ending, or in the slashes of its folders."""
+        """A file whose name differs in case, ending or kind of slashes."""
         for base in self.bases:
             for name in names:
                 for variant in _variants(name, base):
@@ -106,17 +104,17 @@ class ImageFolder:
                         return path.with_name(match)
         return None
 
-    def _anywhere(self, names: Sequence[str]) -> list[Path]:
-        """The files of that name in the folders below."""
+    def _below(self, names: Sequence[str]) -> list[Path]:
+        """The files of the first of these names that exists in subfolders."""
         if not self.deep:
             return []
-        if self._below is None:
-            self._below = defaultdict(list)
+        if self._by_name is None:
+            self._by_name = defaultdict(list)
             for path in _files_below(self.bases):
-                self._below[path.name.lower()].append(path)
+                self._by_name[path.name.lower()].append(path)
         for name in names:
-            if found := self._below.get(PurePosixPath(name.replace("\\", "/")).name.lower()):
-                return found
+            if paths := self._by_name.get(PurePosixPath(name.replace("\\", "/")).name.lower()):
+                return paths
         return []
 
     def _listing(self, folder: Path) -> _Listing:
@@ -126,7 +124,7 @@ class ImageFolder:
 
 
 class _Listing:
-    """The names in a folder, looked up as they are, or without case and ending."""
+    """The names in a folder, by exact name or without case and ending."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -136,7 +134,7 @@ class _Listing:
         self._folded: dict[str, list[str]] | None = None
 
     def similar(self, name: str) -> str | None:
-        """The only image whose name differs in case, or which has an ending that is not named."""
+        """The only image with this name apart from case and a missing ending; None if ambiguous."""
         if name in self.names:
             return name
         if self._folded is None:
@@ -146,8 +144,8 @@ class _Listing:
                 if ending in ENDINGS:
                     self._folded[one.lower()].append(one)
                     self._folded[stem].append(one)
-        found = self._folded.get(name.lower(), [])
-        return found[0] if len(found) == 1 else None
+        candidates = self._folded.get(name.lower(), [])
+        return candidates[0] if len(candidates) == 1 else None
 
 
 def _variants(name: str, base: Path) -> Iterator[str]:
@@ -159,15 +157,15 @@ def _variants(name: str, base: Path) -> Iterator[str]:
 
 
 def _files_below(bases: Sequence[Path]) -> Iterator[Path]:
-    """The images in all folders below some, each once; links to folders are not followed."""
+    """The images in folders and their subfolders, each once; links to folders are not followed."""
     seen: set[str] = set()
     listed = 0
     for base in bases:
         for folder, _, files in os.walk(base):
-            place = os.path.realpath(folder)
-            if place in seen:
+            real = os.path.realpath(folder)
+            if real in seen:
                 continue
-            seen.add(place)
+            seen.add(real)
             listed += len(files)
             if listed > MAX_FILES:
                 return
@@ -177,7 +175,7 @@ def _files_below(bases: Sequence[Path]) -> Iterator[Path]:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether a relative file name stays where it is looked up, on any system.
+    """Whether a relative file name stays inside its folder, on any system.
 
     >>> is_safe_name("train2014/a.jpg"), is_safe_name("../a.jpg"), is_safe_name("/etc/passwd")
     (True, False, False)
@@ -194,7 +192,7 @@ def image_folder(
     log: ProblemLog,
     deep: bool = False,
 ) -> ImageFolder:
-    """The folder the user named, else those of the usual ones that exist under ``root``."""
+    """The folder given by the user, else those of the candidates that exist in ``root``."""
     if option is not None:
         chosen = Path(option)
         if not chosen.is_dir():
@@ -204,7 +202,7 @@ def image_folder(
 
 
 class ImageWriter:
-    """Gives every image a file; an image that two splits share is written once."""
+    """Writes image files; an image that two splits share is written once."""
 
     def __init__(self, folder: Path, log: ProblemLog) -> None:
         self.folder = folder
@@ -213,7 +211,7 @@ class ImageWriter:
         self._written: dict[ImageRef, str] = {}
 
     def describe(self, split: Split, image: int) -> dict[str, Any]:
-        """Write an image; what its record says of it: the file, and its name if that differs."""
+        """Write an image; returns its part of the record: file, and name if that differs."""
         if split.pixels is None:
             return {}
         ref = split.pixels[image]
@@ -235,7 +233,7 @@ class ImageWriter:
         path.write_bytes(data)
 
     def _free_name(self, wanted: str, number: int) -> str:
-        """The wanted name, made safe, and told apart from others even where case does not count."""
+        """The wanted name, made safe and unique even on file systems that ignore case."""
         name = re.split(r"[/\\]", wanted)[-1]
         if not is_plain_name(name):
             suffix = Path(name).suffix
@@ -250,7 +248,7 @@ class ImageWriter:
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a string can be a file name everywhere.
+    """Whether a string can be a file name on every system.
 
     >>> is_plain_name("a b.jpg"), is_plain_name("../a"), is_plain_name("")
     (True, False, False)

@@ -1,10 +1,11 @@
-"""Karpathy's JSON files (`dataset_flickr8k.json`, `…flickr30k…`, `…coco…`) with a folder of images.
+"""The source "karpathy": Karpathy's splits of Flickr8k, Flickr30k and COCO as one JSON file.
 
-The annotations' ids are kept as extras; their tokens are not, since they follow from the text.
+The ids of sentences become extras; their tokens do not, since they follow from the text.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ _NOT_EXTRA = {"sentences", "split", "filename", "sentids"}
 class KarpathySource(Source):
     """Karpathy's splits of Flickr8k, Flickr30k and COCO: one JSON file and a folder of images.
 
-    ``images`` is that folder. ``restval`` says what becomes of COCO's extra images: part of
-    ``train`` (what everybody does), ``drop`` them, or ``keep`` them as a split of their own.
+    ``images`` is that folder. ``restval`` is what to do with COCO's extra images: add them to
+    ``train`` (the usual protocol), ``drop`` them, or ``keep`` them as a split of their own.
     """
 
     looks_for = "dataset_*.json (Karpathy's splits), or a folder with one"
@@ -55,7 +56,7 @@ class KarpathySource(Source):
             return any(path.glob("dataset_*.json")) or (path / "dataset.json").is_file()
         if path.suffix != ".json":
             return False
-        return path.name.startswith("dataset") or _speaks_of_sentences(path)
+        return path.name.startswith("dataset") or _has_sentences(path)
 
     def read(self, path: Path, log: ProblemLog) -> Draft:
         draft = Draft(path.stem if path.is_file() else path.name)
@@ -96,14 +97,13 @@ class KarpathySource(Source):
             if self.restval == "drop":
                 return None
             split = "train" if self.restval == "train" else split
-        identity = record.get("cocoid", Path(record["filename"]).stem)
-        # The field calls this split dev.
-        item = Item(str(identity), "dev" if split == "val" else split, [], file)
+        image_id = record.get("cocoid", Path(record["filename"]).stem)
+        item = Item(str(image_id), "dev" if split == "val" else split, [], file)
         sentence_ids = []
-        for place, sentence in enumerate(sentences):
+        for index, sentence in enumerate(sentences):
             text = _text(sentence)
             if text is None:
-                log.fatal("bad-json", f"{where}.sentences[{place}]", "has no 'raw' text")
+                log.fatal("bad-json", f"{where}.sentences[{index}]", "has no 'raw' text")
                 continue
             item.captions.append(text)
             sentence_ids.append(sentence.get("sentid"))
@@ -116,18 +116,18 @@ class KarpathySource(Source):
     def _find_images(self, draft: Draft, file: Path, log: ProblemLog) -> None:
         folder = image_folder(self.images, file.parent, _IMAGE_FOLDERS, log)
         names = [_names(item) for item in draft.items]
-        if self.images is None and not folder.has_any(name for both in names for name in both):
-            for item, both in zip(draft.items, names, strict=True):
-                folder.find(both, item.where, log)
+        present = self.images is not None or folder.has_any(chain.from_iterable(names))
+        if not present:
             log.note("no-image-folder", file, "no images beside it; name their folder (images)")
-            return
-        for item, both in zip(draft.items, names, strict=True):
-            item.image = folder.find(both, item.where, log)
-            del item.extras["filename"]
+        for item, variants in zip(draft.items, names, strict=True):
+            image = folder.find(variants, item.where, log)
+            if present:
+                item.image = image
+                del item.extras["filename"]
 
 
 def _names(item: Item) -> list[str]:
-    """COCO's images lie in the folder ``filepath``, unless somebody put them all in one."""
+    """COCO's images are in the folder ``filepath``, or all in one folder."""
     name, folder = item.extras["filename"], item.extras.get("filepath")
     return [f"{folder}/{name}", name] if isinstance(folder, str) and folder else [name]
 
@@ -141,6 +141,6 @@ def _text(sentence: Any) -> str | None:
     return " ".join(map(str, tokens)) if isinstance(tokens, list) else None
 
 
-def _speaks_of_sentences(path: Path) -> bool:
+def _has_sentences(path: Path) -> bool:
     with open_regular(path) as file:
         return b'"sentences"' in file.read(1 << 16)

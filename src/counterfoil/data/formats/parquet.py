@@ -1,8 +1,8 @@
-"""Rows of a Parquet file, read within limits of memory.
+"""Read rows of a Parquet file with bounded memory.
 
-A value that repeats is stored once (in a dictionary, or as what it has in common with the value
-before), so a few kilobytes can stand for gigabytes of text. Dictionaries therefore stay as they
-are until a few rows at a time become Python objects, and equal texts become one object.
+Repeated values are stored once (in a dictionary, or as a difference to the previous value), so a
+few kilobytes can become gigabytes of text. Dictionaries therefore stay encoded until a few rows at
+a time become Python objects, and equal long texts become one object.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from counterfoil.data.pairs import ProblemLog
 Row = tuple[int, dict[str, Any]]
 
 MAX_ROWS = 50_000_000
-"""Of a file, whose rows need not take any space in it; and of values of one column."""
+"""Limit of rows of a file, and of values of a column; rows may take no space in the file."""
 
 COLUMN_BYTES = GIB
-"""Of one column in one row group, decompressed: a page of it is in memory as a whole."""
+"""Limit of a decompressed column of a row group, since whole pages are in memory."""
 
 _BATCH_ROWS = 4096
 _BATCH_BYTES = 64 * MIB
-_LONG = 4 * KIB  # texts that are looked up, to be stored once
+_LONG = 4 * KIB  # texts above this size are shared
 
 
 class _LimitError(Exception):
-    """A table beyond its limits; the message says which."""
+    """A table beyond a limit, which the message names."""
 
 
 def read_parquet(path: Path, log: ProblemLog) -> Iterator[Row]:
-    """All rows, numbered from one; what cannot be read is logged."""
+    """All rows, numbered from one; faults are logged."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -66,7 +66,7 @@ def _columns(metadata: Any) -> Iterator[Any]:
 
 
 def _check_size(metadata: Any) -> None:
-    """Refuse a table that is beyond the limits once decompressed, as its own metadata say."""
+    """Refuse a table whose decompressed size, as its metadata say, is beyond the limits."""
     size = sum(metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups))
     if metadata.num_rows > MAX_ROWS or size > LINES_BYTES:
         raise _LimitError(
@@ -83,7 +83,7 @@ def _check_size(metadata: Any) -> None:
 
 
 def _dictionaries(metadata: Any) -> list[str]:
-    """Columns of texts of which some are stored once for many rows."""
+    """Text columns with dictionary encoding."""
     return sorted(
         {
             column.path_in_schema
@@ -95,7 +95,7 @@ def _dictionaries(metadata: Any) -> list[str]:
 
 
 def _batch_rows(metadata: Any) -> int:
-    """Rows to decode at once: a text that is stored as its difference can be as long as a page."""
+    """Rows to decode at once; with delta encoding, each text can be as long as a page."""
     longest = max(
         (
             column.total_uncompressed_size
@@ -116,7 +116,7 @@ def _records(batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
 
 
 class _Texts:
-    """Long texts by their value, so that one that repeats takes memory once."""
+    """Long texts by value, so that repeated ones take memory once."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
@@ -136,7 +136,7 @@ class _Texts:
 
 
 def _pieces(batch: Any) -> Iterator[Any]:
-    """A batch in parts that are small as Python objects, too."""
+    """Parts of a batch that stay small as Python objects."""
     size = sum(_expanded(column) for column in batch.columns)
     if size <= _BATCH_BYTES and batch.num_rows <= _BATCH_ROWS:
         yield batch
@@ -149,7 +149,7 @@ def _pieces(batch: Any) -> Iterator[Any]:
 
 
 def _expanded(array: Any) -> int:
-    """Bytes of an array at most, its dictionaries written out."""
+    """Upper bound of the bytes of an array with its dictionaries decoded."""
     import pyarrow
     import pyarrow.compute
 

@@ -1,19 +1,21 @@
-"""Precomputed features in SCAN's layout, and in vse_infty's variant of it, read and written.
+"""The format "scan": precomputed features as SCAN and vse_infty store them, read and written.
 
-A folder with `{split}_caps.txt` (one caption a line), `{split}_ids.txt` (one image id a line) and
-`{split}_ims.npy` (see `feature_files`). vse_infty keeps them in a folder `precomp`, beside an
+A folder has `{split}_caps.txt` (one caption per line), `{split}_ids.txt` (one image id per line)
+and `{split}_ims.npy` (see `feature_files`). vse_infty has them in a folder `precomp`, beside an
 `id_mapping.json` from ids to file names and a folder of images.
 
-`{split}_items.jsonl`, where present, is preferred to the captions and ids. Conversion writes it
-where the plain files cannot carry everything: one image a line, in the order of the rows, with
-``id``, ``captions`` (any number, any characters), ``image`` (a path under the folder),
-``original_name`` (the image's name, if the file has another) and any further keys.
+If there is a `{split}_items.jsonl`, it replaces the captions and ids. Conversion writes it if the
+plain files cannot store everything: one object per image, in row order, with ``id``, ``captions``
+(any number, any characters), ``image`` (a path in the folder), ``original_name`` (the image's name
+if the file has another) and any further keys.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,6 @@ from counterfoil.data.formats.base import (
 )
 from counterfoil.data.formats.feature_files import FEATURES, FeatureWriter, open_features
 from counterfoil.data.formats.image_files import ImageFolder, ImageWriter, image_folder
-from counterfoil.data.formats.scan_layout import USUAL_CAPTIONS, Layout, find_layout
 from counterfoil.data.formats.text_files import (
     json_bytes,
     merge_extras,
@@ -48,13 +49,14 @@ CAPTIONS, IDS, ITEMS = "_caps.txt", "_ids.txt", "_items.jsonl"
 _SPLIT_FILE = re.compile(f"(.+)({CAPTIONS}|{ITEMS}|{FEATURES})$")
 _IMAGE_FOLDERS = ("images", "flickr30k-images", "flickr30k_images", "Images", ".")
 _ITEM_KEYS = frozenset({"id", "captions", "image", LABEL})
+USUAL_CAPTIONS = 5
 
 
 @sources.register("scan")
 class ScanSource(Source):
     """Precomputed features with captions and ids as text, as SCAN and vse_infty publish them.
 
-    ``images`` is the folder of the images themselves, where `id_mapping.json` names them.
+    ``images`` is the folder of the images that `id_mapping.json` names.
     """
 
     looks_for = "a folder with {split}_caps.txt, {split}_ims.npy and {split}_ids.txt (or precomp/)"
@@ -68,12 +70,12 @@ class ScanSource(Source):
         folder = _folder(path)
         if not folder.is_dir():
             return False
-        found = [match for file in folder.iterdir() if (match := _SPLIT_FILE.match(file.name))]
-        if any(match.group(2) != FEATURES for match in found):
+        files = [match for file in folder.iterdir() if (match := _SPLIT_FILE.match(file.name))]
+        if any(match.group(2) != FEATURES for match in files):
             return True
-        # Features alone also stand beside a table of captions.
+        # The source "table" also has features, beside its table of captions.
         tables = any(folder.glob("captions.*")) or any(folder.glob("metadata.*"))
-        return bool(found) and not tables
+        return bool(files) and not tables
 
     def read(self, path: Path, log: ProblemLog) -> Draft:
         folder = _folder(path)
@@ -117,9 +119,9 @@ class _FileNames:
                 log.fatal("bad-json", self.path, "expected an object from ids to file names")
             return
         self.mapping = mapping
-        found = image_folder(images, self.path.parent, _IMAGE_FOLDERS, log)
-        if found.has_any(str(name) for name in mapping.values()):
-            self.folder = found
+        image_files = image_folder(images, self.path.parent, _IMAGE_FOLDERS, log)
+        if image_files.has_any(str(name) for name in mapping.values()):
+            self.folder = image_files
         else:
             log.note("no-image-folder", self.path, "the images it names are not there")
 
@@ -154,8 +156,8 @@ def _sidecar_items(folder: Path, split: str, log: ProblemLog) -> Iterable[Item]:
         item.extras = split_extras({k: v for k, v in record.items() if k not in _ITEM_KEYS})
         name, label = record.get("image"), record.get("original_name")
         if isinstance(name, str):
-            shown = label if isinstance(label, str) else Path(name).name
-            item.image = images.find([name], item.where, log, label=shown)
+            label = label if isinstance(label, str) else Path(name).name
+            item.image = images.find([name], item.where, log, label=label)
         row += 1
         yield item
 
@@ -210,15 +212,131 @@ def _note_layout(folder: Path, split: str, layout: Layout, log: ProblemLog) -> N
         log.note(
             "repeated-images",
             folder / (split + FEATURES),
-            f"every image is stored up to {layout.collapsed} times; it is used once",
+            f"images are stored up to {layout.collapsed} times; each is used once",
         )
 
 
-# Regular data becomes exactly the plain files, with every image stored once. Beside
-# `{split}_items.jsonl` they are still written: line breaks as spaces, ids as row numbers.
+# The plain files have only counts. If there are fewer rows than captions, every image has equally
+# many captions. With as many rows as captions, either every image has one caption, or images are
+# stored once per caption (the published dev and test files store them five times).
+@dataclass(frozen=True)
+class Layout:
+    """Captions ``starts[i]`` to ``starts[i + 1]`` belong to image ``i``, stored in ``rows[i]``."""
+
+    starts: list[int]
+    rows: list[int]
+    ids: list[str] | None
+    fault: str | None = None
+    collapsed: int = 1
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def find_layout(captions: int, ids: Sequence[str] | None, features: ArrayFile | None) -> Layout:
+    """The layout of a split, with a fault if its counts do not fit together."""
+    if features is None:
+        return _without_features(captions, ids)
+    rows = len(features)
+    if rows == captions:
+        return _one_row_per_caption(rows, ids, features)
+    if rows and captions > rows and captions % rows == 0:
+        return _even(captions, rows, ids)
+    fault = f"{captions} captions for {rows} images: expected the same number for every image"
+    guess = min(rows, -(-captions // USUAL_CAPTIONS)) if captions > rows else captions
+    known = list(ids[:guess]) if ids is not None and len(ids) in (rows, guess) else None
+    return Layout(_starts(captions, guess), list(range(guess)), known, fault)
+
+
+def _even(captions: int, images: int, ids: Sequence[str] | None) -> Layout:
+    each = captions // images
+    fault = None
+    if ids is not None and len(ids) == captions:
+        ids = ids[::each]
+    elif ids is not None and len(ids) != images:
+        fault, ids = f"{len(ids)} ids for {images} images", None
+    starts = list(range(0, captions + 1, each))
+    return Layout(starts, list(range(images)), list(ids) if ids is not None else None, fault)
+
+
+def _one_row_per_caption(rows: int, ids: Sequence[str] | None, features: ArrayFile) -> Layout:
+    if ids is not None and len(ids) == rows:
+        runs = [len(list(run)) for _, run in groupby(ids)]
+        if len(runs) < rows and _runs_are_equal(runs, features):
+            return _from_runs(runs, ids)
+        if _stored_five_times(features, must_differ=True):
+            return _from_runs([USUAL_CAPTIONS] * (rows // USUAL_CAPTIONS), ids)
+        return Layout(list(range(rows + 1)), list(range(rows)), list(ids))
+    if ids is not None and ids and rows % len(ids) == 0:
+        each = rows // len(ids)
+        if _runs_are_equal([each] * len(ids), features):
+            starts = list(range(0, rows + 1, each))
+            return Layout(starts, starts[:-1], list(ids), collapsed=each)
+    fault = f"{len(ids)} ids for {rows} images" if ids is not None else None
+    if _stored_five_times(features, must_differ=False):
+        layout = _from_runs([USUAL_CAPTIONS] * (rows // USUAL_CAPTIONS), None)
+        return Layout(layout.starts, layout.rows, None, fault, USUAL_CAPTIONS)
+    return Layout(list(range(rows + 1)), list(range(rows)), None, fault)
+
+
+def _from_runs(runs: Sequence[int], ids: Sequence[str] | None) -> Layout:
+    starts = [0, *accumulate(runs)]
+    rows = starts[:-1]
+    return Layout(starts, rows, [ids[row] for row in rows] if ids else None, None, max(runs))
+
+
+def _without_features(captions: int, ids: Sequence[str] | None) -> Layout:
+    if ids is None:
+        each = USUAL_CAPTIONS if captions % USUAL_CAPTIONS == 0 else 1
+        return _even(captions, captions // each, None) if captions else Layout([0], [], None)
+    if len(ids) == captions:
+        return (
+            _from_runs([len(list(run)) for _, run in groupby(ids)], ids)
+            if ids
+            else Layout([0], [], [])
+        )
+    if ids and captions and captions % len(ids) == 0:
+        return _even(captions, len(ids), ids)
+    guess = min(len(ids), captions)
+    fault = f"{captions} captions for {len(ids)} ids: expected the same number for every image"
+    return Layout(_starts(captions, guess), list(range(guess)), list(ids[:guess]), fault)
+
+
+def _starts(captions: int, images: int) -> list[int]:
+    return [image * captions // max(images, 1) for image in range(images + 1)]
+
+
+def _runs_are_equal(runs: Sequence[int], features: ArrayFile) -> bool:
+    start = 0
+    for run in runs:
+        head = features.head(start)
+        if any(features.head(start + step) != head for step in range(1, run)):
+            return False
+        start += run
+    return True
+
+
+def _stored_five_times(features: ArrayFile, *, must_differ: bool) -> bool:
+    """Whether rows come in equal fives; ``must_differ``: and no five equals the previous one."""
+    rows = len(features)
+    if rows == 0 or rows % USUAL_CAPTIONS:
+        return False
+    previous = None
+    for start in range(0, rows, USUAL_CAPTIONS):
+        head = features.head(start)
+        if any(features.head(start + step) != head for step in range(1, USUAL_CAPTIONS)):
+            return False
+        if must_differ and head == previous:
+            return False
+        previous = head
+    return not must_differ or rows > USUAL_CAPTIONS
+
+
+# Regular data become exactly the plain files, with every image stored once. With a
+# `{split}_items.jsonl`, the plain files have spaces for line breaks and row numbers for ids.
 @writers.register("scan")
 class ScanWriter(Writer):
-    """The files that SCAN and its descendants read, and a sidecar for what those cannot carry."""
+    """Writes the files that SCAN reads, and `_items.jsonl` if these cannot store everything."""
 
     def __init__(self, folder: Path, log: ProblemLog) -> None:
         super().__init__(folder, log)
@@ -261,13 +379,13 @@ class ScanWriter(Writer):
 
 
 def _is_plain(split: Split) -> bool:
-    """Whether SCAN's own files say everything, and our reader would read them so."""
+    """Whether SCAN's plain files store everything, and `ScanSource` reads them back the same."""
     counts = {len(captions) for captions in split.captions}
     if split.fragments is None or split.pixels is not None or split.extras is not None:
         return False
     if len(counts) != 1 or 0 in counts or not all(map(_is_number, split.ids)):
         return False
-    # As many rows as captions, in fives, could be taken for images stored five times.
+    # One caption per image, in fives, could be mistaken for images stored five times.
     if counts == {1} and len(split) % USUAL_CAPTIONS == 0:
         return False
     return len(set(split.ids)) == len(split) and all(map(_is_plain_caption, split.texts))

@@ -1,9 +1,9 @@
-"""WebDataset shards, read and written: tar archives whose members share a key, one key an image.
+"""The format "shards": WebDataset tar archives, read and written; members of an image share a key.
 
-`<key>.jpg` (or .png, .webp …) is the image, `<key>.json` tells its ``captions``, ``id``, ``split``,
-``file`` (the image's name) and anything else; `<key>.txt` is a single caption where the JSON has
-none. `<key>.fragments.npy` [fragments, dim] and `<key>.boxes.npy` [fragments, 4] are its fragments;
-``box_size`` in the JSON is the width and height that scale boxes in pixels, ``fragments_by`` the
+`<key>.jpg` (or .png, .webp …) is the image. `<key>.json` has its ``captions``, ``id``, ``split``,
+``file`` (the image's name) and any further keys. `<key>.txt` is a single caption if the JSON has
+none. `<key>.fragments.npy` [fragments, dim] and `<key>.boxes.npy` [fragments, 4] are its fragments.
+In the JSON, ``box_size`` is the width and height that scale boxes in pixels, ``fragments_by`` the
 name of the extractor.
 """
 
@@ -26,13 +26,12 @@ from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.storage.arrays import ArrayError, parse_header
 from counterfoil.core.storage.reading import LINE_BYTES, open_regular
 from counterfoil.data.formats.base import (
-    HASHED,
     Draft,
     Item,
     Source,
     Writer,
     extras_of,
-    fill_splits,
+    set_splits,
     sources,
     split_in_name,
     writers,
@@ -63,7 +62,7 @@ _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "
 
 @sources.register("shards")
 class ShardSource(Source):
-    """WebDataset tar shards, read in place: images and features stay where they are."""
+    """WebDataset tar shards; images and features are read from the archives on demand."""
 
     looks_for = "a .tar file of <key>.jpg + <key>.json members (WebDataset), or a folder of them"
     examples = ("train-00000.tar", "shard-000000.tar")
@@ -81,17 +80,7 @@ class ShardSource(Source):
         for shard in shards:
             entries += _read_shard(shard, log)
         draft.items = [entry.item for entry in entries]
-        hashed = sum(not item.split for item in draft.items)
-        splits = fill_splits([(item.id, item.split) for item in draft.items])
-        for item, split in zip(draft.items, splits, strict=True):
-            item.split = split
-        if hashed:
-            log.note(
-                HASHED,
-                path,
-                f"no split is stated for {hashed} of {len(entries)} images; they are split "
-                "80/10/10 into train, dev and test by a hash of the id",
-            )
+        set_splits(draft.items, path, log)
         _add_tables(draft, entries, log)
         return draft
 
@@ -120,8 +109,8 @@ def _shards(path: Path) -> list[Path]:
         return [path] if re.search(r"\.(tar|tgz|tar\.[a-z0-9]+)$", path.name) else []
     if not path.is_dir():
         return []
-    found = [file for pattern in ("*.tar", "*.tar.*", "*.tgz") for file in path.glob(pattern)]
-    return sorted(found, key=_natural)
+    files = [file for pattern in ("*.tar", "*.tar.*", "*.tgz") for file in path.glob(pattern)]
+    return sorted(files, key=_natural)
 
 
 def _natural(path: Path) -> list[Any]:
@@ -152,12 +141,12 @@ def _read_shard(shard: Path, log: ProblemLog) -> list[_Entry]:
     if not samples:
         return []
     with open_regular(shard) as file:
-        made = [_entry(sample, shard, file, log) for sample in samples.values()]
-    return [entry for entry in made if entry is not None]
+        entries = [_entry(sample, shard, file, log) for sample in samples.values()]
+    return [entry for entry in entries if entry is not None]
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """Key and ending of a member: a known ending, else what follows the first dot."""
+    """Key and ending of a member: a known ending, else the part after the first dot."""
     folder, slash, base = name.rpartition("/")
     for end in _KNOWN_ENDS:
         if base.lower().endswith("." + end):
@@ -293,19 +282,19 @@ def _table(entries: list[_Entry], log: ProblemLog) -> FragmentTable | None:
 
 
 def _check_shapes(entry: _Entry, first: ArrayMember, log: ProblemLog) -> None:
-    found = entry.fragments
-    if found is not None:
-        where = f"{found.archive}: {found.name}"
-        fits = len(found.shape) == len(first.shape) and found.shape[-1] == first.shape[-1]
-        if found.dtype.kind != "f":
-            log.fatal("wrong-dtype", where, f"expected float features, found {found.dtype}")
+    array = entry.fragments
+    if array is not None:
+        where = f"{array.archive}: {array.name}"
+        fits = len(array.shape) == len(first.shape) and array.shape[-1] == first.shape[-1]
+        if array.dtype.kind != "f":
+            log.fatal("wrong-dtype", where, f"expected float features, found {array.dtype}")
             entry.fragments = None
-        elif len(found.shape) not in (1, 2) or not fits:
-            log.fatal("wrong-shape", where, f"{found.shape} does not go with {first.shape}")
+        elif len(array.shape) not in (1, 2) or not fits:
+            log.fatal("wrong-shape", where, f"{array.shape} does not go with {first.shape}")
             entry.fragments = None
     boxes = entry.boxes
     if boxes is not None:
-        count = 0 if found is None else found.shape[0] if len(found.shape) == 2 else 1
+        count = 0 if array is None else array.shape[0] if len(array.shape) == 2 else 1
         if boxes.shape != (count, 4) or boxes.dtype.kind not in "fiu":
             where = f"{boxes.archive}: {boxes.name}"
             log.fatal("wrong-shape", where, f"expected boxes {(count, 4)}, found {boxes.shape}")
@@ -314,7 +303,7 @@ def _check_shapes(entry: _Entry, first: ArrayMember, log: ProblemLog) -> None:
 
 @writers.register("shards")
 class ShardWriter(Writer):
-    """Tar files that can be streamed; ``shard_size`` is the number of images in each."""
+    """Writes tar files with ``shard_size`` images each."""
 
     def __init__(self, folder: Path, log: ProblemLog, *, shard_size: int = 1000) -> None:
         super().__init__(folder, log)
@@ -336,7 +325,7 @@ class ShardWriter(Writer):
                 if archive is not None:
                     self._write(archive, split, image, _free_key(split.ids[image], image, keys))
         except BaseException:
-            # Closing would write the end of the archive, to a disk that may be full.
+            # Closing the archive would write its end, but the disk may be full.
             if archive is not None and archive.fileobj is not None:
                 archive.fileobj.close()
             raise
@@ -371,9 +360,9 @@ class ShardWriter(Writer):
         _add(archive, f"{key}.{_image_type(ref.name, data)}", data)
 
 
-def _free_key(identity: str, image: int, taken: set[str]) -> str:
-    """The id where it can be a member's name, else the image's number."""
-    key = identity if re.fullmatch(r"[A-Za-z0-9_-]{1,80}", identity) else f"{image:08d}"
+def _free_key(image_id: str, image: int, taken: set[str]) -> str:
+    """The id if it can be a member's name, else the image's number."""
+    key = image_id if re.fullmatch(r"[A-Za-z0-9_-]{1,80}", image_id) else f"{image:08d}"
     copy = 1
     while key.casefold() in taken:
         copy += 1
@@ -396,7 +385,7 @@ def _npy_bytes(values: NDArray[Any]) -> bytes:
 
 
 def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
-    """Add a member with no trace of who wrote it when: the same data, the same bytes."""
+    """Add a member without owner and time, so that equal data give equal bytes."""
     member = tarfile.TarInfo(name)
     member.size = len(data)
     member.mode = 0o644

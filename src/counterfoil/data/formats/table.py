@@ -1,8 +1,8 @@
-"""Your own images: a folder of them and a CSV, TSV, JSON Lines or Parquet file of captions.
+"""The source "table": a folder of images with a CSV, TSV, JSON Lines or Parquet file of captions.
 
-One row a caption or one row an image (with a list of captions): rows of one image are grouped.
-Features may stand beside the table (see `feature_files`), in the order of the split's images.
-Conversion writes JSON Lines.
+A row has one caption, or all captions of an image as a list; rows of one image are grouped. Feature
+files may be beside the table (see `feature_files`), in the order of the split's images. Conversion
+writes JSON Lines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 from counterfoil.core.storage.reading import open_regular
 from counterfoil.data.formats.base import (
-    HASHED,
     RESERVED,
     Columns,
     Draft,
@@ -25,10 +24,10 @@ from counterfoil.data.formats.base import (
     Source,
     Writer,
     extras_of,
-    fill_splits,
     find_columns,
+    normalized_split,
+    set_splits,
     sources,
-    split_called,
     split_in_name,
     writers,
 )
@@ -53,7 +52,7 @@ class TableSource(Source):
     """A folder of images with a table of captions: CSV, TSV, JSON Lines or Parquet.
 
     ``images`` is the folder of images; ``image_column``, ``caption_column``, ``id_column`` and
-    ``split_column`` name columns that are not called what one would guess.
+    ``split_column`` name columns that the aliases in `base.ALIASES` do not cover.
     """
 
     looks_for = "a .csv, .tsv, .jsonl or .parquet file of captions, or a folder with one"
@@ -124,9 +123,14 @@ class _Group:
     def joins(self, other: _Group) -> bool:
         return self.image == other.image and not self.has_list and not other.has_list
 
+    def add(self, other: _Group) -> None:
+        self.captions += other.captions
+        self.lines += other.lines
+        self.extras += other.extras
+
 
 class _Groups:
-    """Gathers rows into images."""
+    """Groups rows by image."""
 
     def __init__(self, chosen: dict[str, str | None], log: ProblemLog) -> None:
         self.chosen = chosen
@@ -158,32 +162,28 @@ class _Groups:
     ) -> None:
         where = f"{table}:{line}"
         self._rows += 1
-        value = _caption_value(row, columns.captions, table)
-        captions = self._captions(value, where)
+        captions = self._captions(_caption_value(row, columns.captions, table), where)
+        extras = split_extras({name: row[name] for name in columns.extras})
         stated = _text(row, columns.split)
         group = _Group(
             image=_image_name(row, columns, where, self.log),
             id=_text(row, columns.id),
-            split=split_called(stated) if stated else split,
+            split=normalized_split(stated) if stated else split,
             file=table,
             line=line,
             has_list=isinstance(row[columns.captions[0]], list),
             label=_text(row, columns.label),
             captions=captions,
             lines=[line] * len(captions),
-            extras=[split_extras({name: row[name] for name in columns.extras})] * len(captions),
+            extras=[extras] * max(1, len(captions)),
         )
-        if not captions:
-            group.extras = [split_extras({name: row[name] for name in columns.extras})]
         key = group.id or group.image
         if key is None:
             self.log.skip("missing-id", where, "the row names neither an image nor an id")
             return
         first = self._by_key.get((group.split, key))
         if first is not None and first.joins(group):
-            first.captions += group.captions
-            first.lines += group.lines
-            first.extras += group.extras
+            first.add(group)
             return
         self._by_key.setdefault((group.split, key), group)
         self.groups.append(group)
@@ -207,34 +207,25 @@ class _Groups:
         items = []
         for group in self.groups:
             name = group.image or ""
-            identity = group.id or _short_name(name, stems)
+            image_id = group.id or _short_name(name, stems)
             split = group.split or ""
-            item = Item(identity, split, group.captions, group.file, group.line, group.lines)
+            item = Item(image_id, split, group.captions, group.file, group.line, group.lines)
             item.extras, item.caption_extras = _merge(group.extras, len(group.captions))
             if name:
                 item.image = folder.find([name], item.where, self.log, group.label)
             items.append(item)
-        hashed = sum(not item.split for item in items)
-        usable = {number for number, item in enumerate(items) if _is_usable(item)}
-        splits = fill_splits([(item.id, item.split) for item in items], usable)
-        for item, split in zip(items, splits, strict=True):
-            item.split = split
-        if hashed:
-            self.log.note(
-                HASHED,
-                self.groups[0].file,
-                f"no split is stated for {hashed} of {len(items)} images; they are split 80/10/10 "
-                "into train, dev and test by a hash of the id",
-            )
+        if items:
+            usable = {number for number, item in enumerate(items) if _is_usable(item)}
+            set_splits(items, self.groups[0].file, self.log, usable)
         return items
 
     def _join_images(self) -> None:
-        """Group rows by image if their ids number the captions: one id a row, images repeat."""
-        one_each = len(self.groups) == self._rows and all(
+        """Group rows by image if ids number the captions: every row has its own, images repeat."""
+        ids_differ = len(self.groups) == self._rows and all(
             group.id and group.image and not group.has_list for group in self.groups
         )
         images = {(group.split, group.image) for group in self.groups}
-        if not one_each or len(images) == len(self.groups):
+        if not ids_differ or len(images) == len(self.groups):
             return
         joined: dict[tuple[str | None, str | None], _Group] = {}
         for group in self.groups:
@@ -242,22 +233,20 @@ class _Groups:
             group.id = None
             first = joined.setdefault((group.split, group.image), group)
             if first is not group:
-                first.captions += group.captions
-                first.lines += group.lines
-                first.extras += group.extras
+                first.add(group)
         self.groups = list(joined.values())
 
 
 def _is_usable(item: Item) -> bool:
-    """Whether an image has a file and a caption, as far as is known before it is decoded."""
+    """Whether an image has a file and a caption that is not empty."""
     return not isinstance(item.image, MissingImage) and any(map(str.strip, item.captions))
 
 
 def _caption_value(row: dict[str, Any], columns: tuple[str, ...], table: Path) -> Any:
-    """What a row says in its columns of captions: a text, or a list of them.
+    """The captions of a row: a text, or a list of texts.
 
-    A field of a CSV file can hold a list as JSON: ``["a dog", "a brown dog"]``. Of numbered
-    columns, empty ones are no captions.
+    A CSV field can be a JSON list: ``["a dog", "a brown dog"]``. Empty fields of numbered columns
+    are no captions.
     """
     if len(columns) > 1:
         values = [row[column] for column in columns]
@@ -278,7 +267,7 @@ def _tables(path: Path) -> list[Path]:
         return [path] if named or _is_kaggle_captions(path) else []
     if not path.is_dir():
         return []
-    found = [
+    tables = [
         file
         for file in sorted(path.iterdir())
         if not file.is_dir()
@@ -286,9 +275,9 @@ def _tables(path: Path) -> list[Path]:
         and (file.suffix.lower() in set(READERS) - {".txt"} or _is_kaggle_captions(file))
     ]
     for name in _NAMES:
-        if preferred := [file for file in found if file.stem.lower() == name]:
+        if preferred := [file for file in tables if file.stem.lower() == name]:
             return preferred
-    return found
+    return tables
 
 
 def _is_kaggle_captions(path: Path) -> bool:
@@ -303,7 +292,7 @@ def _is_kaggle_captions(path: Path) -> bool:
 
 
 def _short_name(name: str, stems: Counter[str]) -> str:
-    """An image's name without its ending, if no other image has the same then."""
+    """An image's name without its ending, if that is unique."""
     return _stem(name) if stems[_stem(name)] == 1 else name
 
 
@@ -329,7 +318,7 @@ def _image_name(row: dict[str, Any], columns: Columns, where: str, log: ProblemL
 def _merge(
     rows: list[dict[str, Any]], captions: int
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """What all rows of an image agree on, and what goes with each of its captions."""
+    """Extras that all rows of an image share, and those that differ per caption."""
     if not rows:
         return {}, {}
     shared: dict[str, Any] = {}
@@ -363,12 +352,12 @@ def _add_features(draft: Draft, root: Path, log: ProblemLog) -> None:
         draft.tables[split] = table
 
 
-# A line of `captions.jsonl` holds ``id``, ``split``, ``image`` (path from the folder),
-# ``original_name`` (the image's name, where the file has another), ``captions``, and the extras:
-# beside those, or under ``extras`` where one of their names would be mistaken for a column.
+# A line of `captions.jsonl` has ``id``, ``split``, ``image`` (a path in the folder),
+# ``original_name`` (the image's name if the file has another), ``captions`` and the extras, or all
+# extras under ``extras`` if one of them has the name of a column.
 @writers.register("jsonl")
 class JsonlWriter(Writer):
-    """One JSON object an image, for people and for other programs."""
+    """Writes one JSON object per image, image files and feature files."""
 
     def __init__(self, folder: Path, log: ProblemLog) -> None:
         super().__init__(folder, log)

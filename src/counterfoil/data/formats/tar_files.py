@@ -1,4 +1,4 @@
-"""Uncompressed tar archives: members by byte range, and arrays in them as rows of one array."""
+"""Random access to uncompressed tar archives: members by byte range, and arrays as rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TarMember:
 
 
 def read_members(path: Path, log: ProblemLog) -> Iterator[TarMember]:
-    """The files of an archive that are there as a whole; a cut is logged where it is met."""
+    """The complete files of an archive; logs if the archive is cut short."""
     try:
         with open_regular(path) as file:
             total = os.fstat(file.fileno()).st_size
@@ -68,7 +68,7 @@ def _walk(path: Path, file: BinaryIO, total: int, log: ProblemLog) -> Iterator[T
                 if member.size < 0:
                     log.fatal("truncated-tar", path, f"{member.name}: a size of {member.size}")
                     return
-                # The archive keeps every header it has seen; a stream does not need them.
+                # TarFile stores every header; drop them to save memory.
                 archive.members = []  # type: ignore[attr-defined]
                 start = member.offset_data
                 end = start + -(-member.size // _BLOCK) * _BLOCK if member.isreg() else start
@@ -94,7 +94,7 @@ def _walk(path: Path, file: BinaryIO, total: int, log: ProblemLog) -> Iterator[T
 
 @dataclass(frozen=True)
 class ArrayMember:
-    """Where the numbers of one `.npy` member are: byte range, shape and dtype."""
+    """Byte range, shape and dtype of the data of a `.npy` member."""
 
     archive: Path
     name: str
@@ -121,7 +121,7 @@ class MemberRows:
         self.path = first.archive
         self.shape = (len(members), *row_shape)
         self.dtype = np.result_type(*{member.dtype for member in present})
-        # result_type answers in native byte order, which would change a single dtype's bytes.
+        # result_type has native byte order; a single dtype must keep its own.
         if len({member.dtype.str for member in present}) == 1:
             self.dtype = first.dtype
         self._local = threading.local()
@@ -137,7 +137,7 @@ class MemberRows:
         self._local = threading.local()
 
     def lengths(self) -> NDArray[np.int64]:
-        """Number of real fragments of every row."""
+        """Number of fragments per row, without padding."""
         single = len(self.shape) == 2
         counts = [0 if m is None else 1 if single else m.shape[0] for m in self.members]
         return np.array(counts, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Text files as numbered lines, as JSON, and as rows of tables; a stray byte is reported."""
+"""Read text files as numbered lines, JSON or table rows; invalid UTF-8 is logged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_lines(path: Path, log: ProblemLog) -> Iterator[tuple[int, str]]:
 
 
 def decode(data: bytes, path: Path, number: int, log: ProblemLog) -> str:
-    """One line (or the whole of a small text) as a string; bad bytes are logged and replaced."""
+    """One line (or a whole small text) as a string; invalid bytes are logged and replaced."""
     if number == 1:
         data = data.removeprefix(b"\xef\xbb\xbf")
     try:
@@ -76,10 +76,10 @@ def parse_json(data: bytes, path: object, log: ProblemLog, line: int | None = No
     try:
         return json.loads(data.removeprefix(b"\xef\xbb\xbf").decode())
     except UnicodeDecodeError as error:
-        place = line or data.count(b"\n", 0, error.start) + 1
+        number = line or data.count(b"\n", 0, error.start) + 1
         log.fatal(
             "bad-encoding",
-            f"{path}:{place}",
+            f"{path}:{number}",
             f"not UTF-8: byte 0x{data[error.start]:02x}; save the file as UTF-8",
         )
     except json.JSONDecodeError as error:
@@ -89,11 +89,11 @@ def parse_json(data: bytes, path: object, log: ProblemLog, line: int | None = No
     return None
 
 
-# JSON as this library writes it: one object a line, UTF-8, every string representable.
+# JSON as this library writes it: one object per line, UTF-8, any string.
 
 
 def json_bytes(value: Any) -> bytes:
-    """Readable UTF-8; escapes where a string holds a lone surrogate, which UTF-8 cannot carry."""
+    """Readable UTF-8; ASCII with escapes if a string has a lone surrogate."""
     try:
         return json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -103,14 +103,14 @@ def json_bytes(value: Any) -> bytes:
 def merge_extras(
     record: dict[str, Any], extras: dict[str, Any], reserved: frozenset[str]
 ) -> dict[str, Any]:
-    """Add extras beside a record's own keys, or under ``extras`` where a key would be mistaken."""
+    """Add extras beside a record's own keys, or under ``extras`` if one has a reserved name."""
     if any(key.strip().lower() in reserved or key == EXTRAS for key in extras):
         return {**record, EXTRAS: extras}
     return {**record, **extras}
 
 
 def split_extras(rest: dict[str, Any]) -> dict[str, Any]:
-    """Undo `merge_extras` on what is left of a record without its own keys."""
+    """Undo `merge_extras`; ``rest`` is the record without its own keys."""
     nested = rest.get(EXTRAS)
     if isinstance(nested, dict):
         return {**{key: value for key, value in rest.items() if key != EXTRAS}, **nested}
@@ -121,7 +121,7 @@ def split_extras(rest: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_rows(path: Path, log: ProblemLog) -> Iterator[Row]:
-    """All rows of a table, whatever its kind; faults are logged and the rest is read."""
+    """All rows of a table of any kind; faults are logged, and reading goes on."""
     return READERS[path.suffix.lower()](path, log)
 
 
@@ -144,7 +144,7 @@ def _read_csv(path: Path, log: ProblemLog) -> Iterator[Row]:
 
 
 def _read_tsv(path: Path, log: ProblemLog) -> Iterator[Row]:
-    """Tab-separated values come with and without quoting; the file itself decides."""
+    """Tab-separated values with quoting, or without if that fails."""
     lines = [line for _, line in read_raw_lines(path, log)]
     trial = ProblemLog()
     rows = list(_delimited(path, lines, trial, delimiter="\t", quoted=True))
@@ -189,7 +189,7 @@ def _delimited(
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Let a very long caption be read, so that it can be reported as one."""
+    """Raise the field limit, so that a very long caption is read and then reported."""
     before = csv.field_size_limit(_FIELD_LIMIT)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Drawn scenes: an embedded data set with the truth of every word, made without a download."""
+"""Drawn scenes: a synthetic data set with ground truth for every word, made by code."""
 
 from counterfoil.data.scenes.captions import describe
 from counterfoil.data.scenes.draw import draw

@@ -1,4 +1,4 @@
-"""Captions for a scene: varied in wording, partial as people's are, and true in every word."""
+"""Generate captions of a scene: varied in wording, partial, and true in every word."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from counterfoil.data.scenes.scene import Scene
 from counterfoil.data.scenes.truth import SceneCaption, Word, positions, related
 from counterfoil.data.scenes.vocabulary import (
-    COLOUR_WORDS,
+    COLOR_WORDS,
     COUNT_WORDS,
     KINDS,
     NOUNS,
@@ -15,7 +15,7 @@ from counterfoil.data.scenes.vocabulary import (
     SIZE_WORDS,
 )
 
-# People seldom say that something has no pattern.
+# People rarely mention that something has no pattern.
 _PLAIN_WORD_SHARE = 0.2
 
 SHORTEST, LONGEST = 4, 20
@@ -32,7 +32,7 @@ _PLACES = {
 
 
 class Draft:
-    """A caption in the making; phrases are added from left to right."""
+    """A caption under construction; phrases are added from left to right."""
 
     def __init__(self, scene: Scene, rng: random.Random, detail: float) -> None:
         self.scene, self.rng, self.detail = scene, rng, detail
@@ -42,7 +42,7 @@ class Draft:
         self.bare = False
 
     def say(self, text: str, objects: tuple[int, ...] = ()) -> None:
-        """Function words."""
+        """Add function words."""
         self._add([(word, "") for word in text.split()], objects)
 
     def comma(self) -> None:
@@ -54,40 +54,39 @@ class Draft:
         self.words.extend(Word(text, objects, span, role) for text, role in pieces)
 
     def relate(self, text: str, role: str, objects: tuple[int, ...]) -> None:
-        """Words of a relation; the one that ends in ``*`` carries the role."""
+        """Add words of a relation; the one that ends in ``*`` has the role."""
         self._add(
             [(word.rstrip("*"), role if word.endswith("*") else "") for word in text.split()],
             objects,
         )
 
-    def place(self, index: int, mention: int, position: str) -> None:
-        """ "on the left", "in the sky"."""
+    def locate(self, index: int, mention: int, position: str) -> None:
+        """Add "on the left", "in the sky"."""
         lead = "on" if position in ("left", "right") else "in"
         lead = "at" if position in ("top", "bottom") else lead
         self._add([(lead, ""), ("the", ""), (position, f"position:{mention}")], (index,))
 
     def thing(self, index: int, wanted: frozenset[str] = frozenset()) -> int:
-        """A noun phrase about an object; returns the number of the mention.
+        """Add a noun phrase about an object; returns the number of the mention.
 
-        Attributes are named at random, more of them the higher `detail`; those in ``wanted``
-        always.
+        Each attribute is named with probability `detail`; those in ``wanted`` always.
         """
         obj, rng, mention = self.scene.objects[index], self.rng, self.mentions
         self.mentions += 1
-        told = {what for what in ("colour", "size", "pattern") if rng.random() < self.detail}
-        told |= wanted
+        named = {name for name in ("colour", "size", "pattern") if rng.random() < self.detail}
+        named |= wanted
         if obj.size == "medium":
-            told.discard("size")
+            named.discard("size")
         plain = obj.pattern == "plain" and rng.random() > _PLAIN_WORD_SHARE
         if plain or not KINDS[obj.kind].patterned:
-            told.discard("pattern")
+            named.discard("pattern")
         noun, generic = self._noun(index, exact="kind" in wanted)
-        before = [("size", _word(SIZE_WORDS, obj.size, rng))] if "size" in told else []
+        before = [("size", _word(SIZE_WORDS, obj.size, rng))] if "size" in named else []
         look = []
-        if "pattern" in told:
+        if "pattern" in named:
             look.append(("pattern", _word(PATTERN_WORDS, obj.pattern, rng)))
-        if "colour" in told:
-            look.append(("colour", _word(COLOUR_WORDS, obj.colour, rng)))
+        if "colour" in named:
+            look.append(("colour", _word(COLOR_WORDS, obj.color, rng)))
         person = obj.size == "medium"
         adjectives = before if person else before + look
         pieces = [(word, f"{role}:{mention}") for role, word in adjectives]
@@ -119,7 +118,7 @@ class Draft:
     def _clothes(
         self, index: int, mention: int, look: list[tuple[str, str]], generic: bool
     ) -> None:
-        """ "in red", "in a striped shirt", "wearing dotted dresses"."""
+        """Add "in red", "in a striped shirt", "wearing dotted dresses"."""
         obj, rng = self.scene.objects[index], self.rng
         pieces = [(word, f"{role}:{mention}") for role, word in look]
         if len(look) == 1 and look[0][0] == "colour" and rng.random() < 0.45:
@@ -150,12 +149,12 @@ def _a(following: str) -> str:
 
 
 def _word(table: dict[str, str], meaning: str, rng: random.Random) -> str:
-    words = [word for word, meant in table.items() if meant == meaning]
+    words = [word for word, value in table.items() if value == meaning]
     return words[0] if rng.random() < 0.6 else rng.choice(words)
 
 
-# A and B are the things, IS agrees with the first of them. The word with * relates A to B, the
-# one with ^ relates B to A; forms with ! need a living A, those with 1 a single A.
+# A and B are the things; IS agrees with the first of them. The word with * relates A to B, the one
+# with ^ relates B to A. Forms with ! need a living A, those with 1 a single A.
 _FORMS: dict[str, tuple[str, ...]] = {
     "riding": ("A riding* B", "A IS riding* B", "1 A rides* B", "B ridden* by A"),
     "holding": ("A holding* B", "A IS holding* B", "1 A holds* B", "B held* by A"),
@@ -176,23 +175,21 @@ _FORMS: dict[str, tuple[str, ...]] = {
 
 
 def describe(scene: Scene, rng: random.Random, n: int = 5) -> list[SceneCaption]:
-    """``n`` different captions of a scene; most tell what sets it apart.
-
-    There may be fewer where ``n`` is more than the scene has to say.
+    """Up to ``n`` different captions of a scene; most mention its `focus`.
 
     >>> from counterfoil.data.scenes.family import make_scene
     >>> captions = describe(make_scene((0, 0, 2, 0)), random.Random(0), n=2)
     >>> len(captions), captions[0] != captions[1]
     (2, True)
     """
-    found: dict[str, SceneCaption] = {}
+    captions: dict[str, SceneCaption] = {}
     for _ in range(100 * n):
-        if len(found) == n:
+        if len(captions) == n:
             break
         caption = _draft(scene, rng)
         if SHORTEST <= len(caption.words) <= LONGEST:
-            found.setdefault(caption.text.lower().rstrip("."), caption)
-    return list(found.values())
+            captions.setdefault(caption.text.lower().rstrip("."), caption)
+    return list(captions.values())
 
 
 def _draft(scene: Scene, rng: random.Random) -> SceneCaption:
@@ -231,21 +228,21 @@ def _one(draft: Draft, focus: tuple[int, str] | None, existential: bool) -> None
     index = focus[0] if focus else draft.rng.randrange(len(draft.scene.objects))
     _there(draft, draft.scene.objects[index].count, existential)
     mention = draft.thing(index, _wanted(index, focus))
-    _maybe_place(draft, index, mention, focus, 0.4)
+    _maybe_locate(draft, index, mention, focus, 0.4)
 
 
-def _maybe_place(
+def _maybe_locate(
     draft: Draft, index: int, mention: int, focus: tuple[int, str] | None, share: float
 ) -> None:
     able = positions(draft.scene.objects[index])
     if focus == (index, "depth"):
-        draft.place(index, mention, "foreground" if "foreground" in able else "background")
+        draft.locate(index, mention, "foreground" if "foreground" in able else "background")
     elif able and draft.rng.random() < share:
-        draft.place(index, mention, draft.rng.choice(able))
+        draft.locate(index, mention, draft.rng.choice(able))
 
 
 def _couple(draft: Draft, focus: tuple[int, str] | None, existential: bool) -> bool:
-    """Two related things, sometimes a third; False where nothing relates."""
+    """Add two related things and sometimes a third; False if nothing is related."""
     scene, rng = draft.scene, draft.rng
     choice = _choose_relation(scene, rng, focus)
     if choice is None:
@@ -269,12 +266,12 @@ def _couple(draft: Draft, focus: tuple[int, str] | None, existential: bool) -> b
         draft.say("and")
         third = rng.choice(rest)
         mention = draft.thing(third, _wanted(third, focus))
-        _maybe_place(draft, third, mention, focus, 0.5)
+        _maybe_locate(draft, third, mention, focus, 0.5)
     return True
 
 
 def _fill(draft: Draft, slots: list[str], a: int, b: int, focus: tuple[int, str] | None) -> None:
-    """Say a form; the second thing's mention number is known before it is said."""
+    """Add the words of a form; mention numbers of both things are known in advance."""
     order = [slot for slot in slots if slot in ("A", "B")]
     number = {slot: draft.mentions + i for i, slot in enumerate(order)}
     pending: list[str] = []
@@ -303,7 +300,7 @@ def _fill(draft: Draft, slots: list[str], a: int, b: int, focus: tuple[int, str]
 def _choose_relation(
     scene: Scene, rng: random.Random, focus: tuple[int, str] | None
 ) -> tuple[int, str, int] | None:
-    """A relation to tell: drawn couples before mere places, and about the focus if there is one."""
+    """A random relation, weighted by interest, and about the focus if there is one."""
     drawn = [(r.subject, r.name, r.object) for r in scene.relations]
     near = [
         (i, "next to", j)
@@ -324,25 +321,25 @@ def _choose_relation(
 
 
 def _interest(scene: Scene, a: int, name: str, b: int) -> float:
-    """How much a relation is worth telling."""
+    """Weight of a relation in the random choice: couples before mere positions."""
     if name not in ("left of", "right of"):
         return 2.0 if name == "next to" else 8.0
     return 0.3 if "sky" in (scene.objects[a].depth, scene.objects[b].depth) else 1.0
 
 
 def _list(draft: Draft, focus: tuple[int, str] | None, existential: bool) -> None:
-    """Two or three things side by side: "a dog, two cars and a tree"."""
+    """Add two or three things: "a dog, two cars and a tree"."""
     rng, scene = draft.rng, draft.scene
     chosen = rng.sample(range(len(scene.objects)), min(len(scene.objects), rng.choice((2, 2, 3))))
     if focus is not None and focus[0] not in chosen:
         chosen[rng.randrange(len(chosen))] = focus[0]
     _there(draft, scene.objects[chosen[0]].count, existential)
-    for place, index in enumerate(chosen):
-        if place:
-            if place == len(chosen) - 1:
+    for number, index in enumerate(chosen):
+        if number:
+            if number == len(chosen) - 1:
                 draft.say("and")
             else:
                 draft.comma()
         mention = draft.thing(index, _wanted(index, focus))
         if len(chosen) == 2:
-            _maybe_place(draft, index, mention, focus, 0.3)
+            _maybe_locate(draft, index, mention, focus, 0.3)

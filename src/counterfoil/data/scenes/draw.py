@@ -1,4 +1,4 @@
-"""A scene as a picture: a pale backdrop, so that things stand out, and sprites on it."""
+"""Draw a scene: sprites on a pale backdrop."""
 
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ VARIANTS = 4
 _FULL = SIZE * OVERSAMPLE
 _HORIZON = round(0.56 * _FULL)
 
-SPRITES: dict[str, Callable[[Pen], None]] = {
-    **PEOPLE,
-    **ANIMALS,
-    **SURROUNDINGS,
-    **THINGS,
-}
+SPRITES: dict[str, Callable[[Pen], None]] = {**PEOPLE, **ANIMALS, **SURROUNDINGS, **THINGS}
 
 
 def paint(name: str, variant: int) -> Image.Image:
@@ -168,13 +163,13 @@ def draw(scene: Scene) -> Image.Image:
         for box in sorted(obj.boxes, key=lambda box: box[3]):
             if obj.depth != "sky" and obj.pose not in ("ride", "held"):
                 _shadow(canvas, pencil, box)
-            pen = Pen(canvas, pencil, box, obj.colour, obj.pattern, obj.flip, obj.pose)
+            pen = Pen(canvas, pencil, box, obj.color, obj.pattern, obj.flip, obj.pose)
             SPRITES[obj.kind](pen)
     return canvas.reduce(OVERSAMPLE)
 
 
 def _shadow(canvas: Image.Image, pencil: ImageDraw.ImageDraw, box: Box) -> None:
-    """A soft dark patch underfoot, a shade of whatever is there."""
+    """A shadow below a sprite: a darker shade of the ground there."""
     x1, _, x2, y2 = (value * OVERSAMPLE for value in box)
     inset = 0.06 * (x2 - x1)
     spot = (min(canvas.width - 1, max(0, int(x1 + 2))), min(canvas.height - 1, int(y2)))

@@ -1,4 +1,4 @@
-"""Foils: captions with words exchanged so that they are false of their scene, by construction."""
+"""Foils: captions with exchanged words that are false for their scene by construction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PATTERNS = ("striped", "dotted", "checked", "plain")
 
 @dataclass(frozen=True)
 class Foil:
-    """A false caption; ``words[k]`` stands at ``positions[k]`` and is of ``kinds[k]``."""
+    """A false caption; word ``positions[k]`` is the exchanged ``words[k]`` of ``kinds[k]``."""
 
     text: str
     words: tuple[str, ...]
@@ -42,9 +42,9 @@ class Foil:
 
 
 def alternatives(scene: Scene, caption: SceneCaption, position: int) -> list[str]:
-    """Words that, put in the place of one word, make the caption false of the scene.
+    """Replacements for one word that make the caption false for the scene.
 
-    Empty for words that assert nothing, and where no exchange is surely false.
+    Empty for function words, and if no replacement is certainly false.
     """
     return [
         word
@@ -60,27 +60,27 @@ def falsify(
     n_words: int = 1,
     kinds: tuple[str, ...] = ("object", "attribute", "count", "relation", "position"),
 ) -> Foil | None:
-    """The caption with up to ``n_words`` words of ``kinds`` exchanged, each alone making it false.
+    """The caption with up to ``n_words`` words of ``kinds`` exchanged; each makes it false alone.
 
-    Fewer are exchanged where the caption has fewer that can be; None where it has none.
+    None if no word can be exchanged.
     """
-    places = [i for i, word in enumerate(caption.words) if word.kind in kinds]
-    rng.shuffle(places)
+    candidates = [i for i, word in enumerate(caption.words) if word.kind in kinds]
+    rng.shuffle(candidates)
     foil, changed = caption, list[int]()
-    for place in places:
+    for position in candidates:
         if len(changed) == n_words:
             break
-        options = alternatives(scene, caption, place)
+        options = alternatives(scene, caption, position)
         rng.shuffle(options)
-        options.sort(key=lambda word: not _is_kin(caption.words[place].text, word))
+        options.sort(key=lambda word: not _same_category(caption.words[position].text, word))
         if options and rng.random() < 0.3:
             rng.shuffle(options)
         for word in options:
-            tried = foil.with_word(place, word)
-            # Two wrong words can make a right sentence.
-            if not could_be_true(scene, statement_of(tried)):
-                foil = tried
-                changed.append(place)
+            candidate = foil.with_word(position, word)
+            # Two wrong words can make a true sentence.
+            if not could_be_true(scene, statement_of(candidate)):
+                foil = candidate
+                changed.append(position)
                 break
     if not changed:
         return None
@@ -94,7 +94,7 @@ def falsify(
 
 
 def _candidates(caption: SceneCaption, position: int) -> list[str]:
-    """Words that fit the sentence's grammar in that place."""
+    """Words that are grammatical at this position."""
     word = caption.words[position]
     role = word.role.split(":")[0]
     options: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ def _candidates(caption: SceneCaption, position: int) -> list[str]:
         options = _EXCHANGES.get(word.text, ())
     article = caption.words[position - 1].text if position else ""
     if article in ("a", "an"):
-        # The article must go on fitting: exactly the listed words change, nothing else.
+        # The article stays, so the new word must fit it.
         options = tuple(o for o in options if (o[0] in "aeiou") == (article == "an"))
     return [option for option in options if option != word.text]
 
@@ -122,7 +122,7 @@ def _candidates(caption: SceneCaption, position: int) -> list[str]:
 def _nouns(caption: SceneCaption, position: int) -> tuple[str, ...]:
     word = caption.words[position]
     plural = word.text in PLURAL and word.text not in SINGULAR
-    # People wear, hold and ride: only other people can stand in for them.
+    # People wear, hold and ride things, so only other people can replace them.
     person = _category(word.text) == "person"
     return tuple(
         noun.plural if plural else noun.singular
@@ -136,7 +136,7 @@ def _category(word: str) -> str:
     return KINDS[min(noun.kinds)].category
 
 
-def _is_kin(word: str, other: str) -> bool:
+def _same_category(word: str, other: str) -> bool:
     known = SINGULAR.keys() | PLURAL.keys()
     if word not in known or other not in known:
         return True

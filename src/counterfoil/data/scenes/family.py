@@ -1,4 +1,4 @@
-"""Families of scenes: a base and minimal edits of it, each other's hardest negatives."""
+"""Families of scenes: a base and minimal edits of it, which are hard negatives of each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import count
 
 from counterfoil.data.scenes.layout import lay_out
-from counterfoil.data.scenes.plan import COUPLES, Plan, is_sound, sample_plan, swap_thing
+from counterfoil.data.scenes.plan import COUPLES, Cluster, Plan, is_sound, sample_plan, swap_thing
 from counterfoil.data.scenes.scene import Edit, Scene
 from counterfoil.data.scenes.vocabulary import KINDS, PATTERNS, PEOPLE
 
@@ -18,7 +18,7 @@ _TRIES = 12
 
 Editor = Callable[[Plan, int, random.Random], "tuple[Edit, Plan] | None"]
 
-_KIN: tuple[tuple[str, ...], ...] = (
+_SIMILAR_KINDS: tuple[tuple[str, ...], ...] = (
     PEOPLE,
     ("dog", "cat", "rabbit", "duck", "sheep"),
     ("horse", "cow", "dog", "sheep"),
@@ -62,58 +62,59 @@ def _make_family(seed: tuple[int, ...]) -> tuple[Scene, ...]:
 
 
 def _try_family(rng: random.Random, noise: str) -> tuple[Scene, ...] | None:
-    """A base and `MAX_FAMILY_SIZE` - 1 edits of it, or None if the base leaves no room."""
+    """A base and `MAX_FAMILY_SIZE` - 1 edits of it; None if they cannot be drawn."""
     plan = sample_plan(rng)
-    base = _realize(plan, noise)
+    base = _try_layout(plan, noise)
     if base is None:
         return None
-    found: list[tuple[Edit, Plan, Scene]] = []
+    edits: list[tuple[Edit, Plan, Scene]] = []
     for _ in range(_TRIES):
-        editor = rng.choices(tuple(_EDITORS.values()), tuple(_WEIGHTS.values()))[0]
-        made = _edited(plan, editor, noise, rng)
-        if made is not None and made[1] not in [other for _, other, _ in found]:
-            found.append(made)
-        if len(found) == MAX_FAMILY_SIZE - 1:
+        editor = rng.choices(tuple(_EDITORS), tuple(_EDITORS.values()))[0]
+        edited = _try_edit(plan, editor, noise, rng)
+        if edited is not None and edited[1] not in [other for _, other, _ in edits]:
+            edits.append(edited)
+        if len(edits) == MAX_FAMILY_SIZE - 1:
             break
     else:
         return None
-    first = found[0][0]
+    first = edits[0][0]
     return (
         replace(base, focus=(first.object, first.what)),
-        *(replace(scene, edit=edit, focus=(edit.object, edit.what)) for edit, _, scene in found),
+        *(replace(scene, edit=edit, focus=(edit.object, edit.what)) for edit, _, scene in edits),
     )
 
 
-def _realize(plan: Plan, noise: str) -> Scene | None:
+def _try_layout(plan: Plan, noise: str) -> Scene | None:
     return lay_out(plan, noise) if is_sound(plan) else None
 
 
-def _edited(
+def _try_edit(
     plan: Plan, editor: Editor, noise: str, rng: random.Random
 ) -> tuple[Edit, Plan, Scene] | None:
-    """An edit of one sort that can be drawn; a sort that seldom can is tried several times."""
+    """An edit by this editor that can be drawn; None after `_TRIES` attempts."""
     for _ in range(_TRIES):
         edit = editor(plan, rng.randrange(len(plan.things)), rng)
         if edit is not None:
-            scene = _realize(edit[1], noise)
+            scene = _try_layout(edit[1], noise)
             if scene is not None:
                 return (*edit, scene)
     return None
 
 
 def _edit_attribute(
-    plan: Plan, index: int, what: str, options: list[object], rng: random.Random
+    plan: Plan, index: int, name: str, options: list[object], rng: random.Random
 ) -> tuple[Edit, Plan] | None:
-    before = getattr(plan.things[index], what)
+    before = getattr(plan.things[index], name)
     options = [option for option in options if option != before]
     if not options:
         return None
     after = rng.choice(options)
-    return Edit(what, index, str(before), str(after)), swap_thing(plan, index, **{what: after})
+    what = "colour" if name == "color" else name  # as edits are stored
+    return Edit(what, index, str(before), str(after)), swap_thing(plan, index, **{name: after})
 
 
-def _edit_colour(plan: Plan, index: int, rng: random.Random) -> tuple[Edit, Plan] | None:
-    return _edit_attribute(plan, index, "colour", list(KINDS[plan.things[index].kind].colours), rng)
+def _edit_color(plan: Plan, index: int, rng: random.Random) -> tuple[Edit, Plan] | None:
+    return _edit_attribute(plan, index, "color", list(KINDS[plan.things[index].kind].colors), rng)
 
 
 def _edit_size(plan: Plan, index: int, rng: random.Random) -> tuple[Edit, Plan] | None:
@@ -132,62 +133,53 @@ def _edit_count(plan: Plan, index: int, rng: random.Random) -> tuple[Edit, Plan]
 
 def _edit_kind(plan: Plan, index: int, rng: random.Random) -> tuple[Edit, Plan] | None:
     kind = plan.things[index].kind
-    return _edit_attribute(
-        plan, index, "kind", [other for kin in _KIN if kind in kin for other in kin], rng
-    )
+    others = [other for group in _SIMILAR_KINDS if kind in group for other in group]
+    return _edit_attribute(plan, index, "kind", list(others), rng)
 
 
 def _edit_relation(plan: Plan, index: int, rng: random.Random) -> tuple[Edit, Plan] | None:
-    for place, cluster in enumerate(plan.clusters):
+    for cluster in plan.clusters:
         if cluster.tail is not None and index in (cluster.head, cluster.tail):
             after = rng.choice([name for name in (*COUPLES, "next to") if name != cluster.relation])
-            clusters = list(plan.clusters)
-            clusters[place] = replace(cluster, relation=after)
-            edit = Edit("relation", cluster.head, cluster.relation, after)
-            return edit, replace(plan, clusters=tuple(clusters))
+            return _edit_cluster(plan, cluster, "relation", after)
     return None
 
 
 def _edit_depth(plan: Plan, index: int, rng: random.Random) -> tuple[Edit, Plan] | None:
-    for place, cluster in enumerate(plan.clusters):
+    for cluster in plan.clusters:
         if index in (cluster.head, cluster.tail) and cluster.depth != "sky":
             after = "front" if cluster.depth == "back" else "back"
-            clusters = list(plan.clusters)
-            clusters[place] = replace(cluster, depth=after)
-            edit = Edit("depth", cluster.head, cluster.depth, after)
-            return edit, replace(plan, clusters=tuple(clusters))
+            return _edit_cluster(plan, cluster, "depth", after)
     return None
+
+
+def _edit_cluster(plan: Plan, cluster: Cluster, what: str, after: str) -> tuple[Edit, Plan]:
+    before = getattr(cluster, what)
+    changed = replace(cluster, **{what: after})  # type: ignore[arg-type]
+    clusters = tuple(changed if other is cluster else other for other in plan.clusters)
+    return Edit(what, cluster.head, before, after), replace(plan, clusters=clusters)
 
 
 def _edit_order(plan: Plan, index: int, rng: random.Random) -> tuple[Edit, Plan] | None:
     ground = [cluster for cluster in plan.clusters if cluster.depth != "sky"]
     if len(ground) < 2:
         return None
-    place = rng.randrange(len(ground) - 1)
-    first = ground[place]
-    ground[place : place + 2] = [ground[place + 1], first]
+    left = rng.randrange(len(ground) - 1)
+    first = ground[left]
+    ground[left : left + 2] = [ground[left + 1], first]
     sky = plan.clusters[len(ground) :]
     edit = Edit("order", first.head, "left of", "right of")
     return edit, replace(plan, clusters=(*ground, *sky))
 
 
-_EDITORS: dict[str, Editor] = {
-    "colour": _edit_colour,
-    "size": _edit_size,
-    "pattern": _edit_pattern,
-    "count": _edit_count,
-    "kind": _edit_kind,
-    "relation": _edit_relation,
-    "depth": _edit_depth,
-    "order": _edit_order,
+_EDITORS: dict[Editor, int] = {
+    _edit_color: 20,
+    _edit_size: 10,
+    _edit_pattern: 14,
+    _edit_count: 18,
+    _edit_kind: 20,
+    _edit_relation: 22,
+    _edit_depth: 6,
+    _edit_order: 10,
 }
-_WEIGHTS = {
-    "colour": 20,
-    "size": 10,
-    "pattern": 14,
-    "count": 18,
-    "kind": 20,
-    "relation": 22,
-    "depth": 6,
-    "order": 10,
-}
+"""Editors with their weights in the random choice."""

@@ -1,4 +1,4 @@
-"""Where things stand: a plan becomes a scene with boxes in pixels."""
+"""Layout: from a plan to a scene with boxes in pixels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SCALE = {"small": 0.64, "medium": 0.96, "large": 1.08}
 _BASELINE = {"front": 212.0, "back": 160.0}
 _MARGIN = 6.0
 _GAP = 9.0
-# How much a crowded scene may shrink before it is refused: sizes must stay readable.
+# A crowded scene is scaled down to this at most, so that sizes stay readable.
 _MIN_ZOOM = 0.84
 _WIDE = 38.0
 # Where people sit, as a share of their height from the top.
@@ -48,9 +48,9 @@ class _Block:
 
 
 def lay_out(plan: Plan, noise: str) -> Scene | None:
-    """The scene of a plan, or None where it would be too crowded.
+    """The scene of a plan; None if it would be too crowded.
 
-    ``noise`` seeds what may vary without being said: exact places, the way things face.
+    ``noise`` seeds what captions never mention: exact positions and flips.
     """
     blocks = [_block(plan, cluster) for cluster in plan.clusters]
     ground = [block for block in blocks if block.cluster.depth != "sky"]
@@ -93,7 +93,7 @@ def _place_ground(
 def _place_sky(
     block: _Block, placed: list[tuple[_Block, list[_Placed]]], noise: str
 ) -> tuple[_Block, list[_Placed]] | None:
-    """A place near the top where it hides nothing; several are tried."""
+    """A free position near the top; None after 14 attempts."""
     taken = [box for _, parts in placed for part in parts for box in part.boxes]
     rng = random.Random(f"{noise}/sky")
     x1, y1, x2, y2 = block.bounds
@@ -137,14 +137,14 @@ def _objects(
     for block, parts in placed:
         depth = block.cluster.depth
         flip = random.Random(f"{noise}/flip{block.cluster.head}").random() < 0.5
-        # People hold things in the hand on the right, and riders sit the way their mount faces.
+        # People hold things in the right hand; riders face the same way as their mount.
         flip = flip and block.cluster.relation != "holding"
         for part in parts:
             thing = plan.things[part.index]
             layer = part.layer + {"sky": 0, "back": 10, "front": 20}[depth]
             objects[part.index] = SceneObject(
                 thing.kind,
-                thing.colour,
+                thing.color,
                 thing.size,
                 thing.pattern,
                 thing.count,
@@ -158,24 +158,24 @@ def _objects(
 
 
 def _relations(plan: Plan, objects: list[SceneObject]) -> list[Relation]:
-    """The relations that couples were drawn for, and those that follow from places."""
-    found = [
+    """The relations of the drawn couples, and those that follow from positions."""
+    relations = [
         Relation(cluster.head, cluster.relation, cluster.tail)
         for cluster in plan.clusters
         if cluster.tail is not None
     ]
-    coupled = {(r.subject, r.object) for r in found if r.name != "next to"}
+    coupled = {(r.subject, r.object) for r in relations if r.name != "next to"}
     for i, one in enumerate(objects):
         for j, other in enumerate(objects):
             if i == j or (i, j) in coupled or (j, i) in coupled:
                 continue
             if one.box[2] <= other.box[0] + 1:
-                found.append(Relation(i, "left of", j))
-                found.append(Relation(j, "right of", i))
+                relations.append(Relation(i, "left of", j))
+                relations.append(Relation(j, "right of", i))
             overlap = min(one.box[2], other.box[2]) - max(one.box[0], other.box[0])
             if one.depth == "sky" and other.depth != "sky" and overlap > 4:
-                found.append(Relation(i, "above", j))
-    return found
+                relations.append(Relation(i, "above", j))
+    return relations
 
 
 def _size_of(thing: Thing, factor: float = 1.0) -> tuple[float, float]:
@@ -185,7 +185,7 @@ def _size_of(thing: Thing, factor: float = 1.0) -> tuple[float, float]:
 
 
 def _row(thing: Thing, factor: float = 1.0, tight: bool = False) -> list[Box]:
-    """Boxes of a group standing on its baseline: in one row, or in two where it is wide."""
+    """Boxes of a group on its baseline: in one row, or in two if it is wide."""
     w, h = _size_of(thing, factor)
     n = thing.count
     if n <= 2 or w <= _WIDE or tight:
@@ -197,7 +197,7 @@ def _row(thing: Thing, factor: float = 1.0, tight: bool = False) -> list[Box]:
 
 
 def _inside(boxes: list[Box]) -> list[Box]:
-    """Boxes moved up where they reach below the picture: a large thing held by a person near."""
+    """Boxes moved up if they reach below the picture, as large things in a hand can."""
     below = max(0.0, max(y2 for _, _, _, y2 in boxes) - SIZE)
     moved = _shift(boxes, 0.0, -below) if below else boxes
     return [(x1, round(y1, 1), x2, round(y2, 1)) for x1, y1, x2, y2 in moved]
@@ -208,7 +208,7 @@ def _shift(boxes: list[Box], dx: float, dy: float) -> list[Box]:
 
 
 def _centered(boxes: list[Box], x: float, y: float) -> list[Box]:
-    """A row moved so that its middle stands at (x, y)."""
+    """A row moved so that the middle of its baseline is at (x, y)."""
     middle = (min(b[0] for b in boxes) + max(b[2] for b in boxes)) / 2
     return _shift(boxes, x - middle, y)
 
@@ -273,7 +273,7 @@ def _behind(head: Thing, tail: Thing) -> list[_Placed]:
     hw, hh = _size_of(head)
     tw, th = _size_of(tail)
     x = 0.5 * tw
-    # Lifted so that well over half of it stays in sight.
+    # Lifted so that well over half of it stays visible.
     lift = -min(0.3 * th, 12) - max(0.0, 1.75 * th - hh - min(0.3 * th, 12))
     hidden = (x - hw / 2, lift - hh, x + hw / 2, lift)
     return [_Placed(0, [hidden], -1), _Placed(1, [(0, -th, tw, 0)])]

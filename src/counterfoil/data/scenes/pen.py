@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from PIL import Image, ImageDraw
@@ -13,7 +13,7 @@ from counterfoil.data.scenes.vocabulary import PALETTE
 RGB = tuple[int, int, int]
 Point = tuple[float, float]
 
-# Everything is drawn this much larger and averaged down: smooth edges without an antialiaser.
+# Images are drawn larger by this factor and averaged down, for smooth edges.
 OVERSAMPLE = 2
 _TILE = 288
 INK: RGB = (62, 58, 66)
@@ -34,7 +34,7 @@ class Pen:
         canvas: Image.Image,
         draw: ImageDraw.ImageDraw,
         box: Box,
-        colour: str,
+        color: str,
         pattern: str = "plain",
         flip: bool = False,
         pose: str = "stand",
@@ -43,11 +43,11 @@ class Pen:
         self.x, self.y = box[0] * OVERSAMPLE, box[1] * OVERSAMPLE
         self.w = (box[2] - box[0]) * OVERSAMPLE
         self.h = (box[3] - box[1]) * OVERSAMPLE
-        self.colour, self.pattern, self.flip, self.pose = colour, pattern, flip, pose
-        self.main: RGB = PALETTE[colour]
-        self.dark = mix(self.main, INK, 0.42 if colour != "white" else 0.3)
+        self.color, self.pattern, self.flip, self.pose = color, pattern, flip, pose
+        self.main: RGB = PALETTE[color]
+        self.dark = mix(self.main, INK, 0.42 if color != "white" else 0.3)
         self.light = mix(self.main, (255, 255, 255), 0.5)
-        self.edge = mix(self.main, INK, 0.72 if colour != "black" else 0.2)
+        self.edge = mix(self.main, INK, 0.72 if color != "black" else 0.2)
         self.stroke = 2
 
     def rgb(self, fill: str | RGB) -> RGB:
@@ -61,9 +61,9 @@ class Pen:
             return [(self.x + (1 - px) * self.w, self.y + py * self.h) for px, py in points]
         return [(self.x + px * self.w, self.y + py * self.h) for px, py in points]
 
-    def _box(self, x1: float, y1: float, x2: float, y2: float) -> list[float]:
+    def _corners(self, x1: float, y1: float, x2: float, y2: float) -> list[Point]:
         (ax, ay), (bx, by) = self._points([(x1, y1), (x2, y2)])
-        return [min(ax, bx), min(ay, by), max(ax, bx), max(ay, by)]
+        return [(min(ax, bx), min(ay, by)), (max(ax, bx), max(ay, by))]
 
     def _outline(self, fill: str | RGB, outline: bool) -> RGB | None:
         if not outline:
@@ -73,13 +73,7 @@ class Pen:
     def polygon(
         self, points: Sequence[Point], fill: str | RGB = "main", outline: bool = True
     ) -> None:
-        spots = self._points(points)
-        edge = self._outline(fill, outline)
-        if fill == "main" and self.pattern != "plain":
-            self._textured(lambda draw, at: draw.polygon([at(p) for p in spots], fill=255), spots)
-            self.draw.polygon(spots, outline=edge, width=self.stroke)
-        else:
-            self.draw.polygon(spots, fill=self.rgb(fill), outline=edge, width=self.stroke)
+        self._shape("polygon", self._points(points), (), fill, outline)
 
     def ellipse(
         self,
@@ -90,16 +84,7 @@ class Pen:
         fill: str | RGB = "main",
         outline: bool = True,
     ) -> None:
-        box = self._box(x1, y1, x2, y2)
-        edge = self._outline(fill, outline)
-        if fill == "main" and self.pattern != "plain":
-            corners = [(box[0], box[1]), (box[2], box[3])]
-            self._textured(
-                lambda draw, at: draw.ellipse([at(p) for p in corners], fill=255), corners
-            )
-            self.draw.ellipse(box, outline=edge, width=self.stroke)
-        else:
-            self.draw.ellipse(box, fill=self.rgb(fill), outline=edge, width=self.stroke)
+        self._shape("ellipse", self._corners(x1, y1, x2, y2), (), fill, outline)
 
     def rectangle(
         self,
@@ -112,20 +97,9 @@ class Pen:
         outline: bool = True,
     ) -> None:
         """``radius`` as a share of the shorter side."""
-        box = self._box(x1, y1, x2, y2)
-        corner = radius * min(box[2] - box[0], box[3] - box[1])
-        edge = self._outline(fill, outline)
-        if fill == "main" and self.pattern != "plain":
-            corners = [(box[0], box[1]), (box[2], box[3])]
-            self._textured(
-                lambda draw, at: draw.rounded_rectangle([at(p) for p in corners], corner, fill=255),
-                corners,
-            )
-            self.draw.rounded_rectangle(box, corner, outline=edge, width=self.stroke)
-        else:
-            self.draw.rounded_rectangle(
-                box, corner, fill=self.rgb(fill), outline=edge, width=self.stroke
-            )
+        (ax, ay), (bx, by) = corners = self._corners(x1, y1, x2, y2)
+        corner = radius * min(bx - ax, by - ay)
+        self._shape("rounded_rectangle", corners, (corner,), fill, outline)
 
     def slice(
         self,
@@ -139,29 +113,33 @@ class Pen:
         outline: bool = True,
     ) -> None:
         """A slice of an ellipse; angles in degrees, clockwise from the right."""
-        box = self._box(x1, y1, x2, y2)
         if self.flip:
             start, end = 180 - end, 180 - start
+        self._shape("pieslice", self._corners(x1, y1, x2, y2), (start, end), fill, outline)
+
+    def _shape(
+        self,
+        method: str,
+        points: list[Point],
+        arguments: tuple[float, ...],
+        fill: str | RGB,
+        outline: bool,
+    ) -> None:
+        """Draw a filled shape by a method of `ImageDraw`; ``points`` are in pixels."""
         edge = self._outline(fill, outline)
+        draw = getattr(self.draw, method)
         if fill == "main" and self.pattern != "plain":
-            corners = [(box[0], box[1]), (box[2], box[3])]
-            self._textured(
-                lambda draw, at: draw.pieslice([at(p) for p in corners], start, end, fill=255),
-                corners,
-            )
-            self.draw.pieslice(box, start, end, outline=edge, width=self.stroke)
+            self._textured(method, points, arguments)
+            draw(points, *arguments, outline=edge, width=self.stroke)
         else:
-            self.draw.pieslice(
-                box, start, end, fill=self.rgb(fill), outline=edge, width=self.stroke
-            )
+            draw(points, *arguments, fill=self.rgb(fill), outline=edge, width=self.stroke)
 
     def ring(
         self, x1: float, y1: float, x2: float, y2: float, fill: str | RGB, width: float
     ) -> None:
-        """An ellipse without inside; ``width`` as a share of the sprite's width."""
-        self.draw.ellipse(
-            self._box(x1, y1, x2, y2), outline=self.rgb(fill), width=max(2, round(width * self.w))
-        )
+        """The outline of an ellipse; ``width`` as a share of the sprite's width."""
+        corners = self._corners(x1, y1, x2, y2)
+        self.draw.ellipse(corners, outline=self.rgb(fill), width=max(2, round(width * self.w)))
 
     def line(self, points: Sequence[Point], fill: str | RGB, width: float) -> None:
         """``width`` as a share of the sprite's width."""
@@ -177,34 +155,32 @@ class Pen:
         thick = max(3, round(width * self.w))
         edge = mix(self.rgb(fill), INK, 0.55)
         spots = self._points(points)
-        for colour, wide in ((edge, thick + 3), (self.rgb(fill), thick)):
-            self.draw.line(spots, fill=colour, width=wide, joint="curve")
+        for color, wide in ((edge, thick + 3), (self.rgb(fill), thick)):
+            self.draw.line(spots, fill=color, width=wide, joint="curve")
             for px, py in spots:
                 r = wide / 2
-                self.draw.ellipse((px - r, py - r, px + r, py + r), fill=colour)
+                self.draw.ellipse((px - r, py - r, px + r, py + r), fill=color)
 
-    def _textured(
-        self,
-        shape: Callable[[ImageDraw.ImageDraw, Callable[[Point], Point]], None],
-        spots: Sequence[Point],
-    ) -> None:
-        xs, ys = [p[0] for p in spots], [p[1] for p in spots]
+    def _textured(self, method: str, points: list[Point], arguments: tuple[float, ...]) -> None:
+        """Fill a shape with the object's pattern."""
+        xs, ys = [p[0] for p in points], [p[1] for p in points]
         left, top = int(min(xs)), int(min(ys))
         width = min(_TILE, int(max(xs)) - left + 2)
         height = min(_TILE, int(max(ys)) - top + 2)
         mask = Image.new("L", (width, height))
-        shape(ImageDraw.Draw(mask), lambda p: (p[0] - left, p[1] - top))
-        tile = _tile(self.colour, self.pattern).crop((0, 0, width, height))
+        moved = [(x - left, y - top) for x, y in points]
+        getattr(ImageDraw.Draw(mask), method)(moved, *arguments, fill=255)
+        tile = _tile(self.color, self.pattern).crop((0, 0, width, height))
         self.canvas.paste(tile, (left, top), mask)
 
 
 @lru_cache(maxsize=64)
-def _tile(colour: str, pattern: str) -> Image.Image:
-    """A sheet of patterned paper in a colour."""
-    main = PALETTE[colour]
-    if colour == "white":
+def _tile(color: str, pattern: str) -> Image.Image:
+    """A tile of a pattern in a colour."""
+    main = PALETTE[color]
+    if color == "white":
         second = (196, 198, 206)
-    elif colour in ("yellow", "pink", "orange"):
+    elif color in ("yellow", "pink", "orange"):
         second = mix(main, (255, 255, 255), 0.82)
     else:
         second = mix(main, (255, 255, 255), 0.7)

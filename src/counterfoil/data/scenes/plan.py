@@ -1,4 +1,4 @@
-"""What a scene is to show, before it is laid out: things, alone or in related couples."""
+"""Plans of scenes before layout: random things, alone or in related couples."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ OUTDOORS = ("meadow", "beach", "street", "park", "snow")
 
 @dataclass(frozen=True)
 class Thing:
-    """A group of alike things."""
+    """A group of equal things."""
 
     kind: str
-    colour: str
+    color: str
     size: str
     pattern: str
     count: int
@@ -23,7 +23,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Cluster:
-    """One thing, or a couple ``head`` ``relation`` ``tail``, at one place from left to right."""
+    """One thing, or a couple ``head`` ``relation`` ``tail``."""
 
     head: int
     tail: int | None
@@ -33,7 +33,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a scene shows; ``clusters`` run from left to right, one in the sky comes last."""
+    """Content of a scene; ``clusters`` from left to right, one in the sky last."""
 
     backdrop: str
     things: tuple[Thing, ...]
@@ -58,7 +58,7 @@ COUPLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "behind": ((*PEOPLE, "horse", "tree", "tower"), ("bush", "box", "car", "table")),
 }
 _COUPLED = [name for sides in COUPLES.values() for side in sides for name in side]
-# Sizes without which a couple cannot be drawn: (head, tail); None leaves the size free.
+# Sizes that a couple needs to be drawn: (head, tail); None: any.
 FIXED_SIZES: dict[str, tuple[str | None, str | None]] = {
     "riding": (None, "large"),
     "on": ("small", "large"),
@@ -79,7 +79,7 @@ def fits_couple(relation: str, head: str, tail: str) -> bool:
 
 
 def couple_count(relation: str, head: str, tail: str) -> int:
-    """The most heads a couple has room for."""
+    """Largest count of the head of a couple."""
     if relation == "on" and tail in ("table", "car") and KINDS[head].width < 45:
         return 2
     if relation == "under" and tail != "umbrella":
@@ -116,15 +116,15 @@ def sample_plan(rng: random.Random) -> Plan:
 
 
 def is_sound(plan: Plan) -> bool:
-    """No two things alike in kind and colour, every couple drawable, every attribute possible."""
-    names = {(thing.kind, thing.colour) for thing in plan.things}
+    """No two things of the same kind and colour, all couples drawable, all attributes possible."""
+    names = {(thing.kind, thing.color) for thing in plan.things}
     if len(names) < len(plan.things):
         return False
     if plan.backdrop == "room" and any(thing.kind not in INDOORS for thing in plan.things):
         return False
     for thing in plan.things:
         kind = KINDS[thing.kind]
-        if thing.colour not in kind.colours or thing.count > kind.most:
+        if thing.color not in kind.colors or thing.count > kind.most:
             return False
         if thing.pattern != "plain" and not kind.patterned:
             return False
@@ -141,15 +141,11 @@ def _cluster_is_sound(plan: Plan, cluster: Cluster) -> bool:
     most = (
         1 if cluster.relation == "next to" else couple_count(cluster.relation, head.kind, tail.kind)
     )
-    sizes = FIXED_SIZES.get(cluster.relation, (None, None))
     return (
         fits_couple(cluster.relation, head.kind, tail.kind)
         and tail.count == 1
         and head.count <= most
-        and all(
-            wanted is None or thing.size in (wanted, "medium")
-            for thing, wanted in zip((head, tail), sizes, strict=True)
-        )
+        and _sizes_fit(cluster.relation, head, tail)
     )
 
 
@@ -164,7 +160,7 @@ def _sample_thing(rng: random.Random, name: str, count: int = 1, size: str | Non
     pattern = rng.choice(PATTERNS) if kind.patterned and rng.random() < 0.6 else "plain"
     return Thing(
         kind=name,
-        colour=rng.choice(kind.colours),
+        color=rng.choice(kind.colors),
         size=size or rng.choice(("small", "large")),
         pattern=pattern,
         count=min(count, kind.most),
@@ -176,10 +172,9 @@ def _sample_single(rng: random.Random, things: list[Thing], *, sky: bool) -> Thi
     names = [name for name, kind in KINDS.items() if (kind.sky if sky else kind.ground)]
     seen = [thing.kind for thing in things if thing.kind in names]
     if seen and rng.random() < 0.2:
-        # The same kind again in another colour: attributes must be bound to their object.
-        twin = rng.choice(seen)
-        return _sample_thing(rng, twin)
-    # Kinds that seldom come in couples come alone the more often.
+        # The same kind in another colour, so that attributes must be bound to their object.
+        return _sample_thing(rng, rng.choice(seen))
+    # Kinds that are rare in couples are more frequent alone.
     weights = [1.0 if sky else 3 / (1 + _COUPLED.count(name)) for name in names]
     return _sample_thing(rng, rng.choices(names, weights)[0], count)
 
@@ -216,7 +211,7 @@ def _sizes_fit(relation: str, head: Thing, tail: Thing) -> bool:
 
 
 def swap_thing(plan: Plan, index: int, **changes: object) -> Plan:
-    """The plan with some attributes of one thing changed."""
+    """The plan with changed attributes of one thing."""
     things = list(plan.things)
     things[index] = replace(things[index], **changes)  # type: ignore[arg-type]
     return replace(plan, things=tuple(things))

@@ -1,4 +1,4 @@
-"""A drawn scene as data: what is where, in which colour, and how things relate."""
+"""Scene graph of a drawn scene: objects with attributes and boxes, and their relations."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 SIZE = 224
 
 Box = tuple[float, float, float, float]
+_STORED = {"color": "colour"}  # attributes with another name in files
 
 
 @dataclass(frozen=True)
 class SceneObject:
-    """One to four alike things that stand together; ``boxes`` in pixels, one a thing."""
+    """A group of one to four equal things; ``boxes`` in pixels, one for each."""
 
     kind: str
-    colour: str
+    color: str
     size: str
     pattern: str
     count: int
@@ -27,7 +28,7 @@ class SceneObject:
 
     @property
     def box(self) -> Box:
-        """The box around all of them."""
+        """The box around the whole group."""
         x1, y1, x2, y2 = zip(*self.boxes, strict=True)
         return min(x1), min(y1), max(x2), max(y2)
 
@@ -48,7 +49,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class Edit:
-    """The one thing in which a scene differs from the base of its family."""
+    """The single difference of a scene from the base of its family."""
 
     what: str
     object: int
@@ -60,8 +61,8 @@ class Edit:
 class Scene:
     """A scene graph with everything needed to draw it.
 
-    ``family`` and ``member`` name its hard neighbours: the scenes of a family differ from member 0
-    by their ``edit``. ``focus`` is (object, attribute) of what varies in the family.
+    The scenes of a ``family`` are hard negatives of each other: each differs from member 0 by its
+    ``edit``. ``focus`` is the (object, attribute) that varies.
     """
 
     seed: tuple[int, ...]
@@ -74,7 +75,9 @@ class Scene:
     focus: tuple[int, str] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        data = asdict(self)
+        objects = [{_STORED.get(k, k): v for k, v in item.items()} for item in data["objects"]]
+        return {**data, "objects": objects}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Scene:
@@ -92,4 +95,5 @@ class Scene:
 
 def _object(data: dict[str, Any]) -> SceneObject:
     boxes = tuple((b[0], b[1], b[2], b[3]) for b in data["boxes"])
-    return SceneObject(**{**data, "boxes": boxes})
+    stored = {key: data[_STORED.get(key, key)] for key in SceneObject.__dataclass_fields__}
+    return SceneObject(**{**stored, "boxes": boxes})

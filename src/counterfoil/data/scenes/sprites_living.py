@@ -52,7 +52,7 @@ def horse(pen: Pen) -> None:
 
 
 def cow(pen: Pen) -> None:
-    spot: RGB = (60, 56, 60) if pen.colour == "white" else (246, 244, 238)
+    spot: RGB = (60, 56, 60) if pen.color == "white" else (246, 244, 238)
     pen.line([(0.06, 0.3), (0.02, 0.5), (0.03, 0.66)], "edge", 0.025)
     for x in (0.12, 0.23, 0.55, 0.66):
         pen.rectangle(x, 0.6, x + 0.09, 0.94, radius=0.2)
@@ -71,7 +71,7 @@ def cow(pen: Pen) -> None:
 
 
 def sheep(pen: Pen) -> None:
-    face: RGB = (72, 66, 68) if pen.colour != "black" else (206, 196, 186)
+    face: RGB = (72, 66, 68) if pen.color != "black" else (206, 196, 186)
     for x in (0.2, 0.32, 0.54, 0.65):
         pen.rectangle(x, 0.66, x + 0.08, 1.0, face, radius=0.2)
     puffs = (
@@ -131,7 +131,7 @@ def duck(pen: Pen) -> None:
 
 
 def _eye(pen: Pen, x: float, y: float, size: float = 1.0) -> None:
-    if pen.colour in ("black", "brown"):
+    if pen.color in ("black", "brown"):
         rx, ry = 5.5 * size / pen.w, 5.5 * size / pen.h
         pen.ellipse(x - rx / 2, y - ry / 2, x + rx, y + ry, (252, 250, 240), outline=False)
     rx, ry = 4.0 * size / pen.w, 4.0 * size / pen.h

@@ -219,7 +219,7 @@ def flower(pen: Pen) -> None:
     petals = ((0.5, 0.11), (0.8, 0.24), (0.7, 0.46), (0.3, 0.46), (0.2, 0.24))
     for x, y in petals:
         pen.ellipse(x - 0.22, y - 0.115, x + 0.22, y + 0.115)
-    center = (246, 196, 60) if pen.colour not in ("yellow", "orange") else (150, 96, 56)
+    center = (246, 196, 60) if pen.color not in ("yellow", "orange") else (150, 96, 56)
     pen.ellipse(0.34, 0.21, 0.66, 0.39, center)
 
 

@@ -1,4 +1,4 @@
-"""The scenes data set on disk: drawn once, then read like any other."""
+"""The data set "scenes": generated into a cache folder once, then read from there."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that the content of a scenes data set depends on."""
+    """Everything that determines the content of a scenes data set."""
 
     images: tuple[int, int, int]
     seed: int
     captions: tuple[int, int]
     version: int = VERSION
-    # Another Pillow may draw an edge or compress a row otherwise.
+    # Pillow versions may draw edges or compress rows differently.
     pillow: str = PIL.__version__
 
     @property
@@ -61,15 +61,15 @@ def load_scenes(
     """Drawn scenes with captions: generated into ``cache_dir`` the first time, then read.
 
     ``images`` are the numbers of train, dev and test images, or a total that is divided 80/10/10.
-    ``captions`` is how many an image gets, or the least and the most. ``extras[i]`` of a split
-    holds the whole truth of image ``i``: its ``scene`` and, caption by caption, its ``words``.
+    ``captions`` is the number per image, or its minimum and maximum. ``extras[i]`` of a split is
+    the ground truth of image ``i``: its ``scene`` and the ``words`` of each caption.
     """
     recipe = Recipe(_divide(images), seed, _span(captions))
     folder = Path(cache_dir) / recipe.folder
     if not _is_whole(folder, recipe):
         progress = progress or Silent()
         with locked_in_turn(beside(folder), "drawing these scenes", progress):
-            if not _is_whole(folder, recipe):  # nobody else has drawn them meanwhile
+            if not _is_whole(folder, recipe):  # another process may have drawn them
                 _generate(folder, recipe, progress, workers)
     splits = {
         name: _read_split(folder, name)
@@ -91,12 +91,12 @@ def _divide(images: int | tuple[int, int, int]) -> tuple[int, int, int]:
 def _span(captions: int | tuple[int, int]) -> tuple[int, int]:
     least, most = (captions, captions) if isinstance(captions, int) else captions
     if not 1 <= least <= most:
-        raise ConfigError(f"captions: expected at least 1 an image, got {captions}")
+        raise ConfigError(f"captions: expected at least 1 per image, got {captions}")
     return least, most
 
 
 def _is_whole(folder: Path, recipe: Recipe) -> bool:
-    """Whether the folder holds everything its manifest promises."""
+    """Whether the folder has all files of its manifest, for this recipe."""
     try:
         manifest = json.loads(read_text(folder / _MANIFEST))
         return manifest["recipe"] == json.loads(json.dumps(asdict(recipe))) and all(
@@ -107,7 +107,7 @@ def _is_whole(folder: Path, recipe: Recipe) -> bool:
 
 
 def _generate(folder: Path, recipe: Recipe, progress: Progress, workers: int | None) -> None:
-    """Write beside the final place and move there in one step; what was there is replaced."""
+    """Write a temporary folder and replace the final one with it in one step."""
     with atomic_folder(folder) as partial:
         tasks = [task for split in range(len(SPLITS)) for task in _tasks(recipe, split)]
         drawn = (item for chunk in ordered_map(_draw_chunk, tasks, workers) for item in chunk)
@@ -162,7 +162,7 @@ def _draw_one(recipe: Recipe, split: int, image: int, family: int, member: int) 
 
 
 def _write_split(folder: Path, name: str, count: int, drawn: Iterator[Drawn]) -> None:
-    """Pictures into a plain tar, everything else into one line of JSON an image."""
+    """Images into an uncompressed tar, everything else into one line of JSON per image."""
     with (
         tarfile.open(folder / f"{name}.tar", "w", format=tarfile.USTAR_FORMAT) as archive,
         (folder / f"{name}.jsonl").open("w", encoding="utf-8") as lines,
@@ -171,9 +171,9 @@ def _write_split(folder: Path, name: str, count: int, drawn: Iterator[Drawn]) ->
             key, data, truth = next(drawn)
             member = tarfile.TarInfo(f"{key}.png")
             member.size = len(data)
-            place = {"offset": archive.offset + tarfile.BLOCKSIZE, "size": len(data)}
+            span = {"offset": archive.offset + tarfile.BLOCKSIZE, "size": len(data)}
             archive.addfile(member, io.BytesIO(data))
-            lines.write(json.dumps({"id": key, **place, **truth}, separators=(",", ":")) + "\n")
+            lines.write(json.dumps({"id": key, **span, **truth}, separators=(",", ":")) + "\n")
 
 
 def _read_split(folder: Path, name: str) -> Split:

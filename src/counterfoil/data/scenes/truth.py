@@ -1,7 +1,7 @@
-"""What captions of scenes state, and whether it is true of a scene, read strictly or generously.
+"""Statements of scene captions, and whether they are true for a scene (strictly or generously).
 
-Captions must be true in the strict reading of the objects they mean. A foil must be false in the
-generous one: no choice of objects makes it true, whatever a well-meaning reader would let pass.
+Captions must be true in the strict reading, for the objects they describe. A foil must be false in
+the generous reading: no choice of objects makes it true, even for a lenient reader.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from counterfoil.core.storage.reading import open_regular
 from counterfoil.data.scenes.scene import SIZE, Scene, SceneObject
 from counterfoil.data.scenes.vocabulary import (
-    COLOUR_WORDS,
+    COLOR_WORDS,
     INVERSE,
     KINDS,
     NUMBERS,
@@ -57,11 +57,11 @@ def tokens(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Word:
-    """One word of a caption and what it is about.
+    """One word of a caption and the objects it describes.
 
-    ``objects`` are indices into the scene's objects; ``phrase`` is the span [start, end) of words
-    it belongs to. ``role`` says what the word asserts: ``colour:0`` the colour of the first thing
-    mentioned, ``relation:0:1`` how the first relates to the second, empty for function words.
+    ``objects`` are indices into the scene's objects; ``phrase`` is its span [start, end) of words.
+    ``role`` is what the word asserts: ``colour:0`` the colour of the first mentioned thing,
+    ``relation:0:1`` the relation of the first to the second; empty for function words.
     """
 
     text: str
@@ -75,7 +75,7 @@ class Word:
         return KIND_OF_ROLE[self.role.split(":")[0]]
 
     def as_list(self) -> list[Any]:
-        """A compact form for storage."""
+        """Compact form for storage."""
         return [self.text, list(self.objects), list(self.phrase), self.role]
 
     @classmethod
@@ -104,7 +104,7 @@ class Word:
 
 @dataclass(frozen=True)
 class SceneCaption:
-    """A caption; ``words[i]`` is the truth of ``tokens(text)[i]``."""
+    """A caption; ``words[i]`` annotates ``tokens(text)[i]``."""
 
     text: str
     words: tuple[Word, ...]
@@ -117,22 +117,22 @@ class SceneCaption:
         return cls(data["text"], tuple(Word.from_dict(word) for word in data["words"]))
 
     def with_word(self, position: int, text: str) -> SceneCaption:
-        """The caption with one word exchanged, its roles kept, punctuation and case with it."""
+        """The caption with one word exchanged; roles, punctuation and case stay."""
         match = list(_WORD.finditer(self.text))[position]
-        shown = text.capitalize() if match.group()[0].isupper() else text
+        spelling = text.capitalize() if match.group()[0].isupper() else text
         words = list(self.words)
         words[position] = replace(words[position], text=text)
-        changed = self.text[: match.start()] + shown + self.text[match.end() :]
+        changed = self.text[: match.start()] + spelling + self.text[match.end() :]
         return SceneCaption(changed, tuple(words))
 
 
 @dataclass
 class Mention:
-    """What a noun phrase claims; None where it claims nothing."""
+    """The claims of a noun phrase; None: no claim."""
 
     noun: str = ""
     kinds: frozenset[str] = frozenset()
-    colour: str | None = None
+    color: str | None = None
     size: str | None = None
     pattern: str | None = None
     count: int | None = None
@@ -142,24 +142,24 @@ class Mention:
 
 @dataclass
 class Statement:
-    """All that a caption claims: things, and relations (subject, name, object) between them."""
+    """The claims of a caption: mentions by number, and relations (subject, name, object)."""
 
     mentions: dict[int, Mention] = field(default_factory=dict)
     relations: list[tuple[int, str, int]] = field(default_factory=list)
 
 
 def statement_of(caption: SceneCaption) -> Statement:
-    """What a caption claims, read off the roles of its words."""
+    """The claims of a caption, from the roles of its words."""
     statement = Statement()
     for word in caption.words:
         if not word.role:
             continue
-        role, *places = word.role.split(":")
+        role, *numbers = word.role.split(":")
         if role == "relation":
-            subject, other = (int(place) for place in places)
+            subject, other = map(int, numbers)
             statement.relations.append((subject, RELATION_WORDS[word.text], other))
             continue
-        mention = statement.mentions.setdefault(int(places[0]), Mention())
+        mention = statement.mentions.setdefault(int(numbers[0]), Mention())
         _claim(mention, role, word)
     return statement
 
@@ -169,7 +169,7 @@ def _claim(mention: Mention, role: str, word: Word) -> None:
         mention.noun, mention.kinds = word.text, generous_kinds(word.text)
         mention.objects = word.objects
     elif role == "colour":
-        mention.colour = COLOUR_WORDS[word.text]
+        mention.color = COLOR_WORDS[word.text]
     elif role == "size":
         mention.size = SIZE_WORDS[word.text]
     elif role == "pattern":
@@ -181,7 +181,7 @@ def _claim(mention: Mention, role: str, word: Word) -> None:
 
 
 def is_true(scene: Scene, statement: Statement) -> bool:
-    """The strict reading: every claim holds of the very objects that are meant."""
+    """The strict reading: every claim is true for the annotated objects."""
     for mention in statement.mentions.values():
         if not all(_is(scene.objects[i], mention) for i in mention.objects):
             return False
@@ -194,7 +194,7 @@ def is_true(scene: Scene, statement: Statement) -> bool:
 
 
 def could_be_true(scene: Scene, statement: Statement) -> bool:
-    """The generous reading: some choice of objects could pass for what is claimed."""
+    """The generous reading: the claims could be true for some choice of objects."""
     names = list(statement.mentions)
     choices = [list(_readings(scene, statement.mentions[name])) for name in names]
     for chosen in product(*choices):
@@ -208,15 +208,15 @@ def could_be_true(scene: Scene, statement: Statement) -> bool:
 
 
 def _readings(scene: Scene, mention: Mention) -> Iterator[tuple[int, ...]]:
-    """Sets of objects that a mention could mean; several together may make up its count."""
+    """Sets of objects that a mention could mean; counts of several objects may add up."""
     able = [i for i, obj in enumerate(scene.objects) if _could_be(obj, mention)]
     if mention.count is None or mention.count == 1:
         yield from ((i,) for i in able)
         return
     for size in range(1, len(able) + 1):
-        for some in combinations(able, size):
-            if sum(scene.objects[i].count for i in some) == mention.count:
-                yield some
+        for chosen in combinations(able, size):
+            if sum(scene.objects[i].count for i in chosen) == mention.count:
+                yield chosen
 
 
 def _is(obj: SceneObject, mention: Mention) -> bool:
@@ -224,7 +224,7 @@ def _is(obj: SceneObject, mention: Mention) -> bool:
     singular = mention.noun == noun.singular and mention.noun != noun.plural
     return (
         obj.kind in noun.kinds
-        and mention.colour in (None, obj.colour)
+        and mention.color in (None, obj.color)
         and mention.size in (None, obj.size)
         and mention.pattern in (None, obj.pattern)
         and mention.count in (None, obj.count)
@@ -234,25 +234,23 @@ def _is(obj: SceneObject, mention: Mention) -> bool:
 
 
 def positions(obj: SceneObject) -> list[str]:
-    """Position words that are plainly true of an object."""
+    """Position words that are clearly true for an object."""
     x, _ = obj.center
-    found = []
+    words = []
     if x < 0.36 * SIZE:
-        found.append("left")
+        words.append("left")
     if x > 0.64 * SIZE:
-        found.append("right")
+        words.append("right")
     if abs(x - 0.5 * SIZE) < 0.09 * SIZE:
-        found.append("middle")
-    found.extend(
-        {"front": ["foreground"], "back": ["background"], "sky": ["sky", "top"]}[obj.depth]
-    )
+        words.append("middle")
+    words += {"front": ["foreground"], "back": ["background"], "sky": ["sky", "top"]}[obj.depth]
     if obj.depth == "front" and obj.center[1] > 0.72 * SIZE:
-        found.append("bottom")
-    return found
+        words.append("bottom")
+    return words
 
 
 def related(scene: Scene, i: int, name: str, j: int) -> bool:
-    """Whether a relation plainly holds between two objects."""
+    """Whether a relation between two objects is clearly true."""
     known = {(r.subject, r.name, r.object) for r in scene.relations}
     if (i, name, j) in known or (name in INVERSE and (j, INVERSE[name], i) in known):
         return True
@@ -271,7 +269,7 @@ def _could_be(obj: SceneObject, mention: Mention) -> bool:
     also = KINDS[obj.kind].also
     return (
         obj.kind in mention.kinds
-        and (mention.colour in (None, obj.colour) or mention.colour in also)
+        and (mention.color in (None, obj.color) or mention.color in also)
         and (mention.size in (None, obj.size) or obj.size == "medium")
         and (mention.pattern in (None, obj.pattern) or mention.pattern in also)
         and (mention.position is None or _could_be_at(obj, mention.position))
@@ -317,21 +315,21 @@ def _could_relate(scene: Scene, i: int, name: str, j: int) -> bool:
 
 
 def _is_over(one: SceneObject, other: SceneObject, margin: float) -> bool:
-    """Higher up, and either in line with it or in the sky."""
+    """Whether one object is higher, and above the other or in the sky."""
     overlap = min(one.box[2], other.box[2]) - max(one.box[0], other.box[0])
     higher = one.center[1] + margin < other.center[1]
     return higher and (overlap > -4 or one.depth == "sky" != other.depth)
 
 
 def _hides(one: SceneObject, other: SceneObject) -> bool:
-    """Drawn over some of it."""
+    """Whether one object is drawn over part of the other."""
     a, b = one.box, other.box
     overlaps = a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
     return overlaps and one.layer >= other.layer
 
 
 class SceneTruths(Sequence[dict[str, Any]]):
-    """Item ``i`` is {"scene": …, "words": one list a caption} of image ``i``."""
+    """Item ``i`` is {"scene": …, "words": one list per caption} of image ``i``."""
 
     def __init__(self, path: Path, starts: Sequence[int]) -> None:
         self.path = path
@@ -360,7 +358,7 @@ def scene_of(extras: dict[str, Any]) -> Scene:
 
 
 def captions_of(extras: dict[str, Any], texts: Sequence[str]) -> list[SceneCaption]:
-    """Captions with the truth of their words, from ``extras`` and the split's captions."""
+    """Captions with annotated words, from ``extras`` and the split's captions."""
     return [
         SceneCaption(text, tuple(Word.from_dict(word) for word in words))
         for text, words in zip(texts, extras["words"], strict=True)

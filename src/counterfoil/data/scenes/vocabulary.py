@@ -1,4 +1,4 @@
-"""What can be in a drawn scene, and the words for it."""
+"""Kinds of objects in drawn scenes, and the words for them, their attributes and relations."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _WOOD = (*_BRIGHT, "white", "brown")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of object: its drawn size when large, and what may vary about it."""
+    """A kind of object: its size in pixels when large, and its possible attributes."""
 
     category: str
     width: float
     height: float
-    colours: tuple[str, ...] = _BRIGHT
+    colors: tuple[str, ...] = _BRIGHT
     patterned: bool = False
     sized: bool = True
     most: int = 4
     sky: bool = False
     ground: bool = True
-    # Colours and patterns of details, which a careless reader might grant as true.
+    # Colours and patterns of details, which the generous reading accepts.
     also: frozenset[str] = field(default_factory=frozenset)
 
 
@@ -152,14 +152,14 @@ NOUNS: tuple[Noun, ...] = (
     _noun("building", "buildings", "house", "tower", generic=True),
 )
 
-# What a noun may cover when read generously: a duck is a bird, a tent is a kind of building.
+# Kinds that a noun covers in the generous reading: a duck is a bird, a tent a building.
 _GENEROUS = {
     "bird": {"bird", "duck"},
     "building": {"house", "tower", "tent"},
     "tree": {"tree", "bush"},
 }
 
-COLOUR_WORDS = {**{name: name for name in PALETTE}, "violet": "purple"}
+COLOR_WORDS = {**{name: name for name in PALETTE}, "violet": "purple"}
 SIZE_WORDS = {
     "large": "large",
     "big": "large",
@@ -214,6 +214,6 @@ PLURAL = {noun.plural: noun for noun in NOUNS}
 
 
 def generous_kinds(word: str) -> frozenset[str]:
-    """Every kind that a noun, singular or plural, could be taken to mean."""
+    """Every kind that a noun, singular or plural, could mean."""
     noun = SINGULAR.get(word) or PLURAL[word]
     return noun.kinds | frozenset(_GENEROUS.get(noun.singular, ()))

@@ -1,4 +1,4 @@
-"""Which words of a caption belong together: parsers, by rule or spaCy, for its word graph."""
+"""Dependency parsers, by rules or spaCy, for the word graph of a caption."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ LINKS = frozenset(
 
 
 class SpacyPipeline:
-    """Parses words that are already cut; a missing spaCy or pipeline is told when it is made.
+    """A spaCy pipeline for tokenized captions; raises at once if spaCy or the pipeline is missing.
 
-    ``purpose`` and ``instead`` say what it is for and what to do without it.
+    The error names its ``purpose`` and what to do ``instead``.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SpacyPipeline:
         return self._loaded
 
     def __getstate__(self) -> dict[str, Any]:
-        # another process loads the pipeline anew rather than receiving it
+        # other processes load the pipeline themselves
         return {**self.__dict__, "_loaded": None}
 
     def parse(self, words: Sequence[str]) -> Any:
@@ -64,15 +64,15 @@ class SpacyPipeline:
 
 
 class Parser(Protocol):
-    """Links between words; a word graph is undirected, so an edge is given once, either way."""
+    """Edges between words; the graph is undirected, so each edge is given once."""
 
     def edges(self, words: list[str]) -> list[Edge]:
-        """Pairs of places in ``words``, 0 the first word."""
+        """Pairs of indices into ``words``."""
         ...
 
 
 class LinkedIds(list[int]):
-    """Token ids of a caption that know the edges between their places."""
+    """Token ids of a caption with the edges between them (pairs of indices)."""
 
     def __init__(self, ids: list[int], edges: list[Edge]) -> None:
         super().__init__(ids)
@@ -82,22 +82,22 @@ class LinkedIds(list[int]):
     def of_words(
         cls, ids: list[int], word_of: Sequence[int | None], edges: list[Edge]
     ) -> LinkedIds:
-        """Edges of words to edges of their tokens; ``word_of`` is the word behind each token.
+        """Edges of words as edges of their tokens; ``word_of`` is the word of each token.
 
-        The pieces of one word are linked with each other; a word left out has no edges.
+        The tokens of one word are linked with each other; deleted words have no edges.
         """
-        places: dict[int, list[int]] = {}
-        for place, word in enumerate(word_of):
+        tokens: dict[int, list[int]] = {}
+        for token, word in enumerate(word_of):
             if word is not None:
-                places.setdefault(word, []).append(place)
+                tokens.setdefault(word, []).append(token)
         linked: list[Edge] = []
-        for a, b in [*edges, *((word, word) for word in places)]:
-            linked += itertools.product(places.get(a, []), places.get(b, []))
+        for a, b in [*edges, *((word, word) for word in tokens)]:
+            linked += itertools.product(tokens.get(a, []), tokens.get(b, []))
         return cls(ids, [(start, end) for start, end in linked if start != end])
 
 
 class RuleParser:
-    """Word links by a few rules; approximate, but it needs no model and is the same everywhere.
+    """Word links by a few rules; approximate, but deterministic and without a model.
 
     Determiners and describing words attach to the noun that ends their phrase. Verbs, prepositions
     and conjunctions attach to the nearest phrase on either side and, in a row, to each other. A
@@ -109,24 +109,24 @@ class RuleParser:
     """
 
     def edges(self, words: list[str]) -> list[Edge]:
-        links = [self._links(words, place) for place in range(len(words))]
+        links = [self._is_link(words, index) for index in range(len(words))]
         phrases = self._phrases(words, links)
-        found = {(place, head) for *before, head in phrases for place in before}
+        edges = {(index, head) for *before, head in phrases for index in before}
         heads = [phrase[-1] for phrase in phrases]
-        for place in (place for place, link in enumerate(links) if link):
-            left = [head for head in heads if head < place]
-            right = [head for head in heads if head > place]
-            found |= {(left[-1], place)} if left else set()
-            found |= {(place, right[0])} if right else set()
-            if place + 1 < len(words) and links[place + 1]:
-                found.add((place, place + 1))
-        return sorted(found)
+        for index in (index for index, link in enumerate(links) if link):
+            left = [head for head in heads if head < index]
+            right = [head for head in heads if head > index]
+            edges |= {(left[-1], index)} if left else set()
+            edges |= {(index, right[0])} if right else set()
+            if index + 1 < len(words) and links[index + 1]:
+                edges.add((index, index + 1))
+        return sorted(edges)
 
-    def _links(self, words: list[str], place: int) -> bool:
-        """Whether a word joins phrases rather than being part of one."""
-        word = words[place]
-        before = words[place - 1] if place else ""
-        after = words[place + 1] if place + 1 < len(words) else ""
+    def _is_link(self, words: list[str], index: int) -> bool:
+        """Whether a word joins phrases, rather than being part of one."""
+        word = words[index]
+        before = words[index - 1] if index else ""
+        after = words[index + 1] if index + 1 < len(words) else ""
         if word in DETERMINERS or before in DETERMINERS or not word[0].isalnum():
             return False
         if word in LINKS or not before:
@@ -136,16 +136,16 @@ class RuleParser:
         return after in DETERMINERS and before not in LINKS and before[0].isalnum()
 
     def _phrases(self, words: list[str], links: list[bool]) -> list[list[int]]:
-        """Runs of words between links and signs; a determiner begins a new one."""
+        """Runs of words between links and punctuation; a determiner begins a new one."""
         phrases: list[list[int]] = [[]]
-        for place, word in enumerate(words):
-            if links[place] or not (word[0].isalnum() or word == "'s"):
+        for index, word in enumerate(words):
+            if links[index] or not (word[0].isalnum() or word == "'s"):
                 phrases.append([])
                 continue
             named = any(words[earlier] not in DETERMINERS for earlier in phrases[-1])
             if word in DETERMINERS and named:
                 phrases.append([])
-            phrases[-1].append(place)
+            phrases[-1].append(index)
         return [phrase for phrase in phrases if phrase]
 
 

@@ -1,6 +1,6 @@
-"""Latent semantics of captions: stems, TF-IDF and a truncated SVD, after LSEH.
+"""Latent semantic space of captions (LSEH): stems, TF-IDF and a truncated SVD.
 
-Captions that share rare words come to lie close to each other, whichever image they belong to.
+Captions that share rare words are close to each other, even if they belong to different images.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from counterfoil.core.errors import ConfigError
-from counterfoil.data.text.stemming import stem
-from counterfoil.data.text.words import STOP_WORDS, words
+from counterfoil.data.text.words import STOP_WORDS, stem, words
 
 _OVERSAMPLING = 10
 _NO_DIRECTION = 1e-5
@@ -24,9 +23,9 @@ _NO_DIRECTION = 1e-5
 
 @dataclass(frozen=True)
 class TermMatrix:
-    """Rows of TF-IDF weights [captions, terms] in compressed form; ``terms`` name the columns.
+    """TF-IDF weights [captions, terms] as compressed sparse rows; ``terms`` name the columns.
 
-    ``weights[starts[i]:starts[i + 1]]`` and the ``columns`` alike are those of caption ``i``.
+    Caption ``i`` has ``columns[starts[i]:starts[i + 1]]`` and the same slice of ``weights``.
     """
 
     terms: list[str]
@@ -40,9 +39,9 @@ class TermMatrix:
 
     def tensor(self) -> Tensor:
         rows = np.repeat(np.arange(self.shape[0], dtype=np.int64), np.diff(self.starts))
-        places = torch.from_numpy(np.stack([rows, self.columns]))
+        indices = torch.from_numpy(np.stack([rows, self.columns]))
         return torch.sparse_coo_tensor(
-            places,
+            indices,
             torch.from_numpy(self.weights),
             self.shape,
             is_coalesced=True,
@@ -52,12 +51,12 @@ class TermMatrix:
 
 @dataclass(frozen=True)
 class CaptionSpace:
-    """Vectors [n, dim] of captions; those without a word that counts are zero."""
+    """Vectors [n, dim] of captions; zero for captions without content words."""
 
     vectors: Tensor
 
     def similarity(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Cosine [rows, columns] between captions given by index; zero where a vector is zero."""
+        """Cosine [rows, columns] of captions by index; zero if a vector is zero."""
         return self._directions(rows) @ self._directions(columns).T
 
     def _directions(self, captions: Tensor) -> Tensor:
@@ -67,12 +66,12 @@ class CaptionSpace:
 def caption_space(
     captions: Sequence[str], dim: int = 400, seed: int = 122, iterations: int = 10
 ) -> CaptionSpace:
-    """The semantic space of a list of captions; the same list and seed give the same vectors."""
+    """The semantic space of captions; deterministic for a list and a seed."""
     return CaptionSpace(truncated_svd(tf_idf(captions).tensor(), dim, seed, iterations))
 
 
 def stems(caption: str) -> list[str]:
-    """Stems of the words that carry meaning.
+    """Stems of the content words, with repetitions.
 
     >>> stems("Two dogs are running on the beach.")
     ['two', 'dog', 'run', 'beach']
@@ -85,7 +84,7 @@ def stems(caption: str) -> list[str]:
 
 
 def tf_idf(captions: Sequence[str]) -> TermMatrix:
-    """Counts of stems times ln((1 + n) / (1 + df)) + 1, every row of length one or empty."""
+    """Counts of stems times ln((1 + n) / (1 + df)) + 1, with rows of L2 norm 1 (or empty)."""
     index: dict[str, int] = {}
     starts, columns, counts = [0], list[int](), list[int]()
     for caption in captions:
@@ -94,26 +93,26 @@ def tf_idf(captions: Sequence[str]) -> TermMatrix:
             columns.append(column)
             counts.append(row[column])
         starts.append(len(columns))
-    place = np.array(columns, dtype=np.int64)
-    frequency = np.bincount(place, minlength=len(index))
+    column_of = np.array(columns, dtype=np.int64)
+    frequency = np.bincount(column_of, minlength=len(index))
     idf = np.log((1 + len(captions)) / (1 + frequency)) + 1
-    weights = np.array(counts, dtype=np.float64) * idf[place]
+    weights = np.array(counts, dtype=np.float64) * idf[column_of]
     rows = np.repeat(np.arange(len(captions)), np.diff(starts))
     norms = np.sqrt(np.bincount(rows, weights**2, minlength=len(captions)))
     return TermMatrix(
         list(index),
         np.array(starts, dtype=np.int64),
-        place,
+        column_of,
         (weights / norms[rows]).astype(np.float32),
     )
 
 
 @torch.no_grad()
 def truncated_svd(matrix: Tensor, dim: int, seed: int = 122, iterations: int = 10) -> Tensor:
-    """U·Σ [rows, dim] of a sparse matrix's largest singular values, largest first.
+    """U·Σ [rows, dim] for the largest singular values of a sparse matrix, largest first.
 
-    Columns beyond the rank are zero. The sign of each column is such that the term which weighs
-    most in it weighs positively. The seed alone decides the random numbers.
+    Columns beyond the rank are zero. The sign of each column makes its heaviest term positive. The
+    result depends on the seed, not on torch's global generator.
     """
     if dim < 1:
         raise ConfigError(f"caption vectors: expected at least 1 dimension, got {dim}")

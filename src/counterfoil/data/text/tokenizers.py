@@ -1,8 +1,7 @@
-"""Captions to token ids, by a word vocabulary or a Hugging Face tokenizer, and tokens to words.
+"""Tokenizers: captions to token ids (word vocabulary or Hugging Face), and tokens to words.
 
-Cutting a caption takes longest and gives the same each time, so it is apart from the noise that
-training puts on words, which differs from epoch to epoch. Words are cut alike for every model,
-whatever its tokens are, so that explanations compare.
+Tokenizing is slow and deterministic, so it is separate from word noise, which differs per epoch.
+All models share one split of captions into words, so that their explanations can be compared.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from counterfoil.data.text.words import CaptionWord, caption_words, words
 
 
 class WordNoise:
-    """Caption augmentation of VSE∞: each word is, with ``rate``, masked, replaced or deleted.
+    """Caption augmentation of VSE∞: masks, replaces or deletes a word with probability ``rate``.
 
-    Of the touched words 50 % become the mask token, 10 % a random word and 40 % vanish.
+    Of these words, 50 % become the mask token, 10 % a random word, and 40 % are deleted.
     """
 
     def __init__(self, rate: float, rng: np.random.Generator) -> None:
@@ -39,11 +38,11 @@ class WordNoise:
         """For each of ``count`` words: keep, mask, replace or delete. At least one word stays."""
         rate, masked, replaced = self.rate, self.rate * 0.5, self.rate * 0.6
         actions = ["keep"] * count
-        # for the dozen words of a caption, a loop is faster than arrays
-        for place, draw in enumerate(self.rng.random(count).tolist()):
+        # a loop is faster than arrays for the dozen words of a caption
+        for index, draw in enumerate(self.rng.random(count).tolist()):
             if draw < rate:
-                late = "replace" if draw < replaced else "delete"
-                actions[place] = "mask" if draw < masked else late
+                rest = "replace" if draw < replaced else "delete"
+                actions[index] = "mask" if draw < masked else rest
         if count and actions.count("delete") == count:
             actions[0] = "keep"
         return actions
@@ -51,11 +50,11 @@ class WordNoise:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A caption before anything is done to it; small, as training remembers many.
+    """A tokenized caption without noise, in compact form, as training caches many.
 
-    ``word_of`` is which of its ``words`` is behind each id, None for a special token; None at all
-    where a tokenizer cannot say. ``ends`` are those of the word graph's edges, one edge after the
-    other.
+    ``words`` is the number of words. ``word_of`` is the word index of each token (None: a special
+    token), or None if the tokenizer does not know it. ``ends`` are the flattened edges of the word
+    graph.
     """
 
     ids: array[int]
@@ -75,22 +74,22 @@ class Tokens:
         return cls(array("i", ids), word_of, words, ends)
 
     def with_noise(self, noise: WordNoise | None, mask: int | None, size: int) -> list[int]:
-        """The ids that noise leaves, never none; with their edges where the words have some.
+        """The ids after noise, never empty; `LinkedIds` if there is a word graph.
 
-        Whole words share one fate; special tokens are never touched. A masked token becomes
-        ``mask`` (None: it stays), a replaced one any of ``size``.
+        All tokens of a word get the same action; special tokens stay. A masked token becomes
+        ``mask`` (None: unchanged), a replaced one a random id below ``size``.
         """
         ids: list[int] = self.ids.tolist()
         word_of: Sequence[int | None] = self.word_of or ()
         if noise is not None:
-            left, words_left = self._after(noise, mask, size)
-            ids, word_of = (left, words_left) if left else (ids, word_of)
+            noisy, noisy_words = self._apply(noise, mask, size)
+            ids, word_of = (noisy, noisy_words) if noisy else (ids, word_of)
         if self.ends is None:
             return ids
         edges = list(zip(self.ends[::2], self.ends[1::2], strict=True))
         return LinkedIds.of_words(ids, word_of, edges)
 
-    def _after(
+    def _apply(
         self, noise: WordNoise, mask: int | None, size: int
     ) -> tuple[list[int], list[int | None]]:
         if self.word_of is None:
@@ -99,8 +98,8 @@ class Tokens:
                 "set it to 0"
             )
         actions = noise.actions(self.words)
-        left: list[int] = []
-        words_left: list[int | None] = []
+        ids: list[int] = []
+        word_of: list[int | None] = []
         for token, word in zip(self.ids, self.word_of, strict=True):
             action = "keep" if word is None else actions[word]
             if action == "delete":
@@ -109,15 +108,15 @@ class Tokens:
                 token = mask
             elif action == "replace":
                 token = int(noise.rng.integers(size))
-            left.append(token)
-            words_left.append(word)
-        return left, words_left
+            ids.append(token)
+            word_of.append(word)
+        return ids, word_of
 
 
 class TextProcessor(Protocol):
-    """What a text encoder needs to know of its tokens.
+    """A tokenizer, as text encoders use it.
 
-    With a ``parser``, the ids are `LinkedIds`, which know the edges of the word graph.
+    With a ``parser``, ids are `LinkedIds` with the edges of the word graph.
     """
 
     kind: str
@@ -135,15 +134,15 @@ class TextProcessor(Protocol):
         ...
 
     def tokenize(self, caption: str) -> Tokens:
-        """The first half of `encode`, which is the same each time."""
+        """The deterministic first step of `encode`."""
         ...
 
     def with_noise(self, tokens: Tokens, noise: WordNoise | None = None) -> list[int]:
-        """The second half of `encode`."""
+        """The second step of `encode`."""
         ...
 
     def pieces(self, caption: str) -> list[str]:
-        """The token behind each id of `encode` without noise."""
+        """The token of each id of `encode` without noise."""
         ...
 
     def save(self, folder: Path) -> None: ...
@@ -190,12 +189,12 @@ class WordText:
 
 @lru_cache(maxsize=64)
 def _between_ends(count: int) -> tuple[int | None, ...]:
-    """The word behind each token of so many words; the same object for all captions of a length."""
+    """The word of each token of ``count`` words; one object for all captions of a length."""
     return (None, *range(count), None)
 
 
 class HuggingFaceText:
-    """Any tokenizer of `transformers`, from a local folder or, where there is a network, a hub."""
+    """Any tokenizer of `transformers`, from a local folder or the Hugging Face Hub."""
 
     kind = "huggingface"
     folder = "tokenizer"
@@ -238,8 +237,8 @@ class HuggingFaceText:
         if self.parser is not None:
             if word_of is None:
                 raise ConfigError(
-                    "this model reads which words belong together, but this tokenizer does not say "
-                    "which tokens are of one word: use a fast one"
+                    "this model needs a word graph, but this tokenizer does not say which tokens "
+                    "make up a word: use a fast one"
                 )
             spans = [coded.word_to_chars(word) for word in range(count)]
             edges = self.parser.edges([caption[span.start : span.end].lower() for span in spans])
@@ -250,7 +249,7 @@ class HuggingFaceText:
 
     @cached_property
     def _mask(self) -> int | None:
-        """What stands for a masked token; None: itself, where there is no such token."""
+        """Id that replaces masked tokens: <mask>, else <unk>; None if there is neither."""
         return self.tokenizer.mask_token_id or self.tokenizer.unk_token_id or None
 
     @cached_property
@@ -270,7 +269,7 @@ class HuggingFaceText:
 
 
 def with_parser(text: TextProcessor, parser: Parser) -> TextProcessor:
-    """The same processor, its ids linked as ``parser`` sees the words."""
+    """A copy of the processor that uses ``parser``."""
     linked = copy.copy(text)
     linked.parser = parser
     return linked
@@ -285,24 +284,12 @@ def load_text_processor(kind: str, folder: Path) -> TextProcessor:
     raise CheckpointError(f"{folder}: unknown kind of text processor '{kind}'")
 
 
-__all__ = [
-    "CaptionWord",
-    "KnownText",
-    "caption_words",
-    "known_text",
-    "require_known",
-    "unknown_note",
-    "without",
-    "words_of_tokens",
-]
-
-
 @dataclass(frozen=True)
 class KnownText:
     """A sentence as a model reads it.
 
-    In ``text`` every word that the model does not know is blanks, so that the other words keep
-    their places. ``unknown`` are these words.
+    In ``text``, spaces replace every word that the model does not know, so that the offsets of the
+    other words stay. ``unknown`` are these words.
     """
 
     text: str
@@ -310,12 +297,12 @@ class KnownText:
 
     @property
     def unknown_words(self) -> list[str]:
-        """The words that were left out, each once; punctuation marks are not named."""
+        """The unknown words, each once, without punctuation marks."""
         return list(dict.fromkeys(w.text for w in self.unknown if not w.is_punctuation))
 
     @property
     def is_readable(self) -> bool:
-        """Whether something is left to score."""
+        """Whether a known word is left to score."""
         if not self.unknown:
             return True
         return any(not word.is_punctuation for word in caption_words(self.text))
@@ -324,32 +311,32 @@ class KnownText:
 def known_text(processor: TextProcessor, sentence: str) -> KnownText:
     """A sentence without the words outside the model's vocabulary.
 
-    Training and `evaluate` read such a word as ``<unk>``, as the papers do. That token has an
-    effect of its own, so it would raise or lower the score of a person's sentence.
+    Training and `evaluate` read such a word as ``<unk>``, as the papers do. That token changes the
+    score, so it is left out of sentences that a user enters.
     """
     text, unknown = sentence, list[CaptionWord]()
-    # a quotation mark is read by what stands before it, so what is left is looked at again
-    while found := _unknown_words(processor, text):
-        unknown += found
-        for word in found:
+    # tokens of quotation marks depend on the text before them, so check the rest again
+    while new := _unknown_words(processor, text):
+        unknown += new
+        for word in new:
             text = text[: word.start] + " " * (word.end - word.start) + text[word.end :]
     return KnownText(text, tuple(sorted(unknown, key=lambda word: word.start)))
 
 
 def require_known(processor: TextProcessor, sentence: str) -> KnownText:
-    """`known_text` of a sentence with at least one known word; any other is refused."""
-    read = known_text(processor, sentence)
-    if not read.is_readable:
-        names = ", ".join(word.text for word in read.unknown)
+    """`known_text` of a sentence; `DataError` if none of its words is known."""
+    known = known_text(processor, sentence)
+    if not known.is_readable:
+        names = ", ".join(word.text for word in known.unknown)
         raise DataError(
             f"'{sentence}': the model knows no word of this sentence (unknown: {names}); "
             "use words of its training captions"
         )
-    return read
+    return known
 
 
 def unknown_note(unknown: Sequence[str]) -> str:
-    """What is printed about unknown words; empty if there are none."""
+    """Message about unknown words; empty if there are none."""
     return f"unknown words, left out: {', '.join(unknown)}" if unknown else ""
 
 
@@ -364,10 +351,10 @@ def _unknown_words(processor: TextProcessor, text: str) -> list[CaptionWord]:
     ids, unk = processor.encode(text), tokenizer.unk_token_id
     if unk is None or unk not in ids:
         return []
-    found = caption_words(text)
-    owners = words_of_tokens(processor, text, found)
-    lost = {owner for token, owner in zip(ids, owners, strict=True) if token == unk}
-    return [word for place, word in enumerate(found) if place in lost]
+    all_words = caption_words(text)
+    owners = words_of_tokens(processor, text, all_words)
+    unknown = {owner for token, owner in zip(ids, owners, strict=True) if token == unk}
+    return [word for index, word in enumerate(all_words) if index in unknown]
 
 
 def without(caption: str, word: CaptionWord) -> str:
@@ -380,28 +367,27 @@ def without(caption: str, word: CaptionWord) -> str:
 
 
 def words_of_tokens(
-    text: TextProcessor, caption: str, found: Sequence[CaptionWord]
+    text: TextProcessor, caption: str, word_list: Sequence[CaptionWord]
 ) -> list[int | None]:
-    """Index into ``found`` of the word behind each token of ``caption``; None for special ones.
+    """Index into ``word_list`` of the word of each token of ``caption``; None for special tokens.
 
-    A token that reaches over several words belongs to the first. Words beyond what the tokenizer
-    keeps have no token.
+    A token that spans several words belongs to the first. Words beyond the tokenizer's maximum
+    length have no token.
     """
     if not isinstance(text, HuggingFaceText):
-        return [None, *range(len(found)), None]
+        return [None, *range(len(word_list)), None]
     if not text.tokenizer.is_fast:
         raise ConfigError(
-            "this tokenizer does not say where its pieces stand in a caption: use a fast one"
+            "this tokenizer does not give the offsets of its tokens in a caption: use a fast one"
         )
     coded = text.tokenizer(
         caption, truncation=True, max_length=text.max_length, return_offsets_mapping=True
     )
-    starts = [word.start for word in found]
+    starts = [word.start for word in word_list]
     owners: list[int | None] = []
     for (start, end), group in zip(coded["offset_mapping"], coded.word_ids(), strict=True):
-        # Byte-level tokenizers count the space before a word as part of it.
-        letters = (place for place in range(start, end) if not caption[place].isspace())
-        first = next(letters, None)
+        # Tokens of byte-level tokenizers include the space before a word.
+        first = next((i for i in range(start, end) if not caption[i].isspace()), None)
         owner = None if first is None or group is None else bisect_right(starts, first) - 1
         owners.append(owner)
     return owners

@@ -1,4 +1,4 @@
-"""Word vocabularies, built from captions or read from other projects' files, and word vectors."""
+"""Word vocabularies (built from captions, or SCAN's and NAAF's files) and word vectors."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from counterfoil.data.text.words import words
 PAD, START, END, UNK, MASK = "<pad>", "<start>", "<end>", "<unk>", "<mask>"
 SPECIALS = (PAD, START, END, UNK, MASK)
 MAX_FILE_BYTES = 1 << 26
-"""Bytes of a vocabulary file; one of 400,000 words has a quarter of that."""
+"""Limit of a vocabulary file; one with 400,000 words has a quarter of that."""
 
 
 class Vocabulary:
-    """An ordered list of words; the id of a word is its place.
+    """An ordered list of words; the id of a word is its index.
 
     >>> vocabulary = Vocabulary.build(["a dog runs", "a cat"], min_count=2)
     >>> vocabulary.encode("a dog")
@@ -38,12 +38,12 @@ class Vocabulary:
         self.entries = checked_words(list(entries), source)
         self.index = {word: number for number, word in enumerate(self.entries)}
         if len(self.index) != len(self.entries):
-            twice = next(word for word, n in Counter(self.entries).items() if n > 1)
-            raise DataError(f"{source}: the word {twice!r} is listed twice")
+            repeated = next(word for word, n in Counter(self.entries).items() if n > 1)
+            raise DataError(f"{source}: the word {repeated!r} is listed twice")
         for special in (PAD, START, END, UNK):
             if special not in self.index:
                 raise DataError(f"{source}: the entry {special} is missing")
-        if MASK not in self.index:  # the public files leave it out; their training code appends it
+        if MASK not in self.index:  # public files lack it; their training code appends it
             self.index[MASK] = len(self.entries)
             self.entries.append(MASK)
 
@@ -51,9 +51,9 @@ class Vocabulary:
     def build(cls, captions: Iterable[str], min_count: int = 4) -> Vocabulary:
         """Words that occur at least ``min_count`` times, most frequent first, ties by spelling."""
         counts = Counter(word for caption in captions for word in words(caption))
-        kept = [word for word, n in counts.items() if n >= min_count and word not in SPECIALS]
-        kept.sort(key=lambda word: (-counts[word], word))
-        return cls([*SPECIALS, *kept])
+        frequent = [word for word, n in counts.items() if n >= min_count and word not in SPECIALS]
+        frequent.sort(key=lambda word: (-counts[word], word))
+        return cls([*SPECIALS, *frequent])
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -90,7 +90,7 @@ class Vocabulary:
 
 
 def load_words(path: Path) -> list[str]:
-    """Words of a JSON vocabulary in the order of their numbers, as the file has them."""
+    """Words of a JSON vocabulary file in the order of their numbers."""
     try:
         layout = json.loads(read_text(path, MAX_FILE_BYTES))
     except FileNotFoundError:
@@ -110,7 +110,7 @@ def load_words(path: Path) -> list[str]:
 
 
 def checked_words(words: list[str], source: str) -> list[str]:
-    """The words, all of which can be written as UTF-8 (half a surrogate pair cannot)."""
+    """The words, after checking that all can be encoded as UTF-8 (no lone surrogates)."""
     for word in words:
         try:
             word.encode()
@@ -123,10 +123,10 @@ def checked_words(words: list[str], source: str) -> list[str]:
 
 @dataclass(frozen=True)
 class WordVectors:
-    """One row per vocabulary entry; words without a vector get small uniform noise."""
+    """A table [words, dim]; ``count`` words have a vector, the others small uniform noise."""
 
     table: NDArray[np.float32]
-    found: int
+    count: int
 
 
 def load_vectors(path: str | Path, vocabulary: Vocabulary, seed: int = 0) -> WordVectors:
@@ -178,7 +178,7 @@ def _read_npz(path: Path, file: BinaryIO, vocabulary: Vocabulary) -> dict[int, N
             names, vectors = (_read_member(archive, name) for name in ("words", "vectors"))
     except ArrayError:
         raise
-    except Exception as error:  # as with images, a damaged archive raises nearly anything
+    except Exception as error:  # a damaged archive raises nearly anything
         raise DataError(f"{path}: expected arrays 'words' and 'vectors' ({error})") from None
     if names.ndim != 1 or names.dtype.kind not in "US" or vectors.ndim != 2:
         raise DataError(
@@ -197,7 +197,7 @@ def _read_npz(path: Path, file: BinaryIO, vocabulary: Vocabulary) -> dict[int, N
 
 
 def _read_member(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    """An array of an .npz, with its shape and unpacked size checked before it is allocated."""
+    """An array of an .npz; shape and unpacked size are checked before allocation."""
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as member:
         shape, dtype, start = parse_header(cast(BinaryIO, member), name)

@@ -1,19 +1,22 @@
-"""Captions to words: lower-case tokens in the manner of the Penn Treebank, and their places.
+"""Word tokenizer for captions in Penn Treebank style, with character offsets and Porter stems.
 
-The public vocabularies were built with a Treebank tokeniser, so words must be cut the same way for
-their ids to be of use: contractions apart (``do n't``), hyphens kept, punctuation apart.
+The public vocabularies were built with a Treebank tokeniser. Captions must be split the same way to
+match their ids: contractions apart (``do n't``), hyphens kept, punctuation apart.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+
+import snowballstemmer
 
 from counterfoil.core.errors import ConfigError
 
 MOST_WORDS, MOST_LETTERS = 200, 4000
-"""Of a sentence that a person asks about; a caption has a dozen words, and time grows with them."""
+"""Limits of a sentence that a user enters; the time to explain or correct it grows with both."""
 
 STOP_WORDS = frozenset(
     word
@@ -21,17 +24,19 @@ STOP_WORDS = frozenset(
     if not line.startswith("#")
     for word in line.split()
 )
-"""English words that say how a caption is built rather than what it shows."""
+"""English function words, which say nothing about what an image shows."""
+
+_PORTER = snowballstemmer.stemmer("porter")
 
 _CONTRACTION = re.compile(r"(?<=\w)(n't|'(?:s|re|ve|ll|d|m))\b")
 _TOKEN = re.compile(
     r"""
       \.{2,} | --+                          # ellipsis, dash
-    | ``|''                                 # quotes, once turned
+    | ``|''                                 # quotation marks, rewritten by `words`
     | n't\b | '(?:s|re|ve|ll|d|m)\b         # the second half of a contraction
     | (?:[^\W\d_]\.){2,}                    # u.s.
     | \w+(?:(?:[-/'.&]|[,:](?=\d))\w+)*     # words, t-shirt, and/or, 1,000, 5:30
-    | [^\w\s]                               # any other sign by itself
+    | [^\w\s]                               # any other sign
     """,
     re.VERBOSE,
 )
@@ -48,6 +53,16 @@ def words(caption: str) -> list[str]:
     return _TOKEN.findall(_CONTRACTION.sub(r" \1", text))
 
 
+@lru_cache(maxsize=65536)
+def stem(word: str) -> str:
+    """The stem of a lower-case word by Porter's algorithm (1980); up to two letters stay unchanged.
+
+    >>> [stem(word) for word in ("riding", "rides", "ponies", "happily", "is")]
+    ['ride', 'ride', 'poni', 'happili', 'is']
+    """
+    return word if len(word) <= 2 else str(_PORTER.stemWord(word))
+
+
 @dataclass(frozen=True)
 class CaptionWord:
     """A word as written, ``caption[start:end]``; punctuation marks are words too."""
@@ -62,16 +77,16 @@ class CaptionWord:
 
 
 def caption_words(caption: str) -> list[CaptionWord]:
-    """Words of a caption with their places; as many as `words` gives.
+    """Words of a caption with their offsets, one for each token of `words`.
 
     >>> [(word.text, word.start) for word in caption_words('The "dog" isn\\'t red.')]
     [('The', 0), ('"', 4), ('dog', 5), ('"', 8), ('is', 10), ("n't", 12), ('red', 16), ('.', 19)]
     """
-    # A few letters become two in lower case: ``origin`` leads back to the caption as written.
-    origin = [place for place, letter in enumerate(caption) for _ in letter.lower()]
+    # Some letters become two in lower case: ``origin`` maps lower-case offsets to the original.
+    origin = [index for index, letter in enumerate(caption) for _ in letter.lower()]
     origin.append(len(caption))
     lowered = caption.lower()
-    found = []
+    result = []
     cursor = 0
     for word in words(caption):
         while lowered[cursor].isspace():
@@ -79,22 +94,21 @@ def caption_words(caption: str) -> list[CaptionWord]:
         length = 1 if lowered[cursor] == '"' else len(word)
         start, cursor = origin[cursor], cursor + length
         end = max(origin[cursor], start + 1)
-        found.append(CaptionWord(caption[start:end], start, end))
-    return found
+        result.append(CaptionWord(caption[start:end], start, end))
+    return result
 
 
 def check_sentence(text: str, purpose: str) -> None:
-    """Refuse a sentence before a model is loaded for it; ``purpose`` is a verb: explain, correct.
+    """Refuse an empty or too long sentence before a model is loaded; ``purpose`` is a verb.
 
-    A model that leaves out or exchanges one word at a time works for hours on thousands of them.
+    Explaining and correcting run the model once or more per word.
     """
-
     if not text.strip():
         raise ConfigError(f"nothing to {purpose}: the sentence is empty")
     if len(text) > MOST_LETTERS:
-        found, most = f"{len(text):,} letters", f"{MOST_LETTERS:,}"
+        size, limit = f"{len(text):,} letters", f"{MOST_LETTERS:,}"
     elif (count := len(words(text))) > MOST_WORDS:
-        found, most = f"{count:,} words", str(MOST_WORDS)
+        size, limit = f"{count:,} words", str(MOST_WORDS)
     else:
         return
-    raise ConfigError(f"the sentence has {found}, at most {most} are read: shorten it")
+    raise ConfigError(f"the sentence has {size}, at most {limit} are read: shorten it")

@@ -26,7 +26,7 @@ from counterfoil.data.scenes import (
     tokens,
 )
 from counterfoil.data.scenes.vocabulary import (
-    COLOUR_WORDS,
+    COLOR_WORDS,
     NUMBERS,
     PATTERN_WORDS,
     PLURAL,
@@ -57,7 +57,7 @@ EMPTY_WORDS = frozenset(
 SAYS_NOTHING = EMPTY_WORDS | {"in", "on", "at", "by", "with", "of", "to", "near", "front", "next"}
 
 _LOOKS: dict[str, dict[str, str]] = {
-    "colour": COLOUR_WORDS,
+    "colour": COLOR_WORDS,
     "size": SIZE_WORDS,
     "pattern": PATTERN_WORDS,
 }

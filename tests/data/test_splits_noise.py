@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from counterfoil.core.errors import ConfigError, DataError
-from counterfoil.data.noise import shuffled_captions, with_noise_index
 from counterfoil.data.pairs import Split
+from counterfoil.data.splits import shuffled_captions, with_noise_index
 
 COUNTS = st.lists(st.integers(0, 6), min_size=0, max_size=12)
 
@@ -92,7 +92,7 @@ def test_what_the_source_said_of_its_captions_is_not_kept() -> None:
         ([0, 1, 2, 2], "exactly once"),
         ([0, 1, 2, 4], "exactly once"),
         ([-1, 0, 1, 2], "exactly once"),
-        ([0.0, 1.0, 2.0, 3.0], "whole numbers"),
+        ([0.0, 1.0, 2.0, 3.0], "integers"),
         ([[0, 1, 2, 3]], "shape"),
     ],
 )
