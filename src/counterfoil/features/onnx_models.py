@@ -97,8 +97,9 @@ class OnnxFeatures(Backbone):
 
     def _run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         values = batch.astype(np.float16) if "float16" in self._input.type else batch
+        names, inputs = [self._output], {self._input.name: values}
         try:
-            (output,) = self._session.run([self._output], {self._input.name: values})
+            (output,) = self._session.run(names, inputs)
         except Exception as error:  # the runtime's own classes differ between its builds
             raise CheckpointError(f"{self.path}: the network cannot be run: {error}") from None
         array: NDArray[np.float32] = np.asarray(output, dtype=np.float32)
