@@ -11,11 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from counterfoil.core.bars import default_progress
 from counterfoil.core.config import ModelConfig, build_config, merge
 from counterfoil.core.distributed import on_first_process
 from counterfoil.core.errors import CheckpointError
-from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.progress import Progress, Silent, default_progress
 from counterfoil.core.storage.atomic import DEFAULT_CACHE
 from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.load import is_named

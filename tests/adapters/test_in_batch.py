@@ -55,7 +55,7 @@ def test_an_objective_that_reads_more_than_scores_is_refused() -> None:
     needy = next(name for name in objectives if objectives[name].requires)
     with pytest.raises(ConfigError, match=f"objective '{needy}' reads more than the scores"):
         InBatchLoss(needy)
-    with pytest.raises(ConfigError, match="steps_per_epoch: at least 0, got -1"):
+    with pytest.raises(ConfigError, match="steps_per_epoch: expected at least 0, got -1"):
         InBatchLoss("hardest", steps_per_epoch=-1)
 
 

@@ -69,7 +69,7 @@ def test_a_recipe_extends_another(tmp_path) -> None:
 def test_recipes_that_extend_each_other_are_refused(tmp_path) -> None:
     (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
     (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
-    with pytest.raises(ConfigError, match="circle"):
+    with pytest.raises(ConfigError, match="extends itself"):
         load_config(tmp_path / "a.yaml")
 
 

@@ -131,7 +131,7 @@ def test_larger_pictures_stretch_the_positions(duals) -> None:
     encoder = see("clip", duals, size=24)
     found = encoder(pad_fragments([tool.extract(picture(1))]).to("cpu"))
     assert found.fragments.shape[1] == 9
-    with pytest.raises(DataError, match="3 by 3 patches, these have 4"):
+    with pytest.raises(DataError, match="3 by 3 patches, got 4"):
         encoder(images(duals["clip"]))
 
 
@@ -167,7 +167,7 @@ def test_frozen_layers_do_not_learn_and_those_above_do(kind, duals) -> None:
     assert all(on for name, on in learns.items() if "post_layernorm" in name)
     assert not any(p.requires_grad for p in see(kind, duals, freeze=-1).parameters())
     assert all(p.requires_grad for p in see(kind, duals).parameters())
-    with pytest.raises(ConfigError, match="this half has 2 layers"):
+    with pytest.raises(ConfigError, match="freeze within -1…2"):
         see(kind, duals, freeze=3)
 
 

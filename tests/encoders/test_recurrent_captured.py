@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from counterfoil.encoders.pooling import GPO
 from counterfoil.encoders.recurrent import (
     MAX_CAPTURED_SHAPES,
-    _of_network,
+    _graphs_of,
     captured_width,
     cuda_graphs,
     run_captured,
@@ -99,7 +99,7 @@ def test_states_and_gradients_are_those_of_packed_words(layers, both_ways, half)
             assert found.dtype == expected.dtype
             mine = gradients(rnn, inputs, found.float())
             same([found, *mine], [expected, *theirs], 1e-4 if half is None else 5e-2)
-    assert len(_of_network[rnn].by_shape) == 2
+    assert len(_graphs_of[rnn].by_shape) == 2
 
 
 @needs_gpu
@@ -189,7 +189,7 @@ def test_so_many_shapes_and_no_more() -> None:
         for count in range(1, MAX_CAPTURED_SHAPES + 4):
             inputs, sizes = sentences([3] * count)
             same([run_gru(rnn, inputs, sizes)], [_packed(rnn, inputs, sizes)])
-    assert len(_of_network[rnn].by_shape) == MAX_CAPTURED_SHAPES
+    assert len(_graphs_of[rnn].by_shape) == MAX_CAPTURED_SHAPES
 
 
 def _packed(rnn: nn.GRU, inputs: Tensor, sizes: np.ndarray) -> Tensor:

@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from counterfoil.encoders.transformer import SPREAD, Transformer, initialize, spread_for, taken
+from counterfoil.encoders.transformer import (
+    SPREAD,
+    Transformer,
+    initialize,
+    select_rows,
+    spread_for,
+)
 
 
 @pytest.mark.parametrize(
@@ -56,14 +62,14 @@ def test_attention_that_begins_alike_goes_to_what_is_alike_in_the_first_layer_al
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7])
-def test_rows_are_taken_and_put_back_as_index_select_does(rows) -> None:
+def test_rows_are_selected_and_put_back_as_index_select_does(rows) -> None:
     torch.manual_seed(rows)
     places = torch.randperm(7)[:rows]
     x = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.equal(taken(x, places), x.index_select(0, places))
+    assert torch.equal(select_rows(x, places), x.index_select(0, places))
     weights = torch.randn(rows, 3, dtype=torch.float64)
-    (ours,) = torch.autograd.grad((taken(x, places) * weights).sum(), x)
+    (ours,) = torch.autograd.grad((select_rows(x, places) * weights).sum(), x)
     (theirs,) = torch.autograd.grad((x.index_select(0, places) * weights).sum(), x)
     assert torch.equal(ours, theirs)
     if rows:
-        assert torch.autograd.gradgradcheck(lambda x: taken(x, places).sin(), x)
+        assert torch.autograd.gradgradcheck(lambda x: select_rows(x, places).sin(), x)

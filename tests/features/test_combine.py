@@ -189,5 +189,5 @@ def test_vectors_of_other_places_are_not_put_end_to_end(parts, untrained) -> Non
     cells = [grid] * count
     orders = [json.dumps({"parts": order}) for order in ([*cells, windows], [windows, *cells])]
     wrong = Joined(parts=[f"joined {order}" for order in orders], along="channels")
-    with pytest.raises(ConfigError, match="in the same places"):
+    with pytest.raises(ConfigError, match="the same boxes in the same order"):
         wrong.extract(picture(10, 60, 40))

@@ -206,8 +206,8 @@ def test_windows_are_the_means_of_their_maps() -> None:
 )
 def test_a_gpu_sees_more_at_once_where_nobody_said_how_many(options, on_cpu, on_gpu) -> None:
     for tool in (EfficientNetLiteFeatures(**options), Crops(base_options=options)):
-        assert tool.at_once == on_cpu
+        assert tool.views_per_batch == on_cpu
         tool.to("cpu:0")
-        assert tool.at_once == on_cpu
+        assert tool.views_per_batch == on_cpu
         tool.to("cuda")
-        assert tool.at_once == on_gpu
+        assert tool.views_per_batch == on_gpu

@@ -107,8 +107,8 @@ def test_what_a_model_states_is_kept_in_a_name_that_needs_no_model(tmp_path: Pat
     folder = save_dual(tmp_path / "clip", "clip", size={"shortest_edge": 20}, resample=2)
     tool = Pixels(model=str(folder))
     assert (tool.side, tool.patch, tool.preprocessing.fit) == (16, 8, "crop")
-    again = extractors.create(tool.described(), {})
-    assert str(folder) not in tool.described()
+    again = extractors.create(tool.description(), {})
+    assert str(folder) not in tool.description()
     image = picture(2, 50, 40)
     assert np.array_equal(again.extract(image).features, tool.extract(image).features)
     assert np.array_equal(again.extract(image).boxes, tool.extract(image).boxes)
@@ -126,7 +126,7 @@ def test_a_siglip_is_shown_the_whole_picture_unless_told_otherwise(tmp_path: Pat
     ("options", "message"),
     [
         ({}, "name a model"),
-        ({"size": 8, "patch": 9}, "patches of 9 in pictures of 8"),
+        ({"size": 8, "patch": 9}, "patch 9, size 8"),
         ({"model": "/nowhere/clip"}, "no dual encoder could be loaded.*path of a local folder"),
     ],
 )

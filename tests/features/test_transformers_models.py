@@ -173,7 +173,7 @@ def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
         vocab_size=20,
     )  # fmt: skip
     transformers.AutoModel.from_config(text).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="sees no pictures"):
+    with pytest.raises(CheckpointError, match="takes no images"):
         TransformersFeatures(model=str(tmp_path)).fingerprint()
     with pytest.raises(ConfigError, match="kind"):
         extractors.create("transformers", {"kind": "boxes"})

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from counterfoil.features.backbone import map_cells, token_cells
+from counterfoil.features.extractors import map_cells, token_cells
 from counterfoil.features.views import (
+    boxes_in_image,
     center_crop,
     crop_boxes,
     fit_within,
     grid_boxes,
-    place,
     read_detection,
     read_preprocessing,
     squash,
@@ -49,7 +49,9 @@ def test_the_middle_of_a_wide_picture_is_what_is_cropped() -> None:
     view = center_crop(Image.fromarray(pixels), (8, 8), 8, NEAREST)
     assert (view.pixels == 255).all()
     np.testing.assert_allclose(view.box, (1 / 3, 0, 2 / 3, 1))
-    np.testing.assert_allclose(place(grid_boxes(1, 2), view.box)[0], (1 / 3, 0, 0.5, 1), atol=1e-6)
+    np.testing.assert_allclose(
+        boxes_in_image(grid_boxes(1, 2), view.box)[0], (1 / 3, 0, 0.5, 1), atol=1e-6
+    )
 
 
 @given(SIDES, SIDES, st.integers(0, 10))

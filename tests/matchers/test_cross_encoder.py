@@ -170,7 +170,7 @@ def test_packing_and_spreading_undo_each_other(lengths) -> None:
         assert not grid[row, len(tokens) :].any()
         assert torch.equal(x[packing.starts[row]], tokens[0])
     assert torch.equal(packing.pack(grid), x)
-    assert (packing.keys is None) == (len(set(lengths)) == 1)
+    assert (packing.mask is None) == (len(set(lengths)) == 1)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

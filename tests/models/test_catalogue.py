@@ -109,12 +109,12 @@ def test_a_bert_of_other_sizes_is_refused_and_says_which_to_set(
 
 def test_a_bert_of_another_width_or_kind_is_refused(concepts, bert, tmp_path) -> None:
     text = {"name": "uniter-bert", "pretrained": str(bert)}
-    with pytest.raises(ConfigError, match=r"16 numbers wide.*set model\.embed_size=16"):
+    with pytest.raises(ConfigError, match=r"hidden size of 16.*set model\.embed_size=16"):
         make(concepts, embed_size=12, text=text)
-    with pytest.raises(ConfigError, match=r"16 numbers wide.*set model\.embed_size=16"):
+    with pytest.raises(ConfigError, match=r"hidden size of 16.*set model\.embed_size=16"):
         make(concepts, embed_size=12, matcher={"pretrained": str(bert)})
     RobertaModel(RobertaConfig(**SIZES)).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="found a model of type 'roberta'"):
+    with pytest.raises(CheckpointError, match="got a model of type 'roberta'"):
         make(concepts, matcher={"pretrained": str(tmp_path)})
 
 
@@ -147,7 +147,7 @@ def test_embeddings_are_the_sums_uniter_adds_up(concepts) -> None:
     )
     found = regions(batch)
     features = regions.feature_norm(regions.feature(batch.fragments[0, 1]))
-    place = regions.place_norm(regions.place(box_numbers(batch.boxes[0, 1])))
+    place = regions.box_norm(regions.box(box_numbers(batch.boxes[0, 1])))
     expected = regions.norm(features + place + regions.kind)
     assert torch.allclose(found.fragments[0, 1], expected, atol=1e-6)
     assert not found.fragments[1, 1:].any()

@@ -1,4 +1,4 @@
-"""An objective over two batches of vectors: what the losses for other trainers share."""
+"""Base class of the losses for other trainers: an objective over the scores of a batch."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ Spec = str | Mapping[str, Any]
 
 
 class InBatchLoss(nn.Module):
-    """An objective by its name or configuration, as in a recipe, over scores of a batch of pairs.
+    """An objective by name or configuration, as in a recipe, over the scores of a batch of pairs.
 
-    Pair ``k`` is image ``k`` with text ``k``. Texts of an image with the same id are positives;
-    texts that are identical are never each other's negatives. Epochs, which schedules of objectives
-    count, are ``steps_per_epoch`` training steps long; 0 means that all steps are of the first.
+    Pair ``k`` is image ``k`` with text ``k``. Pairs with the same image id are positives; identical
+    texts are never negatives of each other. For the schedules of objectives, an epoch has
+    ``steps_per_epoch`` training steps; 0: all steps belong to the first epoch.
     """
 
     def __init__(self, objective: Spec = "hardest", steps_per_epoch: int = 0) -> None:
         super().__init__()
         self.spec: Spec = objective if isinstance(objective, str) else dict(objective)
-        self.objective = _from_scores_alone(objective)
+        self.objective = _create_scores_only(objective)
         if steps_per_epoch < 0:
-            raise ConfigError(f"steps_per_epoch: at least 0, got {steps_per_epoch}")
+            raise ConfigError(f"steps_per_epoch: expected at least 0, got {steps_per_epoch}")
         self.steps_per_epoch, self.step = steps_per_epoch, 0
 
     def of_scores(self, scores: Tensor, image_ids: Tensor, text_ids: Tensor) -> Tensor:
-        """The loss of scores [B, B], given what is equal among images and among texts, [B] each."""
+        """The loss of scores [B, B]; equal ids [B] mark equal images and equal texts."""
         pairs = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
         positives = pairs | (image_ids[:, None] == image_ids)
         protected = None
@@ -50,7 +50,7 @@ class InBatchLoss(nn.Module):
         return self.objective.compute(at_least_float32(scores), positives, context).loss
 
 
-def _from_scores_alone(spec: Spec) -> Composite:
+def _create_scores_only(spec: Spec) -> Composite:
     objective = create_objective(spec)
     for name, term in objective.each():
         if term.requires or not term.needs_scores or term.ensemble_size > 1 or term.held_out:
@@ -62,9 +62,10 @@ def _from_scores_alone(spec: Spec) -> Composite:
 
 
 def row_ids(rows: Tensor) -> Tensor:
-    """Numbers [B] that are equal for equal rows [B, ...], on all processes and for any padding.
+    """Ids [B] that are equal for equal rows [B, ...], on all processes and for any padding.
 
-    A row is hashed to 64 bits, each number with a weight of its place; zeros do not count.
+    A row is hashed to 64 bits as a weighted sum, with a fixed random weight per column; zeros
+    (padding) do not contribute.
     """
     flat = rows.detach().flatten(1)
     if flat.is_floating_point():

@@ -1,4 +1,4 @@
-"""Objectives of this library in the training loop of OpenCLIP, in place of its `ClipLoss`."""
+"""Loss for OpenCLIP's training loop: any objective of this library in place of `ClipLoss`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from counterfoil.core.errors import ConfigError
 class ObjectiveLoss(InBatchLoss):
     """A drop-in for `open_clip.ClipLoss`: same arguments, same call.
 
-    Features must have unit length, as OpenCLIP's models give them. Objectives read cosines, for
-    which their margins and temperatures are made; ``scaled=True`` multiplies these by the model's
-    ``logit_scale``, as `ClipLoss` does. Equal features of a batch are no negatives; ids in
-    ``forward`` say it where augmentation or dropout makes features of one image or text differ.
+    Features must have unit length, as OpenCLIP's models return them. Objectives read cosines;
+    ``scaled=True`` multiplies them by the model's ``logit_scale``, as `ClipLoss` does. Equal
+    features in a batch are not negatives. Pass ids to ``forward`` if augmentation or dropout makes
+    the features of one image or text differ.
 
-    The processes together compute the loss over the global batch. With ``gather_with_grad``, their
-    mean gradient is exactly its gradient; without it, a process gives a gradient to its own
+    The loss is over the global batch of all processes. With ``gather_with_grad``, the mean gradient
+    of the processes is exactly its gradient. Without it, each process has gradients of its own
     features only, and the mean is smaller by the number of processes, as in `ClipLoss`.
-    ``local_loss`` divides the scores among the processes and gathers these.
+    ``local_loss`` computes the rows of the score matrix on separate processes and gathers them.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ObjectiveLoss(InBatchLoss):
         if self.world_size > 1:
             ids = gather_rows(ids[0]), gather_rows(ids[1])
         loss = self.of_scores(scores, *ids)
-        if not self.scaled:  # DistributedDataParallel waits for a gradient of each parameter
+        if not self.scaled:  # DistributedDataParallel needs a gradient of every parameter
             unused = logit_scale if logit_bias is None else logit_scale + logit_bias
             loss = loss + 0.0 * unused.sum()
         return {"contrastive_loss": loss} if output_dict else loss
@@ -75,12 +75,12 @@ class ObjectiveLoss(InBatchLoss):
         """Cosines of the global batch."""
         if self.world_size == 1:
             return images @ texts.T
-        all_texts = self._gathered(texts)
+        all_texts = self._gather(texts)
         if self.local_loss:
-            return self._gathered(images @ all_texts.T)
-        return self._gathered(images) @ all_texts.T
+            return self._gather(images @ all_texts.T)
+        return self._gather(images) @ all_texts.T
 
-    def _gathered(self, rows: Tensor) -> Tensor:
+    def _gather(self, rows: Tensor) -> Tensor:
         if self.gather_with_grad:
             return gather_rows(rows)
         parts = [torch.empty_like(rows) for _ in range(self.world_size)]

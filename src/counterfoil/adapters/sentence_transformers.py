@@ -1,7 +1,7 @@
-"""Objectives of this library in the trainer of sentence-transformers.
+"""Loss for the trainer of sentence-transformers: any objective of this library.
 
-`ImageTextLoss` goes where its own losses go: ``SentenceTransformerTrainer(model, loss=...)``. The
-data set has two columns, images and captions, and may have a ``label`` column of image ids.
+Pass `ImageTextLoss` to ``SentenceTransformerTrainer(model, loss=...)``. The data set has two
+columns, images and captions, and may have a ``label`` column of image ids.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ PIXELS, TOKENS = "pixel_values", "input_ids"
 
 
 class ImageTextLoss(InBatchLoss):
-    """Cosines of all pairs of a batch, scored by an objective.
+    """An objective over the cosines of all pairs of a batch.
 
     ``model`` is a `SentenceTransformer` of images and texts, such as CLIP. Equal images and equal
-    captions of a batch are found by their inputs; image ids in the label column count as well. With
-    ``gather_across_devices``, the negatives are those of all processes, and gradients are those of
-    the loss over the global batch.
+    captions are recognised by their inputs; image ids in the label column replace those of images.
+    With ``gather_across_devices``, the loss and its gradients are over the global batch.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class ImageTextLoss(InBatchLoss):
         return self.of_scores(vectors[0] @ vectors[1].T, ids[0], ids[1])
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says of the loss."""
+        """Settings of the loss for the model card."""
         return {
             "objective": self.spec,
             "gather_across_devices": self.gather_across_devices,
@@ -64,7 +63,7 @@ class ImageTextLoss(InBatchLoss):
 
 
 def _columns(sentence_features: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Images and texts, whichever comes first; two columns of texts stay in their order."""
+    """The columns of images and texts, in this order; two text columns keep their order."""
     columns = [dict(features) for features in sentence_features]
     if len(columns) != 2:
         raise DataError(
@@ -83,6 +82,6 @@ def _ids_of(features: dict[str, Any]) -> Tensor:
             f"expected '{PIXELS}' or '{TOKENS}' among the inputs of the model, got: "
             f"{', '.join(sorted(features))}"
         )
-    tokens = features[TOKENS] + 1  # an id of 0 counts, padding does not
+    tokens = features[TOKENS] + 1  # so that token 0 differs from padding
     mask = features.get("attention_mask")
     return row_ids(tokens if mask is None else tokens * mask.to(torch.long))

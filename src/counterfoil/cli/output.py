@@ -11,10 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from counterfoil.core.bars import Bars
 from counterfoil.core.printable import is_encodable, printable
+from counterfoil.core.progress import Bars, Silent
 from counterfoil.core.progress import Progress as Says
-from counterfoil.core.progress import Silent
 
 if TYPE_CHECKING:
     from counterfoil.models.model import Model

@@ -1,6 +1,6 @@
-"""The configuration of a run: one typed tree, YAML in and out, ``a.b=c`` overrides.
+"""The configuration of a run: a typed tree, read from YAML recipes, with ``a.b=c`` overrides.
 
-Importing this module does not import torch, so that the command line can check a config at once.
+Importing this module does not import torch, so the command line can check a config at once.
 """
 
 from __future__ import annotations
@@ -11,33 +11,26 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from counterfoil.core.errors import CheckpointError, ConfigError, nearest
 from counterfoil.core.recipes import find_recipe, parse_yaml, suggest_recipes
-from counterfoil.core.registry import declared
+from counterfoil.core.registry import declared, short_repr
 from counterfoil.core.storage.reading import RECIPE_BYTES, read_text
 
 MAX_SEED = 2**32 - 1
-"""What every random generator takes."""
+"""Largest seed that every random generator accepts."""
 
 MAX_STEPS = 10**9
-"""Of anything that is counted in steps, captions or images."""
+"""Largest number of steps, captions or images."""
 
 MAX_EXTENDS = 16
 
 
 class Section(BaseModel):
-    """A node of the tree: unknown keys and wrong types are errors, values never change.
+    """A node of the tree: immutable; unknown keys and wrong types are errors.
 
-    Numbers are finite and bounded: what lies beyond a bound is a mistake, or would end in a
-    traceback or an exhausted memory later on.
+    Numbers are finite and bounded: a larger one is a mistake, or would exhaust memory later.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -94,7 +87,7 @@ class DataConfig(Section):
 
 
 class ModelConfig(Section):
-    """A named composition, and what to change in its parts."""
+    """A named composition, and options of its parts."""
 
     name: str = Field("rvse-mlp", description="composition, as `counterfoil models` lists them")
     embed_size: int = Field(1024, ge=2, le=65_536, description="size of the joint space")
@@ -185,7 +178,7 @@ class TrainConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """How a run is judged."""
+    """How a run is evaluated."""
 
     split: str = Field("dev", description="split that selects the best checkpoint")
     max_images: int | None = Field(
@@ -218,7 +211,7 @@ class RunConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _short_forms(cls, tree: Any) -> Any:
-        """``model: rvse-mlp`` and ``objective: hardest`` say all there is to say."""
+        """Expand ``model: rvse-mlp`` and ``objective: hardest`` to mappings."""
         if not isinstance(tree, Mapping):
             return tree
         tree = dict(tree)
@@ -233,7 +226,7 @@ class RunConfig(Section):
 
 
 def build_config(tree: Mapping[str, Any], where: str = "config") -> RunConfig:
-    """Check a tree of plain values; every error names its key and the nearest known one."""
+    """Validate a tree of plain values; errors name the key and the nearest known one."""
     try:
         return RunConfig.model_validate(dict(tree))
     except ValidationError as error:
@@ -242,7 +235,7 @@ def build_config(tree: Mapping[str, Any], where: str = "config") -> RunConfig:
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a recipe by name or path, apply overrides such as ``train.epochs=5``, check the result.
+    """Read a recipe by name or path, apply overrides such as ``train.epochs=5``, validate.
 
     >>> load_config("scenes/naaf", ["train.epochs=5"]).model.name
     'naaf'
@@ -254,14 +247,17 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunCo
 
 
 def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A YAML mapping; ``extends`` names a recipe of the package, or a file beside this one."""
+    """The mapping in a YAML file, merged over the recipe that its key ``extends`` names.
+
+    ``extends`` is the name of a recipe of the package, or a path relative to this file.
+    """
     if not _is_path(path):
         raise ConfigError(f"{str(path)!r}: no such recipe")
     path = find_recipe(path)
     if path.resolve() in _seen:
-        raise ConfigError(f"{path}: 'extends' goes round in a circle")
+        raise ConfigError(f"{path}: extends itself, directly or through other recipes")
     if len(_seen) >= MAX_EXTENDS:
-        raise ConfigError(f"{path}: more than {MAX_EXTENDS} recipes extend each other in a row")
+        raise ConfigError(f"{path}: a chain of more than {MAX_EXTENDS} recipes with 'extends'")
     try:
         tree = read_value(read_text(path, RECIPE_BYTES))
     except FileNotFoundError:
@@ -275,18 +271,18 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a readable recipe: {error}") from None
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: a recipe is a mapping of keys, found {type(tree).__name__}")
+        raise ConfigError(f"{path}: expected a mapping of keys, got {type(tree).__name__}")
     base = tree.pop("extends", None)
     if base is None:
         return tree
     if not isinstance(base, str) or not base:
-        raise ConfigError(f"{path}: extends: expected the name of a recipe, got {_shown(base)}")
-    extended = path.parent / find_recipe(Path(base))  # beside it, unless that is absolute
+        raise ConfigError(f"{path}: extends: expected the name of a recipe, got {short_repr(base)}")
+    extended = path.parent / find_recipe(Path(base))  # recipes of the package are absolute paths
     return merge(read_recipe(extended, (*_seen, path.resolve())), tree)
 
 
 def _is_path(path: Path) -> bool:
-    """Whether a file can have this name at all: no null byte, no half of a character."""
+    """Whether a file can have this name: no null byte, no lone surrogate."""
     try:
         return b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:
@@ -294,7 +290,7 @@ def _is_path(path: Path) -> bool:
 
 
 def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """``change`` over ``base``, mappings key by key. An objective is replaced whole."""
+    """``change`` over ``base``, mappings key by key; an objective is replaced as a whole."""
     merged = dict(base)
     for key, value in change.items():
         if key == "model" and isinstance(value, str):
@@ -340,15 +336,11 @@ def apply_override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
 def _explain(error: Any) -> str:
     """One validation error as a sentence with the full key."""
     keys = [str(part) for part in error["loc"]]
-    place = _cut(".".join(keys)) or "(top)"
+    path = _cut(".".join(keys)) or "(top)"
     if error["type"] == "extra_forbidden":
         known = [".".join([*keys[:-1], key]) for key in _known_keys(keys[:-1])]
-        return f"unknown key '{place}'{nearest(place, known)}"
-    return f"{place}: {error['msg']}, got {_shown(error['input'])}"
-
-
-def _shown(value: Any) -> str:
-    return _cut(repr(value))
+        return f"unknown key '{path}'{nearest(path, known)}"
+    return f"{path}: {error['msg']}, got {short_repr(error['input'])}"
 
 
 def _cut(text: str) -> str:
@@ -370,13 +362,13 @@ PARTS = {
     "text": ("encoders", "text_encoders"),
     "matcher": ("matchers", "matchers"),
 }
-"""Sections of a model, with the package and the registry of what they name."""
+"""Sections of ``model``, with the package and the registry of their parts."""
 
 
 def check_names(config: RunConfig) -> None:
-    """Refuse models, objectives, and options of both that do not exist, without torch.
+    """Refuse unknown models, objectives and options, without importing torch.
 
-    What passes is checked again, with its values, when the parts are built.
+    Values of options are checked later, when the parts are built.
     """
     models, terms = declared("models", "models"), declared("objectives", "objectives")
     if models and config.model.name not in models:
@@ -400,7 +392,7 @@ def check_names(config: RunConfig) -> None:
 
 
 def _check_part(part: str, given: Mapping[str, Any]) -> None:
-    """Refuse options that the named part of a model does not have; no name: that none has."""
+    """Refuse options that the named part, or without a name any part, does not have."""
     entries = declared(*PARTS[part])
     name = given.get("name")
     if not entries or (name is not None and name not in entries):
@@ -422,14 +414,16 @@ def _unknown(kind: str, name: str, known: Mapping[str, Any]) -> str:
 
 
 MODEL_CONFIG = "config.json"
-"""Of a saved model, beside its weights."""
+"""Configuration file of a saved model, beside its weights."""
 
 
 def model_folder(folder: Path) -> Path:
-    """Where the weights are: in `best` of a run, in the folder itself of a saved model."""
-    for place in (folder / "best", folder):
-        if (place / MODEL_CONFIG).is_file():
-            return place
+    """The folder of the weights: ``best`` of a run, or the folder of a saved model itself."""
+    for candidate in (folder / "best", folder):
+        if (candidate / MODEL_CONFIG).is_file():
+            return candidate
     if (folder / "config.yaml").is_file():
         raise CheckpointError(f"{folder}: this run has no checkpoint yet; train it to the end")
-    raise CheckpointError(f"{folder}: neither a run nor a saved model")
+    raise CheckpointError(
+        f"{folder}: neither a run nor a saved model; name a folder made by counterfoil train"
+    )

@@ -1,8 +1,8 @@
-"""Several processes as one run: their start and end under torchrun, and collectives with gradients.
+"""Distributed training: process groups under torchrun, and collectives with gradients.
 
-Every backward here sums over processes, so that together they are the exact gradient of the sum of
-all processes' losses. As each process computes the same global loss, the mean over processes that
-DistributedDataParallel takes is then the gradient of that loss, as a single process would have it.
+Every backward pass here sums over processes, which gives the exact gradient of the sum of all
+processes' losses. Each process computes the same global loss, so the mean that
+DistributedDataParallel takes equals the gradient in a single process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from counterfoil.core.parallel import end_with_parent
 T = TypeVar("T")
 
 GRACE_SECONDS = 5.0
-"""Seconds that a process has to write what it is writing when torchrun was killed."""
+"""Seconds that a process has to finish its writes after torchrun was killed."""
 
 
 def world_size() -> int:
@@ -71,7 +71,7 @@ class _GatherRows(torch.autograd.Function):
 
 
 def gather_rows(value: Tensor) -> Tensor:
-    """Rows of all processes, in process order; numbers of rows may differ."""
+    """Rows of all processes, in rank order; their numbers may differ."""
     if world_size() == 1:
         return value
     counts = gather_counts(value.shape[0], value.device)
@@ -81,7 +81,7 @@ def gather_rows(value: Tensor) -> Tensor:
 
 
 def gather_counts(count: int, device: torch.device) -> list[int]:
-    """The integer that each process gives, in process order."""
+    """The ``count`` of each process, in rank order."""
     if world_size() == 1:
         return [count]
     mine = torch.tensor([count], device=device)
@@ -110,18 +110,18 @@ def gather_unique(texts: list[str]) -> list[str]:
 
 @contextmanager
 def processes(environment: Mapping[str, str]) -> Iterator[bool]:
-    """Join the group that torchrun describes in the environment, if any; yields 'am I the first'.
+    """Join the process group that torchrun describes in the environment, if any.
 
-    NCCL where every process has a GPU, gloo elsewhere.
+    Yields whether this is the first process. The backend is NCCL with GPUs, gloo without.
     """
     if int(environment.get("WORLD_SIZE", "1")) == 1:
         yield True
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(environment.get("LOCAL_RANK", "0")))
-    if dist.is_torchelastic_launched():  # torchrun ends its processes, unless it is killed
+    if dist.is_torchelastic_launched():  # a killed torchrun does not end its processes
         end_with_parent(GRACE_SECONDS)
-    # the first process may draw or extract for hours while the others wait for it
+    # the first process may prepare data for hours while the others wait
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=timedelta(hours=12))
     try:
@@ -132,7 +132,7 @@ def processes(environment: Mapping[str, str]) -> Iterator[bool]:
 
 
 class FirstProcessError(CounterfoilError):
-    """An error of the first process, which ends the others, too."""
+    """An error of the first process, raised in all others."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -140,9 +140,9 @@ class FirstProcessError(CounterfoilError):
 
 
 def on_first_process(action: Callable[[], T]) -> T | None:
-    """Do something in the first process while the others wait; None in the others.
+    """Run ``action`` in the first process while the others wait; None in the others.
 
-    If it fails there, every process raises: nobody waits for a process that has ended.
+    If it fails, every process raises, so that none waits for a process that has ended.
     """
     if world_size() == 1:
         return action()
@@ -153,13 +153,13 @@ def on_first_process(action: Callable[[], T]) -> T | None:
             result = action()
         except Exception as raised:
             error = raised
-    news: list[tuple[str, int] | None] = [None]
+    failure: list[tuple[str, int] | None] = [None]
     if error is not None:
-        news = [(str(error) or type(error).__name__, getattr(error, "exit_code", 1))]
-    dist.broadcast_object_list(news)
-    dist.barrier()  # the first process must not end before all have heard of it
+        failure = [(str(error) or type(error).__name__, getattr(error, "exit_code", 1))]
+    dist.broadcast_object_list(failure)
+    dist.barrier()  # the first process must not end before all have received it
     if error is not None:
         raise error
-    if news[0] is not None:
-        raise FirstProcessError(*news[0])
+    if failure[0] is not None:
+        raise FirstProcessError(*failure[0])
     return result

@@ -1,9 +1,9 @@
-"""Every error Counterfoil raises on purpose.
+"""The errors that Counterfoil raises on purpose, and their exit codes.
 
-A message says what was found, where, and what to do about it. The command line turns each class
-into its own exit code, so that scripts can tell a bad config from bad data. 7 is the code of no
-error: `counterfoil audit` ends with it where it found more than was allowed. A process that is
-ended by a signal has 128 plus its number: 130 for Ctrl-C, 143 for SIGTERM.
+A message says what was given, what was expected, and what to do. Each class has its own exit code,
+so that scripts can tell a bad config from bad data. Code 7 belongs to no error: `counterfoil audit`
+exits with it if it finds more than the limit. A process ended by a signal exits with 128 plus its
+number: 130 for Ctrl-C, 143 for SIGTERM.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterable
 
 
 class CounterfoilError(Exception):
-    """Base of all errors that are the user's to act on."""
+    """Base of all errors that the user can act on."""
 
     exit_code = 1
 
 
 class ConfigError(CounterfoilError):
-    """A key, value or name in a configuration that cannot be used."""
+    """A key, value or name in a configuration that is not valid."""
 
     exit_code = 2
 
@@ -41,7 +41,7 @@ class CheckpointError(CounterfoilError):
 
 
 class TrainingError(CounterfoilError):
-    """Training that must not go on: a non-finite loss, a full disk."""
+    """Training that cannot continue: a non-finite loss, a full disk."""
 
     exit_code = 5
 
@@ -59,7 +59,7 @@ class MissingExtraError(CounterfoilError):
 
 
 class BusyError(CounterfoilError):
-    """Another process is writing to the same place."""
+    """Another process is writing to the same file or folder."""
 
     exit_code = 8
 

@@ -1,4 +1,4 @@
-"""Processes that work for this one: how many there may be, and that they end when it does."""
+"""Worker processes: a parallel map, the number of usable cores, an end with their parent."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ R = TypeVar("R")
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 WATCH_SECONDS = 1.0
-"""Between two looks of a worker at whether its parent is there."""
+"""Interval at which a worker checks that its parent exists."""
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: by its affinity and by the CPU quota of its container."""
+    """Cores that this process may use, by its affinity and the CPU quota of its container."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:  # macOS, Windows
@@ -39,7 +39,7 @@ def usable_cores() -> int:
 
 
 def _cpu_quota(root: Path, own: Path) -> float | None:
-    """The smallest quota of this process's control group and those around it, in cores."""
+    """The smallest quota of this process's control group and its parents, in cores, if any."""
     quotas = []
     with suppress(OSError, ValueError):
         for line in own.read_text().splitlines():
@@ -47,9 +47,9 @@ def _cpu_quota(root: Path, own: Path) -> float | None:
             if controllers and "cpu" not in controllers.split(","):
                 continue
             group = Path(name.lstrip("/"))
-            for place in (group, *group.parents):
+            for path in (group, *group.parents):
                 # version 2, which has no list of controllers, and version 1
-                folder = root / place if not controllers else root / "cpu" / place
+                folder = root / path if not controllers else root / "cpu" / path
                 quotas += _quota_of(folder)
     return min(quotas, default=None)
 
@@ -68,10 +68,10 @@ def _quota_of(folder: Path) -> list[float]:
 def ordered_map(
     function: Callable[[T], R], tasks: Sequence[T], workers: int | None = None
 ) -> Iterator[R]:
-    """``function`` of each task in order; ``workers`` processes, by default one per usable core.
+    """``function`` of each task, in order, by ``workers`` processes (default: one per usable core).
 
-    ``function`` must be a top-level function. At most a few results wait to be taken, so memory
-    does not grow with the number of tasks.
+    ``function`` must be a top-level function. Only a few results are buffered, so memory does not
+    grow with the number of tasks.
     """
     workers = min(workers or usable_cores(), len(tasks))
     if workers <= 1:
@@ -81,7 +81,7 @@ def ordered_map(
     waiting: deque[Future[R]] = deque()
     try:
         for task in tasks:
-            with _signals_deferred():  # this starts processes, at first
+            with _signals_deferred():  # the first submits start processes
                 waiting.append(pool.submit(function, task))
             if len(waiting) >= 3 * workers:
                 yield waiting.popleft().result()
@@ -93,11 +93,10 @@ def ordered_map(
 
 @contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Handle SIGINT and SIGTERM afterwards.
+    """Handle SIGINT and SIGTERM at the end of the block.
 
-    A handler that raises while an executor starts its processes leaves some that it does not know
-    of. They wait for work, and the program for them, when it ends. Handlers run in the main thread:
-    in any other, nothing has to be deferred.
+    A handler that raises while an executor starts its processes leaves some that the executor does
+    not know; the program would wait for them forever. Handlers run in the main thread only.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -117,23 +116,23 @@ def _signals_deferred() -> Iterator[None]:
 
 
 def _begin_worker() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it inherits handlers that defer
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the inherited handlers defer
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     end_with_parent()
 
 
 def end_with_parent(grace: float = 0.0) -> None:
-    """End this process when the one that started it is gone, killed or not.
+    """End this process ``grace`` seconds after its parent ended or was killed.
 
-    A process that was killed cannot end its workers. Some would wait for it for ever, with all of
-    their memory: forked siblings keep its pipes open. A worker that ends by itself when it notices
-    has ``grace`` seconds for that.
+    A killed process cannot end its workers. They would wait forever and hold their memory, as
+    forked siblings keep the pipes of the parent open.
     """
     parent, starter = multiprocessing.parent_process(), os.getppid()
 
     def is_gone() -> bool:
-        # A fork server starts processes for their parent; the pipe of a parent may have copies.
+        # Both checks: with a fork server the starter is not the parent, and a forked sibling may
+        # keep the parent's pipe open.
         return os.getppid() != starter or (parent is not None and not parent.is_alive())
 
     def watch() -> None:
@@ -151,7 +150,7 @@ def begin_loader_worker(number: int) -> None:
 
 
 def bounded_workers(wanted: int, setting: str, progress: Progress | None = None) -> int:
-    """At most one worker process per usable core; a line of ``progress`` says if that is fewer."""
+    """At most one worker process per usable core; ``progress`` reports a reduction."""
     cores = usable_cores()
     if wanted > cores and progress is not None:
         progress.say(f"note: {setting}={wanted}, but {cores} core(s) can be used: {cores} started")
@@ -159,6 +158,6 @@ def bounded_workers(wanted: int, setting: str, progress: Progress | None = None)
 
 
 def _context() -> multiprocessing.context.BaseContext:
-    """Fork where there is fork: a script without a main guard must not be run again."""
+    """Fork if the system has it: spawn would run a script without a main guard again."""
     methods = multiprocessing.get_all_start_methods()
     return multiprocessing.get_context("fork" if "fork" in methods else None)

@@ -1,4 +1,4 @@
-"""Text that came from files, made safe to print on a terminal or to show on an HTML page."""
+"""Escape untrusted text for a terminal or an HTML page."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Text with escapes for what a terminal would obey, or what no encoding has.
-
-    ``keep`` are characters that stay as they are.
+    r"""Escape control characters and lone surrogates, except those in ``keep``.
 
     >>> printable("a\x1b[2Jb\ud800é")
     'a\\x1b[2Jb\\ud800é'
@@ -29,7 +27,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether a text is Unicode: JSON may hold half of a surrogate pair, which UTF-8 cannot."""
+    """Whether UTF-8 can encode a text; JSON may contain lone surrogates, which it cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -38,7 +36,7 @@ def is_encodable(text: str) -> bool:
 
 
 def clean(text: str) -> str:
-    """Safe in HTML and in attributes; control characters become a visible sign.
+    """Escape for HTML and its attributes; control characters become U+FFFD.
 
     >>> clean('<b title="x">\\x07')
     '&lt;b title=&quot;x&quot;&gt;\ufffd'
@@ -47,12 +45,12 @@ def clean(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """The text with a visible sign for each control character, which XML does not allow."""
+    """Replace control characters, which XML does not allow, by U+FFFD."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def page_policy(script: str = "") -> str:
-    """A Content-Security-Policy for a page that is one file: only this script may run, if any."""
+    """Content-Security-Policy of a page in one file: only ``script`` may run."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     scripts = f"script-src 'sha256-{digest}'; " if script else ""
     return (

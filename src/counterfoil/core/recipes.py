@@ -1,7 +1,7 @@
-"""Recipes: those that come with the package, by name, and their YAML, read within limits.
+"""Recipes of the package by name, and a YAML parser with limits.
 
-``scenes/naaf`` is ``recipes/scenes/naaf.yaml``. What ends in ``.yaml`` is the path of a file; other
-words are names. A file that begins with ``_`` holds what others extend; lists leave it out.
+``scenes/naaf`` is ``recipes/scenes/naaf.yaml``. A text that ends in ``.yaml`` is a path, any other
+a name. Files that begin with ``_`` are only extended by others and are not listed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SUFFIXES = (".yaml", ".yml")
 
 @cache
 def recipe_names() -> tuple[str, ...]:
-    """Names of all recipes of the package, sorted, those that are only extended as well."""
+    """Names of all recipes of the package, sorted, including those that are only extended."""
     files = FOLDER.rglob("*.yaml")
     return tuple(sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in files))
 
 
 def matching_names(pattern: str) -> list[str]:
-    """Names to list that a pattern with wildcards fits, whole or by folder or last part.
+    """Recipes whose name, folder or last part matches a pattern with wildcards.
 
     >>> matching_names("coco/rvse*")
     ['coco/rvsepp', 'coco/rvsepp-bigru']
@@ -45,13 +45,13 @@ def matching_names(pattern: str) -> list[str]:
 
 
 def find_recipe(path: Path) -> Path:
-    """The file of a recipe that is given by its name or its path; it may not exist."""
+    """The file of a recipe given by name or path; it may not exist."""
     is_name = path.suffix not in SUFFIXES and path.as_posix() in recipe_names()
     return FOLDER / f"{path.as_posix()}.yaml" if is_name else path
 
 
 def recipe_name(path: Path) -> str | None:
-    """The name of a recipe of the package that is given by its name or its path."""
+    """The name of a recipe of the package given by name or path; None for any other file."""
     file = find_recipe(path)
     if not file.resolve().is_relative_to(FOLDER):
         return None
@@ -77,9 +77,9 @@ def suggest_recipes(path: Path) -> str:
         [name for name, part in last_parts.items() if part in close_parts],
     ]
     files = {one.stem: str(one) for one in sorted(path.parent.glob("*.yaml"))}
-    meant = [files[stem] for stem in difflib.get_close_matches(given.name, files, 1)]
-    meant += next(filter(None, attempts), [])
-    *first, last = [f"'{name}'" for name in meant] or [""]
+    candidates = [files[stem] for stem in difflib.get_close_matches(given.name, files, 1)]
+    candidates += next(filter(None, attempts), [])
+    *first, last = [f"'{name}'" for name in candidates] or [""]
     listed = f"{', '.join(first)} or {last}" if first else last
     return f"; did you mean {listed}?" if listed else ""
 
@@ -88,16 +88,13 @@ def _words(name: str) -> set[str]:
     return set(re.split("[/-]", name)) - {"recipes"}
 
 
-# A few hundred bytes of YAML can stand for billions of values (aliases of aliases), or for more
-# levels than Python can walk. Both are counted while the text is composed, before anything is
-# built.
-
-
+# A few hundred bytes of YAML can expand to billions of values (aliases of aliases), or to more
+# levels than Python's recursion limit. Both are counted before any value is built.
 MAX_DEPTH = 32
 """Levels of nesting. Recipes have five."""
 
 MAX_VALUES = 10_000
-"""Values of a document, those behind an alias counted each time it is used."""
+"""Values per document; those behind an alias count at every use."""
 
 MAX_DIGITS = 100
 MAX_MESSAGE = 160
@@ -105,28 +102,28 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 def parse_yaml(text: str) -> Any:
-    """A value of plain types; whatever is wrong with the text is a `yaml.YAMLError` of one line."""
+    """A value of plain types; `yaml.YAMLError` with a message of one line for an invalid text."""
     try:
         return deepcopy(_parse(text))
-    except Exception as error:  # explicit tags such as !!int make constructors raise anything
+    except Exception as error:  # with explicit tags such as !!int, constructors raise any error
         raise yaml.YAMLError(_one_line(error)) from None
 
 
 @lru_cache(maxsize=64)
 def _parse(text: str) -> Any:
-    """Recipes extend the same files again and again, and PyYAML is slow."""
+    """Cached: recipes extend the same files repeatedly, and PyYAML is slow."""
     return yaml.load(text, Loader=_RecipeLoader)  # noqa: S506 - a SafeLoader
 
 
 def _one_line(error: Exception) -> str:
-    """What is wrong and in which line, cut: PyYAML quotes a file at any length."""
+    """The problem and its line, shortened: PyYAML quotes files at any length."""
     if isinstance(error, yaml.reader.ReaderError):
         return _cut(f"{error.reason} (character {error.position + 1})")
     if not isinstance(error, yaml.MarkedYAMLError):
         return _cut(str(error) or type(error).__name__)
     mark = error.problem_mark or error.context_mark
-    place = f"line {mark.line + 1}: " if mark is not None else ""
-    return place + _cut(error.problem or error.context or "not YAML")
+    line = f"line {mark.line + 1}: " if mark is not None else ""
+    return line + _cut(error.problem or error.context or "not YAML")
 
 
 def _cut(text: str) -> str:
@@ -199,7 +196,7 @@ def _error(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
-# A folder named like a date is a folder.
+# No dates: a folder may be named like one.
 _RecipeLoader.yaml_implicit_resolvers = {
     first: [(tag, form) for tag, form in forms if tag != "tag:yaml.org,2002:timestamp"]
     for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -209,7 +206,7 @@ _RecipeLoader.add_implicit_resolver(
     re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
     list("-+0123456789."),
 )
-# Values are what JSON has, too: no dates, bytes or sets, not even by an explicit tag.
+# Only values that JSON has, too: no dates, bytes or sets, not even by an explicit tag.
 _RecipeLoader.yaml_constructors = {
     tag: build
     for tag, build in yaml.SafeLoader.yaml_constructors.items()

@@ -1,7 +1,7 @@
-"""Named parts: encoders, poolings, matchers, objectives, data sources, models.
+"""Registries of named parts: encoders, poolings, matchers, objectives, data sources, models.
 
-The signature of a registered class is its configuration: options are checked against it, so a
-typo is an error that names the nearest option instead of something that silently vanishes.
+The keyword-only arguments of a registered class are its options. They are checked against its
+signature, so a typo is an error that names the nearest option.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from counterfoil.core.errors import ConfigError, nearest
 T = TypeVar("T", bound=Callable[..., Any])
 
 MAX_NUMBER = 2**32
-"""Largest number that an option takes, either way: seeds reach it, nothing that is counted does."""
+"""Largest absolute value of an option; only seeds come near it."""
 
 MAX_LAYERS = 1000
-"""Of a network: a million of them would take minutes to build before memory ends."""
+"""Layers of a network; a million would take minutes to build before memory runs out."""
 
 
 class Registry(Generic[T]):
-    """A table of classes or functions by public name; a name that is taken raises.
+    """Classes or functions by public name; registering a name twice raises.
 
     >>> shapes = Registry("shape")
     >>> @shapes.register("square")
@@ -75,7 +75,7 @@ class Registry(Generic[T]):
         return (inspect.getdoc(self[name]) or "").split("\n", 1)[0]
 
     def options(self, name: str) -> dict[str, Any]:
-        """The entry's options, which are its keyword-only parameters, with their defaults."""
+        """The entry's options (keyword-only parameters) with their defaults."""
         return {
             key: parameter.default
             for key, parameter in inspect.signature(self[name]).parameters.items()
@@ -83,39 +83,38 @@ class Registry(Generic[T]):
         }
 
     def check(self, name: str, options: Mapping[str, Any], *, where: str = "") -> None:
-        """Raise on an option the entry does not have, or a value that is not of its type."""
+        """Raise on an unknown option, or a value of the wrong type."""
         from pydantic import TypeAdapter, ValidationError
 
         known = self.options(name)
         entry = self[name]
         hints = get_type_hints(entry.__init__ if inspect.isclass(entry) else entry)
         for key, value in options.items():
-            place = f"{where}.{key}" if where else key
+            path = f"{where}.{key}" if where else key
             if key not in known:
                 raise ConfigError(
-                    f"{place}: {self.kind} '{name}' has no option '{key}'{nearest(key, known)} "
+                    f"{path}: {self.kind} '{name}' has no option '{key}'{nearest(key, known)} "
                     f"(options: {', '.join(known) or 'none'})"
                 )
             try:
                 TypeAdapter(hints.get(key, Any)).validate_python(value, strict=True)
             except ValidationError as error:
                 expected = error.errors()[0]["msg"]
-                raise ConfigError(f"{place}: {expected}, got {_shown(value)}") from None
+                raise ConfigError(f"{path}: {expected}, got {short_repr(value)}") from None
             is_depth = key == "layers" or key.endswith("_layers")
-            _check_numbers(value, place, MAX_LAYERS if is_depth else MAX_NUMBER)
+            _check_numbers(value, path, MAX_LAYERS if is_depth else MAX_NUMBER)
 
     def create(self, name: str, options: Mapping[str, Any], *args: Any, where: str = "") -> Any:
-        """Build an entry; ``args`` are what the caller supplies, ``options`` what the user set."""
+        """Build an entry from the caller's ``args`` and the user's ``options``."""
         self.check(name, options, where=where)
         with self._refusals(name, options, where):
             return self[name](*args, **options)
 
     @contextmanager
     def _refusals(self, name: str, options: Mapping[str, Any], where: str) -> Iterator[None]:
-        """Errors of numbers that are of the right type, but that nothing can be built with.
+        """Turn the error of a library that refuses a value into `ConfigError`.
 
-        Without options there is nothing that a user could change: the error is a bug and stays
-        one, as do all that are not the refusals of a value.
+        Without options the user has nothing to change: the error is a bug and is raised as it is.
         """
         try:
             yield
@@ -124,17 +123,17 @@ class Registry(Generic[T]):
                 raise
             reason = str(error).partition("\n")[0]
             raise ConfigError(
-                f"{where or self.kind}: '{name}' cannot be built with {_shown(dict(options))}: "
+                f"{where or self.kind}: '{name}' cannot be built with {short_repr(dict(options))}: "
                 f"{reason}"
             ) from error
 
 
 def declared(package: str, registry: str) -> dict[str, list[str] | None]:
-    """Names that a package of ours registers, with their options, as its source says.
+    """Names that one of our packages registers, with their options, parsed from its source.
 
-    Importing the package would import torch, which takes seconds: too long for a misspelt name.
-    Options are None if they cannot be read from the entry itself. Without source files, or once the
-    package is imported (others may have registered more), nothing is returned.
+    Importing the package would import torch, which takes seconds. Options are None if the entry
+    has no signature of its own. The result is empty without source files, or if the package is
+    imported already, as users may have registered more entries.
     """
     if f"counterfoil.{package}" in sys.modules:
         return {}
@@ -169,7 +168,7 @@ def _declared_options(node: ast.ClassDef | ast.FunctionDef) -> list[str] | None:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether a library refused a value. PyTorch does so by a RuntimeError about a size."""
+    """Whether a library refused a value; PyTorch raises a RuntimeError about a size."""
     if isinstance(error, UnicodeError):
         return False
     if not isinstance(error, RuntimeError):
@@ -178,20 +177,21 @@ def _is_refusal(error: Exception) -> bool:
     return type(error) is RuntimeError and any(word in str(error) for word in words)
 
 
-def _check_numbers(value: Any, place: str, most: int) -> None:
-    """Refuse numbers, also within lists and mappings, that are not finite or absurdly large."""
-    if isinstance(value, float | int) and not abs(value) <= most:  # nan is not, either
+def _check_numbers(value: Any, path: str, most: int) -> None:
+    """Refuse numbers that are not finite or too large, also within lists and mappings."""
+    if isinstance(value, float | int) and not abs(value) <= most:  # also true for nan
         raise ConfigError(
-            f"{place}: expected a finite number of at most {most:,}, got {_shown(value)}"
+            f"{path}: expected a finite number of at most {most:,}, got {short_repr(value)}"
         )
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
         for item in value:
-            _check_numbers(item, place, most)
+            _check_numbers(item, path, most)
 
 
-def _shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
+    """``repr``, cut after 100 characters, for error messages."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}…"
 
@@ -199,7 +199,7 @@ def _shown(value: Any) -> str:
 def refuse_unused(part: type, key: str, mode: str, **given: Any) -> None:
     """Raise on options that have no effect in a ``mode`` of a part, unless they are the defaults.
 
-    Silence would have a reader of the config believe that they were in force.
+    Otherwise a reader of the config would believe that they are in force.
     """
     parameters = inspect.signature(part).parameters
     unused = {name: value for name, value in given.items() if value != parameters[name].default}

@@ -1,11 +1,8 @@
-"""Fragments or words to the joint space: projections, poolings, recurrent and BERT encoders."""
+"""Encoders of image fragments and of words: projections, poolings, GRUs, BERT, CLIP."""
 
 from counterfoil.encoders import bert as _bert  # noqa: F401
 from counterfoil.encoders import dive as _dive  # noqa: F401
 from counterfoil.encoders import dual as _dual  # noqa: F401
-from counterfoil.encoders import images as _attention_images  # noqa: F401
-from counterfoil.encoders import relation_pooling as _channel_attention  # noqa: F401
-from counterfoil.encoders import relation_pooling as _relations  # noqa: F401
 from counterfoil.encoders import uniter as _uniter  # noqa: F401
 from counterfoil.encoders import vsrn as _vsrn  # noqa: F401
 from counterfoil.encoders.encoded import Encoded, Needs, l2_normalize

@@ -1,8 +1,8 @@
-"""A pretrained language model as text encoder, and which parameters pretrained weights gave.
+"""BERT and other pretrained language models as text encoders; records of pretrained parameters.
 
-A module that loads pretrained weights has an attribute ``pretrained``: the names of the parameters
-that it loaded, relative to itself, or True if it loaded all of them. The optimiser gives exactly
-these their own learning rate. ``loading_notes`` is what a user should know about the loading.
+A module that loads pretrained weights has an attribute ``pretrained``: the names of the loaded
+parameters, relative to the module, or True for all of them. The optimiser gives exactly these
+their own learning rate. ``loading_notes`` are messages for the user about the loading.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from counterfoil.core.errors import CheckpointError, MissingExtraError
 from counterfoil.data.batches.collate import TextBatch
@@ -40,7 +40,7 @@ def pretrained_names(module: nn.Module) -> frozenset[str]:
 
 
 def pretrained_ids(module: nn.Module) -> set[int]:
-    """Identities of those parameters."""
+    """Python ids of all parameters of a module that came from pretrained weights."""
     identities = set()
     for part in module.modules():
         own = set(_own_names(part))
@@ -58,17 +58,17 @@ def _own_names(part: nn.Module) -> Iterator[str]:
 
 
 def names_of(module: nn.Module, parameters: Collection[int]) -> frozenset[str]:
-    """Names of the parameters of a module that are among some identities."""
+    """Names of the parameters of a module whose Python ids are among ``parameters``."""
     return frozenset(name for name, p in module.named_parameters() if id(p) in parameters)
 
 
 def loaded_ids(model: nn.Module, report: dict[str, Any]) -> set[int]:
-    """Identities of the parameters that `transformers` found in a checkpoint, by its report.
+    """Python ids of the parameters that a checkpoint had, by the report of `transformers`.
 
-    What a checkpoint lacks, `transformers` fills with random numbers.
+    `transformers` initialises all others randomly.
     """
     missing = not_loaded(report)
-    # of a tied weight, one name in the checkpoint is enough
+    # a tied weight is loaded if the checkpoint has it under one of its names
     named = model.named_parameters(remove_duplicate=False)
     return {id(parameter) for name, parameter in named if name not in missing}
 
@@ -80,7 +80,7 @@ def not_loaded(report: dict[str, Any]) -> set[str]:
 
 
 def loading_notes(module: nn.Module) -> list[str]:
-    """What is worth knowing of the loading of all parts of a module, each once."""
+    """Messages for the user about the loading of all parts of a module, each once."""
     notes = (note for part in module.modules() for note in getattr(part, "loading_notes", ()))
     return list(dict.fromkeys(notes))
 
@@ -97,11 +97,14 @@ def load_language_config(name: str) -> Any:
 
 @contextmanager
 def language_model_refusals(name: str) -> Iterator[None]:
-    """What `transformers` raises when it cannot load a language model, as one error of ours."""
+    """Turn what `transformers` raises for a model that it cannot load into `CheckpointError`."""
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise CheckpointError(f"no language model could be loaded from '{name}': {error}") from None
+        raise CheckpointError(
+            f"no language model could be loaded from '{name}': {error} (set pretrained to a local "
+            "folder or to a name on the hub)"
+        ) from None
 
 
 class LanguageModel(nn.Module):
@@ -114,7 +117,7 @@ class LanguageModel(nn.Module):
 
     @classmethod
     def load(cls, name: str, weights: bool) -> LanguageModel:
-        """From a local folder or, where there is a network, a hub; ``weights=False``: random."""
+        """Load from a local folder or from the hub; ``weights=False``: random weights."""
         config = load_language_config(name)
         from transformers import AutoModel
 
@@ -159,18 +162,21 @@ class BertEncoder(nn.Module):
 
     @property
     def portable_options(self) -> dict[str, Any]:
-        """What replaces the options that name files once the weights are saved."""
+        """Replacements for options that name files, for a model saved with its weights."""
         return {"weights": False}
 
     @property
     def word_table(self) -> nn.Embedding:
-        """Where ids become vectors, for what asks how much each word matters."""
+        """The embedding of token ids; word attributions read it."""
         table: nn.Embedding = self.bert.model.get_input_embeddings()
         return table
 
+    def words(self, texts: TextBatch) -> Tensor:
+        """Projected last hidden states [B, W, embed_size]."""
+        output = self.bert.model(input_ids=texts.ids, attention_mask=texts.mask.long())
+        words: Tensor = self.fc(output.last_hidden_state)
+        return words
+
     def forward(self, texts: TextBatch) -> Encoded:
-        hidden = self.bert.model(
-            input_ids=texts.ids, attention_mask=texts.mask.long()
-        ).last_hidden_state
-        encoded: Encoded = self.joint(self.fc(hidden), texts.mask)
+        encoded: Encoded = self.joint(self.words(texts), texts.mask)
         return encoded

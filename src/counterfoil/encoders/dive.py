@@ -1,12 +1,8 @@
-"""DivE's encoders: an image or a text as a small set of vectors (Kim, Kim, Kwak 2023).
-
-The vectors are slots that compete for the fragments of an item.
-"""
+"""DivE's set encoders: slot attention turns an item into a few vectors (Kim, Kim, Kwak 2023)."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,21 +11,25 @@ from counterfoil.data.batches.collate import ImageBatch, TextBatch
 from counterfoil.data.text.tokenizers import TextProcessor
 from counterfoil.encoders.bert import BertEncoder
 from counterfoil.encoders.encoded import Encoded, l2_normalize
-from counterfoil.encoders.images import MLPEncoder, image_encoders
+from counterfoil.encoders.images import Form, MLPEncoder, image_encoders
 from counterfoil.encoders.layers import JointSpace
 from counterfoil.encoders.pooling import MaxPooling
-from counterfoil.encoders.texts import RecurrentEncoder, WordInit, run_rnn, text_encoders
+from counterfoil.encoders.texts import (
+    RecurrentEncoder,
+    WordInit,
+    run_rnn,
+    states_at_end,
+    text_encoders,
+)
 
-Form = Literal["paper", "reference"]
 EPS = 1e-7
 
 
 class SlotAttention(nn.Module):
-    """Slots ask keys; each key divides itself among the slots, each slot averages what it got.
+    """Attention of slots (queries) over fragments, with the softmax over slots, so slots compete.
 
-    The softmax is over slots, so slots compete. ``form="reference"`` gives a padded key the same
-    logit in every slot, as the public code does: it then counts with weight 1 / slots, and padding
-    leaks into the result.
+    Each slot is the weighted mean of its values. ``form="reference"`` gives a padded key the same
+    logit in every slot, as the public code does: padding then counts with weight 1 / slots.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class SlotAttention(nn.Module):
         else:
             shares = logits.softmax(2).masked_fill(padded, 0.0)
         weights = shares / (shares.sum(-1, keepdim=True) + EPS)
-        found = self.dropout(weights).to(values.dtype) @ values
-        out: Tensor = self.to_out(found.transpose(1, 2).flatten(2))
+        means = self.dropout(weights).to(values.dtype) @ values
+        out: Tensor = self.to_out(means.transpose(1, 2).flatten(2))
         return out
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class SlotAttention(nn.Module):
 
 
 class SlotAggregation(nn.Module):
-    """Learned latents, refined by one pre-norm block that is repeated with the same weights."""
+    """Learned slots, refined ``depth`` times by one pre-norm block with shared weights."""
 
     def __init__(
         self,
@@ -103,24 +103,23 @@ class SlotAggregation(nn.Module):
 
 
 class SetPrediction(nn.Module):
-    """Item to a set of unit vectors: its normalised global vector plus one residual per slot.
+    """A set of unit vectors per item: its normalised global vector plus one residual per slot.
 
-    ``sine`` adds positions to the keys (words have an order, regions none); they run from 0 to 2π
-    over the item's own length. ``form="reference"`` takes the padded length instead, so that an
-    encoding depends on the longest item of its batch, and lets padded keys leak
-    (`SlotAttention`).
+    ``sine`` adds positions to the keys (words have an order, regions none), from 0 to 2π over the
+    item's own length. ``form="reference"`` uses the padded length, so an encoding depends on the
+    longest item of its batch, and counts padded keys (`SlotAttention`).
     """
 
     def __init__(
         self,
         dim: int,
         context_dim: int,
-        *,
         slots: int = 4,
         depth: int = 4,
         heads: int = 4,
         head_dim: int = 512,
         dropout: float = 0.1,
+        *,
         sine: bool = False,
         form: Form = "paper",
     ) -> None:
@@ -145,15 +144,15 @@ class SetPrediction(nn.Module):
         return sine_code(lengths, mask.shape[1], fragments.shape[-1]).to(fragments.dtype)
 
 
-def sine_code(lengths: Tensor, places: int, dim: int) -> Tensor:
-    """Code [B, places, dim] of the places 1 … of items of given lengths [B, 1], scaled to 2π.
+def sine_code(lengths: Tensor, width: int, dim: int) -> Tensor:
+    """Positional code [B, width, dim] of items of the given lengths [B, 1], scaled to 2π.
 
     Sine on even channels, cosine on odd ones, wavelengths growing by powers of 10000.
     """
-    place = torch.arange(1, places + 1, device=lengths.device, dtype=torch.float32)
-    turn = place / (lengths + 1e-6) * 2 * math.pi  # [B, places]
+    position = torch.arange(1, width + 1, device=lengths.device, dtype=torch.float32)
+    phase = position / (lengths + 1e-6) * 2 * math.pi  # [B, width]
     pairs = torch.arange((dim + 1) // 2, device=lengths.device, dtype=torch.float32)
-    angle = turn[..., None] / 10000.0 ** (2 * pairs / dim)
+    angle = phase[..., None] / 10000.0 ** (2 * pairs / dim)
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[..., :dim]
 
 
@@ -161,8 +160,8 @@ def sine_code(lengths: Tensor, places: int, dim: int) -> Tensor:
 class SetImageEncoder(MLPEncoder):
     """A set per image: slots over fc(x) + MLP(fc(x)), around its maximum over regions (DivE).
 
-    ``form="reference"`` lets padding enter batch statistics and leak into the slots, as the public
-    code does.
+    ``form="reference"`` counts padding in batch statistics and in the slots, as the public code
+    does.
     """
 
     def __init__(
@@ -183,14 +182,7 @@ class SetImageEncoder(MLPEncoder):
         )
         self.dropout, self.pool = nn.Dropout(dropout), MaxPooling(embed_size)
         self.set = SetPrediction(
-            embed_size,
-            embed_size,
-            slots=slots,
-            depth=depth,
-            heads=heads,
-            head_dim=head_dim,
-            dropout=dropout,
-            form=form,
+            embed_size, embed_size, slots, depth, heads, head_dim, dropout, form=form
         )
 
     def forward(self, images: ImageBatch) -> Encoded:
@@ -203,8 +195,8 @@ class SetImageEncoder(MLPEncoder):
 class SetGRUEncoder(RecurrentEncoder):
     """A set per text: slots over the word vectors, around the last states of a BiGRU (DivE).
 
-    ``form="reference"`` counts positions by the padded length and lets padding leak, as the public
-    code does.
+    ``form="reference"`` scales positions by the padded length and counts padding in the slots, as
+    the public code does.
     """
 
     bidirectional = True
@@ -230,21 +222,16 @@ class SetGRUEncoder(RecurrentEncoder):
         super().__init__(
             text, embed_size, joint, word_dim, layers, dropout, glove, frozen, word_init
         )
+        words = self.embed.embedding_dim
         self.set = SetPrediction(
-            embed_size,
-            self.embed.embedding_dim,
-            slots=slots,
-            depth=depth,
-            heads=heads,
-            head_dim=head_dim,
-            dropout=dropout,
-            sine=True,
-            form=form,
+            embed_size, words, slots, depth, heads, head_dim, dropout, sine=True, form=form
         )
 
     def forward(self, texts: TextBatch) -> Encoded:
         words = self.dropout(self.embed(texts.ids))
-        whole = last_states(run_rnn(self.rnn, words, texts.mask), texts.mask)
+        forward, backward = run_rnn(self.rnn, words, texts.mask).chunk(2, dim=-1)
+        # the backward direction ends at the first word
+        whole = (states_at_end(forward, texts.mask) + backward[:, 0]) / 2
         encoded: Encoded = self.set(words, texts.mask, self.dropout(whole))
         return encoded
 
@@ -270,29 +257,10 @@ class SetBertEncoder(BertEncoder):
         super().__init__(text, embed_size, pretrained=pretrained, weights=weights, pooling="none")
         self.pool = MaxPooling(embed_size)
         self.set = SetPrediction(
-            embed_size,
-            embed_size,
-            slots=slots,
-            depth=depth,
-            heads=heads,
-            head_dim=head_dim,
-            dropout=dropout,
-            sine=True,
-            form=form,
+            embed_size, embed_size, slots, depth, heads, head_dim, dropout, sine=True, form=form
         )
 
     def forward(self, texts: TextBatch) -> Encoded:
-        hidden = self.bert.model(
-            input_ids=texts.ids, attention_mask=texts.mask.long()
-        ).last_hidden_state
-        words: Tensor = self.fc(hidden)
+        words = self.words(texts)
         encoded: Encoded = self.set(words, texts.mask, self.pool(words, texts.mask))
         return encoded
-
-
-def last_states(states: Tensor, mask: Tensor) -> Tensor:
-    """Mean [B, H] of what each direction knows after its last word, which is the first backward."""
-    forward, backward = states.chunk(2, dim=-1)
-    final = mask.sum(1).clamp(min=1) - 1
-    at_end = forward[torch.arange(final.shape[0], device=final.device), final]
-    return (at_end + backward[:, 0]) / 2

@@ -1,7 +1,7 @@
 """Dual encoders (CLIP, SigLIP), trained end to end: patches as regions, tokens as words.
 
-CLIP and SigLIP pool and project in different places. A `Tower` brings them to one form: states of
-its tokens, one state for the whole, and a projection of either into the space both halves share.
+CLIP and SigLIP pool and project at different points. A `Tower` gives both one interface: token
+states, one state for the whole input, and a projection of either into the joint space.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.images import ImageEncoder, image_encoders
 from counterfoil.encoders.layers import JointSpace, xavier_linear
 from counterfoil.encoders.pooling import Pooling, create_pooling
-from counterfoil.encoders.texts import text_encoders
+from counterfoil.encoders.texts import states_at_end, text_encoders
 from counterfoil.features.pretrained import dual_config, dual_refusals, dual_settings, no_bars
 
 Half = Literal["vision", "text"]
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 OWN_POOLING = "own"
-"""The pooling that is the pretrained model's: CLIP's class or last token, SigLIP's head."""
+"""The pretrained model's pooling: CLIP's class or last token, SigLIP's head."""
 
 
 class Tower(nn.Module, ABC):
-    """One half of a dual encoder; the parameters that it loaded learn at the reduced rate.
+    """One half of a dual encoder; loaded parameters learn at the reduced rate.
 
-    ``freeze`` layers from the bottom, with the embedding below them, do not learn (-1: nothing
-    does). Going down, each layer learns ``layer_decay`` times as fast as the one above it.
+    The first ``freeze`` layers and the embedding are frozen (-1: everything). Each layer learns
+    ``layer_decay`` times as fast as the one above it.
     """
 
     pretrained: frozenset[str] = frozenset()
 
     def __init__(self, whole: Any, half: Half, freeze: int, layer_decay: float) -> None:
         super().__init__()
-        self.config = whole.config  # of both halves: what is saved can be read by anyone
+        self.config = whole.config  # of both halves, so that `transformers` can read a saved one
         self.model: Any = getattr(whole, f"{half}_model")
         self.layer_decay = layer_decay
         self.layers = int(self.model.config.num_hidden_layers)
@@ -55,25 +55,25 @@ class Tower(nn.Module, ABC):
         self.projection: nn.Module = getattr(whole, own, None) or nn.Identity()
         if not -1 <= freeze <= self.layers or not 0 < layer_decay <= 1:
             raise ConfigError(
-                f"freeze {freeze}, layer_decay {layer_decay}: this half has {self.layers} layers, "
-                "of which 0 or more (-1: all there is) can be frozen; a decay is above 0, at most 1"
+                f"freeze {freeze}, layer_decay {layer_decay}: expected freeze within "
+                f"-1…{self.layers} (the number of layers; -1: all) and layer_decay above 0, at "
+                "most 1"
             )
         for name, parameter in self.named_parameters():
-            # layer k has depth k + 1; what is above the layers is deeper than all of them
             frozen = freeze == -1 or (freeze > 0 and self.depth(name) <= freeze)
             parameter.requires_grad_(not frozen)
 
     @property
     @abstractmethod
     def width(self) -> int:
-        """Of the space that both halves share."""
+        """Width of the joint space."""
 
     @property
     def hidden_size(self) -> int:
         return int(self.model.config.hidden_size)
 
     def depth(self, name: str) -> int:
-        """0 for the embedding, then the layers one by one, then what is above them."""
+        """0 for the embedding, k + 1 for layer k, layers + 1 for everything above."""
         layer = _LAYER.search(name)
         if layer is not None:
             return int(layer[1]) + 1
@@ -81,7 +81,7 @@ class Tower(nn.Module, ABC):
         return 0 if below else self.layers + 1
 
     def rate_factor(self, name: str) -> float:
-        """What the learning rate of a parameter is multiplied by, for its depth."""
+        """Factor on the learning rate of a parameter, by its depth."""
         return self.layer_decay ** max(0, self.layers - self.depth(name))
 
     def save(self, folder: Path) -> None:
@@ -90,7 +90,7 @@ class Tower(nn.Module, ABC):
 
 
 class VisionTower(Tower):
-    """Pixels [B, 3, H, W] to states of the patches [B, N, hidden] and of the whole [B, hidden]."""
+    """Pixels [B, 3, H, W] to states of the patches [B, N, hidden] and of the image [B, hidden]."""
 
     def __init__(self, whole: Any, freeze: int, layer_decay: float) -> None:
         super().__init__(whole, "vision", freeze, layer_decay)
@@ -103,16 +103,16 @@ class VisionTower(Tower):
         return int(self.config.projection_dim) if self.clip else self.hidden_size
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        other = tuple(pixels.shape[-2:]) != (self.side, self.side)
-        made = self.model(pixel_values=pixels, interpolate_pos_encoding=other)
-        states = made.last_hidden_state
-        if self.clip:  # the class token comes first; only its own state is normalised by the model
+        resized = tuple(pixels.shape[-2:]) != (self.side, self.side)
+        output = self.model(pixel_values=pixels, interpolate_pos_encoding=resized)
+        states = output.last_hidden_state
+        if self.clip:  # drop the class token; CLIP normalises only that one
             states = self.model.post_layernorm(states[:, 1:])
-        return states, made.pooler_output
+        return states, output.pooler_output
 
 
 class TextTower(Tower):
-    """Token ids [B, W] to states of the tokens [B, W, hidden] and of the whole [B, hidden]."""
+    """Token ids [B, W] to states of the tokens [B, W, hidden] and of the text [B, hidden]."""
 
     def __init__(self, whole: Any, freeze: int, layer_decay: float, pad: int) -> None:
         super().__init__(whole, "text", freeze, layer_decay)
@@ -127,23 +127,21 @@ class TextTower(Tower):
         return layer.out_features if isinstance(layer, nn.Linear) else self.hidden_size
 
     def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        if self.clip:  # reads from left to right: its last token has seen all
-            made = self.model(input_ids=ids, attention_mask=mask.long())
-            last = mask.sum(1).clamp(min=1) - 1
-            states = made.last_hidden_state
-            return states, states[torch.arange(len(ids), device=ids.device), last]
-        # SigLIP learned from captions padded to one length, and reads the padding, too
+        if self.clip:  # causal attention: only the last token has attended to all others
+            states = self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+            return states, states_at_end(states, mask)
+        # SigLIP was trained on captions padded to one length, without an attention mask
         length = ids.shape[1]
         padded = F.pad(ids, (0, self.positions - length), value=self.pad)
-        made = self.model(input_ids=padded)
-        return made.last_hidden_state[:, :length], made.last_hidden_state[:, -1]
+        states = self.model(input_ids=padded).last_hidden_state
+        return states[:, :length], states[:, -1]
 
 
 def load_dual(name: str, half: Half, weights: bool, checkpointing: bool) -> tuple[Any, set[int]]:
-    """A dual encoder of which one half is wanted, and the identities of the parameters it loaded.
+    """A dual encoder of which ``half`` will be used, and the Python ids of its loaded parameters.
 
-    ``weights=False``: random, the other half tiny. ``checkpointing`` keeps few activations and
-    computes the others again in the backward pass.
+    ``weights=False``: random weights, and one layer in the other half. ``checkpointing``: recompute
+    activations in the backward pass.
     """
     loaded: set[int] = set()
     config = dual_config(name)
@@ -167,17 +165,16 @@ def load_dual(name: str, half: Half, weights: bool, checkpointing: bool) -> tupl
 
 
 def pretrained_scale(whole: Any) -> tuple[float, float]:
-    """What a dual encoder learned to multiply its cosines by, and to add to them."""
+    """The learned scale and bias of a dual encoder's logits."""
     bias = getattr(whole, "logit_bias", None)
     scale = whole.logit_scale.detach().exp()
     return float(scale), float(bias.detach()) if bias is not None else 0.0
 
 
 class JointTokens(JointSpace):
-    """States of a tower to the joint space: by its own projection, or by a new layer.
+    """Projects a tower's states to the joint space, by its own projection or by a new layer.
 
-    Tokens and the vector of the whole are both brought to unit length, so that matchers of either
-    read the same encoder.
+    Tokens and the pooled vector are both normalised, so matchers of either can use the encoder.
     """
 
     def __init__(
@@ -186,9 +183,9 @@ class JointTokens(JointSpace):
         super().__init__(embed_size, "none")
         if projection == "own" and tower.width != embed_size:
             raise ConfigError(
-                f"model.{part}: the pretrained halves share a space of {tower.width} numbers, "
-                f"model.embed_size is {embed_size}: set model.embed_size={tower.width}, or "
-                f"model.{part}.projection=new"
+                f"model.{part}: the joint space of the pretrained model has {tower.width} "
+                f"dimensions, but model.embed_size is {embed_size}: set "
+                f"model.embed_size={tower.width}, or model.{part}.projection=new"
             )
         new = projection == "new"
         self.fc = xavier_linear(tower.hidden_size, embed_size) if new else None
@@ -210,11 +207,11 @@ class JointTokens(JointSpace):
 class DualImageEncoder(ImageEncoder):
     """Vision half of CLIP or SigLIP: pixels in, patches as regions and a pooled token out.
 
-    ``pretrained`` is a local folder or a hub's name. ``size`` shows it larger pictures than it was
-    made for, its positions stretched. ``pooling="own"`` is its class token or attention head; any
-    other pools the patches. ``projection="new"`` learns a layer to any ``embed_size``. ``freeze``
-    keeps so many layers as they are (-1: all), ``layer_decay`` slows the lower ones down,
-    ``checkpointing`` trades time for memory.
+    ``pretrained`` is a local folder or a name on the hub. ``size`` is the side of the images, if
+    not the pretrained one; positions are interpolated. ``pooling="own"`` is the model's class token
+    or attention head; any other pools the patches. ``projection="new"`` learns a layer to any
+    ``embed_size``. ``freeze`` is the number of frozen layers (-1: all), ``layer_decay`` the factor
+    on the learning rate per layer downwards. ``checkpointing`` trades time for memory.
     """
 
     reads_pixels = True
@@ -244,32 +241,32 @@ class DualImageEncoder(ImageEncoder):
         patch = self.tower.patch
         if input_dim != 3 * patch**2:
             raise DataError(
-                f"'{pretrained}' reads pixels in patches of {patch} by {patch}, not fragments of "
-                f"{input_dim} numbers: give it images (data.source with pixels, "
+                f"'{pretrained}' reads pixels in patches of {patch} by {patch}, but the data has "
+                f"fragments of {input_dim} numbers: give it images (data.source with pixels, "
                 f"or load_pairs(…, extractor='pixels:{pretrained}'))"
             )
-        wanted = dual_settings(pretrained, size).preprocessing
-        self.side = wanted.size[0]
-        self.register_buffer("mean", torch.tensor(wanted.mean).view(1, 3, 1, 1))
-        self.register_buffer("std", torch.tensor(wanted.std).view(1, 3, 1, 1))
+        preprocessing = dual_settings(pretrained, size).preprocessing
+        self.side = preprocessing.size[0]
+        self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(preprocessing.std).view(1, 3, 1, 1))
         self.joint = JointTokens(self.tower, embed_size, pooling, projection, "image")
 
     @property
     def portable_options(self) -> dict[str, Any]:
-        """What replaces the options that name files once the weights are saved."""
+        """Replacements for options that name files, for a model saved with its weights."""
         return {"weights": False}
 
     def pixels(self, patches: Tensor) -> Tensor:
-        """Patches [B, N, patch · patch · 3] of bytes as the normalised picture [B, 3, H, W]."""
+        """Patches [B, N, patch · patch · 3] of bytes to normalised images [B, 3, H, W]."""
         patch, count = self.tower.patch, math.isqrt(patches.shape[1])
         if count != self.side // patch or count**2 != patches.shape[1]:
             raise DataError(
-                f"the model sees pictures of {self.side // patch} by {self.side // patch} patches, "
-                f"these have {patches.shape[1]} in all"
+                f"expected images of {self.side // patch} by {self.side // patch} patches, got "
+                f"{patches.shape[1]} patches: extract them with the model's own size"
             )
         grid = patches.view(-1, count, count, patch, patch, 3).permute(0, 5, 1, 3, 2, 4)
         whole = grid.reshape(-1, 3, count * patch, count * patch).float()
-        # what is left over beside the last patch is seen by no patch, but counted in the size
+        # the model expects the full size, although no patch covers what the grid leaves over
         rest = self.side - count * patch
         return F.pad((whole - self.mean) / self.std, (0, rest, 0, rest))
 
@@ -282,7 +279,7 @@ class DualImageEncoder(ImageEncoder):
 class DualTextEncoder(nn.Module):
     """Text half of CLIP or SigLIP: its tokens as words, and a pooled token.
 
-    Options are as those of the image half; an empty ``pretrained`` is that of the image half.
+    Options are those of the image half; an empty ``pretrained`` is that of the image half.
     """
 
     def __init__(
@@ -308,12 +305,12 @@ class DualTextEncoder(nn.Module):
 
     @property
     def portable_options(self) -> dict[str, Any]:
-        """What replaces the options that name files once the weights are saved."""
+        """Replacements for options that name files, for a model saved with its weights."""
         return {"weights": False}
 
     @property
     def word_table(self) -> nn.Embedding:
-        """Where ids become vectors, for what asks how much each word matters."""
+        """The embedding of token ids; word attributions read it."""
         table: nn.Embedding = self.tower.model.embeddings.token_embedding
         return table
 

@@ -1,4 +1,4 @@
-"""`Encoded`: what every encoder returns, for images and for texts alike."""
+"""`Encoded`: a batch of encoded images or texts, as every encoder returns it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Needs = Literal["pooled", "fragments", "both"]
 class Encoded:
     """Fragments [B, N, D] in the joint space, mask [B, N] (True: real), pooled [B, D] or None.
 
-    Padded fragments are zero. A matcher of whole vectors keeps only ``pooled`` and the mask.
-    ``boxes`` [B, N, 4] say where an image's fragments are, ``graph`` [B, N, N] (bool) which words
-    of a text are linked; both only for matchers that read them. Where the fragments are a set that
-    an encoder predicts, ``residuals`` [B, N, D] are what it adds to the global vector for each.
+    Padded fragments are zero. Two fields are set only for matchers that read them: ``boxes``
+    [B, N, 4] of an image's fragments, and ``graph`` [B, N, N] (bool), the links between words.
+    If the fragments are a predicted set, ``residuals`` [B, N, D] is each one's difference from the
+    global vector.
     """
 
     fragments: Tensor | None
@@ -36,55 +36,46 @@ class Encoded:
         return int(self.mask.shape[0])
 
     def keep(self, needs: Needs) -> Encoded:
-        """Drop what a matcher does not read, before it is stored or sent."""
+        """Drop the tensors that a matcher does not read, before storing or sending."""
         if needs == "pooled":
             return Encoded(None, self.mask[:, :0], self.pooled)
         return self if needs == "both" else replace(self, pooled=None, residuals=None)
 
     def to(self, device: torch.device | str) -> Encoded:
-        return self._each(lambda x: x.to(device))
+        return self.map(lambda x: x.to(device))
 
     def __getitem__(self, rows: slice | Tensor) -> Encoded:
         if isinstance(rows, Tensor) and rows.dtype == torch.long and rows.ndim == 1:
-            return self._each(lambda x: x.index_select(0, rows))  # a faster backward
-        return self._each(lambda x: x[rows])
+            return self.map(lambda x: x.index_select(0, rows))  # a faster backward
+        return self.map(lambda x: x[rows])
 
     def pad_to(self, length: int) -> Encoded:
         """Append empty fragments up to ``length``."""
         missing = length - self.mask.shape[1]
         if missing <= 0:
             return self
-        below = (0, 0, 0, missing)
-        return Encoded(
-            F.pad(self.fragments, below) if self.fragments is not None else None,
-            F.pad(self.mask, (0, missing)),
-            self.pooled,
-            F.pad(self.boxes, below) if self.boxes is not None else None,
-            F.pad(self.graph, (0, missing, 0, missing)) if self.graph is not None else None,
-            F.pad(self.residuals, below) if self.residuals is not None else None,
-        )
+        pads = {"mask": (0, missing), "graph": (0, missing, 0, missing)}
+        tensors = self._tensors()
+        tensors.pop("pooled", None)
+        padded = {name: F.pad(x, pads.get(name, (0, 0, 0, missing))) for name, x in tensors.items()}
+        return replace(self, **padded)
 
     def trim_to(self, length: int) -> Encoded:
         """Cut what lies beyond ``length``, which must be padding."""
-        return Encoded(
-            self.fragments[:, :length] if self.fragments is not None else None,
-            self.mask[:, :length],
-            self.pooled,
-            self.boxes[:, :length] if self.boxes is not None else None,
-            self.graph[:, :length, :length] if self.graph is not None else None,
-            self.residuals[:, :length] if self.residuals is not None else None,
-        )
+        tensors = self._tensors()
+        tensors.pop("pooled", None)
+        trimmed = {name: x[:, :length] for name, x in tensors.items()}
+        if self.graph is not None:
+            trimmed["graph"] = self.graph[:, :length, :length]
+        return replace(self, **trimmed)
 
     @staticmethod
     def cat(parts: Sequence[Encoded]) -> Encoded:
-        """All items in one batch; what some parts lack, the whole lacks."""
+        """All items in one batch, with the fields that every part has."""
         longest = max(part.mask.shape[1] for part in parts)
-        padded = [part.pad_to(longest) for part in parts]
-        joined: dict[str, Tensor] = {}
-        for field in fields(Encoded):
-            values = [getattr(part, field.name) for part in padded]
-            if all(value is not None for value in values):
-                joined[field.name] = torch.cat(values)
+        padded = [part.pad_to(longest)._tensors() for part in parts]
+        shared = [name for name in padded[0] if all(name in tensors for tensors in padded)]
+        joined = {name: torch.cat([tensors[name] for tensors in padded]) for name in shared}
         return Encoded(**{"fragments": None, **joined})  # type: ignore[arg-type]
 
     def gather(self) -> Encoded:
@@ -92,12 +83,16 @@ class Encoded:
         if world_size() == 1:
             return self
         lengths = gather_counts(self.mask.shape[1], self.mask.device)
-        return self.pad_to(max(lengths))._each(gather_rows)
+        return self.pad_to(max(lengths)).map(gather_rows)
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Encoded:
-        """The same change made to every tensor there is."""
-        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{k: change(x) for k, x in tensors.items() if x is not None})
+    def map(self, function: Callable[[Tensor], Tensor]) -> Encoded:
+        """Apply a function to every tensor."""
+        return replace(self, **{name: function(x) for name, x in self._tensors().items()})
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The fields that are not None."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -106,31 +101,31 @@ HALVES = (torch.bfloat16, torch.float16)
 def l2_normalize(x: Tensor, eps: float = 1e-8) -> Tensor:
     """x / (‖x‖ + eps) over the last axis, as the public implementations do it.
 
-    Of halves it is computed in single precision, and in mixed precision it stays so: what is
-    compared by cosines, hardest negatives above all, is told apart by the third digit.
+    Half precision is computed in float32, and with autocast the result stays float32: cosines of
+    hard negatives often differ only in the third digit.
     """
     if x.dtype in HALVES:
         single = l2_normalize(x.float(), eps)
         return single if torch.is_autocast_enabled(x.device.type) else single.to(x.dtype)
     if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and x.requires_grad):
-        return _divided(x, eps)[0]
-    normalized: Tensor = _Normalized.apply(x, eps)
+        return _divide(x, eps)[0]
+    normalized: Tensor = _L2Normalize.apply(x, eps)
     return normalized
 
 
-def _divided(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """What x becomes, its length, and what it was divided by."""
+def _divide(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """x / (‖x‖ + eps), the length ‖x‖, and the divisor."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     divisor = length + eps
     return x / divisor, length, divisor
 
 
-class _Normalized(torch.autograd.Function):
-    """`l2_normalize` with a backward pass of half the operations that autograd makes of it."""
+class _L2Normalize(torch.autograd.Function):
+    """`l2_normalize` with a backward pass that needs half the operations of autograd's."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
-        y, length, divisor = _divided(x, eps)
+        y, length, divisor = _divide(x, eps)
         ctx.save_for_backward(x, y, length, divisor)
         ctx.eps = eps
         return y
@@ -139,9 +134,9 @@ class _Normalized(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         x, y, length, divisor = ctx.saved_tensors
         (grad,) = grads
-        if torch.is_grad_enabled():  # the gradient of the gradient is wanted: autograd knows it
-            again = torch.autograd.grad(_divided(x, ctx.eps)[0], x, grad, create_graph=True)
-            return again[0], None
-        # of a vector of zeros y is zero, too: what that is divided by does not matter
+        if torch.is_grad_enabled():  # double backward: autograd derives it
+            (grad_x,) = torch.autograd.grad(_divide(x, ctx.eps)[0], x, grad, create_graph=True)
+            return grad_x, None
+        # for a zero vector y is zero, too, so any finite divisor will do
         along = (grad * y).sum(-1, keepdim=True) / length.clamp(min=torch.finfo(y.dtype).tiny)
         return torch.addcmul(grad / divisor, y, along, value=-1), None

@@ -1,4 +1,4 @@
-"""Image encoders over fragments: a projection, MLPs, and regions that attend to each other."""
+"""Image encoders over fragments: linear projection, MLPs, self-attention, a transformer block."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class MLPEncoder(ImageEncoder):
     """A linear layer and an MLP, or their sum.
 
     ``residual="none"`` is VSE (MLP): MLP(fc(x)). ``"projected"`` is RVSE: fc(x) + MLP(fc(x)).
-    ``"raw"`` is VSE∞: fc(x) + MLP(x), the MLP reading the feature as it comes.
-    ``form="reference"`` lets padding enter the batch statistics, as the public code does.
+    ``"raw"`` is VSE∞: fc(x) + MLP(x).
+    ``form="reference"`` counts padding in the batch statistics, as the public code does.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class MLPEncoder(ImageEncoder):
         final_norm: bool = False,
         normalize: bool = True,
         absolute: bool = False,
-        form: Literal["paper", "reference"] = "paper",
+        form: Form = "paper",
     ) -> None:
         super().__init__(input_dim, embed_size, pooling, normalize, absolute)
         self.residual = residual
@@ -119,13 +119,10 @@ class MLPEncoder(ImageEncoder):
         return deep if self.residual == "none" else projected + deep
 
 
-# CHAN (Pan et al. 2023): the regions of an image attend to each other.
-
-
 class RegionAttention(nn.MultiheadAttention):
-    """Multi-head attention of the regions of an image to the real ones among them.
+    """Multi-head self-attention over the regions of an image (CHAN, Pan et al. 2023).
 
-    ``heads=0`` is 8, as published, or the largest power of two below that the width allows.
+    ``heads=0``: 8 as published, or the largest power of two below 8 that divides the width.
     """
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -135,21 +132,22 @@ class RegionAttention(nn.MultiheadAttention):
             )
         super().__init__(dim, heads or math.gcd(8, dim), batch_first=True)
 
-    def among(self, x: Tensor, mask: Tensor) -> Tensor:
+    def within_images(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Attention to the real regions of the same image."""
         # an image without regions has nothing to attend to; its softmax must not be empty
         ignored = ~mask & mask.any(1, keepdim=True)
         attended: Tensor = self(x, x, x, key_padding_mask=ignored, need_weights=False)[0]
         return attended
 
-    def across(self, x: Tensor) -> Tensor:
-        """Attention to the same place in the other images of the batch, padding included."""
+    def across_images(self, x: Tensor) -> Tensor:
+        """Attention to the regions of the same index in the batch, padding included."""
         x = x.transpose(0, 1)
         attended: Tensor = self(x, x, x, need_weights=False)[0]
         return attended.transpose(0, 1)
 
 
 class QuickMLP(nn.Module):
-    """Linear, x·sigmoid(1.702 x), linear."""
+    """Linear, quick GELU x·sigmoid(1.702 x), linear."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -187,16 +185,16 @@ class SelfAttentionEncoder(ImageEncoder):
 
     def project(self, fragments: Tensor, mask: Tensor) -> Tensor:
         x: Tensor = self.fc(fragments)
-        seen = torch.ones_like(mask) if self.form == "reference" else mask
-        return x + self.attention.among(self.norm(x), seen)
+        keys = torch.ones_like(mask) if self.form == "reference" else mask
+        return x + self.attention.within_images(self.norm(x), keys)
 
 
 @image_encoders.register("transformer")
 class TransformerEncoder(ImageEncoder):
     """A linear layer, then a pre-norm transformer block over the regions (CHAN's other option).
 
-    ``form="reference"`` attends across the batch, to the same place of every other image, as the
-    public code does: there the encoding of an image depends on its company.
+    ``form="reference"`` attends across the batch, to the same region index of every image, as the
+    public code does. The encoding of an image then depends on the rest of its batch.
     """
 
     def __init__(
@@ -222,8 +220,8 @@ class TransformerEncoder(ImageEncoder):
         x: Tensor = self.fc(fragments)
         normed = self.norm(x)
         if self.form == "reference":
-            x = x + self.attention.across(normed)
+            x = x + self.attention.across_images(normed)
         else:
-            x = x + self.attention.among(normed, mask)
+            x = x + self.attention.within_images(normed, mask)
         deep: Tensor = self.mlp(self.mlp_norm(x))
         return x + deep

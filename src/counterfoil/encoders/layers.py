@@ -1,4 +1,4 @@
-"""Layers that encoders share: the way into the joint space, and batch normalisation."""
+"""Layers that encoders share: Xavier-initialised linear, joint space, masked batch norm."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def xavier_linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class JointSpace(nn.Module):
-    """The last step of every encoder: pool the fragments, bring them to unit length.
+    """The last step of every encoder: pool the fragments and normalise to unit length.
 
-    ``pooling="none"`` is for matchers that read fragments; then those are normalised instead.
-    ``absolute`` takes absolute values (order embeddings live in the positive quadrant).
+    With ``pooling="none"``, for matchers that read fragments, each fragment is normalised instead.
+    ``absolute`` takes absolute values: order embeddings are non-negative.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class JointSpace(nn.Module):
 
 
 class FragmentBatchNorm(nn.BatchNorm1d):
-    """BatchNorm of fragments [B, N, D] that counts real fragments only, on every process alike.
+    """BatchNorm of fragments [B, N, D] with statistics of the real ones, over all processes.
 
-    With ``count_padding`` the zero rows of padding enter the statistics, as in the public code.
+    With ``count_padding``, the zero rows of padding enter the statistics, as in the public code.
     """
 
     def __init__(self, dim: int, count_padding: bool = False) -> None:

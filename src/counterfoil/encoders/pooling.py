@@ -1,14 +1,14 @@
-"""Fragments to one vector: mean, max, k-max mean, self-attention, and GPO.
+"""Poolings of fragments to one vector: mean, max, k-max, attention, GPO, ESA and HREM.
 
-Every pooling takes fragments [B, N, D] and mask [B, N] and ignores padding; an item without any
-fragment pools to zero.
+Every pooling takes fragments [B, N, D] and mask [B, N] and ignores padding. An item without
+fragments pools to zero.
 """
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from counterfoil.core.errors import ConfigError
 from counterfoil.core.registry import Registry
 from counterfoil.core.tensors.host_mirror import host_mask
 from counterfoil.core.tensors.modes import is_exporting
@@ -30,8 +31,8 @@ from counterfoil.encoders.recurrent import (
 
 poolings: Registry[type[nn.Module]] = Registry("pooling")
 
-STEADY = 128
-"""Fragments up to which GPO's weights are computed for all lengths where a graph is replayed."""
+MAX_FIXED_LENGTH = 128
+"""With CUDA graphs, GPO computes the weights of every length if no item is longer than this."""
 
 Pooling = str | dict[str, Any]
 """A pooling by name, or ``{"name": "kmax", "k": 3}``."""
@@ -55,8 +56,8 @@ class MeanPooling(nn.Module):
         super().__init__()
 
     def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
-        kept = fragments.masked_fill(~mask[..., None], 0.0)
-        return kept.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+        total = fragments.masked_fill(~mask[..., None], 0.0).sum(1)
+        return total / mask.sum(1, keepdim=True).clamp(min=1)
 
 
 @poolings.register("max")
@@ -73,26 +74,26 @@ class MaxPooling(nn.Module):
 
 @poolings.register("kmax")
 class KMaxPooling(nn.Module):
-    """Mean of the k largest values of each channel (of all, if there are fewer)."""
+    """Mean of the k largest values of each channel (of all values if there are fewer)."""
 
     def __init__(self, dim: int, *, k: int = 5) -> None:
         super().__init__()
         self.k = k
 
     def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
-        if is_exporting():  # the graph has to hold for any number of fragments
+        if is_exporting():  # the exported graph must be valid for any number of fragments
             fragments = F.pad(fragments, (0, 0, 0, self.k))
             mask = F.pad(mask, (0, self.k))
         k = self.k if is_exporting() else min(self.k, fragments.shape[1])
         top = fragments.masked_fill(~mask[..., None], -torch.inf).topk(k, dim=1).values
-        counted = mask.sum(1, keepdim=True).clamp(max=k)  # [B, 1]
-        real = torch.arange(k, device=mask.device)[None] < counted  # [B, k]
-        return top.masked_fill(~real[..., None], 0.0).sum(1) / counted.clamp(min=1)
+        counts = mask.sum(1, keepdim=True).clamp(max=k)  # [B, 1]
+        real = torch.arange(k, device=mask.device)[None] < counts  # [B, k]
+        return top.masked_fill(~real[..., None], 0.0).sum(1) / counts.clamp(min=1)
 
 
 @poolings.register("attention")
 class AttentionPooling(nn.Module):
-    """Weighted mean; the weights are a softmax of a learned score of each fragment."""
+    """Weighted mean; the weights are the softmax of a learned score per fragment."""
 
     def __init__(self, dim: int, *, hidden: int = 0) -> None:
         super().__init__()
@@ -109,8 +110,8 @@ class AttentionPooling(nn.Module):
 class GPO(nn.Module):
     """Generalised pooling operator of VSE∞: learned weights over the sorted values of a channel.
 
-    The weights depend on the number of fragments alone, so they are computed once per distinct
-    length of a batch rather than once per item.
+    The weights depend only on the number of fragments, so they are computed once per distinct
+    length in a batch.
     """
 
     def __init__(self, dim: int, *, d_pe: int = 32, d_hidden: int = 32) -> None:
@@ -134,24 +135,24 @@ class GPO(nn.Module):
     def weights(self, lengths: Indices, longest: int) -> Tensor:
         """Pooling weights [B, longest] of items of the given lengths; zero beyond a length."""
         weight = self.linear.weight
-        steady = cuda_graphs_enabled() and longest <= STEADY and bool(lengths.all())
-        if steady:  # for all lengths there are: of one shape every time
+        graphed = cuda_graphs_enabled() and longest <= MAX_FIXED_LENGTH and bool(lengths.all())
+        if graphed:  # all lengths up to `wide`: the shape is the same in every batch
             wide = captured_width(longest)
-            distinct, which = np.arange(1, wide + 1), lengths - 1
+            distinct, index = np.arange(1, wide + 1), lengths - 1
         else:
             wide = longest
-            distinct, which = np.unique(lengths, return_inverse=True)
+            distinct, index = np.unique(lengths, return_inverse=True)
         positions = _positions(wide, self.d_pe, weight.device).to(weight.dtype)
-        with cuda_graphs(steady):
+        with cuda_graphs(graphed):
             hidden = run_gru(self.gru, positions.expand(len(distinct), -1, -1), distinct)
-        outside = _sent(np.arange(wide) >= distinct[:, None], weight.device)
+        outside = _to_device(np.arange(wide) >= distinct[:, None], weight.device)
         weights = self._softmax(hidden, outside)  # [U, wide]
         if not distinct.all():  # an item without fragments has no weights
-            weights = weights.masked_fill(_sent(distinct == 0, weight.device)[:, None], 0.0)
-        return weights.index_select(0, _sent(which, weight.device))[:, :longest]
+            weights = weights.masked_fill(_to_device(distinct == 0, weight.device)[:, None], 0.0)
+        return weights.index_select(0, _to_device(index, weight.device))[:, :longest]
 
     def padded_weights(self, lengths: Tensor, longest: int) -> Tensor:
-        """The same for lengths that only the device knows: a pass of the GRU per item."""
+        """The same for lengths on the device, without a host sync: one GRU pass per item."""
         positions = _positions.__wrapped__(longest, self.d_pe, lengths.device)
         positions = positions.to(self.linear.weight.dtype).expand(lengths.shape[0], -1, -1)
         hidden = run_padded(self.gru.all_weights, True, positions, lengths.clamp(min=1))
@@ -165,15 +166,86 @@ class GPO(nn.Module):
 
 
 @lru_cache(maxsize=256)
-@torch.inference_mode(False)  # what evaluation asked for first is trained with later
+@torch.inference_mode(False)  # evaluation may fill the cache, and training reads it later
 def _positions(length: int, channels: int, device: torch.device) -> Tensor:
-    """Sinusoid code of the ranks 0 … length-1: sine on even channels, cosine on odd ones."""
-    place = torch.arange(length, device=device, dtype=torch.float32)[:, None]
+    """Sinusoidal code of the ranks 0 … length-1: sine on even channels, cosine on odd ones."""
+    rank = torch.arange(length, device=device, dtype=torch.float32)[:, None]
     step = torch.arange(0, channels, 2, device=device, dtype=torch.float32)
-    angle = place * torch.exp(step * -(math.log(10000.0) / channels))
+    angle = rank * torch.exp(step * -(math.log(10000.0) / channels))
     return torch.stack([angle.sin(), angle.cos()], dim=-1).reshape(length, channels)
 
 
-def _sent(array: NDArray[Any], device: torch.device) -> Tensor:
-    """What the host knows, on a device, without waiting for it to arrive."""
+def _to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     return torch.from_numpy(array).to(device, non_blocking=True)
+
+
+@poolings.register("channel-attention")
+class ChannelAttention(nn.Module):
+    """Weighted mean with separate weights per channel: external-space attention (ESA, 2023).
+
+    A linear layer scores all channels of a fragment; the weights of a channel are the softmax of
+    its scores over the real fragments. ``dropout`` acts before scoring, as ESA uses it with BERT.
+    """
+
+    def __init__(self, dim: int, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.score = nn.Linear(dim, dim)
+        nn.init.xavier_uniform_(self.score.weight)
+        nn.init.zeros_(self.score.bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
+        padding = ~mask[..., None]
+        fragments = self.dropout(fragments.masked_fill(padding, 0.0))
+        weights = self.score(fragments).masked_fill(padding, -1e4).softmax(1)
+        return (weights.masked_fill(padding, 0.0) * fragments).sum(1)
+
+
+def relation_layer(dim: int, heads: int, dropout: float, where: str) -> nn.TransformerEncoderLayer:
+    """A post-norm transformer layer of inner width ``dim``; ``heads=0``: gcd(16, dim) heads."""
+    if heads and dim % heads:
+        raise ConfigError(f"{where}: {heads} heads do not divide an embed_size of {dim}")
+    heads = heads or math.gcd(16, dim)
+    return nn.TransformerEncoderLayer(dim, heads, dim, dropout, batch_first=True)
+
+
+@poolings.register("relations")
+class RelationPooling(nn.Module):
+    """HREM: mean of the k largest values, and the mean after a transformer layer (Fu et al. 2023).
+
+    ``residual`` is the weight of the former. ``form="reference"`` copies a side effect of the
+    public code: an item with fewer than k fragments lowers k for all items after it in the batch.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        k: int = 2,
+        residual: float = 0.8,
+        heads: int = 0,
+        dropout: float = 0.0,
+        form: Literal["paper", "reference"] = "paper",
+    ) -> None:
+        super().__init__()
+        self.k, self.residual, self.form = k, residual, form
+        self.largest, self.mean = KMaxPooling(dim, k=k), MeanPooling(dim)
+        self.relate = relation_layer(dim, heads, dropout, "pooling.heads")
+
+    def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
+        # an item without fragments has nothing to attend to; its softmax must not be empty
+        ignored = ~mask & mask.any(1, keepdim=True)
+        related = self.relate(fragments, src_key_padding_mask=ignored)
+        largest = self._largest(fragments, mask)
+        pooled: Tensor = self.residual * largest + (1 - self.residual) * self.mean(related, mask)
+        return pooled
+
+    def _largest(self, fragments: Tensor, mask: Tensor) -> Tensor:
+        if self.form == "paper":
+            top: Tensor = self.largest(fragments, mask)
+            return top
+        k_B = mask.sum(1).clamp(min=1, max=self.k).cummin(0).values  # k of each item
+        pools = [
+            KMaxPooling(fragments.shape[-1], k=k)(fragments, mask) for k in range(1, self.k + 1)
+        ]
+        return torch.stack(pools)[k_B - 1, torch.arange(mask.shape[0], device=mask.device)]

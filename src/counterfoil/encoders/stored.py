@@ -2,10 +2,10 @@
 
 Each kind of vector is one file of plain numbers: ``fragments.bin`` [rows, width], ``pooled.bin``
 [present, width], ``boxes.bin`` [rows, 4], ``graph.bin`` [cells]. ``lengths.bin`` has the number of
-fragments of every item, -1 for one that could not be read. What is beyond the `Extent` in the
-manifest was being written when a build was cut off, and is cut off in turn.
+fragments of every item, -1 for an unreadable one. Bytes beyond the `Extent` in the manifest are
+from an interrupted build and are truncated.
 
-Items are read by position. A memory map would be as fast, but its pages count as resident memory.
+Items are read by offset. A memory map would be as fast, but its pages count as resident memory.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ LENGTHS, UNREADABLE = "lengths", -1
 
 
 class Extent(BaseModel):
-    """How much of an encoded side is safely on disk.
+    """How much of an encoded side is complete on disk.
 
-    ``rows`` are fragments, ``cells`` entries of word graphs, ``present`` items that could be read;
-    ``widths`` the width of each kind of vector.
+    ``rows`` counts fragments, ``cells`` entries of word graphs, ``present`` readable items;
+    ``widths`` has the width of each kind of vector.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -45,7 +45,7 @@ class Extent(BaseModel):
 
 
 class EncodedWriter:
-    """Appends blocks of encoded items; each is on the disk before `append` returns."""
+    """Appends blocks of encoded items; `append` returns once a block is on disk."""
 
     def __init__(self, folder: Path, dtype: str, done: Extent) -> None:
         self.folder, self.dtype, self.done = folder, np.dtype(dtype), done
@@ -58,17 +58,20 @@ class EncodedWriter:
             path.touch()
             size = _size(name, done, self.dtype)
             if path.stat().st_size < size:
-                raise DataError(f"{path}: shorter than it was; delete {folder.parent} and rebuild")
+                raise DataError(
+                    f"{path}: {path.stat().st_size} bytes, expected at least {size}; delete "
+                    f"{folder.parent} and rebuild"
+                )
             os.truncate(path, size)
 
     def append(self, encoded: Encoded | None, present: NDArray[np.bool_]) -> Extent:
-        """Write a block of ``len(present)`` items; ``encoded`` are those that are present."""
+        """Write a block of ``len(present)`` items; ``encoded`` has the present ones."""
         lengths = np.full(len(present), UNREADABLE, dtype="<i4")
         arrays: dict[str, NDArray[Any]] = {}
         if encoded is not None:
             encoded = encoded.to("cpu")
             lengths[present] = encoded.mask.sum(1).numpy()
-            arrays = self._packed(encoded)
+            arrays = self._pack(encoded)
         for name, array in {LENGTHS: lengths, **arrays}.items():
             with (self.folder / f"{name}.bin").open("ab") as file:
                 file.write(np.ascontiguousarray(array).data)
@@ -85,27 +88,27 @@ class EncodedWriter:
         )
         return self.done
 
-    def _packed(self, encoded: Encoded) -> dict[str, NDArray[Any]]:
+    def _pack(self, encoded: Encoded) -> dict[str, NDArray[Any]]:
         mask = encoded.mask
         arrays: dict[str, NDArray[Any]] = {}
         if encoded.fragments is not None:
-            arrays["fragments"] = self._stored(encoded.fragments[mask])
+            arrays["fragments"] = self._cast(encoded.fragments[mask])
         if encoded.boxes is not None:
             arrays["boxes"] = encoded.boxes[mask].numpy().astype("<f4")
         if encoded.pooled is not None:
-            arrays["pooled"] = self._stored(encoded.pooled)
+            arrays["pooled"] = self._cast(encoded.pooled)
         if encoded.graph is not None:
             cells = encoded.graph[mask[:, :, None] & mask[:, None, :]]
             arrays["graph"] = cells.numpy().astype(np.uint8)[:, None]
         return arrays
 
-    def _stored(self, tensor: Tensor) -> NDArray[Any]:
+    def _cast(self, tensor: Tensor) -> NDArray[Any]:
         with np.errstate(over="ignore"):
             array = tensor.float().numpy().astype(self.dtype)
         if not np.isfinite(array).all():
             raise DataError(
-                f"{self.folder}: the teacher encodes something as numbers that are not finite in "
-                f"{self.dtype}; build the guide with --form matrix, which keeps scores only"
+                f"{self.folder}: an encoding of the teacher is not finite in {self.dtype}; "
+                "build the guide with --form matrix, which stores scores only"
             )
         return array
 
@@ -124,9 +127,9 @@ class EncodedReader:
         present = self.lengths != UNREADABLE
         real = np.maximum(self.lengths, 0).astype(np.int64)
         self.starts = {
-            "rows": _before(real),
-            "cells": _before(real**2),
-            "present": _before(present.astype(np.int64)),
+            "rows": _starts(real),
+            "cells": _starts(real**2),
+            "present": _starts(present.astype(np.int64)),
         }
 
     def __len__(self) -> int:
@@ -137,7 +140,7 @@ class EncodedReader:
         return sum(file.rows * file.width * file.dtype.itemsize for file in self.files.values())
 
     def blocks(self, name: str, rows: int) -> Iterator[NDArray[Any]]:
-        """All numbers of one kind, some rows at a time."""
+        """All vectors of one kind, ``rows`` at a time."""
         file = self.files[name]
         for first in range(0, file.rows, rows):
             block = np.empty((min(rows, file.rows - first), file.width), dtype=file.dtype)
@@ -145,30 +148,25 @@ class EncodedReader:
             yield block
 
     def read(self, items: Sequence[int] | NDArray[np.int64]) -> tuple[Encoded, Tensor]:
-        """Encoded items as stored, padded, and which of them there are; the others are empty."""
+        """Items as stored, padded, and which are present [B]; the others are empty."""
         chosen = np.asarray(items, dtype=np.int64)
         lengths = np.maximum(self.lengths[chosen], 0)
-        there = self.lengths[chosen] != UNREADABLE
+        present = self.lengths[chosen] != UNREADABLE
         longest = int(lengths.max(initial=0))
         if "fragments" in self.files:
             longest = max(1, longest)
         mask = np.arange(longest)[None, :] < lengths[:, None]
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, file in self.files.items():
             if name == "pooled":
-                found[name] = self._pooled(file, chosen, there)
+                tensors[name] = self._pooled(file, chosen, present)
             elif name == "graph":
-                found[name] = self._graphs(file, chosen, lengths, longest)
+                tensors[name] = self._graphs(file, chosen, lengths, longest)
             else:
-                found[name] = self._rows(file, chosen, lengths, longest)
-        encoded = Encoded(
-            found.get("fragments"),
-            torch.from_numpy(mask),
-            found.get("pooled"),
-            found.get("boxes"),
-            found.get("graph"),
-        )
-        return encoded, torch.from_numpy(there)
+                tensors[name] = self._rows(file, chosen, lengths, longest)
+        fragments = tensors.pop("fragments", None)
+        encoded = Encoded(fragments, torch.from_numpy(mask), **tensors)
+        return encoded, torch.from_numpy(present)
 
     def _rows(
         self, file: _Numbers, chosen: NDArray[np.int64], lengths: NDArray[Any], longest: int
@@ -179,10 +177,10 @@ class EncodedReader:
         return torch.from_numpy(out)
 
     def _pooled(
-        self, file: _Numbers, chosen: NDArray[np.int64], there: NDArray[np.bool_]
+        self, file: _Numbers, chosen: NDArray[np.int64], present: NDArray[np.bool_]
     ) -> Tensor:
         out = np.zeros((len(chosen), file.width), dtype=file.dtype)
-        for row in np.flatnonzero(there):
+        for row in np.flatnonzero(present):
             file.read(int(self.starts["present"][chosen[row]]), out[row])
         return torch.from_numpy(out)
 
@@ -198,7 +196,7 @@ class EncodedReader:
 
 
 class _Numbers:
-    """One file of a store, read at any row of it."""
+    """One file of a store, read from any row."""
 
     def __init__(self, path: Path, name: str, extent: Extent, dtype: np.dtype[Any]) -> None:
         self.path, self.dtype = path, _dtype(name, dtype)
@@ -223,22 +221,13 @@ class _Numbers:
 
 
 def full_precision(encoded: Encoded, device: torch.device) -> Encoded:
-    """What was read, on a device and as float32, as a matcher expects it."""
-
-    def numbers(tensor: Tensor | None) -> Tensor | None:
-        return tensor.to(device).float() if tensor is not None else None
-
-    return Encoded(
-        numbers(encoded.fragments),
-        encoded.mask.to(device),
-        numbers(encoded.pooled),
-        numbers(encoded.boxes),
-        encoded.graph.to(device) if encoded.graph is not None else None,
-    )
+    """Stored items on a device, in float32, as matchers expect them."""
+    moved = encoded.to(device)
+    return moved.map(lambda x: x.float() if x.is_floating_point() else x)
 
 
-def _before(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each item starts, from how much each takes."""
+def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Offset of each item, from the sizes of all."""
     starts: NDArray[np.int64] = np.cumsum(counts) - counts
     return starts
 

@@ -1,4 +1,4 @@
-"""Text encoders over word ids: uni-directional GRU and averaged bi-directional GRU."""
+"""Text encoders over word ids: word embedding, unidirectional GRU, averaged bidirectional GRU."""
 
 from __future__ import annotations
 
@@ -31,11 +31,17 @@ def run_rnn(rnn: nn.GRU, inputs: Tensor, mask: Tensor) -> Tensor:
     return run_gru(rnn, inputs, host_mask(mask).sum(1))
 
 
-class WordEmbedding(nn.Embedding):
-    """Word vectors: random, or GloVe where a file is given; trained unless frozen.
+def states_at_end(states: Tensor, mask: Tensor) -> Tensor:
+    """The state [B, H] at the last real token of each row of states [B, W, H]."""
+    last = mask.sum(1).clamp(min=1) - 1
+    return states[torch.arange(last.shape[0], device=last.device), last]
 
-    Random ones are uniform in ±0.1, as the public code of these models has them, or of a standard
-    normal distribution, as PyTorch has them: states then tell captions apart from the first step.
+
+class WordEmbedding(nn.Embedding):
+    """Word vectors: random, or GloVe from the file ``glove``; trained unless ``frozen``.
+
+    Random vectors are uniform in ±0.1, as in the public code, or standard normal, as in PyTorch.
+    The latter make the states of different captions differ from the first step.
     """
 
     def __init__(
@@ -44,7 +50,10 @@ class WordEmbedding(nn.Embedding):
         table: Tensor | None = None
         if glove:
             if not isinstance(text, WordText):
-                raise ConfigError("model.text.glove: word vectors need a word vocabulary")
+                raise ConfigError(
+                    "model.text.glove: word vectors need a text encoder with a word vocabulary, "
+                    "such as gru or bigru"
+                )
             table = torch.from_numpy(load_vectors(glove, text.vocabulary).table)
             word_dim = table.shape[1]
         super().__init__(len(text), word_dim)
@@ -56,7 +65,7 @@ class WordEmbedding(nn.Embedding):
 
 
 class RecurrentEncoder(nn.Module):
-    """A GRU over word vectors; the parts that both directions' forms share."""
+    """A GRU over word vectors: the parts that `GRUEncoder` and `BiGRUEncoder` share."""
 
     bidirectional: bool
 
@@ -86,12 +95,12 @@ class RecurrentEncoder(nn.Module):
 
     @property
     def portable_options(self) -> dict[str, Any]:
-        """What replaces the options that name files once the weights are saved."""
+        """Replacements for options that name files, for a model saved with its weights."""
         return {"glove": "", "word_dim": self.embed.embedding_dim}
 
     @property
     def word_table(self) -> nn.Embedding:
-        """Where ids become vectors, for what asks how much each word matters."""
+        """The embedding of word ids; word attributions read it."""
         return self.embed
 
     def states(self, texts: TextBatch) -> Tensor:
@@ -100,7 +109,7 @@ class RecurrentEncoder(nn.Module):
 
 @text_encoders.register("gru")
 class GRUEncoder(RecurrentEncoder):
-    """Uni-directional GRU; the pooled vector is the state after the last word (VSE++)."""
+    """Unidirectional GRU; the pooled vector is the state after the last word (VSE++)."""
 
     bidirectional = False
 
@@ -132,14 +141,13 @@ class GRUEncoder(RecurrentEncoder):
         encoded: Encoded = self.joint(states, texts.mask)
         if not self.last:
             return encoded
-        final = texts.mask.sum(1).clamp(min=1) - 1
-        at_end = states[torch.arange(final.shape[0], device=final.device), final]
-        return Encoded(encoded.fragments, encoded.mask, self.joint.finish(at_end))
+        last = self.joint.finish(states_at_end(states, texts.mask))
+        return Encoded(encoded.fragments, encoded.mask, last)
 
 
 @text_encoders.register("bigru")
 class BiGRUEncoder(RecurrentEncoder):
-    """Bi-directional GRU, the two directions averaged per word, then pooled (or not)."""
+    """Bidirectional GRU; the directions are averaged per word, then pooled (or not)."""
 
     bidirectional = True
 

@@ -1,6 +1,6 @@
-"""A BERT-style transformer over packed sequences, and BERT's weights under its names.
+"""A BERT-style transformer over packed sequences, without padding, that can load BERT's weights.
 
-Nothing is computed for padding. UNITER's and TAGS' files name their weights as BERT's do.
+The checkpoints of UNITER and TAGS name their weights as BERT's do.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from counterfoil.encoders.bert import (
 from counterfoil.features.pretrained import silent_loading
 
 EPS = 1e-12
-"""Of every layer normalisation, as BERT has it."""
+"""Epsilon of every layer norm, as in BERT."""
 
 SPREAD = 0.02
-"""Standard deviation of new weights, as BERT has it."""
+"""Standard deviation of new weights, as in BERT."""
 
 BASE = 768
-"""Inputs of a layer of BERT-base, which that is made for; with fewer, new weights are wider."""
+"""Width of BERT-base; narrower layers get a larger standard deviation (`spread_for`)."""
 
 HEAD_WIDTH = 64
-"""Numbers of one attention head where their count is not given."""
+"""Width of an attention head if the number of heads is not given."""
 
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Without cuDNN's attention, which makes a plan for every shape it meets; here they are many."""
+"""Not cuDNN's attention, which builds a plan for every new shape."""
 
 Part = TypeVar("Part", bound=nn.Module)
 
@@ -50,7 +50,7 @@ LAYER_NAMES = {
     "output.dense.": "narrow.",
     "output.LayerNorm.": "norm.",
 }
-"""How names begin within a layer there, after `join_attention`, and here."""
+"""Prefixes of parameter names within a layer: BERT's (after `join_attention`) and ours."""
 
 LAYERS = "encoder.layer."
 
@@ -60,78 +60,78 @@ WORD_HEAD = {
     "transform.LayerNorm.weight": "norm.weight",
     "transform.LayerNorm.bias": "norm.bias",
 }
-"""BERT's masked-word head without its output layer: names there and in our `WordHead`."""
+"""BERT's masked-word head without its output layer: its names and those of our `WordHead`."""
 
 HEAD = "cls.predictions."
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Sequences of unlike length one after another, [ΣL, D], and how they stand side by side.
+    """Layout of ``count`` sequences packed to [ΣL, D], and of the padded grid [n, L, D].
 
-    ``places`` [ΣL] are those of the tokens in a padded [n·L] grid, ``keys`` [n, 1, 1, L] says which
-    of its places hold one; both are None where all sequences are equally long. ``starts`` [n] are
-    the first tokens.
+    ``rows`` [ΣL] are the indices of the tokens in the flat grid [n·L], ``mask`` [n, 1, 1, L] is
+    True at real tokens; both are None if all sequences have the same length. ``starts`` [n] are
+    the indices of the first tokens.
     """
 
     count: int
     longest: int
     starts: Tensor
-    places: Tensor | None = None
-    keys: Tensor | None = None
+    rows: Tensor | None = None
+    mask: Tensor | None = None
 
     @classmethod
     def of(cls, lengths: Tensor) -> Packing:
-        """Of sequences of these lengths, of which none is empty."""
+        """For sequences of these lengths, none of which is 0."""
         shortest, longest = torch.stack(lengths.aminmax()).tolist()
         if shortest == longest:
             return cls.equal(len(lengths), longest, lengths.device)
         starts = lengths.cumsum(0) - lengths
         real = torch.arange(longest, device=lengths.device) < lengths[:, None]
-        places = real.flatten().nonzero()[:, 0]
-        return cls(len(lengths), longest, starts, places, real[:, None, None])
+        rows = real.flatten().nonzero()[:, 0]
+        return cls(len(lengths), longest, starts, rows, real[:, None, None])
 
     @classmethod
     def equal(cls, count: int, length: int, device: torch.device) -> Packing:
-        """Of sequences known to be equally long: nothing waits for what a GPU is doing."""
+        """For sequences of one length, without a host sync."""
         return cls(count, length, torch.arange(count, device=device) * length)
 
     def spread(self, x: Tensor) -> Tensor:
         """[ΣL, D] as [n, L, D], zero at padding."""
-        if self.places is not None:
-            x = x.new_zeros(self.count * self.longest, x.shape[1]).index_copy(0, self.places, x)
+        if self.rows is not None:
+            x = x.new_zeros(self.count * self.longest, x.shape[1]).index_copy(0, self.rows, x)
         return x.view(self.count, self.longest, -1)
 
     def pack(self, x: Tensor) -> Tensor:
         """[n, L, D] as [ΣL, D]."""
         x = x.flatten(0, 1)
-        return x if self.places is None else taken(x, self.places)
+        return x if self.rows is None else select_rows(x, self.rows)
 
 
-class _Taken(torch.autograd.Function):
+class _SelectRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(places)
-        ctx.rows = len(x)
-        return x.index_select(0, places)
+    def forward(ctx: Any, x: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.count = len(x)
+        return x.index_select(0, rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (places,) = ctx.saved_tensors
-        return gradient.new_zeros(ctx.rows, gradient.shape[1]).index_copy(0, places, gradient), None
+        (rows,) = ctx.saved_tensors
+        return gradient.new_zeros(ctx.count, gradient.shape[1]).index_copy(0, rows, gradient), None
 
 
-def taken(x: Tensor, places: Tensor) -> Tensor:
-    """Rows [m, D] of x [n, D] at places of which none occurs twice.
+def select_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows [m, D] of x [n, D]; no row index may occur twice.
 
-    Backwards they are put where they were: `index_select` would add them up there, one by one.
+    The backward pass copies the gradient. That of `index_select` adds it, which is slower.
     """
-    found: Tensor = _Taken.apply(x, places)
-    return found
+    selected: Tensor = _SelectRows.apply(x, rows)
+    return selected
 
 
 class TransformerLayer(nn.Module):
-    """Attention and a feed-forward network, each with a residual and normalised after it."""
+    """A post-norm transformer layer: attention and a feed-forward network, each with a residual."""
 
     def __init__(self, width: int, heads: int, ffn: int, dropout: float) -> None:
         super().__init__()
@@ -146,24 +146,23 @@ class TransformerLayer(nn.Module):
 
     @torch.no_grad()
     def attend_alike(self) -> None:
-        """Have tokens look at those that are like themselves, to begin with.
+        """Initialise queries and keys near the identity, so that tokens attend to similar ones.
 
-        Query and key of a token are then its own vector, but for the small weights that BERT begins
-        with: a word looks at the regions that its embedding resembles, which a random layer has to
-        find out before anything about the pair can be learned.
+        A word then attends to the regions that its embedding resembles, from the first step on.
+        BERT's small random weights are added.
         """
         width = self.qkv.in_features
         for part in self.qkv.weight[: 2 * width].split(width):
             part.copy_(torch.eye(width) + SPREAD * torch.randn(width, width))
 
     def forward(self, x: Tensor, packing: Packing, first_only: bool = False) -> Tensor:
-        """States [ΣL, D], or [n, D] of the first tokens, which is far less work."""
-        seen = self.dropout(self.out(self._attend(x, packing, first_only)))
+        """States [ΣL, D] or, with ``first_only``, [n, D] of the first tokens (cheaper)."""
+        attended = self.dropout(self.out(self._attend(x, packing, first_only)))
         if first_only:
             x = x.index_select(0, packing.starts)
-        x = self.attention_norm(x + seen)
-        changed: Tensor = self.norm(x + self.dropout(self.narrow(F.gelu(self.widen(x)))))
-        return changed
+        x = self.attention_norm(x + attended)
+        states: Tensor = self.norm(x + self.dropout(self.narrow(F.gelu(self.widen(x)))))
+        return states
 
     def _attend(self, x: Tensor, packing: Packing, first_only: bool) -> Tensor:
         width = x.shape[1]
@@ -177,16 +176,16 @@ class TransformerLayer(nn.Module):
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
         with sdpa_kernel(BACKENDS):
             attended = F.scaled_dot_product_attention(
-                q, k, v, packing.keys, self.dropout.p if self.training else 0.0
+                q, k, v, packing.mask, self.dropout.p if self.training else 0.0
             )
         attended = attended.transpose(1, 2).flatten(2)
         return attended[:, 0] if first_only else packing.pack(attended)
 
 
 class Transformer(nn.Module):
-    """Layers one after another; with ``checkpointing``, each is recomputed in the backward pass.
+    """A stack of layers; with ``checkpointing``, each is recomputed in the backward pass.
 
-    ``heads=0`` takes one for every 64 numbers, ``ffn=0`` four times the width: BERT's proportions.
+    Defaults are BERT's proportions: ``heads=0`` is width / 64, ``ffn=0`` is 4 · width.
     """
 
     def __init__(
@@ -196,8 +195,8 @@ class Transformer(nn.Module):
         heads = heads or max(1, width // HEAD_WIDTH)
         if layers < 1 or heads < 1 or width % heads:
             raise ConfigError(
-                f"model.matcher: {layers} layers of {heads} heads: at least one of each, and "
-                f"model.embed_size ({width}) a multiple of the heads"
+                f"model.matcher: {layers} layers of {heads} heads: expected at least one of each, "
+                f"and model.embed_size ({width}) must be a multiple of the heads"
             )
         self.heads, self.ffn = heads, ffn or 4 * width
         self.layers = nn.ModuleList(
@@ -206,7 +205,7 @@ class Transformer(nn.Module):
         self.checkpointing = checkpointing
 
     def attend_alike(self) -> None:
-        """Begin with attention to what is alike, in the first layer."""
+        """`TransformerLayer.attend_alike` in the first layer."""
         first = self.layers[0]
         assert isinstance(first, TransformerLayer)  # noqa: S101 - nn.ModuleList forgets the type
         first.attend_alike()
@@ -224,9 +223,9 @@ class Transformer(nn.Module):
 
 
 def in_precision(module: Part, dtype: torch.dtype) -> Part:
-    """The same module with its weights cast once, for passes without gradients.
+    """A copy of a module with its weights cast, for passes without gradients.
 
-    The module itself stays as it is, so that other threads may go on using it.
+    The module itself is unchanged, so other threads can keep using it.
     """
     cast = copy.copy(module)
     weights = {name: p if p is None else p.to(dtype) for name, p in module._parameters.items()}
@@ -236,16 +235,16 @@ def in_precision(module: Part, dtype: torch.dtype) -> Part:
 
 
 def spread_for(inputs: int) -> float:
-    """Standard deviation of the new weights of a layer with so many inputs.
+    """Standard deviation of the new weights of a layer with this number of inputs.
 
-    With few of them, sums of BERT's small weights are next to nothing, so is all that is not linear
-    in a layer, and a small model from nothing learns no matching at all.
+    BERT's 0.02 is too small for narrow layers: their outputs vanish, and a small model trained
+    from scratch does not learn to match.
     """
     return SPREAD if inputs >= BASE else max(inputs, HEAD_WIDTH) ** -0.5
 
 
 def initialize(module: nn.Module) -> None:
-    """New weights as BERT draws them, wider in small models; biases zero, norms neutral."""
+    """Draw new weights as BERT does, with `spread_for`; set biases to zero."""
     for part in module.modules():
         if isinstance(part, (nn.Linear, nn.Embedding)):
             nn.init.normal_(part.weight, std=spread_for(part.weight.shape[1]))
@@ -254,19 +253,19 @@ def initialize(module: nn.Module) -> None:
 
 
 def join_attention(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Queries, keys and values of each layer as one weight and one bias, as we compute them."""
+    """Concatenate the weights, and the biases, of queries, keys and values of each layer."""
     joined = dict(state)
     for key in state:
-        start, found, kind = key.partition("attention.self.query.")
+        start, separator, kind = key.partition("attention.self.query.")
         names = [f"{start}attention.self.{part}.{kind}" for part in ("query", "key", "value")]
-        if found and all(name in joined for name in names):
+        if separator and all(name in joined for name in names):
             parts = [joined.pop(name) for name in names]
             joined[f"{start}attention.self.qkv.{kind}"] = torch.cat(parts)
     return joined
 
 
 def layer_name(key: str) -> str | None:
-    """Our name within the transformer: ``encoder.layer.3.output.dense.bias`` → ``layers.3.…``.
+    """Our name of one of BERT's parameters; None if it is not part of a layer.
 
     >>> layer_name("encoder.layer.3.attention.output.dense.bias")
     'layers.3.out.bias'
@@ -280,9 +279,9 @@ def layer_name(key: str) -> str | None:
 
 @dataclass(frozen=True)
 class BertWordHead:
-    """BERT's masked-word head: weights by our names, and the word vectors that it writes with.
+    """BERT's masked-word head: its weights by our names, and its output layer ``table`` [V, D].
 
-    ``table`` [V, D] is its output layer, the word vectors of BERT itself unless they were untied.
+    The output layer is BERT's word embedding, unless the checkpoint unties them.
     """
 
     state: Mapping[str, Tensor]
@@ -291,11 +290,11 @@ class BertWordHead:
 
 @dataclass(frozen=True)
 class Bert:
-    """A BERT of `transformers`: its sizes and, with attention joined, its weights.
+    """A BERT of `transformers`: its sizes and its weights, with attention joined.
 
-    ``state`` has only what the checkpoint has: `transformers` makes up the rest, such as the pooler
-    of a `BertForMaskedLM`. ``word_head`` is None if the checkpoint has none that is whole;
-    ``missing`` are the weights it lacks, or has in another shape.
+    ``state`` has only weights from the checkpoint, not those that `transformers` initialises.
+    ``word_head`` is None unless the checkpoint has all of it. ``missing`` lists weights that the
+    checkpoint lacks or has in another shape.
     """
 
     name: str
@@ -310,21 +309,21 @@ class Bert:
 
     @classmethod
     def load(cls, name: str, width: int) -> Bert:
-        """From a local folder or, where there is a network, a hub; its width must be ours.
+        """Load from a local folder or from the hub; its hidden size must be ``width``.
 
-        Any of BERT's classes will do (`BertModel`, `BertForMaskedLM`, `BertForPreTraining`), as
-        will files that call the parameters of norms gamma and beta.
+        Accepts `BertModel`, `BertForMaskedLM` and `BertForPreTraining`, also old files in which
+        the parameters of layer norms are called gamma and beta.
         """
         config = load_language_config(name)
         if config.model_type != "bert" or config.hidden_act != "gelu":
             raise CheckpointError(
-                f"'{name}': expected a BERT with exact GELU, found a model of type "
+                f"'{name}': expected a BERT with exact GELU, got a model of type "
                 f"'{config.model_type}' with '{getattr(config, 'hidden_act', '?')}'"
             )
         if config.hidden_size != width:
             raise ConfigError(
-                f"'{name}' is {config.hidden_size} numbers wide, model.embed_size is {width}: "
-                f"set model.embed_size={config.hidden_size}, or choose another BERT"
+                f"'{name}' has a hidden size of {config.hidden_size}, but model.embed_size is "
+                f"{width}: set model.embed_size={config.hidden_size}, or choose another BERT"
             )
         state, missing = _checkpoint(name)
         body = {k.removeprefix("bert."): v for k, v in state.items() if k.startswith("bert.")}
@@ -332,7 +331,7 @@ class Bert:
         if lacking:
             raise CheckpointError(
                 f"'{name}': {len(lacking)} weights of BERT are missing or have another shape, "
-                f"{lacking[0]} for one: give the folder of a whole BERT"
+                f"such as {lacking[0]}: give the folder of a complete BERT"
             )
         return cls(
             name,
@@ -347,7 +346,7 @@ class Bert:
         )
 
     def fill(self, transformer: Transformer) -> None:
-        """Its layers into ours, from the first on; ours may be fewer."""
+        """Copy the first layers into a transformer, which may have fewer."""
         ours = (len(transformer.layers), transformer.heads, transformer.ffn)
         if (self.heads, self.ffn) != ours[1:] or self.layers < ours[0]:
             raise ConfigError(
@@ -355,17 +354,17 @@ class Bert:
                 f"of {self.ffn}, model.matcher {ours[0]} of {ours[1]} and {ours[2]}: set "
                 f"model.matcher.layers={self.layers}, heads={self.heads}, ffn={self.ffn}"
             )
-        wanted = transformer.state_dict()
+        expected = transformer.state_dict()
         renamed = {layer_name(key): value for key, value in self.state.items()}
         transformer.load_state_dict(
-            {key: value for key, value in renamed.items() if key is not None and key in wanted}
+            {key: value for key, value in renamed.items() if key is not None and key in expected}
         )
 
 
 def _checkpoint(name: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The weights that a BERT checkpoint has, and the names of those it lacks.
+    """The weights of a BERT checkpoint, and the names of those it lacks.
 
-    `BertForPreTraining` has all parts that we read, the pooler and the masked-word head.
+    Read as `BertForPreTraining`, which has both the pooler and the masked-word head.
     """
     from transformers import BertForPreTraining
 
@@ -382,11 +381,11 @@ def _checkpoint(name: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
 
 
 def _word_head(state: Mapping[str, Tensor]) -> BertWordHead | None:
-    """The masked-word head of a checkpoint, if all of it is there."""
+    """The masked-word head of a checkpoint; None unless all of it is there."""
     table = state.get(f"{HEAD}decoder.weight")
     bias = state.get(f"{HEAD}decoder.bias", state.get(f"{HEAD}bias"))
-    found = {ours: state.get(HEAD + theirs) for theirs, ours in WORD_HEAD.items()}
-    weights = {key: value for key, value in {**found, "bias": bias}.items() if value is not None}
-    if table is None or len(weights) < len(found) + 1:
+    entries = {ours: state.get(HEAD + theirs) for theirs, ours in WORD_HEAD.items()}
+    weights = {name: x for name, x in {**entries, "bias": bias}.items() if x is not None}
+    if table is None or len(weights) < len(entries) + 1:
         return None
     return BertWordHead(weights, table)

@@ -1,6 +1,6 @@
 """UNITER's embeddings: regions with their boxes, tokens with their positions (Chen et al. 2020).
 
-Nothing is contextual yet: words and regions meet in the matcher, pair by pair.
+They are not contextual: the matcher's transformer reads the words and regions of each pair.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def box_numbers(boxes: Tensor) -> Tensor:
 
 @image_encoders.register("uniter")
 class RegionEmbedder(ImageEncoder):
-    """UNITER: feature and box of a region, each projected and normalised, added up.
+    """UNITER: feature and box of a region, each projected and normalised, then summed.
 
-    ``boxes="none"`` reads zeros for boxes, for data that has none.
+    ``boxes="none"`` uses zeros, for data without boxes.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class RegionEmbedder(ImageEncoder):
         self.boxes = boxes
         self.feature = nn.Linear(input_dim, embed_size)
         self.feature_norm = nn.LayerNorm(embed_size, eps=EPS)
-        self.place = nn.Linear(BOX_NUMBERS, embed_size)
-        self.place_norm = nn.LayerNorm(embed_size, eps=EPS)
+        self.box = nn.Linear(BOX_NUMBERS, embed_size)
+        self.box_norm = nn.LayerNorm(embed_size, eps=EPS)
         self.kind = nn.Parameter(SPREAD * torch.randn(embed_size))
         self.norm = nn.LayerNorm(embed_size, eps=EPS)
         self.dropout = nn.Dropout(dropout)
@@ -56,8 +56,8 @@ class RegionEmbedder(ImageEncoder):
 
     def forward(self, images: ImageBatch) -> Encoded:
         features = self.feature_norm(self.feature(images.fragments))
-        places = self.place_norm(self.place(self._boxes(images)))
-        regions = self.dropout(self.norm(features + places + self.kind))
+        boxes = self.box_norm(self.box(self._boxes(images)))
+        regions = self.dropout(self.norm(features + boxes + self.kind))
         encoded: Encoded = self.joint(regions, images.mask)
         return encoded
 
@@ -66,17 +66,17 @@ class RegionEmbedder(ImageEncoder):
             return images.fragments.new_zeros(*images.mask.shape, BOX_NUMBERS)
         if images.boxes is None:
             raise DataError(
-                "this model reads where regions are, but these images have no boxes: use features "
-                "that have them, or train without with model.image.boxes=none"
+                "this model reads the boxes of regions, but these images have none: use features "
+                "with boxes, or train with model.image.boxes=none"
             )
         return box_numbers(images.boxes.to(images.fragments.dtype))
 
 
 @text_encoders.register("uniter")
 class TokenEmbedder(nn.Module):
-    """UNITER: word, position and type of a token, added up and normalised.
+    """UNITER: word, position and type embedding of a token, summed and normalised.
 
-    Tokens beyond the last of the ``positions`` share it.
+    Tokens beyond ``positions`` share the last position.
     """
 
     def __init__(
@@ -96,23 +96,23 @@ class TokenEmbedder(nn.Module):
 
     @property
     def word_table(self) -> nn.Embedding:
-        """Where ids become vectors; heads that write words read it too."""
+        """The embedding of token ids; masked-word heads share it."""
         return self.embed
 
     def forward(self, texts: TextBatch) -> Encoded:
         last = self.positions.num_embeddings - 1
-        places = torch.arange(texts.ids.shape[1], device=texts.ids.device).clamp(max=last)
-        tokens = self.embed(texts.ids) + self.positions(places) + self.kind
+        positions = torch.arange(texts.ids.shape[1], device=texts.ids.device).clamp(max=last)
+        tokens = self.embed(texts.ids) + self.positions(positions) + self.kind
         tokens = self.dropout(self.norm(tokens))
         return Encoded(tokens.masked_fill(~texts.mask[..., None], 0.0), texts.mask)
 
 
 @text_encoders.register("uniter-bert")
 class BertTokenEmbedder(TokenEmbedder):
-    """UNITER's embeddings as a BERT of `transformers` has them, with its tokenizer.
+    """UNITER's embeddings loaded from a BERT of `transformers`, with its tokenizer.
 
-    The layers above them are ``model.matcher.pretrained``; ``weights=False`` starts from nothing.
-    What was loaded learns at ``train.optimizer.pretrained_lr_factor`` times the rate.
+    ``model.matcher.pretrained`` loads the layers above; ``weights=False`` starts from random
+    weights. Loaded parameters learn at ``train.optimizer.pretrained_lr_factor`` times the rate.
     """
 
     pretrained: frozenset[str] = frozenset()
@@ -138,7 +138,7 @@ class BertTokenEmbedder(TokenEmbedder):
 
     @property
     def portable_options(self) -> dict[str, Any]:
-        """What replaces the options that name files once the weights are saved."""
+        """Replacements for options that name files, for a model saved with its weights."""
         return {"weights": False, "positions": self.positions.num_embeddings}
 
     def _fill(self, bert: Bert) -> None:

@@ -1,4 +1,4 @@
-"""Semantic reasoning (VSRN, Li et al. 2019): relate fragments to each other, then read them.
+"""VSRN's semantic reasoning (Li et al. 2019): graph convolution over fragments, then a GRU.
 
 The image encoder of VSRN and the text side of VSRN++ are made of these parts.
 """
@@ -7,23 +7,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from counterfoil.data.batches.collate import ImageBatch
 from counterfoil.encoders.encoded import Encoded, l2_normalize
-from counterfoil.encoders.images import ImageEncoder, image_encoders
+from counterfoil.encoders.images import Form, ImageEncoder, image_encoders
 from counterfoil.encoders.layers import FragmentBatchNorm, xavier_linear
 from counterfoil.encoders.pooling import MeanPooling, poolings
-from counterfoil.encoders.texts import run_rnn
+from counterfoil.encoders.texts import run_rnn, states_at_end
 
 
 class RelationLayer(nn.Module):
     """One step of graph convolution over fully connected fragments, with a residual.
 
-    The affinity of two fragments is θ(x)·φ(y) / N, N being the number of real fragments; there is
-    no softmax. The step starts as the identity: what it adds passes a normalisation that begins
-    with weight and bias zero.
+    The affinity of two fragments is θ(x)·φ(y) / N without softmax; N is the number of real
+    fragments. The step starts as the identity, as its batch norm starts with weight and bias zero.
     """
 
     def __init__(self, dim: int) -> None:
@@ -36,8 +34,8 @@ class RelationLayer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         phi = self.phi(x).masked_fill(~mask[..., None], 0.0)
         affinity = self.theta(x) @ phi.transpose(1, 2) / mask.sum(1).clamp(min=1)[:, None, None]
-        added: Tensor = self.norm(self.out(affinity @ self.g(x)), mask)
-        return x + added
+        update: Tensor = self.norm(self.out(affinity @ self.g(x)), mask)
+        return x + update
 
 
 class Relations(nn.Module):
@@ -53,7 +51,7 @@ class Relations(nn.Module):
         self.over_fragments = over_fragments
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Fragments [B, N, D], related; padding comes out as zeros."""
+        """Related fragments [B, N, D]; zero at padding."""
         padding = ~mask[..., None]
         x = x.masked_fill(padding, 0.0)
         for layer in self.layers:
@@ -62,15 +60,13 @@ class Relations(nn.Module):
 
     def unit(self, x: Tensor) -> Tensor:
         """Unit length along the chosen axis; padding must be zero."""
-        return (
-            l2_normalize(x.transpose(1, 2)).transpose(1, 2)
-            if self.over_fragments
-            else l2_normalize(x)
-        )
+        if self.over_fragments:
+            return l2_normalize(x.transpose(1, 2)).transpose(1, 2)
+        return l2_normalize(x)
 
 
 class LastState(nn.GRU):
-    """A GRU over the fragments, which come first in their row; the state after the last real one.
+    """A GRU over the fragments, real ones first; returns the state after the last real one.
 
     The state of an item without fragments is zero.
     """
@@ -80,19 +76,16 @@ class LastState(nn.GRU):
 
     def read(self, fragments: Tensor, mask: Tensor) -> Tensor:
         states = run_rnn(self, fragments.to(next(self.parameters()).dtype), mask)
-        last = mask.sum(1).clamp(min=1) - 1
-        state = states[torch.arange(last.shape[0], device=last.device), last]
-        return state.masked_fill(~mask.any(1, keepdim=True), 0.0)
+        return states_at_end(states, mask).masked_fill(~mask.any(1, keepdim=True), 0.0)
 
 
 @poolings.register("reasoning")
 class ReasoningPooling(nn.Module):
     """Graph convolution over the fragments, then their mean or the last state of a GRU (VSRN++).
 
-    No code of VSRN++ is public. Assumed is that its text side mirrors VSRN's image side: word
-    states, here those of BERT or of a BiGRU after their projection, take the same number of
-    relation layers, come to unit length and are read by a GRU whose last state is the caption.
-    With ``readout="mean"`` the order of the fragments does not matter.
+    No code of VSRN++ is public. We assume that its text side mirrors VSRN's image side: projected
+    word states pass the same number of relation layers, are normalised and read by a GRU.
+    With ``readout="mean"``, the order of the fragments does not matter.
     """
 
     def __init__(
@@ -115,11 +108,11 @@ class ReasoningPooling(nn.Module):
 class ReasoningEncoder(ImageEncoder):
     """A linear layer, graph convolution over the regions, a GRU that reads them (VSRN).
 
-    Fragments are the related regions, the pooled vector is the GRU's last state. Published for COCO
-    with ``unit_regions`` (regions come to unit length before they are related, too), for Flickr30K
-    with ``final_norm`` (batch normalisation after the GRU). The GRU reads regions in the order in
-    which they come. ``form="reference"`` normalises, as the public code does, each channel over
-    the regions where the paper's features have unit length over the channels.
+    Fragments are the related regions; the pooled vector is the GRU's last state, which depends on
+    the order of the regions. COCO's configuration sets ``unit_regions`` (normalise also before the
+    graph convolution), Flickr30K's ``final_norm`` (batch norm after the GRU).
+    ``form="reference"`` normalises each channel over the regions, as the public code does, instead
+    of each region over its channels.
     """
 
     def __init__(
@@ -132,7 +125,7 @@ class ReasoningEncoder(ImageEncoder):
         final_norm: bool = False,
         normalize: bool = True,
         absolute: bool = False,
-        form: Literal["paper", "reference"] = "paper",
+        form: Form = "paper",
     ) -> None:
         super().__init__(input_dim, embed_size, "none", normalize, absolute)
         self.fc = xavier_linear(input_dim, embed_size)

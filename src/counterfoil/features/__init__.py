@@ -1,10 +1,9 @@
-"""Pixels to fragments: regions with boxes and descriptors, kept on disk."""
+"""Feature extraction: from images to fragments with boxes, cached on disk."""
 
-from counterfoil.features.backbone import Backbone
 from counterfoil.features.combine import Crops, Joined
 from counterfoil.features.efficientnet import EfficientNetLiteFeatures
 from counterfoil.features.extract import with_fragments
-from counterfoil.features.extractors import Extractor, extractors, full_name
+from counterfoil.features.extractors import Backbone, Extractor, extractors, full_name
 from counterfoil.features.onnx_models import OnnxFeatures
 from counterfoil.features.pixels import Pixels
 from counterfoil.features.segments import Segments

@@ -1,4 +1,4 @@
-"""From a data set with images, or a folder of photos, to one with features on disk."""
+"""Build a data set with features on disk, from one with images or from a folder of photos."""
 
 from __future__ import annotations
 
@@ -31,16 +31,15 @@ TYPES = frozenset(
 
 
 def default_backbone() -> str:
-    """The best extractor that works as things are installed."""
+    """The best extractor whose weights are installed."""
     return BEST if has_weights() else FALLBACK
 
 
 @dataclass(frozen=True)
 class FeatureReport:
-    """What was made of a data set; ``failed`` are the images that could not be read.
+    """The result of `build_features`; ``failed`` lists unreadable images.
 
-    ``left_out`` are captions and images that the data set names but that cannot be used: empty
-    captions, files that are missing.
+    ``left_out`` lists unusable items of the data set: empty captions, missing files.
     """
 
     manifest: dict[str, Any]
@@ -62,7 +61,7 @@ class FeatureReport:
 
 
 def check_choices(backbone: str, options: Mapping[str, Any], format: str) -> None:
-    """Refuse names and options that do not exist, before any image is read."""
+    """Refuse unknown names and options before any image is read."""
     name, _ = split_full_name(backbone)
     extractors.check(name, options, where="features")
     writers.check(format, {}, where="features")
@@ -82,11 +81,10 @@ def build_features(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> FeatureReport:
-    """Extract fragments of every split that has images and write the data set with them.
+    """Extract fragments of every split with images, and write the data set with them.
 
-    Features that were already there are replaced. Features are cached in ``cache_dir`` by image, so
-    interrupted work goes on from there; None: there is no cache. `features.json` in ``target`` says
-    what made the features.
+    Existing features are replaced. Features are cached in ``cache_dir`` per image, so interrupted
+    work resumes from there; None: no cache. `features.json` in ``target`` describes the features.
     """
     target, name, chosen = Path(target), backbone or default_backbone(), dict(options or {})
     check_choices(name, chosen, format)
@@ -95,7 +93,7 @@ def build_features(
         tool: Extractor = extractors.create(name, chosen, where="features")
         bare = _without_fragments(pairs)
         started = time.perf_counter()
-        # What is not cached is put on the disk that must have room for the result anyway.
+        # features without a cache go to the target's disk, which must have space for them anyway
         job = Job(name, chosen, tool, progress or Silent(), workers, device, target.parent)
         extraction = extract_pairs(bare, None if cache_dir is None else Path(cache_dir), job)
         made = extraction.pairs
@@ -118,7 +116,7 @@ def build_features(
 
 
 def _description(job: Job, pairs: Pairs, made: Pairs) -> dict[str, Any]:
-    """What made the features, and of how many images."""
+    """The extractor, and the number of images and captions per split."""
     tool = job.tool
     return {
         "extractor": {"name": job.name, "options": job.options, "fingerprint": tool.fingerprint()},
@@ -135,7 +133,7 @@ def _description(job: Job, pairs: Pairs, made: Pairs) -> dict[str, Any]:
 
 
 def _refuse_filled(target: Path, overwrite: bool) -> None:
-    """Say before the work, not after it, that there is no place for its result."""
+    """Refuse a target that is not empty before the work, not after it."""
     if target.is_dir() and any(target.iterdir()) and not overwrite:
         raise DataError(f"{target}: is not empty; name another folder, or allow overwriting")
 
@@ -160,23 +158,21 @@ def _with_name(pairs: Pairs, name: str, images: bool) -> Pairs:
 
 
 def is_photo_folder(path: Path) -> bool:
-    """Whether a folder, or one below it, has a file that is named like an image."""
+    """Whether a folder, or one below it, has a file with the suffix of an image."""
     return path.is_dir() and any(_is_photo(name) for _, _, names in os.walk(path) for name in names)
 
 
 def read_photos(folder: Path, split: str = "all") -> Pairs:
-    """Every image in a folder and below it, in the order of their paths, which are their ids."""
-    found = [
-        Path(parent) / name
+    """All images in a folder and below it; their ids are their relative paths, sorted."""
+    ids = sorted(
+        (Path(parent) / name).relative_to(folder).as_posix()
         for parent, _, names in os.walk(folder)
         for name in names
         if _is_photo(name)
-    ]
-    paths = sorted(found, key=lambda path: path.relative_to(folder).as_posix())
-    if not paths:
+    )
+    if not ids:
         raise DataError(f"{folder}: no images (looked for {', '.join(sorted(TYPES))})")
-    ids = [path.relative_to(folder).as_posix() for path in paths]
-    pixels = [FileImage(path) for path in paths]
+    pixels = [FileImage(folder / path) for path in ids]
     return Pairs(folder.resolve().name, {split: Split(split, ids, [[] for _ in ids], pixels)})
 
 

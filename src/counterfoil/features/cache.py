@@ -1,9 +1,9 @@
-"""Features of images on disk, by the content of the image: the same photo is extracted once.
+"""Cache of image features on disk, by image content and extractor.
 
-A cache folder has one folder per extractor (``image-features/NAME-KEY``; the key stands for its
-fingerprint). In it are files of up to a chunk of images (``*.rows``): each is written once, under
-its final name only when it is complete, and never changed. So writers need no lock: two of them at
-worst extract the same image twice. Every image has a checksum of its own.
+A cache folder has one folder per extractor (``image-features/NAME-KEY``; the key is a digest of its
+fingerprint) with files of up to a chunk of images (``*.rows``). Each file is written atomically and
+never changed, so writers need no lock: at worst, two extract the same image. Every image has its
+own checksum.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from counterfoil.core.storage.reading import open_descriptor
 from counterfoil.features.chunks import Chunk
 
 FOLDER = "image-features"
-"""The folder of all this in a cache folder, which holds other things, too."""
+"""Folder of the features in a cache folder, which may hold other data, too."""
 
 DIGESTS = "digests"
-"""In it, digests of images by the names and dates of their files (see `extract`)."""
+"""Folder in it with digests of images by the names and dates of their files (see `extract`)."""
 
 CLEAR = "counterfoil data cache --clear"
 _EXTRACTOR = "extractor.json"
@@ -47,12 +47,12 @@ _HEAD = struct.Struct("<8sQII")
 _RECORD = np.dtype([("digest", "u1", (32,)), ("length", "<i8"), ("checksum", "<u4")])
 _FEATURE, _BOX = np.dtype("<f2"), np.dtype("<f4")
 _REMAINS_SECONDS = 3600.0
-"""A file that is not complete after this time was left by a kill."""
+"""An incomplete file older than this was left by a kill."""
 
 
 @dataclass(frozen=True)
 class RowFile:
-    """A file of the cache: a header, a record per image, then all features and all boxes."""
+    """A file of the cache: a header, one record per image, all features, all boxes."""
 
     path: Path
     count: int
@@ -73,7 +73,7 @@ class RowFile:
 
     @classmethod
     def open(cls, path: Path) -> RowFile | None:
-        """What the header says; None if this is not a complete file of the cache."""
+        """The file with the sizes in its header; None if it is not complete."""
         descriptor = open_descriptor(path)
         try:
             head = os.pread(descriptor, _HEAD.size, 0)
@@ -105,13 +105,12 @@ class RowFile:
 
     def is_intact(self, row: int) -> bool:
         record = self.records[row]
-        made = _checksum(
-            self.digests[row], int(record["length"]), self.features(row), self.boxes(row)
-        )
-        return made == int(record["checksum"]) and 0 < record["length"] <= self.fragments
+        length = int(record["length"])
+        checksum = _checksum(self.digests[row], length, self.features(row), self.boxes(row))
+        return checksum == int(record["checksum"]) and 0 < length <= self.fragments
 
     def _read(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        # Opened for each read: a cache of many files would need as many descriptors otherwise.
+        # opened per read: many files would need as many descriptors otherwise
         out = np.empty(shape, dtype=dtype)
         try:
             descriptor = open_descriptor(self.path)
@@ -126,8 +125,8 @@ class RowFile:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the features of one image are."""
+class CachedRow:
+    """The row of one image in a file."""
 
     file: RowFile
     row: int
@@ -145,25 +144,24 @@ class FeatureCache:
         key = hashlib.sha256(fingerprint.encode()).hexdigest()[:12]
         return cls(cache_dir / FOLDER / f"{name}-{key}", fingerprint)
 
-    def find(self, wanted: Collection[bytes]) -> dict[bytes, Place]:
-        """Places of those digests that are here and intact. Damaged files are deleted."""
-        places: dict[bytes, Place] = {}
+    def find(self, wanted: Collection[bytes]) -> dict[bytes, CachedRow]:
+        """The intact rows of the wanted digests. Damaged files are deleted."""
+        rows: dict[bytes, CachedRow] = {}
         paths = sorted(self.folder.glob("*.rows"))
         with ThreadPoolExecutor(usable_cores()) as pool:
-            for path, found in zip(
-                paths, pool.map(lambda p: _intact(p, wanted), paths), strict=True
-            ):
-                if found is None:
+            results = pool.map(lambda path: _find_intact(path, wanted), paths)
+            for path, intact in zip(paths, results, strict=True):
+                if intact is None:
                     self.damaged.append(path)
                     with suppress(OSError):
                         path.unlink()
                 else:
-                    places.update(found)
+                    rows.update(intact)
         self._sweep()
-        return places
+        return rows
 
-    def add(self, digests: Sequence[bytes], chunk: Chunk) -> dict[bytes, Place]:
-        """Keep what a chunk has of images; `OSError` if it cannot be written."""
+    def add(self, digests: Sequence[bytes], chunk: Chunk) -> dict[bytes, CachedRow]:
+        """Write the good images of a chunk; `OSError` if that fails."""
         rows = [row for row in range(len(digests)) if row not in chunk.bad]
         if not rows:
             return {}
@@ -175,7 +173,7 @@ class FeatureCache:
             record["digest"] = np.frombuffer(digests[row], dtype=np.uint8)
             record["length"] = length
             record["checksum"] = _checksum(digests[row], length, own, box)
-        # The same images get the same name and the same layout, whoever writes them.
+        # the same images get the same name and layout from every writer
         name = hashlib.sha256(records["digest"].tobytes()).hexdigest()[:24]
         file = RowFile(self.folder / f"{name}.rows", len(rows), *features.shape[1:])
         head = _HEAD.pack(_MAGIC, file.count, file.fragments, file.dim)
@@ -184,7 +182,7 @@ class FeatureCache:
         if not (self.folder / _EXTRACTOR).exists():  # for people, and `cache_contents`
             text = json.dumps({"extractor": self.fingerprint}, ensure_ascii=False)
             write_atomically(self.folder / _EXTRACTOR, f"{text}\n")
-        return {digests[row]: Place(file, number) for number, row in enumerate(rows)}
+        return {digests[row]: CachedRow(file, number) for number, row in enumerate(rows)}
 
     def _sweep(self) -> None:
         """Delete files that a kill left incomplete."""
@@ -194,8 +192,8 @@ class FeatureCache:
                     path.unlink()
 
 
-def _intact(path: Path, wanted: Collection[bytes]) -> dict[bytes, Place] | None:
-    """Places of wanted images in a file; None if the file or one of these rows is damaged."""
+def _find_intact(path: Path, wanted: Collection[bytes]) -> dict[bytes, CachedRow] | None:
+    """Rows of wanted images in a file; None if the file or one of these rows is damaged."""
     try:
         file = RowFile.open(path)
         if file is None:
@@ -207,7 +205,7 @@ def _intact(path: Path, wanted: Collection[bytes]) -> dict[bytes, Place] | None:
         return {}
     except (OSError, DataError, ValueError, MemoryError):
         return None
-    return {digest: Place(file, row) for digest, row in rows.items()}
+    return {digest: CachedRow(file, row) for digest, row in rows.items()}
 
 
 def _checksum(
@@ -218,29 +216,30 @@ def _checksum(
 
 
 class CachedRows:
-    """A `RowArray` of rows that lie in many files: the features, or the boxes, of some images."""
+    """A `RowArray` over many files: the ``"features"``, or the ``"boxes"``, of some images."""
 
-    def __init__(self, places: Sequence[Place], what: str) -> None:
-        self.path = places[0].file.path.parent
-        self._places, self._is_boxes = list(places), what == "boxes"
-        shapes = {(place.file.fragments, place.file.dim) for place in places}
+    def __init__(self, rows: Sequence[CachedRow], field: str) -> None:
+        self.path = rows[0].file.path.parent
+        self._rows, self._is_boxes = list(rows), field == "boxes"
+        shapes = {(row.file.fragments, row.file.dim) for row in rows}
         if len(shapes) > 1:
             raise DataError(
                 f"{self.path}: features of different shapes {sorted(shapes)} from one extractor; "
                 f"its fingerprint must differ when its shape does (delete them: {CLEAR})"
             )
         ((fragments, dim),) = shapes
-        self.shape: tuple[int, ...] = (len(places), fragments, 4 if self._is_boxes else dim)
+        self.shape: tuple[int, ...] = (len(rows), fragments, 4 if self._is_boxes else dim)
         self.dtype: np.dtype[Any] = _BOX if self._is_boxes else _FEATURE
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._rows)
 
     def row(self, index: int) -> NDArray[Any]:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {self.path}, which has {len(self)}")
-        place = self._places[index]
-        return place.file.boxes(place.row) if self._is_boxes else place.file.features(place.row)
+        cached = self._rows[index]
+        read = cached.file.boxes if self._is_boxes else cached.file.features
+        return read(cached.row)
 
     def rows(self, indices: Sequence[int]) -> NDArray[Any]:
         out = np.empty((len(indices), *self.shape[1:]), dtype=self.dtype)
@@ -251,9 +250,9 @@ class CachedRows:
 
 @dataclass(frozen=True)
 class CacheUse:
-    """How many images of a data set came from the cache, and how large the cache is now.
+    """How many images of a data set came from the cache, and the size of the cache.
 
-    ``extracted`` can be less than the rest: copies of a photo are extracted once. ``folder`` is
+    ``extracted`` may be less than the rest, as copies of a photo are extracted once. ``folder`` is
     None without a cache.
     """
 
@@ -273,7 +272,7 @@ class CacheUse:
 
 @dataclass(frozen=True)
 class CacheContents:
-    """What the cache has of one extractor."""
+    """The number of images, and their bytes, that the cache has of one extractor."""
 
     name: str
     extractor: str
@@ -282,7 +281,7 @@ class CacheContents:
 
 
 def cache_contents(cache_dir: Path) -> list[CacheContents]:
-    """What the cache has, by extractor."""
+    """The contents of the cache, per extractor."""
     contents = []
     for folder in sorted(path for path in _folders(cache_dir) if path.name != DIGESTS):
         files = [file for file in map(_try_open, folder.glob("*.rows")) if file is not None]
@@ -301,7 +300,7 @@ def cache_bytes(cache_dir: Path) -> int:
 
 
 def clear_cache(cache_dir: Path) -> int:
-    """Delete all features in a cache folder, and nothing else there; returns their size."""
+    """Delete the features in a cache folder, and nothing else; returns their size in bytes."""
     size = cache_bytes(cache_dir)
     for folder in _folders(cache_dir):
         shutil.rmtree(folder)
@@ -333,6 +332,6 @@ def _bytes_in(folder: Path) -> int:
 
 
 def reason(error: OSError) -> str:
-    """Why the cache cannot be used, in words."""
+    """Why the cache cannot be written, as text."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return "the disk is full" if full else error.strerror or str(error)

@@ -1,4 +1,4 @@
-"""Fragments of a few dozen images at a time: by processes, or by threads that feed a network."""
+"""Parallel extraction in chunks of images: by processes, or by threads that feed a network."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from counterfoil.core.errors import DataError
 from counterfoil.core.parallel import ordered_map, usable_cores
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.images import ImageRef, open_image
-from counterfoil.features.backbone import Backbone
-from counterfoil.features.extractors import Extractor, extractors
+from counterfoil.features.extractors import Backbone, Extractor, extractors
 from counterfoil.features.views import View
 
 _MAX_FLOAT16 = float(np.finfo(np.float16).max)
@@ -30,7 +29,7 @@ _Task = tuple[str, str, Refs]
 
 @dataclass(frozen=True)
 class Chunk:
-    """Fragments of a few images, padded, and messages about those that could not be used."""
+    """Padded fragments of a few images, and error messages by row in ``bad``."""
 
     features: NDArray[np.float16]
     boxes: NDArray[np.float32]
@@ -41,10 +40,10 @@ class Chunk:
 def chunks(
     tool: Extractor, name: str, options: dict[str, Any], parts: Sequence[Refs], workers: int | None
 ) -> Iterator[Chunk]:
-    """The chunk of each part, in order; a few parts are worked on ahead.
+    """The chunk of each part, in order, computed a few parts ahead.
 
-    A `Backbone` stays in this process with its weights, and ``workers`` threads decode for it; any
-    other extractor is made anew in each of ``workers`` processes.
+    A `Backbone` stays in this process with its weights, and ``workers`` threads decode for it. Any
+    other extractor is created in each of ``workers`` processes.
     """
     if isinstance(tool, Backbone):
         return _by_threads(tool, parts, workers)
@@ -72,7 +71,7 @@ def _extract(tool: Extractor, ref: ImageRef) -> Fragments | str:
 
 
 def _by_threads(tool: Backbone, parts: Sequence[Refs], workers: int | None) -> Iterator[Chunk]:
-    """Pillow decodes and resizes outside Python's lock: threads are enough, and cost no copies."""
+    """Pillow releases the GIL to decode and resize, so threads suffice, without copies."""
     pool = ThreadPoolExecutor(workers or min(usable_cores(), _MAX_THREADS))
     waiting: deque[list[Future[list[View] | str]]] = deque()
     try:
@@ -100,22 +99,22 @@ def _run(tool: Backbone, decoding: list[Future[list[View] | str]]) -> Chunk:
 
 
 def _whole_batches(tool: Backbone, images: list[list[View]]) -> list[list[View]]:
-    """Images with copies of the last one, so that no batch is smaller than the others.
+    """Images, padded with copies of the last one to full batches.
 
-    Convolutions of another batch size may differ in the last bits. In batches of one size, the
-    features of an image do not depend on the images beside it.
+    Convolutions may differ in the last bits between batch sizes. With one batch size, the features
+    of an image do not depend on the other images.
     """
-    return [*images, *([images[-1]] * (-len(images) % tool.at_once))] if images else []
+    return [*images, *([images[-1]] * (-len(images) % tool.views_per_batch))] if images else []
 
 
-def _fill(tool: Extractor, found: list[Fragments | str]) -> Chunk:
-    """Pad to arrays; half precision keeps what is larger than it can say at its largest number."""
+def _fill(tool: Extractor, results: list[Fragments | str]) -> Chunk:
+    """Pad to arrays; features are clipped to the range of float16."""
     most = tool.max_fragments
-    features = np.zeros((len(found), most, tool.dim), dtype=np.float16)
-    boxes = np.zeros((len(found), most, 4), dtype=np.float32)
-    lengths = np.zeros(len(found), dtype=np.int64)
+    features = np.zeros((len(results), most, tool.dim), dtype=np.float16)
+    boxes = np.zeros((len(results), most, 4), dtype=np.float32)
+    lengths = np.zeros(len(results), dtype=np.int64)
     bad = {}
-    for row, fragments in enumerate(found):
+    for row, fragments in enumerate(results):
         if isinstance(fragments, str):
             bad[row] = fragments
         elif not np.isfinite(fragments.features).all():

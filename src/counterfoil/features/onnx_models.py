@@ -1,4 +1,4 @@
-"""The extractor "onnx": any network in an ONNX file that takes pictures."""
+"""Extractor "onnx": any vision network in an ONNX file."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ from PIL import Image
 
 from counterfoil.core.errors import CheckpointError, ConfigError, MissingExtraError
 from counterfoil.core.storage.reading import open_regular
-from counterfoil.features.backbone import Backbone, Seen, map_cells, token_cells, whole
-from counterfoil.features.extractors import extractors
+from counterfoil.features.extractors import (
+    Backbone,
+    NetworkOutput,
+    extractors,
+    map_cells,
+    single_fragment,
+    token_cells,
+)
 from counterfoil.features.views import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, View
 
 
@@ -37,7 +43,7 @@ class OnnxFeatures(Backbone):
         pooled: bool = False,
         batch_size: int = 16,
     ) -> None:
-        """``output`` names the output to take, the first if empty; ``size`` is the input's side.
+        """``output`` names an output of the network (empty: the first); ``size`` is the image side.
 
         ``mean`` and ``std`` are those of pixels in 0…1.
         """
@@ -56,13 +62,13 @@ class OnnxFeatures(Backbone):
         )
 
     def _digest(self) -> str:
-        """SHA-256 of the file, and of the one that holds the weights of a large network."""
+        """SHA-256 of the file, and of the weights file of a large network."""
         if not self.path:
             raise ConfigError("onnx: name a file: --backbone-option path=NETWORK.onnx")
         digest = hashlib.sha256()
         try:
-            beside = [Path(self.path + end) for end in (".data", "_data")]
-            for path in (Path(self.path), *(path for path in beside if path.is_file())):
+            weights = [Path(self.path + end) for end in (".data", "_data")]
+            for path in (Path(self.path), *(path for path in weights if path.is_file())):
                 with open_regular(path) as file:
                     while chunk := file.read(1 << 20):
                         digest.update(chunk)
@@ -70,37 +76,33 @@ class OnnxFeatures(Backbone):
             raise CheckpointError(f"{self.path}: cannot be read ({error.strerror})") from None
         return digest.hexdigest()
 
-    def forward(self, pixels: NDArray[np.uint8]) -> Seen:
+    def forward(self, pixels: NDArray[np.uint8]) -> NetworkOutput:
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         batch = (pixels.astype(np.float32) - mean) / std
         if self._channels_first:
             batch = np.ascontiguousarray(batch.transpose(0, 3, 1, 2))
-        made = np.concatenate(
-            [self._run(part) for part in np.array_split(batch, self._parts(len(batch)))]
-        )
-        if made.ndim == 4:
-            return Seen(*map_cells(made if self._channels_first else made.transpose(0, 3, 1, 2)))
-        if made.ndim == 3:
-            return Seen(*token_cells(made, pixels.shape[1:3]))
-        if made.ndim == 2:
-            return whole(made)
+        calls = len(batch) if self._input.shape[0] == 1 else 1  # some files fix the batch size at 1
+        output = np.concatenate([self._run(part) for part in np.array_split(batch, calls)])
+        if output.ndim == 4:
+            maps = output if self._channels_first else output.transpose(0, 3, 1, 2)
+            return NetworkOutput(*map_cells(maps))
+        if output.ndim == 3:
+            return NetworkOutput(*token_cells(output, pixels.shape[1:3]))
+        if output.ndim == 2:
+            return single_fragment(output)
         raise ConfigError(
-            f"{self.path}: output '{self._output}' has {made.ndim} axes; expected a map "
+            f"{self.path}: output '{self._output}' has {output.ndim} axes; expected a map "
             "[B, C, H, W], tokens [B, T, D] or a vector [B, D]"
         )
 
-    def _parts(self, count: int) -> int:
-        """Calls a batch takes: one, or one an image where the file fixes its batch at one."""
-        return count if self._input.shape[0] == 1 else 1
-
     def _run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         values = batch.astype(np.float16) if "float16" in self._input.type else batch
-        names, given = [self._output], {self._input.name: values}
+        names, inputs = [self._output], {self._input.name: values}
         try:
-            (made,) = self._session.run(names, given)
+            (output,) = self._session.run(names, inputs)
         except Exception as error:  # the runtime's own classes differ between its builds
             raise CheckpointError(f"{self.path}: the network cannot be run: {error}") from None
-        array: NDArray[np.float32] = np.asarray(made, dtype=np.float32)
+        array: NDArray[np.float32] = np.asarray(output, dtype=np.float32)
         return array
 
     @cached_property
@@ -122,13 +124,13 @@ class OnnxFeatures(Backbone):
 
     @cached_property
     def _input(self) -> Any:
-        found = self._session.get_inputs()[0]
-        if len(found.shape) != 4:
+        first = self._session.get_inputs()[0]
+        if len(first.shape) != 4:
             raise CheckpointError(
-                f"{self.path}: its input '{found.name}' is {found.shape}; expected pictures "
+                f"{self.path}: its input '{first.name}' is {first.shape}; expected pictures "
                 "[batch, 3, height, width] or [batch, height, width, 3]"
             )
-        return found
+        return first
 
     @cached_property
     def _output(self) -> str:

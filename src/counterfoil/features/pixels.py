@@ -1,4 +1,4 @@
-"""The extractor "pixels": a picture as its patches, for networks that learn from pixels."""
+"""Extractor "pixels": the patches of an image, for networks that train on pixels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from counterfoil.core.errors import ConfigError
 from counterfoil.data.fragments import Fragments, PixelAugmentation
 from counterfoil.features.extractors import extractors, full_name
 from counterfoil.features.pretrained import dual_settings
-from counterfoil.features.views import WHOLE_IMAGE, Box, Preprocessing, View, place, squash
+from counterfoil.features.views import WHOLE_IMAGE, Box, Preprocessing, View, boxes_in_image, squash
 
 _TRIES = 10
 _MAX_ASPECT = 4 / 3
@@ -23,12 +23,11 @@ _MAX_ASPECT = 4 / 3
 
 @extractors.register("pixels")
 class Pixels:
-    """Patches of the pixels themselves, for models that are trained end to end (CLIP, SigLIP).
+    """Patches of pixels, for models that are trained end to end (CLIP, SigLIP).
 
-    ``model`` is the dual encoder that says how it wants its pictures: size, patches, what is cut
-    off. What it says may be given instead, or changed: ``size`` and ``patch`` are sides in pixels,
-    ``resized`` the shorter side before a crop, ``filter`` Pillow's number of a resampling (bicubic
-    where neither says).
+    ``model`` is the dual encoder whose preprocessing is used: size, patches, crop. The other
+    options replace parts of it, or all: ``size`` and ``patch`` are sides in pixels, ``resized`` is
+    the shorter side before a crop, ``filter`` Pillow's number of a resampling (default: bicubic).
     """
 
     name: ClassVar[str] = "pixels"
@@ -45,26 +44,25 @@ class Pixels:
     ) -> None:
         if not model and not (size and patch):
             raise ConfigError(
-                "pixels: name a model that says how it sees (model=FOLDER or a hub's name), or "
-                "give size and patch"
+                "pixels: name a model whose preprocessing to use (model=NAME, a local folder or a "
+                "name on the hub), or give size and patch"
             )
         if model:
-            stated = dual_settings(model, size)
-            given = stated.preprocessing
-            self.patch = patch or stated.patch
-            self.preprocessing = replace(
-                given,
-                fit=given.fit if fit == "own" else fit,
-                resized=resized or given.resized,
-                filter=given.filter if filter is None else filter,
-            )
+            settings = dual_settings(model, size)
+            own, self.patch = settings.preprocessing, patch or settings.patch
         else:
-            way: Literal["squash", "crop"] = "squash" if fit == "own" else fit
-            self.patch = patch
-            number = int(Image.Resampling.BICUBIC) if filter is None else filter
-            self.preprocessing = Preprocessing((size, size), way, resized or size, number)
+            own, self.patch = Preprocessing((size, size), "squash", size), patch
+        self.preprocessing = replace(
+            own,
+            fit=own.fit if fit == "own" else fit,
+            resized=resized or own.resized,
+            filter=own.filter if filter is None else filter,
+        )
         if not 1 <= self.patch <= self.side:
-            raise ConfigError(f"pixels: patches of {self.patch} in pictures of {self.side} pixels")
+            raise ConfigError(
+                f"pixels: patch {self.patch}, size {self.side}: expected a patch of at least 1 "
+                "pixel, not larger than the picture"
+            )
 
     @property
     def side(self) -> int:
@@ -78,20 +76,20 @@ class Pixels:
     def max_fragments(self) -> int:
         return (self.side // self.patch) ** 2
 
-    def described(self) -> str:
-        """Name and options in one line, which need no other file to be understood."""
-        wanted = self.preprocessing
+    def description(self) -> str:
+        """The full name with all options, which does not depend on the files of a model."""
+        own = self.preprocessing
         options: dict[str, Any] = {
             "size": self.side,
             "patch": self.patch,
-            "fit": wanted.fit,
-            "resized": wanted.resized,
-            "filter": wanted.filter,
+            "fit": own.fit,
+            "resized": own.resized,
+            "filter": own.filter,
         }
         return full_name(self.name, options)
 
     def fingerprint(self) -> str:
-        return self.described()
+        return self.description()
 
     def extract(self, image: Image.Image) -> Fragments:
         return self._patches(self.preprocessing.view(image))
@@ -99,7 +97,7 @@ class Pixels:
     def augment(
         self, image: Image.Image, pixel_augmentation: PixelAugmentation, rng: np.random.Generator
     ) -> Fragments:
-        """Patches of a random part of the picture, mirrored every second time where asked."""
+        """Patches of a random crop; with ``flip``, mirrored with probability 1/2."""
         if pixel_augmentation.crop < 1.0:
             part = random_part(image.size, pixel_augmentation.crop, rng)
             view = squash(image, self.preprocessing.size, self.preprocessing.filter, part)
@@ -110,13 +108,13 @@ class Pixels:
     def _patches(self, view: View, mirrored: bool = False) -> Fragments:
         pixels = view.pixels[:, ::-1] if mirrored else view.pixels
         boxes = self._grid
-        if mirrored:  # what is seen on the left is on the right of the picture
+        if mirrored:  # boxes refer to the original image
             boxes = np.stack([1 - boxes[:, 2], boxes[:, 1], 1 - boxes[:, 0], boxes[:, 3]], axis=1)
-        return Fragments(to_patches(pixels, self.patch), place(boxes, view.box))
+        return Fragments(to_patches(pixels, self.patch), boxes_in_image(boxes, view.box))
 
     @cached_property
     def _grid(self) -> NDArray[np.float32]:
-        """Boxes within a view; what is left over at its right and lower edge is in no patch."""
+        """Boxes of the patches in a view; pixels left over at the right and bottom are dropped."""
         count = self.side // self.patch
         y, x = np.divmod(np.arange(count**2), count)
         corners = np.stack([x, y, x + 1, y + 1], axis=1) * self.patch
@@ -124,17 +122,17 @@ class Pixels:
 
 
 def to_patches(pixels: NDArray[np.uint8], patch: int) -> NDArray[np.uint8]:
-    """Square patches [n, patch · patch · 3] of a picture [H, W, 3], row by row."""
+    """Square patches [n, patch · patch · 3] of an image [H, W, 3], row by row."""
     rows, columns = pixels.shape[0] // patch, pixels.shape[1] // patch
     cut = pixels[: rows * patch, : columns * patch].reshape(rows, patch, columns, patch, 3)
     return np.ascontiguousarray(cut.transpose(0, 2, 1, 3, 4)).reshape(rows * columns, -1)
 
 
 def random_part(size: tuple[int, int], least: float, rng: np.random.Generator) -> Box:
-    """A part of a picture (width, height) with ``least`` to all of its area, near to a square.
+    """The box of a random crop with a share of the area from ``least`` to 1.
 
-    Proportions are drawn between 3:4 and 4:3 evenly in their logarithm. Where no such part fits in
-    a few tries (a panorama), it is the whole.
+    The aspect ratio is log-uniform between 3:4 and 4:3. If no such crop fits after a few tries (a
+    panorama), the result is the whole image.
     """
     width, height = size
     for _ in range(_TRIES):

@@ -1,4 +1,4 @@
-"""Vision networks of `transformers`: loading, kinds, digests of weights, preprocessing."""
+"""Loading vision networks of `transformers`: configurations, weights, preprocessing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import hashlib
 import inspect
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from counterfoil.core.errors import CheckpointError, ConfigError, MissingExtraError
 from counterfoil.core.storage.reading import read_text
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def is_detector(config: Any) -> bool:
-    """Whether a configuration is of a network that finds things, such as DETR or YOLOS."""
+    """Whether a configuration is of an object detector, such as DETR or YOLOS."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES as names,
     )
@@ -29,44 +29,46 @@ def is_detector(config: Any) -> bool:
 
 
 def load_config(name: str) -> Any:
-    """The configuration in a local folder or, where there is a network, on a hub."""
+    """The configuration of a vision network, from a local folder or the hub."""
     try:
         from transformers import AutoConfig
     except ImportError:
         raise MissingExtraError("transformers", "hf", "the extractor 'transformers'") from None
-    with _refusals(name):
+    with _vision_refusals(name):
         return AutoConfig.from_pretrained(name)
 
 
 def load_network(name: str, detector: bool) -> Any:
-    """The network in evaluation mode; of a dual encoder, the half that sees."""
+    """The network in eval mode; of a dual encoder, the vision half."""
     import torch
     from transformers import AutoModel, AutoModelForObjectDetection
 
-    with _refusals(name), no_bars():
-        maker = AutoModelForObjectDetection if detector else AutoModel
-        network = maker.from_pretrained(name, dtype=torch.float32)
+    with _vision_refusals(name), no_bars():
+        model_class = AutoModelForObjectDetection if detector else AutoModel
+        network = model_class.from_pretrained(name, dtype=torch.float32)
     network = getattr(network, "vision_model", network).eval().requires_grad_(False)
     if "pixel_values" not in inspect.signature(network.forward).parameters:
-        raise CheckpointError(f"'{name}' is a {type(network).__name__}, which sees no pictures")
+        raise CheckpointError(
+            f"'{name}' is a {type(network).__name__}, which takes no images; name a vision network"
+        )
     return network
 
 
-def load_stated(name: str) -> dict[str, Any]:
-    """What the model says of its pixels; empty where it says nothing."""
+def load_processor(name: str) -> dict[str, Any]:
+    """The preprocessing that a model's files state; empty if they state none."""
     for file, key in (("preprocessor_config.json", None), ("processor_config.json", "image")):
         path = _find(name, file)
         if path is not None:
-            with _refusals(name):
-                stated = json.loads(read_text(path))
-            stated = stated.get(f"{key}_processor") if key else stated
-            if isinstance(stated, dict):
-                return stated
+            with _vision_refusals(name):
+                processor = json.loads(read_text(path))
+            processor = processor.get(f"{key}_processor") if key else processor
+            if isinstance(processor, dict):
+                return processor
     return {}
 
 
 def weights_digest(network: torch.nn.Module) -> str:
-    """SHA-256 of all weights by name, wherever they came from."""
+    """SHA-256 of all weights and their names."""
     digest = hashlib.sha256()
     for key, value in sorted(network.state_dict().items()):
         digest.update(f"{key} {tuple(value.shape)}\n".encode())
@@ -81,42 +83,51 @@ def _find(name: str, file: str) -> Path | None:
     from transformers.utils import cached_file
 
     try:
-        found = cached_file(name, file)
+        path = cached_file(name, file)
     except OSError:
         return None
-    return Path(found) if found else None
+    return Path(path) if path else None
 
 
 @contextmanager
-def _refusals(name: str) -> Iterator[None]:
+def _refusals(name: str, kind: str, advice: str) -> Iterator[None]:
+    """Turn whatever keeps a model from being loaded into a `CheckpointError` with advice."""
     try:
         yield
     except ImportError as error:
         raise CheckpointError(f"'{name}' needs a package that is missing: {error}") from None
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(
-            f"no vision model could be loaded from '{name}': {error} (option model: a local "
-            "folder, or a hub's name where there is a network)"
+            f"no {kind} could be loaded from '{name}': {error} ({advice})"
         ) from None
+
+
+def _vision_refusals(name: str) -> AbstractContextManager[None]:
+    return _refusals(name, "vision model", "option model: a local folder, or a name on the hub")
+
+
+def dual_refusals(name: str) -> AbstractContextManager[None]:
+    advice = "set model.image.pretrained to the path of a local folder, or to a name on the hub"
+    return _refusals(name, "dual encoder", advice)
 
 
 @contextmanager
 def no_bars() -> Iterator[None]:
-    """Keep the library from drawing bars of its own between ours."""
+    """Keep `transformers` from drawing its own progress bars."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if was_enabled:
             logging.enable_progress_bar()
 
 
 @contextmanager
 def silent_loading() -> Iterator[None]:
-    """Keep the library from reporting weights that a caller looks after itself."""
+    """Keep `transformers` from reporting missing weights that the caller handles."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()
@@ -128,8 +139,8 @@ def silent_loading() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-# What the published networks of each kind were shown, where no file beside the weights says more.
-CUSTOMS: dict[str, dict[str, Any]] = {
+# Preprocessing of the published networks of each kind, if no file beside the weights states it.
+DEFAULT_PROCESSORS: dict[str, dict[str, Any]] = {
     "clip": {
         "do_center_crop": True,
         "image_mean": [0.48145466, 0.4578275, 0.40821073],
@@ -145,7 +156,7 @@ CUSTOMS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class DualSettings:
-    """The kind of a dual encoder, the side of its patches, and how its pixels are prepared."""
+    """The kind of a dual encoder, its patch size, and its preprocessing."""
 
     kind: str
     patch: int
@@ -153,10 +164,10 @@ class DualSettings:
 
 
 def dual_config(name: str) -> Any:
-    """The configuration of a dual encoder in a local folder or, with a network, on a hub."""
+    """The configuration of a dual encoder, from a local folder or the hub."""
     if not name:
         raise ConfigError(
-            "model.image.pretrained: name a CLIP or SigLIP: a folder, or a hub's name"
+            "model.image.pretrained: name a CLIP or SigLIP: a local folder, or a name on the hub"
         )
     try:
         from transformers import AutoConfig
@@ -164,34 +175,20 @@ def dual_config(name: str) -> Any:
         raise MissingExtraError("transformers", "hf", "a dual encoder such as CLIP") from None
     with dual_refusals(name):
         config = AutoConfig.from_pretrained(name)
-    if config.model_type not in CUSTOMS:
+    if config.model_type not in DEFAULT_PROCESSORS:
         raise CheckpointError(
             f"'{name}' is a '{config.model_type}', not a dual encoder that can be trained here "
-            f"({', '.join(CUSTOMS)})"
+            f"({', '.join(DEFAULT_PROCESSORS)})"
         )
     return config
 
 
 def dual_settings(name: str, side: int = 0) -> DualSettings:
-    """Read from the files beside the weights; ``side`` replaces the size they state."""
+    """Settings from the files beside the weights; ``side`` replaces the stated image size."""
     config = dual_config(name)
-    kind, seen = config.model_type, config.vision_config
-    stated = CUSTOMS[kind] | load_stated(name)
-    fit = "crop" if stated["do_center_crop"] else "squash"
-    size = side or int(seen.image_size)
-    preprocessing = read_preprocessing(stated, seen.image_size, fit, size)  # type: ignore[arg-type]
-    return DualSettings(kind, int(seen.patch_size), preprocessing)
-
-
-@contextmanager
-def dual_refusals(name: str) -> Iterator[None]:
-    """Whatever keeps a model from being loaded, as one error that says what to do."""
-    try:
-        yield
-    except ImportError as error:
-        raise CheckpointError(f"'{name}' needs a package that is missing: {error}") from None
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise CheckpointError(
-            f"no dual encoder could be loaded from '{name}': {error} (set model.image.pretrained "
-            "to the path of a local folder, or to a hub's name where there is a network)"
-        ) from None
+    kind, vision = config.model_type, config.vision_config
+    processor = DEFAULT_PROCESSORS[kind] | load_processor(name)
+    fit: Literal["squash", "crop"] = "crop" if processor["do_center_crop"] else "squash"
+    size = side or int(vision.image_size)
+    preprocessing = read_preprocessing(processor, vision.image_size, fit, size)
+    return DualSettings(kind, int(vision.patch_size), preprocessing)

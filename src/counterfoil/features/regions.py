@@ -1,4 +1,4 @@
-"""Region proposals from pixels alone: the whole, its objects, and their layers of one colour."""
+"""Region proposals from pixels: the whole image, its objects, and their layers of one colour."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TYPES = ("whole", "object", "layer", "cell")
 
 
 def mask_components(mask: Mask) -> Labels:
-    """Components of a mask by its four neighbours; what is outside the mask gets -1."""
+    """Components of a mask (4-connectivity); -1 outside the mask."""
     labels = connected(mask[:, 1:] & mask[:, :-1], mask[1:] & mask[:-1])
     used = np.zeros(int(labels.max()) + 1, dtype=bool)
     used[labels[mask]] = True
@@ -60,8 +60,8 @@ def _union(count: int, one: Labels, other: Labels) -> Labels:
     parent = np.arange(count)
     while len(one):
         a, b = parent[one], parent[other]
-        apart = a != b
-        one, other, a, b = one[apart], other[apart], a[apart], b[apart]
+        distinct = a != b
+        one, other, a, b = one[distinct], other[distinct], a[distinct], b[distinct]
         np.minimum.at(parent, np.maximum(a, b), np.minimum(a, b))
         while True:
             shorter = parent[parent]
@@ -136,7 +136,7 @@ def _opponent(rgb: NDArray[np.float32]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Regions:
-    """Proposals: ``boxes`` [R, 4] in pixels (x1, y1, x2, y2), and where each one's pixels are.
+    """Proposals: ``boxes`` [R, 4] in pixels (x1, y1, x2, y2), and the pixels of each.
 
     Region r covers the pixels of ``maps[sources[r]]`` that equal ``labels[r]``; a negative label
     covers its whole box. ``types`` index `TYPES`.
@@ -155,8 +155,8 @@ class Regions:
 def propose(pixels: NDArray[np.uint8], limit: int, least: int) -> Regions:
     """Up to ``limit`` regions of an image [H, W, 3], those of ``least`` pixels or more.
 
-    The whole image, its objects, and the layers of these; where there are hardly any, as in many
-    photographs, patches of one colour and the quarters of the image.
+    The whole image, its objects, and their layers. If there are few, as in many photographs, also
+    patches of one colour and the quarters of the image.
     """
     height, width = pixels.shape[:2]
     names = names_of(pixels)
@@ -181,7 +181,7 @@ def propose(pixels: NDArray[np.uint8], limit: int, least: int) -> Regions:
 
 @dataclass(frozen=True)
 class _Row:
-    """One region to be."""
+    """One proposed region."""
 
     box: NDArray[np.int64]
     type: str
@@ -190,7 +190,7 @@ class _Row:
 
 
 def _objects(pixels: NDArray[np.int16], least: int) -> Labels:
-    """Components of what is not background; -1 is background."""
+    """Components of the foreground; -1 is background."""
     planes = np.ascontiguousarray(pixels.transpose(2, 0, 1))
     right = np.abs(planes[:, :, 1:] - planes[:, :, :-1]).max(axis=0)
     down = np.abs(planes[:, 1:] - planes[:, :-1]).max(axis=0)
@@ -217,15 +217,15 @@ def _spread(
     right: NDArray[np.int16],
     down: NDArray[np.int16],
 ) -> Mask:
-    """Let the background take in zones that mostly border on it without an outline between.
+    """Grow the background by zones that mostly border on it without an outline between.
 
-    So clouds, hills and far houses belong to it, while a pale thing with a dark outline does not.
+    Clouds, hills and distant houses then belong to it; a pale object with a dark outline does not.
     """
     one = np.concatenate([zones[:, :-1].ravel(), zones[:-1].ravel()])
     other = np.concatenate([zones[:, 1:].ravel(), zones[1:].ravel()])
     step = np.concatenate([right.ravel(), down.ravel()])
-    apart = one != other
-    one, other, soft = one[apart], other[apart], step[apart] <= _OUTLINE
+    distinct = one != other
+    one, other, soft = one[distinct], other[distinct], step[distinct] <= _OUTLINE
     count = len(background)
     border = np.bincount(one, minlength=count) + np.bincount(other, minlength=count)
     for _ in range(3):

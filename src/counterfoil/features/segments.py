@@ -1,11 +1,10 @@
-"""The extractor "segments": regions from colour and outline, described by hand-made numbers.
+"""Extractor "segments": regions from colour and outline, with handcrafted descriptors.
 
-They tell colour, shape, edges, texture and place. Grids are folded: a thing and its mirror image
-get the same numbers but for their place, since the way things face is seldom said, and to learn it
-twice takes twice the pictures.
+Descriptors cover colour, shape, edges, texture and position. Grids are folded, so an object and its
+mirror image differ only in position: captions seldom say which way things face.
 
-Legend for array suffixes: R regions, S samples a side, C colours. Every region is read on a grid of
-S by S samples of its box, so the cost depends on the number of regions, not on their size.
+Legend for array suffixes: R regions, S samples per side, C colours. Every region is sampled on an
+S by S grid of its box, so the cost depends on the number of regions, not on their size.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ DIM = (
     + len(_LAGS_DIAGONAL)
     + 1  # texture
     + 9  # shape
-    + 12  # place
-    + 4  # alike objects
+    + 12  # position
+    + 4  # similar objects
     + len(TYPES)
 )
 
@@ -62,10 +61,10 @@ def describe_regions(pixels: NDArray[np.uint8], regions: Regions) -> Array:
         layout,
         _occupancy(mask_RSS),
         _edges(strength, bins, at_RSS, mask_RSS),
-        # The least channel tells a colour from its tints, which may be equally bright.
+        # the smallest channel separates a colour from its tints, which may be equally bright
         _texture(_least(pixels), at_RSS, mask_RSS * _inside(regions)[at_RSS]),
         _shape(regions.boxes, mask_RSS),
-        _place(regions.boxes, mask_RSS, width, height),
+        _position(regions.boxes, mask_RSS, width, height),
         _alike(regions, color),
         np.eye(len(TYPES), dtype=np.float32)[regions.types],
     ]
@@ -132,7 +131,7 @@ def _colors(
 
 
 def _occupancy(mask_RSS: Array) -> Array:
-    """Where the mask is on a folded grid of 8 by 8, and how unlike its two halves are."""
+    """The mask on a folded grid of 8 by 8, and the difference of its two halves."""
     grid = mask_RSS.reshape(-1, 8, _S // 8, 8, _S // 8).mean(axis=(2, 4))
     left, right = grid[:, :, :4], grid[:, :, :3:-1]
     unlike = np.abs(left - right).reshape(-1, 4, 2, 4).mean(axis=2)
@@ -142,12 +141,12 @@ def _occupancy(mask_RSS: Array) -> Array:
 def _edges(
     strength: Array, bins: NDArray[np.int64], at_RSS: NDArray[np.int64], mask_RSS: Array
 ) -> Array:
-    """Oriented edges in a folded grid of cells: both halves together, and how unlike they are."""
+    """Oriented edges in a folded grid of cells: the sum and the difference of its halves."""
     cell = np.arange(_S) * _CELLS // _S
-    place = cell[:, None] * _CELLS + cell[None, :]
+    cells = cell[:, None] * _CELLS + cell[None, :]
     count = _CELLS * _CELLS * _BINS
     offsets = np.arange(len(at_RSS))[:, None, None] * count
-    slots = offsets + place * _BINS + bins.ravel()[at_RSS]
+    slots = offsets + cells * _BINS + bins.ravel()[at_RSS]
     weights = strength.ravel()[at_RSS] * mask_RSS
     summed = np.bincount(slots.ravel(), weights.ravel(), minlength=len(at_RSS) * count)
     grid = np.sqrt(summed.astype(np.float32)).reshape(-1, _CELLS, _CELLS, _BINS)
@@ -181,9 +180,9 @@ def _least(pixels: NDArray[np.uint8]) -> Array:
 
 
 def _texture(light: Array, at_RSS: NDArray[np.int64], mask_RSS: Array) -> Array:
-    """How much light changes over short steps along, down and across: stripes, dots, checks.
+    """Mean change of brightness over short steps: stripes, dots, checks.
 
-    The profile over steps is taken relative to its mean, which comes last.
+    The profile over steps is relative to its mean, which comes last.
     """
     at, mask = at_RSS[:, :, ::2], mask_RSS[:, :, ::2]
     out = []
@@ -223,7 +222,7 @@ def _shape(boxes: NDArray[np.int64], mask_RSS: Array) -> Array:
     )
 
 
-def _place(boxes: NDArray[np.int64], mask_RSS: Array, width: int, height: int) -> Array:
+def _position(boxes: NDArray[np.int64], mask_RSS: Array, width: int, height: int) -> Array:
     unit = np.array([width, height, width, height], dtype=np.float32)
     x1, y1, x2, y2 = (boxes / unit).T
     area = (x2 - x1) * (y2 - y1)
@@ -248,7 +247,7 @@ def _place(boxes: NDArray[np.int64], mask_RSS: Array, width: int, height: int) -
 
 
 def _alike(regions: Regions, color: Array) -> Array:
-    """How many objects of the image look like this one: none, one, two, more."""
+    """The number of similar objects in the image, one-hot: none, one, two, more."""
     similar = color @ color.T > 0.93
     w = (regions.boxes[:, 2] - regions.boxes[:, 0]).astype(np.float32)
     h = (regions.boxes[:, 3] - regions.boxes[:, 1]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The extractor "timm": any network of that library, where the user has installed it."""
+"""Extractor "timm": any network of the `timm` library, if it is installed."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from counterfoil.core.errors import CheckpointError, ConfigError
-from counterfoil.features.backbone import (
+from counterfoil.features.extractors import (
     Backbone,
-    Seen,
+    NetworkOutput,
+    extractors,
     map_cells,
+    single_fragment,
     to_array,
     to_network,
     token_cells,
-    whole,
 )
-from counterfoil.features.extractors import extractors
 from counterfoil.features.pretrained import weights_digest
 from counterfoil.features.views import Preprocessing, View, read_preprocessing
 
@@ -30,9 +30,9 @@ _FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
 
 @extractors.register("timm")
 class TimmFeatures(Backbone):
-    """Cells or patches of any `timm` network (``--backbone timm:NAME``), where that is installed.
+    """Cells or patches of any `timm` network (``--backbone timm:NAME``), if that is installed.
 
-    ``model`` is a name of `timm`; ``weights`` a file of weights for it, else those it downloads.
+    ``model`` is a name of `timm`; ``weights`` is a file of weights, empty: `timm` downloads them.
     """
 
     name: ClassVar[str] = "timm"
@@ -57,24 +57,25 @@ class TimmFeatures(Backbone):
         digest = weights_digest(self._network)
         return f"timm {self.model} {digest} pooled={self.pooled} {self._preprocessing}"
 
-    def forward(self, pixels: NDArray[np.uint8]) -> Seen:
+    def forward(self, pixels: NDArray[np.uint8]) -> NetworkOutput:
         import torch
 
-        wanted = self._preprocessing
+        preprocessing = self._preprocessing
         network = self._network.to(self.device)
         with torch.inference_mode():
-            batch = to_network(pixels, self.device, wanted.mean, wanted.std)
-            made = to_array(network.forward_features(batch))
-        if made.ndim == 4:
-            last = made.shape[-1] == network.num_features != made.shape[1]
-            return Seen(*map_cells(made.transpose(0, 3, 1, 2) if last else made))
-        if made.ndim == 3:
-            return Seen(*token_cells(made, pixels.shape[1:3], self._patch))
-        return whole(made.reshape(len(made), -1))
+            batch = to_network(pixels, self.device, preprocessing.mean, preprocessing.std)
+            output = to_array(network.forward_features(batch))
+        if output.ndim == 4:
+            channels_last = output.shape[-1] == network.num_features != output.shape[1]
+            maps = output.transpose(0, 3, 1, 2) if channels_last else output
+            return NetworkOutput(*map_cells(maps))
+        if output.ndim == 3:
+            return NetworkOutput(*token_cells(output, pixels.shape[1:3], self._patch))
+        return single_fragment(output.reshape(len(output), -1))
 
     @property
     def _patch(self) -> int | None:
-        """The side of a patch, where the network cuts pictures into them."""
+        """The side of a patch; None for networks without patches."""
         size = getattr(getattr(self._network, "patch_embed", None), "patch_size", None)
         return int(size[0]) if isinstance(size, tuple) else size
 
@@ -83,7 +84,7 @@ class TimmFeatures(Backbone):
         if not self.model:
             raise ConfigError("timm: name a network: --backbone timm:NAME")
         timm = import_timm()
-        # by the overlay, as published files are read: what belongs to a classifier is left out
+        # as an overlay, so that timm reads the file like a published one and drops the classifier
         local = {"file": self.weights, "custom_load": False} if self.weights else None
         try:
             network = timm.create_model(
@@ -93,7 +94,7 @@ class TimmFeatures(Backbone):
             raise CheckpointError(
                 f"timm: '{self.model}' could not be loaded: {error} (option weights: a local file)"
             ) from None
-        if self.size and hasattr(network, "set_input_size"):  # positions are stretched
+        if self.size and hasattr(network, "set_input_size"):  # interpolates positions
             network.set_input_size((self.size, self.size))
         return network.eval().requires_grad_(False)
 
@@ -112,11 +113,11 @@ class TimmFeatures(Backbone):
 
 
 def import_timm() -> Any:
-    """The library, or an error that says how to get it; it needs a working torchvision."""
+    """`timm`, which needs a working torchvision, or an error that says how to install it."""
     try:
         import timm  # type: ignore[import-not-found,unused-ignore]
         import timm.data  # type: ignore[import-not-found,unused-ignore]
-    except (ImportError, RuntimeError) as error:  # the latter by torchvision beside another torch
+    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision for another torch
         raise ConfigError(
             f"the extractor 'timm' needs the package timm, which cannot be imported ({error}): pip "
             "install timm, with a torchvision that fits your torch; or use --backbone transformers"

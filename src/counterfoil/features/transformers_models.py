@@ -1,4 +1,4 @@
-"""The extractor "transformers": any vision network of that library, as a grid or as regions."""
+"""Extractor "transformers": any vision network of that library, as grid cells or as regions."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from counterfoil.core.errors import ConfigError
-from counterfoil.features.backbone import (
+from counterfoil.features.extractors import (
     Backbone,
-    Seen,
+    NetworkOutput,
+    extractors,
     map_cells,
     to_array,
     to_network,
     token_cells,
 )
-from counterfoil.features.extractors import extractors
 from counterfoil.features.pretrained import (
     is_detector,
     load_config,
     load_network,
-    load_stated,
+    load_processor,
     weights_digest,
 )
 from counterfoil.features.views import Preprocessing, View, read_detection, read_preprocessing
@@ -32,30 +32,29 @@ from counterfoil.features.views import Preprocessing, View, read_detection, read
 _MIN_BOX_SIDE = 1e-3
 
 
-def best_detections(made: Any, top: int, labels: int) -> Seen:
-    """The ``top`` queries by certainty: their last states with their boxes.
+def best_detections(output: Any, top: int, labels: int) -> NetworkOutput:
+    """The last states and boxes of the ``top`` queries by confidence.
 
-    Detectors with a class for "nothing" share their certainty among all classes; the later ones
-    judge each class by itself.
+    The confidence is a softmax for detectors with a class "no object", else a sigmoid per class.
     """
     import torch
 
-    logits = made.logits.float()
+    logits = output.logits.float()
     if logits.shape[-1] > labels:
-        certainty = torch.softmax(logits, dim=-1)[..., :-1].amax(dim=-1)
+        confidence = torch.softmax(logits, dim=-1)[..., :-1].amax(dim=-1)
     else:
-        certainty = torch.sigmoid(logits).amax(dim=-1)
-    queries = certainty.shape[1]
-    best = certainty.topk(min(top, queries), dim=1).indices
-    # Where patches come along, as in YOLOS, the queries are the last tokens.
-    states = made.last_hidden_state[:, -queries:]
+        confidence = torch.sigmoid(logits).amax(dim=-1)
+    queries = confidence.shape[1]
+    best = confidence.topk(min(top, queries), dim=1).indices
+    # after the patches, if the states contain them, as in YOLOS
+    states = output.last_hidden_state[:, -queries:]
     features = torch.gather(states, 1, best[..., None].expand(-1, -1, states.shape[-1]))
-    boxes = torch.gather(made.pred_boxes, 1, best[..., None].expand(-1, -1, 4))
-    return Seen(to_array(features), corners(to_array(boxes)))
+    boxes = torch.gather(output.pred_boxes, 1, best[..., None].expand(-1, -1, 4))
+    return NetworkOutput(to_array(features), corners(to_array(boxes)))
 
 
 def corners(boxes: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Centre and size to x1, y1, x2, y2, inside the picture and never without extent.
+    """Centre and size to x1, y1, x2, y2, clipped to the image, never empty.
 
     >>> corners(np.array([[0.5, 0.5, 0.5, 2.0]], np.float32)).tolist()
     [[0.25, 0.0, 0.75, 1.0]]
@@ -70,8 +69,8 @@ def corners(boxes: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.
 class TransformersFeatures(Backbone):
     """Patches, cells or detected regions of any `transformers` vision model (CLIP, DINOv2, DETR …).
 
-    A grid or patch network gives its cells, with the vector of the whole picture first
-    (``pooled``); a detector gives its ``top`` most certain regions.
+    A grid or patch network gives its cells, after the vector of the whole image (``pooled``); a
+    detector gives its ``top`` most confident regions.
     """
 
     name: ClassVar[str] = "transformers"
@@ -88,9 +87,9 @@ class TransformersFeatures(Backbone):
         fit: Literal["squash", "crop"] = "squash",
         batch_size: int = 16,
     ) -> None:
-        """``model`` is a local folder or a hub's name; ``layer`` counts hidden states, -1 is last.
+        """``model`` is a local folder or a name on the hub; ``layer`` a hidden state, -1 the last.
 
-        ``size`` replaces the side the model asks for, where its positions can be stretched.
+        ``size`` replaces the model's image size, if its positions can be interpolated.
         """
         super().__init__(pooled=pooled, batch_size=batch_size)
         if top < 1:
@@ -102,20 +101,21 @@ class TransformersFeatures(Backbone):
         return [self._preprocessing.view(image)]
 
     def fingerprint(self) -> str:
-        what = f"top={self.top}" if self._detects else f"layer={self.layer} pooled={self.pooled}"
-        return f"transformers {weights_digest(self._network)} {what} {self._preprocessing}"
+        options = f"layer={self.layer} pooled={self.pooled}"
+        options = f"top={self.top}" if self._detects else options
+        return f"transformers {weights_digest(self._network)} {options} {self._preprocessing}"
 
-    def forward(self, pixels: NDArray[np.uint8]) -> Seen:
+    def forward(self, pixels: NDArray[np.uint8]) -> NetworkOutput:
         import torch
 
-        wanted = self._preprocessing
+        preprocessing = self._preprocessing
         network = self._network.to(self.device)
         with torch.inference_mode():
-            batch = to_network(pixels, self.device, wanted.mean, wanted.std)
-            made = network(pixel_values=batch, **self._extra_arguments(pixels.shape[1:3]))
+            batch = to_network(pixels, self.device, preprocessing.mean, preprocessing.std)
+            output = network(pixel_values=batch, **self._extra_arguments(pixels.shape[1:3]))
         if self._detects:
-            return best_detections(made, self.top, int(self._config.num_labels))
-        return self._grid(made, pixels.shape[1:3])
+            return best_detections(output, self.top, int(self._config.num_labels))
+        return self._grid(output, pixels.shape[1:3])
 
     def _extra_arguments(self, shape: tuple[int, ...]) -> dict[str, Any]:
         known = inspect.signature(self._network.forward).parameters
@@ -123,27 +123,27 @@ class TransformersFeatures(Backbone):
         if self.layer != -1 and not self._detects:
             extra["output_hidden_states"] = True
         natural = getattr(self._network.config, "image_size", None)
-        odd = isinstance(natural, int) and tuple(shape) != (natural, natural)
-        if odd and "interpolate_pos_encoding" in known and not self._detects:
+        resized = isinstance(natural, int) and tuple(shape) != (natural, natural)
+        if resized and "interpolate_pos_encoding" in known and not self._detects:
             extra["interpolate_pos_encoding"] = True
         return extra
 
-    def _grid(self, made: Any, shape: tuple[int, ...]) -> Seen:
-        states = to_array(self._states(made))
+    def _grid(self, output: Any, shape: tuple[int, ...]) -> NetworkOutput:
+        states = to_array(self._states(output))
         if states.ndim == 4:
             cells, boxes, pooled = map_cells(states)
         else:
             patch = getattr(self._network.config, "patch_size", None)
             cells, boxes, pooled = token_cells(states, shape, patch)
-        stated = getattr(made, "pooler_output", None)
-        if stated is not None:
-            pooled = to_array(stated).reshape(len(states), -1)
-        return Seen(cells, boxes, pooled)
+        pooler = getattr(output, "pooler_output", None)
+        if pooler is not None:
+            pooled = to_array(pooler).reshape(len(states), -1)
+        return NetworkOutput(cells, boxes, pooled)
 
-    def _states(self, made: Any) -> Any:
+    def _states(self, output: Any) -> Any:
         if self.layer == -1:
-            return made.last_hidden_state
-        hidden = made.hidden_states or ()
+            return output.last_hidden_state
+        hidden = output.hidden_states or ()
         if not -len(hidden) <= self.layer < len(hidden):
             raise ConfigError(
                 f"transformers: layer {self.layer} of '{self.model}', which has {len(hidden)} "
@@ -155,7 +155,8 @@ class TransformersFeatures(Backbone):
     def _config(self) -> Any:
         if not self.model:
             raise ConfigError(
-                "transformers: name a model: --backbone-option model=FOLDER or a hub's name"
+                "transformers: name a model: --backbone-option model=NAME, a local folder or a "
+                "name on the hub"
             )
         return load_config(self.model)
 
@@ -169,9 +170,9 @@ class TransformersFeatures(Backbone):
 
     @cached_property
     def _preprocessing(self) -> Preprocessing:
-        detects = self._detects
-        stated = load_stated(self.model)
+        detects = self._detects  # raises first if no model is named
+        processor = load_processor(self.model)
         if detects:
-            return read_detection(stated, self.size)
+            return read_detection(processor, self.size)
         natural = getattr(self._network.config, "image_size", None)
-        return read_preprocessing(stated, natural, self.fit, self.size)
+        return read_preprocessing(processor, natural, self.fit, self.size)

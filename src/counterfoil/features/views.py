@@ -1,6 +1,6 @@
-"""What a network is shown of an image: pixels at the size and scale it takes, and where they were.
+"""Preprocessing of images for networks: resize, crop, normalise, and keep track of boxes.
 
-Only Pillow does the work: the processors of `transformers` need torchvision for most networks.
+Only Pillow is needed; the processors of `transformers` need torchvision for most networks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MIN_SIDE = 32
 
 Fit = Literal["squash", "crop", "within"]
 
-# What ImageNet's pictures have on average, in 0…1: the custom where a network says nothing.
+# Of pixels in 0…1; the default for networks that state none.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 _LARGEST_SIDE = 4096
@@ -30,19 +30,19 @@ _LARGEST_SIDE = 4096
 
 @dataclass(frozen=True)
 class View:
-    """Pixels [H, W, 3] and the part of the picture they show (x1, y1, x2, y2 in 0…1)."""
+    """Pixels [H, W, 3] and their box in the image (x1, y1, x2, y2 in 0…1)."""
 
     pixels: NDArray[np.uint8]
     box: Box = WHOLE_IMAGE
 
 
 def squash(image: Image.Image, size: Size, filter: int, box: Box = WHOLE_IMAGE) -> View:
-    """The picture, or a part of it, at ``size`` (height, width), whatever its proportions.
+    """Resize the image, or a box of it, to ``size`` (height, width), ignoring the aspect ratio.
 
-    Nothing is cut off, so every thing a caption may speak of is seen.
+    Nothing is cropped, so everything that a caption may mention stays visible.
     """
     width, height = image.size
-    # A part is at least a pixel each way: there is something to see however small the picture.
+    # a box covers at least one pixel, however small the image
     x1, y1 = min(box[0] * width, width - 1), min(box[1] * height, height - 1)
     x2, y2 = max(box[2] * width, x1 + 1), max(box[3] * height, y1 + 1)
     small = image.convert("RGB").resize(
@@ -52,10 +52,9 @@ def squash(image: Image.Image, size: Size, filter: int, box: Box = WHOLE_IMAGE) 
 
 
 def center_crop(image: Image.Image, size: Size, resized: int, filter: int) -> View:
-    """The middle of the picture after its shorter side became ``resized``, as CLIP crops it.
+    """Resize the shorter side to ``resized``, then crop the centre, as CLIP does.
 
-    Only the part that is kept is ever resized: a strip of 5000 by 3 pixels costs no more than any
-    other picture.
+    Only the crop is resized, so a strip of 5000 by 3 pixels costs no more than other images.
     """
     scale = resized / min(image.size)
     width, height = image.width * scale, image.height * scale
@@ -64,16 +63,16 @@ def center_crop(image: Image.Image, size: Size, resized: int, filter: int) -> Vi
 
 
 def fit_within(image: Image.Image, shorter: int, longer: int, filter: int) -> View:
-    """The picture in its own proportions: shorter side as asked, longer side at most ``longer``."""
+    """Resize with the aspect ratio kept: the shorter side, and at most ``longer`` for the other."""
     scale = min(shorter / min(image.size), longer / max(image.size))
     width, height = (max(_MIN_SIDE, round(side * scale)) for side in image.size)
     return squash(image, (height, width), filter)
 
 
-def place(boxes: NDArray[np.float32], window: Box) -> NDArray[np.float32]:
-    """Boxes within a view as boxes within the picture.
+def boxes_in_image(boxes: NDArray[np.float32], window: Box) -> NDArray[np.float32]:
+    """Boxes relative to a view's box as boxes relative to the image.
 
-    >>> place(np.array([[0.0, 0.5, 1.0, 1.0]], np.float32), (0.5, 0.0, 1.0, 1.0)).tolist()
+    >>> boxes_in_image(np.array([[0.0, 0.5, 1.0, 1.0]], np.float32), (0.5, 0.0, 1.0, 1.0)).tolist()
     [[0.5, 0.5, 1.0, 1.0]]
     """
     origin = np.array([*window[:2], *window[:2]], dtype=np.float32)
@@ -93,7 +92,7 @@ def grid_boxes(rows: int, columns: int) -> NDArray[np.float32]:
 
 
 def crop_boxes(scales: Sequence[float]) -> list[Box]:
-    """Windows of each scale over the picture, overlapping by half or more, largest scale first.
+    """Windows of each scale, overlapping by half or more, the largest scale first.
 
     >>> len(crop_boxes([1.0])), len(crop_boxes([0.5]))
     (1, 9)
@@ -127,7 +126,7 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         if not all(1 <= side <= _LARGEST_SIDE for side in self.size):
-            raise ConfigError(f"size {self.size}: expected 1…{_LARGEST_SIDE} pixels a side")
+            raise ConfigError(f"size {self.size}: expected 1…{_LARGEST_SIDE} pixels per side")
         if len(self.mean) != 3 or len(self.std) != 3 or 0 in self.std:
             raise ConfigError(
                 f"mean {self.mean}, std {self.std}: expected three numbers each, std not zero"
@@ -144,7 +143,7 @@ class Preprocessing:
 def read_preprocessing(
     stated: dict[str, Any], natural: Any, fit: Literal["squash", "crop"], side: int | None
 ) -> Preprocessing:
-    """From a `preprocessor_config.json`; ``natural`` is the size the network was made for."""
+    """From a `preprocessor_config.json`; ``natural`` is the network's image size."""
     resized = _size(stated.get("size")) or _size(natural) or (224, 224)
     size = (side, side) if side else _size(stated.get("crop_size")) or resized
     shorter = max(min(resized), min(size))
@@ -152,7 +151,7 @@ def read_preprocessing(
 
 
 def read_detection(stated: dict[str, Any], side: int | None) -> Preprocessing:
-    """The same for a detector: proportions are kept unless it asks for one size."""
+    """The same for a detector: the aspect ratio is kept unless the file states one size."""
     named = stated.get("size")
     sizes = named if isinstance(named, dict) else {}
     if "height" in sizes and not side:
@@ -165,7 +164,7 @@ def read_detection(stated: dict[str, Any], side: int | None) -> Preprocessing:
 
 
 def _size(value: Any) -> Size | None:
-    """Height and width of any of the ways sizes are written."""
+    """Height and width, from any notation of a size; None if there is none."""
     if isinstance(value, dict):
         value = value.get("shortest_edge") or (value.get("height"), value.get("width"))
     if isinstance(value, int):

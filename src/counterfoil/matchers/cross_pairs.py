@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.encoders.transformer import Packing, taken
+from counterfoil.encoders.transformer import Packing, select_rows
 from counterfoil.matchers.fragment_matcher import fragments
 
 MIN_GROUP_TOKENS = 1 << 14
@@ -81,7 +81,7 @@ class PairTokens:
 
 def _real(x: Tensor, mask: Tensor) -> Tensor:
     """[B, N, D] as [Σ, D] of what the mask says is real."""
-    return taken(x.flatten(0, 1), mask.flatten().nonzero()[:, 0])
+    return select_rows(x.flatten(0, 1), mask.flatten().nonzero()[:, 0])
 
 
 @dataclass(frozen=True)

@@ -33,4 +33,4 @@ def load_zero_shot(name: str) -> Model:
     )
     pixels = Pixels(model=name)
     text = HuggingFaceText.from_pretrained(name)
-    return Model(spec, pixels.dim, text, fragments_from=pixels.described()).eval()
+    return Model(spec, pixels.dim, text, fragments_from=pixels.description()).eval()

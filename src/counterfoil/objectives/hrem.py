@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.registry import refuse_unused
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.encoders.relation_pooling import relation_layer
+from counterfoil.encoders.pooling import relation_layer
 from counterfoil.kernels.attention import leaky, similarities
 from counterfoil.objectives.base import Context, LossReport, Objective, objectives
 from counterfoil.objectives.contrastive import at_least_float32

@@ -85,7 +85,7 @@ class IndexState:
     def reload_and_merge(self) -> None:
         """Read the new state; join small segments."""
         self.refresh()
-        starts = {side: self.items[side].table.untidy_from() for side in SIDES}
+        starts = {side: self.items[side].table.find_merge_start() for side in SIDES}
         untidy = {side: start for side, start in starts.items() if start is not None}
         if untidy:
             self.store.commit(

@@ -1,7 +1,7 @@
-"""Rows of large `.npy` files, read by position: opening costs a header, training costs a batch.
+"""Rows of large `.npy` files, read by offset without loading the file.
 
-A memory map would do the same for speed, but its touched pages count as resident memory and a file
-cut short under it kills the process; a positioned read does neither.
+A memory map would be as fast, but its pages count as resident memory, and a truncated file kills
+the process; a positioned read avoids both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from counterfoil.core.storage.reading import open_descriptor, open_regular
 
 MAX_AXES = 32
 MAX_BYTES = 2**62
-"""No array is larger; numpy's own sizes are 64-bit."""
+"""Largest size of an array; numpy's own sizes are 64-bit."""
 
 
 class ArrayError(DataError):
@@ -34,7 +34,7 @@ class ArrayError(DataError):
 
 
 class RowArray(Protocol):
-    """Rows of equal shape that are read when asked for: an `ArrayFile`, or members of shards."""
+    """Rows of equal shape, read on access: an `ArrayFile`, or members of shards."""
 
     @property
     def path(self) -> Path: ...
@@ -92,7 +92,7 @@ class ArrayFile:
         return out
 
     def head(self, index: int, size: int = 4096) -> bytes:
-        """The first bytes of a row, enough to tell most rows apart."""
+        """The first bytes of a row, enough to distinguish most rows."""
         size = min(size, self._row_bytes)
         return os.pread(self._descriptor(), size, self._offset + index * self._row_bytes)
 
@@ -111,19 +111,19 @@ class ArrayFile:
 
 
 def read_into(out: NDArray[Any], descriptor: int, offset: int) -> bool:
-    """Fill an array from a file's bytes; False where the file ends first."""
+    """Fill an array from a file's bytes; False if the file ends first."""
     buffer = out.reshape(-1).view(np.uint8).data if out.size else memoryview(b"")
-    got = 0
-    while got < len(buffer):
-        count = os.preadv(descriptor, [buffer[got:]], offset + got)
+    position = 0
+    while position < len(buffer):
+        count = os.preadv(descriptor, [buffer[position:]], offset + position)
         if count == 0:
             return False
-        got += count
+        position += count
     return True
 
 
 class Descriptor:
-    """A file descriptor that closes with the object, and knows the process that opened it."""
+    """A file descriptor that is closed with the object, in the process that opened it."""
 
     def __init__(self, path: Path) -> None:
         self.fd = open_descriptor(path)
@@ -152,7 +152,7 @@ def parse_header(file: BinaryIO, name: str) -> tuple[tuple[int, ...], np.dtype[A
         shape, fortran, dtype = reader(file)
     except OSError:
         raise
-    except Exception as error:  # a header is a Python literal: a damaged one raises nearly anything
+    except Exception as error:  # a damaged header is a damaged Python literal: any error
         raise ArrayError(f"{name}: not a readable .npy file ({error})") from None
     if dtype.hasobject:
         raise ArrayError(
@@ -169,7 +169,7 @@ def parse_header(file: BinaryIO, name: str) -> tuple[tuple[int, ...], np.dtype[A
 
 
 def check_shape(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
-    """Refuse a shape that no array can have, or whose many rows hold nothing."""
+    """Refuse impossible shapes, and rows without numbers."""
     sides = [side for side in shape if side]
     if len(shape) > MAX_AXES or min(shape) < 0 or math.prod(sides) * dtype.itemsize > MAX_BYTES:
         text = str(shape) if len(shape) <= MAX_AXES else f"of {len(shape)} axes"

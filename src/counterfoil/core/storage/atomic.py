@@ -1,12 +1,11 @@
-"""Writing so that a kill or a full disk at any moment costs neither the old state nor the new one.
+"""Atomic writes of files and folders, and temporary folders that are always removed.
 
-A file, or a folder with a new name, appears in one step. A folder that replaces another takes two
-renames: a kill between them leaves nothing under its name, and the older folder beside it, in
-``.NAME.old.*``. Whoever writes there next puts it back first (`replacing`).
+A new file or folder appears in one step. Replacing a folder takes two renames: a kill between them
+leaves the old folder beside its name, in ``.NAME.old.*``, and the next writer restores it first
+(`replacing`).
 
-Every file that is renamed into its place goes through here. Files and folders get the rights that
-the user's umask leaves (not the private ones of ``tempfile``), and a name is on the disk, too,
-before the next step is taken.
+Files and folders get the permissions of the user's umask (not the private ones of ``tempfile``).
+Names are synced to disk before the next step.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from counterfoil.core.storage.locks import LOCK, Holder, Lock, locked_target
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM}
 
 DEFAULT_CACHE = Path.home() / ".cache" / "counterfoil"
-"""Folder of generated scenes and cached features, if none is named."""
+"""Default folder of generated scenes and cached features."""
 
 SYNC_ALL_FROM = 500
-"""Files from which on it is quicker to flush everything than one after the other."""
+"""Number of files above which one ``sync`` of everything is faster."""
 
 ADVICE = "wait for it, or name another folder"
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
-    """Replace a file in one step; its content is on the disk before its name is."""
+    """Replace a file in one step; its content is synced before its name appears."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -55,7 +54,7 @@ def write_atomically(path: Path, data: str | bytes) -> None:
 
 
 def put_in_place(new: Path, path: Path) -> None:
-    """Rename a finished file, link or folder; the new name is on the disk when this returns."""
+    """Rename a finished file, link or folder, and sync its new name to disk."""
     os.replace(new, path)
     sync_folder(path.parent)
     if new.parent != path.parent:
@@ -64,12 +63,12 @@ def put_in_place(new: Path, path: Path) -> None:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A new folder to fill; it takes its place, and that of an older one, when the block ends."""
+    """A new folder to fill; at the end of the block it replaces ``path``."""
     with replacing(path, "writing it"):
         new = _make_sibling(path, "new")
         try:
             yield new
-            share(new)
+            _share(new)
             sync_tree(new)
             replace_folder(new, path)
         except BaseException:
@@ -79,15 +78,15 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing(path: Path, doing: str, advice: str = "wait for it, or stop it") -> Iterator[None]:
-    """`locked_target` for a folder; what a killed process left beside it is put in order first."""
+    """`locked_target` for a folder, after recovery from a killed process."""
     with locked_target(path, doing, advice) as works:
-        if works:  # else what lies there may be in use
+        if works:  # otherwise another process may be using the remains
             _recover(path)
         yield
 
 
 def _recover(path: Path) -> None:
-    """Put back an older folder that was moved aside but not replaced; delete all other remains."""
+    """Restore an old folder that was moved aside but not replaced; delete all other remains."""
     remains = {kind: _siblings(path, kind) for kind in ("old", "new")}
     for folder in remains["old"]:
         older = folder / path.name
@@ -98,27 +97,27 @@ def _recover(path: Path) -> None:
 
 
 def _siblings(path: Path, kind: str) -> list[Path]:
-    """What `_make_sibling` made, the latest first."""
+    """Folders of `_make_sibling`, the latest first."""
     names = re.compile(re.escape(f".{path.name}.{kind}.") + "[0-9a-f]{8}")
-    found = [
+    folders = [
         folder
         for folder in path.parent.iterdir()
         if names.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink()
     ]
-    return sorted(found, key=lambda folder: folder.stat().st_mtime, reverse=True)
+    return sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True)
 
 
 def _make_sibling(path: Path, kind: str) -> Path:
-    """An empty folder beside ``path``, to be filled or to be thrown away."""
+    """A new empty folder beside ``path``."""
     folder = path.with_name(f".{path.name}.{kind}.{secrets.token_hex(4)}")
     folder.mkdir()
     return folder
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Rename a folder that is on the disk; an older one at ``path`` is deleted, once replaced.
+    """Rename a synced folder to ``path``; an older one there is deleted once it is replaced.
 
-    Only while the lock of ``path`` is held (`replacing`).
+    The caller must hold the lock of ``path`` (`replacing`).
     """
     if not path.exists():
         put_in_place(new, path)
@@ -132,39 +131,39 @@ def replace_folder(new: Path, path: Path) -> None:
             os.replace(old / path.name, path)
         raise
     finally:
-        if path.exists():  # never the only copy
+        if path.exists():  # never delete the only copy
             shutil.rmtree(old, ignore_errors=True)
 
 
-def share(folder: Path) -> None:
-    """Give the files below a folder its own rights: some libraries write private ones."""
-    rights = folder.stat().st_mode & 0o666
-    for place, _, names in os.walk(folder):
-        for path in (Path(place, name) for name in names):
-            if not path.is_symlink() and path.stat().st_mode & 0o777 != rights:
-                path.chmod(rights)
+def _share(folder: Path) -> None:
+    """Give the files below a folder its permissions, as some libraries write private files."""
+    mode = folder.stat().st_mode & 0o666
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            if not path.is_symlink() and path.stat().st_mode & 0o777 != mode:
+                path.chmod(mode)
 
 
 def sync_tree(folder: Path) -> None:
-    """Put the files below a folder on the disk, and their names."""
+    """Sync the files below a folder to disk, and their names."""
     if hasattr(os, "sync") and sum(len(names) for _, _, names in os.walk(folder)) > SYNC_ALL_FROM:
         os.sync()
         return
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
-            path = Path(place, name)
+            path = Path(parent, name)
             if not path.is_symlink():
                 sync_file(path)
-        sync_folder(Path(place))
+        sync_folder(Path(parent))
 
 
 def sync_file(path: Path) -> None:
-    """Put a file that is closed on the disk."""
+    """Sync a closed file to disk."""
     _sync(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the names in a folder on the disk, if its file system can do that."""
+    """Sync the names in a folder to disk, if the file system supports it."""
     if sys.platform == "win32":
         return
     try:
@@ -184,16 +183,16 @@ def _sync(path: Path, flags: int) -> None:
 
 @contextmanager
 def staged_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A temporary folder beside ``target`` that takes its place when all went well.
+    """A temporary folder beside ``target`` that replaces it at the end of the block.
 
-    On any error it is removed, and what was at ``target`` is untouched. Two processes cannot write
-    to one ``target`` at the same time.
+    On any error it is removed, and ``target`` is unchanged. Two processes cannot write to one
+    ``target`` at the same time.
     """
     target = Path(os.path.abspath(target))
     _refuse_unsafe(target, overwrite)
     try:
         with replacing(target, "writing a data set there", ADVICE):
-            _refuse_unsafe(target, overwrite)  # another process may have been faster
+            _refuse_unsafe(target, overwrite)  # another process may have written it meanwhile
             with atomic_folder(target) as folder:
                 yield folder
     except OSError as error:
@@ -207,9 +206,9 @@ def _refuse_unsafe(target: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise DataError(f"{target}: is not empty; name another folder, or allow overwriting")
-    for kept in (Path.cwd(), Path.home()):
-        if target == kept or target in kept.parents:
-            raise DataError(f"{target}: refused, overwriting it would delete {kept}")
+    for folder in (Path.cwd(), Path.home()):
+        if target == folder or target in folder.parents:
+            raise DataError(f"{target}: refused, overwriting it would delete {folder}")
 
 
 def _reason(target: Path, error: OSError) -> str:
@@ -221,10 +220,12 @@ def _reason(target: Path, error: OSError) -> str:
     return f"{target}: cannot be written ({error.strerror or error}); nothing was left behind"
 
 
-# Temporary folders hold a lock while their process lives. The next one of their kind sweeps a
-# folder whose lock was once taken by a process of this machine and is held by nobody now.
 class Scratch:
-    """An empty folder of this process alone; `close`, or the end of the process, removes it."""
+    """A temporary folder, removed by `close` or at the end of the process.
+
+    It is locked while its process lives. A new folder with the same prefix removes those that
+    killed processes of this machine left.
+    """
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:
         parent = parent or Path(tempfile.gettempdir())
@@ -249,7 +250,7 @@ def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
 
 
 def _remove(folder: Path, lock: Lock, pid: int) -> None:
-    if os.getpid() == pid:  # not what a forked process shares with its parent
+    if os.getpid() == pid:  # a forked process must not remove its parent's folder
         shutil.rmtree(folder, ignore_errors=True)
         lock.release()
 
@@ -262,7 +263,7 @@ def _sweep(parent: Path, prefix: str) -> None:
 
 
 def _is_own_folder(folder: Path) -> bool:
-    """Whether it is a folder of this user: others can write to a folder of temporary files, too."""
+    """Whether it is a folder of this user, as a temporary folder may be shared."""
     status = folder.lstat()
     is_own = not hasattr(os, "getuid") or status.st_uid == os.getuid()
     return stat.S_ISDIR(status.st_mode) and is_own
@@ -273,5 +274,5 @@ def _is_abandoned(path: Path) -> bool:
         return False
     holder, is_held = Holder.read(path), Lock(path).is_held()
     if holder is None or holder.host != Holder.current().host:
-        return False  # being made just now, or on another machine that shares this folder
+        return False  # just being created, or by another machine that shares this folder
     return holder.is_gone if is_held is None else not is_held

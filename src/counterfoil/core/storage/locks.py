@@ -1,9 +1,8 @@
-"""One writer at a time: file locks that the kernel frees when their process ends, however it ends.
+"""File locks for one writer at a time; the kernel frees them when their process ends.
 
-A lock is a small file, locked with ``flock``. While it is held, the file says by whom, so that
-another process can be told. Its holder removes it at the end; one that a kill left behind is free,
-and is taken by whoever comes next. If a file system cannot lock, nobody is refused. Without
-``fcntl``, as on Windows, there are no lock files at all.
+A lock is a small file, locked with ``flock``, that names its holder for error messages. The holder
+removes it at the end. A file that a kill left behind is free for the next process. If a file
+system cannot lock, every attempt succeeds. Without ``fcntl``, as on Windows, there are no locks.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Holder:
 
     @classmethod
     def read(cls, path: Path) -> Holder | None:
-        """What a lock file says; None if it says nothing (yet), or nothing of this form."""
+        """The holder named in a lock file; None if the file is empty or has another form."""
         try:
             holder = cls(**json.loads(read_bytes(path, MAX_FILE_BYTES)))
         except (OSError, ValueError, TypeError, RecursionError):
@@ -72,37 +71,37 @@ class Holder:
 
     @property
     def is_gone(self) -> bool:
-        """Whether this was a process of this machine, and there is none of its id."""
+        """Whether this was a process of this machine that no longer exists."""
         if self.host != platform.node() or sys.platform == "win32":
             return False
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return True
-        except OSError:  # somebody else's process
-            return False
+        except OSError:  # another user's process
+            pass
         return False
 
     def __str__(self) -> str:
         text = f"process {self.pid} on {self.host} since {self.since}: {self.command}"
         text = "".join(character if character.isprintable() else "?" for character in text)
-        return _shortened(text, 2 * MAX_TEXT_CHARS)
+        return _shorten(text, 2 * MAX_TEXT_CHARS)
 
 
 class Lock:
-    """A lock file. Processes started from this one, by ``fork`` or otherwise, do not hold it."""
+    """A lock file. Child processes, forked or not, do not hold it."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.realpath(path.parent)) / path.name
         self.thread = 0
         self.works = True
-        """Whether the file system can lock; else `try_acquire` never fails."""
+        """Whether the file system can lock; otherwise `try_acquire` always succeeds."""
         self._descriptor: int | None = None
 
     def try_acquire(self) -> bool:
         """Take the lock; False if another process, or another ``Lock`` of this one, has it.
 
-        The folder is made if it is not there; `PermissionError` if it cannot be written.
+        Creates the folder if needed; `PermissionError` if it is not writable.
         """
         if not CAN_LOCK:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,36 +114,36 @@ class Lock:
                 return False
             self._descriptor, self.thread = descriptor, threading.get_ident()
             _active.add(self)
-            with suppress(OSError):  # a full disk; the lock holds all the same
+            with suppress(OSError):  # on a full disk, the lock works without the text
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, json.dumps(asdict(holder)).encode())
         return True
 
     def _try_open_locked(self) -> int | None:
-        """A descriptor of the lock file, locked; None if somebody else has locked it."""
+        """A descriptor of the locked lock file; None if another process holds the lock."""
         problem: OSError | None = None
         for left in reversed(range(ATTEMPTS)):
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 descriptor = _open(self.path)
             except (FileNotFoundError, PermissionError) as error:
-                problem = error  # its last holder may have removed the file or the folder just now
+                problem = error  # the last holder may have just removed the file or the folder
                 continue
             if not self._try_flock(descriptor):
                 os.close(descriptor)
                 return None
-            # In the end it is taken as it is: the file may get a new number at every look.
+            # The last attempt skips the check: some file systems change inode numbers.
             if not self.works or _is_at(descriptor, self.path) or not left:
                 return descriptor
-            os.close(descriptor)  # its last holder removed the file while this one waited
-        raise problem or FileNotFoundError(errno.ENOENT, "cannot be made", str(self.path))
+            os.close(descriptor)  # the last holder removed the file meanwhile
+        raise problem or FileNotFoundError(errno.ENOENT, "cannot be created", str(self.path))
 
     def _try_flock(self, descriptor: int) -> bool:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        except OSError:  # as on some network drives
+        except OSError:  # some network drives cannot lock
             self.works = False
         return True
 
@@ -153,20 +152,20 @@ class Lock:
             if self._descriptor is None:  # never taken, or this is a fork of the holder
                 return
             with suppress(OSError):
-                # Only while it is locked, and only this file: the path may be another's by now.
+                # Only this file: the path may belong to another holder by now.
                 if _is_at(self._descriptor, self.path):
                     os.unlink(self.path)
             self.forget()
             _active.discard(self)
 
     def forget(self) -> None:
-        """Close the file; the lock stays with the processes that have it open otherwise."""
+        """Close the file; other processes that have it open keep the lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def is_held(self) -> bool | None:
-        """Whether somebody has it, without taking it; None if the file system cannot say."""
+        """Whether any process holds it; None if the file system cannot lock."""
         if not CAN_LOCK:
             return None
         lock = Lock(self.path)
@@ -178,7 +177,7 @@ class Lock:
         return not free if lock.works else None
 
     def holder(self) -> Holder | None:
-        """Who has it; a holder needs a moment to write this down after taking the lock."""
+        """The process that holds it, if the file names one; retried, as it is written late."""
         for _ in range(10):
             holder = Holder.read(self.path)
             if holder is not None and not holder.is_gone:
@@ -193,8 +192,8 @@ def locked_folder(
 ) -> Iterator[None]:
     """Be the only process ``doing`` something in a folder; `BusyError` names the other one.
 
-    The folder is made if it is not there. The thread that holds the lock may take it again.
-    Processes that only read take no lock.
+    Creates the folder if needed. The thread that holds the lock may take it again. Readers take no
+    lock.
     """
     new = not folder.exists()
     try:
@@ -202,7 +201,7 @@ def locked_folder(
             yield
     finally:
         if new:
-            with suppress(OSError):  # unless something was put there
+            with suppress(OSError):  # not empty
                 folder.rmdir()
 
 
@@ -210,18 +209,18 @@ def locked_folder(
 def locked_target(
     target: Path, doing: str, advice: str = "wait for it, or stop it"
 ) -> Iterator[bool]:
-    """The same for a file or folder that is replaced as a whole: its lock lies beside it.
+    """`locked_folder` for a file or folder that is replaced as a whole: its lock is beside it.
 
-    The value is False if the file system cannot lock: then others may be writing there, too.
+    Yields False if the file system cannot lock; other processes may then be writing, too.
     """
     with _locked(beside(target), target, doing, advice) as works:
         yield works
 
 
 def beside(target: Path) -> Path:
-    """The lock file of something that is replaced as a whole."""
-    place = Path(os.path.realpath(target))
-    return place.with_name(f".{place.name}{LOCK}")
+    """The lock file of a file or folder that is replaced as a whole."""
+    path = Path(os.path.realpath(target))
+    return path.with_name(f".{path.name}{LOCK}")
 
 
 @contextmanager
@@ -253,7 +252,7 @@ def locked_in_turn(
     progress: Progress | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[bool]:
-    """Wait until no other process holds a lock file; False if ``should_stop`` ends the waiting."""
+    """Wait for a lock file; yields False if ``should_stop`` ended the wait."""
     lock, pause = Lock(path), 0.02
     while not lock.try_acquire():
         if should_stop():
@@ -276,7 +275,7 @@ _guard = threading.RLock()
 
 
 def _forget_in_child() -> None:
-    """A forked process shares the locked files of its parent, and would keep them locked."""
+    """A forked process shares its parent's open files, and would keep them locked."""
     for lock in _active:
         lock.forget()
     _active.clear()
@@ -284,14 +283,14 @@ def _forget_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # Nobody forks between opening a lock file and writing down that it is open.
+    # No fork between opening a lock file and adding it to `_active`.
     os.register_at_fork(
         before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_forget_in_child
     )
 
 
 def _open(path: Path) -> int:
-    # O_NONBLOCK: somebody may have put a FIFO there.
+    # O_NONBLOCK: the path may be a FIFO.
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
@@ -300,7 +299,7 @@ def _open(path: Path) -> int:
             raise
         refusal = error
     try:
-        return os.open(path, os.O_RDONLY | flags)  # another user's, left by a kill
+        return os.open(path, os.O_RDONLY | flags)  # another user's file, left by a kill
     except FileNotFoundError:
         raise PermissionError(
             refusal.errno,
@@ -318,28 +317,28 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _command(words: list[str]) -> str:
-    """A command line, shortened, and without secrets: others can read it."""
+    """A command line, shortened and without secrets, as other users can read it."""
     program = Path(words[0]) if words else Path(sys.executable)
     parts = [program.parent.name if program.name == "__main__.py" else program.name]
     options = words[1 : 1 + MAX_TEXT_CHARS]
     for before, word in zip(["", *options], options, strict=False):
         is_value = before.startswith("-") and "=" not in before and SECRET.search(before)
         parts.append("***" if is_value else _masked(word))
-    return _shortened(shlex.join(parts), MAX_TEXT_CHARS)
+    return _shorten(shlex.join(parts), MAX_TEXT_CHARS)
 
 
 def _masked(word: str) -> str:
-    """A word of a command line without a password in a URL, and without the value of a secret key.
+    """A word of a command line without passwords in URLs and without values of secret keys.
 
-    Only searches that take time proportional to the word: a word can be very long.
+    Takes linear time, as a word can be very long.
     """
     scheme, mark, address = word.partition("://")
     if mark and "@" in address:
         word = f"{scheme}://***@{address.rpartition('@')[2]}"
     name = SECRET.search(word)
     value = re.compile("[=:]").search(word, name.end()) if name else None
-    return _shortened(f"{word[: value.end()]}***" if value else word, MAX_TEXT_CHARS)
+    return _shorten(f"{word[: value.end()]}***" if value else word, MAX_TEXT_CHARS)
 
 
-def _shortened(text: str, longest: int) -> str:
+def _shorten(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[:longest]}…"

@@ -1,8 +1,7 @@
-"""A folder of immutable segments that changes by swapping one file.
+"""A store of immutable segment files that commits by replacing its manifest.
 
-A commit writes new files beside those that count, waits until they are on the disk, and then
-replaces the manifest, which names what counts. A kill at any moment therefore leaves the state
-before the commit or the one after it; what a killed commit left behind is swept by the next one.
+A commit writes and syncs new files, then replaces the manifest, which names the valid files. A kill
+at any moment leaves the state before or after the commit; the next commit removes what is left.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ Ids = NDArray[np.int64]
 IDS = "ids.bin"
 
 MAX_SEGMENTS = 16
-"""More than this many are joined, so that a search does not visit crumbs."""
+"""More segments than this are merged, so that a search does not visit many small ones."""
 
 SEGMENTS, COMMIT = "segments", ".commit.lock"
 CHANGE_TASK = "changing this index"
 
 
 class FileMark(BaseModel):
-    """Size and checksum of a file that never changes again."""
+    """Size and checksum of an immutable file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -55,7 +54,7 @@ class FileMark(BaseModel):
 
 
 class SegmentMark(BaseModel):
-    """A folder of files written once; ``notes`` are for whoever reads them."""
+    """A folder of immutable files; ``notes`` are for the reader of the segment."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -66,7 +65,7 @@ class SegmentMark(BaseModel):
 
 
 class TableMark(BaseModel):
-    """Segments in order, and the file that lists the rows of them that were deleted."""
+    """Segments in order, and the file that lists their deleted rows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -76,7 +75,7 @@ class TableMark(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The state of a store; ``header`` is what its owner keeps there."""
+    """The state of a store; ``header`` has the owner's data."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -87,13 +86,13 @@ class Manifest(BaseModel):
     tables: dict[str, TableMark] = Field(default_factory=dict)
 
     def folders_and_files(self) -> set[str]:
-        """Names of everything that counts."""
+        """Names of all valid segments and files."""
         names = {segment.name for table in self.tables.values() for segment in table.segments}
         return names | {table.dead for table in self.tables.values() if table.dead}
 
 
 def read_manifest(path: Path, kind: str) -> Manifest:
-    """The manifest of a store of one kind; anything else is refused in words."""
+    """The manifest of a store of one kind; `DataError` for anything else."""
     try:
         manifest = Manifest.model_validate_json(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -128,7 +127,7 @@ def check_size(path: Path, mark: FileMark) -> None:
 
 
 class Table:
-    """Rows are numbered through all segments; an id has at most one live row."""
+    """The rows of all segments, numbered through; an id has at most one live row."""
 
     def __init__(self, folder: Path, mark: TableMark) -> None:
         self.mark = mark
@@ -140,7 +139,7 @@ class Table:
         parts = [np.fromfile(folder / s.name / IDS, dtype="<i8") for s in mark.segments]
         self.ids: Ids = np.concatenate([np.empty(0, dtype=np.int64), *parts])
         if len(self.ids) != self.starts[-1]:
-            raise DataError(f"{folder}: the ids of a segment are not whole; build the index again")
+            raise DataError(f"{folder}: the ids of a segment are damaged; build the index again")
         self.live = np.ones(len(self.ids), dtype=np.bool_)
         if mark.dead is not None and mark.dead_mark is not None:
             check_size(folder / mark.dead, mark.dead_mark)
@@ -155,8 +154,8 @@ class Table:
 
     @property
     def live_ids(self) -> Ids:
-        found: Ids = self.ids[self.live]
-        return found
+        ids: Ids = self.ids[self.live]
+        return ids
 
     @cached_property
     def _by_id(self) -> tuple[Ids, Ids]:
@@ -166,32 +165,32 @@ class Table:
         return ids[order], self.live_rows[order]
 
     def has(self, ids: Ids) -> NDArray[np.bool_]:
+        """Whether each id has a live row."""
         known, _ = self._by_id
-        places = np.searchsorted(known, ids)
-        found = np.zeros(len(ids), dtype=np.bool_)
-        inside = places < len(known)
-        found[inside] = known[places[inside]] == ids[inside]
-        return found
+        if not len(known):
+            return np.zeros(len(ids), dtype=np.bool_)
+        present: NDArray[np.bool_] = known.take(np.searchsorted(known, ids), mode="clip") == ids
+        return present
 
     def rows_of(self, ids: Ids) -> Ids:
-        """The live rows of some ids; one that is not there is a `DataError`."""
-        there = self.has(ids)
-        if not there.all():
-            raise DataError(f"no item with the id {int(ids[~there][0])} in this index")
+        """The live rows of ids; `DataError` for an unknown id."""
+        present = self.has(ids)
+        if not present.all():
+            raise DataError(f"no item with the id {int(ids[~present][0])} in this index")
         known, rows = self._by_id
-        found: Ids = rows[np.searchsorted(known, ids)]
-        return found
+        selected: Ids = rows[np.searchsorted(known, ids)]
+        return selected
 
     def segment_of(self, rows: Ids) -> Ids:
-        """Number of the segment of each row."""
-        found: Ids = np.searchsorted(self.starts, rows, side="right") - 1
-        return found
+        """Index of the segment of each row."""
+        segments: Ids = np.searchsorted(self.starts, rows, side="right") - 1
+        return segments
 
-    def untidy_from(self, first: int = 0) -> int | None:
-        """The first segment worth rewriting together with all after it, if there is one.
+    def find_merge_start(self, first: int = 0) -> int | None:
+        """The segment from which on all should be merged into one; None if none should.
 
-        Where half of the rows are dead, all; where segments are too many, the last ones, back to
-        one that is more than twice as large as what follows it. Those before ``first`` stay.
+        If half of the rows are dead: ``first``. If there are too many segments: the last ones, back
+        to one that is more than twice as large as all after it. Never one before ``first``.
         """
         begin = int(self.starts[first]) if first < len(self.starts) else len(self.live)
         dead = int((~self.live[begin:]).sum())
@@ -208,7 +207,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Filled:
-    """What was written into a new segment: the ids of its rows, and notes to keep."""
+    """The ids of the rows of a new segment, and its notes."""
 
     ids: Ids
     notes: dict[str, Any]
@@ -216,10 +215,10 @@ class Filled:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of one table: rows to delete, then a segment to write.
+    """A change of one table: ids to remove, then a segment to write.
 
-    ``fill`` writes its files into the folder it is given. With ``replace_from`` the segment takes
-    the place of all segments from that one on.
+    ``fill`` writes the segment's files into a folder. With ``replace_from``, the new segment
+    replaces all segments from that index on.
     """
 
     remove: Ids | None = None
@@ -243,7 +242,7 @@ class SegmentStore:
         tables: tuple[str, ...],
         manifest: str = "manifest.json",
     ) -> None:
-        """An empty store."""
+        """Create an empty store."""
         (folder / SEGMENTS).mkdir(parents=True, exist_ok=True)
         empty = Manifest(
             kind=kind, header=dict(header), tables={name: TableMark() for name in tables}
@@ -251,7 +250,7 @@ class SegmentStore:
         write_atomically(folder / manifest, empty.model_dump_json(indent=1))
 
     def reload(self) -> None:
-        """Read the state on disk; a writer may sweep files between two reads, so try again."""
+        """Read the state on disk; retried, as a writer may remove files between two reads."""
         for attempt in range(3):
             self.manifest = read_manifest(self.path, self.kind)
             try:
@@ -275,7 +274,7 @@ class SegmentStore:
     def commit(
         self, changes: Mapping[str, Change], header: Mapping[str, Any] | None = None
     ) -> None:
-        """Make all changes, or none."""
+        """Apply all changes, or none."""
         with locked_folder(self.folder, CHANGE_TASK, name=COMMIT):
             if read_manifest(self.path, self.kind).generation != self.manifest.generation:
                 raise DataError(
@@ -309,10 +308,10 @@ class SegmentStore:
             live = live[: table.starts[change.replace_from]]
         if change.fill is not None:
             segment, ids = self._write_segment(f"{name}-{generation:08d}", change.fill)
-            taken = np.intersect1d(ids, table.ids[: len(live)][live])
-            if len(taken) or len(np.unique(ids)) < len(ids):
-                twice = int(taken[0]) if len(taken) else "of a new item"
-                raise DataError(f"the id {twice} is in this index already; update it instead")
+            existing = np.intersect1d(ids, table.ids[: len(live)][live])
+            if len(existing) or len(np.unique(ids)) < len(ids):
+                duplicate = int(existing[0]) if len(existing) else "of a new item"
+                raise DataError(f"the id {duplicate} is in this index already; update it instead")
             if len(ids):
                 segments.append(segment)
         dead = np.flatnonzero(~live).astype("<i8")
@@ -344,10 +343,10 @@ class SegmentStore:
         return FileMark.of(path)
 
     def _sweep(self) -> None:
-        """Delete what no manifest names: left by a killed commit, or replaced by the last one."""
-        kept = self.manifest.folders_and_files()
+        """Delete files that the manifest does not name, from killed or earlier commits."""
+        valid = self.manifest.folders_and_files()
         for path in (self.folder / SEGMENTS).iterdir():
-            if path.name in kept:
+            if path.name in valid:
                 continue
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
@@ -357,14 +356,14 @@ class SegmentStore:
             path.unlink(missing_ok=True)
 
     def check(self) -> list[str]:
-        """Files whose content is not what was written."""
-        found = []
+        """Messages about files whose checksum is wrong."""
+        messages = []
         root = self.folder / SEGMENTS
         for table in self.manifest.tables.values():
             files = {root / s.name / name: m for s in table.segments for name, m in s.files.items()}
             if table.dead is not None and table.dead_mark is not None:
                 files[root / table.dead] = table.dead_mark
-            found += [
+            messages += [
                 f"{path}: damaged" for path, mark in files.items() if FileMark.of(path) != mark
             ]
-        return found
+        return messages

@@ -1,1 +1,1 @@
-"""Devices, free memory, transfers between host and device, evaluation mode."""
+"""Tensor helpers: devices, free memory, transfers between host and device, eval mode."""

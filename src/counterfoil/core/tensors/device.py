@@ -1,4 +1,4 @@
-"""The device that models run on, the memory that is free on it, and whether a model fits."""
+"""Choice of a device, its free memory, and a guard against models that do not fit."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from counterfoil.core.errors import ConfigError
 MEMORY = Path("/proc/meminfo")
 
 UNKNOWN_FREE, UNKNOWN_TOTAL = 1 << 30, 64 << 30
-"""Bytes taken as free, and as all there are, where a system does not say."""
+"""Bytes assumed free, and in total, if the system does not say."""
 
 FREE_MEMORY_SHARE = 0.5
 """Share of a device's memory that has to stay free for training."""
 
 TRAINING_COPIES = 4
-"""Of its weights that a training run holds: they, their gradients, and Adam's two moments."""
+"""Copies of the weights in training: weights, gradients, and Adam's two moments."""
 
 MAX_TENSORS = 20_000
-"""Of one model; the largest of ours have a few thousand."""
+"""Parameters of one model; our largest has a few thousand."""
 
 
 def choose_device(name: str) -> torch.device:
-    """The device asked for; 'auto' takes this process's GPU if there is one."""
+    """The device of this name; 'auto' is this process's GPU if there is one."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
@@ -38,22 +38,19 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError:
         raise ConfigError(f"device '{name}': expected auto, cpu, cuda or cuda:0 …") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device '{name}': no CUDA device can be used here")
+        raise ConfigError(f"device '{name}': no CUDA device is available; use auto or cpu")
     return device
 
 
 def free_on_gpu(device: torch.device) -> int:
-    """Bytes that tensors may still take: those that nobody has, and those this process keeps.
-
-    PyTorch keeps what tensors have left for the next ones, which others see as taken.
-    """
+    """Bytes available for new tensors: free ones, and those that PyTorch's allocator caches."""
     free, _ = torch.cuda.mem_get_info(device)
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free + max(0, kept)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + max(0, cached)
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that may be had on a device."""
+    """Bytes available on a device."""
     if device.type == "cuda":
         return free_on_gpu(device)
     try:
@@ -64,7 +61,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def room_for(size: int, device: torch.device) -> bool:
-    """Whether a GPU can hold so many bytes and still train."""
+    """Whether a GPU can hold ``size`` bytes and still have memory for training."""
     if device.type != "cuda":
         return False
     free, total = torch.cuda.mem_get_info(device)
@@ -72,7 +69,7 @@ def room_for(size: int, device: torch.device) -> bool:
 
 
 def machine_memory() -> int:
-    """Bytes of memory that the machine has in all."""
+    """Total bytes of the machine's memory."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -80,11 +77,11 @@ def machine_memory() -> int:
 
 
 class MemoryGuard(TorchDispatchMode):
-    """While it is active, new tensors may take ``limit`` bytes together.
+    """While active, limits the total size of new tensors to ``limit`` bytes.
 
-    It sees sizes before anything is allocated, so it holds whichever option made a model large:
-    the width, the number of layers or copies, the vocabulary. By default the limit leaves room for
-    ``copies`` of the weights: those of a training run, or 1 to load a model.
+    Sizes are checked before allocation, whichever option made a model large: the width, the number
+    of layers or copies, the vocabulary. The default limit allows ``copies`` copies of the weights:
+    those of a training run, or 1 to load a model.
     """
 
     def __init__(self, limit: int | None = None, copies: int = TRAINING_COPIES) -> None:
@@ -95,7 +92,7 @@ class MemoryGuard(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Models are made outside compiled code; skipping would import `torch._dynamo`: seconds."""
+        """Models are built outside compiled code; True would import `torch._dynamo` (slow)."""
         return False
 
     def __torch_dispatch__(
@@ -115,15 +112,14 @@ class MemoryGuard(TorchDispatchMode):
         if self.tensors > MAX_TENSORS:
             raise ConfigError(
                 f"model: it has more than {MAX_TENSORS:,} weights and biases; "
-                "make the number of layers or copies smaller"
+                "reduce the number of layers or copies"
             )
         if self.allocated > self.limit:
             training = f" (training holds {self.copies} times as much)" if self.copies > 1 else ""
             raise ConfigError(
                 f"model: its weights need more than {self.limit / 2**30:.1f} GiB{training}, "
-                f"and the machine has "
-                f"{machine_memory() / 2**30:.1f} GiB; make model.embed_size, or the number of "
-                "layers, words or copies, smaller"
+                f"and the machine has {machine_memory() / 2**30:.1f} GiB; reduce model.embed_size, "
+                "or the number of layers, words or copies"
             )
 
 

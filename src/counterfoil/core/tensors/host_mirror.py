@@ -1,7 +1,7 @@
 """Host copies of small GPU tensors, so that reading them needs no device sync.
 
-A batch is padded on the host, so its masks are known there before anything is moved. Packing, for a
-recurrent network or a kernel, takes the lengths of captions from here.
+A batch is padded on the host, so its masks are known there before the transfer. Recurrent networks
+and kernels read the lengths of captions from these copies.
 """
 
 from __future__ import annotations
@@ -19,40 +19,41 @@ from counterfoil.core.tensors.modes import is_exporting
 MIRROR_ATTRIBUTE = "_counterfoil_on_host"
 
 
-def attach_host_copy(there: Tensor, here: Tensor) -> Tensor:
-    """A mask that has been moved, which from now on knows what it says."""
-    if there is not here and not there.is_inference():
-        setattr(there, MIRROR_ATTRIBUTE, (there._version, here.numpy()))
-    return there
+def attach_host_copy(mask: Tensor, host: Tensor) -> Tensor:
+    """Attach its copy on the host to a mask that was moved to a device."""
+    if mask is not host and not mask.is_inference():
+        setattr(mask, MIRROR_ATTRIBUTE, (mask._version, host.numpy()))
+    return mask
 
 
 def host_mask(mask: Tensor) -> NDArray[np.bool_]:
-    """The mask as an array; no device sync if `attach_host_copy` moved it and it is unchanged."""
-    known = _known(mask)
-    return mask.cpu().numpy() if known is None else known
+    """The mask as an array; no device sync if it has a valid host copy."""
+    copy = _host_copy(mask)
+    return mask.cpu().numpy() if copy is None else copy
 
 
 def rows_of(tensor: Tensor, rows: slice) -> Tensor:
-    """Some rows of a tensor; a mask that the host knows is known then, too."""
-    known, part = _known(tensor), tensor[rows]
-    if known is not None:
-        setattr(part, MIRROR_ATTRIBUTE, (part._version, known[rows]))
+    """Some rows of a tensor, with those of its host copy."""
+    copy, part = _host_copy(tensor), tensor[rows]
+    if copy is not None:
+        setattr(part, MIRROR_ATTRIBUTE, (part._version, copy[rows]))
     return part
 
 
 def known_unpadded(mask: Tensor) -> bool:
-    """Whether all is real in a mask, as far as the host knows without waiting."""
-    if is_exporting():  # the graph has to hold for any mask
+    """Whether the host knows, without a device sync, that a mask has no padding."""
+    if is_exporting():  # the exported graph must be valid for any mask
         return False
-    known = mask.numpy() if mask.device.type == "cpu" else _known(mask)
-    return known is not None and bool(known.all())
+    copy = mask.numpy() if mask.device.type == "cpu" else _host_copy(mask)
+    return copy is not None and bool(copy.all())
 
 
-def _known(mask: Tensor) -> NDArray[np.bool_] | None:
-    version, found = (
-        (None, None) if mask.is_inference() else getattr(mask, MIRROR_ATTRIBUTE, (None, None))
-    )
-    return found if version is not None and version == mask._version else None
+def _host_copy(mask: Tensor) -> NDArray[np.bool_] | None:
+    """The host copy of a mask; None without one, or if the mask changed since."""
+    if mask.is_inference():
+        return None
+    version, copy = getattr(mask, MIRROR_ATTRIBUTE, (None, None))
+    return copy if version == mask._version else None
 
 
 class HostScalarCache:
@@ -64,12 +65,12 @@ class HostScalarCache:
         self._numbers: list[float] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy starts empty: its tensors count their versions anew."""
+        """A copy starts empty, as the versions of its tensors start anew."""
         return vars(HostScalarCache())
 
     def read(self, *tensors: Tensor) -> list[float]:
-        """Values of scalar tensors; from a GPU they are read once, not once per batch."""
-        if any(tensor.is_inference() for tensor in tensors):  # these have no version
+        """Values of scalar tensors; a GPU is synced only after a change."""
+        if any(tensor.is_inference() for tensor in tensors):  # inference tensors have no version
             return [float(tensor) for tensor in tensors]
         same = len(tensors) == len(self._tensors) and all(
             new is old for new, old in zip(tensors, self._tensors, strict=True)
@@ -79,7 +80,7 @@ class HostScalarCache:
         return self._numbers
 
     def store(self, numbers: list[float], *tensors: Tensor) -> None:
-        """Values that the caller has just written to these tensors."""
+        """Cache values that the caller has just written to these tensors."""
         if not any(tensor.is_inference() for tensor in tensors):
             self._tensors, self._numbers = tensors, numbers
             self._versions = [tensor._version for tensor in tensors]
@@ -87,7 +88,7 @@ class HostScalarCache:
 
 @dataclass(frozen=True)
 class PendingCopy:
-    """A copy to the host that was started after a batch of some epoch and may not be complete."""
+    """An asynchronous copy to the host, started after a batch of an epoch."""
 
     values: Tensor
     done: torch.cuda.Event | None

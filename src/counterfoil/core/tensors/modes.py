@@ -20,7 +20,7 @@ class Trained(Protocol):
 
 @contextmanager
 def eval_mode(model: Trained) -> Iterator[None]:
-    """Inside, the model is in its mode of evaluation; afterwards in the one it was in."""
+    """Inside, the model is in eval mode; afterwards its mode is restored."""
     was_training = model.training
     model.train(False)
     try:
@@ -31,7 +31,7 @@ def eval_mode(model: Trained) -> Iterator[None]:
 
 @contextmanager
 def exporting() -> Iterator[None]:
-    """Inside, scores come from padded tensors alone: a graph cannot read values on the host."""
+    """Inside, models use padded tensors only, as an exported graph cannot read host values."""
     before = _exporting.set(True)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Transfers: batches to another process in one message or to a device in one copy, scores back.
+"""Transfers of batches to other processes and to devices, and of score matrices to the host.
 
-Besides its fragments, a batch has many small tensors: ids, masks, places. Sending each alone costs
-more than its contents, so small tensors lie side by side in one buffer.
+Besides its fragments, a batch has many small tensors: ids, masks, positions. A separate transfer
+of each costs more than its contents, so small tensors are packed into one buffer.
 """
 
 from __future__ import annotations
@@ -22,48 +22,47 @@ from counterfoil.core.tensors.host_mirror import attach_host_copy
 B = TypeVar("B", bound="TensorBundle")
 
 MAX_PACKED_BYTES = 1 << 18
-"""Bytes of a tensor that travels side by side with others; a larger one goes by itself."""
+"""Largest tensor that is packed with others; a larger one is sent separately."""
 
 ALIGNMENT_BYTES = 64
-"""Bytes to which each begins: kernels read memory in steps of 16, and some are made for that."""
+"""Alignment of each tensor in the buffer; some kernels read in steps of 16 bytes."""
 
 COMPACT_DTYPES = (torch.uint8, torch.float16)
-"""How pixels and features travel, in a quarter or half of the size; where they are used they become
-as all other numbers are."""
+"""Dtypes in which pixels and features are sent; they become the default dtype on arrival."""
 
 MAX_PENDING_NUMBERS = 1 << 23
-"""Numbers of a matrix that are on their way at once."""
+"""Numbers of a matrix per asynchronous copy."""
 
 
 class TensorBundle:
-    """A dataclass of tensors that go together; parts of it may be such, or dicts of such."""
+    """A dataclass of tensors; its fields may also be bundles, or dicts of them."""
 
     def to(self: B, device: torch.device | str) -> B:
         shell, tensors = tree_flatten(self)
         return cast(B, tree_unflatten(shell, iter(moved(tensors, torch.device(device)))))
 
     def pin_memory(self: B) -> B:
-        """Large tensors where a GPU can fetch them; the small ones are copied on the way anyway."""
+        """Pin large tensors; small ones are copied to a pinned buffer anyway."""
         shell, tensors = tree_flatten(self)
         pinned = (tensor if packs(tensor) else tensor.pin_memory() for tensor in tensors)
         return cast(B, tree_unflatten(shell, pinned))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Small tensors go to another process in the message itself.
+        """Send small tensors to another process within the message.
 
-        As shared memory, which is how large ones go, each costs a file and a connection.
+        Large ones go through shared memory, which costs a file and a connection each.
         """
         shell, tensors = tree_flatten(self)
         large = [None if packs(tensor) else tensor for tensor in tensors]
         small = [tensor for tensor, other in zip(tensors, large, strict=True) if other is None]
-        return _received, (shell, large, *pack(small))
+        return _rebuild, (shell, large, *pack(small))
 
 
-def _received(
-    shell: Any, large: list[Tensor | None], packed: bytearray, places: list[Place]
+def _rebuild(
+    shell: Any, large: list[Tensor | None], packed: bytearray, slots: list[Slot]
 ) -> TensorBundle:
     memory = torch.frombuffer(packed, dtype=torch.uint8) if packed else torch.empty(0).byte()
-    small = iter(unpack(memory, places))
+    small = iter(unpack(memory, slots))
     tensors = (next(small) if tensor is None else tensor for tensor in large)
     return cast(TensorBundle, tree_unflatten(shell, tensors))
 
@@ -76,31 +75,31 @@ class _TreeSpec(NamedTuple):
 
 
 class _Leaf(Enum):
-    """Where a tensor has been."""
+    """Marks the position of a tensor in a `_TreeSpec`."""
 
     TENSOR = 0
 
 
 def tree_flatten(value: TensorBundle) -> tuple[Any, list[Tensor]]:
-    """The form of something and, in order, its tensors."""
-    found: list[Tensor] = []
+    """The structure of a bundle and, in order, its tensors."""
+    tensors: list[Tensor] = []
 
-    def emptied(value: Any) -> Any:
+    def without_tensors(value: Any) -> Any:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
             return _Leaf.TENSOR
         if isinstance(value, TensorBundle):
-            parts = (emptied(getattr(value, field.name)) for field in fields(value))  # type: ignore[arg-type]
+            parts = (without_tensors(getattr(value, field.name)) for field in fields(value))  # type: ignore[arg-type]
             return _TreeSpec(type(value), tuple(parts))
         if isinstance(value, dict):
-            return {key: emptied(part) for key, part in value.items()}
+            return {key: without_tensors(part) for key, part in value.items()}
         return value
 
-    return emptied(value), found
+    return without_tensors(value), tensors
 
 
 def tree_unflatten(shell: Any, tensors: Iterator[Tensor]) -> Any:
-    """What `tree_flatten` took apart, with as many other tensors."""
+    """The inverse of `tree_flatten`."""
     if shell is _Leaf.TENSOR:
         return next(tensors)
     if isinstance(shell, _TreeSpec):
@@ -111,42 +110,41 @@ def tree_unflatten(shell: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def moved(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Tensors on a device: the small ones of the host by one copy, of which they are parts there.
+    """Tensors on a device; the small ones of the host become views of one copied buffer.
 
-    Compact numbers become as others there; masks are remembered here (`host_mirror`).
+    Compact dtypes become the default dtype; masks get a host copy (`host_mirror`).
     """
-    to_device = device.type != "cpu"  # the host must not read what has not arrived: it waits
-    together = [to_device and packs(tensor) for tensor in tensors]
-    there = iter(_sent(list(compress(tensors, together)), device))
-    arrived = (
-        next(there) if small else tensor.to(device, non_blocking=to_device)
-        for tensor, small in zip(tensors, together, strict=True)
+    to_device = device.type != "cpu"  # copies to the host block, as the host reads them at once
+    is_small = [to_device and packs(tensor) for tensor in tensors]
+    packed = iter(_copy_packed(list(compress(tensors, is_small)), device))
+    copies = (
+        next(packed) if small else tensor.to(device, non_blocking=to_device)
+        for tensor, small in zip(tensors, is_small, strict=True)
     )
-    return [_arrived(here, tensor) for here, tensor in zip(tensors, arrived, strict=True)]
+    return [_finish(tensor, copy) for tensor, copy in zip(tensors, copies, strict=True)]
 
 
-def _arrived(sent: Tensor, tensor: Tensor) -> Tensor:
-    if tensor.dtype == torch.bool and sent.is_cpu:
-        return attach_host_copy(tensor, sent)
-    return tensor.to(torch.get_default_dtype()) if tensor.dtype in COMPACT_DTYPES else tensor
+def _finish(tensor: Tensor, copy: Tensor) -> Tensor:
+    if copy.dtype == torch.bool and tensor.is_cpu:
+        return attach_host_copy(copy, tensor)
+    return copy.to(torch.get_default_dtype()) if copy.dtype in COMPACT_DTYPES else copy
 
 
-def _sent(small: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Tensors as parts of one memory on a device.
+def _copy_packed(small: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Copies of small tensors, as views of one buffer on a device.
 
-    They go by way of memory from which a GPU copies by itself: with any other the host may have to
-    wait until all that it asked for before is done.
+    The buffer on the host is pinned: a copy from other memory may wait for the GPU.
     """
     if not small:
         return []
-    packed, places = pack(small)
+    packed, slots = pack(small)
     memory = torch.empty(len(packed), dtype=torch.uint8, pin_memory=device.type == "cuda")
     memory.numpy()[:] = packed
-    return unpack(memory.to(device, non_blocking=True), places)
+    return unpack(memory.to(device, non_blocking=True), slots)
 
 
-class Place(NamedTuple):
-    """Where a tensor begins in a memory of several, in bytes, and what it is."""
+class Slot(NamedTuple):
+    """Offset in bytes, dtype, shape and strides of a tensor in a buffer."""
 
     begin: int
     dtype: torch.dtype
@@ -155,7 +153,7 @@ class Place(NamedTuple):
 
 
 def packs(tensor: Tensor) -> bool:
-    """Whether a tensor can lie side by side with others."""
+    """Whether a tensor can be packed with others."""
     return (
         tensor.nbytes <= MAX_PACKED_BYTES
         and tensor.is_cpu
@@ -165,36 +163,31 @@ def packs(tensor: Tensor) -> bool:
     )
 
 
-def pack(tensors: Sequence[Tensor]) -> tuple[bytearray, list[Place]]:
-    """The bytes of several tensors, and where to find them."""
+def pack(tensors: Sequence[Tensor]) -> tuple[bytearray, list[Slot]]:
+    """A buffer with the bytes of several tensors, and their slots."""
     parts: list[Any] = []
-    places: list[Place] = []
+    slots: list[Slot] = []
     begin = 0
     for tensor in tensors:
         size = tensor.nbytes
         gap = -size % ALIGNMENT_BYTES
         parts += (tensor.numpy(), bytes(gap))
-        places.append(Place(begin, tensor.dtype, tuple(tensor.shape), tensor.stride()))
+        slots.append(Slot(begin, tensor.dtype, tuple(tensor.shape), tensor.stride()))
         begin += size + gap
-    return bytearray().join(parts), places
+    return bytearray().join(parts), slots
 
 
-def unpack(memory: Tensor, places: Sequence[Place]) -> list[Tensor]:
-    """The tensors in a memory, none of them copied."""
-    seen = {dtype: memory.view(dtype) for dtype in {place.dtype for place in places}}
+def unpack(memory: Tensor, slots: Sequence[Slot]) -> list[Tensor]:
+    """The tensors in a buffer, as views."""
+    views = {dtype: memory.view(dtype) for dtype in {slot.dtype for slot in slots}}
     return [
-        seen[place.dtype].as_strided(
-            place.shape, place.strides, place.begin // place.dtype.itemsize
-        )
-        for place in places
+        views[slot.dtype].as_strided(slot.shape, slot.strides, slot.begin // slot.dtype.itemsize)
+        for slot in slots
     ]
 
 
-# From a GPU to the host: blocks on a stream of their own, whole matrices through pinned memory.
-
-
 class Arrival:
-    """A block on its way to the host: by a stream of its own into pinned memory, from a GPU."""
+    """An asynchronous copy of a block from a GPU to pinned memory, on a separate stream."""
 
     def __init__(self, block: Tensor) -> None:
         self.host, self.event = block, None
@@ -216,26 +209,26 @@ class Arrival:
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream a device: a new one for every tile would never be given back."""
+    """One stream per device; streams are never freed."""
     return torch.cuda.Stream(device)
 
 
 def to_cpu(matrix: Tensor) -> Tensor:
-    """A matrix in the host's memory; rows arrive in pinned memory while those before are put away.
+    """A matrix on the host, copied block by block through pinned memory.
 
-    Memory that is not pinned is an order of magnitude slower to copy to, and pinning all of it
-    would take it from other programs.
+    Copies to pageable memory are an order of magnitude slower, and pinning all of a large matrix
+    would take memory from other programs.
     """
     if not matrix.is_cuda or not matrix.numel():
         return matrix.cpu()
     out = torch.empty(matrix.shape, dtype=matrix.dtype)
-    coming: deque[tuple[Tensor, Arrival]] = deque()
+    pending: deque[tuple[Tensor, Arrival]] = deque()
     rows = max(1, MAX_PENDING_NUMBERS // max(1, matrix.shape[1]))
     for target, part in zip(out.split(rows), matrix.split(rows), strict=True):
-        coming.append((target, Arrival(part)))
-        if len(coming) > 2:
-            done, arrival = coming.popleft()
-            done.copy_(arrival.wait())
-    for done, arrival in coming:
-        done.copy_(arrival.wait())
+        pending.append((target, Arrival(part)))
+        if len(pending) > 2:
+            ready, arrival = pending.popleft()
+            ready.copy_(arrival.wait())
+    for ready, arrival in pending:
+        ready.copy_(arrival.wait())
     return out

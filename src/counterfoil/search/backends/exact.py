@@ -143,7 +143,7 @@ class ExactIndex:
             return
         self.store.commit({TABLE: Change(remove, fill if ids is not None else None)})
         self._remap()
-        start = self.table.untidy_from(self._kept_segments())
+        start = self.table.find_merge_start(self._kept_segments())
         if start is not None:
             self._rewrite(start)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from counterfoil.core.bars import LINE_EVERY, Bars
+from counterfoil.core.progress import LINE_EVERY, Bars
 
 
 class Clock:
