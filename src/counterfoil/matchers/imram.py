@@ -86,7 +86,7 @@ class IMRAM(FragmentMatcher):
     """IMRAM: K steps of attention with a gated memory; the score is the sum over steps and sides.
 
     ``mode``: in "text" words are the queries, in "image" regions; "full" has both directions, with
-    separate weights. ``normalize`` scales refined queries to unit length, unlike the published runs.
+    separate weights. ``normalize`` scales refined queries to unit length; published runs do not.
     """
 
     compiles = True
