@@ -66,7 +66,7 @@ def test_inspect_prints_duplicate_captions_of_each_split(run) -> None:
 def test_training_says_what_it_leaves_out_and_prints_recalls_both_ways(run) -> None:
     root, result = run
     said = one_line(result.stderr)
-    assert "48 of 60 training captions also stand at another image; such pairs are never" in said
+    assert "48 of 60 training captions also belong to another image; such pairs are never" in said
     assert WARNING in said
     assert "identical captions as negatives" in one_line(result.stdout)
     assert "identical captions as positives" in one_line(result.stdout)

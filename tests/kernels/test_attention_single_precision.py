@@ -64,7 +64,7 @@ def test_scores_are_those_of_double_precision(
     name, options = which
     matcher = matchers[name](8, **options).eval()
     if name == "naaf":
-        matcher.learned("t2i").boundary.fill_(boundary)
+        matcher.estimates("t2i").boundary.fill_(boundary)
     elif name == "naaf-reference":
         matcher.reference.state[1] = boundary
     compare(matcher, side(regions, 8, seed, anywhere), side(words, 8, seed + 1, anywhere))

@@ -138,7 +138,7 @@ def test_mismatched_estimates_that_are_not_updated_stay_those_of_the_first_updat
     assert float(moving.mean_neg) == pytest.approx(0.3, abs=1e-6)
     assert float(fixed.mean_pos) == float(moving.mean_pos) == pytest.approx(0.6, abs=1e-6)
     assert float(fixed.boundary) < float(moving.boundary)
-    assert not matchers["naaf"](2, update_mismatched=False).learned("t2i").update_mismatched
+    assert not matchers["naaf"](2, update_mismatched=False).estimates("t2i").update_mismatched
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Align before fuse: plain loops over words and regions, negatives that are drawn, real steps."""
+"""Align before fuse: plain loops over words and regions, sampled negatives, real steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from torch.nn import functional as F
 from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.objectives import Context
-from counterfoil.objectives.alignment import Alignment, drawn, likeness, softmax_of_candidates
+from counterfoil.objectives.alignment import (
+    Alignment,
+    mean_max_cosine,
+    sample_negatives,
+    softmax_of_candidates,
+)
 from counterfoil.objectives.tags import MLM, TAGS
 from counterfoil.training.step import TrainingStep
 from tests.objectives.live import prepare, score
@@ -44,7 +49,7 @@ def looped_likeness(images: Encoded, texts: Encoded) -> list[list[float]]:
 def test_likeness_is_the_mean_over_words_of_the_best_regions_cosine() -> None:
     images, texts = encoded([3, 1, 4], 0), encoded([2, 5], 1)
     expected = torch.tensor(looped_likeness(images, texts))
-    torch.testing.assert_close(likeness(images, texts), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(mean_max_cosine(images, texts), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_embeddings_alone_cost_the_infonce_of_their_likeness(split) -> None:  # noqa: F811
@@ -85,7 +90,7 @@ def test_negatives_are_drawn_from_the_softmax_and_never_a_pair() -> None:
     torch.manual_seed(0)
     logits = torch.tensor([[5.0, 0.0, 1.0, 2.0]]).expand(4000, 4)
     negative = torch.tensor([[False, True, True, True]]).expand(4000, 4)
-    first = drawn(logits, negative, 2).index
+    first = sample_negatives(logits, negative, 2).index
     shares = torch.bincount(first[:, 0], minlength=4) / 4000
     expected = torch.tensor([-torch.inf, 0.0, 1.0, 2.0]).softmax(0)
     torch.testing.assert_close(shares, expected, rtol=0, atol=0.03)

@@ -360,9 +360,9 @@ def test_how_often_negatives_are_made_is_drawn_from_the_global_generator(concept
     objective = prepared(concepts, model, adjust=0.33, explore=0.33).terms["cfm"]
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    drawn = [objective._drawn(torch.device("cpu")) for _ in range(600)]
+    drawn = [objective._draw(torch.device("cpu")) for _ in range(600)]
     torch.set_rng_state(state)
-    assert [objective._drawn(torch.device("cpu")) for _ in range(600)] == drawn
+    assert [objective._draw(torch.device("cpu")) for _ in range(600)] == drawn
     for which in (0, 1):
         assert 0.27 < sum(draw[which] for draw in drawn) / 600 < 0.39
     never = prepared(concepts, model, adjust=0.0, explore=0.0)

@@ -10,8 +10,8 @@ from counterfoil.core.config import build_config
 from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.models import create_model
 from counterfoil.objectives import Context, create_objective
+from counterfoil.objectives.positives import own_captions
 from counterfoil.objectives.protection import Protection
-from counterfoil.objectives.twins import own_captions
 from counterfoil.training.trainer import Trainer
 
 

@@ -207,7 +207,7 @@ def test_a_run_says_at_its_start_how_many_captions_have_a_twin(alike, tmp_path) 
     heard = Heard()
     trainer(alike, tmp_path, {"hardest": {}}, heard, epochs=1).run()
     wanted = (
-        "64 of 80 training captions also stand at another image; such pairs are never used as "
+        "64 of 80 training captions also belong to another image; such pairs are never used as "
         "negatives"
     )
     assert heard.lines.count(wanted) == 1
@@ -226,7 +226,7 @@ def test_without_twins_training_is_the_same_to_the_bit(concepts, tmp_path) -> No
         files.append(((folder / "metrics.jsonl").read_bytes(),
                       (folder / "last" / "model.safetensors").read_bytes()))  # fmt: skip
     assert files[0] == files[1]
-    assert not any("also stand at another image" in line for line in heard.lines)
+    assert not any("also belong to another image" in line for line in heard.lines)
 
 
 def test_mined_quintuplets_hold_no_identical_caption(alike, tmp_path, monkeypatch) -> None:
@@ -329,16 +329,16 @@ def test_a_foil_is_never_a_caption_of_its_image(tmp_path) -> None:
 
 def test_tags_writes_no_caption_of_the_same_image(alike, tmp_path, monkeypatch) -> None:
     written: list[tuple[int, tuple[int, ...]]] = []
-    read = tags.read_foils
+    score_foils = tags.score_foils
 
     def noted(live: TrainingBatchServices, images, generated, with_states):
         for row, image in enumerate(live.batch.owners.tolist()):
             real = generated.captions.mask[row]
             written.extend((image, tuple(foil[real].tolist()))
                            for foil in generated.foils[row][generated.real[row]])  # fmt: skip
-        return read(live, images, generated, with_states)
+        return score_foils(live, images, generated, with_states)
 
-    monkeypatch.setattr(tags, "read_foils", noted)
+    monkeypatch.setattr(tags, "score_foils", noted)
     model = {
         "name": "uniter-small",
         "text": {},

@@ -1,30 +1,33 @@
-"""Word-region similarities and attention over them, without a context vector per pair.
+"""Cross-attention between words and regions, without a context vector per pair.
 
-With w the weights of a word over an image's regions V, the context v̂ = Σ w_r v_r never needs to
-exist: u·v̂ = Σ w_r s_r and ‖v̂‖² = wᵀ(VVᵀ)w (the Gram identity), so nothing of size
-pairs × words × D is built, forward or backward.
+With w the attention weights of a word over an image's regions V, the context v̂ = Σ w_r v_r is
+never built: u·v̂ = Σ w_r s_r and ‖v̂‖² = wᵀ(VVᵀ)w (the Gram identity). No tensor of size
+pairs × words × D exists, forward or backward.
 
 Shapes: I images, T texts, W words, R regions, D width; in tiles, Q query items with N fragments
-and C key items with K fragments (texts ask images, or images texts).
+and C key items with K fragments. Queries are texts and keys images, or the reverse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from counterfoil.core.tensors.modes import is_exporting
+
 EPS = 1e-8
 
 TIE = 1e-5
-"""As far below the average a fragment may be, in parts of it, that BFAN still attends to.
+"""Relative distance below the average at which BFAN still attends to a fragment.
 
-Rounding must not choose among equals: a caption of one word attends alike to all regions it agrees
-with, and a lone fragment is its own average; the public code, which drops ties, divides zero by
-zero there.
+Rounding must not choose among equal weights. A caption of one word attends equally to all regions
+it agrees with, and a single fragment equals its own average. The public code drops ties, and
+divides zero by zero there.
 """
 
 
@@ -45,7 +48,7 @@ def context_norms(weights_ITWR: Tensor, gram_IRR: Tensor) -> Tensor:
     images, texts, words, regions = weights_ITWR.shape
     flat = weights_ITWR.reshape(images, texts * words, regions)
     squared = (torch.bmm(flat, gram_IRR) * flat).sum(-1)
-    # the square root has no slope at zero: a word that attends to nothing gets no gradient
+    # the square root has no derivative at zero: a word that attends to nothing gets no gradient
     safe = torch.where(squared > 0, squared, torch.ones_like(squared)).sqrt()
     norms = torch.where(squared > 0, safe, torch.zeros_like(squared))
     return norms.view(images, texts, words)
@@ -54,24 +57,26 @@ def context_norms(weights_ITWR: Tensor, gram_IRR: Tensor) -> Tensor:
 def attended_cosine(
     sims_ITWR: Tensor, weights_ITWR: Tensor, gram_IRR: Tensor, word_norms_TW: Tensor
 ) -> Tensor:
-    """Cosine [I, T, W] of each word with the context its weights make."""
+    """Cosine [I, T, W] of each word with its attended context."""
     numerator = (weights_ITWR * sims_ITWR).sum(-1)
     denominator = word_norms_TW[None] * context_norms(weights_ITWR, gram_IRR)
     return numerator / denominator.clamp(min=EPS)
 
 
-def masked_softmax(logits: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
-    """Softmax over the entries where ``mask`` holds; all zero where it holds nowhere.
+def masked_softmax(logits: Tensor, mask: Tensor | None, dim: int = -1) -> Tensor:
+    """Softmax over the entries inside ``mask`` (None: all); zero if the mask is empty.
 
-    The mask is small and the logits are many: adding and multiplying are faster than filling.
+    The mask is small compared with the logits: adding and multiplying are faster than filling.
     """
+    if mask is None:
+        return logits.softmax(dim)
     real = mask.to(logits.dtype)
-    low = torch.finfo(logits.dtype).min / 2  # half, as a sum of both must not overflow
+    low = torch.finfo(logits.dtype).min / 2  # half, so that the sum with a logit stays finite
     return (logits + (1 - real) * low).softmax(dim) * real
 
 
 def l2_over(x: Tensor, dim: int, scale: float = 1.0, eps: float = EPS) -> Tensor:
-    """scale · x / (‖x‖ + eps) along one axis; finite gradient where all of it is zero."""
+    """scale · x / (‖x‖ + eps) along one axis; the gradient is finite for x = 0."""
     squared = x.square().sum(dim, keepdim=True)
     safe = torch.where(squared > 0, squared, torch.ones_like(squared)).sqrt()
     return x * (scale / (torch.where(squared > 0, safe, torch.zeros_like(squared)) + eps))
@@ -81,39 +86,40 @@ def leaky(sims: Tensor) -> Tensor:
     return F.leaky_relu(sims, 0.1)
 
 
+@torch.no_grad()
+def indicator_above(sims: Tensor, threshold: float) -> Tensor:
+    """1 if a similarity is above the threshold, else 0; floats multiply faster than booleans."""
+    if is_exporting():
+        return (sims > threshold).to(sims.dtype)
+    return torch.gt(sims, threshold, out=torch.empty_like(sims))
+
+
 def packed_cosine(
     sims_QNCK: Tensor, weights_QNCK: Tensor, gram_CKK: Tensor, norms_QN: Tensor
 ) -> Tensor:
-    """Cosine [Q, N, C] of each query fragment with the context its weights make.
+    """Cosine [Q, N, C] of each query fragment with its attended context.
 
-    A cosine does not see the scale of the context, so the weights need not add up to one. The norms
-    of query fragments may differ by key item, too: [Q, N, C].
+    A cosine ignores the scale of the context, so the weights need not sum to one. The norms of
+    query fragments may also differ by key item: [Q, N, C].
     """
     numerator = (weights_QNCK * sims_QNCK).sum(-1)
     q, n, c, k = weights_QNCK.shape
     flat = weights_QNCK.reshape(q * n, c, k).transpose(0, 1)  # [C, QN, K]
     squared = (torch.bmm(flat, gram_CKK) * flat).sum(-1).T.reshape(q, n, c)
-    nothing = squared <= 0  # attends to nothing: cosine 0, and no gradient through the root
+    empty = squared <= 0  # no attention: cosine 0, and no gradient through the root
     query = norms_QN if norms_QN.ndim == 3 else norms_QN[..., None]
-    norms = squared.masked_fill(nothing, 1.0).sqrt() * query
-    return (numerator / norms.clamp(min=EPS)).masked_fill(nothing, 0.0)
-
-
-def key_softmax(logits_QNCK: Tensor, key_mask_CK: Tensor | None) -> Tensor:
-    """Softmax over the real key fragments; None means that all are real."""
-    if key_mask_CK is None:
-        return logits_QNCK.softmax(-1)
-    return masked_softmax(logits_QNCK, key_mask_CK)
+    norms = squared.masked_fill(empty, 1.0).sqrt() * query
+    return (numerator / norms.clamp(min=EPS)).masked_fill(empty, 0.0)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a few query items and a few key items are scored from.
+    """The inputs from which a few query items and a few key items are scored.
 
-    All query items of a tile have the same number of fragments, so there is no padding on their
-    side, except in an exported graph: there ``query_mask`` [Q, N] says which are real, and padded
-    ones are zero. ``key_mask`` [C, K] says which key fragments are real. None means all of them.
-    ``query_gram`` are the inner products of a query item's fragments with each other, if needed.
+    All query items of a tile have the same number of fragments, so queries need no padding. An
+    exported graph is the exception: there ``query_mask`` [Q, N] marks the real fragments, and
+    padded ones are zero. ``key_mask`` [C, K] marks the real key fragments. A mask of None means
+    that all are real. ``query_gram``, if needed, holds the inner products of an item's fragments.
     """
 
     sims_QNCK: Tensor
@@ -123,18 +129,23 @@ class Tile:
     key_mask_CK: Tensor | None
     query_mask_QN: Tensor | None = None
 
-    @property
-    def query_mask_QNC(self) -> Tensor | None:
-        """The mask for what each query fragment is worth to each key item."""
-        return None if self.query_mask_QN is None else self.query_mask_QN[..., None]
+    def query_mask(self, ndim: int) -> Tensor | None:
+        """The query mask for values [Q, N, ...] of ``ndim`` axes."""
+        mask = self.query_mask_QN
+        return None if mask is None else mask.view(*mask.shape, *[1] * (ndim - 2))
+
+    def masked_sims(self, low: float) -> Tensor:
+        """Similarities [Q, N, C, K] with those of padded keys set to ``low``."""
+        if self.key_mask_CK is None:
+            return self.sims_QNCK
+        return self.sims_QNCK.masked_fill(~self.key_mask_CK, low)
 
 
 def query_mean(values: Tensor, tile: Tile) -> Tensor:
     """Mean of values [Q, N, ...] over the real query fragments of each item."""
-    mask = tile.query_mask_QN
+    mask = tile.query_mask(values.ndim)
     if mask is None:
         return values.mean(1)
-    mask = mask.view(*mask.shape, *[1] * (values.ndim - 2))
     return values.masked_fill(~mask, 0.0).sum(1) / mask.sum(1).clamp(min=1)
 
 
@@ -143,7 +154,7 @@ Score = Callable[[Tile], Tensor]
 
 @dataclass(frozen=True)
 class Span:
-    """A tile's place: rows of packed fragments, query items, key items."""
+    """The slices of a tile: rows of packed fragments, query items, key items."""
 
     fragments: slice
     queries: slice
@@ -153,31 +164,27 @@ class Span:
 
 def spans(lengths: list[int], keys: int, fragments: int, cells: int) -> Iterator[Span]:
     """Tiles over query items sorted by length; each holds items of one length."""
-    start = 0
-    item = 0
-    while item < len(lengths):
-        length = lengths[item]
-        same = item
-        while same < len(lengths) and lengths[same] == length:
-            same += 1
+    start = item = 0
+    for length, group in groupby(lengths):
+        end = item + len(list(group))
         per_item = max(1, length) * fragments
         columns = max(1, min(keys, cells // per_item))
         rows = max(1, cells // (per_item * columns))
-        for first in range(item, same, rows):
-            last = min(first + rows, same)
-            here = slice(start + (first - item) * length, start + (last - item) * length)
+        for first in range(item, end, rows):
+            last = min(first + rows, end)
+            packed = slice(start + (first - item) * length, start + (last - item) * length)
             for left in range(0, keys, columns):
                 right = min(left + columns, keys)
-                yield Span(here, slice(first, last), length, slice(left, right))
-        start += (same - item) * length
-        item = same
+                yield Span(packed, slice(first, last), length, slice(left, right))
+        start += (end - item) * length
+        item = end
 
 
 @dataclass(frozen=True)
 class Block:
-    """Packed similarities [ΣN, C, K] of query items sorted by length, and both sides.
+    """Packed similarities [ΣN, C, K] of query items sorted by length, with norms and Gram matrices.
 
-    ``norms`` [ΣN] are the lengths of the query fragments; ``query_gram`` [Q, N, N], if needed, is
+    ``norms`` [ΣN] are the L2 norms of the query fragments; ``query_gram`` [Q, N, N], if needed, is
     padded to the longest item.
     """
 
@@ -203,8 +210,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Sides:
-    """Both sides of a block: packed query fragments [ΣN, D] with what `Block` says of them, and
-    key fragments [C, K, D] with their Gram matrices."""
+    """Both sides of a block: packed query fragments [ΣN, D] and key fragments ``v`` [C, K, D].
+
+    Norms, Gram matrices and lengths are those of `Block`.
+    """
 
     packed: Tensor
     norms: Tensor

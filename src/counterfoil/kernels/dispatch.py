@@ -1,9 +1,9 @@
-"""The one door to the fused kernels: decides, per call, who scores a block of pairs.
+"""Dispatch of scoring to the fused kernels, or to PyTorch, per block of pairs.
 
 - Tile kernels (`triton.launch`, `triton.training`): blocks of any size, forward and backward.
 - Thread-per-caption kernels (`triton.thread_per_caption`): forward only, for jobs large enough to
-  pay for their compilation.
-- Everything else is PyTorch's (`tiled`): `try_fused_scores` then returns None.
+  justify their compilation.
+- PyTorch (`tiled`): all other blocks; `try_fused_scores` then returns None.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def try_fused_scores(
     texts: tuple[Tensor, Tensor],
     job: ScoringJob,
 ) -> Tensor | None:
-    """Scores [I, T], the sum over specs, of fragments and masks; None if PyTorch has to score.
+    """Scores [I, T], the sum over specs, of fragments and masks; None if PyTorch must score.
 
-    That is without CUDA or Triton, on GPUs before Ampere or too small, in double precision, with
-    items that have no fragments or more than the kernels hold, for smooth-Chamfer of other than
-    unit vectors, and in training if there is no backward kernel.
+    It must without CUDA or Triton, on GPUs that are too old (before Ampere) or too small, and in
+    double precision. It must also if an item has no fragments or more than a tile holds, for
+    smooth-Chamfer of other than unit vectors, and in training without a backward kernel.
     """
     (v, real), (u, mask) = images, texts
     wide = torch.promote_types(v.dtype, u.dtype)
@@ -77,13 +77,13 @@ def try_fused_scores(
     with torch.cuda.device_of(v), torch.autocast(v.device.type, enabled=False):
         try:
             scores = [block.trained(spec) if gradient else block.scored(spec) for spec in specs]
-        except OutOfResources:  # a smaller GPU than the kernels are made for
+        except OutOfResources:  # the GPU is too small for the kernels
             return None
     return scores[0] if len(scores) == 1 else torch.stack(scores).sum(0)
 
 
 def as_words(spec: KernelSpec) -> bool:
-    """Whether regions are the queries of the kernel for words; with gradients they always are."""
+    """Whether image queries run in the kernel for words; with gradients they always do."""
     return spec.method == "naaf"
 
 
@@ -93,7 +93,7 @@ def _longest(fragments: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Side:
-    """Fragments [B, N, D] and which are real, on the device and on the host."""
+    """Fragments [B, N, D] and their mask, on the device and on the host."""
 
     fragments: Tensor
     mask: Tensor
@@ -115,13 +115,13 @@ class Side:
 
     @property
     def gaps(self) -> Tensor | None:
-        """The mask, if not all are real."""
+        """The mask; None if there is no padding."""
         return self.mask if min(self.lengths) < self.mask.shape[1] else None
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Captions and images, all of which are scored with each other."""
+    """Captions and images; every pair of them is scored."""
 
     texts: Side
     images: Side
@@ -140,7 +140,7 @@ class _Block:
         return Regions(self.images.fragments, self.images.gaps)
 
     def turned(self, spec: KernelSpec) -> tuple[_Block, KernelSpec]:
-        """Regions as words: an image is then a caption, and a caption an image of words."""
+        """Both sides swapped: regions take the role of words, and words that of regions."""
         return _Block(self.images, self.texts, self.job), replace(spec, query_side="text")
 
     def trained(self, spec: KernelSpec) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the fused kernels compute (`KernelSpec`), for which job, and whether they can run here."""
+"""Parameters of the fused kernels (`KernelSpec`), the scoring job, and hardware checks."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Literal
 import torch
 
 OLDEST_CAPABILITY = (8, 0)
-"""Compute capability with the tensor cores that the kernels are written for."""
+"""Lowest compute capability with the tensor cores that the kernels use."""
 
 MAX_SOFTMAX_SCALE = 40.0
-"""Beyond it, e^scale squared does not fit single precision."""
+"""Above it, e^scale squared overflows single precision."""
 
 MAX_REGIONS = 128
-"""More do not fit a tile."""
+"""Most regions that fit a tile."""
 
 WORDS, SLOTS = 128, 16
-"""Words and captions of a tile."""
+"""Words and captions per tile."""
 
 LARGE_JOB_CELLS = 1 << 33
-"""Word-region similarities from which on it pays to compile more: lane kernels, `torch.compile`."""
+"""Similarities from which on compilation pays off: thread-per-caption kernels, `torch.compile`."""
 
 
 @dataclass(frozen=True)
 class ScoringJob:
-    """The job that a block of pairs belongs to; ``cells``: word-region similarities of all of it.
+    """The job that a block of pairs belongs to; ``cells`` counts its word-region similarities.
 
-    Without a known size (0), a block is judged by its own.
+    If the size is unknown (0), the size of the block is used.
     """
 
     cells: int = 0
@@ -41,7 +41,7 @@ class ScoringJob:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """What a kernel computes: who asks, how weights are made, how fragments become one score."""
+    """What a kernel computes: the query side, the attention weights, the pooling of fragments."""
 
     method: Literal["scan", "bfan", "chan", "naaf", "chamfer"]
     query_side: Literal["text", "image"] = "text"
@@ -69,18 +69,18 @@ def has_triton() -> bool:
 
 @cache
 def obstacle(index: int) -> str | None:
-    """Why the kernels cannot run on a CUDA device, in words; None where they can."""
+    """Why the kernels cannot run on a CUDA device; None if they can."""
     if not has_triton():
         return "Triton is not installed"
     capability = torch.cuda.get_device_capability(index)
     if capability < OLDEST_CAPABILITY:
-        needed, found = (".".join(map(str, number)) for number in (OLDEST_CAPABILITY, capability))
-        return f"they need a GPU of compute capability {needed}, this one has {found}"
+        needed, actual = (".".join(map(str, number)) for number in (OLDEST_CAPABILITY, capability))
+        return f"they need a GPU of compute capability {needed}, this one has {actual}"
     return fault(torch.device("cuda", index))
 
 
 def fault(device: torch.device) -> str | None:
-    """What keeps Triton from working: it compiles with a C compiler and Python's headers."""
+    """Why Triton does not work (it needs a C compiler and Python's headers); None if it does."""
     mark = torch.zeros(1, dtype=torch.int32, device=device)
     try:
         from counterfoil.kernels.triton.tile_kernels import write_one
@@ -103,7 +103,7 @@ def usable(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def without_kernels(device: torch.device) -> str | None:
-    """A line for people where PyTorch scores what kernels could; None where they do."""
+    """A message if PyTorch scores what kernels could score; None if the kernels run."""
     if device.type != "cuda":
         return f"scoring by PyTorch on the {device.type.upper()}"
     why = obstacle(_index(device))

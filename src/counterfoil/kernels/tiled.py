@@ -64,11 +64,11 @@ class _TiledScores(torch.autograd.Function):
         gram: Tensor,
         query_gram: Tensor | None,
     ) -> Tensor:
-        kept = None if query_gram is None else query_gram.detach()
-        sides = replace(sides, packed=packed, v=v, norms=norms, gram=gram, query_gram=kept)
+        query_gram = None if query_gram is None else query_gram.detach()
+        sides = replace(sides, packed=packed, v=v, norms=norms, gram=gram, query_gram=query_gram)
         block = sides.block()
         ctx.score, ctx.key_mask, ctx.lengths = score, sides.key_mask, sides.lengths
-        ctx.save_for_backward(packed, v, block.sims, norms, gram, kept)
+        ctx.save_for_backward(packed, v, block.sims, norms, gram, query_gram)
         return _forward(score, block)
 
     @staticmethod
@@ -104,7 +104,7 @@ def _every_pair_backward(
 
 
 def _tile_backward(score: Score, block: Block, into: Block, span: Span, grad: Tensor) -> None:
-    """Recompute one tile with gradients, and put these where they belong."""
+    """Recompute one tile with gradients, and write these into those of the block."""
     tile, n = block.tile(span), span.length
     given = [tile.sims_QNCK, tile.norms_QN, tile.gram_CKK]
     given += [tile.query_gram_QNN] if tile.query_gram_QNN is not None else []
@@ -112,33 +112,33 @@ def _tile_backward(score: Score, block: Block, into: Block, span: Span, grad: Te
     with torch.enable_grad():
         query_gram = leaves[3] if len(leaves) > 3 else None
         scores = score(Tile(leaves[0], leaves[1], leaves[2], query_gram, tile.key_mask_CK))
-    found: tuple[Tensor | None, ...] = torch.autograd.grad(
+    grads: tuple[Tensor | None, ...] = torch.autograd.grad(
         scores, leaves, grad.to(scores.dtype), allow_unused=True
     )
-    place = into.sims[span.fragments, span.keys]
-    if found[0] is None:
-        place.zero_()
+    sims = into.sims[span.fragments, span.keys]
+    if grads[0] is None:
+        sims.zero_()
     else:
-        place.copy_(found[0].reshape(place.shape))
-    if found[1] is not None:
-        into.norms[span.fragments] += found[1].reshape(-1)
-    if found[2] is not None:
-        into.gram[span.keys] += found[2]
-    if into.query_gram is not None and found[3] is not None:
-        into.query_gram[span.queries, :n, :n] += found[3]
+        sims.copy_(grads[0].reshape(sims.shape))
+    if grads[1] is not None:
+        into.norms[span.fragments] += grads[1].reshape(-1)
+    if grads[2] is not None:
+        into.gram[span.keys] += grads[2]
+    if into.query_gram is not None and grads[3] is not None:
+        into.query_gram[span.queries, :n, :n] += grads[3]
 
 
 MAX_CHOSEN_SHARE = 1 / 8
-"""Of pairs with a gradient, up to which they are worth picking out."""
+"""Largest share of pairs with a gradient for which the sparse backward pass pays off."""
 
 CHOSEN_PAIR_CELLS = 1 << 18
-"""Similarities of chosen pairs that are looked at together."""
+"""Similarities of selected pairs that are processed at a time."""
 
 
 def chosen_pairs(grad: Tensor) -> Tensor | None:
-    """Pairs [P, 2] that have a gradient; None where they are many, or on a GPU.
+    """Pairs [P, 2] with a nonzero gradient; None if there are many, or on a GPU.
 
-    There tiles are large and counting would make the host wait for the device.
+    On a GPU tiles are large, and counting would need a host sync.
     """
     if grad.is_cuda:
         return None
@@ -161,8 +161,8 @@ def pairs_backward(
         if not length:
             continue
         same = pairs[of_pair == length]
-        for some in same.split(max(1, CHOSEN_PAIR_CELLS // (length * block.sims.shape[2]))):
-            query, keys = some.unbind(1)
+        for part in same.split(max(1, CHOSEN_PAIR_CELLS // (length * block.sims.shape[2]))):
+            query, keys = part.unbind(1)
             words = starts[query][:, None] + torch.arange(length)  # [P, N]
             d_sims, d_norms, d_gram = _one_length(score, block, words, keys, grad[query, keys])
             norms.index_add_(0, words.flatten(), d_norms.flatten())
@@ -181,7 +181,7 @@ def _one_length(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of sims [P, N, K], norms [P, N] and gram [P, K, K] of pairs of one length.
 
-    The pairs stand in the place of key items: each has its own norms, too.
+    The pairs take the axis of the key items, so that norms differ by pair.
     """
     sims = block.sims[words, keys[:, None]].permute(1, 0, 2)[None].detach()  # [1, N, P, K]
     norms = block.norms[words].T[None].detach()  # [1, N, P]
@@ -189,19 +189,19 @@ def _one_length(
     key_mask = block.key_mask[keys] if block.key_mask is not None else None
     with torch.enable_grad():
         scores = score(Tile(leaves[0], leaves[1], leaves[2], None, key_mask))
-    found = torch.autograd.grad(
+    d_sims, d_norms, d_gram = torch.autograd.grad(
         scores, leaves, grad[None].to(scores.dtype), allow_unused=True, materialize_grads=True
     )
-    return found[0][0].permute(1, 0, 2), found[1][0].T, found[2]
+    return d_sims[0].permute(1, 0, 2), d_norms[0].T, d_gram
 
 
 def _into_fragments(
     sides: Sides, packed: Tensor, v: Tensor, rows: Tensor, owners: Tensor, slopes: Tensor
 ) -> None:
-    """Add what the similarities' gradients say of the fragments on both sides.
+    """Propagate the gradients of similarities to the fragments of both sides.
 
-    ``slopes`` [R, K] belong to query fragment ``rows`` and key item ``owners``. Items are
-    taken together with others that have about as many rows, in batched products.
+    ``slopes`` [R, K] belong to query fragment ``rows`` and key item ``owners``. Items with a
+    similar number of rows share a batched product.
     """
     order = owners.argsort(stable=True)
     rows, owners, slopes = rows[order], owners[order], slopes[order]
@@ -215,9 +215,9 @@ def _into_fragments(
             real = places < counts[here, None]
             at = (starts[here, None] + places).clamp(max=len(rows) - 1)  # [B, size]
             slope = slopes[at] * real[..., None]
-            asked = sides.v[items[here]].to(slope.dtype)
-            found = (slope @ asked)[real].to(packed.dtype)
-            packed.index_add_(0, rows[at][real], found)
+            keys = sides.v[items[here]].to(slope.dtype)
+            d_packed = (slope @ keys)[real].to(packed.dtype)
+            packed.index_add_(0, rows[at][real], d_packed)
             query = sides.packed[rows[at]].to(slope.dtype)
             v.index_copy_(0, items[here], (slope.transpose(1, 2) @ query).to(v.dtype))
         size *= 2

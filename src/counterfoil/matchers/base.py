@@ -1,4 +1,4 @@
-"""`Matcher`: two encoded batches to a score matrix, or each image with its own text alone."""
+"""The `Matcher` base class: scores of every image with every text, or of given pairs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from counterfoil.kernels.spec import ScoringJob
 matchers: Registry[type[Matcher]] = Registry("matcher")
 
 PAIRED_BLOCK = 16
-"""Pairs scored together: a few that nobody asked for cost less than a call for each."""
+"""Pairs per block: scoring the unneeded off-diagonal pairs costs less than one call per pair."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """A training batch after it was scored, for matchers that learn by watching.
+    """A scored training batch, for matchers that learn from it without gradients.
 
-    ``images`` are those of this process, ``texts`` those of all; text ``k`` of the global batch
-    belongs to row ``k`` of ``scores``, and this process's first image is row ``first_row``. If
-    images have several texts each, ``own_texts`` are those of this process's images. ``protected``
-    pairs are neither right nor wrong.
+    ``images`` are those of this process, ``texts`` those of all processes. Text ``k`` of the global
+    batch belongs to row ``k`` of ``scores``, and this process's first image is row ``first_row``.
+    If images have several texts each, ``own_texts`` are those of this process's images.
+    ``protected`` pairs count neither as matches nor as mismatches.
     """
 
     images: Encoded
@@ -40,8 +40,8 @@ class Observation:
     protected: Tensor | None = None
 
     @property
-    def not_wrong(self) -> Tensor:
-        """Pairs that are no mismatch."""
+    def not_mismatched(self) -> Tensor:
+        """Positive and protected pairs [n_images, n_texts]."""
         return self.positives if self.protected is None else self.positives | self.protected
 
 
@@ -54,11 +54,11 @@ class Matcher(nn.Module):
     >>> cf.matchers.SCANT2I()(regions, words, text_mask=padding).shape
     torch.Size([1, 1])
 
-    Any two batch sizes, any lengths; padding never changes a score. ``needs`` says what it reads of
-    an `Encoded`, so that nothing else is kept or sent; ``needs_boxes`` and ``needs_graph``, that
-    it reads where regions are and which words are linked, the latter as ``parser`` sees it.
-    ``embed_size`` is the width of the vectors it reads; a matcher without weights of that size
-    reads any if it is not given. A subclass implements `score_block`.
+    Batch sizes and lengths are arbitrary; padding never changes a score. ``needs`` names the parts
+    of an `Encoded` that the matcher reads; the others are neither stored nor gathered.
+    ``needs_boxes``: it reads the boxes of regions. ``needs_graph``: it reads the word graph that
+    ``parser`` makes. ``embed_size`` is the width of the vectors; None accepts any width, if the
+    matcher has no weights of that size. A subclass implements `score_block`.
     """
 
     needs: Needs = "fragments"
@@ -81,28 +81,28 @@ class Matcher(nn.Module):
     ) -> Tensor:
         """Scores [n_images, n_texts].
 
-        Tensors are fragments [n, length, D], or [n, D] for matchers of whole vectors, at unit
-        length as encoders make them. Masks [n, length] are True for real fragments; by default all
-        are. Boxes of regions and links of words are given in an `Encoded`.
+        Tensors are unit-length fragments [n, length, D], or vectors [n, D] if the matcher compares
+        pooled vectors. Masks [n, length] are True for real fragments (default: all). Pass an
+        `Encoded` to give boxes of regions or a graph of words.
         """
-        images = self._read(images, image_mask, "image")
-        texts = self._read(texts, text_mask, "text")
+        images = self._as_encoded(images, image_mask, "image")
+        texts = self._as_encoded(texts, text_mask, "text")
         return self.score_block(images, texts, ScoringJob())
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
-        """Scores of a block of a larger job, by whose size a matcher may choose its way."""
+        """Scores of a block of a larger job; the job's size may decide how they are computed."""
         raise NotImplementedError
 
-    def _read(self, given: Encoded | Tensor, mask: Tensor | None, side: str) -> Encoded:
-        """What was given for a side, as `Encoded`, with the width checked."""
+    def _as_encoded(self, batch: Encoded | Tensor, mask: Tensor | None, side: str) -> Encoded:
+        """One side's argument as `Encoded`, with its width checked."""
         name, width = type(self).__name__, self.embed_size
-        if not isinstance(given, Encoded):
-            self._refuse_plain(side)
-            encoded = encode_tensor(given, mask, side, self.needs)
+        if not isinstance(batch, Encoded):
+            self._require_no_extras(side)
+            encoded = encode_tensor(batch, mask, side, self.needs)
         elif mask is not None:
             raise ArgumentError(f"{side}_mask: an Encoded has a mask of its own; leave it out")
         else:
-            encoded = given
+            encoded = batch
         vectors = encoded.pooled if self.needs == "pooled" else encoded.fragments
         if vectors is not None and width is not None and vectors.shape[-1] != width:
             raise ArgumentError(
@@ -111,8 +111,8 @@ class Matcher(nn.Module):
             )
         return encoded
 
-    def _refuse_plain(self, side: str) -> None:
-        """Raise if plain vectors of a side are not enough."""
+    def _require_no_extras(self, side: str) -> None:
+        """Raise if the matcher reads more of a side than vectors."""
         name = type(self).__name__
         if side == "image" and self.needs_boxes:
             raise ArgumentError(
@@ -126,55 +126,56 @@ class Matcher(nn.Module):
             )
 
     def paired(self, images: Encoded, texts: Encoded) -> Tensor | None:
-        """Scores [n] of image ``k`` with text ``k``; None where blocks of all pairs do as well."""
+        """Scores [n] of image ``k`` with text ``k``; None: the caller scores blocks of pairs."""
         return None
 
-    def observe(self, seen: Observation) -> None:
-        """Learn from a scored training batch what gradients do not teach; nothing, as a rule."""
+    def observe(self, observation: Observation) -> None:
+        """Learn from a scored training batch without gradients; nothing by default."""
 
     def diagnostics(self) -> dict[str, float]:
-        """What was learned that way, for the log of the run."""
+        """State learned by `observe`, for the training log."""
         return {}
 
     def close_epoch(self, epoch: int) -> dict[str, Any]:
-        """What an epoch's batches came to, for its record; the next epoch starts anew."""
+        """Statistics of the epoch for the run's record; resets them."""
         return {}
 
     def notes(self, epochs: int) -> list[str]:
-        """What a run of ``epochs`` should be told before it starts; nothing, as a rule."""
+        """Warnings to print before a run of ``epochs`` starts."""
         return []
 
 
-def encode_tensor(given: Tensor, mask: Tensor | None, side: str, needs: Needs) -> Encoded:
+def encode_tensor(x: Tensor, mask: Tensor | None, side: str, needs: Needs) -> Encoded:
     """Plain vectors or fragments as `Encoded`, for a matcher that reads them."""
-    if not isinstance(given, Tensor) or not given.is_floating_point():
-        kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise ArgumentError(f"{side}s: expected an Encoded or a tensor of floats, got {kind}")
     if needs == "pooled":
-        if given.ndim != 2:
+        if x.ndim != 2:
             raise ArgumentError(
                 f"{side}s: this matcher compares one vector per {side}, expected shape [n, D], got "
-                f"{list(given.shape)}; pool the fragments first"
+                f"{list(x.shape)}; pool the fragments first"
             )
         if mask is not None:
             raise ArgumentError(f"{side}_mask: vectors [n, D] have no padding; leave it out")
-        return Encoded(None, given.new_zeros(len(given), 0, dtype=torch.bool), given)
-    if given.ndim != 3:
+        return Encoded(None, x.new_zeros(len(x), 0, dtype=torch.bool), x)
+    if x.ndim != 3:
         raise ArgumentError(
             f"{side}s: this matcher compares fragments, expected shape [n, length, D], got "
-            f"{list(given.shape)}"
+            f"{list(x.shape)}"
         )
     if mask is None:
-        mask = torch.ones(given.shape[:2], dtype=torch.bool, device=given.device)
-    if mask.dtype != torch.bool or mask.shape != given.shape[:2]:
+        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
         raise ArgumentError(
-            f"{side}_mask: expected booleans {list(given.shape[:2])}, True for real fragments, got "
+            f"{side}_mask: expected booleans {list(x.shape[:2])}, True for real fragments, got "
             f"{mask.dtype} {list(mask.shape)}"
         )
-    return Encoded(given, mask)
+    return Encoded(x, mask)
 
 
 def pooled(encoded: Encoded, side: str) -> Tensor:
+    """The pooled vectors [n, D] of one side; an error if its encoder does not pool."""
     if encoded.pooled is None:
         raise ConfigError(
             f"this matcher compares whole vectors, but the {side} encoder does not pool: "
@@ -184,7 +185,7 @@ def pooled(encoded: Encoded, side: str) -> Tensor:
 
 
 def paired_scores(matcher: Matcher, images: Encoded, texts: Encoded) -> Tensor:
-    """Scores [n] of image ``k`` with text ``k``: the matcher's own, or diagonals of blocks."""
+    """Scores [n] of image ``k`` with text ``k``: by `Matcher.paired`, or diagonals of blocks."""
     own = matcher.paired(images, texts)
     if own is not None:
         return own
@@ -197,5 +198,5 @@ def block_diagonals(
     score: Callable[[Encoded, Encoded], Tensor], images: Encoded, texts: Encoded
 ) -> Tensor:
     """Scores [n] of image ``k`` with text ``k``, as diagonals of small blocks of all pairs."""
-    places = torch.arange(len(images), device=images.mask.device).split(PAIRED_BLOCK)
-    return torch.cat([score(images[at], texts[at]).diagonal() for at in places])
+    blocks = torch.arange(len(images), device=images.mask.device).split(PAIRED_BLOCK)
+    return torch.cat([score(images[index], texts[index]).diagonal() for index in blocks])

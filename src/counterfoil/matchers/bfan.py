@@ -14,8 +14,8 @@ from counterfoil.kernels.attention import (
     EPS,
     TIE,
     Tile,
-    key_softmax,
     leaky,
+    masked_softmax,
     packed_cosine,
     query_mean,
 )
@@ -29,9 +29,9 @@ Focal = Literal["equal", "prob"]
 def focus(weights: Tensor, mask: Tensor | None, focal: Focal) -> Tensor:
     """Attention weights (last axis) with those of irrelevant fragments set to zero.
 
-    Fragment j is irrelevant where Σ_k (w_j − w_k) g_k < 0: it gets less attention than the others,
-    these counted alike (equal, g = 1) or by their own confidence (prob, g = √w_k). Which ones are
-    kept is a decision without gradient.
+    Fragment j is irrelevant if Σ_k (w_j − w_k) g_k < 0, that is, if it gets less attention than the
+    others on average. The average is plain (equal, g = 1) or weighted by confidence
+    (prob, g = √w_k). The selection has no gradient.
     """
     with torch.no_grad():
         if focal == "prob":
@@ -40,8 +40,8 @@ def focus(weights: Tensor, mask: Tensor | None, focal: Focal) -> Tensor:
             trust = torch.ones_like(weights) if mask is None else mask.to(weights.dtype)
         tie = max(TIE, 4 * torch.finfo(weights.dtype).eps)
         average = (weights * trust).sum(-1, keepdim=True)
-        kept = weights * trust.sum(-1, keepdim=True) > average * (1 - tie)
-    return weights.masked_fill(~kept, 0.0)
+        relevant = weights * trust.sum(-1, keepdim=True) > average * (1 - tie)
+    return weights.masked_fill(~relevant, 0.0)
 
 
 @matchers.register("bfan")
@@ -72,33 +72,29 @@ class BFAN(CrossAttentionMatcher):
     def torch_scores(self, images: Encoded, texts: Encoded) -> Tensor:
         if self.direction == "t2i":
             return self.attend(texts, images, self.score).T
-        of_regions = self.attend(images, texts, self.score)
-        if self.direction == "i2t":
-            return of_regions
-        return self.attend(texts, images, self.score).T + of_regions
+        i2t = self.attend(images, texts, self.score)
+        return i2t if self.direction == "i2t" else self.attend(texts, images, self.score).T + i2t
 
     def score(self, tile: Tile) -> Tensor:
         return query_mean(self.relevance(tile)[0], tile)
 
     def relevance(self, tile: Tile) -> tuple[Tensor, Tensor]:
-        """Cosine [Q, N, C] of each fragment with what it attends to, and the weights [Q, N, C, K].
+        """Cosine [Q, N, C] of each fragment with its context, and the weights [Q, N, C, K].
 
-        The paper divides the weights that are left by their sum; the cosine does not notice. An
-        epsilon added to the norms, as in SCAN, would set weights apart that are equal, and `focus`
+        The paper divides the remaining weights by their sum; the cosine ignores that factor. The
+        norms get no epsilon, unlike in SCAN: it would make equal weights differ, and `focus`
         would drop the lower ones.
         """
         attention = F.normalize(leaky(tile.sims_QNCK), dim=1, eps=EPS)
-        weights = key_softmax(self.lambda_softmax * attention, tile.key_mask_CK)
+        weights = masked_softmax(self.lambda_softmax * attention, tile.key_mask_CK)
         weights = focus(weights, tile.key_mask_CK, self.focal)
         return packed_cosine(tile.sims_QNCK, weights, tile.gram_CKK, tile.norms_QN), weights
 
     def word_parts(self, image: Encoded, text: Encoded) -> WordParts | None:
         if self.direction != "t2i":
             return None
-        tile, place = one_pair(text, image)
+        tile, to_padded = one_pair(text, image)
         relevance, weights = self.relevance(tile)
         effect = relevance[0, :, 0] / max(1, relevance.shape[1])
-        looked = weights[0, :, 0] / weights[0, :, 0].sum(-1, keepdim=True).clamp(min=1e-8)
-        return WordParts(
-            place(effect.clamp(min=0)), place(effect.clamp(max=0)), place(looked), additive=True
-        )
+        attention = weights[0, :, 0] / weights[0, :, 0].sum(-1, keepdim=True).clamp(min=1e-8)
+        return WordParts.from_effects(effect, attention, to_padded)

@@ -1,4 +1,4 @@
-"""Matchers of two sets of vectors: smooth Chamfer and what it is compared with (DivE)."""
+"""Similarity of two sets of vectors: smooth Chamfer, Chamfer, maximum, average (DivE)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ Kind = Literal["smooth-chamfer", "chamfer", "max", "avg"]
 class SmoothChamfer(CrossAttentionMatcher):
     """DivE: smooth Chamfer similarity of two sets of vectors (Kim, Kim, Kwak 2023).
 
-    "smooth-chamfer" takes log Σ exp(α cos) / α over the other set in place of the largest cosine of
-    "chamfer"; both are averaged over a set, then over the two. α is ``temperature``, as the public
-    code calls it: large is sharp. "max" is the largest cosine of all (MIL), "avg" the mean of the
-    sigmoid of all. Any two sizes; an item without vectors scores zero.
+    "chamfer" takes the largest cosine of each vector with the other set; "smooth-chamfer" replaces
+    it by log Σ exp(α cos) / α. Both average over each set, then over the two sets. α is
+    ``temperature``, the public code's name; a larger α is closer to the maximum. "max" is the
+    largest cosine of all (MIL), "avg" the mean of the sigmoids of all. Sets may differ in size; an
+    item without vectors scores zero.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class SmoothChamfer(CrossAttentionMatcher):
     def score(self, tile: Tile) -> Tensor:
         sims, real = tile.sims_QNCK, tile.key_mask_CK
         if sims.dtype != torch.float64:
-            sims = sims.float()  # sharpened, half precision would lose what tells pairs apart
+            sims = sims.float()  # times α, rounding in half precision would exceed the differences
         if real is None:
             real = torch.ones(sims.shape[2:], dtype=torch.bool, device=sims.device)
         score = self._score(sims, real, tile)
@@ -62,20 +63,20 @@ class SmoothChamfer(CrossAttentionMatcher):
         if self.kind == "chamfer":
             largest = _real_queries(sims, tile).amax(1)
             return (query_mean(masked.amax(3), tile) + _mean(largest, real)) / 2
-        sharp = self.temperature * sims
-        found = sharp.masked_fill(~real, low).logsumexp(3)  # [Q, N, C]
-        both = query_mean(found, tile) + _mean(_real_queries(sharp, tile).logsumexp(1), real)
-        return both / (2 * self.temperature)
+        logits = self.temperature * sims
+        of_queries = logits.masked_fill(~real, low).logsumexp(3)  # [Q, N, C]
+        of_keys = _real_queries(logits, tile).logsumexp(1)  # [Q, C, K]
+        return (query_mean(of_queries, tile) + _mean(of_keys, real)) / (2 * self.temperature)
 
 
 def _real_queries(values_QNCK: Tensor, tile: Tile) -> Tensor:
-    """Values of padded query fragments as low as can be."""
-    if tile.query_mask_QN is None:
+    """Values with those of padded query fragments at the minimum of their dtype."""
+    mask = tile.query_mask(4)
+    if mask is None:
         return values_QNCK
-    padding = ~tile.query_mask_QN[..., None, None]
-    return values_QNCK.masked_fill(padding, torch.finfo(values_QNCK.dtype).min)
+    return values_QNCK.masked_fill(~mask, torch.finfo(values_QNCK.dtype).min)
 
 
 def _mean(values: Tensor, real: Tensor) -> Tensor:
-    """Mean [Q, C] of values [Q, C, K] over the real ones."""
+    """Mean [Q, C] of values [Q, C, K] over the real keys."""
     return values.masked_fill(~real, 0.0).sum(-1) / real.sum(-1).clamp(min=1)

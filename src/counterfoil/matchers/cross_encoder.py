@@ -1,9 +1,10 @@
-"""The single-stream cross-encoder: one transformer over a pair, and heads that read its states."""
+"""UNITER, a single-stream cross-encoder: one transformer over a pair, and heads on its states."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -28,22 +29,22 @@ ORDER: dict[str, str | None] = {
     "discrimination": "itm",
     "correction": "mlm",
 }
-"""Heads in the order they are made, and which of them a new one is a copy of."""
+"""Heads in their order of creation, and the head that each is copied from."""
 
 MAX_PAIRS = 1 << 15
-"""Pairs that go through the transformer together: CUDA's attention takes fewer than 65,536."""
+"""Pairs per pass of the transformer: CUDA's attention takes fewer than 65,536."""
 
 MAX_TOKENS = 1 << 17
-"""Tokens that go through it together without gradients: enough to keep a large GPU busy."""
+"""Tokens per pass without gradients: enough to keep a large GPU busy."""
 
 TENSOR_CORES = (8, 0)
-"""Compute capability from which GPUs multiply bfloat16 fast."""
+"""Compute capability from which on GPUs multiply bfloat16 fast."""
 
 
 class WordHead(nn.Module):
     """Logits over the vocabulary: a dense layer, GELU and a norm, then the table of word vectors.
 
-    The table is the text encoder's own, given at each call, so that both stay one.
+    The table is passed at each call, so that the head shares it with the text encoder.
     """
 
     def __init__(self, width: int, vocabulary: int) -> None:
@@ -57,10 +58,10 @@ class WordHead(nn.Module):
 
 
 class CrossHeads(nn.ModuleDict):
-    """The heads by name, ``rank`` always, the others where asked for.
+    """The heads by name: always ``rank``, and those in ``extras``.
 
-    ``rank`` (a logit) and ``itm`` (no, yes) read the pooled vector of a pair; ``mlm``,
-    ``discrimination`` (replaced, original) and ``correction`` the state of each token.
+    ``rank`` (a logit) and ``itm`` (no, yes) read the pooled vector of a pair. ``mlm``,
+    ``discrimination`` (replaced, original) and ``correction`` read the state of each token.
     """
 
     def __init__(self, width: int, extras: Sequence[Head] = (), vocabulary: int = 0) -> None:
@@ -79,20 +80,21 @@ class CrossHeads(nn.ModuleDict):
         return super().__getitem__(name)
 
     def add(self, extras: Sequence[Head], vocabulary: int) -> None:
-        """Further heads, started as TAGS starts them where it says how.
+        """Add heads, initialised as in TAGS.
 
-        Discrimination begins as ``itm``, correction as ``mlm``, ``itm`` with ``rank`` as its "yes".
+        ``discrimination`` starts as a copy of ``itm``, ``correction`` as a copy of ``mlm``; the
+        "yes" row of ``itm`` is a copy of ``rank``.
         """
         for name in sorted(set(extras) - set(self), key=list(ORDER).index):
             head = self._create(name, vocabulary)
             initialize(head)
-            model = ORDER[name]
-            if model is not None and model in self:
-                head.load_state_dict(self[model].state_dict())
+            source = ORDER[name]
+            if source is not None and source in self:
+                head.load_state_dict(self[source].state_dict())
             if name == "itm":
                 _set_row(head, 1, self["rank"])
-            sample = next(self["rank"].parameters())
-            self[name] = head.to(sample.device, sample.dtype)
+            weight = next(self["rank"].parameters())
+            self[name] = head.to(weight.device, weight.dtype)
 
     def _create(self, name: str, vocabulary: int) -> nn.Module:
         if name in ("itm", "discrimination"):
@@ -107,16 +109,16 @@ class CrossHeads(nn.ModuleDict):
 
 @torch.no_grad()
 def _set_row(head: nn.Module, row: int, source: nn.Module) -> None:
-    for mine, theirs in zip(head.parameters(), source.parameters(), strict=True):
-        mine[row].copy_(theirs[0])
+    for target, values in zip(head.parameters(), source.parameters(), strict=True):
+        target[row].copy_(values[0])
 
 
 @dataclass(frozen=True)
 class CrossStates:
-    """What the transformer makes of n pairs.
+    """States of n pairs after the transformer.
 
-    ``words`` [n, W, D] stand where the texts' tokens do, ``regions`` [n, R, D] where the images'
-    regions do, zero at padding; ``pooled`` [n, D] is what is read off the first token.
+    ``words`` [n, W, D] and ``regions`` [n, R, D] are aligned with the tokens of the texts and the
+    regions of the images, zero at padding; ``pooled`` [n, D] comes from the first token.
     """
 
     words: Tensor
@@ -128,12 +130,12 @@ class CrossStates:
 class CrossEncoder(FragmentMatcher):
     """UNITER: one transformer over the words and regions of each pair (Chen et al. 2020).
 
-    The score is a logit or, so that a margin of 0.2 means something, its sigmoid. ``heads=0`` takes
-    one for every 64 numbers, ``ffn=0`` four times ``model.embed_size``. ``pretrained`` is a BERT of
-    `transformers` whose layers, pooler and masked-word head it starts from; without one, ``alike``
-    has the first layer begin with attention to what is alike, for embeddings that are aligned (the
-    objective `alignment`). ``checkpointing`` trades time for memory.
-    ``extras`` are heads besides the score's, ``vocabulary`` how many words they write with.
+    The score is the sigmoid of a logit, on the scale of a margin of 0.2, or the logit itself
+    (``output``). ``heads=0``: one attention head per 64 channels. ``ffn=0``: four times
+    ``model.embed_size``. ``pretrained``: a BERT of `transformers` that initialises the layers, the
+    pooler and the masked-word head. ``alike``: without a BERT, the first layer initially attends to
+    similar tokens, for aligned embeddings (the objective `alignment`). ``checkpointing`` trades
+    time for memory. ``extras``: further heads; ``vocabulary``: the number of words they predict.
     """
 
     pretrained: frozenset[str] = frozenset()
@@ -181,12 +183,12 @@ class CrossEncoder(FragmentMatcher):
         self.pretrained = frozenset(loaded)
 
     def fill_word_heads(self, table: Tensor | None) -> None:
-        """Start the heads that write words from BERT's masked-word head, if ``table`` fits it.
+        """Initialise the heads that predict words from BERT's masked-word head.
 
-        ``table`` [V, D] are the word vectors of the text encoder. BERT's head writes with its own:
-        with any other table its weights would mean nothing. The correction begins as ``mlm``.
+        ``table`` [V, D] are the word vectors of the text encoder. BERT's head is used only if they
+        equal BERT's own, which its weights were trained with.
         """
-        bert, self._bert = self._bert, None  # to be read once, and not to be kept in memory
+        bert, self._bert = self._bert, None  # needed once; frees its memory
         heads = [name for name in ("mlm", "correction") if name in self.heads]
         if bert is None or not heads:
             return
@@ -211,19 +213,19 @@ class CrossEncoder(FragmentMatcher):
 
     @property
     def portable_options(self) -> dict[str, Any]:
-        """What replaces the options that name files once the weights are saved."""
+        """Replacements for options that name files, for a saved model."""
         return {"pretrained": ""}
 
     def rounds(self, device: torch.device) -> bool:
-        """Whether many pairs should be given in bfloat16, which this device is fast at.
+        """Whether large jobs should use bfloat16, because this device is fast at it.
 
-        It keeps 8 bits of each number: scores are a little off (`benchmarks/cross_encoder.py` says
-        how far), and those that are near each other may change places.
+        bfloat16 has 8 significant bits: scores change slightly (measured by
+        `benchmarks/cross_encoder.py`), so that nearly equal ones may swap ranks.
         """
         return device.type == "cuda" and torch.cuda.get_device_capability(device) >= TENSOR_CORES
 
     def cells_per_pair(self, words: int, regions: int) -> int:
-        """Numbers held for a pair: one layer's, or where gradients are wanted what all keep."""
+        """Memory of a pair: that of one layer, or with gradients that of all layers."""
         width, depth = self.embed_size, len(self.transformer.layers)
         layer = 12 * width + 3 * self.transformer.ffn
         if torch.is_grad_enabled():
@@ -231,14 +233,14 @@ class CrossEncoder(FragmentMatcher):
         return (words + regions) * layer // self.floats_per_cell + 1
 
     @property
-    def _learning(self) -> bool:
-        """Whether gradients are wanted, or dropout, whose draws depend on the order of pairs."""
+    def _fixed_order(self) -> bool:
+        """Whether pairs must stay in order: for gradients, or for the random draws of dropout."""
         return self.training or torch.is_grad_enabled()
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
-        if self._learning:
+        if self._fixed_order:
             return super().score_block(images, texts, job)
-        scores = self._asked(images, texts, *_all_pairs(images, texts))
+        scores = self._inference_scores(images, texts, *_all_pairs(images, texts))
         return scores.view(len(images), len(texts))
 
     def tile(self, images: Encoded, texts: Encoded) -> Tensor:
@@ -246,32 +248,31 @@ class CrossEncoder(FragmentMatcher):
         return scores.view(len(images), len(texts))
 
     def _recomputed_tile(self, images: Encoded, texts: Encoded) -> Tensor:
-        # unlike other matchers' tiles, this one must see the same dropout again
+        # unlike in other matchers, recomputing must repeat the same dropout
         scores: Tensor = checkpoint(self.tile, images, texts, use_reentrant=False)
         return scores
 
     def paired(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Scores [n] of image ``k`` with text ``k``, no other pair being looked at."""
+        """Scores [n] of image ``k`` with text ``k``; no other pair is computed."""
         if not len(images):
             return fragments(texts).new_zeros(0)
-        places = torch.arange(len(images), device=images.mask.device)
-        if not self._learning:
-            return self._asked(images, texts, places, places)
+        index = torch.arange(len(images), device=images.mask.device)
+        if not self._fixed_order:
+            return self._inference_scores(images, texts, index, index)
         words, regions = (int(side.mask.sum(1).max()) for side in (texts, images))
         cells = self.cells_per_pair(words, regions)
-        plan = plan_tiles(1, len(places), cells, self.floats_per_cell, places.device)
-        blocks = places.split(plan.columns)
+        plan = plan_tiles(1, len(index), cells, self.floats_per_cell, index.device)
+        blocks = index.split(plan.columns)
         if len(blocks) == 1 or not torch.is_grad_enabled():
-            return torch.cat([self._scores(images, texts, at, at) for at in blocks])
-        return torch.cat(
-            [checkpoint(self._scores, images, texts, at, at, use_reentrant=False) for at in blocks]
-        )
+            return torch.cat([self._scores(images, texts, block, block) for block in blocks])
+        recomputed = partial(checkpoint, self._scores, images, texts, use_reentrant=False)
+        return torch.cat([recomputed(block, block) for block in blocks])
 
     def states(self, images: Encoded, texts: Encoded) -> CrossStates:
-        """States of image ``k`` with text ``k``, all at once, for heads that read tokens."""
-        places = torch.arange(len(images), device=images.mask.device)
+        """States of image ``k`` with text ``k``, in one pass, for heads that read tokens."""
+        index = torch.arange(len(images), device=images.mask.device)
         pairs = PairTokens.of(images, texts)
-        tokens, packing = pairs.sequences(places, places)
+        tokens, packing = pairs.sequences(index, index)
         states = self.transformer(tokens, packing)
         real = torch.cat([pairs.present, images.mask], dim=1)
         grid = states.new_zeros(real.numel(), self.embed_size)
@@ -281,47 +282,47 @@ class CrossEncoder(FragmentMatcher):
         return CrossStates(words, regions, self._pool(first))
 
     def _scores(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
-        """As in training, in the order given."""
-        pairs, firsts = PairTokens.of(images, texts), []
-        for some, others in zip(rows.split(MAX_PAIRS), columns.split(MAX_PAIRS), strict=True):
-            firsts.append(self.transformer(*pairs.sequences(some, others), first_only=True))
+        """Scores of pairs in the given order, as in training."""
+        pairs = PairTokens.of(images, texts)
+        parts = zip(rows.split(MAX_PAIRS), columns.split(MAX_PAIRS), strict=True)
+        firsts = [self.transformer(*pairs.sequences(*part), first_only=True) for part in parts]
         return self.score(self._pool(torch.cat(firsts)))
 
-    def _asked(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
-        """Of a model that is asked: pairs of equal length together, weights cast once for all."""
+    def _inference_scores(
+        self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor
+    ) -> Tensor:
+        """Scores of pairs, batched by length, with the weights cast once."""
         device, weight = rows.device, self.pooler.weight
         dtype = self._precision(texts)
         pairs = PairTokens.of(images, texts, dtype)
         transformer = in_precision(self.transformer, dtype)
         scores = weight.new_empty(len(rows))
-        most = self._tokens_at_once(device)
+        cells = self.cells_per_pair(1, 0)
+        tokens = plan_tiles(1, MAX_TOKENS, cells, self.floats_per_cell, device).columns
         with torch.autocast(device.type, enabled=False):
-            for chunk in chunks(pairs.lengths(rows, columns), most, MAX_PAIRS):
-                inputs = pairs.sequences(rows[chunk.at], columns[chunk.at], chunk.length)
+            for chunk in chunks(pairs.lengths(rows, columns), tokens, MAX_PAIRS):
+                index = chunk.index
+                inputs = pairs.sequences(rows[index], columns[index], chunk.length)
                 first = transformer(*inputs, first_only=True)
-                scores.index_copy_(0, chunk.at, self.score(self._pool(first)))
+                scores.index_copy_(0, index, self.score(self._pool(first)))
         return scores
 
     def _precision(self, texts: Encoded) -> torch.dtype:
-        """That of the run, else of the fragments where they are given in half, else of the weights.
+        """The precision of autocast, else of half-precision fragments, else of the weights.
 
-        Unlike under autocast, what passes from layer to layer is then in that precision, too.
+        Unlike under autocast, activations between layers are in that precision as well.
         """
-        device, given = texts.mask.device.type, fragments(texts).dtype
+        device, dtype = texts.mask.device.type, fragments(texts).dtype
         if torch.is_autocast_enabled(device):
             return torch.get_autocast_dtype(device)
-        return given if given in HALVES else self.pooler.weight.dtype
-
-    def _tokens_at_once(self, device: torch.device) -> int:
-        cells = self.cells_per_pair(1, 0)
-        return plan_tiles(1, MAX_TOKENS, cells, self.floats_per_cell, device).columns
+        return dtype if dtype in HALVES else self.pooler.weight.dtype
 
     def _pool(self, first: Tensor) -> Tensor:
         with torch.autocast(first.device.type, enabled=False):
             return torch.tanh(self.pooler(first.to(self.pooler.weight.dtype)))
 
     def score(self, pooled: Tensor) -> Tensor:
-        """Scores [n] of pooled pairs, in full precision: near 1 a sigmoid has few digits."""
+        """Scores [n] of pooled pairs, in full precision: half has too few digits near 1."""
         with torch.autocast(pooled.device.type, enabled=False):
             logits: Tensor = self.heads["rank"](pooled)[:, 0]
         return logits.sigmoid() if self.output == "sigmoid" else logits

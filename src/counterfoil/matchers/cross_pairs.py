@@ -1,4 +1,4 @@
-"""Pairs as sequences for a cross-encoder: words, then regions, those of like length together."""
+"""Token sequences of pairs for a cross-encoder: words, then regions, batched by length."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from counterfoil.encoders.transformer import Packing, select_rows
 from counterfoil.matchers.fragment_matcher import fragments
 
 MIN_GROUP_TOKENS = 1 << 14
-"""Tokens of equally long sequences that are worth a pass by themselves.
+"""Tokens of equally long sequences from which on they get a chunk of their own.
 
-Attention over them needs neither padding nor a mask, which a GPU's fastest kernels do not take;
-below this, starting the kernels takes about as long as running them.
+Attention over such a chunk needs neither padding nor a mask, which the fastest GPU kernels do not
+support. With fewer tokens, kernel launches take about as long as the kernels.
 """
 
 
 @dataclass(frozen=True)
 class PairTokens:
-    """Tokens of all texts, then of all images, once each; a pair's sequence is read by index.
+    """Tokens of all texts, then of all images, stored once; a pair's sequence is gathered by index.
 
-    ``tokens`` is [ΣW + ΣR, D], ``starts`` and ``lengths`` are those of each text and image in it.
-    ``present`` [T, W] marks the words: those of the mask, and an empty first one in its place, so
-    that there is one to be read.
+    ``tokens`` is [ΣW + ΣR, D]; ``starts`` and ``lengths`` locate each text and image in it.
+    ``present`` [T, W] marks the words. The first token is always present, as zeros if it is
+    padding, so that every sequence has a token to read the score from.
     """
 
     tokens: Tensor
@@ -37,11 +37,11 @@ class PairTokens:
 
     @classmethod
     def of(cls, images: Encoded, texts: Encoded, dtype: torch.dtype | None = None) -> PairTokens:
-        """Of two sides, in ``dtype`` or else in that of the texts."""
+        """Tokens of two sides, in ``dtype`` (default: that of the texts)."""
         present = texts.mask.clone()
         present[:, :1] = True
-        words = _real(fragments(texts).masked_fill(~texts.mask[..., None], 0.0), present)
-        regions = _real(fragments(images), images.mask)
+        words = _pack(fragments(texts).masked_fill(~texts.mask[..., None], 0.0), present)
+        regions = _pack(fragments(images), images.mask)
         dtype = dtype or words.dtype
         counts = present.sum(1), images.mask.sum(1)
         starts = [count.cumsum(0) - count for count in counts]
@@ -55,13 +55,13 @@ class PairTokens:
         )
 
     def lengths(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Of the sequences [n] of images ``rows`` with texts ``columns``."""
+        """Lengths [n] of the sequences of images ``rows`` with texts ``columns``."""
         return self.text_lengths[columns] + self.image_lengths[rows]
 
     def sequences(self, rows: Tensor, columns: Tensor, length: int = 0) -> tuple[Tensor, Packing]:
         """Packed tokens [ΣL, D] of images ``rows`` with texts ``columns``.
 
-        ``length`` is that of all, where the caller knows that they are equally long.
+        ``length``: the length of all sequences, if the caller knows that they are equally long.
         """
         device, count = rows.device, len(rows)
         if length:
@@ -71,47 +71,47 @@ class PairTokens:
             lengths = self.lengths(rows, columns)
             packing = Packing.of(lengths)
             pair = torch.arange(count, device=device).repeat_interleave(lengths)
-        place = torch.arange(len(pair), device=device) - packing.starts[pair]
+        position = torch.arange(len(pair), device=device) - packing.starts[pair]
         words = self.text_lengths[columns]
-        of_words = self.text_starts[columns][pair] + place
-        of_regions = (self.image_starts[rows] - words)[pair] + place
-        index = torch.where(place < words[pair], of_words, of_regions)
+        word_index = self.text_starts[columns][pair] + position
+        region_index = (self.image_starts[rows] - words)[pair] + position
+        index = torch.where(position < words[pair], word_index, region_index)
         return self.tokens.index_select(0, index), packing
 
 
-def _real(x: Tensor, mask: Tensor) -> Tensor:
-    """[B, N, D] as [Σ, D] of what the mask says is real."""
+def _pack(x: Tensor, mask: Tensor) -> Tensor:
+    """The real fragments [Σ, D] of [B, N, D]."""
     return select_rows(x.flatten(0, 1), mask.flatten().nonzero()[:, 0])
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Sequences [n], as indices, that go through together; ``length`` is 0 where it differs."""
+    """Indices [n] of sequences that are processed together; ``length`` is 0 if theirs differ."""
 
-    at: Tensor
+    index: Tensor
     length: int
 
 
-def chunks(lengths: Tensor, most: int, most_sequences: int) -> list[Chunk]:
-    """All sequences in chunks of up to ``most`` tokens, padding counted, the shortest first.
+def chunks(lengths: Tensor, max_tokens: int, max_sequences: int) -> list[Chunk]:
+    """All sequences in chunks of up to ``max_tokens``, padding counted, the shortest first.
 
-    Where there are enough of a length they are by themselves, elsewhere with the next longer.
+    Many sequences of one length get chunks of their own; few share one with the next longer.
     """
     order = lengths.argsort(stable=True)
     spans: list[tuple[int, int, int]] = []
-    start = stop = 0  # of a chunk of unlike lengths, not yet closed
+    start = stop = 0  # the open chunk of mixed lengths
     for length, count in enumerate(lengths.bincount().tolist()):
         if not count:
             continue
-        room = max(1, min(most // length, most_sequences))
-        alone = count * length >= MIN_GROUP_TOKENS or count > room
-        if start < stop and (alone or stop + count - start > room):
+        capacity = max(1, min(max_tokens // length, max_sequences))
+        separate = count * length >= MIN_GROUP_TOKENS or count > capacity
+        if start < stop and (separate or stop + count - start > capacity):
             spans.append((start, stop, 0))
             start = stop
         stop += count
-        if alone:
-            size = -(-count // -(-count // room))  # as even as can be
-            spans += [(at, min(at + size, stop), length) for at in range(start, stop, size)]
+        if separate:
+            size = -(-count // -(-count // capacity))  # chunks of nearly equal size
+            spans += [(left, min(left + size, stop), length) for left in range(start, stop, size)]
             start = stop
     if start < stop:
         spans.append((start, stop, 0))

@@ -1,4 +1,4 @@
-"""Matchers of whole vectors: cosine, and the order of order embeddings."""
+"""Matchers of pooled vectors: cosine similarity, and order embeddings."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from counterfoil.matchers.fragment_matcher import single, single_precision
 
 @matchers.register("cosine")
 class Cosine(Matcher):
-    """Inner product of the pooled vectors, which the encoders normalize to unit length.
+    """Inner product of the pooled vectors, which the encoders normalise to unit length.
 
-    In mixed precision it is taken in single precision (`fragment_matcher`).
+    In mixed precision it is computed in single precision (`fragment_matcher`).
     """
 
     needs = "pooled"
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
-        of_images, of_texts = pooled(images, "image"), pooled(texts, "text")
-        with single_precision(of_images.device) as was_mixed:
+        image_vectors, text_vectors = pooled(images, "image"), pooled(texts, "text")
+        with single_precision(image_vectors.device) as was_mixed:
             if was_mixed:
-                of_images, of_texts = single(of_images), single(of_texts)
-            return of_images @ of_texts.T
+                image_vectors, text_vectors = single(image_vectors), single(text_vectors)
+            return image_vectors @ text_vectors.T
 
 
 @matchers.register("order")
 class Order(Matcher):
-    """Order embeddings: −‖max(0, text − image)‖, zero where the image entails the text."""
+    """Order embeddings: −‖max(0, text − image)‖, zero if the image entails the text."""
 
     needs = "pooled"
     rows = 64  # images at a time: the difference is [rows, n_texts, D]
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
-        of_images, of_texts = pooled(images, "image"), pooled(texts, "text")
-        if torch.is_autocast_enabled(of_images.device.type):
-            of_images, of_texts = single(of_images), single(of_texts)
+        image_vectors, text_vectors = pooled(images, "image"), pooled(texts, "text")
+        if torch.is_autocast_enabled(image_vectors.device.type):
+            image_vectors, text_vectors = single(image_vectors), single(text_vectors)
         parts = [
-            -torch.linalg.vector_norm((of_texts[None] - block[:, None]).clamp(min=0), dim=-1)
-            for block in of_images.split(self.rows)
+            -torch.linalg.vector_norm((text_vectors[None] - block[:, None]).clamp(min=0), dim=-1)
+            for block in image_vectors.split(self.rows)
         ]
         return torch.cat(parts)

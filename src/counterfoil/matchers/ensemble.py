@@ -1,8 +1,8 @@
-"""Several encoders or matchers of one kind side by side: the score is the mean of theirs."""
+"""Ensembles of encoders or matchers: the score is the mean of the members' scores."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from counterfoil.matchers.base import Matcher, Observation, paired_scores
 
 
 class EnsembleEncoder(nn.Module):
-    """Every member encodes the same batch; their vectors stand one after another."""
+    """Every member encodes the same batch; their vectors are concatenated."""
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -25,34 +25,30 @@ class EnsembleEncoder(nn.Module):
         parts: list[Encoded] = [member(batch) for member in self.members]
         return replace(
             parts[0],
-            fragments=_side_by_side([part.fragments for part in parts]),
-            pooled=_side_by_side([part.pooled for part in parts]),
-            residuals=_side_by_side([part.residuals for part in parts]),
+            fragments=_concatenate([part.fragments for part in parts]),
+            pooled=_concatenate([part.pooled for part in parts]),
+            residuals=_concatenate([part.residuals for part in parts]),
         )
 
 
-def _side_by_side(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    there = [tensor for tensor in tensors if tensor is not None]
-    return torch.cat(there, dim=-1) if len(there) == len(tensors) else None
+def _concatenate(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    """Along the last axis; None if a member has no such tensor."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(present, dim=-1) if len(present) == len(tensors) else None
 
 
 def split_members(encoded: Encoded, count: int) -> list[Encoded]:
-    """What each of ``count`` members encoded."""
-    fragments = _apart(encoded.fragments, count)
-    pooled = _apart(encoded.pooled, count)
-    residuals = _apart(encoded.residuals, count)
-    return [
-        replace(encoded, fragments=fragments[k], pooled=pooled[k], residuals=residuals[k])
-        for k in range(count)
-    ]
+    """The inverse of `EnsembleEncoder`: the encoded batch of each of ``count`` members."""
 
+    def split(tensor: Tensor | None) -> Sequence[Tensor | None]:
+        return [None] * count if tensor is None else tensor.chunk(count, dim=-1)
 
-def _apart(tensor: Tensor | None, count: int) -> Sequence[Tensor | None]:
-    return [None] * count if tensor is None else tensor.chunk(count, dim=-1)
+    parts = zip(*map(split, (encoded.fragments, encoded.pooled, encoded.residuals)), strict=True)
+    return [replace(encoded, fragments=f, pooled=p, residuals=r) for f, p, r in parts]
 
 
 class EnsembleMatcher(Matcher):
-    """An ensemble that is one matcher: what it scores, each member scores on its own vectors."""
+    """An ensemble as one matcher: each member scores its own vectors."""
 
     def __init__(self, members: Sequence[Matcher]) -> None:
         super().__init__()  # members check the width of their own vectors
@@ -62,55 +58,38 @@ class EnsembleMatcher(Matcher):
         self.needs_boxes, self.needs_graph = first.needs_boxes, first.needs_graph
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
-        count = len(self.members)
-        sides = zip(
-            self.members, split_members(images, count), split_members(texts, count), strict=True
-        )
-        scores = []
-        for member, of_images, of_texts in sides:
-            assert isinstance(member, Matcher)  # noqa: S101 - nn.ModuleList forgets the type
-            scores.append(member.score_block(of_images, of_texts, job))
-        return torch.stack(scores).mean(0)
+        parts = self._split(images, texts)
+        return torch.stack([member.score_block(*pair, job) for member, *pair in parts]).mean(0)
 
     def each(self, images: Encoded, texts: Encoded) -> tuple[Tensor, ...]:
         """Scores of each member."""
-        count = len(self.members)
-        pairs = zip(split_members(images, count), split_members(texts, count), strict=True)
-        return tuple(member(*pair) for member, pair in zip(self.members, pairs, strict=True))
+        return tuple(member(*pair) for member, *pair in self._split(images, texts))
 
     def paired(self, images: Encoded, texts: Encoded) -> Tensor:
-        count = len(self.members)
-        sides = zip(
-            self.members, split_members(images, count), split_members(texts, count), strict=True
-        )
-        scores = []
-        for member, of_images, of_texts in sides:
-            assert isinstance(member, Matcher)  # noqa: S101 - nn.ModuleList forgets the type
-            scores.append(paired_scores(member, of_images, of_texts))
-        return torch.stack(scores).mean(0)
+        parts = self._split(images, texts)
+        return torch.stack([paired_scores(member, *pair) for member, *pair in parts]).mean(0)
 
-    def observe(self, seen: Observation) -> None:
-        count = len(self.members)
-        images, texts = split_members(seen.images, count), split_members(seen.texts, count)
-        for k, member in enumerate(self.members):
-            assert isinstance(member, Matcher)  # noqa: S101 - nn.ModuleList forgets the type
-            member.observe(replace(seen, images=images[k], texts=texts[k]))
+    def observe(self, observation: Observation) -> None:
+        for member, images, texts in self._split(observation.images, observation.texts):
+            member.observe(replace(observation, images=images, texts=texts))
 
     def diagnostics(self) -> dict[str, float]:
-        return self._first.diagnostics()
+        return next(self._matchers()).diagnostics()
 
     def close_epoch(self, epoch: int) -> dict[str, Any]:
-        closed: list[dict[str, Any]] = []
-        for member in self.members:
-            assert isinstance(member, Matcher)  # noqa: S101 - nn.ModuleList forgets the type
-            closed.append(member.close_epoch(epoch))
-        return closed[0]
+        first, *_ = [member.close_epoch(epoch) for member in self._matchers()]
+        return first
 
     def notes(self, epochs: int) -> list[str]:
-        return self._first.notes(epochs)
+        return next(self._matchers()).notes(epochs)
 
-    @property
-    def _first(self) -> Matcher:
-        first = self.members[0]
-        assert isinstance(first, Matcher)  # noqa: S101
-        return first
+    def _split(self, images: Encoded, texts: Encoded) -> Iterator[tuple[Matcher, Encoded, Encoded]]:
+        """Each member with its part of both sides."""
+        count = len(self.members)
+        sides = split_members(images, count), split_members(texts, count)
+        return zip(self._matchers(), *sides, strict=True)
+
+    def _matchers(self) -> Iterator[Matcher]:
+        for member in self.members:
+            assert isinstance(member, Matcher)  # noqa: S101 - nn.ModuleList erases the type
+            yield member

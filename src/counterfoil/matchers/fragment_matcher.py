@@ -1,8 +1,8 @@
-"""What matchers of words with regions share.
+"""Base classes of matchers that compare words with regions.
 
 `FragmentMatcher` scores tiles of padded pairs. `CrossAttentionMatcher` is for methods that read
-nothing of a pair but its word-region similarities: one matrix product, then packed tiles in
-PyTorch or a fused kernel.
+only the word-region similarities of a pair: one matrix product, then packed tiles in PyTorch or a
+fused kernel.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,24 +27,24 @@ from counterfoil.kernels.tiled import TilePlan, plan_tiles, score_sides
 from counterfoil.matchers.base import Matcher
 
 CACHED_CELLS = 1 << 26
-"""Similarities kept for the backward pass; a larger grid is recomputed block by block."""
+"""Most similarities stored for the backward pass; a larger grid is recomputed block by block."""
 
 BLOCK_CELLS = 1 << 24
-"""Similarities of one matrix product if they are not kept."""
+"""Similarities of one matrix product if they are not stored."""
 
 COMPILE_BACKEND = "inductor"
 _compiled: dict[tuple[type, str], Callable[..., Tensor]] = {}
 
 _uncompilable: set[type] = set()
-"""Classes of matchers that could not be compiled here; PyTorch runs them as they are."""
+"""Matcher classes that `torch.compile` failed on; they run uncompiled."""
 
 
-# Final scores are in single precision, also where a run is in mixed precision. bfloat16 keeps 8
-# bits: two scores near 1 differ by 0.004 or not at all, so that pairs tie at the top of a
-# ranking, and a model whose vectors are all alike could not learn to tell them apart.
+# Final scores are in single precision, even if a run is in mixed precision. bfloat16 has 8
+# significant bits: two scores near 1 differ by 0.004 or not at all. Pairs would tie at the top of
+# a ranking, and a model with nearly equal vectors could not learn to separate them.
 @contextmanager
 def single_precision(device: torch.device) -> Iterator[bool]:
-    """Inside, nothing is cast to half precision by autocast; gives whether it was enabled."""
+    """Disable autocast; yields whether it was enabled."""
     if not torch.is_autocast_enabled(device.type):
         yield False
         return
@@ -52,12 +53,12 @@ def single_precision(device: torch.device) -> Iterator[bool]:
 
 
 def single(x: Tensor) -> Tensor:
-    """In single precision what is in half; double precision stays as it is."""
+    """Half precision as single; other precisions are unchanged."""
     return x.float() if x.dtype in HALVES else x
 
 
 def single_fragments(encoded: Encoded) -> Encoded:
-    """The same with fragments and pooled vectors in single precision."""
+    """A copy with fragments and pooled vectors in single precision."""
     fragments, pooled = encoded.fragments, encoded.pooled
     return replace(
         encoded,
@@ -68,9 +69,9 @@ def single_fragments(encoded: Encoded) -> Encoded:
 
 @dataclass(frozen=True)
 class WordParts:
-    """What each word of one pair contributes, [W]; ``weights`` [W, R] say where it looked.
+    """Contributions [W] of each word of one pair, and its attention ``weights`` [W, R].
 
-    If ``additive``, positive + negative summed over the words is the score exactly.
+    If ``additive``, the sum of positive + negative over the words equals the score.
     """
 
     positive: Tensor
@@ -78,13 +79,21 @@ class WordParts:
     weights: Tensor
     additive: bool
 
+    @classmethod
+    def from_effects(
+        cls, effects: Tensor, weights: Tensor, to_padded: Callable[[Tensor], Tensor]
+    ) -> WordParts:
+        """Additive parts from the signed effects of the real words."""
+        positive, negative = effects.clamp(min=0), effects.clamp(max=0)
+        return cls(to_padded(positive), to_padded(negative), to_padded(weights), additive=True)
+
 
 class FragmentMatcher(Matcher):
     """Scores from the fragments of both sides, tile by tile.
 
     A subclass implements `tile`: all pairs of a few images with a few texts, padding masked. Texts
-    are taken in order of length, so that a tile has little padding, and tiles are sized from the
-    free memory. With gradients and more than one tile, a tile is recomputed in the backward pass.
+    are sorted by length, so that a tile has little padding. The free memory decides the size of a
+    tile. With gradients and more than one tile, tiles are recomputed in the backward pass.
     """
 
     needs = "fragments"
@@ -99,11 +108,11 @@ class FragmentMatcher(Matcher):
         return True
 
     def cells_per_pair(self, words: int, regions: int) -> int:
-        """Cells of one pair: word-region similarities, and what a method holds besides."""
+        """Memory cells per pair: its word-region similarities, plus other intermediate values."""
         return words * regions
 
     def tile(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Scores [I, T] of a tile; fragments are real where the masks say so."""
+        """Scores [I, T] of a tile."""
         raise NotImplementedError
 
     def word_parts(self, image: Encoded, text: Encoded) -> WordParts | None:
@@ -137,15 +146,12 @@ class FragmentMatcher(Matcher):
     def _tile_scorer(
         self, job: ScoringJob, device: torch.device, recompute: bool
     ) -> Callable[[Encoded, Encoded], Tensor]:
-        """`tile` as it is, compiled, or recomputed in the backward pass."""
+        """`tile` itself, compiled, or recomputed in the backward pass."""
         if torch.is_grad_enabled():
             return self._recomputed_tile if recompute else self.tile
         if self.compiles and job.large and can_compile(device):
-            return self._compiled_tile
+            return partial(compiled_tile, self)
         return self.tile
-
-    def _compiled_tile(self, images: Encoded, texts: Encoded) -> Tensor:
-        return compiled_tile(self, images, texts)
 
     def _recomputed_tile(self, images: Encoded, texts: Encoded) -> Tensor:
         def run(image_fragments: Tensor, text_fragments: Tensor) -> Tensor:
@@ -160,14 +166,14 @@ class FragmentMatcher(Matcher):
 
 
 def can_compile(device: torch.device) -> bool:
-    """Whether compiled code, which on a GPU is Triton's, can run on a device."""
+    """Whether compiled code (Triton, on a GPU) can run on a device."""
     return usable(device, torch.float32)
 
 
 def compiled_tile(matcher: FragmentMatcher, images: Encoded, texts: Encoded) -> Tensor:
-    """`FragmentMatcher.tile`, compiled for tiles of any size; as it is if that fails.
+    """`FragmentMatcher.tile`, compiled for tiles of any size; uncompiled if that fails.
 
-    Compiling takes about a minute per class and process, so it is for large jobs.
+    Compiling takes about a minute per class and process, so only large jobs use it.
     """
     kind = type(matcher)
     if kind not in _uncompilable:
@@ -187,6 +193,7 @@ def _compile_tile(kind: type[FragmentMatcher], backend: str) -> Callable[..., Te
 
 
 def fragments(encoded: Encoded) -> Tensor:
+    """The fragments [n, length, D]; an error if there are none."""
     if encoded.fragments is None:
         raise ConfigError("this matcher compares fragments, but only pooled vectors were kept")
     return encoded.fragments
@@ -196,8 +203,10 @@ class CrossAttentionMatcher(FragmentMatcher):
     """Scores of all pairs from one matrix product and cache-sized tiles.
 
     A subclass implements `score` of a `Tile`: similarities of query fragments with key fragments,
-    and the Gram matrix of the keys. Queries are packed: no padding, no mask. If it has
-    `kernel_specs`, a GPU computes the same by a fused kernel.
+    and the Gram matrix of the keys. Queries are packed: no padding, no mask. If the subclass has
+    `kernel_specs`, a GPU computes the same scores by a fused kernel.
+
+    An exported graph cannot depend on lengths, so it scores one padded tile (`padded_tile`).
     """
 
     needs_query_gram = False
@@ -208,7 +217,7 @@ class CrossAttentionMatcher(FragmentMatcher):
         raise NotImplementedError
 
     def kernel_specs(self) -> tuple[KernelSpec, ...]:
-        """What fused kernels have to compute and add up; none: there is no kernel for it."""
+        """Fused kernels whose scores are summed; empty if there is no kernel for this matcher."""
         return ()
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
@@ -222,7 +231,7 @@ class CrossAttentionMatcher(FragmentMatcher):
             return self.torch_scores(single_fragments(images), single_fragments(texts))
 
     def accepts_half(self, device: torch.device) -> bool:
-        """Whether fragments may be given in half precision if no gradient is needed."""
+        """Whether fragments may be in half precision when no gradient is needed."""
         kernels = bool(self.kernel_specs()) and usable(device, torch.float16)
         return kernels and not torch.is_grad_enabled()
 
@@ -234,7 +243,7 @@ class CrossAttentionMatcher(FragmentMatcher):
         return self.score_block(images, texts, ScoringJob())
 
     def attend(self, queries: Encoded, keys: Encoded, score: Score) -> Tensor:
-        """Scores [Q, C], in which fragments of ``queries`` attend to those of ``keys``."""
+        """Scores [Q, C]: fragments of ``queries`` attend to fragments of ``keys``."""
         if is_exporting():
             scores = score(padded_tile(queries, keys, self.needs_query_gram))
             return scores.masked_fill(~queries.mask.any(1, keepdim=True), 0.0)
@@ -244,15 +253,15 @@ class CrossAttentionMatcher(FragmentMatcher):
         if torch.is_grad_enabled() and cells <= CACHED_CELLS:
             scores = score_sides(score, sides)
         else:
-            scores = torch.cat([*_in_blocks(score, sides)])
+            scores = torch.cat([*_block_scores(score, sides)])
         return scores[order.argsort()]
 
 
 def both_sides(queries: Encoded, keys: Encoded, needs_query_gram: bool) -> Sides:
-    """What pairs of query items, sorted by length, and key items are scored from."""
+    """Packed queries, sorted by length, and keys, with their norms and Gram matrices."""
     u, v = fragments(queries), fragments(keys)
     rows = queries.mask.flatten().nonzero()[:, 0]
-    packed = u.flatten(0, 1).index_select(0, rows)  # its backward is faster than a mask's
+    packed = u.flatten(0, 1).index_select(0, rows)  # faster backward pass than a boolean mask
     key_mask = None if bool(keys.mask.all()) else keys.mask
     query_gram = gram(_left_aligned(u, queries.mask)) if needs_query_gram else None
     sizes = queries.mask.sum(1).tolist()
@@ -260,7 +269,7 @@ def both_sides(queries: Encoded, keys: Encoded, needs_query_gram: bool) -> Sides
 
 
 def padded_tile(queries: Encoded, keys: Encoded, needs_query_gram: bool) -> Tile:
-    """All pairs as one tile, padding included: its operations depend on shapes alone."""
+    """All pairs as one tile, padding included: its operations depend only on shapes."""
     u = fragments(queries).masked_fill(~queries.mask[..., None], 0.0)
     v = fragments(keys)
     query_gram = gram(u) if needs_query_gram else None
@@ -268,7 +277,7 @@ def padded_tile(queries: Encoded, keys: Encoded, needs_query_gram: bool) -> Tile
     return Tile(sims, u.norm(dim=-1), gram(v), query_gram, keys.mask, queries.mask)
 
 
-def _part(sides: Sides, items: slice, rows: slice) -> Sides:
+def _slice_queries(sides: Sides, items: slice, rows: slice) -> Sides:
     return replace(
         sides,
         packed=sides.packed[rows],
@@ -279,13 +288,13 @@ def _part(sides: Sides, items: slice, rows: slice) -> Sides:
 
 
 def _left_aligned(u: Tensor, mask: Tensor) -> Tensor:
-    """Fragments with the real ones first, so that an item of length n has them at 0 … n−1."""
+    """Fragments with the real ones first: those of an item of length n are at 0 … n−1."""
     order = (~mask).to(torch.int8).argsort(dim=1, stable=True)
     return u.gather(1, order[..., None].expand_as(u))
 
 
-def _in_blocks(score: Score, sides: Sides) -> Iterator[Tensor]:
-    """A few query items at a time; with gradients each block is recomputed in the backward."""
+def _block_scores(score: Score, sides: Sides) -> Iterator[Tensor]:
+    """Scores of a few query items at a time; the backward pass recomputes each block."""
     limit = max(1, BLOCK_CELLS // max(1, sides.v.shape[0] * sides.v.shape[1]))
     item = start = 0
     while item < len(sides.lengths):
@@ -293,29 +302,30 @@ def _in_blocks(score: Score, sides: Sides) -> Iterator[Tensor]:
         while stop < len(sides.lengths) and (stop == item or count + sides.lengths[stop] <= limit):
             count += sides.lengths[stop]
             stop += 1
-        part = _part(sides, slice(item, stop), slice(start, start + count))
+        block = _slice_queries(sides, slice(item, stop), slice(start, start + count))
         if torch.is_grad_enabled():
-            yield checkpoint(score_sides, score, part, use_reentrant=False)
+            yield checkpoint(score_sides, score, block, use_reentrant=False)
         else:
-            yield score_sides(score, part)
+            yield score_sides(score, block)
         item, start = stop, start + count
     if not sides.lengths:
         yield sides.v.new_zeros(0, len(sides.v))
 
 
 def one_pair(queries: Encoded, keys: Encoded) -> tuple[Tile, Callable[[Tensor], Tensor]]:
-    """One pair as a tile without padding, and a function that puts values back at padded places."""
+    """One pair as a tile without padding, and a function that pads values of its fragments."""
     u = fragments(queries)[0][queries.mask[0]]
     v = fragments(keys)[:1][:, keys.mask[0]]
     tile = Tile((u @ v[0].T)[None, :, None], u.norm(dim=-1)[None], gram(v), gram(u[None]), None)
 
-    def place(values: Tensor) -> Tensor:
-        full = values.new_zeros(queries.mask.shape[1], *values.shape[1:])
-        full[queries.mask[0]] = values
+    def to_padded(values: Tensor) -> Tensor:
+        """Values [N] or [N, K] of real fragments, with zeros at the padded positions."""
+        rows = values.new_zeros(queries.mask.shape[1], *values.shape[1:])
+        rows[queries.mask[0]] = values
         if values.ndim == 1:
-            return full
-        wide = values.new_zeros(len(full), keys.mask.shape[1])
-        wide[:, keys.mask[0]] = full
-        return wide
+            return rows
+        grid = values.new_zeros(len(rows), keys.mask.shape[1])
+        grid[:, keys.mask[0]] = rows
+        return grid
 
-    return tile, place
+    return tile, to_padded

@@ -45,15 +45,15 @@ REFERENCE_KEYS = {
     "textual": _READOUT
     | {"graph_convolution_3.conv_weights.": "kernels.", "graph_convolution_3.params": "gain"},
 }
-"""How the names of weights begin in the public visual and textual graph, and in our parts."""
+"""Prefixes of weight names in the public visual and textual graph, and here."""
 
 
 class StructureMatching(nn.Module):
-    """Matching vectors of the nodes of a graph to its score.
+    """The score of a graph from the matching vectors of its nodes.
 
-    x̂_i = ‖_k σ(Σ_j w_k(i, j) W_k x_j + b_k) over the neighbours j of node i, then an MLP for each
-    node and the mean over nodes. In the public code (``form="reference"``) j is i itself in every
-    term, so that no node sees another, and σ is left out.
+    x̂_i = ‖_k σ(Σ_j w_k(i, j) W_k x_j + b_k) over the neighbours j of node i, then an MLP per node
+    and the mean over nodes. In the public code (``form="reference"``) j = i in every term, so that
+    nodes do not see their neighbours, and σ is omitted.
     """
 
     def __init__(self, blocks: int, kernels: int, hidden: int, bias: bool, form: Form) -> None:
@@ -77,7 +77,7 @@ class StructureMatching(nn.Module):
         return F.linear(x, weights).unflatten(-1, (self.count, -1))
 
     def judge(self, convolved: Tensor, nodes: Tensor) -> Tensor:
-        """Score of a graph from [..., N, K, H], the mean over its real ``nodes`` [..., N]."""
+        """Score of a graph from [..., N, K, H]: the mean over its real ``nodes`` [..., N]."""
         if self.biased:
             biases = torch.stack([layer.get_parameter("bias") for layer in self.kernels])
             convolved = convolved + biases
@@ -90,17 +90,17 @@ class StructureMatching(nn.Module):
 
 
 class VisualGraph(StructureMatching):
-    """Regions, each linked with all; kernels are Gaussians of where one lies from the other.
+    """Fully connected graph of regions; kernels are Gaussians of their relative positions.
 
     By default the weights of a kernel are normalised over the neighbours, so that the number of
-    regions does not matter; in the public code over the kernels.
+    regions does not matter. The public code normalises over the kernels.
     """
 
     def __init__(self, blocks: int, kernels: int, hidden: int, form: Form) -> None:
         super().__init__(blocks, kernels, hidden, form == "paper", form)
         self.mean_rho = nn.Parameter(torch.rand(kernels, 1))
         self.mean_theta = nn.Parameter((torch.rand(kernels, 1) * 2 - 1) * math.pi)
-        # away from zero: the slope of a Gaussian grows with the inverse square of its width
+        # not near zero: the gradient of a Gaussian grows with the inverse square of its width
         self.precision_rho = nn.Parameter(0.1 + 0.9 * torch.rand(kernels, 1))
         self.precision_theta = nn.Parameter(0.1 + 0.9 * torch.rand(kernels, 1))
 
@@ -124,7 +124,7 @@ class VisualGraph(StructureMatching):
         offset = (centers[:, :, None] - centers[:, None])[:, None]  # [I, 1, R, R, 2]
         rho = torch.linalg.vector_norm(offset, dim=-1)
         theta = torch.atan2(offset[..., 0], offset[..., 1])
-        if is_exporting():  # ONNX divides one by the other: 0 / 0
+        if is_exporting():  # ONNX computes atan2 by division: 0 / 0
             theta = torch.where(rho > 0, theta, torch.zeros_like(theta))
         turn = (theta - self.mean_theta[..., None]).abs()
         turn = torch.minimum(turn, (2 * math.pi - turn).abs())
@@ -136,9 +136,9 @@ class VisualGraph(StructureMatching):
 
 
 class TextualGraph(StructureMatching):
-    """Words, linked by their similarity; each kernel weighs the edges by a gain of its own.
+    """Graph of words, linked by their similarity; each kernel scales the edges by its own gain.
 
-    The public code divides the gain out again, so that the word graph has no effect there.
+    The public code divides by the gain again, so that its word graph has no effect.
     """
 
     def __init__(self, blocks: int, kernels: int, hidden: int, form: Form) -> None:
@@ -155,12 +155,13 @@ class TextualGraph(StructureMatching):
 
 @matchers.register("gsmn")
 class GSMN(FragmentMatcher):
-    """GSMN: nodes of both graphs matched block by block, then with their neighbours; summed.
+    """GSMN: matching of nodes by blocks of channels, then of their neighbourhoods; two graphs.
 
-    Edges between words are softmax(λ u·u′) with ``graph="dense"``; ``"sparse"`` keeps those of the
-    dependencies that ``parser`` finds, and of a word with itself, at unit length. An ``embed_size``
-    that the blocks do not divide is filled up with zeros. ``form="reference"`` is the public code,
-    in which no node sees its neighbours (see `StructureMatching`) and either graph is the same.
+    The score is the sum over the visual and the textual graph. Edges between words are
+    softmax(λ u·u′) with ``graph="dense"``. ``"sparse"`` keeps only those of the dependencies that
+    ``parser`` returns and the self-loops, with unit norm. Vectors are padded with zeros if
+    ``blocks`` does not divide their width. ``form="reference"`` is the public code, in which nodes
+    do not see their neighbours (see `StructureMatching`), so both graphs give the same score.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class GSMN(FragmentMatcher):
         self.needs_graph = self.textual is not None and graph == "sparse" and form == "paper"
 
     def cells_per_pair(self, words: int, regions: int) -> int:
-        # both directions hold the similarities of every block, and a few vectors of every node
+        # per direction: the similarities of every block, and a few vectors per node
         per_node = 1 + 4 * self.hidden // self.floats_per_cell
         return 2 * (words * regions + (words + regions) * per_node)
 
@@ -204,16 +205,16 @@ class GSMN(FragmentMatcher):
         return torch.stack(scores).sum(0)
 
     def _match_nodes(self, queries: Encoded, keys: Encoded) -> Tensor:
-        """Node-level matching: cosines [A, Q, n, B] of a node with what it attends to, by block.
+        """Node-level matching: cosines [A, Q, n, B] of nodes with their contexts, by block.
 
-        The context is never built (`kernels.attention`): its products with the node and with itself
-        come from the similarities and Gram matrices of each block.
+        The context is never built (`kernels.attention`): its inner products come from the
+        similarities and Gram matrices of each block.
         """
         q, a = self._in_blocks(queries), self._in_blocks(keys)  # [B, Q, n, d], [B, A, m, d]
         sims = q.flatten(1, 2) @ a.flatten(1, 2).transpose(1, 2)
         sims = sims.view(*q.shape[:3], *a.shape[1:3])  # [B, Q, n, A, m]
         relevant = leaky(sims.sum(0)).masked_fill(~queries.mask[:, :, None, None], 0.0)
-        attention = l2_over(relevant, 1)  # over the nodes that ask, as in SCAN
+        attention = l2_over(relevant, 1)  # over the query nodes, as in SCAN
         weights = masked_softmax(self.lambda_softmax * attention, keys.mask)  # [Q, n, A, m]
         products = (sims * weights).sum(-1).permute(3, 1, 2, 0)  # [A, Q, n, B]
         lengths = self._context_lengths(weights, a) * q.norm(dim=-1).permute(1, 2, 0)
@@ -225,7 +226,7 @@ class GSMN(FragmentMatcher):
         grams = (a @ a.transpose(2, 3)).permute(1, 2, 0, 3).flatten(2)  # [A, m, B·m]
         spread = (flat @ grams).view(*flat.shape[:2], self.blocks, a.shape[2])  # [A, Q·n, B, m]
         squared = torch.einsum("axbm,axm->axb", spread, flat)
-        # the square root has no slope at zero: a node that attends to nothing gets no gradient
+        # the square root has no derivative at zero: a node without attention gets no gradient
         safe = torch.where(squared > 0, squared, torch.ones_like(squared)).sqrt()
         lengths = torch.where(squared > 0, safe, torch.zeros_like(squared))
         return lengths.unflatten(1, weights.shape[:2])
@@ -238,7 +239,7 @@ class GSMN(FragmentMatcher):
         return x.permute(2, 0, 1, 3).contiguous()
 
     def _edges(self, texts: Encoded) -> Tensor | None:
-        """Weights [T, W, W] of each word's neighbours; None where they have no effect."""
+        """Weights [T, W, W] of each word's neighbours; None if they have no effect."""
         if self.form == "reference":
             return None
         u = fragments(texts)
@@ -251,9 +252,9 @@ class GSMN(FragmentMatcher):
                 "graph='sparse' of GSMN reads which words are linked, and these texts were not "
                 "parsed: encode them with the model's own text processor, or use graph='dense'"
             )
-        place = torch.arange(u.shape[1], device=u.device)
-        itself = place[:, None] == place
-        return l2_over(similarity.masked_fill(~(texts.graph | itself), 0.0), -1)
+        position = torch.arange(u.shape[1], device=u.device)
+        self_loops = position[:, None] == position
+        return l2_over(similarity.masked_fill(~(texts.graph | self_loops), 0.0), -1)
 
 
 def _boxes(images: Encoded) -> Tensor:

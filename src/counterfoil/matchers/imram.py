@@ -22,11 +22,11 @@ from counterfoil.matchers.scan import aggregate, normalize_raw
 
 
 class MemoryDistillation(nn.Module):
-    """Queries refined by what they attended to: q ← g q + (1 − g) o, for the next step.
+    """Queries for the next step, refined by their contexts: q ← g q + (1 − g) o.
 
-    g = sigmoid(W_g [q; c] + b_g) and o = tanh(W_o [q; c] + b_o) with c = Σ_k w_k v_k. As the map
-    is linear up to there, W c is Σ_k w_k (W v_k): fragments are mapped once an item instead of
-    contexts once a pair, and c itself is never built.
+    g = sigmoid(W_g [q; c] + b_g) and o = tanh(W_o [q; c] + b_o) with the context c = Σ_k w_k v_k.
+    As W c = Σ_k w_k (W v_k), fragments are mapped once per item instead of contexts once per pair,
+    and c is never built.
     """
 
     def __init__(self, embed_size: int, normalize: bool) -> None:
@@ -36,7 +36,7 @@ class MemoryDistillation(nn.Module):
         self.normalize = normalize
 
     def forward(self, queries: Tensor, weights: Tensor, contexts: Tensor) -> Tensor:
-        """New queries [C, Q, N, D] of old ones, their weights [C, Q, N, K] and v [C, K, D]."""
+        """New queries [C, Q, N, D] from old ones, their weights [C, Q, N, K] and v [C, K, D]."""
         gate = torch.sigmoid(self._linear(self.gate, queries, weights, contexts))
         update = torch.tanh(self._linear(self.update, queries, weights, contexts))
         refined = gate * queries + (1 - gate) * update
@@ -44,23 +44,23 @@ class MemoryDistillation(nn.Module):
 
     @staticmethod
     def _linear(layer: nn.Linear, queries: Tensor, weights: Tensor, contexts: Tensor) -> Tensor:
-        of_query, of_context = layer.weight.chunk(2, dim=1)
-        attended = weights.flatten(1, 2) @ F.linear(contexts, of_context)  # [C, Q·N, D]
-        own = F.linear(queries, of_query, layer.bias)
-        return own + attended.unflatten(1, weights.shape[1:3])
+        query_weight, context_weight = layer.weight.chunk(2, dim=1)
+        from_context = weights.flatten(1, 2) @ F.linear(contexts, context_weight)  # [C, Q·N, D]
+        from_query = F.linear(queries, query_weight, layer.bias)
+        return from_query + from_context.unflatten(1, weights.shape[1:3])
 
 
 class RecurrentAttention(nn.Module):
-    """One direction: in each step every query fragment attends to the other side, then changes."""
+    """One direction: in each step every query fragment attends to the keys and is refined."""
 
     def __init__(self, embed_size: int, steps: int, lambda_softmax: float, normalize: bool) -> None:
         super().__init__()
         self.steps, self.lambda_softmax = steps, lambda_softmax
-        # what a step remembers is for the next one
+        # a single step has no next one to refine queries for
         self.memory = MemoryDistillation(embed_size, normalize) if steps > 1 else None
 
     def forward(self, query: Encoded, key: Encoded) -> Tensor:
-        """Scores [steps, C, Q]: mean cosine of the original fragments with what they attend to."""
+        """Scores [steps, C, Q]: mean cosine of the original fragments with their contexts."""
         u, v = fragments(query), fragments(key)
         query_mask, key_mask = query.mask[None, :, :, None], key.mask[:, None, None, :]
         original = sims = similarities(v, u)  # [C, Q, N, K]
@@ -85,8 +85,8 @@ class RecurrentAttention(nn.Module):
 class IMRAM(FragmentMatcher):
     """IMRAM: K steps of attention with a gated memory; the score is the sum over steps and sides.
 
-    ``mode``: "text" lets words ask regions, "image" regions words, "full" both, each with weights
-    of its own. ``normalize`` brings a refined query to unit length; the published runs do not.
+    ``mode``: in "text" words are the queries, in "image" regions; "full" has both directions, with
+    separate weights. ``normalize`` scales refined queries to unit length; published runs do not.
     """
 
     compiles = True
@@ -113,10 +113,10 @@ class IMRAM(FragmentMatcher):
             self.image = RecurrentAttention(embed_size, steps, lambda_softmax, normalize)
 
     def cells_per_pair(self, words: int, regions: int) -> int:
-        # after each step but the last, every query fragment of a pair has a gate, an update and a
-        # new query of D numbers each
-        query = words * (self.text is not None) + regions * (self.image is not None)
-        return words * regions + query * self.embed_size * (self.steps - 1)
+        # every query fragment of a pair has a gate, an update and a new query of D numbers each,
+        # after all steps but the last
+        queries = words * (self.text is not None) + regions * (self.image is not None)
+        return words * regions + queries * self.embed_size * (self.steps - 1)
 
     def tile(self, images: Encoded, texts: Encoded) -> Tensor:
         scores = []

@@ -1,11 +1,11 @@
-"""NAAF's mismatch mining: similarities of right and wrong pairs, and the boundary between them.
+"""NAAF's mismatch mining: the boundary between similarities of matched and mismatched words.
 
-Section 3.1.3: for each caption whose own image scores highest of the batch, every word gives its
-highest similarity with that image as matched, and with one other image as mismatched. An ablation
-takes its similarities with all regions of that other image.
+Section 3.1.3: only captions whose own image scores highest in the batch are sampled. The highest
+similarity of each word with that image is a matched sample, with one other image a mismatched one.
+An ablation samples the similarities with all regions of that other image.
 
-Section 3.1.1 (eq. 3–5): both distributions are taken as normal. The boundary t minimises
-α·P(mismatched > t) + P(matched < t) at first, and is μ₊ − 3σ₊ later in training.
+Section 3.1.1 (eq. 3–5): both distributions are modelled as normal. The boundary t first minimises
+α·P(mismatched > t) + P(matched < t), and is μ₊ − 3σ₊ later in training.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ BINS = 400
 """Bins of the histograms of similarities, from −1 to 1. Cosines beyond are rounding errors."""
 
 Mismatched = Literal["max", "all"]
-"""What a word gives as mismatched: its highest similarity (eq. 14), or all of them."""
+"""Mismatched samples of a word: its highest similarity (eq. 14), or all of them."""
 
-Chosen = tuple[Encoded, Tensor, Tensor]
-"""Images [P], their own and another caption [2 P] by index, and which pairs [P, 2] count."""
+SampledPairs = tuple[Encoded, Tensor, Tensor]
+"""Images [P], indices [2 P] of their own and another caption, and which pairs [P, 2] count."""
 
 SMALLEST_STD = 1e-4
 ESTIMATES = ("mean_pos", "std_pos", "mean_neg", "std_neg")
@@ -40,7 +40,7 @@ ESTIMATES = ("mean_pos", "std_pos", "mean_neg", "std_neg")
 
 @dataclass(frozen=True)
 class Samples:
-    """S⁺ and S⁻ of eq. 2 and 1 as one tensor [P, 2, N], and which of its values count."""
+    """S⁺ and S⁻ (eq. 2 and 1) as one tensor [P, 2, N], and a mask of the values that count."""
 
     values: Tensor
     counted: Tensor
@@ -58,135 +58,128 @@ class Samples:
 class Mismatches:
     """Similarities [P, 2, W, R] of an image with its own caption and with another one.
 
-    ``words`` [P, 2, W] and ``regions`` [P, R] say which are real, ``whole`` of which of these the
-    host knows that all are; ``counted`` [P, 2] says which of the pairs count.
+    ``words`` [P, 2, W] and ``regions`` [P, R] are masks of the real ones, ``counted`` [P, 2] of the
+    pairs that count. ``unpadded``: whether words, and regions, are known to have no padding.
     """
 
     sims: Tensor
     words: Tensor
     regions: Tensor
-    whole: tuple[bool, bool]
+    unpadded: tuple[bool, bool]
     counted: Tensor
 
     @classmethod
-    def of(cls, seen: Observation, shift: int) -> Mismatches:
-        """Each caption with its own image; that image also with the caption ``shift`` places back.
+    def of(cls, batch: Observation, shift: int) -> Mismatches:
+        """Each image with its own caption, and with the caption ``shift`` positions before it.
 
-        So which image is the wrong one of a caption does not depend on the number of processes.
-        Every pair is compared, also those that do not count: to know which do, the host of a GPU
-        would have to wait.
+        The mismatched image of a caption therefore does not depend on the number of processes.
+        Pairs that do not count are compared as well: leaving them out would need a host sync.
         """
-        images, captions, counted = (
-            _pairs(seen, shift) if len(seen.scores) == len(seen.texts) else _groups(seen, shift)
-        )
-        texts = seen.texts
+        select = _select_pairs if len(batch.scores) == len(batch.texts) else _select_from_groups
+        images, captions, counted = select(batch, shift)
+        texts = batch.texts
         v, u = fragments(images), fragments(texts).index_select(0, captions)
-        wide = torch.promote_types(u.dtype, v.dtype)  # mixed precision may mix the two sides'
+        wide = torch.promote_types(u.dtype, v.dtype)  # in mixed precision the sides may differ
         sims = u.view(len(v), -1, u.shape[-1]).to(wide) @ v.to(wide).mT
         words = texts.mask.index_select(0, captions).view(len(v), 2, -1)
-        whole = known_unpadded(texts.mask), known_unpadded(images.mask)
-        return cls(sims.unflatten(1, (2, -1)), words, images.mask, whole, counted)
+        unpadded = known_unpadded(texts.mask), known_unpadded(images.mask)
+        return cls(sims.unflatten(1, (2, -1)), words, images.mask, unpadded, counted)
 
     def samples(self, side: str, mismatched: Mismatched = "max") -> Samples:
-        """Highest similarities of the asking side's real fragments; of mismatched ones, or all."""
+        """Highest similarities of the real query fragments (eq. 13 and 14)."""
         words, regions = self.words, self.regions[:, None]
         query_mask, key_mask, axis = (words, regions[:, :, None], -1)
         if side == "i2t":
             query_mask, key_mask, axis = (regions, words[..., None], -2)
         sims = self.sims
-        if not self.whole[side == "t2i"]:
+        if not self.unpadded[side == "t2i"]:
             sims = sims.masked_fill(~key_mask, -2.0)
         values = sims.amax(axis)  # eq. 13 in row 0, eq. 14 in row 1
-        best = Samples(values, (query_mask & self.counted[..., None]).expand_as(values))
-        return best if mismatched == "max" else self._with_all(best)
+        maxima = Samples(values, (query_mask & self.counted[..., None]).expand_as(values))
+        return maxima if mismatched == "max" else self._with_all_mismatched(maxima)
 
-    def _with_all(self, best: Samples) -> Samples:
-        """The matched maxima beside every similarity of a mismatched word with a region."""
+    def _with_all_mismatched(self, maxima: Samples) -> Samples:
+        """Matched maxima, and every similarity of a mismatched word with a region."""
         real = self.words[:, 1, :, None] & self.regions[:, None] & self.counted[:, 1, None, None]
         every = self.sims[:, 1].flatten(1)
-        rest = (0, every.shape[1] - best.values.shape[2])
+        padding = (0, every.shape[1] - maxima.values.shape[2])
         return Samples(
-            torch.stack([F.pad(best.values[:, 0], rest), every], 1),
-            torch.stack([F.pad(best.counted[:, 0], rest), real.flatten(1)], 1),
+            torch.stack([F.pad(maxima.values[:, 0], padding), every], 1),
+            torch.stack([F.pad(maxima.counted[:, 0], padding), real.flatten(1)], 1),
         )
 
 
-def _pairs(seen: Observation, shift: int) -> Chosen:
-    """Of a batch of pairs: caption k belongs to row k, and a process has its images' captions."""
-    scores, not_wrong = seen.scores, seen.not_wrong
-    pairs, count = len(seen.images), len(scores)
-    right = scores.diagonal() > _highest_wrong(seen)  # [T]
-    own = np.arange(seen.first_row, seen.first_row + pairs)
+def _select_pairs(batch: Observation, shift: int) -> SampledPairs:
+    """From a batch of pairs: caption k belongs to row k, and a process has its images' captions."""
+    pairs, count, first = len(batch.images), len(batch.scores), batch.first_row
+    ranked_first = batch.scores.diagonal() > _highest_mismatched(batch)  # [T]
+    own = np.arange(first, first + pairs)
     other = (own - shift) % count
-    # captions of each image, own and other, and where the latter's pair is in the matrix
-    places = np.concatenate([np.stack([own, other], 1).ravel(), own * count + other])
+    # one copy to the device: captions of each image, and the other pair's cell in the matrix
+    index = np.concatenate([np.stack([own, other], 1).ravel(), own * count + other])
     captions, cells = (
-        torch.from_numpy(places).to(scores.device, non_blocking=True).split([2 * pairs, pairs])
+        torch.from_numpy(index).to(batch.scores.device, non_blocking=True).split([2 * pairs, pairs])
     )
-    good = right[seen.first_row : seen.first_row + pairs]
-    bad = (right > not_wrong).flatten().index_select(0, cells)  # right and not a positive
-    return seen.images, captions, torch.stack([good, bad], 1)
+    matched = ranked_first[first : first + pairs]
+    mismatched = (ranked_first > batch.not_mismatched).flatten().index_select(0, cells)
+    return batch.images, captions, torch.stack([matched, mismatched], 1)
 
 
-def _groups(seen: Observation, shift: int) -> Chosen:
-    """Of images with several captions each: a caption's own row is that of its first positive.
+def _select_from_groups(batch: Observation, shift: int) -> SampledPairs:
+    """From images with several captions each: a caption belongs to the row of its first positive.
 
-    Captions are counted by the process that holds their image.
+    Each process counts the captions of its own images.
     """
-    images = slice(seen.first_row, seen.first_row + len(seen.images))
-    first, last, _ = seen.own_texts.indices(len(seen.texts))
-    own = torch.arange(first, last, device=seen.scores.device)
-    other = (own - shift) % len(seen.texts)
-    right = _own_scores(seen) > _highest_wrong(seen)  # [T]
-    positives = seen.positives[images, first:last]
+    images = slice(batch.first_row, batch.first_row + len(batch.images))
+    first, last, _ = batch.own_texts.indices(len(batch.texts))
+    own = torch.arange(first, last, device=batch.scores.device)
+    other = (own - shift) % len(batch.texts)
+    own_rows = batch.positives.to(torch.int8).argmax(0)
+    own_scores = batch.scores.gather(0, own_rows[None])[0]
+    ranked_first = own_scores > _highest_mismatched(batch)  # [T]
+    positives = batch.positives[images, first:last]
     rows = positives.to(torch.int8).argmax(0)
-    bad = (right > seen.not_wrong[images])[rows, other]  # right and not a positive
-    counted = torch.stack([right[first:last], bad], 1) & positives.any(0)[:, None]
-    return seen.images[rows], torch.stack([own, other], 1).flatten(), counted
+    mismatched = (ranked_first > batch.not_mismatched[images])[rows, other]
+    counted = torch.stack([ranked_first[first:last], mismatched], 1) & positives.any(0)[:, None]
+    return batch.images[rows], torch.stack([own, other], 1).flatten(), counted
 
 
-def _own_scores(seen: Observation) -> Tensor:
-    """Of each caption, the score with its first positive image."""
-    rows = seen.positives.to(torch.int8).argmax(0)
-    return seen.scores.gather(0, rows[None])[0]
-
-
-def _highest_wrong(seen: Observation) -> Tensor:
-    """Of each caption, the highest score with an image that is not its own."""
-    return seen.scores.masked_fill(seen.not_wrong, -torch.inf).amax(0)
+def _highest_mismatched(batch: Observation) -> Tensor:
+    """The highest score [T] of each caption with an image that is not its own."""
+    return batch.scores.masked_fill(batch.not_mismatched, -torch.inf).amax(0)
 
 
 def moments(
     samples: Tensor, counted: Tensor | None = None, dim: tuple[int, ...] | None = None
 ) -> Tensor:
-    """Number, sum and sum of squares [..., 3] of samples, or of those that are ``counted``.
+    """Number, sum and sum of squares [..., 3] of the ``counted`` samples (None: all).
 
-    Over all axes or some (``dim``), in double precision.
+    Taken over the axes ``dim`` (None: all), in double precision.
     """
     if counted is None:
         counted = torch.ones_like(samples, dtype=torch.bool)
-    kept, wide = torch.where(counted, samples, 0.0), torch.float64  # no product: 0 · NaN counts
+    values, wide = torch.where(counted, samples, 0.0), torch.float64  # a product would keep NaN
     over = tuple(range(samples.ndim)) if dim is None else dim
-    squares = torch.linalg.vector_norm(kept, dim=over, dtype=wide).square()
-    return torch.stack([counted.sum(over, dtype=wide), kept.sum(over, dtype=wide), squares], -1)
+    squares = torch.linalg.vector_norm(values, dim=over, dtype=wide).square()
+    return torch.stack([counted.sum(over, dtype=wide), values.sum(over, dtype=wide), squares], -1)
 
 
 @torch.no_grad()
 def histogram(samples: Tensor, counted: Tensor | None = None) -> Tensor:
-    """Counts [kinds, BINS] of samples [P, kinds, N], or of those that are ``counted``."""
+    """Counts [kinds, BINS] of the ``counted`` samples [P, kinds, N] (None: all)."""
     kinds = samples.shape[1]
-    places = ((samples.float() + 1) * (BINS / 2)).long().clamp_(0, BINS - 1)
-    places += BINS * torch.arange(kinds, device=samples.device)[:, None]
-    ones = torch.ones_like(places) if counted is None else counted.to(places.dtype)
-    counts = places.new_zeros(kinds * BINS)
-    # not bincount, for which the host waits
-    return counts.scatter_add_(0, places.flatten(), ones.flatten()).view(kinds, BINS)
+    bins = ((samples.float() + 1) * (BINS / 2)).long().clamp_(0, BINS - 1)
+    bins += BINS * torch.arange(kinds, device=samples.device)[:, None]
+    ones = torch.ones_like(bins) if counted is None else counted.to(bins.dtype)
+    counts = bins.new_zeros(kinds * BINS)
+    # bincount would need a host sync
+    return counts.scatter_add_(0, bins.flatten(), ones.flatten()).view(kinds, BINS)
 
 
 def close_histogram(counts: Tensor, boundary: float, alpha: float | None) -> dict[str, Any]:
-    """Counts [2, BINS] as plain values without the empty ends; the counts become zero.
+    """Counts [2, BINS] as plain values without empty bins at the ends; resets the counts.
 
-    ``alpha`` is None when the boundary is μ₊ − 3σ₊. Nothing was sampled: an empty record.
+    ``alpha`` is None when the boundary is μ₊ − 3σ₊. The record is empty without samples.
     """
     matched, mismatched = ([int(count) for count in row] for row in counts.tolist())
     counts.zero_()
@@ -205,7 +198,7 @@ def close_histogram(counts: Tensor, boundary: float, alpha: float | None) -> dic
 
 
 def mean_and_std(number: float, total: float, squares: float) -> tuple[float, float]:
-    """Of samples with these moments; the deviation is that of n - 1."""
+    """Mean and sample standard deviation (n − 1) of samples with these moments."""
     mean = total / number
     return mean, math.sqrt(max(0.0, (squares - number * mean**2) / max(1.0, number - 1)))
 
@@ -213,12 +206,12 @@ def mean_and_std(number: float, total: float, squares: float) -> tuple[float, fl
 def optimal_boundary(
     mean_pos: float, std_pos: float, mean_neg: float, std_neg: float, alpha: float
 ) -> float | None:
-    """Where eq. 3, α·P(mismatched > t) + P(matched < t), is lowest on [0, 1].
+    """The minimum of eq. 3, α·P(mismatched > t) + P(matched < t), on [0, 1].
 
-    That is the lowest of the stationary points (eq. 4) and of both ends: a root of eq. 4 may be a
-    maximum, lie outside, or be no better than an end. Similarities are cosines, hence t ≤ 1; if
-    the two weighted densities never cross, an end is lowest. None if matched similarities are not
-    the higher ones: eq. 3 then separates nothing, and a caller keeps the boundary it has.
+    It is at a stationary point (eq. 4) or at an end: a root of eq. 4 may be a maximum, lie outside
+    [0, 1], or be worse than an end. Similarities are cosines, hence t ≤ 1. If the two weighted
+    densities never cross, the minimum is at an end. None if matched similarities are not higher on
+    average: eq. 3 then separates nothing, and the caller keeps its boundary.
 
     >>> round(optimal_boundary(0.6, 0.1, 0.2, 0.1, alpha=1.0), 4)
     0.4
@@ -243,7 +236,7 @@ def weighted_error(
 def _stationary_points(
     mean_pos: float, std_pos: float, mean_neg: float, std_neg: float, alpha: float
 ) -> list[float]:
-    """Both roots of eq. 4, with the α inside the logarithm; fewer if there are fewer."""
+    """The real roots of eq. 4, with α inside the logarithm."""
     beta_1 = std_pos**2 - std_neg**2
     beta_2 = 2 * (mean_pos * std_neg**2 - mean_neg * std_pos**2)
     beta_3 = (std_pos * mean_neg) ** 2 - (std_neg * mean_pos) ** 2
@@ -251,16 +244,16 @@ def _stationary_points(
     discriminant = beta_2**2 - 4 * beta_1 * beta_3
     if discriminant < 0:
         return []
-    # eq. 4 by the sum that does not cancel: nearly equal deviations leave a β₁ of nearly zero
+    # the stable form of eq. 4: nearly equal deviations make β₁ nearly zero
     q = -(beta_2 + math.copysign(math.sqrt(discriminant), beta_2)) / 2
-    return [above / below for above, below in ((beta_3, q), (q, beta_1)) if below]
+    return [numerator / divisor for numerator, divisor in ((beta_3, q), (q, beta_1)) if divisor]
 
 
 def cautious_boundary(mean_pos: float, std_pos: float) -> float:
-    """The boundary that α* of eq. 5 is there for: μ₊ − 3σ₊, within [0, 1].
+    """The boundary that α* of eq. 5 leads to: μ₊ − 3σ₊, within [0, 1].
 
-    Few matched words then fall below it. It is taken directly and not by way of α*: if
-    σ₊(μ₊ − μ₋) < 3(σ₊² − σ₋²), it is the root of eq. 4 (with α*) at which eq. 3 has a maximum.
+    Few matched words fall below it. It is computed directly, without α*: if
+    σ₊(μ₊ − μ₋) < 3(σ₊² − σ₋²), eq. 3 has a maximum at this root of eq. 4 (with α*).
 
     >>> round(cautious_boundary(0.4, 0.12), 4)
     0.04
@@ -269,19 +262,19 @@ def cautious_boundary(mean_pos: float, std_pos: float) -> float:
 
 
 class MismatchBoundary(nn.Module):
-    """Running estimates of both distributions, and the boundary they imply.
+    """Running estimates of both distributions, and the boundary between them.
 
-    Everything it learns is a buffer: saved, resumed and moved with the model. Samples are collected
-    until there are ``min_samples`` of each kind, then the estimates move towards theirs by
-    ``momentum`` (the first ones are taken as they are), over all processes alike. From
-    ``adjust_epoch`` on, α gives way to α*: the boundary is μ₊ − 3σ₊. Before that, estimates that
-    do not have the matched similarities as the higher ones leave the boundary as it is.
-    Without ``update_mismatched`` the mismatched estimates stay those of the first update.
+    All state is in buffers, so it is saved, resumed and moved with the model. Samples of all
+    processes accumulate until there are ``min_samples`` of each kind. The estimates then move
+    towards those of the samples by ``momentum``; the first update takes them unchanged. From
+    ``adjust_epoch`` on, α* replaces α: the boundary is μ₊ − 3σ₊. Before that, the boundary stays
+    unchanged while matched similarities are not higher on average. With ``update_mismatched=False``
+    the mismatched estimates stay those of the first update.
 
-    A histogram of all samples of the current epoch is a buffer, too (`close_epoch`).
+    Another buffer is the histogram of all samples of the current epoch (`close_epoch`).
 
-    Samples from a GPU are copied to the host in the background and take effect at the next read
-    (`flush`), so that no training step waits for the device.
+    Samples on a GPU are copied to the host asynchronously and take effect at the next read
+    (`flush`), so that no training step needs a host sync.
     """
 
     mean_pos: Tensor
@@ -347,7 +340,7 @@ class MismatchBoundary(nn.Module):
 
     @torch.no_grad()
     def flush(self) -> None:
-        """Move the estimates and the boundary by the samples added last."""
+        """Update the estimates and the boundary with the samples added last."""
         copy, self._pending_copy = self._pending_copy, None
         if copy is None:
             return
@@ -375,7 +368,7 @@ class MismatchBoundary(nn.Module):
         return [getattr(self, name) for name in (*ESTIMATES, "boundary")]
 
     def _write(self, numbers: list[float], updates: float) -> None:
-        """All at once: to a GPU every single number would be a launch."""
+        """Write all values at once: on a GPU every single one would be a kernel launch."""
         tensors = self._written()
         torch._foreach_zero_([*tensors, self.pending])
         torch._foreach_add_(tensors, numbers)
@@ -387,7 +380,7 @@ class MismatchBoundary(nn.Module):
         return {f"mismatch/{k}": x for k, x in zip(names, self._numbers(), strict=False)}
 
     def close_epoch(self, epoch: int) -> dict[str, Any]:
-        """The histogram of the epoch's samples with its boundary; the next epoch starts anew."""
+        """The histogram of the epoch's samples with its boundary; resets the histogram."""
         alpha = None if epoch >= self.adjust_epoch else self.alpha
         return close_histogram(self.histogram, self.value, alpha)
 
@@ -400,5 +393,5 @@ class MismatchBoundary(nn.Module):
         super()._load_from_state_dict(*args, **options)
 
     def __getstate__(self) -> dict[str, Any]:
-        self.flush()  # what a GPU is still sending cannot be copied
+        self.flush()  # a pending device copy cannot be pickled
         return self.__dict__.copy()

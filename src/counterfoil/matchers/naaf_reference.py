@@ -1,8 +1,8 @@
-"""The public NAAF code's state machine: kept to score and train as its authors did.
+"""NAAF as the public code computes it: the boundary changes from caption to caption of a batch.
 
-Within one batch the captions are taken one after the other: each is scored with the boundary its
-predecessors left, and moves it if its own image ranks first. That is a sequence by nature, so this
-is the one place that goes caption by caption. The paper's form does not.
+Each caption is scored with the boundary that the previous caption left, and updates the boundary if
+its own image ranks first. These updates are sequential, so this is the only matcher that loops over
+captions. The paper's form (`naaf`) does not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels.attention import Tile, leaky
 from counterfoil.kernels.spec import ScoringJob
 from counterfoil.matchers.base import Observation, block_diagonals, matchers
-from counterfoil.matchers.fragment_matcher import single_fragments, single_precision
+from counterfoil.matchers.fragment_matcher import fragments, single_fragments, single_precision
 from counterfoil.matchers.mismatch_boundary import BINS, close_histogram, histogram
 from counterfoil.matchers.naaf import NAAF, Direction, Intra
 
@@ -59,11 +59,11 @@ class ReferenceBoundary(nn.Module):
         return {f"mismatch/{n}": float(x) for n, x in zip(names, self.state, strict=True)}
 
     def close_epoch(self) -> dict[str, Any]:
-        """The histogram of the epoch's samples with its boundary; the next epoch starts anew."""
+        """The histogram of the epoch's samples with its boundary; resets the histogram."""
         return close_histogram(self.histogram, self.thres, self.alpha)
 
     def update(self, matched: Tensor, mismatched: Tensor) -> None:
-        """Boundaries from all samples of the batch so far, mixed with the ones before."""
+        """Update both boundaries from all samples of the batch so far."""
         mean_pos, std_pos = float(matched.mean()), float(matched.std())
         mean_neg, std_neg = float(mismatched.mean()), float(mismatched.std())
         self.state[2:] = self.state.new_tensor([mean_pos, mean_neg, std_pos, std_neg])
@@ -71,25 +71,24 @@ class ReferenceBoundary(nn.Module):
         b = 2 * (mean_pos * std_neg**2 - mean_neg * std_pos**2)
         c = (mean_neg * std_pos) ** 2 - (mean_pos * std_neg) ** 2
         c += 2 * (std_pos * std_neg) ** 2 * math.log(std_neg / (self.alpha * std_pos) + 1e-8)
-        inside = b**2 - 4 * a * c
-        if inside <= 0:
+        discriminant = b**2 - 4 * a * c
+        if discriminant <= 0:
             return
-        new = (-b + math.sqrt(inside)) / (2 * a + 1e-10), mean_pos - 3 * std_pos
-        for place, value in enumerate(new):
-            inside_unit = value if 0 <= value <= 1 else 0.0  # above 1 becomes 0 there, not 1
-            self.state[place] = (
-                1 - OLD_BOUNDARY_SHARE
-            ) * inside_unit + OLD_BOUNDARY_SHARE * self.state[place]
+        boundaries = (-b + math.sqrt(discriminant)) / (2 * a + 1e-10), mean_pos - 3 * std_pos
+        for index, value in enumerate(boundaries):
+            new = value if 0 <= value <= 1 else 0.0  # the public code sets values above 1 to 0
+            old = self.state[index]
+            self.state[index] = (1 - OLD_BOUNDARY_SHARE) * new + OLD_BOUNDARY_SHARE * old
 
 
 @matchers.register("naaf-reference")
 class ReferenceNAAF(NAAF):
     """NAAF as the public code computes and trains it, for its checkpoints.
 
-    What differs from the paper: the boundary is recomputed caption by caption within a batch, with
-    the least similar image as the wrong one; at inference it is μ₊ − 3σ₊; the relevance weights
-    use LeakyReLU; words are taken as unit vectors; propagation (eq. 9, with λ = 5) only decides
-    which words count. Options without effect are refused.
+    Differences from the paper: the boundary is recomputed after each caption of a batch, with the
+    least similar image as the wrong one. At inference it is μ₊ − 3σ₊. The relevance weights use
+    LeakyReLU, and words are treated as unit vectors. Propagation (eq. 9, with λ = 5) only decides
+    which words have a negative effect. Options that have no effect raise an error.
     """
 
     activation: ClassVar[Literal["relu", "leaky"]] = "leaky"
@@ -129,7 +128,7 @@ class ReferenceNAAF(NAAF):
 
     def _refuse_unused(self, options: dict[str, Any]) -> None:
         super()._refuse_unused(options)
-        if not self.masks:  # propagation is a mask here
+        if not self.masks:  # propagation acts as a mask here
             refuse_unused(type(self), "model.matcher", "masks=false", intra=options["intra"])
 
     def boundary_of(self, side: str) -> float:
@@ -138,18 +137,17 @@ class ReferenceNAAF(NAAF):
     def negative_effect(self, s_i: Tensor, tile: Tile) -> Tensor:
         if tile.query_gram_QNN is None or not self.needs_query_gram or not self.masks:
             return super().negative_effect(s_i, replace(tile, query_gram_QNN=None))
-        weights = self.w_intra(tile.query_gram_QNN, tile.query_mask_QN)
-        return s_i * (weights @ s_i < 0)
+        return s_i * (self.w_intra(tile.query_gram_QNN, tile) @ s_i < 0)
 
     def positive_part(self, s: Tensor) -> Tensor:
         return leaky(s)
 
     def word_norms(self, tile: Tile) -> Tensor:
-        return torch.ones_like(tile.norms_QN)  # so no gradient flows through their length
+        return torch.ones_like(tile.norms_QN)  # no gradient through the norms
 
     @property
     def mines_while_scoring(self) -> bool:
-        """Whether a batch that is scored now moves the boundary."""
+        """Whether scoring a batch updates the boundary."""
         return self.training and self.mining
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
@@ -158,13 +156,13 @@ class ReferenceNAAF(NAAF):
         return super().score_block(images, texts, job)
 
     def paired(self, images: Encoded, texts: Encoded) -> Tensor | None:
-        """Pairs besides the batch, such as foils: with the boundary it left, which they keep."""
+        """Scores of extra pairs, such as foils; the boundary stays as the batch left it."""
         if not self.mines_while_scoring:
             return None
         return block_diagonals(partial(super().score_block, job=ScoringJob()), images, texts)
 
-    def observe(self, seen: Observation) -> None:
-        """Nothing: the boundary moves while a batch is scored."""
+    def observe(self, observation: Observation) -> None:
+        """Does nothing: the boundary is updated while a batch is scored."""
 
     def close_epoch(self, epoch: int) -> dict[str, Any]:
         record = self.reference.close_epoch()
@@ -183,7 +181,7 @@ def score_with_mining(
     images: Encoded,
     texts: Encoded,
 ) -> Tensor:
-    """Scores of a batch of pairs in training, the boundary moving from caption to caption."""
+    """Scores of a training batch of pairs; the boundary is updated after each caption."""
     if len(images) != len(texts) or world_size() > 1:
         raise ConfigError(
             f"model.matcher.name=naaf-reference trains on batches of pairs in one process, got "
@@ -204,8 +202,8 @@ def _score_by_caption(
 ) -> Tensor:
     matched: list[Tensor] = []
     mismatched: list[Tensor] = []
-    sampled = 0
     columns: list[Tensor] = []
+    sampled_words = 0
     for i in range(len(texts)):
         text = texts[i : i + 1]
         column = score(images, text)[:, 0]
@@ -215,19 +213,18 @@ def _score_by_caption(
                 matched.append(_word_maxima(images[i : i + 1], text))
                 easiest = int(column.argmin())
                 mismatched.append(_word_maxima(images[easiest : easiest + 1], text))
-                sampled += int(text.mask.sum())
-                if sampled > boundary.min_words:
+                sampled_words += int(text.mask.sum())
+                if sampled_words > boundary.min_words:
                     boundary.update(torch.cat(matched), torch.cat(mismatched))
-            if sampled < boundary.min_words:
+            if sampled_words < boundary.min_words:
                 boundary.state[:2] = 0.0
-    for row, kind in zip(boundary.histogram, (matched, mismatched), strict=True):
-        if kind:
-            row += histogram(torch.cat(kind).view(1, 1, -1))[0]
+    for row, samples in zip(boundary.histogram, (matched, mismatched), strict=True):
+        if samples:
+            row += histogram(torch.cat(samples).view(1, 1, -1))[0]
     return torch.stack(columns, dim=1)
 
 
 def _word_maxima(image: Encoded, text: Encoded) -> Tensor:
-    assert image.fragments is not None  # noqa: S101 - a local matcher's input
-    assert text.fragments is not None  # noqa: S101
-    sims = text.fragments[0, text.mask[0]] @ image.fragments[0, image.mask[0]].T
+    """Highest similarity of each word of a text with a region of an image."""
+    sims = fragments(text)[0, text.mask[0]] @ fragments(image)[0, image.mask[0]].T
     return sims.amax(-1).double()

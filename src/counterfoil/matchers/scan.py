@@ -11,7 +11,6 @@ from counterfoil.core.registry import refuse_unused
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels.attention import (
     Tile,
-    key_softmax,
     l2_over,
     leaky,
     masked_softmax,
@@ -28,21 +27,21 @@ RawNorm = Literal[
 
 
 def normalize_raw(
-    sims: Tensor, asked: Tensor | None, dim: int, norm: RawNorm, scale: float = 1.0
+    sims: Tensor, query_mask: Tensor | None, dim: int, norm: RawNorm, scale: float = 1.0
 ) -> Tensor:
-    """SCAN's raw_feature_norm: similarities made comparable over the fragments that ask (``dim``).
+    """SCAN's raw_feature_norm: similarities normalised over the query fragments (``dim``).
 
-    They are then multiplied by ``scale``. ``asked`` says which are real; None: all. The two
-    l1 forms are undefined in the public code; here they are what their names say.
+    They are then multiplied by ``scale``. ``query_mask`` marks the real ones (None: all). The two
+    l1 forms are undefined in the public code; here they are L1 norms.
     """
     if norm == "none":
         return scale * sims
     if norm == "softmax":
-        return scale * (sims.softmax(dim) if asked is None else masked_softmax(sims, asked, dim))
+        return scale * masked_softmax(sims, query_mask, dim)
     x = leaky(sims) if norm.startswith("clipped") else sims
     if norm == "clipped":
         return scale * x
-    x = x if asked is None else x.masked_fill(~asked, 0.0)
+    x = x if query_mask is None else x.masked_fill(~query_mask, 0.0)
     if norm.endswith("l2norm"):
         return l2_over(x, dim, scale)
     return x * (scale / (x.abs().sum(dim, keepdim=True) + 1e-8))
@@ -51,9 +50,9 @@ def normalize_raw(
 def aggregate(
     parts: Tensor, mask: Tensor | None, how: Aggregation, lambda_lse: float, dim: int = -1
 ) -> Tensor:
-    """Relevances of the fragments (``dim``) to one score; those outside the mask are left out.
+    """Pool the relevances of real fragments (``dim``) into one score.
 
-    LSE is (1/λ) log Σ exp(λ r): a sum, not a mean, as in the paper's equation 5.
+    LSE is (1/λ) log Σ exp(λ r): a sum, not a mean, as in the paper's eq. 5.
     """
     if how in ("lse", "max"):
         real = parts if mask is None else parts.masked_fill(~mask, -torch.inf)
@@ -65,7 +64,9 @@ def aggregate(
 
 
 class CrossAttention(CrossAttentionMatcher):
-    """Each query fragment attends to the other side; its cosine with what it found, aggregated."""
+    """Each query fragment attends to the keys; its cosines with the contexts are aggregated."""
+
+    query_side: Literal["text", "image"] = "text"
 
     def __init__(
         self,
@@ -81,8 +82,6 @@ class CrossAttention(CrossAttentionMatcher):
         if aggregation != "lse":
             mode = f"aggregation={aggregation}"
             refuse_unused(type(self), "model.matcher", mode, lambda_lse=lambda_lse)
-
-    query_side: Literal["text", "image"] = "text"
 
     def kernel_specs(self) -> tuple[KernelSpec, ...]:
         activation: dict[str, Literal["leaky", "none"]] = {
@@ -103,20 +102,21 @@ class CrossAttention(CrossAttentionMatcher):
         )
 
     def score(self, tile: Tile) -> Tensor:
-        parts, mask = self.relevance(tile)[0], tile.query_mask_QNC
+        parts, _ = self.relevance(tile)
+        mask = tile.query_mask(parts.ndim)
         return aggregate(parts, mask, self.aggregation, self.lambda_lse, dim=1)
 
     def relevance(self, tile: Tile) -> tuple[Tensor, Tensor]:
         """Cosine [Q, N, C] with the attended context, and the weights [Q, N, C, K]."""
-        real = None if tile.query_mask_QN is None else tile.query_mask_QN[..., None, None]
-        logits = normalize_raw(tile.sims_QNCK, real, 1, self.raw_norm, self.lambda_softmax)
-        weights = key_softmax(logits, tile.key_mask_CK)
+        sims, mask = tile.sims_QNCK, tile.query_mask(4)
+        logits = normalize_raw(sims, mask, 1, self.raw_norm, self.lambda_softmax)
+        weights = masked_softmax(logits, tile.key_mask_CK)
         return packed_cosine(tile.sims_QNCK, weights, tile.gram_CKK, tile.norms_QN), weights
 
 
 @matchers.register("scan-t2i")
 class SCANT2I(CrossAttention):
-    """SCAN t2i: each word attends to regions; cosine of word and attended image, aggregated."""
+    """SCAN t2i: each word attends to regions; cosines of words and contexts, aggregated."""
 
     def __init__(
         self,
@@ -132,17 +132,15 @@ class SCANT2I(CrossAttention):
     def word_parts(self, image: Encoded, text: Encoded) -> WordParts | None:
         if self.aggregation not in ("mean", "sum"):
             return None
-        tile, place = one_pair(text, image)
+        tile, to_padded = one_pair(text, image)
         relevance, weights = self.relevance(tile)
         effect = relevance[0, :, 0] / (tile.sims_QNCK.shape[1] if self.aggregation == "mean" else 1)
-        return WordParts(
-            place(effect.clamp(min=0)), place(effect.clamp(max=0)), place(weights[0, :, 0]), True
-        )
+        return WordParts.from_effects(effect, weights[0, :, 0], to_padded)
 
 
 @matchers.register("scan-i2t")
 class SCANI2T(CrossAttention):
-    """SCAN i2t: each region attends to words; cosine of region and attended sentence."""
+    """SCAN i2t: each region attends to words; cosines of regions and contexts, aggregated."""
 
     query_side = "image"
 
@@ -163,7 +161,7 @@ class SCANI2T(CrossAttention):
 
 @matchers.register("scan")
 class SCAN(CrossAttentionMatcher):
-    """SCAN as published at its best: the mean of a t2i and an i2t score of one pair of encoders."""
+    """SCAN's best published form: the mean of a t2i and an i2t score of one pair of encoders."""
 
     def __init__(
         self,

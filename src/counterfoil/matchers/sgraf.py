@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -51,13 +51,13 @@ REFERENCE_KEYS = {
         ("graph_query_w", "graph_key_w", "sim_graph_w"), ("query", "key", "update"), strict=True
     )
 }
-"""How the names of weights begin in the public similarity encoder, and here."""
+"""Prefixes of weight names in the public similarity encoder, and here."""
 
 
 class GlobalVector(nn.Module):
     """One unit vector of an item: self-attention with the mean fragment as query.
 
-    ``norm`` is that of images: over the channels of real regions, or over ``slots`` of regions.
+    ``norm`` adds batch norms (for images): over the channels of real regions, or over ``slots``.
     """
 
     def __init__(self, dim: int, dropout: float, norm: bool = False, slots: int = 0) -> None:
@@ -69,16 +69,16 @@ class GlobalVector(nn.Module):
         self.dropout, self.slots = nn.Dropout(dropout), slots
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        kept = x.masked_fill(~mask[..., None], 0.0)
-        mean = kept.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
-        local, whole = self._normalized(self.local(kept), mask), self.whole(mean)
+        x = x.masked_fill(~mask[..., None], 0.0)
+        mean = x.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+        local, whole = self._normalize(self.local(x), mask), self.whole(mean)
         if self.whole_norm is not None:
             whole = self.whole_norm(whole)
         local, whole = self.dropout(local.tanh()), self.dropout(whole.tanh())
         weights = masked_softmax(self.common(local * whole[:, None]).squeeze(-1), mask)
-        return l2_over(torch.einsum("bn,bnd->bd", weights, kept), -1)
+        return l2_over(torch.einsum("bn,bnd->bd", weights, x), -1)
 
-    def _normalized(self, local: Tensor, mask: Tensor) -> Tensor:
+    def _normalize(self, local: Tensor, mask: Tensor) -> Tensor:
         if self.local_norm is None:
             return local
         if not self.slots:
@@ -93,11 +93,11 @@ class GlobalVector(nn.Module):
 
 
 class AlignmentMatcher(FragmentMatcher):
-    """Similarity vectors of all alignments of a pair, local and global; what SGR and SAF share.
+    """Base of SGR and SAF: similarity vectors of all alignments of a pair, local and global.
 
-    The public code normalises a batch of images per *slot* of its 36 regions, so that the place of
-    a region in the list matters. By default the statistics are those of a channel over all real
-    regions, which any number and order of regions leaves alone; ``form="reference"`` is the other.
+    The public code normalises a batch of images per *slot* of its 36 regions, so that the position
+    of a region in the list matters (``form="reference"``). By default the statistics are per
+    channel over all real regions, independent of their number and order.
     """
 
     compiles = True
@@ -125,26 +125,25 @@ class AlignmentMatcher(FragmentMatcher):
         self.score = xavier_linear(sim_dim, 1)
 
     def infer(self, nodes: Tensor, mask: Tensor) -> Tensor:
-        """Alignments [I, T, 1 + W, S], the global one first, to the vector [I, T, S] of a pair."""
+        """The vector [I, T, S] of each pair from its alignments [I, T, 1 + W, S], global first."""
         raise NotImplementedError
 
     def cells_per_pair(self, words: int, regions: int) -> int:
-        # a context, its difference and square are of width D; nodes and their images of width S
+        # contexts, differences and squares have width D; nodes and their projections width S
         return (words + 1) * (regions + (4 * self.embed_size + 16 * self.sim_dim) // 8)
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
-        # whole vectors are made once, not per tile: batch statistics and dropout stay the same
-        of_images = self.image_vector(fragments(images), images.mask)
-        of_texts = self.text_vector(fragments(texts), texts.mask)
-        images, texts = replace(images, pooled=of_images), replace(texts, pooled=of_texts)
+        # once per block, not per tile: batch statistics and dropout must not depend on tiles
+        images = replace(images, pooled=self.image_vector(fragments(images), images.mask))
+        texts = replace(texts, pooled=self.text_vector(fragments(texts), texts.mask))
         return super().score_block(images, texts, job)
 
     def tile(self, images: Encoded, texts: Encoded) -> Tensor:
         nodes = self._alignments(images, texts)
         mask = torch.cat([torch.ones_like(texts.mask[:, :1]), texts.mask], dim=1)  # [T, 1 + W]
-        inferred = self.infer(nodes, mask)
-        with single_precision(inferred.device):
-            return torch.sigmoid(self.score(single(inferred)).squeeze(-1))
+        vectors = self.infer(nodes, mask)
+        with single_precision(vectors.device):
+            return torch.sigmoid(self.score(single(vectors)).squeeze(-1))
 
     def _alignments(self, images: Encoded, texts: Encoded) -> Tensor:
         """s(x, y; W) = W|x − y|² / ‖W|x − y|²‖ of each word and of the whole pair."""
@@ -193,24 +192,24 @@ class SGR(AlignmentMatcher):
 
     def infer(self, nodes: Tensor, mask: Tensor) -> Tensor:
         for number, step in enumerate(self.steps, start=1):
-            # only the global node is read in the end, so only it takes the last step
+            # only the global node is read at the end, so only it takes the last step
             receivers = nodes[:, :, :1] if number == len(self.steps) else nodes
             nodes = step(receivers, nodes, mask)
         return nodes[:, :, 0]
 
 
 class AlignmentNorm(nn.BatchNorm1d):
-    """Batch normalisation of one number per alignment [I, T, N], each text by itself.
+    """Batch normalisation of one number per alignment [I, T, N], separately for each text.
 
     In training the statistics of a text are over its alignments with all images of all processes,
-    as in the public code, so they do not depend on which texts share a tile. The running ones take
-    one step a batch, towards the mean over its texts; the public code takes one per text, which
-    leaves them with the last few, in its order the shortest.
+    as in the public code, so they do not depend on which texts share a tile. The running statistics
+    take one step per batch, towards the mean over its texts. The public code takes one step per
+    text, so that its last (and shortest) few texts determine them.
     """
 
     def __init__(self) -> None:
         super().__init__(1)
-        self._seen: list[tuple[Tensor, Tensor]] | None = None
+        self._statistics: list[tuple[Tensor, Tensor]] | None = None
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
         assert self.running_mean is not None  # noqa: S101 - tracking is always on here
@@ -223,10 +222,10 @@ class AlignmentNorm(nn.BatchNorm1d):
         mean = sum_over_processes((wide * rows).sum((0, 2))) / count
         centered = (wide - mean[:, None]) * rows
         variance = sum_over_processes(centered.square().sum((0, 2))) / count
-        if self._seen is not None:
-            with torch.no_grad():  # a tile that is recomputed must record the same operations
+        if self._statistics is not None:
+            with torch.no_grad():  # recomputing a tile must record the same operations
                 unbiased = variance * (count / (count - 1).clamp(min=1))
-                self._seen.append((mean.detach(), unbiased))
+                self._statistics.append((mean.detach(), unbiased))
         return self._scale(x, mean[:, None], variance[:, None])
 
     def _scale(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
@@ -234,18 +233,18 @@ class AlignmentNorm(nn.BatchNorm1d):
         return x * scale.to(x.dtype) + (self.bias - mean * scale).to(x.dtype)
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Count the texts seen meanwhile; those of a tile recomputed later are not seen again."""
-        self._seen = []
+    def running_update(self) -> Iterator[None]:
+        """Update the running statistics from the texts inside, not from tiles recomputed later."""
+        self._statistics = []
         try:
             yield
-            if self._seen:
-                self._step(*(torch.cat(part) for part in zip(*self._seen, strict=True)))
+            if self._statistics:
+                self._update(*(torch.cat(part) for part in zip(*self._statistics, strict=True)))
         finally:
-            self._seen = None
+            self._statistics = None
 
     @torch.no_grad()
-    def _step(self, means: Tensor, variances: Tensor) -> None:
+    def _update(self, means: Tensor, variances: Tensor) -> None:
         assert self.running_mean is not None  # noqa: S101
         assert self.running_var is not None  # noqa: S101
         momentum = self.momentum if self.momentum is not None else 0.1
@@ -259,8 +258,8 @@ class AlignmentNorm(nn.BatchNorm1d):
 class SAF(AlignmentMatcher):
     """SAF: attention weights over alignments; their weighted sum gives the score.
 
-    In training a tile holds all images, because the weights' batch statistics are per text over
-    these (`AlignmentNorm`).
+    In training a tile holds all images, because the batch statistics of a text are over all of
+    them (`AlignmentNorm`).
     """
 
     def __init__(
@@ -281,13 +280,13 @@ class SAF(AlignmentMatcher):
         return not self.training
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
-        with self.norm.watching():
+        with self.norm.running_update():
             return super().score_block(images, texts, job)
 
     def infer(self, nodes: Tensor, mask: Tensor) -> Tensor:
-        meaning = torch.sigmoid(self.norm(self.attend(nodes).squeeze(-1), mask))  # [I, T, 1 + W]
-        meaning = meaning.masked_fill(~mask, 0.0)
-        weights = meaning / (meaning.sum(-1, keepdim=True) + EPS)
+        gates = torch.sigmoid(self.norm(self.attend(nodes).squeeze(-1), mask))  # [I, T, 1 + W]
+        gates = gates.masked_fill(~mask, 0.0)
+        weights = gates / (gates.sum(-1, keepdim=True) + EPS)
         return l2_over(torch.einsum("itn,itns->its", weights, nodes), -1)
 
 
@@ -295,8 +294,8 @@ class SAF(AlignmentMatcher):
 class SGRAF(Matcher):
     """SGRAF: the mean of an SGR and an SAF score, two similarity modules on one pair of encoders.
 
-    The paper trains two models and averages their scores, which `counterfoil evaluate` does with
-    any two; this is one model of the same two parts.
+    The paper trains two models and averages their scores (`counterfoil evaluate` does that with
+    any two models); this is one model with both modules.
     """
 
     def __init__(
@@ -311,23 +310,15 @@ class SGRAF(Matcher):
         slots: int = 36,
     ) -> None:
         super().__init__(embed_size)
-        self.sgr = SGR(
-            embed_size,
-            sim_dim=sim_dim,
-            steps=steps,
-            lambda_softmax=lambda_softmax,
-            dropout=dropout,
-            form=form,
-            slots=slots,
-        )
-        self.saf = SAF(
-            embed_size,
-            sim_dim=sim_dim,
-            lambda_softmax=lambda_softmax,
-            dropout=dropout,
-            form=form,
-            slots=slots,
-        )
+        shared: dict[str, Any] = {
+            "sim_dim": sim_dim,
+            "lambda_softmax": lambda_softmax,
+            "dropout": dropout,
+            "form": form,
+            "slots": slots,
+        }
+        self.sgr = SGR(embed_size, steps=steps, **shared)
+        self.saf = SAF(embed_size, **shared)
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
         parts = [part.score_block(images, texts, job) for part in (self.sgr, self.saf)]

@@ -1,10 +1,10 @@
-"""Align before fuse: words find their regions before a cross-encoder's layers mix the two.
+"""Align before fuse: contrastive learning of word and region embeddings below a cross-encoder.
 
-A cross-encoder from nothing has to learn at once which region a word may mean and what follows for
-the pair; as long as it knows neither, nothing tells it the other. Its embeddings by themselves can
-be compared at next to no cost, all images with all captions of a batch, and learn the former within
-a few hundred updates. What they then hold to be alike are the pairs that the layers should be asked
-about (ALBEF, Li et al. 2021, with the hard assignment of CHAN in place of pooled vectors).
+A randomly initialised cross-encoder must learn both which region a word refers to and whether the
+pair matches, and neither helps to learn the other. Its input embeddings can be compared cheaply,
+all images with all captions of a batch, and align within a few hundred updates. Pairs with similar
+embeddings are then the hard negatives of the cross-encoder. This is ALBEF (Li et al. 2021), with
+the hard assignment of CHAN in place of pooled vectors.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from counterfoil.objectives.hard_candidates import (
     hardest,
     local_negatives,
 )
+from counterfoil.objectives.services import BatchServices
 
 
 @objectives.register("alignment")
 class Alignment(InfoNCE):
     """Align before fuse: InfoNCE on embeddings, which select the negatives of a cross-encoder.
 
-    Before any layer, a caption is compared with an image by the mean over its words of the best
-    region's cosine, at a learned ``temperature``. ``kept`` captions of each image and images of
-    each caption, drawn from that softmax, are negatives of the cross-encoder, whose loss (softmax
-    over a pair and its negatives, both ways) counts ``match`` times. In the first ``alone`` epochs,
-    and in all where 0 are kept, the embeddings learn by themselves.
+    The embeddings of a caption and an image are compared before any layer: the mean over words of
+    the best region's cosine, at a learned ``temperature``. ``kept`` captions per image and images
+    per caption, sampled from that softmax, are negatives of the cross-encoder. Its loss (softmax
+    over a pair and its negatives, both directions) has the weight ``match``. Only the embeddings
+    are trained in the first ``alone`` epochs, or always if ``kept=0``.
     """
 
     requires = "the encoded words and regions of the batch"
@@ -59,60 +60,57 @@ class Alignment(InfoNCE):
         if services is None:
             raise TrainingError("objective.alignment works on the batches of a training run only")
         with services.autocast():
-            mine = at_least_float32(
-                likeness(services.images, services.texts.keep("fragments").gather())
-            )
-        aligned: LossReport = super().compute(gather_rows(mine), positives, context)
+            texts = services.texts.keep("fragments").gather()
+            own_rows = at_least_float32(mean_max_cosine(services.images, texts))
+        alignment: LossReport = super().compute(gather_rows(own_rows), positives, context)
         diagnostics = {
-            "alignment/loss": aligned.loss.detach(),
-            "alignment/temperature": 1 / self.scale(mine).detach(),
+            "alignment/loss": alignment.loss.detach(),
+            "alignment/temperature": 1 / self.scale(own_rows).detach(),
         }
-        if not self._fuses(context.epoch):
-            return LossReport(aligned.loss, diagnostics)
-        found, real = self._asked(mine.detach(), context)
-        matched = softmax_of_candidates(found[:, 0], found[:, 1:], real)
+        if not self._trains_layers(context.epoch):
+            return LossReport(alignment.loss, diagnostics)
+        candidates, real = self._candidate_scores(own_rows.detach(), services, context)
+        match = softmax_of_candidates(candidates[:, 0], candidates[:, 1:], real)
         if context.logging:
-            below = (found[:, 1:] < found[:, :1]) & real
-            diagnostics["alignment/match"] = matched.detach()
+            below = (candidates[:, 1:] < candidates[:, :1]) & real
+            diagnostics["alignment/match"] = match.detach()
             diagnostics["alignment/accuracy"] = below.sum() / real.sum().clamp(min=1)
-        return LossReport(aligned.loss + self.match * matched, diagnostics)
+        return LossReport(alignment.loss + self.match * match, diagnostics)
 
-    def _fuses(self, epoch: int) -> bool:
+    def _trains_layers(self, epoch: int) -> bool:
         return self.kept > 0 and epoch >= self.alone
 
-    def _asked(self, mine: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """The cross-encoder's scores [A, 1 + 2m] of all pairs and negatives, and which are real."""
-        services = context.services
-        assert services is not None  # noqa: S101 - seen to by `forward`
+    def _candidate_scores(
+        self, similarity: Tensor, services: BatchServices, context: Context
+    ) -> tuple[Tensor, Tensor]:
+        """The cross-encoder's scores [A, 1 + 2m] of pairs and sampled negatives, and a mask."""
         images = pair_images(services.batch)
         texts = torch.arange(len(images), device=images.device)
         left = sum(gather_counts(len(images), images.device)[: rank()])
-        logits = mine[:, left : left + len(images)] * self.scale(mine).detach()
+        logits = similarity[:, left : left + len(images)] * self.scale(similarity).detach()
         negative = local_negatives(services, context)
-        of_images = drawn(logits[images], negative[images], self.kept)
-        of_texts = drawn(logits.T, negative.T, self.kept)
-        found = candidate_scores(services, images, texts, of_images, of_texts)
-        return found, gather_rows(torch.cat([of_images.real, of_texts.real], 1))
+        of_images = sample_negatives(logits[images], negative[images], self.kept)
+        of_texts = sample_negatives(logits.T, negative.T, self.kept)
+        scores = candidate_scores(services, images, texts, of_images, of_texts)
+        return scores, gather_rows(torch.cat([of_images.real, of_texts.real], 1))
 
     def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
-        """The loss of both parts while all scores are equal."""
-        alone = super().loss_at_equal_scores(anchors, negatives, epoch)
-        if alone is None or not self._fuses(epoch):
-            return alone
-        asked = torch.tensor(1.0 + min(self.kept, negatives)).log()
-        return alone + self.match * float(asked)
+        alignment = super().loss_at_equal_scores(anchors, negatives, epoch)
+        if alignment is None or not self._trains_layers(epoch):
+            return alignment
+        return alignment + self.match * float(torch.tensor(1.0 + min(self.kept, negatives)).log())
 
 
-def likeness(images: Encoded, texts: Encoded) -> Tensor:
-    """Mean over the words of each text of the highest cosine with a region, [n_images, n_texts]."""
-    sides = (replace(one, fragments=l2_normalize(fragments(one))) for one in (images, texts))
+def mean_max_cosine(images: Encoded, texts: Encoded) -> Tensor:
+    """Mean over the words of a text of the highest cosine with a region, [n_images, n_texts]."""
+    sides = (replace(side, fragments=l2_normalize(fragments(side))) for side in (images, texts))
     scores: Tensor = CHAN(fragments(images).shape[-1], pooling="mean")(*sides)
     return scores
 
 
-def drawn(logits: Tensor, negative: Tensor, count: int) -> Hardest:
-    """``count`` negatives of each row, drawn without replacement from their softmax."""
-    noise = -torch.empty_like(logits).exponential_().log()  # Gumbel's: the highest are such draws
+def sample_negatives(logits: Tensor, negative: Tensor, count: int) -> Hardest:
+    """``count`` negatives per row, sampled without replacement from a softmax (Gumbel top-k)."""
+    noise = -torch.empty_like(logits).exponential_().log()
     return hardest(logits + noise, negative, count)
 
 
@@ -121,7 +119,7 @@ def softmax_of_candidates(positive: Tensor, candidates: Tensor, real: Tensor) ->
 
     ``candidates`` [A, 2m] are those of one direction, then of the other.
     """
-    apart = (candidates - positive[:, None]).masked_fill(~real, -torch.inf)
+    logits = (candidates - positive[:, None]).masked_fill(~real, -torch.inf)
     own = torch.zeros_like(positive)[:, None]
-    costs = [torch.cat([own, some], 1).logsumexp(1).mean() for some in apart.chunk(2, 1)]
+    costs = [torch.cat([own, half], 1).logsumexp(1).mean() for half in logits.chunk(2, 1)]
     return (costs[0] + costs[1]) / 2

@@ -1,4 +1,4 @@
-"""Adaptive offline quintuplets (AOQ): negatives that another model found in all training data."""
+"""Adaptive offline quintuplets (AOQ): negatives from the whole training split, by a first model."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from counterfoil.objectives.base import (
     objectives,
 )
 from counterfoil.objectives.foils import extra_items, pair_images
+from counterfoil.objectives.positives import Twins
 from counterfoil.objectives.services import RunSetup
-from counterfoil.objectives.twins import Twins
 
 CAPTIONS_PER_IMAGE = 5
-"""An image candidate for so many caption candidates, as the benchmarks have five captions each."""
+"""Caption candidates per image candidate: the benchmarks have five captions per image."""
 
 
 @dataclass(frozen=True)
 class QuintupletScores:
     """Scores [P] of each pair (I, T) and of its negatives.
 
-    ``online`` are those of the hardest caption and the hardest image of the batch (-inf where it
-    has none), ``offline`` s(I, T_off) and s(I_off, T), ``crossed`` s(I_off, T_off) and s(I2, T2).
+    ``online`` are those of the hardest caption and the hardest image of the batch (-inf without
+    negatives), ``offline`` s(I, T_off) and s(I_off, T), ``crossed`` s(I_off, T_off) and s(I2, T2).
     """
 
     positive: Tensor
@@ -53,17 +53,18 @@ def quintuplet_loss(
 ) -> Tensor:
     """The sum of the costs of all pairs.
 
-    The cost of an on-line negative has the weight β - (off - on) / α: the harder the off-line
-    negative beside it, the less it counts. The public code lets the gradient run through that
-    weight; ``detach_weight`` does not.
+    The cost of an online negative has the weight β − (off − on) / α: the harder the offline
+    negative, the lower the weight. As in the public code, gradients flow through that weight,
+    unless ``detach_weight`` is set.
     """
     total = scores.positive.new_zeros(())
     for online, offline in zip(scores.online, scores.offline, strict=True):
-        met = online.isfinite()
-        online = torch.where(met, online, scores.positive.detach())
+        has_negative = online.isfinite()
+        online = torch.where(has_negative, online, scores.positive.detach())
         weight = beta - (offline - online) / alpha
         cost = (margin + online - scores.positive).clamp(min=0)
-        total = total + (met * cost * (weight.detach() if detach_weight else weight)).sum()
+        weight = weight.detach() if detach_weight else weight
+        total = total + (has_negative * cost * weight).sum()
     for negative in (*scores.offline, *scores.crossed):
         total = total + (offline_margin + negative - scores.positive).clamp(min=0).sum()
     return total
@@ -71,10 +72,10 @@ def quintuplet_loss(
 
 @dataclass(frozen=True)
 class Quintuplets:
-    """Draws the off-line part of each pair's quintuplet.
+    """Samples the offline items of each pair's quintuplet.
 
     ``captions`` [n_images, ·] are the candidates of each image, ``images`` [n_captions, ·] those of
-    each caption, best first, -1 where there are no more.
+    each caption, best first, padded with -1.
     """
 
     split: Split
@@ -85,23 +86,23 @@ class Quintuplets:
     def of(self, caption: int, rng: np.random.Generator) -> ExtraItems:
         """Images (I_off, I2) and texts (T_off, T2): T2 belongs to I_off, T_off to I2.
 
-        Both are taken at the same height of their lists. Where T_off belongs to the image at that
-        height, which would make a true pair of the two, the next image in the list is I_off. So it
-        is where one of them has the other's caption word for word, and then the next T_off.
+        T_off and I_off have the same relative rank in their lists. If T_off belongs to that image,
+        which would make (I_off, T_off) a true pair, I_off is the next image in the list. If one of
+        the two images has the other's caption, the next I_off is tried, then the next T_off.
         """
         captions = _present(self.captions[self.split.image_of[caption]])
         images = _present(self.images[caption])
         if not len(captions) or not len(images):
-            return ExtraItems() if self.twins is None else self._itself(caption)
-        place = int(rng.integers(len(captions)))
-        from_place = np.roll(images, -(place * len(images) // len(captions)))
+            return ExtraItems() if self.twins is None else self._own_pair(caption)
+        rank = int(rng.integers(len(captions)))
+        images = np.roll(images, -(rank * len(images) // len(captions)))
         if self.twins is not None:
-            return self._without_twins(caption, np.roll(captions, -place), from_place, rng)
-        text = int(captions[place])
+            return self._without_twins(caption, np.roll(captions, -rank), images, rng)
+        text = int(captions[rank])
         owner = int(self.split.image_of[text])
-        image = int(from_place[int(np.argmax(from_place != owner))])
-        theirs = self.split.captions[image]
-        other = theirs[int(rng.integers(len(theirs)))]
+        image = int(images[int(np.argmax(images != owner))])
+        others = self.split.captions[image]
+        other = others[int(rng.integers(len(others)))]
         return ExtraItems((image, owner), (self.split.texts[text], other))
 
     def _without_twins(
@@ -113,7 +114,7 @@ class Quintuplets:
     ) -> ExtraItems:
         """The first quintuplet, in the order of both lists, whose crossed pairs are negatives.
 
-        If there is none, the pair itself stands in for all others: it adds no negative.
+        If there is none, the pair itself takes the place of all others and adds no negative.
         """
         for text in map(int, captions):
             owner = int(self.split.image_of[text])
@@ -126,9 +127,9 @@ class Quintuplets:
                     return ExtraItems(
                         (image, owner), (self.split.texts[text], self.split.texts[other])
                     )
-        return self._itself(caption)
+        return self._own_pair(caption)
 
-    def _itself(self, caption: int) -> ExtraItems:
+    def _own_pair(self, caption: int) -> ExtraItems:
         own = int(self.split.image_of[caption])
         return ExtraItems((own, own), (self.split.texts[caption],) * 2)
 
@@ -148,9 +149,9 @@ def _present(row: NDArray[np.int32]) -> NDArray[np.int32]:
 class AOQ(Objective):
     """Hardest negatives of the batch and, by a first model, of all training data (AOQ).
 
-    ``first`` is the folder of a run on the same data. Its model names, of each image, the
-    ``candidates`` best wrong captions and, of each caption, a fifth as many images. It scores every
-    image with every caption, which an embedding model does a great deal faster.
+    ``first`` is the folder of a run on the same data. Its model selects the ``candidates`` hardest
+    captions of each image, and a fifth as many images of each caption. It scores every image with
+    every caption, which is much faster with an embedding model.
     """
 
     requires = "the negatives that a first model finds in the whole training split"
@@ -205,11 +206,9 @@ class AOQ(Objective):
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         by_image, by_text = both_directions(scores, positives, context)
         offline, crossed = self._offline(context)
-        found = QuintupletScores(
-            by_image.positive, (by_image.hardest, by_text.hardest), offline, crossed
-        )
+        online = by_image.hardest, by_text.hardest
         loss = quintuplet_loss(
-            found,
+            QuintupletScores(by_image.positive, online, offline, crossed),
             margin=self.margin,
             offline_margin=self.offline_margin,
             alpha=self.alpha,
@@ -218,13 +217,13 @@ class AOQ(Objective):
         )
         if not context.logging:
             return LossReport(loss)
-        gap = (found.positive - torch.stack(offline)).mean().detach()
+        gap = (by_image.positive - torch.stack(offline)).mean().detach()
         return LossReport(loss, {"offline/gap": gap})
 
     def _offline(self, context: Context) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Off-line and crossed scores of the pairs of all processes, in the order of captions."""
+        """Offline and crossed scores of the pairs of all processes, in the order of captions."""
         services, extra = extra_items(context, "aoq")
-        assert extra.images is not None  # noqa: S101 - every pair brings two images and two texts
+        assert extra.images is not None  # noqa: S101 - every pair adds two images and two texts
         assert extra.texts is not None  # noqa: S101
         images, texts = services.encode_images(extra.images), services.encode_texts(extra.texts)
         own = services.images[pair_images(services.batch)]

@@ -1,4 +1,4 @@
-"""`Objective`: a score matrix to a loss."""
+"""The `Objective` base class: losses of a score matrix, with the context that training gives."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ NegativeSelection = Literal["all", "hardest", "adaptive"]
 
 @dataclass(frozen=True)
 class Context:
-    """What an objective may know besides the scores.
+    """Inputs of an objective besides scores and positives.
 
-    ``image_ids`` and ``caption_ids`` are indices into the training split: of each row's image, and
-    of each column's caption. ``protected`` [n_images, n_texts] marks pairs that are not annotated
-    as positive, but are (the caption is identical to one of the image's) or are likely to be: they
-    are no negatives. ``members`` are the scores of each copy of a model that has several.
-    ``services`` and ``extra`` are there for objectives that score more than the batch. Diagnostics
-    are only read where ``logging`` is true.
+    ``image_ids`` and ``caption_ids`` are indices into the training split, of each row's image and
+    of each column's caption. ``protected`` [n_images, n_texts] marks pairs that must not be
+    negatives: not annotated as positive, but certainly or likely matching. ``members`` are the
+    scores of each member of an ensemble. ``services`` and ``extra`` are for objectives that score
+    more than the batch. Diagnostics are computed only if ``logging`` is true.
     """
 
     epoch: int = 0
@@ -48,7 +47,7 @@ class Context:
 
 @dataclass(frozen=True)
 class LossReport:
-    """A loss and the numbers that explain it, and which pairs were protected."""
+    """A loss, its diagnostics, and the pairs that were protected."""
 
     loss: Tensor
     diagnostics: dict[str, Tensor] = field(default_factory=dict)
@@ -65,14 +64,14 @@ class Objective(nn.Module):
     0.0167
     >>> loss = cf.objectives.SelHN()(scores, image_ids=["a", "a", "b"])  # two texts of image a
 
-    Two captions of one image are never each other's negatives. Most objectives need no more than
-    this; one that does says so by a class attribute and by overriding the hooks below. ``requires``
-    says what it reads besides scores, ``needs`` what it reads of the encoded batch beyond what the
-    matcher reads, ``ensemble_size`` how many models it trains side by side, ``held_out`` which
-    share of the training images it keeps for itself. ``needs_scores=False`` says that it scores
-    the pairs it wants itself, for models too expensive to score every pair of a batch with
-    gradients; it is then given a matrix of NaN. A subclass implements `compute`,
-    which training calls with a `Context`.
+    Captions of one image are never each other's negatives. A subclass implements `compute`, which
+    training calls with a `Context`, and overrides the hooks below if scores are not enough.
+
+    Class attributes: ``requires`` describes the inputs besides scores. ``needs`` names the parts of
+    the encoded batch that it reads in addition to the matcher's. ``ensemble_size`` is the number of
+    models it trains jointly, ``held_out`` the share of training images it sets aside.
+    ``needs_scores=False``: it scores selected pairs itself, for models too expensive to score every
+    pair of a batch with gradients; `compute` then gets a matrix of NaN.
     """
 
     requires: str = ""
@@ -82,7 +81,7 @@ class Objective(nn.Module):
     held_out: float = 0.0
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
-        """The loss of a batch whose positives are a boolean matrix; nothing is checked."""
+        """The loss of a batch with a boolean matrix of positives; arguments are not checked."""
         raise NotImplementedError
 
     def forward(
@@ -99,17 +98,12 @@ class Objective(nn.Module):
         """The loss, a scalar tensor.
 
         ``positives`` is a boolean matrix of the scores' shape or one id per pair, ``image_ids`` the
-        ids of the rows, ``text_ids`` the image of each column (by default that of its row). Without
-        them, pairs are on the diagonal. ``protected`` pairs are no negatives. ``epoch`` and
+        ids of the rows, ``text_ids`` the image of each column (default: that of its row). Without
+        them, pairs are on the diagonal. ``protected`` pairs are not negatives. ``epoch`` and
         ``step`` count from 0, for objectives that warm up or sample.
         """
-        return self._report(
-            scores,
-            positives,
-            image_ids,
-            text_ids,
-            Context(epoch, step, protected=protected, logging=False),
-        ).loss
+        context = Context(epoch, step, protected=protected, logging=False)
+        return self._report(scores, positives, image_ids, text_ids, context).loss
 
     def report(
         self,
@@ -145,31 +139,31 @@ class Objective(nn.Module):
         return self.compute(scores, matrix, context)
 
     def prepare(self, training: RunSetup) -> None:
-        """Once, before the first step and before the optimiser looks for parameters."""
+        """Called once, before the first step and before the optimiser collects parameters."""
 
     def extra_negatives(self) -> ExtraNegativeSource | None:
-        """What else each caption brings into its batch."""
+        """The source of extra items that each caption adds to its batch."""
         return None
 
     def begin_epoch(self, epoch: int, survey: TrainSplitScores) -> None:
-        """Before each epoch, with a way to look at the whole training split."""
+        """Called before each epoch; ``survey`` scores the whole training split."""
 
     def before_step(self, trial: Lookahead) -> None:
-        """Before each update, with a way to try one."""
+        """Called before each update; ``trial`` can try the update and undo it."""
 
     def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
-        """The loss when all similarities are equal, where that says anything.
+        """The loss of a collapsed model, for which all scores are equal; None if unknown.
 
         ``anchors`` pairs with ``negatives`` negatives each, on average over both directions.
         """
         return None
 
     def hinge_margin(self, epoch: int) -> float | None:
-        """The margin up to which a negative costs something; None for other losses than a hinge."""
+        """The margin of a hinge loss; None for other losses."""
         return None
 
     def negative_selection(self, epoch: int) -> NegativeSelection:
-        """Which negatives count while scores are equal, and so whether a gradient leads out."""
+        """The negatives that count at equal scores; they decide if a collapsed model recovers."""
         return "all"
 
 
@@ -178,7 +172,7 @@ class Anchors:
     """One direction of retrieval: ``P`` positive pairs against the candidates of one side.
 
     ``positive`` [P] is the score of each pair, ``scores`` [P, C] the scores of its query with
-    every candidate, ``is_negative`` [P, C] says which of these are true negatives.
+    every candidate, ``is_negative`` [P, C] marks the true negatives.
     """
 
     positive: Tensor
@@ -187,7 +181,7 @@ class Anchors:
 
     @property
     def hardest(self) -> Tensor:
-        """Highest negative score of each anchor; -inf where it has none."""
+        """Highest negative score [P] of each anchor; -inf without negatives."""
         return self.scores.masked_fill(~self.is_negative, -torch.inf).amax(1)
 
 
@@ -196,13 +190,13 @@ def both_directions(
 ) -> tuple[Anchors, Anchors]:
     """Anchors of image → text and of text → image.
 
-    A square matrix is a batch of pairs and its diagonal holds them. Otherwise (one image with
-    several texts) every positive entry is a pair. Protected pairs are not negatives.
+    The pairs of a square matrix are on its diagonal. Otherwise (images with several texts) every
+    positive entry is a pair. Protected pairs are not negatives.
     """
     negative = ~positives
     if context is not None and context.protected is not None:
         negative = negative & ~context.protected
-    if scores.shape[0] == scores.shape[1]:  # views: nothing is copied, nothing to be scattered back
+    if scores.shape[0] == scores.shape[1]:  # views: no copy, and no scatter in the backward pass
         positive = scores.diagonal()
         return Anchors(positive, scores, negative), Anchors(positive, scores.T, negative.T)
     image, text = positives.nonzero(as_tuple=True)

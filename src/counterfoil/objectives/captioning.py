@@ -1,4 +1,4 @@
-"""Caption generation (VSRN, Li et al. 2019): regions must also tell the words of their caption."""
+"""Caption generation from regions, as an auxiliary loss (VSRN, Li et al. 2019)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from torch.nn import functional as F
 
 from counterfoil.core.distributed import gather_counts, sum_over_processes
 from counterfoil.core.errors import ConfigError
-from counterfoil.data.batches.collate import PairBatch
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.texts import run_rnn
 from counterfoil.objectives.base import Context, LossReport, Objective, objectives
+from counterfoil.objectives.foils import pair_images
 from counterfoil.objectives.services import RunSetup
 
 
 class AdditiveAttention(nn.Module):
-    """Regions weighed by a two-layer score of region state and decoder state."""
+    """Attention to regions by a two-layer score of region state and decoder state."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -25,14 +25,14 @@ class AdditiveAttention(nn.Module):
         self.score = nn.Linear(hidden, 1, bias=False)
 
     def forward(self, regions: Tensor, keys: Tensor, mask: Tensor, state: Tensor) -> Tensor:
-        """Context [B, H] of a state; ``keys`` are ``of_regions(regions)``, the same each step."""
+        """Context [B, H] of a state; ``keys`` are ``of_regions(regions)``, equal in each step."""
         scores = self.score(torch.tanh(keys + self.of_state(state)[:, None])).squeeze(-1)
         weights = scores.masked_fill(~mask, -1e4).softmax(1).masked_fill(~mask, 0.0)
         return torch.einsum("bn,bnh->bh", weights, regions)
 
 
 class CaptionGenerator(nn.Module):
-    """A GRU reads the regions; another, attending to them, writes the caption word by word."""
+    """A GRU encodes the regions; another attends to them and generates the caption."""
 
     def __init__(
         self, regions: int, vocabulary: int, hidden: int, word_dim: int, dropout: float
@@ -49,18 +49,19 @@ class CaptionGenerator(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, regions: Tensor, mask: Tensor, of_image: Tensor, ids: Tensor) -> Tensor:
-        """Decoder states [B, W, H], each after one more of the words ``ids`` [B, W] was given.
+        """Decoder states [B, W, H] after each of the words ``ids`` [B, W] (teacher forcing).
 
-        Caption ``k`` is of image ``of_image[k]``; an image is read once for all its captions.
+        Caption ``k`` belongs to image ``of_image[k]``; an image is encoded once for all captions.
         """
-        entered = self.dropout(self.enter(regions.to(self.enter.weight.dtype)))
-        read = run_rnn(self.reader, entered, mask)
+        inputs = self.dropout(self.enter(regions.to(self.enter.weight.dtype)))
+        encoded = run_rnn(self.reader, inputs, mask)
         last = mask.sum(1).clamp(min=1) - 1
-        state = read[torch.arange(len(last), device=last.device), last][of_image]
-        keys, read, mask = self.attention.of_regions(read)[of_image], read[of_image], mask[of_image]
+        state = encoded[torch.arange(len(last), device=last.device), last][of_image]
+        keys = self.attention.of_regions(encoded)[of_image]
+        encoded, mask = encoded[of_image], mask[of_image]
         states = []
-        for words in self.embed(ids).unbind(1):  # one step a word; all captions at once
-            context = self.attention(read, keys, mask, state)
+        for words in self.embed(ids).unbind(1):  # one step per word, for all captions at once
+            context = self.attention(encoded, keys, mask, state)
             state = self.writer(self.dropout(torch.cat([words, context], dim=1)), state)
             states.append(state)
         return torch.stack(states, dim=1)
@@ -70,10 +71,9 @@ class CaptionGenerator(nn.Module):
 class Captioning(Objective):
     """Negative log-likelihood of each caption, generated from its image's regions (VSRN).
 
-    A sum over words and a mean over captions, teacher-forced; to be added to a matching objective:
-    ``{hardest: 1, captioning: 1}``. The generator serves training only. Words are the token ids of
-    the batch, so that where words are disturbed, the disturbed caption is what is told; tokens
-    beyond ``max_len`` are not told.
+    Sum over words and mean over captions, with teacher forcing. Add it to a matching objective:
+    ``{hardest: 1, captioning: 1}``. The generator is used in training only. Its targets are the
+    token ids of the batch, after any augmentation of words, up to ``max_len`` tokens.
     """
 
     requires = "the regions of the images and the words of their captions"
@@ -95,7 +95,7 @@ class Captioning(Objective):
         assert context.services is not None  # noqa: S101 - training sets it
         batch, images = context.services.batch, context.services.images
         ids, real = batch.texts.ids[:, : self.max_len], batch.texts.mask[:, : self.max_len]
-        costs = self.costs(images, images_of_captions(batch), ids, real)
+        costs = self.costs(images, pair_images(batch), ids, real)
         total = sum_over_processes(costs.sum())
         captions = sum(gather_counts(len(ids), ids.device))
         if not context.logging:
@@ -116,12 +116,5 @@ class Captioning(Objective):
         if ids.shape[1] < 2:
             return regions.flatten()[:0]
         states = self.generator(regions, images.mask, of_image, ids[:, :-1])
-        told = real[:, 1:]
-        return F.cross_entropy(self.generator.out(states[told]), ids[:, 1:][told], reduction="none")
-
-
-def images_of_captions(batch: PairBatch) -> Tensor:
-    """The row of each caption's image; in a batch of pairs, however often repeated, its own."""
-    if len(batch.image_ids) == len(batch.owners):
-        return torch.arange(len(batch.owners), device=batch.owners.device)
-    return (batch.owners[:, None] == batch.image_ids[None, :]).int().argmax(1)
+        mask, targets = real[:, 1:], ids[:, 1:]
+        return F.cross_entropy(self.generator.out(states[mask]), targets[mask], reduction="none")

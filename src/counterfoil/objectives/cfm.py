@@ -1,8 +1,9 @@
-"""CFM: hard negatives made from the regions and words that a decision hangs on."""
+"""CFM: counterfactual negatives, made by changing the most important regions and words."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from counterfoil.objectives.triplet import HardestNegative
 def counterfactual_loss(
     positive: Tensor, negative: Tensor, margin: float, counted: Tensor | None = None
 ) -> Tensor:
-    """Σ [margin + negative - positive]₊ over the triplets that count."""
+    """Σ [margin + negative − positive]₊ over the ``counted`` triplets."""
     costs = (margin + negative - positive).clamp(min=0)
     return costs.sum() if counted is None else (costs * counted).sum()
 
@@ -29,8 +30,8 @@ def counterfactual_loss(
 class HardTriplets:
     """Anchors of one direction that violate the margin, as rows of this process's share.
 
-    ``score`` is that of each anchor with its positive. Where no anchor violates it, one stands in
-    that does not count (``counted``): every process then does the same work.
+    ``score`` is that of each anchor with its positive. If no anchor violates the margin, one
+    triplet is kept with ``counted=False``, so that every process runs the same operations.
     """
 
     anchor: Tensor
@@ -56,20 +57,20 @@ class HardTriplets:
 
 @objectives.register("cfm")
 class CFM(HardestNegative):
-    """Hardest negatives, and counterfactual negatives made from their decisive parts (CFM).
+    """Hardest negatives, and counterfactual negatives made from their important parts (CFM).
 
-    The triplets that violate the margin say what matters: the gradient of s(anchor, positive) -
-    s(anchor, negative) with respect to each region of the images and to each word of the texts.
-    Self-adjustment, in a share ``adjust`` of the batches, makes a harder negative of the positive:
-    its top regions (``exchange_regions`` of them) or words (``exchange_words``) give way to the top
-    ones of the hard negative. Self-exploration, in a share ``explore``, hides the top
-    ``mask_regions`` (behind the mean of the rest) or ``mask_words`` (behind the mask token) of the
-    positive and of the negative. Both add a hinge with ``margin2`` against the original anchors.
+    In triplets that violate the margin, the importance of a region or word is the norm of the
+    gradient of s(anchor, positive) − s(anchor, negative) with respect to it. Self-adjustment makes
+    a harder negative from the positive, in a share ``adjust`` of the batches: the most important
+    ``exchange_regions`` or ``exchange_words`` of it are replaced by those of the hard negative.
+    Self-exploration masks the most important ``mask_regions`` (by the mean of the rest) or
+    ``mask_words`` (by the mask token) of positive and negative, in a share ``explore``. Both add a
+    hinge with ``margin2`` against the original anchors.
 
-    A word's importance is that of its occurrence, as the paper has it; the public code takes the
-    gradient of the word's row in the table, which sums over the batch. Shares are rounded down but
-    change at least one place; start, end and padding are never touched, and the public code may
-    touch them. Where several processes train, each makes negatives from its own share of the batch.
+    The gradient is that of a word's occurrence, as in the paper; the public code takes that of its
+    row in the embedding table, a sum over the batch. Shares are rounded down, but at least one
+    position changes. Start, end and padding are never changed, unlike in the public code. With
+    several processes, each makes negatives from its own share of the batch.
     """
 
     requires = "the fragments and words of the batch, and the model that scores them"
@@ -111,20 +112,20 @@ class CFM(HardestNegative):
                 "run: call prepare() first, and give it a context with both"
             )
         report = super().compute(scores, positives, context)
-        adjusts, explores = self._drawn(scores.device)
+        adjusts, explores = self._draw(scores.device)
         if not adjusts and not explores:
             return report
         loss, diagnostics = report.loss, dict(report.diagnostics)
         for side, triplets in self._directions(scores, positives, context, services, tokens):
-            extra = self._made(side, triplets, adjusts, explores)
-            for name, value in extra.items():
+            losses = self._counterfactual_losses(side, triplets, adjusts, explores)
+            for name, value in losses.items():
                 loss = loss + value
                 if context.logging:
                     diagnostics[name] = diagnostics.get(name, 0) + value.detach()
         return LossReport(loss, diagnostics)
 
-    def _drawn(self, device: torch.device) -> tuple[bool, bool]:
-        """Whether this batch is adjusted and explored; the first process draws for all."""
+    def _draw(self, device: torch.device) -> tuple[bool, bool]:
+        """Whether to adjust and to explore this batch; the first process draws for all."""
         draws = gather_rows(torch.rand(1, 2).to(device))[0].tolist()
         return draws[0] < self.chances["adjust"], draws[1] < self.chances["explore"]
 
@@ -138,8 +139,8 @@ class CFM(HardestNegative):
     ) -> list[tuple[Side[Any], HardTriplets]]:
         """Texts as candidates of images, then images as candidates of texts."""
         negatives = ~positives if context.protected is None else ~(positives | context.protected)
-        rows = _mine(len(services.images), scores.device)
-        columns = _mine(len(services.texts), scores.device)
+        rows = _local_slice(len(services.images), scores.device)
+        columns = _local_slice(len(services.texts), scores.device)
         scores, negatives = scores[rows, columns], negatives[rows, columns]
         image = pair_images(services.batch)
         text = torch.arange(len(image), device=image.device)
@@ -155,37 +156,28 @@ class CFM(HardestNegative):
             ),
         ]
 
-    def _made(
+    def _counterfactual_losses(
         self, side: Side[Any], triplets: HardTriplets, adjusts: bool, explores: bool
     ) -> dict[str, Tensor]:
-        """Losses of the candidates made in one direction."""
-        mine, theirs = side.rankings(triplets.positive, triplets.negative, triplets.anchor)
+        """Losses of the counterfactual candidates of one direction."""
+        own, other = side.rankings(triplets.positive, triplets.negative, triplets.anchor)
         positive, negative = side.take(triplets.positive), side.take(triplets.negative)
-        counted = gather_rows(triplets.counted)
+        counted, score = gather_rows(triplets.counted), partial(side.score, anchors=triplets.anchor)
         losses: dict[str, Tensor] = {}
         if adjusts:
-            made = side.exchange(positive, negative, mine, theirs)
-            losses["cfm/adjusted"] = counterfactual_loss(
-                gather_rows(triplets.score),
-                side.score(made, triplets.anchor),
-                self.margin2,
-                counted,
-            )
+            true, false = gather_rows(triplets.score), side.exchange(positive, negative, own, other)
+            losses["cfm/adjusted"] = counterfactual_loss(true, score(false), self.margin2, counted)
         if explores:
-            losses["cfm/explored"] = counterfactual_loss(
-                side.score(side.mask(positive, mine), triplets.anchor),
-                side.score(side.mask(negative, theirs), triplets.anchor),
-                self.margin2,
-                counted,
-            )
+            true, false = score(side.mask(positive, own)), score(side.mask(negative, other))
+            losses["cfm/explored"] = counterfactual_loss(true, false, self.margin2, counted)
         return losses
 
     def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
-        """Unknown: it differs from batch to batch with what is drawn."""
+        """Unknown: it depends on the random draws of each batch."""
         return None
 
 
-def _mine(count: int, device: torch.device) -> slice:
-    """This process's share among the rows of all, of which it has ``count``."""
+def _local_slice(count: int, device: torch.device) -> slice:
+    """This process's ``count`` rows among those of all processes."""
     first = sum(gather_counts(count, device)[: rank()])
     return slice(first, first + count)

@@ -1,4 +1,4 @@
-"""CFM's counterfactuals: how much each region and word matters, and items changed there."""
+"""CFM's perturbations: importance of regions and words by gradients, exchange and masking."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ B = TypeVar("B", ImageBatch, TextBatch)
 
 @dataclass(frozen=True)
 class Ranking:
-    """The places [B, N] of each item, most important first, and how many of them count [B].
+    """Positions [B, N] of each item, most important first, and how many are usable [B].
 
-    What does not count (padding, special tokens) stands last.
+    Unusable positions (padding, special tokens) are last.
     """
 
     order: Tensor
@@ -38,14 +38,14 @@ class Ranking:
         return Ranking(ranked.argsort(dim=1, descending=True, stable=True), usable.sum(1))
 
     def top(self, count: Tensor) -> tuple[Tensor, Tensor]:
-        """Items and places of the first ``count`` [B] of each item, item by item, best first."""
-        places = torch.arange(self.order.shape[1], device=self.order.device)
-        item, rank = (places < count[:, None]).nonzero(as_tuple=True)
+        """Indices (item, position) of the ``count`` [B] most important positions of each item."""
+        ranks = torch.arange(self.order.shape[1], device=self.order.device)
+        item, rank = (ranks < count[:, None]).nonzero(as_tuple=True)
         return item, self.order[item, rank]
 
 
 def share(size: Tensor, rate: float) -> Tensor:
-    """``rate`` of ``size`` rounded down, but at least 1."""
+    """``rate`` times ``size``, rounded down, but at least 1."""
     return (size.double() * rate + 1e-9).long().clamp(min=1).minimum(size)
 
 
@@ -72,23 +72,23 @@ def exchange_texts(
 
 def mask_images(images: ImageBatch, ranking: Ranking, rate: float) -> ImageBatch:
     """The top regions of each image replaced by the mean of the rest; one region always stays."""
-    chosen = ranking.top(share(ranking.size, rate).minimum(ranking.size - 1))
+    top = ranking.top(share(ranking.size, rate).minimum(ranking.size - 1))
     rest = images.mask.clone()
-    rest[chosen] = False
+    rest[top] = False
     total = (images.fragments * rest[..., None]).sum(1)
     mean = total / rest.sum(1, keepdim=True).clamp(min=1)
-    return replace(images, fragments=images.fragments.index_put(chosen, mean[chosen[0]]))
+    return replace(images, fragments=images.fragments.index_put(top, mean[top[0]]))
 
 
 def mask_texts(texts: TextBatch, ranking: Ranking, rate: float, token: int) -> TextBatch:
     """The top words of each text, at least one, replaced by the mask token."""
-    chosen = ranking.top(share(ranking.size, rate))
-    return replace(texts, ids=texts.ids.index_put(chosen, texts.ids.new_tensor(token)))
+    top = ranking.top(share(ranking.size, rate))
+    return replace(texts, ids=texts.ids.index_put(top, texts.ids.new_tensor(token)))
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The token that hides a word, and those that are no words: padding, start and end."""
+    """The mask token, and the special tokens that are not words: padding, start and end."""
 
     mask: int
     special: tuple[int, ...]
@@ -99,18 +99,19 @@ class Tokens:
             index = text.vocabulary.index
             return Tokens(index[MASK], (index[PAD], index[START], index[END]))
         if isinstance(text, HuggingFaceText):
-            known = text.tokenizer
-            words = {known.unk_token_id, known.mask_token_id}
-            hidden = known.mask_token_id if known.mask_token_id is not None else known.unk_token_id
-            if hidden is not None:
-                return Tokens(int(hidden), tuple(sorted(set(known.all_special_ids) - words)))
+            tokenizer = text.tokenizer
+            unknown, mask = tokenizer.unk_token_id, tokenizer.mask_token_id
+            token = mask if mask is not None else unknown
+            if token is not None:
+                special = set(tokenizer.all_special_ids) - {unknown, mask}
+                return Tokens(int(token), tuple(sorted(special)))
         raise ConfigError(
-            "objective 'cfm' hides words behind a mask token, and the tokenizer of this model has "
-            "none: use one that has, or another objective"
+            "objective 'cfm' needs a mask token, and the tokenizer of this model has none: use a "
+            "tokenizer with one, or another objective"
         )
 
     def words(self, texts: TextBatch) -> Tensor:
-        """True [B, W] where a token is a word."""
+        """Mask [B, W] of the tokens that are words."""
         special = torch.tensor(self.special, device=texts.ids.device)
         return texts.mask & ~torch.isin(texts.ids, special)
 
@@ -118,8 +119,8 @@ class Tokens:
 class Side(Generic[B]):
     """The candidates of one direction of retrieval, with anchors on the other side.
 
-    Scores are those of all processes in order, everything else is this process's share.
-    ``exchanged`` and ``masked`` are the shares of a candidate's places that are changed.
+    Scores are gathered from all processes in order; all other tensors are this process's share.
+    ``exchanged`` and ``masked`` are the shares of a candidate's positions that are changed.
     """
 
     def __init__(
@@ -129,15 +130,15 @@ class Side(Generic[B]):
         self.exchanged, self.masked = exchanged, masked
 
     def take(self, rows: Tensor) -> B:
-        """Some candidates of the batch, as they were read."""
+        """The candidates ``rows`` of the batch, before encoding."""
         raise NotImplementedError
 
     def score(self, candidates: B, anchors: Tensor, detached: bool = False) -> Tensor:
-        """Score of each candidate, encoded anew, with its anchor as encoded for the batch."""
+        """Score of each candidate, newly encoded, with its anchor from the encoded batch."""
         raise NotImplementedError
 
     def gradients(self, candidates: B, anchors: Tensor, signs: Tensor) -> Tensor:
-        """Gradient norm [n, N] of the signed sum of scores at each place of each candidate."""
+        """Gradient norm [n, N] of the signed sum of scores at each position of each candidate."""
         raise NotImplementedError
 
     def rank(self, candidates: B, importance: Tensor) -> Ranking:
@@ -150,7 +151,7 @@ class Side(Generic[B]):
         raise NotImplementedError
 
     def rankings(self, positive: Tensor, negative: Tensor, anchors: Tensor) -> list[Ranking]:
-        """Of the positives and of the negatives, by what their difference of scores hangs on."""
+        """Rankings of positives and negatives, by the gradient of their difference of scores."""
         rows = torch.cat([positive, negative])
         signs = torch.ones(len(rows), device=rows.device)
         signs[len(positive) :] = -1
@@ -174,8 +175,8 @@ class ImageSide(Side[ImageBatch]):
 
     def gradients(self, candidates: ImageBatch, anchors: Tensor, signs: Tensor) -> Tensor:
         fragments = candidates.fragments.detach().clone().requires_grad_()
-        watched = replace(candidates, fragments=fragments)
-        scores = self.score(watched, anchors, detached=True)
+        leaves = replace(candidates, fragments=fragments)
+        scores = self.score(leaves, anchors, detached=True)
         return gradient_norm((signs * scores).sum(), [fragments])
 
     def rank(self, candidates: ImageBatch, importance: Tensor) -> Ranking:
@@ -204,11 +205,11 @@ class TextSide(Side[TextBatch]):
         return self.services.paired(images, self.services.encode_texts(candidates))
 
     def gradients(self, candidates: TextBatch, anchors: Tensor, signs: Tensor) -> Tensor:
-        with watched_words(self.services.text_encoder) as vectors:
+        with word_vector_leaves(self.services.text_encoder) as vectors:
             scores = self.score(candidates, anchors, detached=True)
         if not vectors:
             raise TrainingError(
-                "objective 'cfm' cannot look into a compiled text encoder: set train.compile=false"
+                "objective 'cfm' needs gradients inside the text encoder: set train.compile=false"
             )
         return gradient_norm((signs * scores).sum(), vectors)
 
@@ -240,33 +241,33 @@ def without_gradient(encoded: Encoded) -> Encoded:
 
 
 @contextmanager
-def watched_words(encoder: nn.Module) -> Iterator[list[Tensor]]:
-    """The word vectors that the encoder looks up inside, each occurrence on its own.
+def word_vector_leaves(encoder: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect the word vectors that the encoder looks up, as leaf tensors, one per occurrence.
 
-    They are cut off from their table, so that a frozen one can be asked as well.
+    They are detached from the embedding table, so that it may be frozen.
     """
-    seen: list[Tensor] = []
+    leaves: list[Tensor] = []
 
-    def watch(table: nn.Module, given: Any, vectors: Tensor) -> Tensor:
-        seen.append(vectors.detach().requires_grad_())
-        return seen[-1]
+    def detach(table: nn.Module, args: Any, vectors: Tensor) -> Tensor:
+        leaves.append(vectors.detach().requires_grad_())
+        return leaves[-1]
 
-    handles = [table.register_forward_hook(watch) for table in word_tables(encoder)]
+    handles = [table.register_forward_hook(detach) for table in word_tables(encoder)]
     try:
-        yield seen
+        yield leaves
     finally:
         for handle in handles:
             handle.remove()
 
 
 def word_tables(encoder: nn.Module) -> list[nn.Module]:
-    """The word table of a text encoder, or of each copy of it."""
+    """The embedding table of a text encoder, or of each member of an ensemble."""
     if isinstance(encoder, EnsembleEncoder):
         return [table for member in encoder.members for table in word_tables(member)]
     table = getattr(encoder, "word_table", None)
     if not isinstance(table, nn.Module):
         raise ConfigError(
-            f"objective 'cfm' asks which words matter, and the text encoder "
-            f"{type(encoder).__name__} does not say where it keeps its word vectors (word_table)"
+            f"objective 'cfm' needs the word vectors of the text encoder, and "
+            f"{type(encoder).__name__} has no attribute word_table"
         )
     return [table]

@@ -1,4 +1,4 @@
-"""Several objectives at once, each with a weight and a range of epochs."""
+"""Weighted sums of objectives, each with a range of epochs, built from a configuration."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Composite(Objective):
         parts: list[Tensor] = []
         diagnostics: dict[str, Tensor] = {}
         extras = context.services.batch.extras if context.services is not None else {}
-        if self.protection is not None and self.protection.guesses:
+        if self.protection is not None and self.protection.is_heuristic:
             protected: Tensor = self.protection(positives, context)
             if context.protected is not None:
                 protected = protected | context.protected
@@ -70,20 +70,19 @@ class Composite(Objective):
 
     @property
     def protects_identical(self) -> bool:
-        """Whether identical captions are kept out of the negatives; they are unless told not to."""
+        """Whether identical captions are excluded from the negatives (the default)."""
         return self.protection is None or self.protection.identical
 
     def active(self, epoch: int) -> Iterator[tuple[str, Objective]]:
         """The terms whose range of epochs includes this one."""
-        for name, term in self.terms.items():
+        for name, term in self.each():
             first, last = self.epochs[name]
             if first <= epoch and (last is None or epoch < last):
-                assert isinstance(term, Objective)  # noqa: S101 - nn.ModuleDict forgets the type
                 yield name, term
 
     def each(self) -> Iterator[tuple[str, Objective]]:
         for name, term in self.terms.items():
-            assert isinstance(term, Objective)  # noqa: S101
+            assert isinstance(term, Objective)  # noqa: S101 - nn.ModuleDict erases the type
             yield name, term
 
     def prepare(self, training: RunSetup) -> None:
@@ -93,12 +92,8 @@ class Composite(Objective):
             self.protection.prepare(training)
 
     def extra_sources_by_term(self) -> dict[str, ExtraNegativeSource]:
-        found = {name: term.extra_negatives() for name, term in self.each()}
-        return {
-            name: extra_negatives
-            for name, extra_negatives in found.items()
-            if extra_negatives is not None
-        }
+        sources = {name: term.extra_negatives() for name, term in self.each()}
+        return {name: source for name, source in sources.items() if source is not None}
 
     def begin_epoch(self, epoch: int, survey: TrainSplitScores) -> None:
         for _, term in self.active(epoch):
@@ -109,12 +104,12 @@ class Composite(Objective):
             term.before_step(trial)
 
     def negative_selection(self, epoch: int) -> NegativeSelection:
-        """That of the term which leads out of equal scores, where there is one."""
+        """That of a term whose gradient does not vanish at equal scores, if there is one."""
         selections = {term.negative_selection(epoch) for _, term in self.active(epoch)}
         return next((m for m in PREFERRED_SELECTIONS if m in selections), "hardest")
 
     def hinge_margin(self, epoch: int) -> float | None:
-        """That of the active term with the largest weight; of equal weights, the larger margin."""
+        """The margin of the active term with the largest weight (of ties: the larger margin)."""
         margins = [
             (abs(self.weights[name]), margin)
             for name, term in self.active(epoch)
@@ -143,8 +138,7 @@ def create_objective(spec: str | Mapping[str, Any]) -> Composite:
 
     A name (``"hardest"``), weights (``{"hardest": 1.0, "triplet": 0.1}``), or options per term
     (``{"hardest": {"weight": 1, "epochs": [1, None], "margin": 0.3}}``; epochs count from 0, the
-    end is not included). The key ``protect`` is not a term: it says which pairs no term may count
-    as negatives.
+    end is exclusive). The key ``protect`` is not a term: it configures `Protection`.
     """
     terms: dict[str, Objective] = {}
     weights: dict[str, float] = {}
@@ -172,10 +166,10 @@ def _protection(given: Any) -> Protection:
 
 
 def _union(needs: list[Needs | None]) -> Needs | None:
-    asked = {need for need in needs if need is not None}
-    if len(asked) > 1:
+    distinct = {need for need in needs if need is not None}
+    if len(distinct) > 1:
         return "both"
-    return asked.pop() if asked else None
+    return distinct.pop() if distinct else None
 
 
 def _number(value: Any, where: str) -> float:

@@ -23,12 +23,12 @@ MAX_SCALE = 100.0
 
 
 class Scale(nn.Module):
-    """The factor on the scores: learned as its logarithm and kept at or below 100, or constant."""
+    """The factor of the scores: constant, or learned as its logarithm and clamped to 100."""
 
     def __init__(self, initial: float, learned: bool) -> None:
         super().__init__()
         if not 0 < initial < math.inf or (learned and initial > MAX_SCALE * (1 + 1e-9)):
-            bound = f" and at most {MAX_SCALE:g} where it is learned" if learned else ""
+            bound = f" and at most {MAX_SCALE:g} if it is learned" if learned else ""
             raise ConfigError(
                 f"objective: the scale of the scores (1 / temperature) must be above 0{bound}, "
                 f"got {initial:g}; set another temperature or scale"
@@ -41,18 +41,18 @@ class Scale(nn.Module):
     def forward(self, scores: Tensor) -> Tensor:
         if self.log is None:
             return scores.new_tensor(self.constant)
-        with torch.no_grad():  # a clamp inside the graph would leave it stuck at the bound
+        with torch.no_grad():  # a clamp inside the graph would have no gradient at the bound
             self.log.clamp_(max=math.log(MAX_SCALE))
         return self.log.to(scores.dtype).exp()
 
 
 @objectives.register("infonce")
 class InfoNCE(Objective):
-    """Softmax cross-entropy over the batch, both ways, with a learned temperature (CLIP).
+    """Softmax cross-entropy over the batch in both directions, with a learned temperature (CLIP).
 
-    Per anchor log(1 + Σ exp((negative - positive + margin) / temperature)), averaged over anchors.
-    Other positives of the anchor and protected pairs are no part of the sum. ``form="clip"``
-    halves the two directions, ``"chan"`` adds them, as CHAN's code does.
+    log(1 + Σ exp((negative − positive + margin) / temperature)) per anchor, averaged over anchors.
+    The sum excludes other positives of the anchor and protected pairs. ``form="clip"`` averages
+    the two directions, ``"chan"`` adds them, as CHAN's code does.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class InfoNCE(Objective):
         return loss if self.form == "clip" else 2 * loss
 
     def _one_direction(self, anchors: Anchors, scale: Tensor) -> Tensor:
-        apart = (anchors.scores - anchors.positive[:, None] + self.margin) * scale
-        own = torch.zeros_like(apart[:, :1])  # the positive itself; the margin is not its own
-        logits = torch.cat([own, apart.masked_fill(~anchors.is_negative, -torch.inf)], 1)
+        gaps = (anchors.scores - anchors.positive[:, None] + self.margin) * scale
+        own = torch.zeros_like(gaps[:, :1])  # the positive, without the margin
+        logits = torch.cat([own, gaps.masked_fill(~anchors.is_negative, -torch.inf)], 1)
         return logits.logsumexp(1).mean()
 
 
@@ -95,8 +95,8 @@ class InfoNCE(Objective):
 class SigLIP(Objective):
     """Sigmoid loss on every pair of the batch, with learned scale and bias (SigLIP).
 
-    All pairs of one image are positives, protected pairs are not asked about. The sum is divided by
-    the number of texts, which in a batch of pairs is its size.
+    All pairs of one image are positives; protected pairs have no cost. The sum is divided by the
+    number of texts, which is the batch size in a batch of pairs.
     """
 
     def __init__(self, *, scale: float = 10.0, bias: float = -10.0, learned: bool = True) -> None:
@@ -116,5 +116,5 @@ class SigLIP(Objective):
 
 
 def at_least_float32(scores: Tensor) -> Tensor:
-    """Exponentials of half-precision scores lose what tells them apart."""
+    """Scores in float32 or float64: exponentials of half precision are too coarse."""
     return scores if scores.dtype == torch.float64 else scores.float()

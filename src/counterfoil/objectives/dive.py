@@ -1,4 +1,4 @@
-"""DivE's regularisers: what keeps sets of vectors apart and the two modalities together."""
+"""DivE's regularisers: MMD between the two modalities, and diversity within predicted sets."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from counterfoil.objectives.contrastive import at_least_float32
 def distances(x: Tensor, y: Tensor | None = None) -> Tensor:
     """Euclidean distances [X, Y], or [X, X] of points with each other.
 
-    Computed from inner products. What is lost to rounding there counts as distance zero, and a
-    distance of zero has no gradient: a point is not moved by itself or by its double.
+    Computed from inner products. Distances within rounding error are zero, and a distance of zero
+    has no gradient: equal points do not move each other.
     """
     other = x if y is None else y
     squares = x.square().sum(-1)[:, None] + other.square().sum(-1)[None]
@@ -28,7 +28,7 @@ def distances(x: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 def encoded_members(context: Context) -> list[tuple[Encoded, Encoded]]:
-    """Images and texts of the global batch, as each copy of the model encoded them."""
+    """Images and texts of the global batch, as encoded by each member of the ensemble."""
     if context.services is None:
         raise ConfigError("this objective reads encoded batches, but none came with the scores")
     images, texts = context.services.images.gather(), context.services.texts.gather()
@@ -40,9 +40,9 @@ def encoded_members(context: Context) -> list[tuple[Encoded, Encoded]]:
 class MMD(Objective):
     """MMD: distance between the distributions of image and of text vectors (DivE, PVSE).
 
-    The square of the maximum mean discrepancy with the kernel exp(-γ‖x - y‖), the norm not squared,
-    as in the public code; every vector counts, and also its kernel with itself. Vectors are what
-    the matcher compares: the pooled ones, the members of a set, or the fragments.
+    The squared maximum mean discrepancy with the kernel exp(−γ‖x − y‖); as in the public code, the
+    norm is not squared, and the kernel of a vector with itself is included. Vectors are those that
+    the matcher compares: pooled vectors, members of a set, or fragments.
     """
 
     requires = "the encoded vectors of the batch"
@@ -58,7 +58,7 @@ class MMD(Objective):
         return LossReport(torch.stack(losses).mean())
 
     def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
-        """Nothing: where all vectors are one, both distributions are."""
+        """Zero: equal vectors have equal distributions."""
         return 0.0
 
     def _discrepancy(self, x: Tensor, y: Tensor) -> Tensor:
@@ -73,8 +73,8 @@ class MMD(Objective):
 class Uniformity(Objective):
     """Penalty on slot residuals of similar direction, so that sets stay diverse (DivE).
 
-    Mean of exp(-t‖a - b‖²) over all pairs of an item's residuals, brought to unit length, of images
-    plus that of texts. Only for models that predict sets.
+    Mean of exp(−t‖a − b‖²) over all pairs of an item's residuals, normalised to unit length; the
+    sum of that of images and of texts. Only for models that predict sets.
     """
 
     requires = "the residuals of the sets that a model predicts"
@@ -86,14 +86,14 @@ class Uniformity(Objective):
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         pairs = encoded_members(context)
-        losses = [self._likeness(images) + self._likeness(texts) for images, texts in pairs]
+        losses = [self._similarity(images) + self._similarity(texts) for images, texts in pairs]
         return LossReport(torch.stack(losses).mean())
 
     def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
-        """Next to nothing: residuals may differ although no item differs from another."""
+        """Nearly zero: residuals may differ even if all items are equal."""
         return 0.0
 
-    def _likeness(self, encoded: Encoded) -> Tensor:
+    def _similarity(self, encoded: Encoded) -> Tensor:
         if encoded.residuals is None:
             raise ConfigError(
                 "objective.uniformity: this model predicts no sets; use the models dive or "
@@ -101,9 +101,8 @@ class Uniformity(Objective):
             )
         units = l2_normalize(at_least_float32(encoded.residuals))  # [B, K, D]
         one, other = torch.triu_indices(units.shape[1], units.shape[1], 1, device=units.device)
-        apart = (units[:, one] - units[:, other]).square().sum(-1)
-        # a set of one vector has no pairs: the sum is zero, and so is its share
-        return (-self.t * apart).exp().sum() / max(1, apart.numel())
+        squared = (units[:, one] - units[:, other]).square().sum(-1)
+        return (-self.t * squared).exp().sum() / max(1, squared.numel())  # 0 for sets of one vector
 
 
 def points(encoded: Encoded) -> Tensor:

@@ -1,4 +1,4 @@
-"""Extra negative captions: foils, each set against the pair it was made from."""
+"""Foils as extra negative captions: a hinge between each pair and the foils of its caption."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from counterfoil.objectives.base import (
 from counterfoil.objectives.services import BatchServices, RunSetup
 
 NO_OWNER = -1
-"""Owner of a text that only keeps the processes in step."""
+"""Owner of a placeholder text, for a process without foils."""
 
 
 def extra_items(context: Context, name: str) -> tuple[BatchServices, BatchExtras]:
-    """The batch with its model, and what the objective ``name`` brought into it."""
+    """The batch with its model, and the extra items of the objective ``name``."""
     if context.services is None or context.extra is None:
         raise TrainingError(f"objective.{name} works on the batches of a training run only")
     return context.services, context.extra
@@ -43,12 +43,12 @@ def pair_images(batch: PairBatch) -> Tensor:
 
 @objectives.register("foils")
 class FoilObjective(Objective):
-    """Hinge on foils of each caption, beside another objective: {hardest: 1, foils: 0.5}.
+    """Hinge on foils of each caption; use it with another objective: {hardest: 1, foils: 0.5}.
 
-    ``source`` is ``rules`` (or some of them: ``rules:noun,swap``) or a JSONL file of foils, of
-    which ``count`` come with each caption. With ``hardest`` a pair costs what its hardest foil
-    costs, else the mean over its foils; nothing where it has none, also in the mean over pairs of
-    ``reduction="mean"``.
+    ``source`` is ``rules`` (or a selection: ``rules:noun,swap``) or a JSONL file of foils;
+    ``count`` foils are added per caption. The cost of a pair is that of its hardest foil
+    (``hardest``), or the mean over its foils. A pair without foils costs nothing, and is part of
+    the mean over pairs (``reduction="mean"``).
     """
 
     requires = "foil captions and the model that scores them"
@@ -84,7 +84,7 @@ class FoilObjective(Objective):
         return LossReport(loss, _diagnostics(positive, foils, owners) if context.logging else {})
 
     def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
-        """The margin for each pair, right where rules or the file have a foil for every one."""
+        """The margin per pair: exact if every caption has a foil."""
         return self.margin if self.reduction == "mean" else anchors * self.margin
 
     def negative_selection(self, epoch: int) -> NegativeSelection:
@@ -93,7 +93,7 @@ class FoilObjective(Objective):
 
 @objectives.register("vse-c")
 class VSEC(FoilObjective):
-    """Hinge on the hardest of several rule-made foils of each caption (VSE-C), beside hardest."""
+    """Hinge on the hardest of several rule-made foils per caption (VSE-C); add it to `hardest`."""
 
     def __init__(
         self,
@@ -110,8 +110,8 @@ class VSEC(FoilObjective):
 def foil_scores(services: BatchServices, extra: BatchExtras) -> tuple[Tensor, Tensor]:
     """Scores [F] of the foils of all processes with their images, and the pairs they belong to.
 
-    A process without any joins in with one of its captions, which is dropped again: the others
-    wait for it wherever a layer or a matcher works on all processes at once.
+    A process without foils scores one of its captions, which is dropped afterwards: collective
+    operations of layers and matchers need all processes.
     """
     texts, owners = extra.texts, extra.text_owners
     if texts is None:
@@ -127,7 +127,7 @@ def foil_scores(services: BatchServices, extra: BatchExtras) -> tuple[Tensor, Te
 def foil_costs(
     positive: Tensor, foils: Tensor, owners: Tensor, margin: float, hardest: bool
 ) -> Tensor:
-    """Hinge cost [P] of each pair: of its hardest foil, or the mean; 0 where it has no foil."""
+    """Hinge cost [P] of each pair: of its hardest foil, or the mean; 0 without foils."""
     costs = (margin + foils - positive[owners]).clamp(min=0)
     if hardest:
         return torch.zeros_like(positive).scatter_reduce(0, owners, costs, "amax")
@@ -137,7 +137,7 @@ def foil_costs(
 
 @torch.no_grad()
 def _diagnostics(positive: Tensor, foils: Tensor, owners: Tensor) -> dict[str, Tensor]:
-    """Share of foils that score below the true caption, and by how much on average."""
+    """Share of foils that score below the true caption, and the mean difference."""
     gap = positive[owners] - foils
     return {"foils/accuracy": (gap > 0).float().mean(), "foils/gap": gap.mean()}
 

@@ -1,4 +1,4 @@
-"""UNITER's hard negatives: the best of many candidates, found without gradients."""
+"""UNITER's hard negatives: the best of many candidates, selected without gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from counterfoil.objectives.services import BatchServices
 
 @dataclass(frozen=True)
 class Hardest:
-    """Indices [a, m] of the candidates of each anchor, best first, where ``real`` [a, m]."""
+    """Indices [a, m] of the candidates of each anchor, best first; ``real`` [a, m] is a mask."""
 
     index: Tensor
     real: Tensor
@@ -27,8 +27,8 @@ class HardCandidates(Objective):
     """UNITER: hinge on the hardest of a batch's candidates, selected without gradients.
 
     For the first ``anchors`` pairs of each process's batch (0: all), every other image and caption
-    of that batch is a candidate; the ``kept`` best of each direction are scored again, with
-    gradients. Captions of the same image and protected pairs are no candidates.
+    of that batch is a candidate. The ``kept`` best of each direction are scored again, with
+    gradients. Captions of the same image and protected pairs are not candidates.
     """
 
     requires = "the encoded batch and the model that scores its pairs"
@@ -51,14 +51,13 @@ class HardCandidates(Objective):
         if self.anchors:
             texts = texts[: self.anchors]
         images = pair_images(services.batch)[texts]
-        width = min(self.kept, max(gather_counts(_most(services), positives.device)))
+        available = max(1, len(services.batch.owners) - 1, len(services.batch.image_ids) - 1)
+        width = min(self.kept, max(gather_counts(available, positives.device)))
         of_images, of_texts = self._hardest(services, context, images, texts, width)
-        found = candidate_scores(
-            services, images, texts, of_images, of_texts
-        )  # [A, 1 + 2m], all processes'
+        candidates = candidate_scores(services, images, texts, of_images, of_texts)
         real = gather_rows(torch.cat([of_images.real, of_texts.real], 1))
-        loss = hinge_of_candidates(found[:, 0], found[:, 1:], real, self.margin)
-        return LossReport(loss, _diagnostics(found, real) if context.logging else {})
+        loss = hinge_of_candidates(candidates[:, 0], candidates[:, 1:], real, self.margin)
+        return LossReport(loss, _diagnostics(candidates, real) if context.logging else {})
 
     def _hardest(
         self, services: BatchServices, context: Context, images: Tensor, texts: Tensor, width: int
@@ -81,7 +80,7 @@ class HardCandidates(Objective):
 
 
 def hardest(scores: Tensor, negative: Tensor, width: int) -> Hardest:
-    """The ``width`` best-scoring negatives of each row; fewer are real where there are fewer."""
+    """The ``width`` best-scoring negatives of each row; fewer are real if a row has fewer."""
     ranked = scores.float().masked_fill(~negative, -torch.inf)
     order = ranked.argsort(dim=1, descending=True, stable=True)[:, :width]
     real = negative.gather(1, order)
@@ -93,22 +92,18 @@ def hardest(scores: Tensor, negative: Tensor, width: int) -> Hardest:
 def hinge_of_candidates(
     positive: Tensor, candidates: Tensor, real: Tensor, margin: float
 ) -> Tensor:
-    """Mean cost of each direction's candidates, added up; ``candidates`` [A, 2m] are both's."""
+    """Mean cost of each direction's candidates, summed.
+
+    ``candidates`` [A, 2m] are those of one direction, then of the other.
+    """
     costs = (margin + candidates - positive[:, None]).clamp(min=0).where(real, 0.0)
-    means = [
-        some.sum() / are.sum().clamp(min=1)
-        for some, are in zip(costs.chunk(2, 1), real.chunk(2, 1), strict=True)
-    ]
+    halves = zip(costs.chunk(2, 1), real.chunk(2, 1), strict=True)
+    means = [cost.sum() / mask.sum().clamp(min=1) for cost, mask in halves]
     return means[0] + means[1]
 
 
-def _most(services: BatchServices) -> int:
-    """How many candidates an anchor can have in this process's batch, or 1 where it has none."""
-    return max(1, len(services.batch.owners) - 1, len(services.batch.image_ids) - 1)
-
-
 def local_negatives(services: BatchServices, context: Context) -> Tensor:
-    """Which images and captions of this process's batch are no pair, and not protected."""
+    """Pairs [images, captions] of this process's batch that are negatives and not protected."""
     batch = services.batch
     negative = batch.image_ids[:, None] != batch.owners[None, :]
     if context.protected is None:
@@ -123,23 +118,23 @@ def local_negatives(services: BatchServices, context: Context) -> Tensor:
 def candidate_scores(
     services: BatchServices, images: Tensor, texts: Tensor, of_images: Hardest, of_texts: Hardest
 ) -> Tensor:
-    """Scores with gradients of each anchor's pair, its captions and its images [A, 1 + 2m].
+    """Scores of each anchor's pair, its captions and its images, of all processes: [A, 1 + 2m].
 
-    What is not real is the pair once more, so that all processes bring as many.
+    The pair itself stands in for missing candidates, so that all processes score equally many.
     """
     own_image, own_text = images[:, None], texts[:, None]
     captions = torch.where(of_images.real, of_images.index, own_text)
     pictures = torch.where(of_texts.real, of_texts.index, own_image)
     rows = torch.cat([own_image, own_image.expand_as(captions), pictures], 1)
     columns = torch.cat([own_text, captions, own_text.expand_as(pictures)], 1)
-    found = services.paired(services.images[rows.flatten()], services.texts[columns.flatten()])
-    return found.view(-1, rows.shape[1])
+    scores = services.paired(services.images[rows.flatten()], services.texts[columns.flatten()])
+    return scores.view(-1, rows.shape[1])
 
 
 @torch.no_grad()
-def _diagnostics(found: Tensor, real: Tensor) -> dict[str, Tensor]:
-    """Share of the hardest candidates that score below their pair, and how many there are."""
-    below = (found[:, 1:] < found[:, :1]) & real
+def _diagnostics(scores: Tensor, real: Tensor) -> dict[str, Tensor]:
+    """Share of the hardest candidates that score below their pair, and their mean number."""
+    below = (scores[:, 1:] < scores[:, :1]) & real
     return {
         "candidates/accuracy": below.sum() / real.sum().clamp(min=1),
         "candidates/kept": real.sum() / (2 * len(real)),

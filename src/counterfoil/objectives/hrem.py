@@ -1,4 +1,4 @@
-"""HREM's relations between instances: a graph over the batch that only training sees."""
+"""HREM: a relation graph over the instances of a batch, used in training only (Fu et al. 2023)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from counterfoil.objectives.triplet import HardestNegative
 Form = Literal["paper", "reference"]
 
 MAX_CELLS = 1 << 24
-"""Word-region similarities held at a time."""
+"""Word-region similarities computed at a time."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Matches:
-    """For each pair of instances, what the fragments of the asking one find in the other.
+    """For each pair of instances, the highest similarities of the query's fragments with the key's.
 
-    ``top`` [A, B, k] are the best matches among the asking fragments, ``mean`` [A, B] is over all.
+    ``top`` [A, B, k] are the k largest over query fragments, ``mean`` [A, B] is over all of them.
     """
 
     top: Tensor
@@ -50,9 +50,9 @@ class Matches:
 
 @dataclass(frozen=True)
 class Relations:
-    """Between all nodes, images before texts: ``connected`` and ``relevance``, both [I+T, I+T].
+    """``connected`` and ``relevance`` [I+T, I+T] of all nodes, images before texts.
 
-    ``image_to_text`` [I, T] and ``text_to_image`` [T, I] are the latter's parts across modalities.
+    ``image_to_text`` [I, T] and ``text_to_image`` [T, I] are the cross-modal parts of relevance.
     """
 
     connected: Tensor
@@ -62,8 +62,8 @@ class Relations:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Second embeddings of images and texts, of unit length, and what keeps relevance honest."""
+class SecondEmbeddings:
+    """Embeddings of images and texts after the graph, of unit length, and the regulariser."""
 
     images: Tensor
     texts: Tensor
@@ -74,13 +74,12 @@ class InstanceGraph(nn.Module):
     """A transformer layer over images and texts, its attention biased by learned relevance.
 
     A node is connected to the nearer half (``threshold``) of each modality. Relevance within a
-    modality is exp(-distance); across, it is read off the ``topk`` best word-region matches by a
-    small MLP, plus the mean match. The regulariser is the divergence of that relevance from what
-    the embeddings say.
+    modality is exp(−distance). Across modalities, a small MLP computes it from the ``topk`` best
+    word-region matches, plus the mean match. The regulariser is the KL divergence of that relevance
+    from exp(−distance) of the embeddings.
 
-    Where there are fewer than ``topk`` words or regions, zeros stand in for the missing matches.
-    ``form="reference"`` takes padded words instead, as the public code does, and counts padded
-    regions throughout.
+    With fewer than ``topk`` words or regions, missing matches are zero. ``form="reference"`` uses
+    padded words instead, as the public code does, and includes padded regions throughout.
     """
 
     def __init__(
@@ -102,16 +101,16 @@ class InstanceGraph(nn.Module):
             nn.Sequential(nn.Linear(topk, topk), nn.ReLU(), nn.Linear(topk, 1)) for _ in range(2)
         )
 
-    def forward(self, images: Side, texts: Side) -> Seen:
-        relations = self.relations(images, texts)
-        weighed = self.mask_weight * relations.relevance
-        bias = weighed.masked_fill(~relations.connected, -torch.inf)
+    def forward(self, images: Side, texts: Side) -> SecondEmbeddings:
+        relations, count = self.relations(images, texts), len(images.whole)
+        bias = self.mask_weight * relations.relevance
+        bias = bias.masked_fill(~relations.connected, -torch.inf)
         nodes = torch.cat([images.whole, texts.whole])
-        seen: Tensor = F.normalize(self.layer(nodes[None], bias)[0], dim=-1)
-        guide = (-distances(images.whole.detach(), texts.whole.detach())).exp()
-        regularizer = divergence(relations.image_to_text, guide)
-        regularizer = regularizer + divergence(relations.text_to_image, guide.T)
-        return Seen(seen[: len(images.whole)], seen[len(images.whole) :], regularizer)
+        nodes = F.normalize(self.layer(nodes[None], bias)[0], dim=-1)
+        target = (-distances(images.whole.detach(), texts.whole.detach())).exp()
+        regularizer = divergence(relations.image_to_text, target)
+        regularizer = regularizer + divergence(relations.text_to_image, target.T)
+        return SecondEmbeddings(nodes[:count], nodes[count:], regularizer)
 
     def relations(self, images: Side, texts: Side) -> Relations:
         of_words, of_regions = self.matches(images, texts)
@@ -129,21 +128,21 @@ class InstanceGraph(nn.Module):
         )
         return Relations(connected, relevance, regions, words)
 
-    def _nearest(self, likeness: Tensor) -> Tensor:
-        """Which columns belong to the best share of their row."""
-        count = max(1, int(likeness.shape[1] * self.threshold))
-        return likeness >= likeness.topk(count, dim=1).values[:, -1:]
+    def _nearest(self, similarity: Tensor) -> Tensor:
+        """Mask of the columns in the best share of their row."""
+        count = max(1, int(similarity.shape[1] * self.threshold))
+        return similarity >= similarity.topk(count, dim=1).values[:, -1:]
 
     @torch.no_grad()
     def matches(self, images: Side, texts: Side) -> tuple[Matches, Matches]:
-        """What words find in images [T, I] and regions in texts [I, T], a few texts at a time."""
+        """Matches of words with images [T, I] and regions with texts [I, T], in blocks of texts."""
         per_text = max(1, len(images.whole) * images.mask.shape[1] * texts.mask.shape[1])
         size = max(1, MAX_CELLS // per_text)
         regions, words = (F.normalize(part.fragments, dim=-1) for part in (images, texts))
         region_mask = torch.ones_like(images.mask) if self.form == "reference" else images.mask
         parts = [
-            self._matches(regions, region_mask, some_words, some_mask)
-            for some_words, some_mask in zip(words.split(size), texts.mask.split(size), strict=True)
+            self._matches(regions, region_mask, *block)
+            for block in zip(words.split(size), texts.mask.split(size), strict=True)
         ]
         of_words = Matches(*(torch.cat([getattr(w, k) for w, _ in parts]) for k in ("top", "mean")))
         of_regions = Matches(
@@ -161,28 +160,28 @@ class InstanceGraph(nn.Module):
         sims = leaky(similarities(regions, words)).masked_fill(  # [I, T, W, R]
             ~(counted[None, :, :, None] & region_mask[:, None, None]), 0.0
         )
-        found = F.normalize(sims, dim=2).masked_fill(~region_mask[:, None, None], -torch.inf)
-        best = found.amax(3)  # [I, T, W]
+        scaled = F.normalize(sims, dim=2).masked_fill(~region_mask[:, None, None], -torch.inf)
+        best = scaled.amax(3)  # [I, T, W]
         best = best.masked_fill(~region_mask.any(1)[:, None, None], 0.0).transpose(0, 1)
         of_words = Matches(
             self._top(best, counted[:, None]), _masked_mean(best, word_mask[:, None])
         )
-        found = F.normalize(sims, dim=3).masked_fill(~word_mask[None, :, :, None], -torch.inf)
-        best = found.amax(2).masked_fill(~word_mask.any(1)[None, :, None], 0.0)  # [I, T, R]
+        scaled = F.normalize(sims, dim=3).masked_fill(~word_mask[None, :, :, None], -torch.inf)
+        best = scaled.amax(2).masked_fill(~word_mask.any(1)[None, :, None], 0.0)  # [I, T, R]
         of_regions = Matches(
             self._top(best, region_mask[:, None]), _masked_mean(best, region_mask[:, None])
         )
         return of_words, of_regions
 
     def _top(self, values: Tensor, mask: Tensor) -> Tensor:
-        """The ``topk`` largest real values, and zeros for want of more."""
+        """The ``topk`` largest real values, padded with zeros."""
         count = min(self.topk, values.shape[-1])
         top = values.masked_fill(~mask, -torch.inf).topk(count, dim=-1).values
         return F.pad(top.masked_fill(top.isinf(), 0.0), (0, self.topk - count))
 
 
 def divergence(relevance: Tensor, guide: Tensor) -> Tensor:
-    """KL of the softmax of each row of relevance from that of the guide, the mean over rows."""
+    """KL of the softmax of each row of relevance from that of the guide; mean over rows."""
     target = relevance.log_softmax(-1)
     return F.kl_div(guide.log_softmax(-1), target, reduction="batchmean", log_target=True)
 
@@ -197,17 +196,17 @@ def _blocks(images: Tensor, across: Tensor, back: Tensor, texts: Tensor) -> Tens
 
 @objectives.register("hrem-graph")
 class HREM(Objective):
-    """HREM: embeddings after attention over their batch must match too (Fu et al. 2023).
+    """HREM: embeddings after attention over their batch must match as well (Fu et al. 2023).
 
     From step ``warmup`` on, a transformer layer over the graph of all images and texts of the batch
-    (`InstanceGraph`) gives each a second embedding. The loss is that of the plain images with the
-    second texts, of the second images with the plain texts and of both second ones, plus
-    ``reg_weight`` times the regulariser of the graph. The loss of the plain embeddings is another
-    term: ``{"distance-weighted": 1, "hrem-graph": 1}``.
+    (`InstanceGraph`) computes second embeddings. The loss is the sum over three score matrices
+    (plain images with second texts, second images with plain texts, both second), plus
+    ``reg_weight`` times the regulariser of the graph. Add the loss of the plain embeddings as
+    another term: ``{"distance-weighted": 1, "hrem-graph": 1}``.
 
     ``loss="trip"`` samples a negative by its distance, up to ``nonzero_cut_off`` (1.7 on Flickr30K,
-    1.9 on COCO), "vse" takes the hardest. ``mask_weight`` (1.5 on COCO) is that of the learned
-    relevance in the attention. ``form="reference"``: see `InstanceGraph`.
+    1.9 on COCO); "vse" takes the hardest. ``mask_weight`` (1.5 on COCO) is the weight of the
+    learned relevance in the attention. ``form="reference"``: see `InstanceGraph`.
     """
 
     requires = "the encoded vectors and fragments of the batch"
@@ -273,21 +272,21 @@ class HREM(Objective):
     ) -> tuple[Tensor, Tensor]:
         if self.graph is None:
             raise ConfigError("objective.hrem-graph: its graph is made when a run is prepared")
-        seen = self.graph(images, texts)
+        second = self.graph(images, texts)
         pairs = [
-            (images.whole, seen.texts),
-            (seen.images, texts.whole),
-            (seen.images, seen.texts),
+            (images.whole, second.texts),
+            (second.images, texts.whole),
+            (second.images, second.texts),
         ]
         reports = [self.own.compute(x @ y.T, positives, context) for x, y in pairs]
-        return torch.stack([report.loss for report in reports]).sum(), seen.regularizer
+        return torch.stack([report.loss for report in reports]).sum(), second.regularizer
 
 
 def side(encoded: Encoded) -> Side:
-    """What the graph reads of one modality; no gradient goes to the fragments."""
+    """The graph's input of one modality; fragments get no gradient."""
     if encoded.pooled is None or encoded.fragments is None:
         raise ConfigError(
-            "objective.hrem-graph: reads one vector an item and its fragments; use a model that "
+            "objective.hrem-graph: needs fragments and one vector per item; use a model that "
             "pools, such as hrem or vse-infty"
         )
     return Side(

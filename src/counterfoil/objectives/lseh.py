@@ -1,4 +1,4 @@
-"""LSEH: a margin that grows with how much two captions have in common."""
+"""LSEH: a margin that grows with the semantic similarity of two captions."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class _Direction:
 
 @objectives.register("lseh")
 class LSEH(Objective):
-    """Hinge whose margin grows with the semantic closeness of the captions (LSEH).
+    """Hinge whose margin grows with the semantic similarity of the captions (LSEH).
 
     Captions i and j have the margin ``margin + scale · Z_ij``, where Z_ij is the inner product of
     their latent vectors divided by the largest in row i. ``dim`` is the size of these vectors,
-    which come from the training captions (see `counterfoil.data.text.tfidf`). ``hardest`` keeps the
-    costliest negative of each anchor only. With ``form="reference"`` other pairs of the same image
-    stay negatives, with margin 0, as in the public code; the paper's form never counts them.
+    which come from the training captions (see `counterfoil.data.text.tfidf`). With ``hardest``
+    only the negative with the highest cost counts per anchor. With ``form="reference"`` other pairs
+    of the same image stay negatives, with margin 0, as in the public code.
     """
 
     requires = "vectors of the training captions, and which caption each column is"
@@ -96,9 +96,9 @@ class LSEH(Objective):
     ) -> tuple[_Direction, _Direction]:
         """Anchors of both directions and the margins of their candidates.
 
-        One matrix serves both: score (i, j) has the margin of captions i and j, image i standing
-        for its caption of the batch. As a candidate with several captions, an image has the largest
-        of their margins.
+        One matrix serves both: score (i, j) has the margin of captions i and j, where caption i
+        represents image i. A candidate image with several captions has the largest of their
+        margins.
         """
         by_text, by_image = both_directions(scores, positives, context)
         if scores.shape[0] == scores.shape[1]:
@@ -133,7 +133,7 @@ class LSEH(Objective):
 def semantic_similarity(vectors: Tensor) -> Tensor:
     """Inner products [n, n] of caption vectors over the largest of each row.
 
-    A row whose largest is 0 (a caption without a word that counts) is left as it is.
+    A row whose largest is 0 (a caption without known words) is unchanged.
     """
     products = vectors @ vectors.T
     largest = products.amax(1, keepdim=True)
@@ -141,12 +141,12 @@ def semantic_similarity(vectors: Tensor) -> Tensor:
 
 
 def _largest_of_each_image(margins: Tensor, positives: Tensor) -> Tensor:
-    """Margins [n_texts, n_images] from those between texts; texts of no image are passed over."""
+    """Margins [n_texts, n_images] from those between texts; texts without an image are ignored."""
     images, texts = positives.shape
     owner = torch.where(positives.any(0), positives.int().argmax(0), images)
-    found = margins.new_zeros(texts, images + 1)
-    found = found.scatter_reduce(1, owner.expand(texts, texts), margins, "amax", include_self=False)
-    return found[:, :images]
+    largest = margins.new_zeros(texts, images + 1)  # the last column is for texts without an image
+    index = owner.expand(texts, texts)
+    return largest.scatter_reduce(1, index, margins, "amax", include_self=False)[:, :images]
 
 
 def _with_own_image(direction: _Direction, same_image: Tensor, own: Tensor) -> _Direction:

@@ -1,4 +1,4 @@
-"""Meta-SPN: weights of the hardest negatives, learned on images that were set aside."""
+"""Meta-SPN: weights of the hardest negatives, learned on held-out images."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from counterfoil.objectives.base import (
 from counterfoil.objectives.services import Lookahead
 
 FINITE_DIFFERENCE_NORM = 0.01
-"""How far the weights are moved, as a norm, to measure a slope (the value of DARTS)."""
+"""Norm of the step of the weights in a finite difference (the value of DARTS)."""
 
 
 class WeightingNetwork(nn.Module):
     """Positive score, negative score and hinge cost of a triplet to a weight between 0 and 1.
 
-    It starts with the same weight for every triplet. Its parameters ask for no gradient except in
-    its own update, so no other optimiser takes them up.
+    Initially all triplets have the same weight. Its parameters require gradients only in its own
+    update, so that no other optimiser collects them.
     """
 
     def __init__(self, hidden: int) -> None:
@@ -46,25 +46,25 @@ class WeightingNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class Triplets:
-    """Where the score matrix holds each pair and its hardest negative, in both directions.
+    """Indices of each pair and its hardest negative in the score matrix, in both directions.
 
     Triplet ``t`` is the pair ``(image[t], text[t])`` against ``(other_image[t], other_text[t])``;
-    ``met`` is False where the pair has no negative at all.
+    ``has_negative`` is False if the pair has no negative.
     """
 
     image: Tensor
     text: Tensor
     other_image: Tensor
     other_text: Tensor
-    met: Tensor
+    has_negative: Tensor
 
     def gaps(self, scores: Tensor) -> Tensor:
         """Negative minus positive score of each triplet."""
         return scores[self.other_image, self.other_text] - scores[self.image, self.text]
 
     def costs(self, scores: Tensor, margin: float) -> Tensor:
-        """Hinge cost of each triplet, zero where there is no negative."""
-        return (margin + self.gaps(scores)).clamp(min=0) * self.met
+        """Hinge cost of each triplet, zero without a negative."""
+        return (margin + self.gaps(scores)).clamp(min=0) * self.has_negative
 
 
 @torch.no_grad()
@@ -148,7 +148,7 @@ class MetaSPN(Objective):
         return LossReport(loss, {"weight/least": counted.min(), "weight/most": counted.max()})
 
     def weights(self, triplets: Triplets, scores: Tensor) -> Tensor:
-        """Weight of each triplet, with gradients to the network where it asks for them only."""
+        """Weight of each triplet; only the network gets gradients."""
         scores = scores.detach()
         costs = triplets.costs(scores, self.margin)
         positive = scores[triplets.image, triplets.text]
@@ -174,7 +174,7 @@ class MetaSPN(Objective):
         """Gradient of the meta loss after the coming step with respect to the network.
 
         With the triplets' costs ℓ, the step η and the meta gradient v after it, this is
-        -η Σ ∂w/∂φ ⟨∇ℓ, v⟩. None where the held-out batch has nothing to teach.
+        -η Σ ∂w/∂φ ⟨∇ℓ, v⟩. None if the meta gradient is zero or not finite.
         """
         scores, positives = trial.scores()
         triplets = hardest_triplets(scores, positives, Context(protected=trial.protected()))
@@ -198,10 +198,10 @@ class MetaSPN(Objective):
     def _slopes(
         self, trial: Lookahead, triplets: Triplets, direction: list[Tensor], amount: float
     ) -> Tensor:
-        """⟨∇(negative - positive), direction⟩ of each triplet, by moving the weights both ways.
+        """⟨∇(negative − positive), direction⟩ of each triplet, by central differences.
 
-        The triplets stay those of the unmoved weights, so no kink of the hinge or of the choice
-        of the hardest lies between the two.
+        The triplets are those of the current weights, so that neither the hinge nor the selection
+        of the hardest changes between the two steps.
         """
         with trial.moved(direction, amount):
             above = triplets.gaps(trial.scores()[0])

@@ -1,6 +1,6 @@
-"""NCR: two networks tell clean pairs from mismatched ones for each other (Huang et al. 2021).
+"""NCR: co-teaching of two networks on mismatched training pairs (Huang et al. 2021).
 
-The losses of all pairs are split by a mixture of two Gaussians.
+A mixture of two Gaussians of the losses separates clean from mismatched pairs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from counterfoil.objectives.base import (
     both_directions,
     objectives,
 )
+from counterfoil.objectives.positives import Twins
 from counterfoil.objectives.services import RunSetup, TrainSplitScores
-from counterfoil.objectives.twins import Twins
+from counterfoil.objectives.triplet import hinge
 
 Floats = NDArray[np.float64]
 
@@ -33,21 +34,21 @@ SoftMargin = Literal["linear", "exponential", "sin"]
 class NCR(Objective):
     """Co-teaching for mismatched training pairs: mixture of losses, soft margins (NCR).
 
-    Two copies of the model are trained side by side and score as one. For ``warmup_epochs`` both
-    use every negative. Then, before each epoch, each copy's losses over the training split are
-    fitted with a mixture of two Gaussians; the share of the lower one is the probability that a
-    pair is clean. Each copy learns from the division that the *other* one made:
+    Two copies of the model are trained jointly and score as an ensemble. In ``warmup_epochs`` both
+    use every negative. Then, before each epoch, a mixture of two Gaussians is fitted to each copy's
+    losses over the training split; the posterior of the lower one is the probability w that a pair
+    is clean. Each copy learns from the division by the *other* one:
 
-    - a pair above ``threshold`` gets the label w + (1 − w)·P with w that probability and P the
-      copy's own prediction, and a hinge on its hardest negatives with a margin that grows with it;
-    - a pair below it gets the mean of both copies' P, and is used only from epoch ``noisy_from``
-      on (None: the second half of the run).
+    - A pair above ``threshold`` gets the label w + (1 − w)·P, where P is the copy's own prediction,
+      and a hinge on its hardest negatives with a margin that grows with the label.
+    - A pair below it gets the mean of both copies' P as label, and is used only from epoch
+      ``noisy_from`` on (None: the second half of the run).
 
-    P is read off a batch: how small a pair's mean costs are, against the best tenth of the batch.
+    P compares a pair's mean cost with those of the best tenth of the batch.
 
-    Anchors are divided, negatives are not: a caption on a wrong image is still a fair negative for
-    the others. The published code draws separate batches from the two parts instead.
-    ``form="reference"`` also takes the margin of row i for both directions, as that code does.
+    Only anchors are divided: a caption of a mismatched pair is still a valid negative for others.
+    The published code draws separate batches from the two parts instead. ``form="reference"`` also
+    takes the margin of row i for both directions, as that code does.
     """
 
     requires = "the scores of two models that are trained side by side"
@@ -82,7 +83,7 @@ class NCR(Objective):
 
     @torch.no_grad()
     def begin_epoch(self, epoch: int, survey: TrainSplitScores) -> None:
-        """Divide the training split anew; pairs that could not be read count as clean."""
+        """Divide the training split again; unreadable pairs count as clean."""
         if epoch < self.warmup_epochs:
             return
         losses = torch.full_like(self.clean, torch.nan)
@@ -93,9 +94,9 @@ class NCR(Objective):
                 both = both_directions(scores, positives, Context(protected=twins))
                 losses[member, caption_ids] = pair_losses(both, self.margin).to(losses)
         for member, values in enumerate(losses):
-            met = values.isfinite()
-            probability = clean_probability(values[met].cpu().numpy())
-            self.clean[member, met] = torch.from_numpy(probability).to(self.clean)
+            known = values.isfinite()
+            probability = clean_probability(values[known].cpu().numpy())
+            self.clean[member, known] = torch.from_numpy(probability).to(self.clean)
 
     def hinge_margin(self, epoch: int) -> float | None:
         return self.margin
@@ -116,38 +117,37 @@ class NCR(Objective):
         shares = []
         for member, pair in enumerate(both):
             probability = self.clean[1 - member, context.caption_ids].to(scores)
-            kept = probability > self.threshold
+            is_clean = probability > self.threshold
             labels = probability + (1 - probability) * predicted[member]
-            used = kept
+            used = is_clean
             if context.epoch >= (self.noisy_from or 0):
-                labels = torch.where(kept, labels, (predicted[0] + predicted[1]) / 2)
-                used = torch.ones_like(kept)
+                labels = torch.where(is_clean, labels, (predicted[0] + predicted[1]) / 2)
+                used = torch.ones_like(is_clean)
             margins = soft_margins(labels, self.margin, self.soft_margin)
             loss = loss + soft_losses(pair, margins, self.form)[used].sum()
-            shares.append(kept.float().mean())
+            shares.append(is_clean.float().mean())
         return LossReport(loss, {"ncr/clean": torch.stack(shares).mean()})
 
 
 def pair_losses(directions: tuple[Anchors, Anchors], margin: float) -> Tensor:
-    """Mean hinge cost of each pair over the batch, both directions added; no margin for itself."""
+    """Mean hinge cost [P] of each pair over the batch, both directions summed."""
     return _mean_cost(directions[0], margin) + _mean_cost(directions[1], margin)
 
 
 def _mean_cost(anchors: Anchors, margin: float) -> Tensor:
-    costs = (margin + anchors.scores - anchors.positive[:, None]).clamp(min=0)
-    return (costs * anchors.is_negative).sum(1) / anchors.scores.shape[1]
+    return (hinge(anchors, margin) * anchors.is_negative).sum(1) / anchors.scores.shape[1]
 
 
 @torch.no_grad()
 def predict(directions: tuple[Anchors, Anchors], margin: float) -> Tensor:
-    """How likely each pair matches, by its costs: 1 is the mean of the batch's best tenth."""
+    """P(match) [P] of each pair from its costs, relative to the mean of the batch's best tenth."""
     saved = (margin - pair_losses(directions, margin) / 2).clamp(0, margin)
     best = saved.topk(len(saved) // 10 + 1).values.mean()
     return saved / best.clamp(min=torch.finfo(saved.dtype).tiny)
 
 
 def soft_margins(labels: Tensor, margin: float, kind: SoftMargin) -> Tensor:
-    """A margin for each label from 0 to 1, the whole one at 1."""
+    """The margin of each label in 0 … 1; the full margin at 1."""
     if kind == "linear":
         return margin * labels
     if kind == "exponential":
@@ -178,11 +178,11 @@ def clean_probability(
     tolerance: float = 1e-2,
     least_variance: float = 5e-4,
 ) -> Floats:
-    """How likely each loss belongs to the lower of two Gaussians (NCR's division of pairs).
+    """Probability that each loss belongs to the lower of two Gaussians (NCR's division of pairs).
 
-    Losses are first brought to 0 … 1. The two start at the means of a two-means split; the fit
-    ends when the mean log-likelihood grows by less than ``tolerance``. Where all losses are equal
-    there is nothing to divide, and every pair is taken for clean.
+    Losses are scaled to 0 … 1. EM starts from a two-means split and ends when the mean
+    log-likelihood grows by less than ``tolerance``. If all losses are equal, every pair counts as
+    clean.
     """
     values = np.asarray(losses, dtype=np.float64)
     if not len(values) or np.ptp(values) < 1e-12:
@@ -201,7 +201,7 @@ def clean_probability(
 
 
 def _two_means(values: Floats) -> NDArray[np.bool_]:
-    """Which values lie nearer to the higher of two centres; both centres are always used."""
+    """Mask of the values nearer to the higher of two centres; neither cluster is empty."""
     low, high = 0.0, 1.0
     for _ in range(100):
         upper = values > (low + high) / 2

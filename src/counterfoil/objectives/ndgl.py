@@ -1,8 +1,15 @@
-"""NDGL: the distribution of all negatives, as trained models see it, guides a new one."""
+"""NDGL: a model learns the distribution of all negatives from trained models (Zhou et al. 2025).
+
+Equation numbers are the paper's. The target Ŝ (eq. 3) is the mean score matrix of several trained
+models, the guide. Margin regularisation (MR, eq. 4) and hardest-negative rectification (HNR, eq. 5)
+compare it with the scores S of the model in training. Eq. 6 adds the triplet loss, which is a
+separate objective here.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -25,14 +32,15 @@ from counterfoil.objectives.services import Guide, RunSetup
 Direction = Literal["forward", "reverse"]
 
 _EXCLUDED_LOGIT = -1e30
-"""The logit of what is no part of a distribution; finite, so that gradients stay so, too."""
+"""Logit of candidates outside a distribution; finite, so that gradients are finite as well."""
 
 
 @dataclass(frozen=True)
 class GuidedAnchors:
-    """One direction of retrieval as the model scores it (S) and as its guide does (Ŝ).
+    """One direction of retrieval with the model's scores (S) and the guide's (Ŝ).
 
-    The negatives of both are the same: those whose scores, and whose anchor's, the guide knows.
+    Both have the same negatives: those for which the guide has a score, of an anchor for which it
+    has one.
     """
 
     own: Anchors
@@ -42,28 +50,27 @@ class GuidedAnchors:
 def guided_directions(
     scores: Tensor, targets: Tensor, positives: Tensor, context: Context | None = None
 ) -> tuple[GuidedAnchors, GuidedAnchors]:
-    """Anchors of image → text and of text → image; what the guide does not know is no negative."""
+    """Anchors of image → text and of text → image; pairs without a target are not negatives."""
     known = targets.isfinite()
-    own = both_directions(scores, positives, context)
-    guide = both_directions(targets.masked_fill(~known, 0.0), positives, context)
-    seen = both_directions(known, positives)
     image_to_text, text_to_image = (
-        _guided(mine, theirs, there.positive, there.scores)
-        for mine, theirs, there in zip(own, guide, seen, strict=True)
+        _share_negatives(*anchors)
+        for anchors in zip(
+            both_directions(scores, positives, context),
+            both_directions(targets.masked_fill(~known, 0.0), positives, context),
+            both_directions(known, positives),
+            strict=True,
+        )
     )
     return image_to_text, text_to_image
 
 
-def _guided(own: Anchors, guide: Anchors, positive: Tensor, candidates: Tensor) -> GuidedAnchors:
-    negative = own.is_negative & candidates & positive[:, None]
-    return GuidedAnchors(
-        Anchors(own.positive, own.scores, negative),
-        Anchors(guide.positive, guide.scores, negative),
-    )
+def _share_negatives(own: Anchors, guide: Anchors, known: Anchors) -> GuidedAnchors:
+    negative = own.is_negative & known.scores & known.positive[:, None]
+    return GuidedAnchors(replace(own, is_negative=negative), replace(guide, is_negative=negative))
 
 
-def together(directions: tuple[GuidedAnchors, GuidedAnchors]) -> list[GuidedAnchors]:
-    """Anchors of both directions as one, which halves the launches on a GPU, where sizes agree."""
+def concatenate(directions: tuple[GuidedAnchors, GuidedAnchors]) -> list[GuidedAnchors]:
+    """Both directions as one if their shapes agree, which halves the kernel launches on a GPU."""
     first, second = directions
     if first.own.scores.shape != second.own.scores.shape:
         return [first, second]
@@ -83,13 +90,13 @@ def margin_divergence(
     normalize: Literal["softmax", "sigmoid"] = "softmax",
     emphasis: Literal["hard", "easy"] = "hard",
 ) -> Tensor:
-    """Divergence [P] of an anchor's margins to its negatives from the guide's (Eq. 4)."""
+    """MR (eq. 4): KL [P] between an anchor's margins to its negatives and the guide's."""
     negative = anchors.own.is_negative
     if normalize == "sigmoid":
         own = _margins(anchors.own) / temperature
         guide = _margins(anchors.guide) / target_temperature
         return _bernoulli_divergence(own, guide, negative, direction)
-    # a softmax does not see the positive's score, which all margins of an anchor share
+    # the positive's score is common to all margins of an anchor, so it cancels in a softmax
     sign = 1.0 if emphasis == "hard" else -1.0
     own = anchors.own.scores * (sign / temperature)
     guide = anchors.guide.scores * (sign / target_temperature)
@@ -102,34 +109,33 @@ def similarity_divergence(
     target_temperature: float,
     direction: Direction = "forward",
 ) -> Tensor:
-    """Divergence [P] of an anchor's similarities, its positive's among them (SR, the ablation)."""
-    negative = anchors.own.is_negative
+    """SR (the ablation): KL [P] of an anchor's similarities, its positive's included."""
     own = torch.cat([anchors.own.positive[:, None], anchors.own.scores], 1) / temperature
     guide = torch.cat([anchors.guide.positive[:, None], anchors.guide.scores], 1)
-    compared = torch.ones_like(negative[:, :1])  # by itself, a certainty for both
-    return _divergence(
-        own, guide / target_temperature, torch.cat([compared, negative], 1), direction
-    )
+    negative = anchors.own.is_negative
+    # an anchor without negatives has its positive alone: both distributions are equal
+    included = torch.cat([torch.ones_like(negative[:, :1]), negative], 1)
+    return _divergence(own, guide / target_temperature, included, direction)
 
 
 def rectification(anchors: GuidedAnchors, gamma: float) -> tuple[Tensor, Tensor]:
-    """Cost [P] of ranking another negative above the guide's hardest, and where both agree (Eq. 5).
+    """HNR (eq. 5): cost [P] of another hardest negative than the guide's, and where both agree.
 
-    Where both choose the same negative γ is 0, and so is the cost. They also agree where the guide
-    scores the model's choice as high as its own: two views of an item are one to the guide.
+    If both have the same hardest negative, γ and the cost are 0. They also agree if the guide
+    scores the two negatives equally: to the guide, two views of an item are the same.
     """
     outside = ~anchors.own.is_negative
-    choices = torch.stack(
+    hardest = torch.stack(  # without negatives, both take the first candidate
         [
             side.scores.detach().masked_fill(outside, -torch.inf).argmax(1)
             for side in (anchors.own, anchors.guide)
         ],
         1,
-    )  # the model's and the guide's; without negatives, both choose the first
-    chosen, better = anchors.own.scores.gather(1, choices).unbind(1)
-    chosen_there, hardest = anchors.guide.scores.gather(1, choices).unbind(1)
-    agree = (choices[:, 0] == choices[:, 1]) | (chosen_there == hardest)
-    cost = (gamma - better + chosen).clamp(min=0)
+    )
+    own_hardest, guide_hardest = anchors.own.scores.gather(1, hardest).unbind(1)  # S
+    target_of_own, target_max = anchors.guide.scores.gather(1, hardest).unbind(1)  # Ŝ
+    agree = (hardest[:, 0] == hardest[:, 1]) | (target_of_own == target_max)
+    cost = (gamma - guide_hardest + own_hardest).clamp(min=0)  # eq. 5
     return cost.masked_fill(agree, 0.0), agree
 
 
@@ -137,44 +143,44 @@ def _margins(anchors: Anchors) -> Tensor:
     return anchors.positive[:, None] - anchors.scores
 
 
-def _divergence(own: Tensor, guide: Tensor, part: Tensor, direction: Direction) -> Tensor:
-    """KL [P] of two distributions over the ``part`` of each row, given as logits."""
-    outside = ~part
+def _divergence(own: Tensor, guide: Tensor, mask: Tensor, direction: Direction) -> Tensor:
+    """KL [P] of two distributions over the entries inside ``mask`` of each row, given as logits."""
+    outside = ~mask
     log_p, log_q = (F.log_softmax(x.masked_fill(outside, _EXCLUDED_LOGIT), 1) for x in (own, guide))
     if direction == "reverse":
         log_p, log_q = log_q, log_p
-    # outside, what is likely by neither adds nothing; where there is no part, both are the same
+    # excluded entries have probability 0; with an empty mask both distributions are uniform
     return (log_p.exp() * (log_p - log_q)).sum(1)
 
 
-def _bernoulli_divergence(own: Tensor, guide: Tensor, part: Tensor, direction: Direction) -> Tensor:
-    """Mean over the ``part`` of each row [P] of the KL of yes-or-no distributions."""
+def _bernoulli_divergence(own: Tensor, guide: Tensor, mask: Tensor, direction: Direction) -> Tensor:
+    """Mean [P] over the entries inside ``mask`` of the KL of Bernoulli distributions."""
     p, q = (own, guide) if direction == "forward" else (guide, own)
     yes = p.sigmoid() * (F.logsigmoid(p) - F.logsigmoid(q))
     no = (-p).sigmoid() * (F.logsigmoid(-p) - F.logsigmoid(-q))
-    return (yes + no).masked_fill(~part, 0.0).sum(1) / part.sum(1).clamp(min=1)
+    return (yes + no).masked_fill(~mask, 0.0).sum(1) / mask.sum(1).clamp(min=1)
 
 
 @objectives.register("ndgl")
 class NDGL(Objective):
-    """NDGL: margins to all negatives as a guide has them, beside another loss (Zhou et al. 2025).
+    """NDGL: margins to all negatives follow those of a guide; added to another loss.
 
-    ``guide`` is a folder that ``counterfoil guide build`` made of trained runs. The loss is
-    ``mr`` · MR + ``hnr`` · HNR + ``sr`` · SR; the triplet loss of Eq. 6 is a term of its own:
+    ``guide``: a folder that ``counterfoil guide build`` made from trained runs. The loss is
+    ``mr`` · MR + ``hnr`` · HNR + ``sr`` · SR. Add the triplet loss of eq. 6 as another term:
     ``{hardest: {}, ndgl: {guide: …}}``.
 
-    MR (Eq. 4) is KL(S ‖ Ŝ) of an anchor's margins S(i, t) - S(i, t̄). The paper does not say how
-    margins become a distribution. ``normalise="softmax"``: over the anchor's true negatives, at
-    ``temperature`` (the guide's at ``target_temperature``). A softmax does not see what is added to
-    all its entries, so the positive's score cancels and what is compared is the distribution over
-    negatives: the harder, the more probable (``emphasis="easy"`` takes the margins with their sign
-    as printed, the easier the more probable). ``"sigmoid"``: each margin is the odds that the
-    positive wins, which keeps the positive's score; mean over negatives. MR and SR are means over
-    anchors, both directions added; HNR is summed over anchors as the triplet loss is
-    (``reduction``). ``direction="reverse"`` is KL(Ŝ ‖ S).
+    MR (eq. 4) is KL(S ‖ Ŝ) of an anchor's margins S(i, t) − S(i, t̄), or KL(Ŝ ‖ S) with
+    ``direction="reverse"``. The paper does not say how margins become a distribution.
+    ``normalize="softmax"``: over the anchor's true negatives, at ``temperature`` (the guide's at
+    ``target_temperature``). The positive's score cancels in a softmax, so that distributions over
+    negatives are compared; harder negatives are more probable. ``emphasis="easy"`` uses the sign as
+    printed, which makes easier negatives more probable. ``normalize="sigmoid"``: a margin is the
+    log-odds that the positive wins, which keeps the positive's score; mean over negatives.
 
-    A softmax at temperature T makes KL about 1 / T² as large, so a mean over anchors at 0.1 weighs
-    as the printed sum over a batch of about 100 at 1 does: ``mr=100`` is meant for either.
+    MR and SR are means over anchors, summed over both directions; ``reduction`` applies to HNR, as
+    to the triplet loss. A softmax at temperature T makes the KL about 1 / T² times as large. A mean
+    over anchors at T = 0.1 therefore weighs as much as the printed sum over a batch of about 100 at
+    T = 1: ``mr=100`` is meant for either.
     """
 
     requires = "the scores of a guide (counterfoil guide build)"
@@ -197,9 +203,8 @@ class NDGL(Objective):
         super().__init__()
         if not guide:
             raise ConfigError(
-                "objective.ndgl: a guide says how hard each negative is; make one of trained runs "
-                "with: counterfoil guide build runs/a runs/b --out guides/ab, then name it: "
-                "objective.ndgl.guide=guides/ab"
+                "objective.ndgl: no guide given; build one from trained runs with: counterfoil "
+                "guide build runs/a runs/b --out guides/ab, then set objective.ndgl.guide=guides/ab"
             )
         target = temperature if target_temperature is None else target_temperature
         for name, value in {"temperature": temperature, "target_temperature": target}.items():
@@ -225,52 +230,30 @@ class NDGL(Objective):
     ) -> LossReport:
         """The loss of scores S against targets Ŝ, both [n_images, n_texts]."""
         scores = at_least_float32(scores)
-        directions = together(
-            guided_directions(scores, targets.to(scores.dtype), positives, context)
+        guided = guided_directions(scores, targets.to(scores.dtype), positives, context)
+        directions = concatenate(guided)
+        options = (self.temperature, self.target_temperature, self.direction)
+        mr = _sum_of_means(  # eq. 4
+            [margin_divergence(a, *options, self.normalize, self.emphasis) for a in directions]
         )
-        mr = self._both([self._margin_divergence(anchors) for anchors in directions])
-        costs = [rectification(anchors, self.gamma) for anchors in directions]
-        hnr = self._reduced([cost for cost, _ in costs])
-        loss = self.mr * mr + self.hnr * hnr
+        costs, agreements = zip(*(rectification(a, self.gamma) for a in directions), strict=True)
+        hnr = torch.cat(costs).sum() if self.reduction == "sum" else _sum_of_means(costs) / 2
+        loss = self.mr * mr + self.hnr * hnr  # eq. 6 without the triplet loss
         if self.sr:
-            loss = loss + self.sr * self._both(
-                [self._similarity_divergence(anchors) for anchors in directions]
-            )
+            sr = _sum_of_means([similarity_divergence(a, *options) for a in directions])
+            loss = loss + self.sr * sr
         if not context.logging:
             return LossReport(loss)
-        asked = torch.cat([anchors.own.is_negative.any(1) for anchors in directions])
-        agree = torch.cat([same for _, same in costs]) & asked
-        return LossReport(
-            loss,
-            {
-                "ndgl/mr": mr.detach(),
-                "ndgl/hnr": hnr.detach(),
-                "ndgl/agreement": agree.sum() / asked.sum().clamp(min=1),
-            },
-        )
+        has_negatives = torch.cat([anchors.own.is_negative.any(1) for anchors in directions])
+        agree = torch.cat(agreements) & has_negatives
+        diagnostics = {
+            "ndgl/mr": mr.detach(),
+            "ndgl/hnr": hnr.detach(),
+            "ndgl/agreement": agree.sum() / has_negatives.sum().clamp(min=1),
+        }
+        return LossReport(loss, diagnostics)
 
-    def _margin_divergence(self, anchors: GuidedAnchors) -> Tensor:
-        return margin_divergence(
-            anchors,
-            self.temperature,
-            self.target_temperature,
-            self.direction,
-            self.normalize,
-            self.emphasis,
-        )
 
-    def _similarity_divergence(self, anchors: GuidedAnchors) -> Tensor:
-        return similarity_divergence(
-            anchors, self.temperature, self.target_temperature, self.direction
-        )
-
-    def _reduced(self, costs: list[Tensor]) -> Tensor:
-        """Both directions, as the triplet losses reduce theirs."""
-        if self.reduction == "sum":
-            return torch.cat(costs).sum()
-        return self._both(costs) / 2
-
-    @staticmethod
-    def _both(costs: list[Tensor]) -> Tensor:
-        """The means of both directions, added."""
-        return 2 * torch.cat(costs).mean()
+def _sum_of_means(costs: Sequence[Tensor]) -> Tensor:
+    """The means of both directions, summed; both have the same number of anchors."""
+    return 2 * torch.cat(tuple(costs)).mean()

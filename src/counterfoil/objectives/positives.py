@@ -1,4 +1,4 @@
-"""Which pairs of a score matrix belong together: read from what a caller gives, and checked."""
+"""Matching pairs of a batch: positives from ids or a mask, and images with identical captions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from counterfoil.core.errors import ArgumentError
+from counterfoil.data.duplicates import identical_groups, images_of_groups, with_twin
+from counterfoil.data.pairs import Split
 
 Ids: TypeAlias = "Tensor | NDArray[Any] | Sequence[Hashable]"
 """One id per item: integers, or any other values that can be compared, such as file names."""
+
+ALONE, NO_GROUP = -1, -2
+"""Group of a caption that no other image has; padding of an image's groups."""
 
 
 def read_positives(
@@ -22,11 +27,11 @@ def read_positives(
     image_ids: Ids | None = None,
     text_ids: Ids | None = None,
 ) -> Tensor:
-    """Positives [n_images, n_texts] (boolean) of some scores, on the scores' device.
+    """The boolean matrix of positives [n_images, n_texts], on the scores' device.
 
     ``positives`` is such a matrix, or one id per pair: pairs with the same id belong to the same
-    image. ``image_ids`` are the ids of the rows; ``text_ids`` say which image each column belongs
-    to, by default those of the rows. Without any of them, the diagonal is positive.
+    image. ``image_ids`` are the ids of the rows, ``text_ids`` the image id of each column (default:
+    those of the rows). Without any of them, the diagonal is positive.
 
     >>> read_positives(torch.zeros(3, 3), [7, 7, 8]).int().tolist()
     [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
@@ -49,7 +54,7 @@ def read_positives(
 
 
 def check_scores(scores: Tensor) -> None:
-    """Raise unless there is a matrix of floating-point scores with at least one pair."""
+    """Raise unless ``scores`` is a non-empty matrix of floating-point numbers without NaN."""
     if not isinstance(scores, Tensor):
         raise ArgumentError(
             f"scores: expected a tensor [n_images, n_texts], got {type(scores).__name__}"
@@ -112,22 +117,86 @@ def _same_id(scores: Tensor, rows: Ids | None, columns: Ids | None) -> Tensor:
         shape = list(ids.shape) if isinstance(ids, (Tensor, np.ndarray)) else [len(ids)]
         if shape != [count]:
             raise ArgumentError(f"ids: expected {count}, one per {name}, got shape {shape}")
-    return _numbered(rows, columns, scores.device)
+    return _equal_ids(rows, columns, scores.device)
 
 
-def _numbered(rows: Ids, columns: Ids, device: torch.device) -> Tensor:
-    """Which ids of rows and columns are equal; values that are no tensor are numbered first."""
+def _equal_ids(rows: Ids, columns: Ids, device: torch.device) -> Tensor:
+    """Where ids of rows and columns are equal; other values than tensors are numbered first."""
     if isinstance(rows, Tensor) and isinstance(columns, Tensor):
         if torch.bool in (rows.dtype, columns.dtype):
             raise ArgumentError("ids: expected numbers, got booleans")
         return rows.to(device)[:, None] == columns.to(device)[None, :]
     numbers: dict[Hashable, int] = {}
-    coded = [
-        torch.tensor([numbers.setdefault(one, len(numbers)) for one in _plain(ids)], device=device)
-        for ids in (rows, columns)
-    ]
-    return coded[0][:, None] == coded[1][None, :]
+
+    def numbered(ids: Ids) -> Tensor:
+        values = ids.tolist() if isinstance(ids, (Tensor, np.ndarray)) else ids
+        return torch.tensor([numbers.setdefault(x, len(numbers)) for x in values], device=device)
+
+    return numbered(rows)[:, None] == numbered(columns)[None, :]
 
 
-def _plain(ids: Ids) -> Sequence[Hashable]:
-    return ids.tolist() if isinstance(ids, (Tensor, np.ndarray)) else ids
+class Twins(nn.Module):
+    """Images that have a caption identical to one of another image: such pairs are not negatives.
+
+    ``captions`` is the number of captions of the split that another image has as well. The buffers
+    are the group of each caption (equal for identical ones) and the groups of each image.
+    """
+
+    group: Tensor
+    owned: Tensor
+
+    def __init__(self, split: Split) -> None:
+        super().__init__()
+        groups = identical_groups(split.texts)
+        shared = with_twin(groups, split.image_of)
+        self.captions, self.total = int(shared.sum()), len(groups)
+        owned, owners = images_of_groups(groups[shared], split.image_of[shared])
+        order = np.argsort(owners, kind="stable")
+        index = own_captions(owners[order], len(split))  # of groups instead of captions
+        self.owned_on_host = np.append(owned[order], NO_GROUP)[index]
+        self.group_on_host = np.where(shared, groups, ALONE)
+        self.register_buffer("owned", torch.tensor(self.owned_on_host), persistent=False)
+        self.register_buffer("group", torch.tensor(self.group_on_host), persistent=False)
+
+    def forward(self, image_ids: Tensor, caption_ids: Tensor) -> Tensor:
+        """Pairs [images, texts] in which the image has that caption, its own pairs included."""
+        groups = self.group[caption_ids]
+        has = torch.zeros(len(image_ids), len(caption_ids), dtype=torch.bool, device=groups.device)
+        for owned in self.owned[image_ids].unbind(1):
+            has |= owned[:, None] == groups
+        return has
+
+    def has(self, image: int, caption: int) -> bool:
+        """Whether an image also has this caption of another image; for data-loading processes."""
+        return bool((self.owned_on_host[image] == self.group_on_host[caption]).any())
+
+    def note(self, protected: bool) -> str:
+        """A line for the start of a run."""
+        count = (
+            f"{self.captions:,} of {self.total:,} training captions also belong to another image"
+        )
+        if protected:
+            return f"{count}; such pairs are never used as negatives"
+        return f"{count}; such pairs are used as negatives (objective.protect.identical=false)"
+
+
+def find_twins(split: Split | None, device: torch.device | None = None) -> Twins | None:
+    """The twins of a split; None if it has none, so that batches need no mask."""
+    twins = Twins(split) if split is not None and split.texts else None
+    return twins.to(device) if twins is not None and twins.captions else None
+
+
+def twin_pairs(
+    twins: Twins | None, image_ids: Tensor, caption_ids: Tensor, positives: Tensor
+) -> Tensor | None:
+    """Pairs of a batch that are not annotated as positive, although the image has that caption."""
+    return None if twins is None else twins(image_ids, caption_ids) & ~positives
+
+
+def own_captions(image_of: NDArray[np.int64], images: int) -> Tensor:
+    """Caption indices [images, highest count] of each image, padded with -1."""
+    counts = np.bincount(image_of, minlength=images)
+    table = np.full((images, max(1, int(counts.max(initial=0)))), -1, dtype=np.int64)
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    table[image_of, np.arange(len(image_of)) - starts[image_of]] = np.arange(len(image_of))
+    return torch.from_numpy(table)

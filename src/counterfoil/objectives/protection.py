@@ -1,8 +1,8 @@
-"""False negatives: unannotated pairs that match, kept out of every objective's negatives.
+"""Protection from false negatives: unannotated pairs that match are excluded from the negatives.
 
-Captions of the same image are never negatives anyway. Nor are captions that are identical to one of
-the image's own (`Twins`). `Protection` adds two guesses: a caption that says almost the same as one
-of the image's own, and a pair that a trained model scores like a true one.
+Captions of the same image are never negatives, nor are captions identical to one of the image's own
+(`positives.Twins`). `Protection` adds two heuristics: captions similar to one of the image's own,
+and pairs that a trained model scores as high as a true pair.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ from torch import Tensor, nn
 from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.core.registry import Registry
 from counterfoil.objectives.base import Context
+from counterfoil.objectives.positives import own_captions
 from counterfoil.objectives.services import RunSetup, Teacher
-from counterfoil.objectives.twins import own_captions
 
 protections: Registry[type[Protection]] = Registry("protection")
 
 
 @protections.register("protect")
 class Protection(nn.Module):
-    """Which pairs of a batch are protected from being negatives.
+    """Pairs of a batch that no objective uses as negatives.
 
-    ``identical``: captions that stand word for word at the image, too; on by default, and done by
-    training itself (`Twins`). ``captions``: a caption whose TF-IDF similarity with one of the
-    image's own captions reaches this (0.8, say); 0 turns it off. ``teacher``: the folder of a run;
-    a pair is protected where that model scores it at least as high as the image's (or the
-    caption's) own pair, less ``slack``; with ``above``, at least that high, whatever the own pair's
-    score.
+    ``identical``: captions identical to one of the image's own (on by default; `Twins`).
+    ``captions``: captions whose TF-IDF similarity with one of the image's own is at least this
+    (for example 0.8); 0 disables it. ``teacher``: the folder of a run whose model scores the pairs.
+    A pair is protected if its score is at least that of the image's or the caption's own pair minus
+    ``slack``, or at least ``above`` if that is set.
     """
 
     own: Tensor
@@ -56,8 +55,8 @@ class Protection(nn.Module):
         self.register_buffer("own", torch.empty(0, 0, dtype=torch.long), persistent=False)
 
     @property
-    def guesses(self) -> bool:
-        """Whether it protects more than identical captions, which training knows by itself."""
+    def is_heuristic(self) -> bool:
+        """Whether it protects more than identical captions, which training handles."""
         return bool(self.captions or self.run)
 
     def prepare(self, training: RunSetup) -> None:
@@ -76,11 +75,11 @@ class Protection(nn.Module):
         if self.captions:
             protected = protected | (self._similarity(context) >= self.captions)
         if self.run:
-            protected = protected | self._taught(positives, context)
+            protected = protected | self._by_teacher(positives, context)
         return protected & ~positives
 
     def _similarity(self, context: Context) -> Tensor:
-        """Highest similarity of each caption with any caption of each image."""
+        """Highest TF-IDF similarity [n_images, n_texts] of each caption with an image's own."""
         if context.image_ids is None or context.caption_ids is None or not len(self.own):
             raise TrainingError("objective.protect.captions works on batches of a training run")
         own = self.own[context.image_ids]
@@ -88,7 +87,7 @@ class Protection(nn.Module):
         similarity = torch.einsum("ikd,td->ikt", vectors, self.vectors[context.caption_ids])
         return similarity.masked_fill(own[..., None] < 0, -1.0).amax(1)
 
-    def _taught(self, positives: Tensor, context: Context) -> Tensor:
+    def _by_teacher(self, positives: Tensor, context: Context) -> Tensor:
         if self.teacher is None or context.services is None:
             raise TrainingError("objective.protect.teacher works on batches of a training run")
         scores = self.teacher.scores(context.services.batch).to(positives.device)

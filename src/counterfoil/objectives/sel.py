@@ -1,4 +1,4 @@
-"""SEL: several views of each pair, judged by the worst of them."""
+"""SEL: a hinge on the lowest score among several views of each pair."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from counterfoil.objectives.triplet import HingeObjective, all_negatives_mask, h
 
 @objectives.register("sel")
 class SEL(HingeObjective):
-    """SEL: hinge of the worst of an item's own views against the negatives (ESA).
+    """SEL: hinge of the lowest-scoring view of an item against the negatives (ESA).
 
-    Each pair comes in K views of its image and K of its caption, which make a block. An image's
-    positive is the lowest score among the captions of its block, a caption's the lowest among the
-    images. Views are told by equal caption ids among the positives; without caption ids, or where
-    rows and columns are not the same pairs, all positives are one block. Other positives are
-    neither positive nor negative. ``hardest`` takes the hardest negative, otherwise all count.
+    K views of an image and K of its caption form a block. An image's positive is the lowest score
+    among the captions of its block, a caption's the lowest among the images. Views are positives
+    with equal caption ids. All positives are one block without caption ids, or if rows and columns
+    are not the same pairs. Other positives are neither positive nor negative. ``hardest`` takes
+    the hardest negative instead of all.
     """
 
     def __init__(self, *, margin: float = 0.2, hardest: bool = True) -> None:
@@ -46,7 +46,7 @@ class SEL(HingeObjective):
 
 
 def worst_of_block(scores: Tensor, own: Tensor, negative: Tensor) -> Anchors:
-    """One anchor per row; a row without a block has no negatives, so that it costs nothing."""
+    """One anchor per row; a row without a block has no negatives, and so no cost."""
     has_block = own.any(1, keepdim=True)
     worst = scores.masked_fill(~own & has_block, torch.inf).amin(1)
     return Anchors(worst, scores, negative & has_block)

@@ -1,4 +1,4 @@
-"""SelHN: the hardest negative, except where it would make the gradient vanish."""
+"""SelHN: the hardest negative, unless its gradient would vanish (RVSE++, 2023)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from counterfoil.objectives.triplet import HingeObjective, all_negatives_mask, h
 
 @objectives.register("selhn")
 class SelHN(HingeObjective):
-    """SelHN, selective hard negatives: the hardest, or all where it ties with the positive.
+    """SelHN, selective hard negatives: the hardest negative, or all if it ties with the positive.
 
-    An anchor whose hardest negative is closer to its positive than ``epsilon`` averages over all
-    its negatives, any other takes the hardest (SelHN eq. 9-12); the directions choose separately,
-    and the choice carries no gradient. ``epsilon=0`` is `hardest`, an infinite one the mean
-    `triplet`.
+    An anchor averages over all its negatives if the scores of its positive and of its hardest
+    negative differ by less than ``epsilon`` (eq. 9–12). Any other anchor takes the hardest. The two
+    directions select separately, and the selection has no gradient. ``epsilon=0`` is `hardest`,
+    an infinite one the mean `triplet`.
 
-    Eq. 12 divides the sum over negatives by the batch size B; the authors' code divides by their
-    number, B - 1, and so do we, which also stays a mean where the anchor has fewer negatives
-    (repeated images, protected pairs). At a gap of exactly ``epsilon`` eq. 9 averages and the
-    code takes the hardest; we follow the code, or ``epsilon=0`` would not be `hardest` on ties.
+    Eq. 12 divides the sum over negatives by the batch size B, the authors' code by their number,
+    B − 1. We follow the code: the result stays a mean if an anchor has fewer negatives (repeated
+    images, protected pairs). At a gap of exactly ``epsilon`` eq. 9 averages and the code takes the
+    hardest. We follow the code, so that ``epsilon=0`` equals `hardest` on ties.
 
-    ``reduction="mean"`` is the code's: mean over anchors, half of both directions. ``"sum"`` adds
-    the anchors of both directions, on the scale of `hardest`.
+    ``reduction="mean"`` is the code's: the mean over anchors and over both directions. ``"sum"``
+    adds the anchors of both directions, on the scale of `hardest`.
     """
 
     averages_negatives = True
@@ -39,17 +39,19 @@ class SelHN(HingeObjective):
         self.epsilon = epsilon
 
     def weights(self, anchors: Anchors, context: Context) -> Tensor:
-        averaged = self.averaged(anchors)[:, None]
-        return torch.where(averaged, all_negatives_mask(anchors), hardest_negative_mask(anchors))
+        all_negatives = all_negatives_mask(anchors)  # eq. 12
+        hardest = hardest_negative_mask(anchors)  # eq. 11
+        return torch.where(self.is_tied(anchors)[:, None], all_negatives, hardest)  # eq. 9
 
     @torch.no_grad()
-    def averaged(self, anchors: Anchors) -> Tensor:
-        """Which anchors [P] average: those whose Δs (eq. 10) is below epsilon."""
-        return (anchors.positive - anchors.hardest).abs() < self.epsilon
+    def is_tied(self, anchors: Anchors) -> Tensor:
+        """Whether each anchor [P] averages over its negatives."""
+        delta_s = (anchors.positive - anchors.hardest).abs()  # eq. 10
+        return delta_s < self.epsilon
 
     def negative_selection(self, epoch: int) -> NegativeSelection:
         return "adaptive"
 
     def diagnostics(self, directions: tuple[Anchors, Anchors]) -> dict[str, Tensor]:
-        averaged = torch.cat([self.averaged(anchors) for anchors in directions])
-        return {"selhn/averaged": averaged.float().mean()}
+        tied = torch.cat([self.is_tied(anchors) for anchors in directions])
+        return {"selhn/averaged": tied.float().mean()}

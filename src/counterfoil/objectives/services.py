@@ -1,7 +1,6 @@
-"""What training offers to objectives that need more than a score matrix.
+"""Protocols of the services that training provides to objectives that need more than scores.
 
-The objective says what it needs; training, which stands above it and knows models and data on
-disk, does the work. Each protocol here is implemented in `counterfoil.training`.
+Each protocol is implemented in `counterfoil.training`, which knows models and files.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import TextProcessor
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.base import Matcher
-from counterfoil.objectives.twins import Twins
+from counterfoil.objectives.positives import Twins
 
 MaskUnit = Literal["graph", "word"]
 MaskShare = Literal["units", "sentence"]
 
 
 class BatchServices(Protocol):
-    """The batch that is being trained on, with the model, for objectives that score more than it.
+    """The current batch and the model, for objectives that score more than the batch.
 
-    ``images`` and ``texts`` are this process's share as encoded for the scores, with gradients.
+    ``images`` and ``texts`` are this process's share of the encoded batch, with gradients.
     """
 
     batch: PairBatch
@@ -51,23 +50,23 @@ class BatchServices(Protocol):
     def encode_texts(self, texts: TextBatch) -> Encoded: ...
 
     def paired(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Scores [n] of image ``k`` with text ``k``, those of all processes in order.
+        """Scores [n] of image ``k`` with text ``k``, gathered from all processes in order.
 
-        Each process brings at least one pair.
+        Each process must pass at least one pair.
         """
         ...
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Inside, the matcher works in the precision of the run."""
+        """The precision of the run."""
         ...
 
     def inference(self) -> AbstractContextManager[None]:
-        """Inside, the model is asked, not trained: no gradients, no dropout."""
+        """Evaluation mode: no gradients, no dropout."""
         ...
 
 
 class Teacher(Protocol):
-    """A trained model that is asked, not trained."""
+    """A trained model with frozen weights."""
 
     def scores(self, batch: PairBatch) -> Tensor:
         """Scores [n_images, n_texts] of the global batch, without gradients."""
@@ -75,25 +74,25 @@ class Teacher(Protocol):
 
 
 class Guide(Protocol):
-    """What several trained models think of every image with every caption of the training split."""
+    """Mean scores of several trained models for all pairs of the training split."""
 
     def scores(self, image_ids: Tensor, caption_ids: Tensor, device: torch.device) -> Tensor:
         """Mean scores [n_images, n_texts] in full precision, without gradients.
 
-        Ids are indices into the training split, the same on every process. Not a number where an
-        image could not be read.
+        Ids are indices into the training split, the same on every process. Scores of unreadable
+        images are NaN.
         """
         ...
 
 
 @dataclass(frozen=True)
 class GeneratorOptions:
-    """K ``masks`` of a caption by ``unit``, L ``samples`` each, of which ``kept`` become foils.
+    """K ``masks`` of a caption, L ``samples`` of each; the ``kept`` best become foils.
 
-    ``run`` is the folder of the frozen model that fills the masks (static), or empty for the model
-    that is being trained (dynamic). Only the first ``anchors`` captions of a batch get foils, all
-    of them where it is 0. ``share`` is what 15 % are masked of: the words in units (public code),
-    or all words of the sentence (the paper).
+    Masks cover one ``unit`` each. ``run`` is the folder of the frozen model that fills the masks
+    (static), or empty for the model in training (dynamic). Only the first ``anchors`` captions of a
+    batch get foils (0: all). ``share`` is the base of the 15 % that are masked: the words in units
+    (public code), or all words of the sentence (the paper).
     """
 
     masks: int
@@ -113,9 +112,9 @@ class GeneratorOptions:
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """Masked versions [B, K, W] of the first B captions of a batch, all as long as these.
+    """Masked versions [B, K, W] of the first B captions of a batch, padded like these.
 
-    The labels are the true token where one was masked, −1 elsewhere.
+    Labels are the true tokens at masked positions, −1 elsewhere.
     """
 
     captions: TextBatch
@@ -125,9 +124,9 @@ class MaskedBatch:
 
 @dataclass(frozen=True)
 class Generated(MaskedBatch):
-    """Masked versions, and the selected ``foils`` [B, m, W], best first, where ``real`` [B, m].
+    """Masked versions, and the selected ``foils`` [B, m, W], best first; ``real`` [B, m] is a mask.
 
-    The labels of foils are those of the versions that they were filled into.
+    The labels of a foil are those of the masked version that it fills.
     """
 
     foils: Tensor
@@ -136,7 +135,7 @@ class Generated(MaskedBatch):
 
 
 class Generator(Protocol):
-    """Masks the captions of a batch, and writes foils for them."""
+    """Masks the captions of a batch, and generates foils of them."""
 
     def mask(self, services: BatchServices, step: int) -> MaskedBatch: ...
 
@@ -144,7 +143,7 @@ class Generator(Protocol):
 
 
 class RunSetup(Protocol):
-    """A run before its first step: its data, its model's shape, and other runs."""
+    """A run before its first step: its data, the shape of its model, and access to other runs."""
 
     train: Split
     text: TextProcessor
@@ -152,16 +151,16 @@ class RunSetup(Protocol):
     seed: int
     epochs: int
     twins: Twins | None
-    """Pairs of the split that are no negatives, as their captions are identical to own ones."""
+    """Pairs of the split with identical captions, which are not negatives."""
 
     def teacher(self, run: str) -> Teacher: ...
 
     def guide(self, folder: str) -> Guide:
-        """A guide that was built for the training split of this run."""
+        """Load a guide that was built for the training split of this run."""
         ...
 
     def nearest(self, run: str, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """By another run's scores over the whole training split, the best wrong candidates.
+        """The hardest negatives in the whole training split, by another run's scores.
 
         Captions [n_images, count] of each image and images [n_captions, count] of each caption,
         best first, own pairs and twins excluded.
@@ -173,42 +172,41 @@ class RunSetup(Protocol):
         ...
 
     def generator(self, options: GeneratorOptions, heads: Sequence[str]) -> Generator:
-        """What writes foils with the model itself, or with a frozen one; it must have ``heads``."""
+        """A generator of foils with the model in training or a frozen one that has ``heads``."""
         ...
 
 
 class TrainSplitScores(Protocol):
-    """A look at the whole training split before an epoch, without gradients and augmentation."""
+    """Scores of the whole training split before an epoch, without gradients and augmentation."""
 
     def __call__(self) -> Iterator[tuple[tuple[Tensor, ...], Tensor, Tensor]]:
-        """Batch by batch: scores of each copy of the model, image ids and caption ids.
+        """Per batch: scores [n, n] of each member of the ensemble, image ids and caption ids.
 
-        Scores are [n, n] and pair ``k`` stands on the diagonal.
+        Pairs are on the diagonal.
         """
         ...
 
 
 class Lookahead(Protocol):
-    """An update that is tried before it is made (for objectives that learn how to weigh).
+    """A trial of the next update, for objectives that learn weights of pairs.
 
-    ``step`` counts the updates made so far. Nothing a trial does stays: weights, running
-    statistics, gradients and random numbers are as before when it is over. Every scoring draws the
-    same random numbers, those of the coming update, so that two of them differ by the weights
-    alone; and all of them are in full precision, whatever the run trains in.
+    ``step`` counts the updates made so far. A trial changes nothing: afterwards weights, running
+    statistics, gradients and random states are restored. All scores use the random numbers of the
+    next update, so that two of them differ only by the weights. They are in full precision.
     """
 
     step: int
 
     def scores(self, batch: PairBatch | None = None) -> tuple[Tensor, Tensor]:
-        """Scores and positives of the coming batch (or another) with the weights as they are."""
+        """Scores and positives of the next batch (or another) with the current weights."""
         ...
 
     def protected(self, batch: PairBatch | None = None) -> Tensor | None:
-        """Which pairs of the coming batch (or another) are no negatives: identical captions."""
+        """Pairs of the next batch (or another) with identical captions."""
         ...
 
     def held_out_batch(self) -> PairBatch:
-        """A batch of the images set aside, another at each step."""
+        """A batch of held-out images, a different one at each step."""
         ...
 
     def gradient(self, loss: Tensor) -> list[Tensor]:
@@ -216,10 +214,10 @@ class Lookahead(Protocol):
         ...
 
     def moved(self, direction: list[Tensor], amount: float) -> AbstractContextManager[None]:
-        """Inside, the weights are moved by ``amount`` times ``direction``."""
+        """Temporarily add ``amount`` times ``direction`` to the weights."""
         ...
 
     @property
     def rate(self) -> float:
-        """The learning rate of the coming update."""
+        """The learning rate of the next update."""
         ...

@@ -1,4 +1,4 @@
-"""SHN and SCT: what to do with a negative that scores above the positive."""
+"""SHN and SCT: semi-hard and selectively contrastive negatives, for scores above the positive."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class MinedNegative(Objective):
     """A cost for one mined negative per anchor.
 
     ``form="paper"`` uses the hinge of SelHN's appendix B.2, summed over anchors and directions.
-    ``form="reference"`` uses what the authors of SCT published: the NCA cost
-    -log softmax([positive, negative] / temperature), averaged over the anchors that have a
-    negative. Their code mines among images of the same and of other classes; here a pair is a
-    class. ``reduction`` overrides the form's own; a ``"mean"`` in the paper's form averages over
-    all anchors, as that of `hardest` does. An option that a form does not read is refused.
+    ``form="reference"`` uses the public code of SCT: the NCA cost
+    −log softmax([positive, negative] / temperature), averaged over the anchors with a negative.
+    That code mines among images of the same and of other classes; here each pair is a class.
+    ``reduction`` overrides that of the form; ``"mean"`` in the paper's form averages over all
+    anchors, as in `hardest`. Options that a form does not read raise an error.
     """
 
     name: str
@@ -50,7 +50,7 @@ class MinedNegative(Objective):
         self.reduction = reduction or ("sum" if form == "paper" else "mean")
 
     def allowed(self, anchors: Anchors) -> Tensor:
-        """Which candidates [P, C] may be mined."""
+        """Mask [P, C] of the candidates that may be mined."""
         raise NotImplementedError
 
     def costs(self, positive: Tensor, negative: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class MinedNegative(Objective):
         return LossReport(self.loss(*directions))
 
     def _one_direction(self, anchors: Anchors) -> tuple[Tensor, Tensor]:
-        """Costs [P] and which anchors [P] have a negative; the others cost nothing."""
+        """Costs [P], and a mask [P] of the anchors with a negative; the others cost nothing."""
         allowed = self.allowed(anchors)
         ranked = anchors.scores.detach().masked_fill(~allowed, -torch.inf)
         negative = anchors.scores.gather(1, ranked.argmax(1, keepdim=True)).squeeze(1)
@@ -85,7 +85,7 @@ class MinedNegative(Objective):
 class SHN(MinedNegative):
     """SHN: hinge on the semi-hard negative, the hardest below the positive (SelHN eq. 13-14).
 
-    Equal scores cost nothing: the loss of a collapsed model is that of a perfect one.
+    Equal scores cost nothing, so that a collapsed model has the loss of a perfect one.
     """
 
     name = "shn"
@@ -98,8 +98,8 @@ class SHN(MinedNegative):
 class SCT(MinedNegative):
     """SCT: hinge on the hardest negative, or its score if above the positive (SelHN eq. 15-16).
 
-    ``lam`` weighs the second case. The reference form also counts a negative above
-    ``hard_similarity`` as hard, wherever the positive is.
+    ``lam`` is the weight of the second case. In the reference form, a negative above
+    ``hard_similarity`` is hard as well, regardless of the positive.
     """
 
     name = "sct"

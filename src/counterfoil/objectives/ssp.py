@@ -50,12 +50,12 @@ class SSP(Objective):
         return self.margin
 
     def _one_direction(self, anchors: Anchors) -> Tensor:
-        chosen = hardest_negative_mask(anchors)
-        hardest = (anchors.scores * chosen).sum(1)
+        selected = hardest_negative_mask(anchors)
+        hardest = (anchors.scores * selected).sum(1)
         violated = (hardest > anchors.positive - self.margin) & (anchors.positive < MAX_SIMILARITY)
         costs = polynomial(anchors.positive, self.positive).clamp(min=0)
         costs = costs + polynomial(hardest, self.negative).clamp(min=0)
-        return costs.masked_fill(~(violated & chosen.any(1)), 0).sum()
+        return costs.masked_fill(~(violated & selected.any(1)), 0).sum()
 
 
 def polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:

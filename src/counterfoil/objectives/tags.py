@@ -1,8 +1,12 @@
-"""TAGS: a model learns from sentences that it wrote itself; TAGS-DC: also which words it changed.
+"""TAGS and TAGS-DC: a model learns from negative captions that it generates (Fan et al. 2022).
 
-The public code scores the true caption from a wrong sequence (its first token, repeated) where it
-is set against generated ones; here the positive is the true caption's own score. UNITER's masked
-language model, with which the foils are written, is an objective by itself.
+Equation numbers are the paper's. A masked language model (eq. 1) fills masked captions (eq. 2), and
+the fillings that score highest (eq. 3 and 5) are negatives (eq. 6). TAGS-DC adds word
+discrimination (eq. 7) and word correction (eq. 8). Retrieval among real captions (eq. 4) is the
+objective `hard-candidates`; the weighted sum (eq. 9) is the configuration of all of them.
+
+In eq. 6, the public code scores the true caption from a wrong sequence (its first token, repeated);
+here the positive is the score of the true caption. `MLM` trains eq. 1 alone.
 """
 
 from __future__ import annotations
@@ -34,23 +38,23 @@ from counterfoil.objectives.services import (
 )
 
 UNLABELED = -1
-"""The label of a token that no loss looks at."""
+"""The label of a token without a loss."""
 
 CLASS_WEIGHTS = (1.0, 0.11)
-"""TAGS' weights of replaced and of original words, of which there are many more."""
+"""TAGS' weights of replaced and of original words, as there are many more of the latter."""
 
 
-# Losses of words are unreduced, one number a word: which words to average over is up to the caller.
+# Losses of words are unreduced, one number per word: callers average over different words.
 def word_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy at each labelled token, in order: of a masked language model, of corrections.
+    """Cross-entropy of each labelled token, in order (eq. 1 and 8).
 
-    ``logits`` [..., V], ``labels`` [...] with −1 where there is nothing to say.
+    ``logits`` [..., V], ``labels`` [...] with −1 for tokens without a loss.
 
     >>> word_losses(torch.zeros(1, 2, 4), torch.tensor([[-1, 3]]))
     tensor([1.3863])
     """
-    asked = labels != UNLABELED
-    return F.cross_entropy(logits[asked], labels[asked], reduction="none")
+    labeled = labels != UNLABELED
+    return F.cross_entropy(logits[labeled], labels[labeled], reduction="none")
 
 
 def discrimination_losses(
@@ -60,10 +64,10 @@ def discrimination_losses(
     mask: Tensor,
     weights: tuple[float, float] = CLASS_WEIGHTS,
 ) -> Tensor:
-    """Weighted negative log-likelihood of "replaced" or "original" at each real token, in order.
+    """Weighted negative log-likelihood of "replaced" or "original" of each real token (eq. 7).
 
-    ``logits`` [n, W, 2]; a token of ``ids`` [n, W] is original where it is that of ``true_ids``.
-    Weights scale the losses; their mean is over tokens, not over weights, as TAGS takes it.
+    ``logits`` [n, W, 2]; a token of ``ids`` [n, W] is original if it equals that of ``true_ids``.
+    Weights scale the losses; as in TAGS, the mean is over tokens, not over weights.
     """
     original = (ids == true_ids).expand(mask.shape)[mask]
     losses = F.cross_entropy(logits[mask], original.long(), reduction="none")
@@ -72,12 +76,12 @@ def discrimination_losses(
 
 
 @dataclass(frozen=True)
-class Read:
-    """Foils with the tokens they replaced, and what the model makes of them.
+class ScoredFoils:
+    """Foils with the tokens they replaced, and the model's scores and states of them.
 
-    ``owners`` [F] say which caption each of the ``foils`` comes from, ``labels`` [F, W] are the
-    true tokens where there was a mask. ``true`` [B] and ``scores`` [F] have gradients, and so have
-    the ``states`` of the foils, where they were asked for.
+    ``owners`` [F] is the index of the caption that each of the ``foils`` comes from. ``labels``
+    [F, W] are the true tokens at masked positions. ``true`` [B] are the scores of the captions,
+    ``scores`` [F] those of the foils; they and the optional ``states`` of foils have gradients.
     """
 
     foils: TextBatch
@@ -92,15 +96,17 @@ class Read:
 class TAGS(Objective):
     """TAGS: fill masked words given the image, and rank the true caption above the result.
 
-    Beside another objective: {hard-candidates: 1, tags: 1}. Each caption gets ``masks`` versions,
-    masked by ``unit`` (of the scene graph that ``extractor`` finds, or token by token), each filled
-    ``samples`` times at ``temperature``; of what is no false negative, the ``kept`` best-scoring
-    are negatives. ``mlm`` and ``rank`` weigh the two losses; without ``rank`` nothing is written.
-    ``mask_share`` says what 15 % are masked of: of the words in units, or of the whole sentence.
-    ``generator`` is a run whose frozen model fills the masks (static): this model then shares no
-    parameter with it, and learns no masked words, so ``mlm`` is not to be set. Without one, the
-    model in training fills them (dynamic). Where batches are large for the sake of their
-    candidates, ``anchors`` says how many pairs of each process's batch get foils.
+    Use it with another objective: {hard-candidates: 1, tags: 1}. Each caption gets ``masks``
+    masked versions, each filled ``samples`` times at ``temperature`` (eq. 2). Masks cover one
+    ``unit``: a phrase of the scene graph that ``extractor`` returns, or a token. The ``kept``
+    best-scoring fillings that are not false negatives are negatives (eq. 5). ``mlm`` and ``rank``
+    are the weights of eq. 1 and 6; with ``rank=0`` nothing is generated. ``mask_share``: 15 % of
+    the words in units are masked, or of the whole sentence.
+
+    ``generator``: a run whose frozen model fills the masks (static, §2.3). The model in training
+    then learns no masked words, so ``mlm`` must not be set. Without a generator, the model in
+    training fills the masks (dynamic). ``anchors``: how many pairs of each process's batch get
+    foils (0: all), for batches that are large to have many candidates.
     """
 
     requires = "the captions of the batch and a model that fills their masks"
@@ -140,27 +146,27 @@ class TAGS(Objective):
         self._generator: Generator | None = None
 
     def prepare(self, training: RunSetup) -> None:
-        heads = [head for head in self.heads if self._fills or head != "mlm"]
+        heads = [head for head in self.heads if self._is_dynamic or head != "mlm"]
         self._generator = training.generator(self.options, heads)
 
     @property
-    def _fills(self) -> bool:
-        """Whether the model in training fills the masks, and so learns to: dynamic (§2.3)."""
+    def _is_dynamic(self) -> bool:
+        """Whether the model in training fills the masks, and so learns eq. 1 (§2.3)."""
         return not self.options.run
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         services = context.services
         if services is None or self._generator is None:
             raise TrainingError("objective.tags works on the batches of a training run only")
-        if not self.rank and not self.reads_words:  # what would be written, nothing would read
-            return self._fill_term(services, self._generator.mask(services, context.step))
-        generated = self._generator(services, context.step)
-        filled = self._fill_term(services, generated)
-        read = read_foils(services, _images(services, generated), generated, self.reads_words)
-        gaps = read.true[read.owners] - read.scores
-        rank = global_mean((self.margin - gaps).clamp(min=0))
-        words = self.word_terms(services, generated, read)
-        loss = filled.loss + self.rank * rank + words.loss
+        if not self.rank and not self.reads_words:  # no loss would read the foils
+            return self._mlm_term(services, self._generator.mask(services, context.step))
+        generated = self._generator(services, context.step)  # eq. 2, 3 and 5
+        mlm = self._mlm_term(services, generated)
+        foils = score_foils(services, _images(services, generated), generated, self.reads_words)
+        gaps = foils.true[foils.owners] - foils.scores
+        rank = global_mean((self.margin - gaps).clamp(min=0))  # eq. 6
+        words = self.word_terms(services, generated, foils)
+        loss = mlm.loss + self.rank * rank + words.loss  # eq. 9
         if not context.logging:
             return LossReport(loss)
         with torch.no_grad():
@@ -171,28 +177,30 @@ class TAGS(Objective):
                 "tags/kept": global_mean(generated.real.sum(1).float()),
                 "tags/rank": rank.detach(),
             }
-        return LossReport(loss, filled.diagnostics | diagnostics | words.diagnostics)
+        return LossReport(loss, mlm.diagnostics | diagnostics | words.diagnostics)
 
-    def _fill_term(self, services: BatchServices, masked: MaskedBatch) -> LossReport:
-        """Filling masks (Eq. 1); nothing if another, frozen model fills them."""
-        if not self._fills:
+    def _mlm_term(self, services: BatchServices, masked: MaskedBatch) -> LossReport:
+        """Eq. 1; zero if a frozen model fills the masks."""
+        if not self._is_dynamic:
             return LossReport(0 * services.images.mask.sum().float())
-        loss = global_mean(fill_losses(services, _images(services, masked), masked))
+        loss = global_mean(mlm_losses(services, _images(services, masked), masked))
         return LossReport(self.mlm * loss, {"tags/mlm": loss.detach()})
 
-    def word_terms(self, services: BatchServices, generated: Generated, read: Read) -> LossReport:
-        """What is learned of the single words of the foils: nothing."""
-        return LossReport(0 * read.true.sum())
+    def word_terms(
+        self, services: BatchServices, generated: Generated, scored: ScoredFoils
+    ) -> LossReport:
+        """Losses of single words of the foils; zero without heads that read words."""
+        return LossReport(0 * scored.true.sum())
 
 
 @objectives.register("tags-dc")
 class TAGSDC(TAGS):
-    """TAGS-DC: TAGS with heads that find the wrong words of foils and correct them.
+    """TAGS-DC: TAGS with heads that detect the wrong words of foils and correct them.
 
-    ``discrimination`` and ``correction`` weigh these losses, ``replaced`` and ``original`` the two
-    kinds of words in the former. ``correct_over`` says which tokens of a foil the correction learns
-    from: those that were masked, as in the public code, or the whole sentence, as in Eq. 8. The
-    model needs a head for each.
+    ``discrimination`` and ``correction`` are the weights of eq. 7 and 8, ``replaced`` and
+    ``original`` the class weights in eq. 7. ``correct_over``: correction learns from the masked
+    tokens of a foil, as in the public code, or from the whole sentence, as in eq. 8. The model
+    needs a head for each loss.
     """
 
     heads = ("mlm", "discrimination", "correction")
@@ -237,24 +245,26 @@ class TAGSDC(TAGS):
         self.discrimination, self.correction = discrimination, correction
         self.class_weights = (replaced, original)
 
-    def word_terms(self, services: BatchServices, generated: Generated, read: Read) -> LossReport:
-        foils, states = read.foils, read.states
+    def word_terms(
+        self, services: BatchServices, generated: Generated, scored: ScoredFoils
+    ) -> LossReport:
+        foils, states = scored.foils, scored.states
         if states is None:
             raise TrainingError("objective.tags-dc: the foils were scored without their words")
-        true_ids = generated.captions.ids[read.owners]
-        heads, masked = cross_encoder(services).heads, read.labels != UNLABELED
-        asked = masked if self.correct_over == "masked" else foils.mask
+        true_ids = generated.captions.ids[scored.owners]
+        heads, masked = cross_encoder(services).heads, scored.labels != UNLABELED
+        corrected = masked if self.correct_over == "masked" else foils.mask
         with services.autocast():
             verdicts = heads["discrimination"](states.words).float()
-            logits = heads["correction"](states.words[asked], word_table(services)).float()
-        discrimination = global_mean(
+            logits = heads["correction"](states.words[corrected], word_table(services)).float()
+        discrimination = global_mean(  # eq. 7
             discrimination_losses(verdicts, foils.ids, true_ids, foils.mask, self.class_weights)
         )
-        correction = global_mean(word_losses(logits, true_ids[asked]))
+        correction = global_mean(word_losses(logits, true_ids[corrected]))  # eq. 8
         loss = self.discrimination * discrimination + self.correction * correction
         original = (foils.ids == true_ids)[foils.mask]
         right = (verdicts.argmax(-1)[foils.mask] == 1) == original
-        restored = (logits.argmax(-1) == true_ids[asked])[masked[asked]]
+        restored = (logits.argmax(-1) == true_ids[corrected])[masked[corrected]]
         diagnostics = {
             "tags/discrimination": discrimination.detach(),
             "tags/correction": correction.detach(),
@@ -266,71 +276,72 @@ class TAGSDC(TAGS):
 
 
 def _images(services: BatchServices, masked: MaskedBatch) -> Encoded:
-    """The images [B] of the captions that were masked."""
+    """The images [B] of the masked captions."""
     return services.images[pair_images(services.batch)[: len(masked.masked)]]
 
 
-def fill_losses(services: BatchServices, images: Encoded, generated: MaskedBatch) -> Tensor:
-    """Losses of all masked tokens, given the images [B] of the captions."""
-    matcher, versions = cross_encoder(services), generated.masked.shape[1]
+def mlm_losses(services: BatchServices, images: Encoded, batch: MaskedBatch) -> Tensor:
+    """Losses of all masked tokens, given the images [B] of the captions (eq. 1)."""
+    matcher, versions = cross_encoder(services), batch.masked.shape[1]
     rows = torch.arange(len(images), device=images.mask.device).repeat_interleave(versions)
-    labels = generated.masked_labels.flatten(0, 1)
-    masked = TextBatch(generated.masked.flatten(0, 1), generated.captions.mask[rows])
-    texts, asked = services.encode_texts(masked), labels != UNLABELED
+    labels = batch.masked_labels.flatten(0, 1)
+    masked = TextBatch(batch.masked.flatten(0, 1), batch.captions.mask[rows])
+    texts, labeled = services.encode_texts(masked), labels != UNLABELED
     with services.autocast():
         states = matcher.states(images[rows], texts).words
-        logits = matcher.heads["mlm"](states[asked], word_table(services))
-    return word_losses(logits.float(), labels[asked])
+        logits = matcher.heads["mlm"](states[labeled], word_table(services))
+    return word_losses(logits.float(), labels[labeled])
 
 
-def read_foils(
+def score_foils(
     services: BatchServices, images: Encoded, generated: Generated, with_states: bool
-) -> Read:
-    """True captions and foils scored with gradients, all with the images [B] of the captions."""
+) -> ScoredFoils:
+    """True captions and foils scored with the images [B] of the captions, with gradients."""
     captions, matcher = generated.captions, cross_encoder(services)
     owners = generated.real.nonzero()[:, 0]
     foils = TextBatch(generated.foils[generated.real], captions.mask[owners])
     both = TextBatch(torch.cat([captions.ids, foils.ids]), torch.cat([captions.mask, foils.mask]))
     own = torch.arange(len(images), device=owners.device)
-    texts, pictured = services.encode_texts(both), images[torch.cat([own, owners])]
+    texts, pair_image = services.encode_texts(both), images[torch.cat([own, owners])]
     count, states = len(own), None
     with services.autocast():
         if with_states:
-            states = matcher.states(pictured, texts)
+            states = matcher.states(pair_image, texts)
             scores = matcher.score(states.pooled)
             states = CrossStates(
                 states.words[count:], states.regions[count:], states.pooled[count:]
             )
         else:
-            scores = matcher.paired(pictured, texts)
+            scores = matcher.paired(pair_image, texts)
     labels = generated.foil_labels[generated.real]
-    return Read(foils, labels, owners, scores[:count].float(), scores[count:].float(), states)
+    true, false = scores[:count].float(), scores[count:].float()
+    return ScoredFoils(foils, labels, owners, true, false, states)
 
 
 def cross_encoder(services: BatchServices) -> CrossEncoder:
-    """The matcher in training, which `prepare` has seen to be one."""
+    """The matcher in training, which the generator has checked to be a cross-encoder."""
     matcher = services.matcher
     assert isinstance(matcher, CrossEncoder)  # noqa: S101
     return matcher
 
 
 def word_table(services: BatchServices) -> Tensor:
-    """Vectors [V, D] of the words that the heads write with."""
+    """Word vectors [V, D] of the text encoder, which the heads predict words with."""
     table: Tensor = services.text_encoder.word_table.weight  # type: ignore[union-attr, assignment]
     return table
 
 
 def global_mean(values: Tensor) -> Tensor:
-    """Mean over the values of all processes; 0 where there is none."""
+    """Mean over the values of all processes; 0 without values."""
     count = sum_over_processes(values.new_tensor(float(values.numel())))
     return sum_over_processes(values.sum()) / count.clamp(min=1)
 
 
 @objectives.register("mlm")
 class MLM(Objective):
-    """UNITER's masked language model: fill masked words given the image; beside another objective.
+    """UNITER's masked language model (eq. 1): predict masked words given the image.
 
-    Captions are masked as by `tags`, ``masks`` times each; nothing is written or ranked.
+    Use it with another objective. Captions are masked as in `tags`, ``masks`` times each.
     """
 
     requires = "the captions of the batch and a model that fills their masks"
@@ -356,7 +367,6 @@ class MLM(Objective):
         if services is None or self._generator is None:
             raise TrainingError("objective.mlm works on the batches of a training run only")
         images = services.images[pair_images(services.batch)]
-        loss = global_mean(
-            fill_losses(services, images, self._generator.mask(services, context.step))
-        )
+        masked = self._generator.mask(services, context.step)
+        loss = global_mean(mlm_losses(services, images, masked))
         return LossReport(loss, {"mlm/loss": loss.detach()})

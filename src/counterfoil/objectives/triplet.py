@@ -18,12 +18,12 @@ from counterfoil.objectives.base import (
 
 
 class HingeObjective(Objective):
-    """Hinge costs of each anchor's negatives, weighted by a choice of negatives.
+    """Hinge costs of each anchor's negatives, weighted by a selection of negatives.
 
-    A subclass says which negatives count: `weights` returns [P, C], zero for a negative that is
-    left out. ``reduction="sum"`` adds everything up, as VSE++ and SCAN do; ``"mean"`` averages over
-    anchors and over each anchor's chosen negatives, then over the two directions, as RVSE++ does.
-    ``averages_negatives`` makes an anchor's cost a mean over its chosen negatives in both.
+    A subclass implements `weights` [P, C], zero for negatives that are not selected.
+    ``reduction="sum"`` sums all costs, as VSE++ and SCAN do. ``"mean"`` averages over the selected
+    negatives of an anchor, over anchors and over the two directions, as RVSE++ does.
+    ``averages_negatives`` averages over the selected negatives in both reductions.
     """
 
     averages_negatives: bool = False
@@ -33,6 +33,7 @@ class HingeObjective(Objective):
         self.margin, self.reduction = margin, reduction
 
     def weights(self, anchors: Anchors, context: Context) -> Tensor:
+        """Weight [P, C] of each candidate."""
         raise NotImplementedError
 
     def anchors(
@@ -42,7 +43,7 @@ class HingeObjective(Objective):
         return both_directions(scores, positives, context)
 
     def diagnostics(self, directions: tuple[Anchors, Anchors]) -> dict[str, Tensor]:
-        """What a run logs of this objective besides what it logs of every batch."""
+        """Values for the training log, besides those of every objective."""
         return {}
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
@@ -59,7 +60,7 @@ class HingeObjective(Objective):
         return loss if self.reduction == "sum" else loss / 2
 
     def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
-        """The margin for each anchor: right for one negative each, or a mean over them."""
+        """The margin per anchor: exact for one selected negative, or a mean over them."""
         return self.margin if self.reduction == "mean" else 2 * anchors * self.margin
 
     def hinge_margin(self, epoch: int) -> float | None:
@@ -95,7 +96,7 @@ def _uninformed_triplet(hinge: HingeObjective, anchors: int, negatives: float) -
 
 @objectives.register("hardest")
 class HardestNegative(HingeObjective):
-    """Hinge on the hardest negative of each anchor (VSE++); the first epochs may use all."""
+    """Hinge on the hardest negative of each anchor (VSE++); ``warmup_epochs`` use all negatives."""
 
     def __init__(
         self, *, margin: float = 0.2, reduction: Reduction = "sum", warmup_epochs: int = 0
@@ -109,7 +110,7 @@ class HardestNegative(HingeObjective):
         return hardest_negative_mask(anchors)
 
     def cost(self, directions: tuple[Anchors, Anchors], context: Context) -> Tensor:
-        """What `weights` says, at once: with one negative each, no matrix of them is needed."""
+        """The cost that `weights` defines, computed without a weight matrix."""
         if context.epoch < self.warmup_epochs:
             return super().cost(directions, context)
         hardest = torch.stack([hardest_score(anchors) for anchors in directions])
@@ -128,18 +129,18 @@ class HardestNegative(HingeObjective):
 
 
 def all_negatives_mask(anchors: Anchors) -> Tensor:
-    """Weight one on each negative of each anchor."""
+    """Weight 1 for each negative of each anchor [P, C]."""
     return anchors.is_negative.to(anchors.scores.dtype)
 
 
 def hardest_negative_mask(anchors: Anchors) -> Tensor:
-    """Weight one on each anchor's hardest negative, nothing where it has no negative."""
+    """Weight 1 for each anchor's hardest negative [P, C]; zero without negatives."""
     ranked = anchors.scores.detach().masked_fill(~anchors.is_negative, -torch.inf)
     chosen = torch.zeros_like(ranked).scatter_(1, ranked.argmax(1, keepdim=True), 1.0)
     return chosen * anchors.is_negative
 
 
 def hardest_score(anchors: Anchors) -> Tensor:
-    """Score of each anchor's hardest negative, -inf where it has none; of equal ones one counts."""
-    # log 0 is -inf, log 1 is 0: a sum takes nothing in the backward pass, a choice would
+    """Score [P] of each anchor's hardest negative; -inf without negatives, one of several ties."""
+    # log 0 = -inf and log 1 = 0: the backward pass of a sum is free, that of masked_fill is not
     return (anchors.scores + anchors.is_negative.log()).max(1).values

@@ -21,7 +21,7 @@ from counterfoil.data.text.words import words
 from counterfoil.foils import DEFAULT_KINDS, rule_foils
 from counterfoil.foils.files import foils_by_caption
 from counterfoil.models.model import Model
-from counterfoil.objectives.twins import Twins
+from counterfoil.objectives.positives import Twins
 from counterfoil.scoring.encode import encode_images, encode_texts
 from counterfoil.scoring.engine import scored_tiles
 from counterfoil.scoring.plan import plan_scores

@@ -19,7 +19,7 @@ from counterfoil.data.text.tokenizers import TextProcessor
 from counterfoil.matchers.mismatch_boundary import MismatchBoundary
 from counterfoil.models.model import Model
 from counterfoil.objectives import Composite, Objective
-from counterfoil.objectives.twins import Twins, find_twins, twin_pairs
+from counterfoil.objectives.positives import Twins, find_twins, twin_pairs
 from counterfoil.training.services import Prepared
 from counterfoil.training.step import score_batch
 

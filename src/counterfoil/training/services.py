@@ -33,8 +33,8 @@ from counterfoil.models.store import first_member, from_pretrained
 from counterfoil.models.warm_start import same_ids
 from counterfoil.objectives import Composite, create_objective
 from counterfoil.objectives.contrastive import MAX_SCALE, InfoNCE, SigLIP
+from counterfoil.objectives.positives import Twins, find_twins
 from counterfoil.objectives.services import GeneratorOptions
-from counterfoil.objectives.twins import Twins, find_twins
 from counterfoil.training.extra_negatives import Indices, foil_negatives, mine
 from counterfoil.training.guides.guide import EmbeddingGuide, MatrixGuide, open_guide
 from counterfoil.training.step import score_batch

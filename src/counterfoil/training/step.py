@@ -20,7 +20,7 @@ from counterfoil.matchers.base import paired_scores
 from counterfoil.matchers.ensemble import EnsembleMatcher
 from counterfoil.models.model import Model
 from counterfoil.objectives import Context, Objective, both_directions
-from counterfoil.objectives.twins import Twins, twin_pairs
+from counterfoil.objectives.positives import Twins, twin_pairs
 from counterfoil.scoring.engine import fallback
 from counterfoil.training.diagnostics import (
     margin_histogram,

@@ -80,7 +80,7 @@ def test_any_numbers_of_words_and_regions(seed, regions, last_is_real, lengths, 
 @pytest.fixture
 def strays(monkeypatch) -> list[int]:
     """Addresses that the kernels read from outside of the tensors that they were given."""
-    if not isinstance(thread_per_caption_kernels.words_ask, InterpretedFunction):
+    if not isinstance(thread_per_caption_kernels.text_queries, InterpretedFunction):
         pytest.skip("only Triton's interpreter shows its addresses")
     spans: list[tuple[int, int]] = []
     found: list[int] = []
@@ -101,7 +101,10 @@ def strays(monkeypatch) -> list[int]:
         return load(self, pointers, *rest)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_masked_load", watched)
-    for kernel in (thread_per_caption_kernels.words_ask, thread_per_caption_kernels.regions_ask):
+    for kernel in (
+        thread_per_caption_kernels.text_queries,
+        thread_per_caption_kernels.image_queries,
+    ):
         monkeypatch.setattr(kernel, "pre_run_hooks", [note])
     return found
 

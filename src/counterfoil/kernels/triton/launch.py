@@ -18,7 +18,7 @@ from counterfoil.kernels.spec import SLOTS, WORDS, KernelSpec
 from counterfoil.kernels.triton.packing import Indices, Packing, pack, pack_batch
 
 MAX_BATCH_CAPTIONS = 4096
-"""Up to so many captions are a batch; more are a data set."""
+"""Most captions whose packing is cached: more are a data set, not a batch."""
 
 WARPS = 8
 
@@ -42,7 +42,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Regions:
-    """Regions [I, R, D] and their mask; None: all are real. What no kernel asks is not computed."""
+    """Regions [I, R, D] and their mask (None: no padding); norms and Gram matrices on demand."""
 
     fragments: Tensor
     mask: Tensor | None
@@ -58,9 +58,9 @@ class Regions:
 
 
 def tiled_words(flat: Tensor, where: Indices, lengths: list[int], spec: KernelSpec) -> Words:
-    """Words of captions in tiles; they stand at ``where`` in ``flat``, caption after caption.
+    """Words of captions in tiles; ``where`` are their indices in ``flat``, caption by caption.
 
-    Where a tile has a place to spare, any word may stand: it is in no caption's segment.
+    Unused positions of a tile hold arbitrary words, which belong to no caption's segment.
     """
     packing, fragments = tiles_of(flat, where, lengths)
     query_gram = spread = None
@@ -84,18 +84,18 @@ def tiles_of(flat: Tensor, where: Indices, lengths: list[int]) -> tuple[Packing,
 
 
 def placed(packed: Tensor, rows: Tensor) -> Tensor:
-    """Words at their places; zero where none stands, which is where ``rows`` is their number."""
+    """The words ``rows`` of packed ones; zero if ``rows`` is the number of words."""
     there = rows < len(packed)
     return packed.index_select(0, rows.clamp(max=len(packed) - 1)) * there[:, None].to(packed.dtype)
 
 
 def _tiles(fragments: Tensor, packing: Packing) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inner products of the words of some tiles, and which of them share a caption."""
+    """Inner products of the words of a few tiles, and a mask of those that share a caption."""
     of_tile = fragments.view(packing.tiles, packing.words, -1)
     segments = packing.segments.view(packing.tiles, packing.words)
-    for some, seg in zip(of_tile.split(512), segments.split(512), strict=True):
+    for tiles, seg in zip(of_tile.split(512), segments.split(512), strict=True):
         same = (seg[:, :, None] == seg[:, None, :]) & (seg < packing.slots)[:, :, None]
-        yield some @ some.transpose(1, 2), same
+        yield tiles @ tiles.transpose(1, 2), same
 
 
 def _query_gram(fragments: Tensor, packing: Packing) -> Tensor:
@@ -105,7 +105,7 @@ def _query_gram(fragments: Tensor, packing: Packing) -> Tensor:
 
 
 def _spread(fragments: Tensor, packing: Packing, scale: float) -> Tensor:
-    """NAAF's eq. 9, [tiles, from, to]: how much of a word's match reaches each word like it."""
+    """Weights of NAAF's eq. 9, [tiles, from, to]: how much of a word's match each word gets."""
     parts = []
     for query_gram, same in _tiles(fragments, packing):
         logits = (scale * query_gram.float()).masked_fill(~same, -torch.inf)
@@ -122,18 +122,18 @@ def fused_scores(spec: KernelSpec, words: Words, regions: Regions) -> Tensor:
     flat = regions.fragments.flatten(0, 1)
     width = len(words.fragments)
     exact = spec.method == "naaf" and flat.element_size() < 4 and widens(flat.device)
-    kept = torch.float32 if exact else flat.dtype
-    rows = max(1, min(images, BUFFER // (kept.itemsize * max(1, per_image * width))))
+    dtype = torch.float32 if exact else flat.dtype
+    rows = max(1, min(images, BUFFER // (dtype.itemsize * max(1, per_image * width))))
     if packing.tiles and images:
-        buffer = flat.new_empty(rows * per_image, width, dtype=kept)
-        out = scores.new_zeros(rows, slots + 1)  # the last one is of captions without words
+        buffer = flat.new_empty(rows * per_image, width, dtype=dtype)
+        out = scores.new_zeros(rows, slots + 1)  # the last slot is for captions without words
         for top in range(0, images, rows):
-            some = slice(top, min(top + rows, images))
-            part = flat[some.start * per_image : some.stop * per_image]
+            block = slice(top, min(top + rows, images))
+            part = flat[block.start * per_image : block.stop * per_image]
             sims = product(part, words.fragments, buffer[: len(part)])
-            found = out[: some.stop - some.start]
-            launch(spec, sims, words, regions, some, found)
-            scores[some] = in_order(found, packing, spec)
+            by_slot = out[: block.stop - block.start]
+            launch(spec, sims, words, regions, block, by_slot)
+            scores[block] = in_order(by_slot, packing, spec)
     return scores
 
 
@@ -144,15 +144,15 @@ def in_order(out: Tensor, packing: Packing, spec: KernelSpec) -> Tensor:
 
 
 def launch(
-    spec: KernelSpec, sims: Tensor, words: Words, regions: Regions, some: slice, out: Tensor
+    spec: KernelSpec, sims: Tensor, words: Words, regions: Regions, block: slice, out: Tensor
 ) -> None:
-    """Run a kernel over the similarities of some images with all words, into their rows."""
+    """Run a kernel over the similarities of a block of images with all words, into ``out``."""
     from counterfoil.kernels.triton import tile_kernels as kernels
 
     packing = words.packing
-    images, per_image = some.stop - some.start, regions.fragments.shape[1]
+    images, per_image = block.stop - block.start, regions.fragments.shape[1]
     masked = regions.mask is not None
-    mask = regions.mask[some].contiguous().view(torch.uint8) if masked else sims  # type: ignore[index]
+    mask = regions.mask[block].contiguous().view(torch.uint8) if masked else sims  # type: ignore[index]
     common: dict[str, Any] = {
         "key_mask": mask,
         "segments": packing.segments,
@@ -180,15 +180,15 @@ def launch(
         grid = (packing.tiles, -(-images // per_program))
         if spec.query_side == "image" or spec.method == "chamfer":
             query_gram = words.query_gram if words.query_gram is not None else sims
-            kernels.asked_by_regions[grid](
-                sims, query_gram, regions.norms[some], PER=per_program, **common
+            kernels.image_queries[grid](
+                sims, query_gram, regions.norms[block], PER=per_program, **common
             )
             return
         spread = words.spread if words.spread is not None else sims
         by_gram = spec.method != "chan"
-        kernels.asked_by_words[grid](
+        kernels.text_queries[grid](
             sims,
-            regions.gram[some] if by_gram else sims,
+            regions.gram[block] if by_gram else sims,
             words.norms if by_gram else sims,
             spread,
             boundary=spec.boundary,
@@ -203,10 +203,10 @@ def launch(
 
 
 def run_fitting(run: Callable[[int], None], per_program: int) -> None:
-    """Launch with so much for each program, or with one where what a loop keeps does not fit.
+    """Launch with ``per_program`` items per program, or with one if the loop does not fit.
 
-    A loop holds what its turns share in a multiprocessor's own memory: in single precision more
-    than most GPUs have. Without a loop a few dozen kilobytes do.
+    A loop stores the values that its iterations share in shared memory: in single precision more
+    than most GPUs have. Without a loop, a few dozen kilobytes are enough.
     """
     from triton.runtime.errors import OutOfResources
 
@@ -219,12 +219,12 @@ def run_fitting(run: Callable[[int], None], per_program: int) -> None:
 
 
 def images_per_program(tiles: int, images: int) -> int:
-    """A power of two that leaves about two thousand programs for the device to share out."""
+    """A power of two that leaves about two thousand programs for the device to schedule."""
     return min(64, 1 << max(0, (tiles * images // 2048).bit_length() - 1))
 
 
 def precision(dtype: torch.dtype) -> str:
-    """How tensor cores multiply single precision: as exactly as the fragments are known."""
+    """The tensor cores' mode for single precision: as precise as the fragments."""
     return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
@@ -238,16 +238,16 @@ def product(v: Tensor, u: Tensor, out: Tensor) -> Tensor:
     if out.dtype == v.dtype:
         return torch.mm(v, u.T, out=out)
     if v.is_cuda:
-        found: Tensor = torch.ops.aten.mm.dtype_out(v, u.T, out.dtype, out=out)
-        return found
+        sims: Tensor = torch.ops.aten.mm.dtype_out(v, u.T, out.dtype, out=out)
+        return sims
     return torch.mm(v.to(out.dtype), u.T.to(out.dtype), out=out)
 
 
 def widens(device: torch.device) -> bool:
-    """Whether a device multiplies halves into single precision; NAAF needs it twice.
+    """Whether a device multiplies half precision into single, which NAAF needs twice.
 
-    A word counts fully or not at all where a similarity is at the boundary, and its relevance
-    divides by what is close to zero: rounded to half, a similarity is fine at one of both alone.
+    At the boundary, a rounded similarity decides whether a word counts. The relevance weights
+    divide by values near zero. A shift of half-precision values could serve only one of the two.
     """
     if device.type != "cuda":
         return True

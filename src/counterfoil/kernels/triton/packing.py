@@ -1,7 +1,7 @@
-"""Captions packed for kernels: into tiles of words, or side by side.
+"""Packing of captions for the kernels: into tiles of words, or interleaved.
 
-A tile has ``words`` places for words and ``slots`` places for captions, and holds whole captions.
-Which caption a word belongs to is its segment: the number of its caption's slot in the tile.
+A tile has ``words`` positions for words and ``slots`` for captions, and holds whole captions. The
+segment of a word is the slot of its caption in the tile.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the words of captions, given one after the other, stand in tiles.
+    """Positions of concatenated captions' words in tiles.
 
-    ``rows`` [tiles · words] is the word at each place, or their number where none stands (a row of
-    zeros put behind them); ``segments`` its slot, ``slots`` where none stands. ``counts``
-    [tiles · slots] are the words of a slot's caption, ``owners`` which caption that is (any, where
-    there is none), ``places`` [captions] the slot of each.
+    ``rows`` [tiles · words] is the word at each position, or the number of words (a row of zeros
+    appended to them) if it is unused. ``segments`` is the word's slot, ``slots`` if unused.
+    ``counts`` [tiles · slots] are the words of each slot's caption, ``owners`` that caption
+    (arbitrary in an empty slot), ``places`` [captions] the slot of each caption.
     """
 
     rows: Tensor
@@ -49,19 +49,19 @@ class Packing:
 
 @lru_cache(8)
 def pack_batch(lengths: tuple[int, ...], words: int, slots: int) -> Packing:
-    """`pack`, done once for a batch that several models score, one after the other."""
+    """`pack`, cached for a batch that several models score."""
     return pack(lengths, words, slots)
 
 
 def pack(lengths: Sequence[int], words: int = 128, slots: int = 16) -> Packing:
-    """Tiles for captions of these lengths; captions of like length share one, which fills it best.
+    """Tiles for captions of these lengths; captions of similar length share one.
 
-    A caption without words takes no slot; its place is that of an empty slot behind the last tile.
+    A caption without words takes no slot; its place is an empty slot after the last tile.
 
-    >>> found = pack([2, 0, 3], words=4, slots=2)
-    >>> found.rows.tolist(), found.segments.tolist()
+    >>> packing = pack([2, 0, 3], words=4, slots=2)
+    >>> packing.rows.tolist(), packing.segments.tolist()
     ([0, 1, 5, 5, 2, 3, 4, 5], [0, 0, 2, 2, 0, 0, 0, 2])
-    >>> found.places.tolist(), found.counts.tolist(), found.owners.tolist()
+    >>> packing.places.tolist(), packing.counts.tolist(), packing.owners.tolist()
     ([0, 4, 2], [2, 0, 3, 0], [0, 0, 2, 0])
     """
     sizes = np.asarray(lengths, dtype=np.int64)
@@ -83,12 +83,12 @@ def pack(lengths: Sequence[int], words: int = 128, slots: int = 16) -> Packing:
     counts[places[real]] = sizes[real]
     owners = np.zeros(tiles * slots, dtype=np.int64)
     owners[places[real]] = np.flatnonzero(real)
-    found = [torch.from_numpy(x) for x in (rows, segments, counts, owners, places)]
-    return Packing(found[0], found[1], found[2], found[3], found[4], words, slots)
+    arrays = (rows, segments, counts, owners, places)
+    return Packing(*map(torch.from_numpy, arrays), words=words, slots=slots)
 
 
 def _fill(sizes: Indices, words: int, slots: int) -> tuple[Indices, Indices, Indices]:
-    """Tile, slot and first place of each caption."""
+    """Tile, slot and first position of each caption."""
     order = np.argsort(sizes, kind="stable")
     order = order[sizes[order] > 0]
     at: list[tuple[int, int, int]] = []
@@ -98,18 +98,18 @@ def _fill(sizes: Indices, words: int, slots: int) -> tuple[Indices, Indices, Ind
             tile, slot, used = tile + 1, 0, 0
         at.append((tile, slot, used))
         slot, used = slot + 1, used + size
-    found = np.zeros((3, len(sizes)), dtype=np.int64)
-    found[:, order] = np.array(at, dtype=np.int64).reshape(-1, 3).T
-    return found[0], found[1], found[2]
+    filled = np.zeros((3, len(sizes)), dtype=np.int64)
+    filled[:, order] = np.array(at, dtype=np.int64).reshape(-1, 3).T
+    return filled[0], filled[1], filled[2]
 
 
 @dataclass(frozen=True)
 class InterleavedCaptions:
-    """Captions side by side in groups of ``width``, their words interleaved.
+    """Captions in groups of ``width``, their words interleaved.
 
-    Word j of the captions of a group stands at ``bases[group] + j · width + lane``; a group is as
-    long as its longest caption (``sizes``). ``rows`` and ``places`` are as in `Packing`;
-    ``lengths`` [groups · width] the words of each caption.
+    Word j of a group's captions is at ``bases[group] + j · width + lane``; a group is as long as
+    its longest caption (``sizes``). ``rows`` and ``places`` are as in `Packing`; ``lengths``
+    [groups · width] are the words of each caption, ``spans`` the start and size of each group.
     """
 
     rows: Tensor
@@ -132,12 +132,10 @@ class InterleavedCaptions:
 
 
 def interleave(lengths: Sequence[int], width: int = 128, step: int = 1) -> InterleavedCaptions:
-    """Groups of captions of like length; a group's size is rounded up to a multiple of ``step``.
+    """Groups of captions of similar length; a group's size is a multiple of ``step``.
 
-    ``spans`` are where each group's words start, and its size.
-
-    >>> groups = interleave([2, 1, 3], width=2)
-    >>> groups.rows.tolist(), groups.places.tolist(), groups.spans
+    >>> captions = interleave([2, 1, 3], width=2)
+    >>> captions.rows.tolist(), captions.places.tolist(), captions.spans
     ([2, 0, 6, 1, 3, 6, 4, 6, 5, 6], [1, 0, 2], ((0, 2), (4, 3)))
     """
     sizes = np.asarray(lengths, dtype=np.int64)
@@ -156,18 +154,18 @@ def interleave(lengths: Sequence[int], width: int = 128, step: int = 1) -> Inter
     owner = np.repeat(np.arange(len(sizes)), sizes)
     within = np.arange(total) - starts[owner]
     rows[bases[places[owner] // width] + within * width + places[owner] % width] = np.arange(total)
-    found = [torch.from_numpy(x) for x in (rows, bases, longest, padded, places)]
+    arrays = (rows, bases, longest, padded, places)
     spans = tuple(zip(bases.tolist(), longest.tolist(), strict=True))
-    return InterleavedCaptions(found[0], found[1], found[2], found[3], found[4], width, spans)
+    return InterleavedCaptions(*map(torch.from_numpy, arrays), width=width, spans=spans)
 
 
 def moved(device: torch.device, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Indices on a device, by one copy; each starts at a multiple of 16 bytes, as kernels like."""
+    """Indices on a device, by one copy; each starts at a multiple of 16 bytes, for the kernels."""
     starts = np.cumsum([0, *(len(tensor) + len(tensor) % 2 for tensor in tensors)]).tolist()
     whole = torch.zeros(starts[-1], dtype=torch.long, pin_memory=device.type == "cuda")
-    held = whole.numpy()
+    buffer = whole.numpy()
     spans = [slice(at, at + len(tensor)) for at, tensor in zip(starts, tensors, strict=False)]
     for span, tensor in zip(spans, tensors, strict=True):
-        held[span] = tensor.numpy()
+        buffer[span] = tensor.numpy()
     there = whole.to(device, non_blocking=True)
     return tuple(there[span] for span in spans)

@@ -1,14 +1,14 @@
-"""Triton kernels in which a thread has one caption and one image, and all in its registers.
+"""Triton kernels in which a thread scores one caption with one image, all in its registers.
 
-For a few dozen regions this is several times as fast as tiles (`tile_kernels`): nothing is padded,
-no value is passed between threads. Captions stand side by side, their words interleaved
-(`packing.Lanes`), so that the threads of a warp read one line of memory. Regions are Python
-tuples of R values, unrolled when a kernel is compiled; R is a constant of it.
+For a few dozen regions this is several times as fast as tiles (`tile_kernels`): no padding, and no
+communication between threads. The words of captions are interleaved
+(`packing.InterleavedCaptions`), so that the threads of a warp read consecutive memory. Regions are
+Python tuples of R values, unrolled at compile time; R is a compile-time constant.
 
-Context norms are sums over the lower triangle of an image's Gram matrix, whose entries off the
-diagonal are doubled beforehand. Loading an entry takes longer than multiplying by it, so two words
-of a caption, or two regions of an image, take a turn together: e are the weights of the one, f of
-the other. Of an odd number the last is looked at twice, and counts once.
+Context norms are sums over the lower triangle of an image's Gram matrix, whose off-diagonal entries
+are doubled beforehand. Loading an entry takes longer than multiplying by it, so each iteration
+handles two words of a caption, or two regions of an image: e are the weights of the first, f of the
+second. If their number is odd, the last is computed twice and counted once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _among(x, otherwise, real, r, MASKED: tl.constexpr):
-    """What is so of region r, if the image has that region."""
+    """``x`` if region r is real, else ``otherwise``."""
     if MASKED:
         x = tl.where(tl.load(real + r) != 0, x, otherwise)
     return x
@@ -80,31 +80,31 @@ def _focus(e, number, PROB: tl.constexpr, R: tl.constexpr):
             average += e[r]
     if not PROB:
         mass = average * 0.0 + number
-    kept = ()
+    weights = ()
     for r in tl.static_range(R):
-        kept = kept + (tl.where(e[r] * mass > average * (1 - TIE), e[r], 0.0),)
-    return kept
+        weights = weights + (tl.where(e[r] * mass > average * (1 - TIE), e[r], 0.0),)
+    return weights
 
 
 @triton.jit
 def _several(value, COUNT: tl.constexpr):
-    found = ()
+    copies = ()
     for _ in tl.static_range(COUNT):
-        found = found + (value,)
-    return found
+        copies = copies + (value,)
+    return copies
 
 
 @triton.jit
 def _either(which, e, f, COUNT: tl.constexpr):
-    found = ()
+    chosen = ()
     for r in tl.static_range(COUNT):
-        found = found + (tl.where(which, e[r], f[r]),)
-    return found
+        chosen = chosen + (tl.where(which, e[r], f[r]),)
+    return chosen
 
 
 @triton.jit
 def _with_sums(e, at, step, R: tl.constexpr):
-    """Weights; behind them the sums of weights times similarities, and of weights."""
+    """Weights, followed by the sum of weights times similarities, and the sum of weights."""
     along = e[0] * 0.0
     mass = e[0] * 0.0
     for r in tl.static_range(R):
@@ -134,9 +134,9 @@ def _naaf_weights(
     at, width, inverse, real, boundary, scale, shift,
     ACTIVATION: tl.constexpr, MASKED: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """The like in NAAF, where only what is above the boundary has weight.
+    """Weights of the regions in NAAF: zero below the boundary.
 
-    Behind the sums stand the best similarity, and the average by SCAN's weights.
+    The sums are followed by the highest similarity, and the mean by SCAN's weights.
     """
     best = inverse[0] * 0.0 - 2.0
     for r in tl.static_range(R):
@@ -163,7 +163,7 @@ def _naaf_weights(
 
 @triton.jit
 def _near_two(near_e, near_f, bests, size, above, BC: tl.constexpr):
-    """NAAF's eq. 9 for two words: how far above the boundary those are that are like them."""
+    """NAAF's eq. 9 for two words: the weighted mean of s − t over similar words."""
     of_e = tl.zeros([BC], tl.float32)
     of_f = of_e
     for q in range(size):
@@ -175,7 +175,7 @@ def _near_two(near_e, near_f, bests, size, above, BC: tl.constexpr):
 
 @triton.jit
 def _mismatch(close, near, PROPAGATION: tl.constexpr):
-    """What a word that no region matches takes from the score."""
+    """The negative effect of a word (NAAF's eq. 8)."""
     if PROPAGATION == "none":
         return tl.minimum(close, 0.0)
     if PROPAGATION == "soft":
@@ -185,7 +185,7 @@ def _mismatch(close, near, PROPAGATION: tl.constexpr):
 
 @triton.jit
 def _pooled(total, mass, top, value, there, lse_scale, HOW: tl.constexpr):
-    """What has been pooled so far, and one value more."""
+    """The pooling state after one more value."""
     if HOW == "lse" or HOW == "softmax":
         fresh_top = tl.where(there, tl.maximum(top, value), top)
         old = tl.exp((top - fresh_top) * lse_scale)
@@ -214,7 +214,7 @@ def _score(total, mass, top, count, lse_scale, HOW: tl.constexpr):
 
 
 @triton.jit
-def words_ask(
+def text_queries(
     sims, triangles, norms, spread, real, lengths, bases, sizes, spreads_at, zeros, scratch, out,
     images, width, out_width,
     boundary, scale, lse_scale, shift,
@@ -222,9 +222,9 @@ def words_ask(
     PROPAGATION: tl.constexpr, NEGATIVE: tl.constexpr, UNIT: tl.constexpr, MASKED: tl.constexpr,
     R: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Words ask, regions answer: SCAN t2i, BFAN t2i, CHAN, NAAF; smooth-Chamfer.
+    """Text queries, image keys: SCAN t2i, BFAN t2i, CHAN, NAAF; smooth-Chamfer.
 
-    NAAF's similarities, and no others', have been stored less ``shift``.
+    Only NAAF's similarities are stored minus ``shift``.
     """
     group = tl.program_id(0)
     image = tl.program_id(1).to(tl.int64)
@@ -283,8 +283,8 @@ def words_ask(
         if BY_GRAM:
             e = _several(nothing, VALUES)
             f = _several(nothing, VALUES)
-            # a loop: written out twice, the compiler takes two to three times as long over it;
-            # and no `e = f` in it: of names with one beginning, Triton forgets such a change
+            # a loop, as unrolled code takes two to three times as long to compile; without
+            # `e = f`, as Triton loses such an assignment between names with a common prefix
             for k in range(2):
                 at = block + tl.minimum(j + k, size - 1) * BC
                 if METHOD == "naaf":
@@ -327,11 +327,11 @@ def words_ask(
                 s = tl.load(block + j * BC + r * width).to(tl.float32)
                 value = tl.maximum(value, _among(s, -1e30, key_mask, r, MASKED))
         else:
-            found = nothing
+            powers = nothing
             for r in tl.static_range(R):
                 s = tl.load(block + j * BC + r * width).to(tl.float32)
-                found += _among(tl.exp((s - 1.0) * scale), 0.0, key_mask, r, MASKED)
-            value = 1.0 + tl.log(tl.maximum(found, 1e-37)) / scale
+                powers += _among(tl.exp((s - 1.0) * scale), 0.0, key_mask, r, MASKED)
+            value = 1.0 + tl.log(tl.maximum(powers, 1e-37)) / scale
         total, mass, top = _pooled(total, mass, top, value, j < length, lse_scale, HOW)
         if BY_GRAM:
             total, mass, top = _pooled(total, mass, top, value_f, j + 1 < length, lse_scale, HOW)
@@ -364,14 +364,14 @@ def _word_weights(
 
 
 @triton.jit
-def regions_ask(
+def image_queries(
     sims, query_gram, norms, real, lengths, bases, query_gram_at, zeros, out,
     first, images, width, out_width,
     scale, lse_scale,
     METHOD: tl.constexpr, HOW: tl.constexpr, ACTIVATION: tl.constexpr, PROB: tl.constexpr,
     MASKED: tl.constexpr, N: tl.constexpr, R: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Regions ask, words answer: SCAN i2t, BFAN i2t. Captions of a launch have at most N words."""
+    """Image queries, text keys: SCAN i2t, BFAN i2t. Captions of a launch have at most N words."""
     group = first + tl.program_id(0)
     image = tl.program_id(1).to(tl.int64)
     lane = tl.arange(0, BC)

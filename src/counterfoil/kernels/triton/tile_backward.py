@@ -1,7 +1,7 @@
-"""The backward pass of `tile_kernels.asked_by_words`, recomputed from similarities.
+"""The backward pass of `tile_kernels.text_queries`, recomputed from similarities.
 
-A program holds one image and goes through a few tiles of words, so that the gradient of the image's
-Gram matrix stays on the chip. Nothing of a pair is kept between the passes but its score.
+A program handles one image and loops over a few tiles of words, so that the gradient of the image's
+Gram matrix stays on the chip. Only the similarities and the score of a pair are stored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _slope(s, ACTIVATION: tl.constexpr):
 def _through_norm(
     E, s, d_logits, scale, METHOD: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """Gradient of s from that of scale · x / ‖x‖, x what is raised of a caption's words."""
+    """Gradient of s from that of scale · x / ‖x‖, x the activated similarities of a caption."""
     x = _activate(s, ACTIVATION)
     length = tl.sqrt(_by_caption(E, x * x, PRECISION))
     divisor = _divisor(length, METHOD)
@@ -104,9 +104,9 @@ def words_backward(
         number = tl.load(counts + slot, mask=known, other=0).to(tl.float32)
         owner = tl.load(owners + slot, mask=known, other=0)
         g = tl.load(grad + image * grad_image + owner * grad_caption, mask=number > 0, other=0.0)
-        place = (start + r)[None, :] * width + w[:, None]
-        shown = inside[None, :] & live[:, None]
-        s = tl.load(sims + place, mask=shown, other=0.0).to(tl.float32)
+        cells = (start + r)[None, :] * width + w[:, None]
+        in_tile = inside[None, :] & live[:, None]
+        s = tl.load(sims + cells, mask=in_tile, other=0.0).to(tl.float32)
         if METHOD == "chan":
             best = tl.max(tl.where(real[None, :], s, -1e30), 1)
             ds = _to_best(s, real, best, _through_pool(E, best, g, number, lse_scale, HOW))
@@ -124,18 +124,18 @@ def words_backward(
                 if METHOD == "bfan":  # which weights are left is a choice without gradient
                     some_real = tl.sum(real.to(tl.float32), 0)
                     e = _focus(e, tl.full([BW], 0.0, tl.float32) + some_real, PROB)
-            found = tl.dot(e, G, input_precision=PRECISION)
+            eG = tl.dot(e, G, input_precision=PRECISION)
             along = tl.sum(e * s, 1)
-            squared = tl.sum(found * e, 1)
-            some = squared > 0
-            root = tl.sqrt(tl.where(some, squared, 1.0))
+            squared = tl.sum(eG * e, 1)
+            nonzero = squared > 0
+            root = tl.sqrt(tl.where(nonzero, squared, 1.0))
             length = root * lengths
-            cosine = tl.where(some, along / tl.maximum(length, EPS), 0.0)
+            cosine = tl.where(nonzero, along / tl.maximum(length, EPS), 0.0)
             d = _through_pool(E, cosine, g, number, lse_scale, HOW)
-            d_along = tl.where(some, d / tl.maximum(length, EPS), 0.0)
+            d_along = tl.where(nonzero, d / tl.maximum(length, EPS), 0.0)
             d_length = tl.where(length > EPS, -d_along * cosine, 0.0)
             d_squared = d_length * lengths / (2 * root)
-            de = d_along[:, None] * s + 2 * d_squared[:, None] * found
+            de = d_along[:, None] * s + 2 * d_squared[:, None] * eG
             ds = d_along[:, None] * e
             if METHOD == "naaf":
                 ds += de * e * scale
@@ -155,7 +155,7 @@ def words_backward(
             if not UNIT:  # by the norm: ‖u‖ is u · u / ‖u‖
                 d_own = tl.where(own > 0, d_length * root / own, 0.0)
                 tl.store(d_norms + image * width + w, d_own, mask=live)
-        tl.store(d_sims + place, ds.to(d_sims.dtype.element_ty), mask=shown)
+        tl.store(d_sims + cells, ds.to(d_sims.dtype.element_ty), mask=in_tile)
     if METHOD != "chan":
         rows = (group * images + image) * regions * regions
         tl.store(d_gram + rows + at, dG, mask=square)

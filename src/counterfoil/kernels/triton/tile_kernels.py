@@ -1,13 +1,13 @@
 """Triton kernels: scores of packed captions with images, from their word-region similarities.
 
-A program holds one tile of words (`packing.Packing`: whole captions) and goes through a few images.
-Most of a method is row-wise: one word against an image's regions. What is done by caption (a norm
-over its words, the mean) is a product with the tile's indicator matrix E [words, slots], on the
-tensor cores. Similarities lie in memory as [images · regions, words], so reading a tile of words
-is contiguous.
+A program handles one tile of words (`packing.Packing`: whole captions) and loops over a few images.
+Most of a method is row-wise: one word against an image's regions. Reductions over the words of a
+caption (norm, mean) are products with the tile's indicator matrix E [words, slots], on the tensor
+cores. Similarities are stored as [images · regions, words], so reading a tile of words is
+contiguous.
 
-Names in the kernels: s similarities [BW words, BR regions]; e weights over regions or over words
-before they are divided by their sum, which no cosine notices.
+Names in the kernels: s similarities [BW words, BR regions]; e attention weights before division by
+their sum, which cosines ignore.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TIE = tl.constexpr(attention.TIE)
 
 @triton.jit
 def write_one(out):
-    """The least that a kernel can do, to see whether any can be made."""
+    """A minimal kernel, to check whether Triton compiles and runs."""
     tl.store(out, 1)
 
 
@@ -40,7 +40,7 @@ def _by_caption(E, x, PRECISION: tl.constexpr):
 
 @triton.jit
 def _to_words(E, x, PRECISION: tl.constexpr):
-    """What a caption has, for each of its words: [BC, BR] to [BW, BR]."""
+    """Values of captions, repeated for each of their words: [BC, BR] to [BW, BR]."""
     return tl.dot(E, x, input_precision=PRECISION)
 
 
@@ -52,7 +52,7 @@ def _total(E, x):
 
 @triton.jit
 def _activate(s, ACTIVATION: tl.constexpr):
-    """What SCAN's norm is taken of: leaky ReLU, ReLU, or the similarities themselves."""
+    """The input of SCAN's norm: leaky ReLU, ReLU, or the similarities themselves."""
     if ACTIVATION == "leaky":
         return _leaky(s)
     if ACTIVATION == "relu":
@@ -62,7 +62,7 @@ def _activate(s, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def _divisor(length, METHOD: tl.constexpr):
-    """What similarities are divided by: BFAN's ties are only ties without an epsilon added."""
+    """The divisor of similarities; without an added epsilon for BFAN, so that ties stay ties."""
     if METHOD == "bfan":
         return tl.maximum(length, EPS)
     return length + EPS
@@ -72,8 +72,8 @@ def _divisor(length, METHOD: tl.constexpr):
 def _softmax_weights(
     E, s, real, scale, METHOD: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """exp(scale · x / ‖x‖ over a caption's words), 0 where no region is real; at most e^scale."""
-    # BFAN compares weights: products by TF32 would round equal ones apart by more than a tie
+    """exp(scale · x / ‖x‖ over a caption's words), 0 for padded regions; at most e^scale."""
+    # BFAN compares weights: TF32 products would make equal ones differ by more than a tie
     SUMS: tl.constexpr = "ieee" if METHOD == "bfan" else PRECISION
     BACK: tl.constexpr = "ieee" if METHOD == "bfan" else "tf32x3"
     x = _activate(s, ACTIVATION)
@@ -99,7 +99,7 @@ def _focus(e, number, PROB: tl.constexpr):
 
 @triton.jit
 def _cosine(e, s, G, norms, PRECISION: tl.constexpr):
-    """Cosine [BW] of each word with the context that its weights make (the Gram identity)."""
+    """Cosine [BW] of each word with its attended context (by the Gram identity)."""
     along = tl.sum(e * s, 1)
     squared = tl.sum(tl.dot(e, G, input_precision=PRECISION) * e, 1)
     length = tl.sqrt(tl.maximum(squared, 0.0)) * norms
@@ -108,8 +108,8 @@ def _cosine(e, s, G, norms, PRECISION: tl.constexpr):
 
 @triton.jit
 def _pool(E, x, counts, lse_scale, HOW: tl.constexpr):
-    """Values of words [BW] to one of each caption [BC]."""
-    # what follows a return is compiled, too: no name may change its shape on the way
+    """Pool the values of words [BW] into one per caption [BC]."""
+    # code after a return is compiled as well, so no name may change its shape
     own = tl.where(E > 0, x[:, None], -1e30)
     top = tl.max(own, 0)
     if HOW == "lse":
@@ -123,7 +123,7 @@ def _pool(E, x, counts, lse_scale, HOW: tl.constexpr):
 
 
 @triton.jit
-def asked_by_words(
+def text_queries(
     sims, gram, norms, spread, key_mask, segments, counts, out,
     images, regions, width, slots_total,
     boundary, scale, lse_scale,
@@ -132,7 +132,7 @@ def asked_by_words(
     PRECISION: tl.constexpr,
     BW: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
-    """Words ask, regions answer: SCAN t2i, BFAN t2i, CHAN, NAAF. Scores [images, slots]."""
+    """Text queries, image keys: SCAN t2i, BFAN t2i, CHAN, NAAF. Scores [images, slots]."""
     tile = tl.program_id(0)
     first = tl.program_id(1) * PER
     w = tile * BW + tl.arange(0, BW)
@@ -198,8 +198,8 @@ def asked_by_words(
         else:
             e = _softmax_weights(E, s, real, scale, METHOD, ACTIVATION, PRECISION)
             if METHOD == "bfan":
-                some = tl.sum(real.to(tl.float32), 0)
-                e = _focus(e, tl.full([BW], 0.0, tl.float32) + some, PROB)
+                real_count = tl.sum(real.to(tl.float32), 0)
+                e = _focus(e, tl.full([BW], 0.0, tl.float32) + real_count, PROB)
             score = _pool(E, _cosine(e, s, G, lengths, PRECISION), number, lse_scale, HOW)
         tl.store(
             out + image * slots_total + tile * BC + c,
@@ -209,7 +209,7 @@ def asked_by_words(
 
 
 @triton.jit
-def asked_by_regions(
+def image_queries(
     sims, query_gram, norms, key_mask, segments, counts, out,
     images, regions, width, slots_total,
     scale, lse_scale,
@@ -217,7 +217,7 @@ def asked_by_regions(
     MASKED: tl.constexpr, PRECISION: tl.constexpr,
     BW: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
-    """Regions ask, words answer: SCAN i2t, BFAN i2t; smooth-Chamfer, where both do."""
+    """Image queries, text keys: SCAN i2t, BFAN i2t; and smooth-Chamfer in both directions."""
     tile = tl.program_id(0)
     first = tl.program_id(1) * PER
     w = tile * BW + tl.arange(0, BW)
@@ -241,17 +241,17 @@ def asked_by_regions(
         real = inside
         if MASKED:
             real = tl.load(key_mask + start + r, mask=inside, other=0) != 0
-        some = tl.sum(real.to(tl.float32), 0)
+        real_count = tl.sum(real.to(tl.float32), 0)
         if METHOD == "chamfer":
             sharp = tl.where(real[None, :], s, -1e30)
             top = tl.max(sharp, 1)
-            found = top + tl.log(tl.sum(tl.exp((sharp - top[:, None]) * scale), 1)) / scale
-            words = _total(E, tl.where(there, found, 0.0)) / tl.maximum(number, 1.0)
+            smooth_max = top + tl.log(tl.sum(tl.exp((sharp - top[:, None]) * scale), 1)) / scale
+            words = _total(E, tl.where(there, smooth_max, 0.0)) / tl.maximum(number, 1.0)
             # a cosine is at most 1, so that nothing overflows
             e = tl.where(there[:, None], tl.exp((s - 1.0) * scale), 0.0)
             mass = _by_caption(E, e, "tf32x3")
             back = 1.0 + tl.log(tl.maximum(mass, 1e-37)) / scale
-            back = tl.sum(tl.where(real[None, :], back, 0.0), 1) / tl.maximum(some, 1.0)
+            back = tl.sum(tl.where(real[None, :], back, 0.0), 1) / tl.maximum(real_count, 1.0)
             score = (words + back) / 2
         else:
             x = tl.where(real[None, :], _activate(s, ACTIVATION), 0.0)
@@ -266,8 +266,8 @@ def asked_by_regions(
                     mass = tl.zeros([BC, BR], tl.float32) + number[:, None]
                     average = _by_caption(E, e, "tf32x3")
                 average = _to_words(E, average, "tf32x3")
-                kept = e * _to_words(E, mass, "tf32x3") > average * (1 - TIE)
-                e = tl.where(kept, e, 0.0)
+                relevant = e * _to_words(E, mass, "tf32x3") > average * (1 - TIE)
+                e = tl.where(relevant, e, 0.0)
             along = _by_caption(E, e * s, PRECISION)
             squared = _by_caption(E, tl.dot(K, e, input_precision=PRECISION) * e, PRECISION)
             v = tl.load(norms + start + r, mask=inside, other=0.0)
@@ -284,9 +284,9 @@ def asked_by_regions(
             else:
                 score = tl.sum(tl.where(real[None, :], cosine, 0.0), 1)
                 if HOW == "mean":
-                    score = score / tl.maximum(some, 1.0)
+                    score = score / tl.maximum(real_count, 1.0)
         tl.store(
             out + image * slots_total + tile * BC + c,
-            tl.where(number * some > 0, score, 0.0),
+            tl.where(number * real_count > 0, score, 0.0),
             mask=c < tl.where(image < images, BC, 0),
         )

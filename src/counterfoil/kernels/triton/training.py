@@ -1,4 +1,4 @@
-"""Fused scores with gradients: the backward pass recomputes what the forward pass did not keep."""
+"""Fused scores with gradients: the backward pass recomputes intermediate values."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from counterfoil.kernels.triton.launch import (
 from counterfoil.kernels.triton.packing import Packing
 
 SAVED_BYTES = 1 << 27
-"""Bytes of similarities kept for the backward pass, and of those recomputed at once."""
+"""Most bytes of similarities stored for the backward pass, or recomputed at a time."""
 
 TILES_PER_PROGRAM = 4
 WARPS = 8
 
 
 def trainable(spec: KernelSpec) -> bool:
-    """Whether there is a backward kernel: not for eq. 9 of NAAF, nor smooth-Chamfer."""
+    """Whether there is a backward kernel: not for NAAF's eq. 9 or smooth-Chamfer."""
     return (
         spec.method in ("scan", "bfan", "chan", "naaf")
         and spec.propagation == "none"
@@ -40,9 +40,9 @@ def trainable(spec: KernelSpec) -> bool:
 
 
 def on_chip(spec: KernelSpec, dtype: torch.dtype, regions: int) -> int:
-    """Bytes of a multiprocessor's own memory that the backward kernel takes, one tile a program.
+    """Bytes of shared memory that the backward kernel takes, with one tile per program.
 
-    As Triton's compiler reports them: a few tiles of words and regions in single precision.
+    As reported by Triton's compiler: a few tiles of words and regions in single precision.
     """
     if spec.method == "chan":
         return 0
@@ -51,7 +51,7 @@ def on_chip(spec: KernelSpec, dtype: torch.dtype, regions: int) -> int:
 
 
 def fits(spec: KernelSpec, dtype: torch.dtype, regions: int, device: torch.device) -> bool:
-    """Whether a device can run the backward kernel; in a backward pass it is too late to ask."""
+    """Whether a device can run the backward kernel; checked before the forward pass."""
     if device.type != "cuda":
         return True
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -68,9 +68,9 @@ def _own_memory(index: int) -> int:
 def fused_scores_with_gradient(
     spec: KernelSpec, packing: Packing, words: Tensor, regions: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Scores [I, captions] of words in tiles with regions; gradients reach both.
+    """Scores [I, captions] of words in tiles with regions, with gradients to both.
 
-    Captions without words are not among them.
+    Every caption must have words.
     """
     scores: Tensor = _FusedScores.apply(spec, packing, mask, words, regions)
     return scores
@@ -104,9 +104,9 @@ class _FusedScores(torch.autograd.Function):
         grad = grad.float() if spec.factor == 1.0 else grad.float() * spec.factor
         if sims is not None:
             part = v.flatten(0, 1)
-            found = _launch(spec, packing, sims, norms, gram, mask, slice(0, len(v)), grad)
-            d_u, d_v = found.sims.T @ part, (found.sims @ u).view_as(v)
-            d_norms, d_gram = found.norms, found.gram
+            grads = _launch(spec, packing, sims, norms, gram, mask, slice(0, len(v)), grad)
+            d_u, d_v = grads.sims.T @ part, (grads.sims @ u).view_as(v)
+            d_norms, d_gram = grads.norms, grads.gram
         else:
             d_u, d_v, d_norms, d_gram = _in_parts(spec, packing, mask, u, norms, v, gram, grad)
         # the gradient of ‖u‖ lies along u; that of the Gram matrix v · v is symmetric
@@ -146,16 +146,16 @@ def _in_parts(
     per_image = max(1, v.shape[1] * len(u) * u.element_size())
     rows = max(1, min(len(v), SAVED_BYTES // per_image))
     for top in range(0, len(v) if packing.tiles else 0, rows):
-        some = slice(top, min(top + rows, len(v)))
-        part = v[some].flatten(0, 1)
-        own = None if gram is None else gram[some]
-        found = _launch(spec, packing, part @ u.T, norms, own, mask, some, grad)
-        d_u += found.sims.T @ part
-        d_v[some] = (found.sims @ u).view_as(v[some])
-        if d_norms is not None and found.norms is not None:
-            d_norms += found.norms
-        if d_gram is not None and found.gram is not None:
-            d_gram[some] = found.gram
+        block = slice(top, min(top + rows, len(v)))
+        part = v[block].flatten(0, 1)
+        own = None if gram is None else gram[block]
+        grads = _launch(spec, packing, part @ u.T, norms, own, mask, block, grad)
+        d_u += grads.sims.T @ part
+        d_v[block] = (grads.sims @ u).view_as(v[block])
+        if d_norms is not None and grads.norms is not None:
+            d_norms += grads.norms
+        if d_gram is not None and grads.gram is not None:
+            d_gram[block] = grads.gram
     return d_u, d_v, d_norms, d_gram
 
 
@@ -166,15 +166,15 @@ def _launch(
     norms: Tensor | None,
     gram: Tensor | None,
     mask: Tensor | None,
-    some: slice,
+    block: slice,
     grad: Tensor,
 ) -> Backward:
-    """Run the kernel for some images; CHAN has no Gram matrix, and no norms."""
+    """Run the kernel for a block of images; CHAN has no Gram matrix and no norms."""
     from counterfoil.kernels.triton.tile_backward import words_backward
 
-    images = some.stop - some.start
+    images = block.stop - block.start
     regions = len(sims) // images
-    real = mask[some].contiguous().view(torch.uint8) if mask is not None else sims
+    real = mask[block].contiguous().view(torch.uint8) if mask is not None else sims
     d_sims = torch.empty_like(sims)
     d_norms = d_gram = None
     if norms is not None and not spec.unit_words:
@@ -187,7 +187,7 @@ def _launch(
             d_gram = grad.new_empty(groups, images, regions, regions)
         words_backward[(images, groups)](
             sims, _or(gram, sims), _or(norms, sims), real,
-            packing.segments, packing.counts, packing.owners, grad[some], d_sims,
+            packing.segments, packing.counts, packing.owners, grad[block], d_sims,
             _or(d_norms, sims), _or(d_gram, sims),
             images, regions, sims.stride(0), grad.stride(0), grad.stride(1), packing.tiles,
             spec.boundary, spec.scale, spec.lse_scale,
@@ -207,5 +207,5 @@ def _launch(
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """Something for a kernel to be called with where it reads nothing."""
+    """A placeholder for a kernel argument that is not read."""
     return other if tensor is None else tensor
