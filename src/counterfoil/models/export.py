@@ -37,8 +37,8 @@ from counterfoil.data.text.tokenizers import (
 )
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.cross_encoder import CrossEncoder
+from counterfoil.models.catalogue import reads_pixels
 from counterfoil.models.model import Model
-from counterfoil.models.spec import reads_pixels
 from counterfoil.models.store import write_sums
 
 DESCRIPTION = "export.json"

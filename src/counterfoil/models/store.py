@@ -27,14 +27,16 @@ from counterfoil.core.errors import CheckpointError, DataError, MissingExtraErro
 from counterfoil.core.storage.atomic import atomic_folder, scratch_folder
 from counterfoil.core.storage.reading import open_regular, read_text
 from counterfoil.core.tensors.device import MemoryGuard
-from counterfoil.data.text.tokenizers import load_text_processor
+from counterfoil.data.text.tokenizers import HuggingFaceText, load_text_processor
 from counterfoil.encoders.bert import BertEncoder
 from counterfoil.encoders.dual import DualImageEncoder, DualTextEncoder
+from counterfoil.features.pixels import Pixels
+from counterfoil.features.pretrained import dual_config
 from counterfoil.matchers.ensemble import EnsembleEncoder, EnsembleMatcher
+from counterfoil.models.catalogue import ModelSpec
 from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.models.match import YARDSTICK, load_yardstick
 from counterfoil.models.model import Model
-from counterfoil.models.spec import ModelSpec
 
 SUMS = "SHA256SUMS"
 STATE, STATE_SUM = "training_state.pt", "training_state.sha256"
@@ -340,3 +342,26 @@ def _portable(path: Path) -> bytes:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: damaged ({error})") from None
     return json.dumps(layout, sort_keys=True).encode()
+
+
+def is_transformers_folder(folder: Path) -> bool:
+    """Whether a folder was written by `transformers`, not by `save_pretrained`."""
+    return (folder / MODEL_CONFIG).is_file() and not (folder / SUMS).is_file()
+
+
+def load_zero_shot(name: str) -> Model:
+    """A dual encoder of `transformers` as it was published, compared by cosines."""
+    config = dual_config(name)
+    clip = config.model_type == "clip"
+    width = config.projection_dim if clip else config.vision_config.hidden_size
+    half = {"name": "dual", "pretrained": name}
+    spec = ModelSpec(
+        name=config.model_type,
+        embed_size=int(width),
+        image=half,
+        text=half,
+        matcher={"name": "cosine"},
+    )
+    pixels = Pixels(model=name)
+    text = HuggingFaceText.from_pretrained(name)
+    return Model(spec, pixels.dim, text, fragments_from=pixels.described()).eval()

@@ -17,8 +17,8 @@ from counterfoil.core.config import model_folder
 from counterfoil.core.errors import ConfigError
 from counterfoil.data.text.tokenizers import HuggingFaceText, TextProcessor, WordText
 from counterfoil.matchers.cross_encoder import CrossEncoder, CrossHeads, Head
+from counterfoil.models.catalogue import PARTS
 from counterfoil.models.model import Model
-from counterfoil.models.spec import PARTS
 from counterfoil.models.store import first_member, from_pretrained
 
 IGNORED_OPTIONS = frozenset(

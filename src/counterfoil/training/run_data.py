@@ -36,7 +36,7 @@ from counterfoil.data.splits import (
 )
 from counterfoil.features import with_fragments
 from counterfoil.models import Model, resolve
-from counterfoil.models.spec import pixel_options, reads_pixels
+from counterfoil.models.catalogue import pixel_options, reads_pixels
 from counterfoil.objectives import Composite
 from counterfoil.training.run_folder import (
     load_model,

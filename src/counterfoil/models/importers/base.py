@@ -15,10 +15,10 @@ from torch import Tensor
 
 from counterfoil.core.errors import CheckpointError
 from counterfoil.core.registry import Registry
+from counterfoil.models.catalogue import ModelSpec
 from counterfoil.models.importers.safe_pickles import read_checkpoint
 from counterfoil.models.importers.vocabularies import SPECIALS
 from counterfoil.models.model import Model
-from counterfoil.models.spec import ModelSpec
 
 importers: Registry[type[Importer]] = Registry("importer")
 

@@ -13,9 +13,9 @@ from counterfoil.core.errors import CheckpointError
 from counterfoil.data.text.vocabulary import END, PAD, START, UNK
 from counterfoil.matchers.mismatch_boundary import BINS
 from counterfoil.matchers.sgraf import REFERENCE_KEYS
+from counterfoil.models.catalogue import ModelSpec
 from counterfoil.models.importers.base import Importer, importers
 from counterfoil.models.importers.vocabularies import SPECIALS, entries_of
-from counterfoil.models.spec import ModelSpec
 
 AGGREGATIONS = {"LogSumExp": "lse", "Mean": "mean", "Max": "max", "Sum": "sum"}
 RAW_NORMS = {

@@ -19,8 +19,8 @@ from counterfoil.encoders.transformer import (
     join_attention,
     layer_name,
 )
+from counterfoil.models.catalogue import ModelSpec
 from counterfoil.models.importers.base import Checkpoint, Importer, importers
-from counterfoil.models.spec import ModelSpec
 
 WORDS = "uniter.embeddings.word_embeddings.weight"
 TYPES = "uniter.embeddings.token_type_embeddings.weight"
