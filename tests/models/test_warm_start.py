@@ -144,5 +144,5 @@ def test_python_programs_start_from_a_run_too(concepts, tmp_path) -> None:
     small = {"embed_size": 8, "text": {"word_dim": 4}}
     one = cf.create("vse-fc", concepts, seed=1, **small)
     cf.save_pretrained(one, tmp_path / "one")
-    two = cf.create("vse-fc", concepts, seed=2, start=str(tmp_path / "one"), **small)
+    two = cf.create("vse-fc", concepts, seed=2, init_from=str(tmp_path / "one"), **small)
     assert all(value.equal(two.state_dict()[key]) for key, value in one.state_dict().items())

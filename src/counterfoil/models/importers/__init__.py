@@ -1,4 +1,4 @@
-"""Other projects' checkpoints to models: one file per family, safe to point at any file."""
+"""Import checkpoints of other projects as models, without running code of the file."""
 
 from counterfoil.models.importers import projects as _projects  # noqa: F401
 from counterfoil.models.importers import uniter as _uniter  # noqa: F401

@@ -103,12 +103,12 @@ class BfanImporter(ScanFamily):
 
 
 STATE = ("thres", "thres_safe", "mean_pos", "mean_neg", "stnd_pos", "stnd_neg")
-"""The boundary's state, in the order of the matcher's buffer."""
+"""Options with the boundary's state, in the order of the matcher's buffer."""
 
 
 @importers.register("naaf")
 class NaafImporter(ScanFamily):
-    """NAAF: negative-aware attention, with the boundary it had learned."""
+    """NAAF: negative-aware attention, with its learned boundary."""
 
     title = "NAAF"
     mark = "opt.thres_safe"
