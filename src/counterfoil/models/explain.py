@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -165,32 +165,18 @@ def merge_parts(
     # In double precision the sum over tokens and the sum over words are the same number.
     positive, negative = parts.positive.double().cpu(), parts.negative.double().cpu()
     weights = parts.weights.float().cpu()
+
+    def effect(name: str, tokens: list[int], **fields: Any) -> WordEffect:
+        gain, loss = positive[tokens].sum(), negative[tokens].sum()
+        mean = _mean_weights(weights, tokens)
+        return WordEffect(name, float(gain + loss), float(gain), float(loss), mean, **fields)
+
     words = []
     for number, word in enumerate(known):
-        indices = [index for index, owner in enumerate(owners) if owner == number]
-        words.append(
-            WordEffect(
-                word.text,
-                float(positive[indices].sum() + negative[indices].sum()),
-                float(positive[indices].sum()),
-                float(negative[indices].sum()),
-                _mean_weights(weights, indices),
-                (word.start, word.end),
-            )
-        )
-    specials = [
-        WordEffect(
-            pieces[index],
-            float(positive[index] + negative[index]),
-            float(positive[index]),
-            float(negative[index]),
-            _mean_weights(weights, [index]),
-            special=True,
-        )
-        for index, owner in enumerate(owners)
-        if owner is None
-    ]
-    return words, specials
+        tokens = [index for index, owner in enumerate(owners) if owner == number]
+        words.append(effect(word.text, tokens, span=(word.start, word.end)))
+    special = [index for index, owner in enumerate(owners) if owner is None]
+    return words, [effect(pieces[index], [index], special=True) for index in special]
 
 
 def _leave_one_out(
@@ -205,16 +191,8 @@ def _leave_one_out(
         effect = float(scores[0]) - score
         indices = [index for index, owner in enumerate(owners) if owner == number]
         weights = _mean_weights(attention, indices) if attention is not None else None
-        effects.append(
-            WordEffect(
-                word.text,
-                effect,
-                max(effect, 0.0),
-                min(effect, 0.0),
-                weights,
-                (word.start, word.end),
-            )
-        )
+        gain, loss, span = max(effect, 0.0), min(effect, 0.0), (word.start, word.end)
+        effects.append(WordEffect(word.text, effect, gain, loss, weights, span))
     return effects
 
 
