@@ -32,8 +32,8 @@ from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import WordText
 from counterfoil.data.text.vocabulary import Vocabulary
 from counterfoil.models import from_pretrained
+from counterfoil.models.catalogue import resolve
 from counterfoil.models.model import Model
-from counterfoil.models.spec import resolve
 from counterfoil.models.store import save_pretrained
 from counterfoil.training.guides.guide import open_guide
 from counterfoil.training.guides.manifest import read_manifest

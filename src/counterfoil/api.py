@@ -32,7 +32,7 @@ from counterfoil.features import with_fragments
 from counterfoil.matchers import matchers
 from counterfoil.models import Model, create_model, from_pretrained, models, save_pretrained
 from counterfoil.models.correct import can_correct
-from counterfoil.models.zero_shot import is_transformers_folder, load_zero_shot
+from counterfoil.models.store import is_transformers_folder, load_zero_shot
 from counterfoil.objectives import objectives
 from counterfoil.training.run import save_rule, save_yardstick
 from counterfoil.training.run_folder import load_model, locked_run, make_room

@@ -39,15 +39,15 @@ def test_words_that_both_doubt_are_exchanged_while_the_score_rises(drawn) -> Non
     before, words = score(found.text), found.text.split()
     doubtful = {place for place, effect in enumerate(effects) if effect < 0}
     for change in agreed.changes:
-        assert change.place in doubtful
-        assert change.instead in found.words[change.place].suggestions
+        assert change.position in doubtful
+        assert change.instead in found.words[change.position].suggestions
         best = max(
             before + worth[new] - worth[words[place]]
             for place in doubtful
             for new in found.words[place].suggestions
         )
-        doubtful.remove(change.place)
-        words[change.place] = change.instead
+        doubtful.remove(change.position)
+        words[change.position] = change.instead
         assert abs(change.score - score(" ".join(words))) < 1e-9
         assert abs(change.score - best) < 1e-9
         assert change.score >= before + MIN_GAIN * abs(before) - 1e-9

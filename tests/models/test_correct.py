@@ -81,7 +81,7 @@ def test_a_taught_model_finds_the_wrong_word_and_puts_the_right_one_there(split,
         suspect = max(found.words, key=lambda word: word.wrong)
         assert (changed.word, changed.instead) == (suspect.word, suspect.suggestions[0])
         assert foil[slice(*suspect.span)] == suspect.word
-        assert found.words[changed.place] == suspect
+        assert found.words[changed.position] == suspect
 
 
 def test_a_caption_that_is_right_stays_as_it_is(split, taught) -> None:
@@ -316,7 +316,9 @@ def test_what_is_refused_would_not_raise_the_score_of_the_corrected_caption(spli
             model, image_of(split), "a cat and a man near the car", threshold=0.0, margin=0.0
         )
         assert all(change.score <= found.corrected_score for change in found.refused)
-        assert {one.place for one in found.refused}.isdisjoint(one.place for one in found.changes)
+        assert {one.position for one in found.refused}.isdisjoint(
+            one.position for one in found.changes
+        )
 
 
 def test_a_rule_that_allows_nothing_names_no_candidate_either(split) -> None:

@@ -108,7 +108,7 @@ def test_the_description_says_what_goes_in_and_comes_out(concepts, tiny_bert, tm
 
 def test_an_input_that_is_missing_is_named(concepts, tiny_bert, tmp_path) -> None:  # noqa: F811
     matcher = exported(make("vse++", concepts, tiny_bert).eval(), tmp_path / "model")
-    with pytest.raises(ConfigError, match="also reads: region_mask"):
+    with pytest.raises(ConfigError, match="needs more inputs: region_mask"):
         matcher.run("image", {"regions": np.zeros((1, 2, 16), np.float32)})
 
 

@@ -12,7 +12,7 @@ from counterfoil.core.errors import CheckpointError, ConfigError, DataError
 from counterfoil.data.batches.collate import Collate
 from counterfoil.data.batches.dataset import Augmentation, CaptionItems
 from counterfoil.models import create_model, from_pretrained, models, save_pretrained
-from counterfoil.models.spec import reads_pixels
+from counterfoil.models.catalogue import reads_pixels
 from counterfoil.models.store import write_sums
 from counterfoil.objectives import create_objective, objectives
 from counterfoil.training.step import TrainingStep

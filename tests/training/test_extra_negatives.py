@@ -145,7 +145,7 @@ def test_a_run_on_other_fragments_is_refused(tmp_path) -> None:
     split = make_split(tmp_path, "train", 20, seed=0)
     wide = make_split(tmp_path, "wide", 4, seed=0, dim=24)
     save_pretrained(small_model(wide), tmp_path / "wide")
-    with pytest.raises(DataError, match="24 numbers, the data of this run has 16"):
+    with pytest.raises(DataError, match="24 numbers, the data have 16"):
         preparation(split).nearest(str(tmp_path / "wide"), 4)
 
 
@@ -157,7 +157,7 @@ def test_a_run_on_fragments_of_another_extractor_is_refused(tmp_path) -> None:
     model.fragments_from = "zones"
     save_pretrained(model, tmp_path / "first")
     run = preparation(replace(split, fragments=replace(split.fragments, made_by="segments")))
-    with pytest.raises(DataError, match="fragments of 'zones', the data of this run has those of"):
+    with pytest.raises(DataError, match="fragments of 'zones', the data have those of"):
         run.nearest(str(tmp_path / "first"), 4)
 
 

@@ -158,7 +158,7 @@ def test_frozen_weights_are_not_moved(concepts) -> None:
     trial = LookaheadFactory(model, None, settings, torch.device("cpu")).of(None, 0, 0.1)
     frozen = model.text_encoder.word_table.weight
     assert all(weight is not frozen for weight in trial.weights)
-    with pytest.raises(TrainingError, match="no images were set aside"):
+    with pytest.raises(TrainingError, match="no held-out images"):
         trial.held_out_batch()
 
 

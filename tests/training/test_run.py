@@ -95,7 +95,7 @@ def test_a_folder_that_is_not_a_run_is_never_deleted(tmp_path, names) -> None:
 def test_the_working_directory_is_never_deleted(tmp_path, monkeypatch) -> None:
     (tmp_path / "config.yaml").write_text("seed: 1\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="will not be deleted"):
+    with pytest.raises(ConfigError, match="is not deleted"):
         clear_run(Path())
 
 
@@ -111,7 +111,7 @@ def photos(folder: Path, splits: list[str]) -> Path:
 def test_a_missing_split_is_found_before_anything_is_extracted(tmp_path) -> None:
     source = photos(tmp_path, ["train"] * 6 + ["test"] * 2)
     config = build_config({"data": {"source": str(source), "dev_share": 0.0}})
-    with pytest.raises(DataError, match=r"no split 'dev', which evaluation\.split asks for"):
+    with pytest.raises(DataError, match=r"no split 'dev', which evaluation\.split names"):
         execute(config, tmp_path / "run", tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 

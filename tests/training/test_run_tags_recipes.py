@@ -9,7 +9,7 @@ import pytest
 from counterfoil.core.config import ModelConfig, load_config
 from counterfoil.core.recipes import recipe_names
 from counterfoil.models import resolve
-from counterfoil.models.spec import PARTS
+from counterfoil.models.catalogue import PARTS
 from counterfoil.reproduce.catalogue import load_artifact
 from counterfoil.reproduce.plan import Settings, make_plan
 

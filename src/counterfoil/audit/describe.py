@@ -25,7 +25,7 @@ from counterfoil.core.progress import Progress, Silent
 from counterfoil.data.duplicates import Duplicate, content
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.words import caption_words
-from counterfoil.models.correct import Correction, correct, correcting
+from counterfoil.models.correct import Correction, correct, correction_matcher
 from counterfoil.models.model import Model
 
 DOUBTFUL_DEVIATIONS = 1.0
@@ -190,7 +190,7 @@ class Corrector:
     """
 
     def __init__(self, model: Model, split: Split, threshold: float | None = None) -> None:
-        correcting(model)
+        correction_matcher(model)
         self.model, self.fragments, self.threshold = model, split.require_fragments(), threshold
         self.place = {name: number for number, name in enumerate(split.ids)}
 

@@ -173,12 +173,12 @@ def _rule_of(model: Model) -> CorrectionRule:
 
 def _corrector(run: Path, device: str, source: DataChoice, choose: bool) -> Model:
     """The model of a run that can correct, with its rule chosen anew if asked."""
-    from counterfoil.models.correct import correcting
+    from counterfoil.models.correct import correction_matcher
     from counterfoil.training.run import choose_run_rule
     from counterfoil.training.run_folder import load_model
 
     model = load_model(run, device)
-    correcting(model)
+    correction_matcher(model)
     if choose:
         model.correction_rule = choose_run_rule(run, model, source.cache, source.progress)
     return model

@@ -210,7 +210,7 @@ def _objective_notes(recipe: str | None, config: RunConfig, resume: bool) -> lis
     """What changes if an objective on the command line replaces the recipe's."""
     if resume or recipe is None or not find_recipe(Path(recipe)).is_file():
         return []
-    from counterfoil.training.objective_notes import objective_notes
+    from counterfoil.training.services import objective_notes
 
     return objective_notes(load_config(recipe), config)
 

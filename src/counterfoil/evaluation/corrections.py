@@ -179,20 +179,20 @@ def is_right(split: Split, trial: Trial, change: Change) -> bool:
     of it, or another name of the same thing.
     """
     true = trial.exchanged(split)
-    if change.place not in true:
+    if change.position not in true:
         return False
     if _restores(split, trial, change):
         return True
     if not has_truth(split):
-        return _same_thing(true[change.place], change.instead.lower())
+        return _same_thing(true[change.position], change.instead.lower())
     parts = words(split.texts[trial.caption])
-    parts[change.place] = change.instead.lower()
+    parts[change.position] = change.instead.lower()
     ((image, place),) = places_of(split, [trial.caption])
     return verdict_on(split, image, place, " ".join(parts)) == "true"
 
 
 def _restores(split: Split, trial: Trial, change: Change) -> bool:
-    true = trial.exchanged(split).get(change.place)
+    true = trial.exchanged(split).get(change.position)
     return true is not None and stem(true) == stem(change.instead.lower())
 
 
@@ -250,7 +250,7 @@ class _Verdicts:
             if chosen is not None:
                 proposal = one.proposals[chosen[0]]
                 made += 1
-                right += self.is_right(trial, proposal.place, proposal.candidates[chosen[1]])
+                right += self.is_right(trial, proposal.position, proposal.candidates[chosen[1]])
         return right, made
 
     def is_right(self, trial: Trial, place: int, new: str) -> bool:

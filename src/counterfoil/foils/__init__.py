@@ -1,4 +1,4 @@
-"""Synthetic negative captions. Only `generation` imports torch."""
+"""Foils: false captions made from true ones. Only `generation` imports torch."""
 
 from counterfoil.foils.rules import DEFAULT_KINDS, KINDS, Foil, rule_foils
 

@@ -1,4 +1,4 @@
-"""Foils on disk: a JSON object a line, made by rule or by a model, read as extra negatives."""
+"""Files of foils (JSON lines), written by rule or by a model, read as extra negatives."""
 
 from __future__ import annotations
 
@@ -30,18 +30,17 @@ from counterfoil.foils.rules import DEFAULT_KINDS, rule_foils
 PARTIAL = ".partial"
 
 NEEDED: dict[str, tuple[type, ...]] = {"image": (str, int), "caption": (str, int), "foil": (str,)}
-"""What every line has; all else may be left out by other programs."""
+"""Required keys and their types; other programs may omit the rest."""
 
 
 @dataclass(frozen=True)
 class StoredFoil:
-    """A false caption of an image, and what is known of it.
+    """A false caption of an image with its origin.
 
-    ``caption`` is the text it was made from; other programs may give its number instead, counted
-    from 0 among the captions of its image.
-    ``positions`` are the places at which it differs from the caption, among the `words` of both;
-    ``kind`` says what was falsified, ``score`` is how well the generator thinks it matches.
-    ``caption_id`` says which caption of its image it was made from, as ``IMAGE#0``.
+    ``caption`` is the true text, or its number among the captions of the image, from 0.
+    ``positions`` are the indices, among the `words` of both, at which the foil differs from it.
+    ``kind`` says what was falsified. ``score`` is the generator's matching score. ``caption_id``
+    names the true caption, as ``IMAGE#0``.
     """
 
     image: str
@@ -69,7 +68,7 @@ class StoredFoil:
 
 
 def read_foils(path: Path) -> Iterator[StoredFoil]:
-    """The foils of a file in its order; what other programs left out is empty."""
+    """The foils of a file, in order; optional keys that are missing are empty."""
     try:
         with open_regular(path, LINES_BYTES) as file:
             for number, line in enumerate(read_lines(file, path), start=1):
@@ -99,11 +98,11 @@ def _parsed(line: bytes, where: str) -> StoredFoil:
         raise DataError(f"{where}: the foil is empty")
     kind, score = str(record.get("kind", "")), record.get("score")
     try:
-        positions = tuple(int(place) for place in record.get("positions", ()))
+        positions = tuple(int(index) for index in record.get("positions", ()))
         score = None if score is None else float(score)
     except (ValueError, TypeError, OverflowError):
         raise DataError(
-            f"{where}: 'positions' are whole numbers and 'score' is a number, where they are given"
+            f"{where}: expected whole numbers as 'positions' and a number as 'score', if given"
         ) from None
     return StoredFoil(
         image, caption, foil, positions, kind, score, str(record.get("caption_id", ""))
@@ -113,9 +112,8 @@ def _parsed(line: bytes, where: str) -> StoredFoil:
 class FoilWriter:
     """Writes foils caption by caption; the file appears when the block ends without an error.
 
-    Until then they are in ``FILE.partial``, a line a caption, so that a later writer with the same
-    ``settings`` goes on after the last caption that was written whole. A caption that was found to
-    have no foils is known to be done as well.
+    Until then they are in ``FILE.partial``, one line per caption, also for captions without foils.
+    A later writer with the same ``settings`` continues after the last complete line.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
@@ -157,34 +155,34 @@ class FoilWriter:
     def is_done(self, image: str, caption: str) -> bool:
         return (image, caption) in self._done
 
-    def found(self) -> list[int]:
-        """How many foils each caption has that is done, by earlier writers too."""
+    def counts(self) -> list[int]:
+        """Number of foils of each finished caption, including those of earlier writers."""
         return list(self._done.values())
 
     def add(self, image: str, caption: str, foils: Iterable[StoredFoil]) -> None:
-        """All the foils of a caption, which may be none; again for the same one does nothing."""
+        """Write all foils of a caption, possibly none; a finished caption is ignored."""
         if self.is_done(image, caption):
             return
         records = [foil.as_dict() for foil in foils]
         if any((r["image"], r["caption"]) != (image, caption) for r in records):
-            raise ValueError("a foil belongs to another caption than it was added to")
+            raise ValueError("add: a foil is of another caption than the given image and caption")
         self._write({"image": image, "caption": caption, "foils": records})
         self._done[image, caption] = len(records)
 
     def _write(self, value: dict[str, Any]) -> None:
         if self._file is None:
-            raise ValueError("foils are written inside the writer's with block")
+            raise ValueError("write foils inside the writer's with block")
         self._file.write(json_bytes(value) + b"\n")
         self._file.flush()
 
     def _resume(self) -> int:
-        """Read what an earlier writer left; the length of it that is whole."""
+        """Read the lines of an earlier writer; returns the bytes up to the last complete one."""
         good = 0
         for line, value in _whole_lines(self.partial):
             if not good and value.get("settings") != self.settings:
                 raise DataError(
-                    f"{self.partial}: was begun with other settings ({value.get('settings')}, now "
-                    f"{self.settings}); delete it to begin anew, or write to another file"
+                    f"{self.partial}: started with other settings ({value.get('settings')}, now "
+                    f"{self.settings}); delete it to start again, or write to another file"
                 )
             if good:
                 self._done[value["image"], value["caption"]] = len(value["foils"])
@@ -192,19 +190,19 @@ class FoilWriter:
         return good
 
     def _finish(self) -> None:
-        made = self.path.with_name(f".{self.path.name}.new")
-        with made.open("wb") as file:
+        temporary = self.path.with_name(f".{self.path.name}.new")
+        with temporary.open("wb") as file:
             for _, value in _whole_lines(self.partial):
                 for record in value.get("foils", ()):
                     file.write(json_bytes(record) + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        put_in_place(made, self.path)
+        put_in_place(temporary, self.path)
         self.partial.unlink()
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The lines of a partial file up to the first one that a kill or a full disk cut short."""
+    """The lines of a partial file up to the first truncated one (a kill, a full disk)."""
     with open_regular(path) as file:
         for line in read_lines(file, path):
             try:
@@ -218,7 +216,7 @@ def _whole_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 @dataclass(frozen=True)
 class Caption:
-    """A caption of a split: which image has it, its id ``IMAGE#0``, and its text."""
+    """A caption of a split: row and id of its image, its own id ``IMAGE#0``, its text."""
 
     row: int
     image: str
@@ -228,11 +226,11 @@ class Caption:
 
 @dataclass(frozen=True)
 class FoilCounts:
-    """What became of the captions of a split.
+    """Counts of a writing of foils.
 
-    ``captions`` were looked at, of which ``without`` have no foil; ``unreadable`` says which images
-    were left out. ``unspelt`` foils were dropped as no text stands for their tokens, counted since
-    the writing was last begun.
+    ``captions`` were processed, of which ``without`` have no foil; ``unreadable`` images were
+    skipped. ``unspelt`` foils were dropped because no text has their tokens; they are counted since
+    the last start.
     """
 
     captions: int
@@ -243,20 +241,20 @@ class FoilCounts:
 
     @classmethod
     def of(cls, writer: FoilWriter, unreadable: Sequence[str] = (), unspelt: int = 0) -> FoilCounts:
-        found = writer.found()
-        return cls(len(found), sum(found), found.count(0), tuple(unreadable), unspelt)
+        counts = writer.counts()
+        return cls(len(counts), sum(counts), counts.count(0), tuple(unreadable), unspelt)
 
     def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "unreadable": list(self.unreadable)}
 
 
 def captions_of(split: Split) -> list[Caption]:
-    """All captions of a split; one that an image has twice is there once."""
-    found: dict[tuple[int, str], Caption] = {}
+    """All captions of a split, without duplicates of the same image."""
+    captions: dict[tuple[int, str], Caption] = {}
     for row, (image, texts) in enumerate(zip(split.ids, split.captions, strict=True)):
         for number, text in enumerate(texts):
-            found.setdefault((row, text), Caption(row, image, f"{image}#{number}", text))
-    return list(found.values())
+            captions.setdefault((row, text), Caption(row, image, f"{image}#{number}", text))
+    return list(captions.values())
 
 
 def split_digest(split: Split) -> str:
@@ -279,12 +277,12 @@ def write_rule_foils(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> FoilCounts:
-    """Foils of every caption by rule, up to ``count`` each; cut off, the same call goes on.
+    """Write up to ``count`` rule-made foils per caption; the same call resumes after a kill.
 
-    What is drawn for a caption depends on the seed, its image's id and its text alone. No foil
-    brings in a word of any caption of the image, as that would often leave it true.
+    The draws for a caption depend only on the seed, its image's id and its text. No foil adds a
+    word of any caption of the image, because it would often be true.
     """
-    rule_foils("", random.Random(0), kinds, count)  # refuses a kind that it does not know
+    rule_foils("", random.Random(0), kinds, count)  # refuses unknown kinds
     settings = {
         "maker": "rules",
         "kinds": list(kinds),
@@ -295,7 +293,7 @@ def write_rule_foils(
     captions = captions_of(split)
     progress = progress or Silent()
     with FoilWriter(path, settings) as writer:
-        done = len(writer.found())
+        done = len(writer.counts())
         left = [one for one in captions if not writer.is_done(one.image, one.text)]
         for one in progress.track(left, f"writing foils ({split.name})", len(captions), done):
             writer.add(one.image, one.text, _by_rule(one, split, kinds, count, seed))
@@ -314,29 +312,29 @@ def _by_rule(
 
 
 def batches_of(captions: Sequence[Caption], size: int) -> list[Sequence[Caption]]:
-    """Captions in batches of fixed members, so that what is drawn for one does not change."""
+    """Captions in fixed batches, so that the draws for a caption do not change on resume."""
     if size < 1:
-        raise ConfigError(f"foils: a batch has at least 1 caption, got {size}")
+        raise ConfigError(f"foils: expected a batch size of at least 1, got {size}")
     return [captions[start : start + size] for start in range(0, len(captions), size)]
 
 
 def batch_generator(seed: int, number: int) -> np.random.Generator:
-    """Where the draws of one batch come from."""
+    """The random generator of one batch."""
     return np.random.default_rng([seed, number])
 
 
 def foils_by_caption(path: Path, split: Split) -> dict[int, tuple[str, ...]]:
-    """The foils of each caption, by its index into the split's texts; each foil once.
+    """Distinct foils of each caption, by its index into the split's texts.
 
-    Lines about other images and captions are passed over, and so is a foil that is a caption of its
-    image (without case and punctuation). A text that an image has twice has its foils twice.
+    Lines of other images and captions are ignored, and so are foils equal to a caption of their
+    image (up to case and punctuation). A text that an image has twice gets its foils twice.
     """
     captions: dict[tuple[str, str], list[int]] = {}
     for index, (text, image) in enumerate(zip(split.texts, split.image_of, strict=True)):
         captions.setdefault((split.ids[int(image)], text), []).append(index)
     own = dict(zip(split.ids, split.captions, strict=True))
     true: dict[str, frozenset[str]] = {}
-    found: dict[int, dict[str, None]] = {}
+    foils: dict[int, dict[str, None]] = {}
     for stored in read_foils(path):
         texts, caption = own.get(stored.image, ()), stored.caption
         if isinstance(caption, int):
@@ -345,11 +343,11 @@ def foils_by_caption(path: Path, split: Split) -> dict[int, tuple[str, ...]]:
             true[stored.image] = frozenset(map(spoken, texts))
         if spoken(stored.foil) not in true[stored.image]:
             for index in captions.get((stored.image, caption), ()):
-                found.setdefault(index, {})[stored.foil] = None
-    if not found:
+                foils.setdefault(index, {})[stored.foil] = None
+    if not foils:
         raise DataError(
             f"{path}: no line matches a caption of split '{split.name}' by image id and caption "
             f"(the first image of the split is '{split.ids[0] if len(split) else ''}'): was it "
             "made for another split or data set?"
         )
-    return {index: tuple(foils) for index, foils in found.items()}
+    return {index: tuple(texts) for index, texts in foils.items()}

@@ -1,8 +1,8 @@
-"""Model-made foils (TAGS §2.1): captions masked, refilled given their image, filtered, ranked.
+"""Model-made foils (TAGS §2.1): mask captions, refill them given the image, filter and rank.
 
-Masks are drawn by unit of the scene graph (TAGS) or token by token (UNITER). The model comes in as
-two callables, so that any masked language model that sees images will do. Everything is batched
-over captions, versions and samples; only masks are drawn caption by caption.
+Masks are drawn per unit of the scene graph (TAGS) or per token (UNITER). The model is passed as two
+callables, so any masked language model that sees images can be used. Everything but the drawing of
+masks is batched over captions, versions and samples.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from counterfoil.foils.scene_graph import SceneGraph
 
 RATE = 0.15
 UNMASKED = -1
-_MASKED, _EXCHANGED = 0.8, 0.1  # shares of the chosen tokens; the rest stay as they are
+_MASKED, _EXCHANGED = 0.8, 0.1  # shares of the chosen tokens; the rest stay unchanged
 
 BISECTIONS = 12
-"""Halvings of the interval in which a rate is sought; interpolation then does the rest."""
+"""Bisection steps of the search for a rate; interpolation follows."""
 
-Places = tuple[int, ...]
+Positions = tuple[int, ...]
 Ids = NDArray[np.int64]
 
 Form = Literal["paper", "reference"]
@@ -37,22 +37,22 @@ NONE = -1
 _IDENTICAL, _DUPLICATED = 3.0, 2.0
 
 Filler = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Logits [P, V] of P asked tokens: of captions [n], masked ids [n, W], which are asked [n, W]."""
+"""(captions [n], masked ids [n, W], mask of tokens to predict [n, W]) → logits [P, V]."""
 
 Scorer = Callable[[Tensor, Tensor], Tensor]
-"""Scores [n] of sentences [n, W] with the images of captions [n]."""
+"""(captions [n], sentences [n, W]) → scores [n] with the images of the captions."""
 
 
 @dataclass(frozen=True)
 class MaskTokens:
-    """What masking may write: the mask, or one of the ``ordinary`` tokens."""
+    """Tokens that masking may write: the mask, or one of the ``ordinary`` tokens."""
 
     mask: int
     ordinary: Ids
 
     @classmethod
     def of(cls, text: TextProcessor) -> MaskTokens:
-        """Those of a text processor: every token but the special and the unused ones."""
+        """The mask of a text processor, and its tokens without special and unused ones."""
         if isinstance(text, WordText):
             index = text.vocabulary.index
             special = {index[word] for word in SPECIALS}
@@ -71,72 +71,74 @@ def _all_but(special: set[int], size: int) -> Ids:
 
 @dataclass(frozen=True)
 class Masked:
-    """Versions of a caption; ``labels`` has the true token where one was chosen, elsewhere −1."""
+    """Masked versions of a caption; ``labels`` has the true tokens to predict, elsewhere −1."""
 
     ids: Ids  # [versions, tokens]
     labels: Ids  # [versions, tokens]
 
 
-def graph_units(graph: SceneGraph, word_of: Sequence[int | None]) -> list[Places]:
-    """Token places of each unit of a scene graph; of each single word's token where it has none.
+def graph_units(graph: SceneGraph, word_of: Sequence[int | None]) -> list[Positions]:
+    """Token indices of each unit of a scene graph; single tokens if it has no units.
 
-    ``word_of`` is the word behind each token, None for special ones.
+    ``word_of`` is the word of each token, None for special tokens.
 
     >>> from counterfoil.foils.scene_graph import Unit
     >>> graph_units(SceneGraph.of([Unit((1, 2), "object")]), [None, 0, 1, 1, 2, None])
     [(2, 3, 4)]
     """
-    places: dict[int, list[int]] = {}
-    for place, word in enumerate(word_of):
+    positions: dict[int, list[int]] = {}
+    for index, word in enumerate(word_of):
         if word is not None:
-            places.setdefault(word, []).append(place)
-    # Words that the tokenizer cut off have no tokens.
-    units = [tuple(p for w in unit.positions for p in places.get(w, ())) for unit in graph.units()]
+            positions.setdefault(word, []).append(index)
+    # Words beyond the tokenizer's maximum length have no tokens.
+    units = [
+        tuple(p for w in unit.positions for p in positions.get(w, ())) for unit in graph.units()
+    ]
     return [unit for unit in units if unit] or token_units(word_of)
 
 
-def token_units(word_of: Sequence[int | None]) -> list[Places]:
-    """Each token by itself, special ones left out: plain masking."""
-    return [(place,) for place, word in enumerate(word_of) if word is not None]
+def token_units(word_of: Sequence[int | None]) -> list[Positions]:
+    """One unit per token, without special tokens: plain masking."""
+    return [(index,) for index, word in enumerate(word_of) if word is not None]
 
 
 @dataclass(frozen=True)
 class UnitCoverage:
-    """How often each of U units covers each of P places; ``chances`` of the units at a rate of 1.
+    """How often each of U units covers each of P tokens; ``chances`` of the units at a rate of 1.
 
-    A place that is in f units has the chance 1/f, so that it is not chosen more often than others;
-    a unit has the mean of its places'.
+    A token that is in f units has the chance 1/f, so that it is not chosen more often than others.
+    The chance of a unit is the mean over its tokens.
     """
 
     counts: Ids  # [U, P]
     chances: NDArray[np.float64]  # [U]
 
     @classmethod
-    def of(cls, units: Sequence[Places]) -> UnitCoverage:
-        columns = {place: n for n, place in enumerate({p for unit in units for p in unit})}
+    def of(cls, units: Sequence[Positions]) -> UnitCoverage:
+        columns = {index: n for n, index in enumerate({p for unit in units for p in unit})}
         counts = np.zeros((len(units), len(columns)), dtype=np.int64)
         for number, unit in enumerate(units):
-            for place in unit:
-                counts[number, columns[place]] += 1
+            for index in unit:
+                counts[number, columns[index]] += 1
         chances = (counts / counts.sum(0)).sum(1) / counts.sum(1)
         return cls(counts, chances)
 
     def expected_tokens(self, rate: float) -> float:
         """Tokens that `mask_versions` chooses on average, in closed form.
 
-        A token is chosen with any unit it is in, or with the unit that is drawn if none was chosen.
+        A token is chosen with any of its units, or with the unit that is drawn if none was chosen.
         """
         missed = 1 - (rate * self.chances).clip(0, 1)
         chosen = self.counts.shape[1] - np.prod(missed[:, None] ** self.counts, axis=0).sum()
         return float(chosen + np.prod(missed) * self.counts.sum() / len(self.counts))
 
 
-def unit_chances(units: Sequence[Places], rate: float = RATE) -> NDArray[np.float64]:
+def unit_chances(units: Sequence[Positions], rate: float = RATE) -> NDArray[np.float64]:
     """How likely each unit is chosen: see `UnitCoverage`."""
     return rate * UnitCoverage.of(units).chances
 
 
-def expected_share(units: Sequence[Places], words: int, rate: float = RATE) -> float:
+def expected_share(units: Sequence[Positions], words: int, rate: float = RATE) -> float:
     """The share of ``words`` tokens that `mask_versions` chooses on average.
 
     >>> round(expected_share([(0,), (1,)], 4), 3)  # (2 · 0.15 + 0.85²) / 4
@@ -145,11 +147,11 @@ def expected_share(units: Sequence[Places], words: int, rate: float = RATE) -> f
     return UnitCoverage.of(units).expected_tokens(rate) / words
 
 
-def sentence_rate(units: Sequence[Places], words: int, share: float = RATE) -> float:
+def sentence_rate(units: Sequence[Positions], words: int, share: float = RATE) -> float:
     """The rate with which ``share`` of all ``words`` of a sentence are chosen on average.
 
-    Few units cover a sentence, so it is above the share. The least and the most that units allow
-    are taken where the share cannot be reached: one unit at least, and no more than all of them.
+    Units cover few words of a sentence, so the rate is above the share. If the share cannot be
+    reached, the rate is the smallest (one unit) or the largest (all units) possible.
     """
     coverage, wanted = UnitCoverage.of(units), share * words
     low, high = 0.0, float(coverage.counts.sum(0).max())
@@ -170,16 +172,16 @@ def sentence_rate(units: Sequence[Places], words: int, share: float = RATE) -> f
 
 def mask_versions(
     ids: Sequence[int],
-    units: Sequence[Places],
+    units: Sequence[Positions],
     versions: int,
     tokens: MaskTokens,
     rng: np.random.Generator,
     rate: float = RATE,
 ) -> Masked:
-    """``versions`` maskings of a caption's ids, each with one unit chosen at least.
+    """``versions`` maskings of a caption's ids, each with at least one unit chosen.
 
-    Of the tokens of chosen units 80 % become the mask, 10 % any ordinary token, 10 % stay; all of
-    them are to be predicted. A caption with nothing to mask has no version.
+    Of the tokens of chosen units 80 % become the mask, 10 % a random ordinary token, 10 % stay; all
+    are to be predicted. A caption without units has no version.
     """
     true = np.asarray(ids, dtype=np.int64)
     if not units:
@@ -200,10 +202,9 @@ def mask_versions(
     return Masked(np.where(stays, true, changed), np.where(labeled, true, UNMASKED))
 
 
-# A sentence is taken to be true of an image, and dropped, if all the tokens that were put in
-# occur in the image's own captions (TAGS §2.1); so are copies of the caption and duplicates. The
-# public code only lowers the scores of copies and duplicates, so that they may still be chosen:
-# ``form="reference"``.
+# A candidate counts as true, and is dropped, if all its new tokens occur in the image's own
+# captions (TAGS §2.1). Copies of the caption and duplicates are dropped, too. The public code only
+# lowers their scores, so they may still be chosen: ``form="reference"``.
 def select_foils(
     candidates: Tensor,
     captions: Tensor,
@@ -212,7 +213,7 @@ def select_foils(
     most: int,
     form: Form = "paper",
 ) -> Tensor:
-    """Indices of the ``most`` highest-scoring candidates that are kept, −1 where there are fewer.
+    """Indices of the ``most`` highest-scoring eligible candidates; −1 if there are fewer.
 
     ``candidates`` [B, N, W] were made from ``captions`` [B, W] and score ``scores`` [B, N] with
     their images, whose own captions have the tokens ``own`` [B, T], padded with −1. The result is
@@ -221,34 +222,34 @@ def select_foils(
     if most < 1:
         raise ConfigError(f"foils: expected at least 1 to select, got {most}")
     if form == "reference":
-        kept = torch.ones_like(scores, dtype=torch.bool)
+        eligible = torch.ones_like(scores, dtype=torch.bool)
         scores = penalized_scores(candidates, captions, scores)
     elif form == "paper":
-        kept = is_new(candidates, captions, own) & is_best_copy(candidates, scores)
+        eligible = is_new(candidates, captions, own) & is_best_copy(candidates, scores)
     else:
         raise ConfigError(f"foils: unknown form '{form}' of the filter (known: paper, reference)")
-    ranked = scores.masked_fill(~kept, float("-inf"))
+    ranked = scores.masked_fill(~eligible, float("-inf"))
     order = ranked.argsort(dim=1, descending=True, stable=True)[:, :most]
-    selected = order.masked_fill(~kept.gather(1, order), NONE)
+    selected = order.masked_fill(~eligible.gather(1, order), NONE)
     return torch.nn.functional.pad(selected, (0, most - selected.shape[1]), value=NONE)
 
 
 def is_new(candidates: Tensor, captions: Tensor, own: Tensor) -> Tensor:
-    """Whether a candidate brings in a token that none of the image's captions has [B, N]."""
+    """Whether a candidate has a new token that none of the image's captions has [B, N]."""
     replaced = candidates != captions[:, None]
     return (replaced & ~_is_among(candidates, own)).any(-1)
 
 
 def _is_among(tokens: Tensor, own: Tensor) -> Tensor:
-    """Of each token [B, …], whether it is among its row of ``own`` [B, T]."""
+    """Whether each token [B, …] is in its row of ``own`` [B, T]."""
     known = torch.nn.functional.pad(own, (0, 1), value=NONE).sort(dim=1).values
     flat = tokens.flatten(1).contiguous()
-    place = torch.searchsorted(known, flat).clamp_(max=known.shape[1] - 1)
-    return (known.gather(1, place) == flat).view_as(tokens)
+    index = torch.searchsorted(known, flat).clamp_(max=known.shape[1] - 1)
+    return (known.gather(1, index) == flat).view_as(tokens)
 
 
 def is_best_copy(candidates: Tensor, scores: Tensor) -> Tensor:
-    """One of each set of equal candidates [B, N]: the best score, then the earliest."""
+    """Selects one of each set of equal candidates [B, N]: the best score, then the earliest."""
     order = scores.argsort(dim=1, descending=True, stable=True)
     rank = order.argsort(dim=1)
     group = _groups(candidates)
@@ -264,20 +265,17 @@ def penalized_scores(
     identical: float = _IDENTICAL,
     duplicated: float = _DUPLICATED,
 ) -> Tensor:
-    """Scores lowered for copies of the caption and for candidates that come again later on."""
+    """Scores, lowered for copies of the caption and for candidates with a later duplicate."""
     group = _groups(candidates)
-    place = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
+    index = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
     last = torch.full_like(group.view(-1), NONE)
-    last.scatter_reduce_(0, group.view(-1), place.reshape(-1), "amax")
+    last.scatter_reduce_(0, group.view(-1), index.reshape(-1), "amax")
     is_copy = (candidates == captions[:, None]).all(-1)
-    return scores - identical * is_copy - duplicated * (place != last[group])
+    return scores - identical * is_copy - duplicated * (index != last[group])
 
 
 def _groups(candidates: Tensor) -> Tensor:
-    """A number for each candidate [B, N], the same for equal ones of one caption and for no others.
-
-    There are at most B·N of them, so they index a vector of that size.
-    """
+    """Group ids [B, N] below B·N: the same only for equal candidates of one caption."""
     batch, count, _ = candidates.shape
     image = torch.arange(batch, device=candidates.device).view(-1, 1, 1).expand(-1, count, 1)
     rows = torch.cat([image, candidates], dim=2).flatten(0, 1)
@@ -288,7 +286,7 @@ def _groups(candidates: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MaskedCaptions:
-    """K versions of B captions: ids [B, K, W], and the true token where one is asked, else −1."""
+    """K versions of B captions: ids [B, K, W], and labels: true tokens to predict, else −1."""
 
     ids: Tensor
     labels: Tensor
@@ -299,9 +297,9 @@ class MaskedCaptions:
 
 @dataclass(frozen=True)
 class Foils:
-    """The selected foils [B, m, W], best first, where ``real`` [B, m], with their ``scores``.
+    """Selected foils [B, m, W], best first, with their ``scores``; padding unless ``real`` [B, m].
 
-    ``labels`` [B, m, W] are the true token where the generator had a mask, else −1.
+    ``labels`` [B, m, W] are the true tokens at the masks of the generator, else −1.
     """
 
     ids: Tensor
@@ -312,23 +310,23 @@ class Foils:
 
 def mask_captions(
     captions: Tensor,
-    units: Sequence[Sequence[Places]],
+    units: Sequence[Sequence[Positions]],
     versions: int,
     tokens: MaskTokens,
     rng: np.random.Generator,
     rates: Sequence[float] | None = None,
 ) -> MaskedCaptions:
-    """Masked versions of captions [B, W] by the units of each; one without any stays as it is.
+    """Masked versions of captions [B, W]; a caption without units stays unchanged.
 
-    ``rates`` are those of each caption; the usual one if there are none.
+    ``rates`` are per caption; `RATE` by default.
     """
     true = captions.cpu().numpy()
     ids = np.repeat(true[:, None], versions, axis=1)
     labels = np.full_like(ids, UNMASKED)
-    for row, places in enumerate(units):
-        if places:
+    for row, positions in enumerate(units):
+        if positions:
             rate = RATE if rates is None else rates[row]
-            masked = mask_versions(true[row], places, versions, tokens, rng, rate)
+            masked = mask_versions(true[row], positions, versions, tokens, rng, rate)
             ids[row], labels[row] = masked.ids, masked.labels
     device = captions.device
     return MaskedCaptions(torch.from_numpy(ids).to(device), torch.from_numpy(labels).to(device))
@@ -337,31 +335,31 @@ def mask_captions(
 def refill(
     masked: MaskedCaptions, fill: Filler, ordinary: Tensor, samples: int, temperature: float
 ) -> Tensor:
-    """Candidates [B, K·L, W]: each asked token of each version drawn L times from the filler.
+    """Candidates [B, K·L, W]: each masked token of each version sampled L times from the filler.
 
     Only ``ordinary`` tokens are drawn. Candidate ``k·L + l`` is sample ``l`` of version ``k``.
     """
     if not 0 < temperature < math.inf:
         raise ConfigError(f"foils: the temperature must be above 0, got {temperature}")
     batch, versions, length = masked.ids.shape
-    ids, asked = masked.ids.flatten(0, 1), masked.labels.flatten(0, 1) != UNMASKED
+    ids, masked_tokens = masked.ids.flatten(0, 1), masked.labels.flatten(0, 1) != UNMASKED
     rows = torch.arange(batch, device=ids.device).repeat_interleave(versions)
     candidates = ids[:, None].repeat(1, samples, 1)  # [B·K, L, W]
-    if asked.any():
-        logits = fill(rows, ids, asked).float()
+    if masked_tokens.any():
+        logits = fill(rows, ids, masked_tokens).float()
         chances = (logits[:, ordinary] / temperature).softmax(-1)
         drawn = ordinary[torch.multinomial(chances, samples, replacement=True)]  # [P, L]
-        row, place = asked.nonzero(as_tuple=True)
-        candidates[row, :, place] = drawn
+        row, index = masked_tokens.nonzero(as_tuple=True)
+        candidates[row, :, index] = drawn
     return candidates.view(batch, versions * samples, length)
 
 
 def own_tokens(captions: Iterable[Iterable[int]], device: torch.device) -> Tensor:
-    """Token sets [B, T] of the captions of B images, each given as one run of ids; padded by −1."""
+    """Token sets [B, T] of B images, each from the ids of all its captions; padded with −1."""
     sets = [sorted(set(ids)) for ids in captions]
     own = torch.full((len(sets), max(map(len, sets), default=0)), NONE)
-    for row, found in enumerate(sets):
-        own[row, : len(found)] = torch.tensor(found, dtype=torch.long)
+    for row, ids in enumerate(sets):
+        own[row, : len(ids)] = torch.tensor(ids, dtype=torch.long)
     return own.to(device)
 
 
@@ -375,7 +373,7 @@ def hardest_foils(
 ) -> Foils:
     """The ``most`` best-scoring candidates that are no false negatives, copies or duplicates.
 
-    Only what can be selected is scored.
+    Only candidates that can be selected are scored.
     """
     useful = is_new(candidates, captions, own)
     useful &= is_best_copy(candidates, torch.zeros_like(useful, dtype=torch.float))

@@ -1,4 +1,4 @@
-"""Just enough grammar for rules, without a model: noun phrases, relations, word classes."""
+"""Part-of-speech tags, noun phrases and relations of captions, by word lists and rules."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _ALSO_NOUNS = frozenset(
 class Relating:
     """Words [start, end) that relate a subject to the object at ``object`` (its noun).
 
-    ``object`` is None where a pronoun stands for it.
+    ``object`` is None if it is a pronoun.
     """
 
     start: int
@@ -69,25 +69,25 @@ class Relating:
     object: int | None
 
 
-def is_noun(tokens: Tokens, place: int) -> bool:
-    """Whether a listed noun stands here that does not merely qualify the next one."""
-    if not 0 <= place < len(tokens) or tokens[place] not in NOUN_FORMS:
+def is_noun(tokens: Tokens, index: int) -> bool:
+    """Whether the word is a listed noun that does not qualify the next noun."""
+    if not 0 <= index < len(tokens) or tokens[index] not in NOUN_FORMS:
         return False
-    if tokens[place - 1 : place + 1] == ["hot", "dog"]:
+    if tokens[index - 1 : index + 1] == ["hot", "dog"]:
         return False
-    return place + 1 == len(tokens) or tokens[place + 1] not in NOUN_FORMS
+    return index + 1 == len(tokens) or tokens[index + 1] not in NOUN_FORMS
 
 
 def noun_after(tokens: Tokens, start: int) -> int | None:
-    """Place of the noun of the phrase that begins at ``start``; None where it is not a listed one.
+    """Index of the noun of the phrase that begins at ``start``; None if it is not a listed noun.
 
     >>> noun_after("on a big red ball".split(), 1)
     4
     """
-    for place in range(start, min(start + _LONGEST_PHRASE, len(tokens))):
-        if is_noun(tokens, place):
-            return place
-        word = tokens[place]
+    for index in range(start, min(start + _LONGEST_PHRASE, len(tokens))):
+        if is_noun(tokens, index):
+            return index
+        word = tokens[index]
         if word in _DETERMINERS or word in NOUN_FORMS:
             continue
         if word in STOP_WORDS or word in RELATIONS or not word.replace("-", "").isalnum():
@@ -96,27 +96,27 @@ def noun_after(tokens: Tokens, start: int) -> int | None:
 
 
 def relations_of(tokens: Tokens) -> list[Relating]:
-    """The relations of a caption that have an object; longer ones win over the words in them."""
-    found = []
-    place = 0
-    while place < len(tokens):
-        end = _end_of_relation(tokens, place)
-        related = _relating(tokens, place, end) if end is not None else None
+    """The relations of a caption that have an object; the longest match wins."""
+    relations = []
+    index = 0
+    while index < len(tokens):
+        end = _end_of_relation(tokens, index)
+        related = _relating(tokens, index, end) if end is not None else None
         if related is not None:
-            found.append(related)
-            place = related.end
+            relations.append(related)
+            index = related.end
         else:
-            place += 1
-    return found
+            index += 1
+    return relations
 
 
-def _end_of_relation(tokens: Tokens, place: int) -> int | None:
+def _end_of_relation(tokens: Tokens, index: int) -> int | None:
     for length in (3, 2):
-        if tuple(tokens[place : place + length]) in LONG_RELATIONS:
-            return place + length
-    if tokens[place] not in RELATIONS:
+        if tuple(tokens[index : index + length]) in LONG_RELATIONS:
+            return index + length
+    if tokens[index] not in RELATIONS:
         return None
-    return place + 2 if tokens[place + 1 : place + 2] == ["by"] else place + 1
+    return index + 2 if tokens[index + 1 : index + 2] == ["by"] else index + 1
 
 
 def _relating(tokens: Tokens, start: int, end: int) -> Relating | None:
@@ -127,23 +127,23 @@ def _relating(tokens: Tokens, start: int, end: int) -> Relating | None:
 
 
 def subject_of(tokens: Tokens, relating: Relating) -> int | None:
-    """Place of the noun just before a relation, over ``is``, ``sitting`` or ``to the``."""
-    for place in range(relating.start - 1, max(-1, relating.start - 2 - _LONGEST_LINK), -1):
-        if is_noun(tokens, place):
-            return place
-        word = tokens[place]
+    """Index of the noun before a relation, skipping ``is``, ``sitting`` or ``to the``."""
+    for index in range(relating.start - 1, max(-1, relating.start - 2 - _LONGEST_LINK), -1):
+        if is_noun(tokens, index):
+            return index
+        word = tokens[index]
         linking = word in ("is", "are", "was", "were", "to", "the") or word.endswith("ing")
         if not linking or word in RELATIONS:
             return None
     return None
 
 
-def is_plural(tokens: Tokens, place: int) -> bool:
-    """Whether the noun at ``place`` means several; the sheep of "two sheep" do."""
-    form = NOUN_FORMS[tokens[place]]
+def is_plural(tokens: Tokens, index: int) -> bool:
+    """Whether the noun at ``index`` is plural, such as the sheep of "two sheep"."""
+    form = NOUN_FORMS[tokens[index]]
     if form.is_singular != form.is_plural:
         return form.is_plural
-    for before in reversed(tokens[max(0, place - _LONGEST_PHRASE) : place]):
+    for before in reversed(tokens[max(0, index - _LONGEST_PHRASE) : index]):
         if before in ("a", "an", "one", "the", "this", "that"):
             return False
         if before in STOP_WORDS:
@@ -161,38 +161,38 @@ def tag(tokens: Sequence[str]) -> list[str]:
     ['determiner', 'adjective', 'noun', 'verb', 'determiner', 'adjective', 'noun']
     """
     tags: list[str] = []
-    for place in range(len(tokens)):
-        tags.append(_tag(tokens, tags, place))
+    for index in range(len(tokens)):
+        tags.append(_tag(tokens, tags, index))
     return tags
 
 
-def _tag(tokens: Sequence[str], tags: list[str], place: int) -> str:
-    word, before = tokens[place], tags[-1] if tags else ""
+def _tag(tokens: Sequence[str], tags: list[str], index: int) -> str:
+    word, before = tokens[index], tags[-1] if tags else ""
     if word in CLOSED:
-        return _closed(tokens, tags, place)
+        return _closed(tokens, tags, index)
     if not word[0].isalnum():
         return SIGN
     if word.isdigit():
         return NUMBER
-    if before == TO and _is_infinitive(tokens, place):
+    if before == TO and _is_infinitive(tokens, index):
         return VERB
     if _is_ing(word):
-        return _ing(tokens, before, place)
+        return _ing(tokens, before, index)
     if _is_past(word) and word not in ADJECTIVES:
-        return _past(tokens, before, place)
+        return _past(tokens, before, index)
     if word in ADJECTIVES or _ends_as_adjective(word):
-        return _adjective(tokens, before, place)
+        return _adjective(tokens, before, index)
     if word.endswith("ly") and word not in LY_NOUNS:
         return ADVERB
-    return VERB if _is_finite(tokens, tags, place) else NOUN
+    return VERB if _is_finite(tokens, tags, index) else NOUN
 
 
-def _closed(tokens: Sequence[str], tags: list[str], place: int) -> str:
-    word, found = tokens[place], CLOSED[tokens[place]]
-    after = CLOSED.get(tokens[place + 1]) if place + 1 < len(tokens) else None
+def _closed(tokens: Sequence[str], tags: list[str], index: int) -> str:
+    word = tokens[index]
+    after = CLOSED.get(tokens[index + 1]) if index + 1 < len(tokens) else None
     if word in ("has", "have", "had", "having") and after not in (AUXILIARY, ADVERB, TO):
-        return AUXILIARY if place + 1 == len(tokens) or _is_past(tokens[place + 1]) else VERB
-    if word == "one" and not _may_be_noun(tokens, place + 1):
+        return AUXILIARY if index + 1 == len(tokens) or _is_past(tokens[index + 1]) else VERB
+    if word == "one" and not _may_be_noun(tokens, index + 1):
         return PRONOUN
     if word == "her" and after is not None:
         return PRONOUN
@@ -200,13 +200,13 @@ def _closed(tokens: Sequence[str], tags: list[str], place: int) -> str:
         return DETERMINER
     if word == "back" and tags and tags[-1] in _WITHIN_PHRASE:
         return NOUN
-    return found
+    return CLOSED[word]
 
 
-def _is_infinitive(tokens: Sequence[str], place: int) -> bool:
-    """Whether ``to`` has a verb after it and not a place: a listed one, or one with an object."""
-    known = tokens[place] in VERBS or _may_begin_object(tokens, place + 1, (DETERMINER,))
-    return known and tokens[place] not in NOUN_FORMS
+def _is_infinitive(tokens: Sequence[str], index: int) -> bool:
+    """Whether the word after ``to`` is a verb: a listed one, or one with an object."""
+    known = tokens[index] in VERBS or _may_begin_object(tokens, index + 1, (DETERMINER,))
+    return known and tokens[index] not in NOUN_FORMS
 
 
 def _is_ing(word: str) -> bool:
@@ -221,52 +221,52 @@ def _ends_as_adjective(word: str) -> bool:
     return word.endswith(ADJECTIVE_ENDINGS) and word not in NOUN_FORMS and len(word) > 5
 
 
-def _may_be_noun(tokens: Sequence[str], place: int) -> bool:
-    """Whether a word here would go on with the phrase before it, as a noun or towards one."""
-    if place >= len(tokens):
+def _may_be_noun(tokens: Sequence[str], index: int) -> bool:
+    """Whether the word can continue the noun phrase before it."""
+    if index >= len(tokens):
         return False
-    word = tokens[place]
+    word = tokens[index]
     if word in CLOSED or not word[0].isalnum() or (word.endswith("ly") and word not in LY_NOUNS):
         return False
     if _is_ing(word):
-        return word in PURPOSES and _may_be_noun(tokens, place + 1)
+        return word in PURPOSES and _may_be_noun(tokens, index + 1)
     if _is_past(word):
-        return word not in PASTS and _may_be_noun(tokens, place + 1)
+        return word not in PASTS and _may_be_noun(tokens, index + 1)
     return not (_is_third_person(word) and word not in NOUN_FORMS and word not in USUALLY_PLURALS)
 
 
-def _ing(tokens: Sequence[str], before: str, place: int) -> str:
-    goes_on = _may_be_noun(tokens, place + 1)
-    if before in _WITHIN_PHRASE and not _phrase_is_over(tokens, place):
+def _ing(tokens: Sequence[str], before: str, index: int) -> str:
+    goes_on = _may_be_noun(tokens, index + 1)
+    if before in _WITHIN_PHRASE and not _phrase_is_over(tokens, index):
         if not goes_on:
             return NOUN if before in (DETERMINER, POSSESSIVE) else VERB
-        return NOUN if tokens[place] in PURPOSES else ADJECTIVE
-    names_purpose = goes_on and before == PREPOSITION and tokens[place] in PURPOSES
+        return NOUN if tokens[index] in PURPOSES else ADJECTIVE
+    names_purpose = goes_on and before == PREPOSITION and tokens[index] in PURPOSES
     return NOUN if names_purpose else VERB
 
 
-def _phrase_is_over(tokens: Sequence[str], place: int) -> bool:
-    """No noun will come of what stands before: ``some`` wearing hats, a girl ``in red`` holding."""
-    last = tokens[place - 1] if place else ""
-    dressed = last in COLORS and place > 1 and tokens[place - 2] in ("in", "wearing")
+def _phrase_is_over(tokens: Sequence[str], index: int) -> bool:
+    """Whether no noun can follow: ``some`` wearing hats, a girl ``in red`` holding."""
+    last = tokens[index - 1] if index else ""
+    dressed = last in COLORS and index > 1 and tokens[index - 2] in ("in", "wearing")
     return dressed or last in ("some", "one", "another", "each", "all", "both")
 
 
-def _past(tokens: Sequence[str], before: str, place: int) -> str:
-    goes_on = _may_be_noun(tokens, place + 1)
-    listed = tokens[place + 1 : place + 2] in (["and"], [","], ["or"])
+def _past(tokens: Sequence[str], before: str, index: int) -> str:
+    goes_on = _may_be_noun(tokens, index + 1)
+    listed = tokens[index + 1 : index + 2] in (["and"], [","], ["or"])
     if before in (*_WITHIN_PHRASE, "", PREPOSITION, ADVERB) and (goes_on or listed):
         return ADJECTIVE
     return ADJECTIVE if before in (CONJUNCTION, NOUN) and goes_on else VERB
 
 
-def _adjective(tokens: Sequence[str], before: str, place: int) -> str:
+def _adjective(tokens: Sequence[str], before: str, index: int) -> str:
     """An adjective, unless it ends its phrase: ``an orange``, ``a young male``, ``the right``."""
-    if _may_be_noun(tokens, place + 1):
+    if _may_be_noun(tokens, index + 1):
         return ADJECTIVE
-    if before in _WITHIN_PHRASE and tokens[place] in _ALSO_NOUNS:
+    if before in _WITHIN_PHRASE and tokens[index] in _ALSO_NOUNS:
         return NOUN
-    listed = tokens[place + 1 : place + 2] in (["and"], [","], ["or"], ["&"])
+    listed = tokens[index + 1 : index + 2] in (["and"], [","], ["or"], ["&"])
     return NOUN if before in (DETERMINER, POSSESSIVE) and not listed else ADJECTIVE
 
 
@@ -277,13 +277,13 @@ def _is_third_person(word: str) -> bool:
     return not stems.isdisjoint(VERBS)
 
 
-def _is_finite(tokens: Sequence[str], tags: list[str], place: int) -> bool:
-    """Whether a verb stands here: ``a man rides``, ``people walk``; nouns may look the same."""
-    word, before = tokens[place], tags[-1] if tags else ""
+def _is_finite(tokens: Sequence[str], tags: list[str], index: int) -> bool:
+    """Whether the word is a finite verb (``a man rides``), not a noun of the same form."""
+    word, before = tokens[index], tags[-1] if tags else ""
     third, plain = _is_third_person(word), word in VERBS
     if not (third or plain):
         return False
-    if third and word not in NOUN_FORMS and _phrase_is_over(tokens, place):
+    if third and word not in NOUN_FORMS and _phrase_is_over(tokens, index):
         return True
     if before in (*_WITHIN_PHRASE, PREPOSITION, ""):
         return False
@@ -296,33 +296,33 @@ def _is_finite(tokens: Sequence[str], tags: list[str], place: int) -> bool:
         return False
     if third:
         return word not in USUALLY_PLURALS or _may_begin_object(
-            tokens, place + 1, (DETERMINER, PREPOSITION, TO)
+            tokens, index + 1, (DETERMINER, PREPOSITION, TO)
         )
-    return before in (PRONOUN, ADVERB) or _is_plural_subject(tokens, tags, place)
+    return before in (PRONOUN, ADVERB) or _is_plural_subject(tokens, tags, index)
 
 
-def _is_plural_subject(tokens: Sequence[str], tags: list[str], place: int) -> bool:
-    """``people`` walk; ``a boy and a girl`` play, where no verb came before."""
-    if _is_plural(tokens[place - 1]):
+def _is_plural_subject(tokens: Sequence[str], tags: list[str], index: int) -> bool:
+    """``people`` walk; ``a boy and a girl`` play, if no verb came before."""
+    if _is_plural(tokens[index - 1]):
         return True
     first = VERB not in tags and AUXILIARY not in tags
-    return first and "and" in tokens[:place] and tokens[place] not in NOUN_FORMS
+    return first and "and" in tokens[:index] and tokens[index] not in NOUN_FORMS
 
 
 def _is_plural(word: str) -> bool:
     return word in IRREGULAR_PLURALS or (word.endswith("s") and not word.endswith("ss"))
 
 
-def _may_begin_object(tokens: Sequence[str], place: int, tags: Sequence[str]) -> bool:
-    return place < len(tokens) and CLOSED.get(tokens[place]) in tags
+def _may_begin_object(tokens: Sequence[str], index: int, tags: Sequence[str]) -> bool:
+    return index < len(tokens) and CLOSED.get(tokens[index]) in tags
 
 
 def _clause_has_verb(tokens: Sequence[str], tags: list[str]) -> bool:
     """A finite verb since the clause began; participles after a noun do not count."""
-    for place in range(len(tags) - 1, -1, -1):
-        if tokens[place] in _CLAUSE_STARTS:
+    for index in range(len(tags) - 1, -1, -1):
+        if tokens[index] in _CLAUSE_STARTS:
             return False
-        if tags[place] == AUXILIARY or (tags[place] == VERB and not _is_participle(tokens[place])):
+        if tags[index] == AUXILIARY or (tags[index] == VERB and not _is_participle(tokens[index])):
             return True
     return False
 
@@ -331,11 +331,11 @@ def _is_participle(word: str) -> bool:
     return _is_ing(word) or _is_past(word)
 
 
-def keeps_word_class(tokens: Sequence[str], place: int, new: str) -> bool:
-    """Whether another word could stand at a place as the same part of speech, in the same form.
+def keeps_word_class(tokens: Sequence[str], index: int, new: str) -> bool:
+    """Whether a new word would have the same part of speech and form as the word it replaces.
 
-    The tags of the whole sentence must stay. Context alone is not enough: after *a*, every
-    adjective looks like a noun (*a black in red*), so the new word must be known to be one.
+    The tags of the whole sentence must not change. Context alone is not enough: after *a*, every
+    adjective looks like a noun (*a black in red*), so the new word must be a known noun.
 
     >>> keeps_word_class("a man in red".split(), 1, "woman")
     True
@@ -343,10 +343,10 @@ def keeps_word_class(tokens: Sequence[str], place: int, new: str) -> bool:
     False
     """
     tags = tag(tokens)
-    exchanged = [*tokens[:place], new, *tokens[place + 1 :]]
+    exchanged = [*tokens[:index], new, *tokens[index + 1 :]]
     if tag(exchanged) != tags:
         return False
-    old, kind = tokens[place], tags[place]
+    old, kind = tokens[index], tags[index]
     if kind == NOUN:
         return _is_a_noun(new) and not _numbers(old).isdisjoint(_numbers(new))
     if kind == VERB:
@@ -360,7 +360,7 @@ def keeps_word_class(tokens: Sequence[str], place: int, new: str) -> bool:
 
 
 def _is_a_noun(word: str) -> bool:
-    """Whether a word is a noun by itself: listed, or in no list and with no ending of another."""
+    """Whether a word is a noun: listed, or without the listing or ending of another class."""
     if word in NOUN_FORMS or word in _ALSO_NOUNS or word in USUALLY_PLURALS:
         return True
     others = word in CLOSED or word in ADJECTIVES or word in VERBS or _ends_as_adjective(word)

@@ -12,7 +12,7 @@ import yaml
 
 
 def _load() -> dict[str, Any]:
-    # libyaml, which most installations have, is ten times as fast as the loader in Python
+    # libyaml, if installed, is ten times as fast as the loader in Python
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     text = (Path(__file__).parent / "lexicon.yaml").read_text(encoding="utf-8")
     words: dict[str, Any] = yaml.load(text, Loader=loader)  # noqa: S506 - both are safe loaders
@@ -28,7 +28,7 @@ def _set(name: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class NounForm:
-    """A noun as it stands in a caption: which thing it names, and in which number."""
+    """An inflected noun: the thing that it names, and its grammatical number."""
 
     thing: str
     category: str
@@ -38,9 +38,9 @@ class NounForm:
 
 @dataclass(frozen=True)
 class Thing:
-    """What several names may mean; ``rivals`` are the things that can replace it.
+    """A concept with its names; ``rivals`` are the things that can replace it in a foil.
 
-    ``related`` holds all the words, in either number, that would make it true in a picture.
+    ``related`` are the words, in either number, that mention the thing or part of it.
     """
 
     names: tuple[tuple[str, str], ...]
@@ -48,7 +48,7 @@ class Thing:
     related: frozenset[str]
 
     def name(self, plural: bool) -> str:
-        """Its usual name in one number; empty for a plural of what cannot be counted."""
+        """Its usual name; empty for the plural of an uncountable noun."""
         return self.names[0][plural]
 
 
@@ -69,7 +69,7 @@ def _read() -> tuple[Names, dict[str, str]]:
 
 
 def _things(names: Names, category_of: dict[str, str]) -> dict[str, Thing]:
-    same_as = alike(_WORDS["may_be_the_same"])
+    same_as = group_by_line(_WORDS["may_be_the_same"])
     things = {}
     for thing, category in category_of.items():
         same = same_as[thing] | {thing}
@@ -93,19 +93,19 @@ def _forms(names: Names, category_of: dict[str, str]) -> dict[str, NounForm]:
     return forms
 
 
-def alike(lines: Iterable[str]) -> defaultdict[str, set[str]]:
-    """For each word, all those that share a line with it, and itself."""
-    found: defaultdict[str, set[str]] = defaultdict(set)
+def group_by_line(lines: Iterable[str]) -> defaultdict[str, set[str]]:
+    """For each word, the words that share a line with it, itself included."""
+    groups: defaultdict[str, set[str]] = defaultdict(set)
     for line in lines:
         for word in line.split():
-            found[word] |= set(line.split())
-    return found
+            groups[word] |= set(line.split())
+    return groups
 
 
 def _exchanges(line: str, groups: Iterable[str] = ()) -> dict[str, tuple[str, ...]]:
-    """For every word of a line, the words with another meaning; names of one meaning share /."""
+    """For every word of a line, the words of other meanings; ``/`` joins synonyms."""
     meanings = [entry.split("/") for entry in line.split()]
-    same = alike(groups)
+    same = group_by_line(groups)
     return {
         word: tuple(
             other[0] for other in meanings if other != entry and other[0] not in same[entry[0]]
@@ -116,11 +116,11 @@ def _exchanges(line: str, groups: Iterable[str] = ()) -> dict[str, tuple[str, ..
 
 
 def _attributes() -> dict[str, tuple[str, ...]]:
-    found = _exchanges(_WORDS["colors"], _WORDS["colors_alike"]) | _exchanges(_WORDS["patterns"])
+    groups = _exchanges(_WORDS["colors"], _WORDS["colors_alike"]) | _exchanges(_WORDS["patterns"])
     for line in _WORDS["sizes"]:
         for word, others in _exchanges(line).items():
-            found[word] = found.get(word, ()) + others
-    return found
+            groups[word] = groups.get(word, ()) + others
+    return groups
 
 
 THINGS, NOUN_FORMS = _things(*_read()), _forms(*_read())
@@ -134,11 +134,11 @@ LONG_RELATIONS = {
     for words, others in _WORDS["long_relations"].items()
 }
 PLACES = {word: tuple(line.split()) for word, line in _WORDS["places"].items()}
-RELATIONS_ALIKE = alike(_WORDS["relations_alike"])
+RELATIONS_ALIKE = group_by_line(_WORDS["relations_alike"])
 SYMMETRIC = _set("symmetric")
 
 ATTRIBUTES = _attributes()
-ATTRIBUTES_ALIKE = alike(
+ATTRIBUTES_ALIKE = group_by_line(
     entry.replace("/", " ")
     for line in (_WORDS["colors"], *_WORDS["sizes"], _WORDS["patterns"])
     for entry in line.split()

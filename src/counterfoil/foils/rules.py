@@ -1,7 +1,7 @@
-"""Foils by rule, after VSE-C: a caption with a noun, numeral or relation exchanged.
+"""Foils by rule, after VSE-C: a caption with a noun, numeral or relation replaced.
 
-The rules see only the caption, never the image. A foil is therefore false as a rule, not for
-certain; words of the image's other captions, given as ``avoid``, make it more so.
+The rules see the caption, not the image, so a foil may happen to be true. Pass the words of the
+image's other captions as ``avoid`` to make that less likely.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from counterfoil.foils.lexicon import (
     THINGS,
 )
 
-# New words by place; a site is all that can be done to one place, each edit on its own.
+# An edit maps word indices to new words; a site is a list of alternative edits of the same words.
 Edit = dict[int, str]
 Site = list[Edit]
 
-# Things that captions put people and animals *in* or *on* without telling where they are.
+# Categories of things that people and animals are *in* or *on* in any scene.
 _SETTINGS = frozenset({"place", "ground", "clothing", "headwear"})
 _ANY_OBJECT = frozenset(
     word for word in RELATIONS if word.endswith("ing") or word in ("with", "without")
@@ -57,82 +57,82 @@ DEFAULT_KINDS = ("noun", "numeral", "relation")
 
 
 def noun_sites(tokens: Tokens, avoid: AbstractSet[str]) -> list[Site]:
-    """Another thing of the same category, one that neither caption nor ``avoid`` speaks of."""
+    """Another thing of the same category that neither the caption nor ``avoid`` mentions."""
     known = avoid | set(tokens)
     sites = []
-    for place in range(len(tokens)):
-        if is_noun(tokens, place):
-            plural = is_plural(tokens, place)
-            rivals = (THINGS[rival] for rival in THINGS[NOUN_FORMS[tokens[place]].thing].rivals)
+    for index in range(len(tokens)):
+        if is_noun(tokens, index):
+            plural = is_plural(tokens, index)
+            rivals = (THINGS[rival] for rival in THINGS[NOUN_FORMS[tokens[index]].thing].rivals)
             names = [rival.name(plural) for rival in rivals if rival.related.isdisjoint(known)]
-            sites.append([{place: name} for name in names if name])
+            sites.append([{index: name} for name in names if name])
     return sites
 
 
 def numeral_sites(tokens: Tokens, avoid: AbstractSet[str]) -> list[Site]:
-    """Another number; ``a dog`` becomes several where nothing else has to agree with it.
+    """Another number; ``a dog`` becomes plural if no other word has to agree with it.
 
-    Several never become one: whoever sees two dogs sees a dog.
+    A plural never becomes singular: an image of two dogs also shows a dog.
     """
-    agreeing = [place for place, word in enumerate(tokens) if _depends_on_number(word)]
+    agreeing = [index for index, word in enumerate(tokens) if _depends_on_number(word)]
     last_agreeing = agreeing[-1] if agreeing else -1
     sites = []
-    for place, word in enumerate(tokens):
+    for index, word in enumerate(tokens):
         if word in ("a", "an", "one"):
-            sites.append(_several(tokens, place, avoid, last_agreeing))
-        elif word in NUMERALS and _counts(tokens, place):
-            sites.append(_other_numbers(NUMERALS, place, word, avoid))
-        elif word in DIGITS[1:] and _counts_a_noun(tokens, place):
-            sites.append(_other_numbers(DIGITS, place, word, avoid))
+            sites.append(_several(tokens, index, avoid, last_agreeing))
+        elif word in NUMERALS and _counts(tokens, index):
+            sites.append(_other_numbers(NUMERALS, index, word, avoid))
+        elif word in DIGITS[1:] and _counts_a_noun(tokens, index):
+            sites.append(_other_numbers(DIGITS, index, word, avoid))
     return sites
 
 
-def _other_numbers(names: tuple[str, ...], place: int, word: str, avoid: AbstractSet[str]) -> Site:
-    return [{place: n} for n in names[1:] if n != word and not _is_known_number(n, avoid)]
+def _other_numbers(names: tuple[str, ...], index: int, word: str, avoid: AbstractSet[str]) -> Site:
+    return [{index: n} for n in names[1:] if n != word and not _is_known_number(n, avoid)]
 
 
-def _counts(tokens: Tokens, place: int) -> bool:
-    following = tokens[place + 1] if place + 1 < len(tokens) else ""
+def _counts(tokens: Tokens, index: int) -> bool:
+    following = tokens[index + 1] if index + 1 < len(tokens) else ""
     return following.isalpha() and following not in ("year", "years")
 
 
-def _counts_a_noun(tokens: Tokens, place: int) -> bool:
-    """Figures may also be times, ages and shirt numbers, so they need a plural after them."""
-    noun = noun_after(tokens, place + 1)
+def _counts_a_noun(tokens: Tokens, index: int) -> bool:
+    """Digits may be times, ages or shirt numbers, so they need a plural noun after them."""
+    noun = noun_after(tokens, index + 1)
     return noun is not None and is_plural(tokens, noun)
 
 
 def _is_known_number(number: str, avoid: AbstractSet[str]) -> bool:
     names = DIGITS if number in DIGITS else NUMERALS
-    place = names.index(number)
-    return NUMERALS[place] in avoid or DIGITS[place] in avoid
+    index = names.index(number)
+    return NUMERALS[index] in avoid or DIGITS[index] in avoid
 
 
-def _several(tokens: Tokens, place: int, avoid: AbstractSet[str], last_agreeing: int) -> Site:
+def _several(tokens: Tokens, index: int, avoid: AbstractSet[str], last_agreeing: int) -> Site:
     """``a red ball`` to ``three red balls``."""
-    noun = noun_after(tokens, place + 1)
-    if noun is None or is_plural(tokens, noun) or tokens[place - 1 : place] in (["is"], ["was"]):
+    noun = noun_after(tokens, index + 1)
+    if noun is None or is_plural(tokens, noun) or tokens[index - 1 : index] in (["is"], ["was"]):
         return []
     name = tokens[noun]
     plural = next(many for one, many in THINGS[NOUN_FORMS[name].thing].names if one == name)
-    if not plural or plural in avoid or noun < last_agreeing or _may_go_on(tokens, noun):
+    if not plural or plural in avoid or noun < last_agreeing or _may_continue(tokens, noun):
         return []
     if NOUN_FORMS[name].category in _SETTINGS:
         return []
     numbers = [n for n in NUMERALS[1:_MAX_FROM_ONE] if not _is_known_number(n, avoid)]
     changed = {noun: plural} if plural != name else {}
-    return [{place: number, **changed} for number in numbers]
+    return [{index: number, **changed} for number in numbers]
 
 
-def _may_go_on(tokens: Tokens, noun: int) -> bool:
-    """Whether the noun may be the first half of a name that is not listed: ``dog sled``."""
+def _may_continue(tokens: Tokens, noun: int) -> bool:
+    """Whether the noun may be the first half of an unlisted compound: ``dog sled``."""
     after = tokens[noun + 1] if noun + 1 < len(tokens) else ""
     known = after in STOP_WORDS or after in RELATIONS or after in ("left", "right")
     return after.isalpha() and not known and not after.endswith("ing")
 
 
 def _depends_on_number(word: str) -> bool:
-    """``is``, ``it``; ``sits``: anything in -s that is not a known plural or a function word."""
+    """``is``, ``it``, and words in -s that are neither known plurals nor function words."""
     if word in _AGREEING:
         return True
     verbal = word.endswith("s") and not word.endswith("ss") and word.isalpha()
@@ -140,13 +140,13 @@ def _depends_on_number(word: str) -> bool:
 
 
 def relation_sites(tokens: Tokens, avoid: AbstractSet[str]) -> list[Site]:
-    """Another relation, or another place within the picture."""
+    """Another relation, or another region of the picture (``on the left``)."""
     sites = [_exchanged(tokens, relating, avoid) for relating in relations_of(tokens)]
-    for place in range(2, len(tokens)):
-        lead, word = tokens[place - 2 : place], tokens[place]
+    for index in range(2, len(tokens)):
+        lead, word = tokens[index - 2 : index], tokens[index]
         within = word in PLACES and lead[1] == "the" and lead[0] in ("on", "in", "at", "to")
-        if within and tokens[place + 1 : place + 2] != ["of"]:
-            sites.append([{place: other} for other in PLACES[word] if other not in avoid])
+        if within and tokens[index + 1 : index + 2] != ["of"]:
+            sites.append([{index: other} for other in PLACES[word] if other not in avoid])
     return sites
 
 
@@ -167,7 +167,7 @@ def _exchanged(tokens: Tokens, relating: Relating, avoid: AbstractSet[str]) -> S
 
 
 def _is_mere_setting(tokens: Tokens, relating: Relating) -> bool:
-    """``in a park``, ``in a red dress``: said of the scene, not of where things are in it."""
+    """``in a park``, ``in a red dress``: describes the scene, not a spatial relation."""
     if relating.object is None or tokens[relating.start] in _ANY_OBJECT:
         return False
     return NOUN_FORMS[tokens[relating.object]].category in _SETTINGS
@@ -180,16 +180,16 @@ def _is_known(word: str, groups: dict[str, set[str]], avoid: AbstractSet[str]) -
 def attribute_sites(tokens: Tokens, avoid: AbstractSet[str]) -> list[Site]:
     """Another colour, size or pattern."""
     return [
-        [{place: o} for o in ATTRIBUTES[word] if not _is_known(o, ATTRIBUTES_ALIKE, avoid)]
-        for place, word in enumerate(tokens)
+        [{index: o} for o in ATTRIBUTES[word] if not _is_known(o, ATTRIBUTES_ALIKE, avoid)]
+        for index, word in enumerate(tokens)
         if word in ATTRIBUTES
     ]
 
 
 def swap_sites(tokens: Tokens, avoid: AbstractSet[str]) -> list[Site]:
-    """Subject and object change sides: ``a dog on a horse`` to ``a horse on a dog``.
+    """Subject and object swapped: ``a dog on a horse`` to ``a horse on a dog``.
 
-    No word is new, except where one of them has to change its number.
+    No word is new, unless one of them has to change its number.
     """
     sites = []
     for relating in relations_of(tokens):
@@ -228,18 +228,15 @@ SITES: dict[str, Callable[[Tokens, AbstractSet[str]], Iterable[Site]]] = {
     "attribute": attribute_sites,
     "swap": swap_sites,
 }
-
-
 KINDS = tuple(SITES)
 
 
 @dataclass(frozen=True)
 class Foil:
-    """A caption made false; it has as many words as the true one.
+    """A false caption with as many words as the true one.
 
-    ``positions`` are the places, among the `words` of either, at which the two differ. There the
-    caption has ``original`` and the foil has ``replacement``. An article that had to follow its
-    noun (``a dog``, ``an elephant``) is one of them.
+    ``positions`` are the indices, among the `words` of both, of the words that differ, adapted
+    articles included. There the caption has ``original`` and the foil has ``replacement``.
     """
 
     text: str
@@ -257,13 +254,13 @@ def rule_foils(
     avoid: Collection[str] = frozenset(),
     true: Collection[str] = frozenset(),
 ) -> list[Foil]:
-    """Up to ``count`` different foils of a caption; none where no rule applies.
+    """Up to ``count`` different foils of a caption; none if no rule applies.
 
     ``kinds`` are ``noun``, ``numeral``, ``relation``, ``attribute`` (colour, size, pattern) and
-    ``swap`` (subject and object of a relation change sides). Each foil has one of them, drawn
-    evenly from those that the caption allows. No foil brings in a word of ``avoid`` (lower case),
-    nor another word for the same thing; articles are exempt. No foil is one of the ``true``
-    sentences, given as `spoken`: a swap may write what another caption of the image says.
+    ``swap`` (subject and object of a relation swapped). Each foil has one of them, drawn uniformly
+    from those that apply to the caption. No foil adds a word of ``avoid`` (lower case) or a synonym
+    of one, apart from articles. No foil is one of the ``true`` sentences, given as `spoken`: a swap
+    may repeat another caption of the image.
 
     >>> rule_foils("A dog on a table.", random.Random(2), kinds=["swap"])[0].text
     'A table on a dog.'
@@ -272,11 +269,11 @@ def rule_foils(
     tokens = words(caption)
     spans = caption_words(caption)
     avoided = frozenset(avoid)
-    able = {kind: _non_empty(tokens, kind, avoided) for kind in kinds}
+    sites = {kind: [s for s in SITES[kind](tokens, avoided) if s] for kind in kinds}
     foils: dict[str, Foil] = {}
-    while len(foils) < count and any(able.values()):
-        kind = rng.choice([kind for kind in able if able[kind]])
-        edit = _draw(able[kind], rng)
+    while len(foils) < count and any(sites.values()):
+        kind = rng.choice([kind for kind in sites if sites[kind]])
+        edit = _draw(sites[kind], rng)
         foil = _foil(caption, tokens, spans, edit, kind)
         if foil is not None and not (true and spoken(foil.text) in true):
             foils.setdefault(foil.text, foil)
@@ -293,12 +290,8 @@ def _check(kinds: Sequence[str], count: int) -> None:
         raise ConfigError(f"foils: expected a count of at least 1, got {count}")
 
 
-def _non_empty(tokens: list[str], kind: str, avoid: AbstractSet[str]) -> list[Site]:
-    return [site for site in SITES[kind](tokens, avoid) if site]
-
-
 def _draw(sites: list[Site], rng: random.Random) -> Edit:
-    """Take an edit out, every site being as likely as any other."""
+    """Remove and return an edit; every site is equally likely."""
     chosen = rng.randrange(len(sites))
     edit = sites[chosen].pop(rng.randrange(len(sites[chosen])))
     if not sites[chosen]:
@@ -310,42 +303,42 @@ def _draw(sites: list[Site], rng: random.Random) -> Edit:
 def _foil(
     caption: str, tokens: list[str], spans: list[CaptionWord], edit: Edit, kind: str
 ) -> Foil | None:
-    """The edited caption; None where its words would not be found again in the text."""
+    """The edited caption; None if its text would be tokenized into other words."""
     edit = _with_articles(tokens, edit)
     new = list(tokens)
-    for place, word in edit.items():
-        new[place] = word
+    for index, word in edit.items():
+        new[index] = word
     parts, cursor = list[str](), 0
-    for place in sorted(edit):
-        span = spans[place]
-        written = edit[place].upper() if caption.isupper() else in_case_of(span.text, edit[place])
+    for index in sorted(edit):
+        span = spans[index]
+        written = edit[index].upper() if caption.isupper() else in_case_of(span.text, edit[index])
         parts += [caption[cursor : span.start], written]
         cursor = span.end
     text = "".join([*parts, caption[cursor:]])
     if words(text) != new:
         return None
-    places = tuple(sorted(edit))
+    positions = tuple(sorted(edit))
     return Foil(
         text,
         kind,
-        places,
-        tuple(tokens[place] for place in places),
-        tuple(edit[place] for place in places),
+        positions,
+        tuple(tokens[index] for index in positions),
+        tuple(edit[index] for index in positions),
     )
 
 
 def _with_articles(tokens: list[str], edit: Edit) -> Edit:
-    """The edit, and the articles before its words where these begin otherwise."""
+    """The edit, and the articles (*a* or *an*) that its new words need."""
     articles = {}
-    for place, word in edit.items():
-        article = article_before(tokens[place - 1], word) if place else None
-        if article and place - 1 not in edit:
-            articles[place - 1] = article
+    for index, word in edit.items():
+        article = article_before(tokens[index - 1], word) if index else None
+        if article and index - 1 not in edit:
+            articles[index - 1] = article
     return {**edit, **articles}
 
 
 def article_before(article: str, word: str) -> str | None:
-    """The other indefinite article if a word needs it, in the same case; else None.
+    """The other indefinite article if a word needs it, in the same case; otherwise None.
 
     >>> article_before("An", "dog")
     'A'
@@ -357,7 +350,7 @@ def article_before(article: str, word: str) -> str | None:
 
 
 def in_case_of(old: str, new: str) -> str:
-    """A word with the capitals of another: all of them, the first, or none changed."""
+    """``new`` in upper case, with a capital, or unchanged, as ``old`` is written."""
     if len(old) > 1 and old.isupper():
         return new.upper()
-    return new.capitalize() if old[0].isupper() else new
+    return new[:1].upper() + new[1:] if old[:1].isupper() else new

@@ -31,9 +31,9 @@ PLAIN_WORD = "word"
 
 @dataclass(frozen=True, order=True)
 class Unit:
-    """A part of a scene graph: what it is, and which of the `words` of a caption it has.
+    """A node of a scene graph: its kind, and the indices of its words among a caption's `words`.
 
-    Places ascend; they need not follow each other.
+    Indices ascend; they need not be consecutive.
     """
 
     positions: tuple[int, ...]
@@ -42,12 +42,12 @@ class Unit:
 
 @dataclass(frozen=True)
 class SceneGraph:
-    """What a caption speaks of.
+    """Objects, attributes and relations of a caption.
 
     An object is a noun with the nouns that qualify it (``soccer ball``). An attribute is one word
-    said of an object: an adjective, a number, a verb that has no object (``a girl cries``). A
-    relation is what holds between two objects: a preposition, a verb with an object, or a verb and
-    the preposition next to it (``sitting on``).
+    about an object: an adjective, a number, a verb without an object (``a girl cries``). A
+    relation holds between two objects: a preposition, a verb with an object, or a verb and the
+    preposition next to it (``sitting on``).
     """
 
     objects: tuple[Unit, ...] = ()
@@ -56,22 +56,22 @@ class SceneGraph:
 
     @classmethod
     def of(cls, units: Iterable[Unit]) -> SceneGraph:
-        """A graph of units in any order; one that is there twice is kept once.
+        """A graph of units in any order; duplicates are dropped.
 
         >>> SceneGraph.of([Unit((2,), "object"), Unit((1,), "attribute")]).units()
         [Unit(positions=(1,), kind='attribute'), Unit(positions=(2,), kind='object')]
         """
-        found = sorted(set(units))
-        return cls(*(tuple(unit for unit in found if unit.kind == kind) for kind in KINDS))
+        ordered = sorted(set(units))
+        return cls(*(tuple(unit for unit in ordered if unit.kind == kind) for kind in KINDS))
 
     def units(self) -> list[Unit]:
-        """All units, whatever their kind, in the order of their words."""
+        """Units of all kinds, in the order of their words."""
         return sorted((*self.objects, *self.attributes, *self.relations))
 
     def kind_of(self, positions: Collection[int]) -> str:
-        """What an edit at these places is about: the kinds of the units that it touches.
+        """The kinds of the units that an edit at these positions touches, joined by ``+``.
 
-        Several are joined by ``+``; ``word`` where no unit has any of the places.
+        ``word`` if no unit has any of the positions.
 
         >>> SceneGraph.of([Unit((2,), "object"), Unit((1,), "attribute")]).kind_of([1, 2])
         'object+attribute'
@@ -83,59 +83,58 @@ class SceneGraph:
 
 
 class GraphExtractor(Protocol):
-    """Reads the scene graph off a caption."""
+    """Parses a caption into its scene graph."""
 
     def extract(self, caption: str) -> SceneGraph: ...
 
 
-# Words that every extractor treats alike, so that their graphs compare.
+# Words that all extractors treat the same way, so that their graphs are comparable.
 
-
-# "a picture of a dog" speaks of a dog; the picture is not in the picture.
+# "a picture of a dog" is about a dog: the picture itself is not shown.
 _FRAMES = "picture photo photograph drawing painting image view shot scene sort kind"
-# "a group of men" tells how many men there are, as a number would.
+# "a group of men": a quantity, as a number would be.
 _QUANTITIES = "group groups couple pair pairs bunch crowd number lot lots set dozens team row rows"
 FRAMES, QUANTITIES = frozenset(_FRAMES.split()), frozenset(_QUANTITIES.split())
-# Words that tell nothing that could be seen to be wrong.
+# Words whose falsehood cannot be seen in an image.
 NOT_ATTRIBUTES = frozenset({"other", "own", "such", "same", "about", "more", "most", "next", "due"})
 NOT_OBJECTS = frozenset({"other", "others", "one", "ones"})
 NOT_RELATIONS = frozenset({"of", "as", "than"})
-# "can be seen" is said of whoever looks at the picture.
+# "can be seen" is about the viewer, not the scene.
 VIEWING = frozenset({"see", "sees", "seen", "seeing", "depict", "depicts", "depicted"})
 
 _LONG = frozenset(LONG_RELATIONS) | {("out", "of"), ("in", "back", "of"), ("across", "from")}
 
 
-def long_relation(tokens: Sequence[str], place: int) -> int:
-    """How many words a relation of several words has that begins here; 0 where none does.
+def long_relation(tokens: Sequence[str], index: int) -> int:
+    """Length of the multi-word relation that begins here; 0 if there is none.
 
     >>> long_relation("a dog in front of a bus".split(), 2)
     3
     """
     for length in (3, 2):
-        if place + length <= len(tokens) and tuple(tokens[place : place + length]) in _LONG:
+        if index + length <= len(tokens) and tuple(tokens[index : index + length]) in _LONG:
             return length
     return 0
 
 
-def is_frame(tokens: Sequence[str], place: int) -> bool:
-    return tokens[place] in FRAMES and tokens[place + 1 : place + 2] == ["of"]
+def is_frame(tokens: Sequence[str], index: int) -> bool:
+    return tokens[index] in FRAMES and tokens[index + 1 : index + 2] == ["of"]
 
 
-def is_quantity(tokens: Sequence[str], place: int) -> bool:
-    return tokens[place] in QUANTITIES and tokens[place + 1 : place + 2] == ["of"]
+def is_quantity(tokens: Sequence[str], index: int) -> bool:
+    return tokens[index] in QUANTITIES and tokens[index + 1 : index + 2] == ["of"]
 
 
-def is_lead(tokens: Sequence[str], place: int) -> bool:
-    """Whether a preposition only leads to a relation of several words: ``to the`` left of."""
-    return tokens[place + 1 : place + 2] == ["the"] and long_relation(tokens, place + 2) > 0
+def is_lead(tokens: Sequence[str], index: int) -> bool:
+    """Whether a preposition only introduces a multi-word relation: ``to the`` left of."""
+    return tokens[index + 1 : index + 2] == ["the"] and long_relation(tokens, index + 2) > 0
 
 
 _OBJECT_BEGINS = (DETERMINER, ADJECTIVE, NUMBER, NOUN, PRONOUN)
 
 
 class RuleExtractor:
-    """Objects, attributes and relations by word lists and a few rules; needs no model.
+    """Objects, attributes and relations by word lists and rules, without a model.
 
     >>> graph = RuleExtractor().extract("A small dog sits on the red table.")
     >>> [unit.positions for unit in graph.relations]
@@ -146,10 +145,10 @@ class RuleExtractor:
         tokens = words(caption)
         tags = tag(tokens)
         relating = _relations(tokens, tags)
-        for places, _ in relating:
-            for place in places:
-                tags[place] = RELATION
-        units = [Unit(places, kind) for places, kind in relating if kind]
+        for positions, _ in relating:
+            for index in positions:
+                tags[index] = RELATION
+        units = [Unit(positions, kind) for positions, kind in relating if kind]
         return SceneGraph.of([*units, *_objects(tokens, tags), *_attributes(tokens, tags)])
 
 
@@ -157,20 +156,20 @@ Relating = tuple[tuple[int, ...], str]
 
 
 def _relations(tokens: Tokens, tags: list[str]) -> list[Relating]:
-    """Verbs and prepositions with what they are: a relation, an attribute, or nothing (empty)."""
-    found: list[Relating] = []
-    place = 0
-    while place < len(tokens):
-        end = _end(tokens, tags, place)
-        if end > place:
-            found += _read(tokens, tags, place, end)
-        place = max(end, place + 1)
-    return found
+    """Verbs and prepositions, each with its kind: relation, attribute, or none (empty)."""
+    relations: list[Relating] = []
+    index = 0
+    while index < len(tokens):
+        end = _end(tokens, tags, index)
+        if end > index:
+            relations += _read(tokens, tags, index, end)
+        index = max(end, index + 1)
+    return relations
 
 
-def _end(tokens: Tokens, tags: list[str], place: int) -> int:
-    """Where the verb and prepositions that begin here end; ``place`` where none does."""
-    end = place + 1 if tags[place] == VERB else place
+def _end(tokens: Tokens, tags: list[str], index: int) -> int:
+    """End of the verb and prepositions that begin here; ``index`` if there are none."""
+    end = index + 1 if tags[index] == VERB else index
     while end < len(tokens):
         length = long_relation(tokens, end)
         if not length and _is_preposition(tokens, tags, end):
@@ -181,55 +180,55 @@ def _end(tokens: Tokens, tags: list[str], place: int) -> int:
     return end
 
 
-def _is_preposition(tokens: Tokens, tags: list[str], place: int) -> bool:
-    if is_lead(tokens, place):
+def _is_preposition(tokens: Tokens, tags: list[str], index: int) -> bool:
+    if is_lead(tokens, index):
         return False
-    to_object = tags[place] == TO and place + 1 < len(tags) and tags[place + 1] in _OBJECT_BEGINS
-    return to_object or tags[place] == PREPOSITION
+    to_object = tags[index] == TO and index + 1 < len(tags) and tags[index + 1] in _OBJECT_BEGINS
+    return to_object or tags[index] == PREPOSITION
 
 
 def _read(tokens: Tokens, tags: list[str], start: int, end: int) -> Iterator[Relating]:
     has_object = _object_follows(tokens, tags, end)
-    places = tuple(range(start, end))
+    positions = tuple(range(start, end))
     if tokens[start] in VIEWING or (tags[start] != VERB and not has_object):
-        yield places, ""
+        yield positions, ""
     elif not has_object or (tags[start] == VERB and tokens[end - 1] == "of" and end - start == 2):
-        yield places[:1], ATTRIBUTE
+        yield positions[:1], ATTRIBUTE
     elif end - start == 1 and tokens[start] in NOT_RELATIONS:
-        yield places, ""
+        yield positions, ""
     else:
-        yield places, RELATION
+        yield positions, RELATION
 
 
-def _object_follows(tokens: Tokens, tags: list[str], place: int) -> bool:
-    """Whether a noun phrase comes next; a colour does for one (``in red``), ``ready`` does not."""
-    while place < len(tags) and tags[place] == ADVERB:
-        place += 1
-    if place == len(tags) or tags[place] not in _OBJECT_BEGINS:
+def _object_follows(tokens: Tokens, tags: list[str], index: int) -> bool:
+    """Whether a noun phrase follows; a colour counts as one (``in red``), ``ready`` does not."""
+    while index < len(tags) and tags[index] == ADVERB:
+        index += 1
+    if index == len(tags) or tags[index] not in _OBJECT_BEGINS:
         return False
-    if tags[place] != ADJECTIVE or tokens[place] in COLORS:
+    if tags[index] != ADJECTIVE or tokens[index] in COLORS:
         return True
-    while place < len(tags) and tags[place] in (ADJECTIVE, CONJUNCTION, SIGN, NUMBER):
-        place += 1
-    return place < len(tags) and tags[place] == NOUN
+    while index < len(tags) and tags[index] in (ADJECTIVE, CONJUNCTION, SIGN, NUMBER):
+        index += 1
+    return index < len(tags) and tags[index] == NOUN
 
 
 def _objects(tokens: Tokens, tags: list[str]) -> Iterator[Unit]:
-    """Runs of nouns, but for those that only lead to what is shown."""
-    place = 0
-    while place < len(tokens):
-        end = place
+    """Runs of nouns, without those that only introduce the object (``a picture of``)."""
+    index = 0
+    while index < len(tokens):
+        end = index
         while end < len(tokens) and tags[end] == NOUN:
             end += 1
-        if end > place:
+        if end > index:
             if is_quantity(tokens, end - 1):
                 yield Unit((end - 1,), ATTRIBUTE)
             elif not (is_frame(tokens, end - 1) or tokens[end - 1] in NOT_OBJECTS):
-                yield Unit(tuple(range(place, end)), OBJECT)
-        place = end + 1
+                yield Unit(tuple(range(index, end)), OBJECT)
+        index = end + 1
 
 
 def _attributes(tokens: Tokens, tags: list[str]) -> Iterator[Unit]:
-    for place, word in enumerate(tokens):
-        if tags[place] in (ADJECTIVE, NUMBER) and word not in NOT_ATTRIBUTES:
-            yield Unit((place,), ATTRIBUTE)
+    for index, word in enumerate(tokens):
+        if tags[index] in (ADJECTIVE, NUMBER) and word not in NOT_ATTRIBUTES:
+            yield Unit((index,), ATTRIBUTE)

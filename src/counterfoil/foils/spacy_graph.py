@@ -1,4 +1,4 @@
-"""Scene graphs from a dependency parse by spaCy, and the extractors of graphs by name."""
+"""Scene graphs from a spaCy dependency parse, and `create_extractor` by name."""
 
 from __future__ import annotations
 
@@ -53,31 +53,27 @@ def graph_of(parsed: Any) -> SceneGraph:
     """The scene graph of a spaCy ``Doc`` that has tags and dependencies."""
     tokens = [token.text for token in parsed]
     relating = list(_relations(tokens, parsed))
-    taken = {place for unit in relating for place in unit.positions} | _long_places(tokens)
+    taken = {index for unit in relating for index in unit.positions} | {
+        index + step for index in range(len(tokens)) for step in range(long_relation(tokens, index))
+    }
     return SceneGraph.of([*relating, *_things(tokens, parsed, taken)])
 
 
-def _long_places(tokens: list[str]) -> set[int]:
-    return {
-        place + step for place in range(len(tokens)) for step in range(long_relation(tokens, place))
-    }
-
-
 def _relations(tokens: list[str], parsed: Any) -> Iterator[Unit]:
-    """Verbs and prepositions; a verb takes up the prepositions that follow it at once."""
-    place = 0
-    while place < len(tokens):
-        is_verb = _is_verb(parsed[place])
-        end = place + 1 if is_verb else place
+    """Verbs and prepositions; a verb includes the prepositions directly after it."""
+    index = 0
+    while index < len(tokens):
+        is_verb = _is_verb(parsed[index])
+        end = index + 1 if is_verb else index
         while end < len(tokens):
             single = _is_preposition(parsed[end]) and not is_lead(tokens, end)
             length = long_relation(tokens, end) or int(single)
             if not length:
                 break
             end += length
-        if end > place:
-            yield from _read(tokens, parsed, place, end, is_verb)
-        place = max(end, place + 1)
+        if end > index:
+            yield from _read(tokens, parsed, index, end, is_verb)
+        index = max(end, index + 1)
 
 
 def _is_verb(token: Any) -> bool:
@@ -95,42 +91,42 @@ def _is_preposition(token: Any) -> bool:
 
 
 def _read(tokens: list[str], parsed: Any, start: int, end: int, is_verb: bool) -> Iterator[Unit]:
-    places = tuple(range(start, end))
-    children = [child for place in places for child in parsed[place].children]
+    positions = tuple(range(start, end))
+    children = [child for index in positions for child in parsed[index].children]
     has_object = any(c.dep_ in _OBJECT_OF_PREPOSITION and c.i >= end for c in children)
     if is_verb:
         has_object |= any(child.dep_ in _OBJECT_OF_VERB for child in parsed[start].children)
     if tokens[start] in VIEWING:
         return
     if is_verb and (not has_object or (end - start == 2 and tokens[end - 1] == "of")):
-        yield Unit(places[:1], ATTRIBUTE)
+        yield Unit(positions[:1], ATTRIBUTE)
     elif has_object and not (end - start == 1 and tokens[start] in NOT_RELATIONS):
-        yield Unit(places, RELATION)
+        yield Unit(positions, RELATION)
 
 
 def _things(tokens: list[str], parsed: Any, taken: set[int]) -> Iterator[Unit]:
     for token in parsed:
-        place = token.i
-        if place in taken:
+        index = token.i
+        if index in taken:
             continue
         if token.pos_ in _NOUNS and not _is_compound(token):
-            if is_quantity(tokens, place):
-                yield Unit((place,), ATTRIBUTE)
-            elif not (is_frame(tokens, place) or token.text in NOT_OBJECTS):
-                yield Unit(_with_compounds(parsed, place), OBJECT)
+            if is_quantity(tokens, index):
+                yield Unit((index,), ATTRIBUTE)
+            elif not (is_frame(tokens, index) or token.text in NOT_OBJECTS):
+                yield Unit(_with_compounds(parsed, index), OBJECT)
         elif _is_attribute(token):
-            yield Unit((place,), ATTRIBUTE)
+            yield Unit((index,), ATTRIBUTE)
 
 
 def _is_compound(token: Any) -> bool:
     return token.dep_ in ("compound", "nmod") and token.pos_ in _NOUNS and token.head.i > token.i
 
 
-def _with_compounds(parsed: Any, place: int) -> tuple[int, ...]:
-    start = place
+def _with_compounds(parsed: Any, index: int) -> tuple[int, ...]:
+    start = index
     while start and _is_compound(parsed[start - 1]):
         start -= 1
-    return tuple(range(start, place + 1))
+    return tuple(range(start, index + 1))
 
 
 def _is_attribute(token: Any) -> bool:

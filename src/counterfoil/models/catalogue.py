@@ -1,19 +1,99 @@
-"""Every named model, family by family: its encoders, its matcher and their options."""
+"""`ModelSpec`, a model as plain values, and every named model, family by family."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from counterfoil.models.spec import ModelSpec, models
+from pydantic import BaseModel, ConfigDict, Field
+
+from counterfoil.core.config import ModelConfig
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.registry import Registry
+from counterfoil.encoders import image_encoders, text_encoders
+from counterfoil.matchers import matchers
+
+models: Registry[Callable[[], ModelSpec]] = Registry("model")
+
+PARTS: dict[str, Registry[Any]] = {
+    "image": image_encoders,
+    "text": text_encoders,
+    "matcher": matchers,
+}
+
+
+class ModelSpec(BaseModel):
+    """Names and options of an image encoder, a text encoder and a matcher.
+
+    ``ensemble_size`` copies with separate weights score as one, by the mean of their scores.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = "custom"
+    embed_size: int = Field(1024, ge=2, le=65_536)
+    image: dict[str, Any]
+    text: dict[str, Any]
+    matcher: dict[str, Any]
+    ensemble_size: int = Field(1, ge=1, le=64)
+
+
+def resolve(config: ModelConfig) -> ModelSpec:
+    """The named composition with the config's changes; every option is checked."""
+    base = models[config.name]()
+    parts = {}
+    for part, registry in PARTS.items():
+        parts[part] = _merge_part(getattr(base, part), getattr(config, part), registry, part)
+    return ModelSpec(
+        name=config.name, embed_size=config.embed_size, ensemble_size=config.ensemble_size, **parts
+    )
+
+
+def _merge_part(
+    base: Mapping[str, Any], change: Mapping[str, Any], registry: Registry[Any], part: str
+) -> dict[str, Any]:
+    name = change.get("name", base["name"])
+    if not isinstance(name, str):
+        raise ConfigError(f"model.{part}.name: expected a name, got {name!r}")
+    known = registry.options(name)
+    # A replaced part inherits the options that both parts have, such as the pooling.
+    inherited = {key: value for key, value in base.items() if key in known}
+    options = inherited | {key: value for key, value in change.items() if key != "name"}
+    registry.check(name, options, where=f"model.{part}")
+    return {"name": name, **options}
+
+
+def reads_pixels(spec: ModelSpec) -> bool:
+    """Whether a model's image encoder reads pixels, not precomputed features."""
+    return bool(getattr(image_encoders[spec.image["name"]], "reads_pixels", False))
+
+
+def pixel_options(spec: ModelSpec) -> dict[str, Any] | None:
+    """Options of the extractor "pixels" for a model; None for a model that reads features."""
+    if not reads_pixels(spec):
+        return None
+    chosen = image_encoders.options(spec.image["name"]) | spec.image
+    return {"model": chosen["pretrained"], "size": chosen["size"]}
+
+
+def with_one_checkpoint(spec: ModelSpec) -> ModelSpec:
+    """The spec with its text half from the checkpoint of the image half, unless it names one."""
+    if spec.text["name"] != "dual" or spec.text.get("pretrained") or not reads_pixels(spec):
+        return spec
+    named = (image_encoders.options(spec.image["name"]) | spec.image)["pretrained"]
+    return spec.model_copy(update={"text": {**spec.text, "pretrained": named}})
+
 
 # Fragments: words and regions, compared pair by pair.
 
 
-def _local(matcher: dict[str, Any], image: str = "fc", text: str = "bigru") -> ModelSpec:
-    """Unpooled encoders, the SCAN family's unless said otherwise, and a matcher of fragments."""
+def _local(
+    matcher: dict[str, Any], image: str = "fc", text: str = "bigru", **text_options: Any
+) -> ModelSpec:
+    """Unpooled encoders, by default those of SCAN, and a matcher of fragments."""
     return ModelSpec(
         image={"name": image, "pooling": "none"},
-        text={"name": text, "pooling": "none"},
+        text={"name": text, "pooling": "none", **text_options},
         matcher=matcher,
     )
 
@@ -84,49 +164,40 @@ def naaf_positive() -> ModelSpec:
     return _local({"name": "naaf", "negative": False})
 
 
-# Graphs: alignments or fragments of a pair, reasoned over as nodes.
-
-
-def _graph(matcher: dict[str, Any], dropout: float = 0.0) -> ModelSpec:
-    """Unpooled encoders of the SCAN family; ``dropout`` is that of word vectors."""
-    return ModelSpec(
-        image={"name": "fc", "pooling": "none"},
-        text={"name": "bigru", "pooling": "none", "dropout": dropout},
-        matcher=matcher,
-    )
+# Graphs: graph reasoning over alignments or fragments of a pair.
 
 
 @models.register("sgr")
 def sgr() -> ModelSpec:
     """SGR: similarity graph reasoning over local and global alignments (Diao et al. 2021)."""
-    return _graph({"name": "sgr"}, dropout=0.4)
+    return _local({"name": "sgr"}, dropout=0.4)
 
 
 @models.register("saf")
 def saf() -> ModelSpec:
     """SAF: similarity attention filtration of local and global alignments (Diao et al. 2021)."""
-    return _graph({"name": "saf"}, dropout=0.4)
+    return _local({"name": "saf"}, dropout=0.4)
 
 
 @models.register("sgraf")
 def sgraf() -> ModelSpec:
     """SGRAF: SGR and SAF on one pair of encoders, averaged (Diao et al. 2021)."""
-    return _graph({"name": "sgraf"}, dropout=0.4)
+    return _local({"name": "sgraf"}, dropout=0.4)
 
 
 @models.register("gsmn")
 def gsmn() -> ModelSpec:
     """GSMN-dense: region and word graphs matched with their neighbours (Liu et al. 2020)."""
-    return _graph({"name": "gsmn", "graph": "dense"})
+    return _local({"name": "gsmn", "graph": "dense"}, dropout=0.0)
 
 
 @models.register("gsmn-sparse")
 def gsmn_sparse() -> ModelSpec:
     """GSMN-sparse: GSMN with words linked by the dependency parse (Liu et al. 2020)."""
-    return _graph({"name": "gsmn", "graph": "sparse", "parser": "rules"})
+    return _local({"name": "gsmn", "graph": "sparse", "parser": "rules"}, dropout=0.0)
 
 
-# Embeddings: one vector an image, one a text, compared at once.
+# Embeddings: one vector per image and per text.
 
 
 def _embedding(image: dict[str, Any], text: dict[str, Any]) -> ModelSpec:
@@ -134,7 +205,7 @@ def _embedding(image: dict[str, Any], text: dict[str, Any]) -> ModelSpec:
 
 
 def _gpo(name: str, **options: Any) -> dict[str, Any]:
-    """An encoder whose fragments are pooled by GPO."""
+    """An encoder with GPO pooling."""
     return {"name": name, **options, "pooling": "gpo"}
 
 
@@ -187,7 +258,7 @@ def rvse_pp_bigru() -> ModelSpec:
 
 
 def _esa(text: dict[str, Any]) -> ModelSpec:
-    """The image side of VSE∞, each channel attending to the regions by itself."""
+    """The image side of VSE∞, with attention to regions per channel."""
     return _embedding({"name": "mlp", "residual": "raw", "pooling": "channel-attention"}, text)
 
 
@@ -249,7 +320,7 @@ def hrem_bert() -> ModelSpec:
     return _related("bert")
 
 
-# Sets: several vectors an image, several a text, for what is ambiguous in them.
+# Sets: several vectors per image and per text, for ambiguous ones.
 
 
 @models.register("dive")
@@ -268,7 +339,7 @@ def dive_bert() -> ModelSpec:
     )
 
 
-# Cross-encoders: a pair goes through one transformer, from which more than a score is read.
+# Cross-encoders: one transformer per pair, with heads for more than a score.
 
 
 def _uniter(layers: int, width: int) -> ModelSpec:
@@ -298,7 +369,7 @@ def uniter_large() -> ModelSpec:
     return _uniter(24, 1024)
 
 
-# Dual encoders, with the weights of published ones.
+# Dual encoders with published weights.
 
 
 def _dual(pretrained: str) -> ModelSpec:

@@ -1,8 +1,8 @@
-"""Which words of a caption are wrong for an image, and what they should be (TAGS-DC).
+"""Caption correction with TAGS-DC: find the wrong words of a caption and suggest replacements.
 
-The head ``discrimination`` finds the words and ``correction`` proposes others. A proposal becomes a
-suggestion if it is of the same part of speech as the word it replaces, and if it raises the
-matching score by more than a margin. `CorrectionRule` holds that margin; it is chosen on dev.
+The head ``discrimination`` finds wrong words, the head ``correction`` proposes others. A proposal
+becomes a suggestion if it has the same part of speech as the word it replaces and raises the
+matching score by more than the margin of the `CorrectionRule`.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ HEADS = ("discrimination", "correction")
 PIECE = "##"
 SCORE_BATCH = 512
 CANDIDATES_READ = 8
-"""Likeliest tokens read for each candidate wanted: many are of another word class."""
+"""Tokens read per wanted candidate: many are of another word class."""
 MIN_TOKENS_READ = 40
-"""Tokens read at least: a rule of few candidates finds the same ones as one of more."""
+"""Minimum of tokens read, so that fewer candidates are a prefix of more."""
 
 
 def can_correct(model: Model) -> bool:
-    """Whether a model has the heads that find wrong words and write others in their place."""
+    """Whether a model has the heads that find and replace wrong words."""
     matcher = model.matcher
     return isinstance(matcher, CrossEncoder) and all(head in matcher.heads for head in HEADS)
 
 
-def correcting(model: Model) -> CrossEncoder:
-    """The matcher of a model that can correct; any other model is refused."""
+def correction_matcher(model: Model) -> CrossEncoder:
+    """The matcher of a model that can correct captions; raises for other models."""
     matcher = model.matcher
     if not isinstance(matcher, CrossEncoder) or not can_correct(model):
         raise ConfigError(
-            f"the model '{model.spec.name}' was not taught to correct: train one with the "
+            f"the model '{model.spec.name}' cannot correct captions: train one with the "
             "objective tags-dc (recipe scenes/tags-dc)"
         )
     return matcher
@@ -67,11 +67,10 @@ def correcting(model: Model) -> CrossEncoder:
 
 @dataclass(frozen=True)
 class SuspectWord:
-    """A word, how likely it is wrong, and the words suggested in its place, likeliest first.
+    """A word, its probability of being wrong, and suggested replacements, likeliest first.
 
-    Only a word at least as likely wrong as the rule's threshold has suggestions, and only such as
-    keep its part of speech and raise the score by more than the rule's margin. A word that the
-    model does not know is left out, so nothing is said of it.
+    Only a word that reaches the rule's threshold has suggestions. Each keeps the part of speech and
+    raises the score by more than the rule's margin. Words that are not ``known`` are not judged.
     """
 
     word: str
@@ -81,27 +80,21 @@ class SuspectWord:
     known: bool = True
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "word": self.word,
-            "span": list(self.span),
-            "wrong": self.wrong,
-            "suggestions": list(self.suggestions),
-            "known": self.known,
-        }
+        return {**asdict(self), "span": list(self.span), "suggestions": list(self.suggestions)}
 
 
 @dataclass(frozen=True)
 class Change:
-    """A word of the caption, by its place among these, exchanged for another."""
+    """The replacement of a word, by its index in the caption, and the score after it."""
 
-    place: int
+    position: int
     word: str
     instead: str
     score: float
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "place": self.place,
+            "place": self.position,
             "word": self.word,
             "instead": self.instead,
             "score": self.score,
@@ -110,12 +103,11 @@ class Change:
 
 @dataclass(frozen=True)
 class Correction:
-    """A caption, its words, and the sentence that should stand there.
+    """A caption, its words, and the corrected caption.
 
-    ``corrected`` never scores below ``text``: it is the same if no change helps. ``changes`` are
-    those made, each with the score after it. ``refused`` are the best candidates for words that are
-    likely wrong, but whose change would not raise the score by enough; none if the ``rule`` allows
-    no change at all.
+    ``corrected`` never scores below ``text``; they are equal if no change helps. ``changes`` were
+    made, each with the score after it. ``refused`` are the best candidates for other likely wrong
+    words, which would not raise the score by enough; empty if the ``rule`` is not usable.
     """
 
     text: str
@@ -130,14 +122,10 @@ class Correction:
     def as_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold."""
         return {
-            "text": self.text,
-            "score": self.score,
-            "corrected": self.corrected,
-            "corrected_score": self.corrected_score,
+            **asdict(self),
             "words": [word.as_dict() for word in self.words],
             "changes": [change.as_dict() for change in self.changes],
             "refused": [change.as_dict() for change in self.refused],
-            "rule": asdict(self.rule),
         }
 
 
@@ -151,10 +139,10 @@ def correct(
     margin: float | None = None,
     candidates: int | None = None,
 ) -> Correction:
-    """Find the wrong words of a caption of an image, given as fragments, and correct them.
+    """Find and correct the wrong words of an image's caption; the image is given as fragments.
 
-    The word most likely wrong comes first; after a change, the whole sentence is read again.
-    ``threshold``, ``margin`` and ``candidates`` default to those of the model's own rule.
+    The likeliest wrong word comes first; after each change, the whole caption is read again.
+    ``threshold``, ``margin`` and ``candidates`` default to those of the model's rule.
     """
     rule = rule_of(model, threshold, margin, candidates)
     return correct_batch(model, [image], [caption], rule)[0]
@@ -164,9 +152,9 @@ def correct(
 def correct_batch(
     model: Model, images: Sequence[Fragments], captions: Sequence[str], rule: CorrectionRule
 ) -> list[Correction]:
-    """Correct a caption of each image, all at once; as `correct` does one by one."""
+    """Correct one caption per image, in one batch, with the results of `correct`."""
     if not all(caption_words(caption) for caption in captions):
-        raise DataError("the caption has no words: there is nothing to correct")
+        raise DataError("the caption has no words; give at least one word to correct")
     with eval_mode(model):
         reader = CaptionReader(model, images, rule.candidates)
         return _correct_all(reader, captions, rule)
@@ -178,23 +166,23 @@ def rule_of(
     margin: float | None = None,
     candidates: int | None = None,
 ) -> CorrectionRule:
-    """The rule of a model, with what is asked for in its place.
+    """The rule of a model, with the given values replaced.
 
-    To ask for a margin allows changes, whatever was measured.
+    A given margin makes the rule usable, whatever was measured on dev.
     """
     rule = model.correction_rule or CorrectionRule()
-    asked = {"threshold": threshold, "margin": margin, "candidates": candidates}
-    changed = {name: value for name, value in asked.items() if value is not None}
+    given = {"threshold": threshold, "margin": margin, "candidates": candidates}
+    given = {name: value for name, value in given.items() if value is not None}
     if margin is not None:
         rule = replace(rule, usable=True)
-    other = replace(rule, **changed)  # type: ignore[arg-type]
+    other = replace(rule, **given)  # type: ignore[arg-type]
     return rule if other == rule else replace(other, precision=None, made=None)
 
 
 def _correct_all(
     reader: CaptionReader, captions: Sequence[str], rule: CorrectionRule
 ) -> list[Correction]:
-    """Rounds of at most one change per caption; only changed captions are read again."""
+    """Correct in rounds of one change per caption; only changed captions are read again."""
     read = reader.read(range(len(captions)), captions, rule.threshold)
     drafts = [_Draft(one, one.text) for one in read]
     open_rows = list(range(len(captions)))
@@ -209,7 +197,7 @@ def _correct_all(
 
 @dataclass
 class _Draft:
-    """A caption on its way to a correction."""
+    """A caption that is being corrected."""
 
     first: ReadCaption
     text: str
@@ -220,16 +208,16 @@ class _Draft:
     def change(self, read: ReadCaption, rule: CorrectionRule) -> bool:
         """Make the next change that a rule allows; False if there is none."""
         self.score = read.score
-        changed = {change.place for change in self.changes}
-        left = [one for one in read.proposals if one.place not in changed]
+        changed = {change.position for change in self.changes}
+        left = [one for one in read.proposals if one.position not in changed]
         self.refused = tuple(_best(one, read.score) for one in left)
         chosen = choose_change(left, rule)
         if chosen is None:
             return False
         proposal, new = left[chosen[0]], left[chosen[0]].candidates[chosen[1]]
         score = read.score + proposal.gains[chosen[1]]
-        self.changes.append(Change(proposal.place, proposal.word, new, score))
-        self.text = exchanged(self.text, proposal.place, new)
+        self.changes.append(Change(proposal.position, proposal.word, new, score))
+        self.text = exchanged(self.text, proposal.position, new)
         return True
 
     def finished(self, rule: CorrectionRule) -> Correction:
@@ -238,7 +226,9 @@ class _Draft:
             self.first.score,
             self.text,
             self.score,
-            tuple(_suspect(place, self.first, rule) for place in range(len(self.first.words))),
+            tuple(
+                _suspect(position, self.first, rule) for position in range(len(self.first.words))
+            ),
             tuple(self.changes),
             self.refused if rule.usable else (),
             rule,
@@ -248,24 +238,24 @@ class _Draft:
 def _best(proposal: Proposal, score: float) -> Change:
     at = max(range(len(proposal.gains)), key=proposal.gains.__getitem__)
     gain = proposal.gains[at]
-    return Change(proposal.place, proposal.word, proposal.candidates[at], score + gain)
+    return Change(proposal.position, proposal.word, proposal.candidates[at], score + gain)
 
 
-def _suspect(place: int, read: ReadCaption, rule: CorrectionRule) -> SuspectWord:
-    """A word with those of its candidates that the rule allows."""
+def _suspect(position: int, read: ReadCaption, rule: CorrectionRule) -> SuspectWord:
+    """A word with the candidates that the rule allows."""
     allowed = [
         new
         for one in read.proposals
-        if one.place == place
+        if one.position == position
         for new, gain in zip(one.candidates, one.gains, strict=True)
         if rule.allows(gain)
     ]
-    return replace(read.words[place], suggestions=tuple(allowed))
+    return replace(read.words[position], suggestions=tuple(allowed))
 
 
 @dataclass(frozen=True)
 class ReadCaption:
-    """A caption as a corrector reads it: its score, its words, and what could replace some."""
+    """A caption with its score, its words, and the proposals for likely wrong words."""
 
     text: str
     score: float
@@ -274,43 +264,43 @@ class ReadCaption:
 
 
 class CaptionReader:
-    """A model that reads captions of a few images."""
+    """Finds wrong words and candidates in captions of a batch of images."""
 
     def __init__(self, model: Model, images: Sequence[Fragments], candidates: int) -> None:
-        self.model, self.matcher, self.candidates = model, correcting(model), candidates
+        self.model, self.matcher, self.candidates = model, correction_matcher(model), candidates
         self.images = model.encode_images(pad_fragments(list(images)).to(model.device))
         self.ordinary = torch.from_numpy(MaskTokens.of(model.text).ordinary).to(model.device)
 
     def read(
         self, rows: Sequence[int], captions: Sequence[str], threshold: float, most: int = 0
     ) -> list[ReadCaption]:
-        """Read captions, each of the image of its row.
+        """Read captions, each with the image of its row.
 
-        Candidates are scored for words at least as likely wrong as ``threshold``, and only for the
-        ``most`` likely ones if that is above 0.
+        Candidates are scored for words that reach ``threshold``; only for the ``most`` likeliest
+        of them if ``most`` is above 0.
         """
         suspects = self.suspects(rows, captions, threshold)
         doubtful = [_doubtful(words, threshold, most) for words in suspects]
         tries = [
-            (at, place, candidate)
-            for at, places in enumerate(doubtful)
-            for place in places
-            for candidate in suspects[at][place].suggestions
+            (at, position, candidate)
+            for at, positions in enumerate(doubtful)
+            for position in positions
+            for candidate in suspects[at][position].suggestions
         ]
         scores = self.scores(
             [*rows, *(rows[at] for at, _, _ in tries)],
-            [*captions, *(exchanged(captions[at], place, new) for at, place, new in tries)],
+            [*captions, *(exchanged(captions[at], position, new) for at, position, new in tries)],
         )
         before = scores[: len(captions)]
         gains: dict[tuple[int, int], list[float]] = {}
-        for (at, place, _), score in zip(tries, scores[len(captions) :], strict=True):
-            gains.setdefault((at, place), []).append(score - before[at])
+        for (at, position, _), score in zip(tries, scores[len(captions) :], strict=True):
+            gains.setdefault((at, position), []).append(score - before[at])
         return [
             ReadCaption(
                 captions[at],
                 before[at],
                 tuple(words),
-                tuple(_proposal(place, words[place], gains[at, place]) for place in doubtful[at]),
+                tuple(_proposal(p, words[p], gains[at, p]) for p in doubtful[at]),
             )
             for at, words in enumerate(suspects)
         ]
@@ -318,16 +308,16 @@ class CaptionReader:
     def suspects(
         self, rows: Sequence[int], captions: Sequence[str], threshold: float
     ) -> list[list[SuspectWord]]:
-        """Every word of each caption; those likely wrong with all candidates of their word class.
+        """Every word of each caption; likely wrong ones with all candidates of their word class.
 
-        A word that the tokenizer cut off is not suspected.
+        Words beyond the tokenizer's maximum length are never suspected.
         """
         states = self.matcher.states(self._image(rows), self._encode(captions)).words
         wrong = self.matcher.heads["discrimination"](states).softmax(-1)[..., 0].tolist()
         logits = self.matcher.heads["correction"](states, word_table(self.model))
-        wide = max(MIN_TOKENS_READ, CANDIDATES_READ * self.candidates)
-        wide = min(len(self.ordinary), wide)
-        ids = self.ordinary[logits[..., self.ordinary].topk(wide).indices].tolist()
+        count = max(MIN_TOKENS_READ, CANDIDATES_READ * self.candidates)
+        best = logits[..., self.ordinary].topk(min(len(self.ordinary), count)).indices
+        ids = self.ordinary[best].tolist()
         return [
             self._words(caption, wrong[at], ids[at], threshold)
             for at, caption in enumerate(captions)
@@ -336,39 +326,41 @@ class CaptionReader:
     def _words(
         self, caption: str, wrong: list[float], ids: list[list[int]], threshold: float
     ) -> list[SuspectWord]:
-        read, found = known_text(self.model.text, caption), caption_words(caption)
+        read, words = known_text(self.model.text, caption), caption_words(caption)
         known = caption_words(read.text)
-        places = {word.start: place for place, word in enumerate(found)}
+        positions = {word.start: position for position, word in enumerate(words)}
         tokens: dict[int, list[int]] = {}
         for token, owner in enumerate(words_of_tokens(self.model.text, read.text, known)):
-            if owner is not None and known[owner].start in places:
-                tokens.setdefault(places[known[owner].start], []).append(token)
+            if owner is not None and known[owner].start in positions:
+                tokens.setdefault(positions[known[owner].start], []).append(token)
         unknown = {word.start for word in read.unknown}
         suspects = []
-        for place, word in enumerate(found):
-            own = tokens.get(place, [])
+        for position, word in enumerate(words):
+            own = tokens.get(position, [])
             doubt = max((wrong[token] for token in own), default=0.0)
             suggested: tuple[str, ...] = ()
             if doubt >= threshold:
-                suggested = self._suggested(caption, place, word, [ids[token] for token in own])
+                suggested = self._suggested(caption, position, word, [ids[token] for token in own])
             span, known_word = (word.start, word.end), word.start not in unknown
             suspects.append(SuspectWord(word.text, span, doubt, suggested, known_word))
         return suspects
 
     def _suggested(
-        self, caption: str, place: int, word: CaptionWord, ranked: list[list[int]]
+        self, caption: str, position: int, word: CaptionWord, ranked: list[list[int]]
     ) -> tuple[str, ...]:
-        """Words spelt by the likeliest ids of each token of a word, then by the next, and so on."""
+        """Words decoded from the likeliest ids of each token, then from the second likeliest, …"""
         if word.is_punctuation:
             return ()
         parts = tokens_of(caption)
         fitting: dict[str, None] = {}
         for ids in zip(*ranked, strict=True):
             new = spell(self.model.text, list(ids))
-            if _may_replace(parts[place], new) and keeps_word_class(parts, place, new.lower()):
+            if _may_replace(parts[position], new) and keeps_word_class(
+                parts, position, new.lower()
+            ):
                 new = new.upper() if caption.isupper() else in_case_of(word.text, new)
-                # beside some signs a word is read otherwise: *u.k* before a full stop
-                if len(caption_words(exchanged(caption, place, new))) == len(parts):
+                # punctuation may change how a word is split: *u.k* before a full stop
+                if len(caption_words(exchanged(caption, position, new))) == len(parts):
                     fitting.setdefault(new)
             if len(fitting) == self.candidates:
                 break
@@ -378,8 +370,8 @@ class CaptionReader:
         """Scores of captions, each with the image of its row."""
         scores: list[float] = []
         for start in range(0, len(captions), SCORE_BATCH):
-            some = slice(start, start + SCORE_BATCH)
-            images, texts = self._image(rows[some]), self._encode(captions[some])
+            batch = slice(start, start + SCORE_BATCH)
+            images, texts = self._image(rows[batch]), self._encode(captions[batch])
             scores += self.matcher.paired(images, texts).tolist()
         return scores
 
@@ -393,22 +385,22 @@ class CaptionReader:
         return self.model.encode_texts(batch.to(self.model.device))
 
 
-def _proposal(place: int, word: SuspectWord, gains: Sequence[float]) -> Proposal:
-    return Proposal(place, word.word, word.wrong, word.suggestions, tuple(gains))
+def _proposal(position: int, word: SuspectWord, gains: Sequence[float]) -> Proposal:
+    return Proposal(position, word.word, word.wrong, word.suggestions, tuple(gains))
 
 
 def _doubtful(words: Sequence[SuspectWord], threshold: float, most: int) -> list[int]:
-    """Places of the words that are likely enough wrong and can be replaced, likeliest first."""
-    places = [at for at, one in enumerate(words) if one.wrong >= threshold and one.suggestions]
-    return sorted(places, key=lambda at: -words[at].wrong)[: most or None]
+    """Indices of likely wrong words with candidates, likeliest first."""
+    positions = [at for at, one in enumerate(words) if one.wrong >= threshold and one.suggestions]
+    return sorted(positions, key=lambda at: -words[at].wrong)[: most or None]
 
 
 def spell(text: TextProcessor, ids: list[int]) -> str:
-    """The first word that some ids stand for; empty where they begin in the middle of one."""
+    """The first word that the ids decode to; empty if they begin within a word."""
     if isinstance(text, WordText):
         return text.vocabulary.entries[ids[0]]
     if not isinstance(text, HuggingFaceText):
-        raise ConfigError(f"correct: text of kind '{text.kind}' cannot be spelt back")
+        raise ConfigError(f"correct: cannot decode tokens of a '{text.kind}' text processor")
     pieces: list[str] = text.tokenizer.convert_ids_to_tokens(ids)
     if pieces[0].startswith(PIECE):
         return ""
@@ -418,24 +410,24 @@ def spell(text: TextProcessor, ids: list[int]) -> str:
 
 
 def _may_replace(old: str, new: str) -> bool:
-    """Whether ``new`` is one word, and another one; *a* and *an* follow the word after them."""
+    """Whether ``new`` is one word and differs from ``old`` by more than *a* and *an*."""
     spans = caption_words(new)
     if len(spans) != 1 or spans[0].is_punctuation or new.lower() == old:
         return False
     return not {old, new.lower()} <= {"a", "an"}
 
 
-def exchanged(caption: str, place: int, instead: str) -> str:
-    """A caption with one word replaced; an article before it follows (*a dog*, *an elephant*).
+def exchanged(caption: str, position: int, instead: str) -> str:
+    """A caption with one word replaced, and the article before it adapted (*a* or *an*).
 
     >>> exchanged("An elephant runs.", 1, "dog")
     'A dog runs.'
     """
     spans = caption_words(caption)
-    word = spans[place]
+    word = spans[position]
     start, before = word.start, caption[: word.start]
-    if place and (article := article_before(spans[place - 1].text, instead)):
-        start = spans[place - 1].start
+    if position and (article := article_before(spans[position - 1].text, instead)):
+        start = spans[position - 1].start
         article = article.upper() if caption.isupper() else article
-        before = caption[:start] + article + caption[spans[place - 1].end : word.start]
+        before = caption[:start] + article + caption[spans[position - 1].end : word.start]
     return before + instead + caption[word.end :]

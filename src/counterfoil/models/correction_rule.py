@@ -1,4 +1,4 @@
-"""When a word of a caption is replaced: the rule of a model for corrections, chosen on dev."""
+"""`CorrectionRule`: when a model replaces a word of a caption; thresholds chosen on dev."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Any
 from counterfoil.core.errors import ConfigError
 
 MAX_CANDIDATES = 100
-"""Words tried in place of one; each costs a score."""
+"""Limit of replacements tried per word; each needs a score."""
 
 
 @dataclass(frozen=True)
 class CorrectionRule:
-    """When a word is replaced: it is likely enough wrong, and the score rises by enough.
+    """A word is replaced if it is likely wrong (``threshold``) and the score rises by ``margin``.
 
-    Of the words that could stand there, only the ``candidates`` likeliest are tried. ``precision``
-    is the share of changes that were right on the captions that the rule was chosen on, ``made``
-    how many changes that were; None if it was not chosen on any. A rule that is not ``usable``
-    allows no change: too many of the model's changes were wrong, or none could be tried on dev.
+    Only the ``candidates`` likeliest replacements are tried. ``precision`` is the share of the
+    ``made`` changes on dev that were right; both are None if the rule was not chosen on dev. A rule
+    that is not ``usable`` allows no change: too many changes on dev were wrong, or none was made.
     """
 
     threshold: float = 0.5
@@ -39,20 +38,17 @@ class CorrectionRule:
                 f"correct: expected at least 1 candidate and at most {MAX_CANDIDATES}, got "
                 f"{self.candidates!r:.40}"
             )
-        self._check_record()
-
-    def _check_record(self) -> None:
-        """What a file says of the rule may be anything."""
         if not isinstance(self.usable, bool):
             raise ConfigError(f"correct: usable must be true or false, got {self.usable!r:.40}")
-        known = self.precision is None or (_is_number(self.precision) and 0 <= self.precision <= 1)
-        if not known:
+        if self.precision is not None and not (
+            _is_number(self.precision) and 0 <= self.precision <= 1
+        ):
             raise ConfigError(f"correct: the precision must be 0 to 1, got {self.precision!r:.40}")
         if self.made is not None and (type(self.made) is not int or self.made < 0):
-            raise ConfigError(f"correct: made must be a number of changes, got {self.made!r:.40}")
+            raise ConfigError(f"correct: made must be a count of changes, got {self.made!r:.40}")
 
     def allows(self, gain: float) -> bool:
-        """Whether a change that raises the score by ``gain`` is made."""
+        """Whether to make a change that raises the score by ``gain``."""
         return self.usable and gain > self.margin
 
     def obstacle(self) -> str:
@@ -65,31 +61,31 @@ class CorrectionRule:
 
 
 def _is_number(value: Any) -> bool:
-    """A finite number, and not too large an integer to be one."""
+    """Whether a value is a finite number (and no integer beyond the range of floats)."""
     return isinstance(value, int | float) and type(value) is not bool and abs(value) < 1e300
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A word that may be wrong, by its place in the caption, and what was tried in its place.
+    """A word that may be wrong, by its index in the caption, and its replacement candidates.
 
-    ``gains`` are the changes of the matching score, one for each of the ``candidates``.
+    ``gains`` are the changes of the matching score, one per candidate.
     """
 
-    place: int
+    position: int
     word: str
     wrong: float
     candidates: tuple[str, ...]
     gains: tuple[float, ...]
 
     def first_allowed(self, rule: CorrectionRule) -> int | None:
-        """The likeliest candidate that a rule allows."""
+        """Index of the likeliest candidate that a rule allows, if any."""
         gains = self.gains[: rule.candidates]
         return next((at for at, gain in enumerate(gains) if rule.allows(gain)), None)
 
 
 def choose_change(proposals: Sequence[Proposal], rule: CorrectionRule) -> tuple[int, int] | None:
-    """Which proposal and which of its candidates a rule takes first: the likeliest wrong word."""
+    """Indices of the next change: the likeliest wrong word with an allowed candidate, if any."""
     for number in sorted(range(len(proposals)), key=lambda at: -proposals[at].wrong):
         if proposals[number].wrong >= rule.threshold:
             candidate = proposals[number].first_allowed(rule)

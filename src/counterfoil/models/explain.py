@@ -1,9 +1,9 @@
-"""Why a caption matches an image or does not, word by word."""
+"""Explanations of a match: the effect of each word of a caption on its score with an image."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,11 +26,11 @@ from counterfoil.matchers.naaf import NAAF
 from counterfoil.models.match import Floats, Match, WordEffect, Yardstick
 
 SOFTMAX_SCALE = 10.0
-"""Of the softmax that says where a word looks, for matchers that do not say it themselves."""
+"""Inverse temperature of word-to-region attention, for matchers without their own."""
 
 
 class Explainable(Trained, Protocol):
-    """What explanations need of a `Model`."""
+    """The parts of a `Model` that explanations use."""
 
     text: TextProcessor
     matcher: Matcher
@@ -46,7 +46,7 @@ class Explainable(Trained, Protocol):
 
 @torch.inference_mode()
 def explain(model: Explainable, image: Fragments, caption: str) -> Match:
-    """How each word of a caption bears on its match with an image, given as fragments."""
+    """Explain the match of a caption with an image, given as fragments."""
     with eval_mode(model):
         encoded = model.encode_images(pad_fragments([image]).to(model.device))
         return explain_pair(model, encoded, caption, image.boxes)
@@ -54,34 +54,34 @@ def explain(model: Explainable, image: Fragments, caption: str) -> Match:
 
 @torch.inference_mode()
 def explain_encoded(model: Explainable, image: Encoded, caption: str) -> Match:
-    """What `explain` says, for an image that is encoded already."""
+    """`explain` for one image that is already encoded."""
     boxes = image.boxes[0][image.mask[0]].cpu().numpy() if image.boxes is not None else None
     return explain_pair(model, image, caption, boxes)
 
 
 def explain_pair(model: Explainable, image: Encoded, caption: str, boxes: Floats | None) -> Match:
-    """The same for one image that is encoded already, by a model in its mode of evaluation."""
+    """`explain` for one encoded image, with given boxes; the model is in eval mode."""
     if not caption_words(caption):
-        raise DataError("the caption has no words: there is nothing to explain")
+        raise DataError("the caption has no words; give at least one word to explain")
     read = require_known(model.text, caption)
-    found = caption_words(read.text)
+    known = caption_words(read.text)
     texts = _encode(model, [read.text])
     parts = word_parts(model, image, texts)
     words, specials = (
-        merge_parts(model, read.text, found, parts)
+        merge_parts(model, read.text, known, parts)
         if parts is not None
-        else (_leave_one_out(model, image, texts, read.text, found), [])
+        else (_leave_one_out(model, image, texts, read.text, known), [])
     )
-    looked = words[0].region_weights
-    nowhere = None if looked is None else np.zeros_like(looked)
-    left_out = [
-        WordEffect(word.text, 0.0, 0.0, 0.0, nowhere, (word.start, word.end), known=False)
+    weights = words[0].region_weights
+    zeros = None if weights is None else np.zeros_like(weights)
+    unknown = [
+        WordEffect(word.text, 0.0, 0.0, 0.0, zeros, (word.start, word.end), known=False)
         for word in read.unknown
     ]
     return Match(
         text=caption,
         score=float(model.matcher(image, texts)[0, 0]),
-        words=sorted([*words, *left_out], key=lambda word: word.span or (0, 0)),
+        words=sorted([*words, *unknown], key=lambda word: word.span or (0, 0)),
         specials=specials,
         method="parts" if parts is not None else "leave-one-out",
         additive=parts is not None and parts.additive,
@@ -93,14 +93,14 @@ def explain_pair(model: Explainable, image: Encoded, caption: str, boxes: Floats
 
 @torch.inference_mode()
 def word_map(model: Explainable, image: Fragments, caption: str) -> tuple[list[str], Floats, float]:
-    """Words of a caption, a number for each of them and each region [words, regions], the score.
+    """Words of a caption, a map of numbers [words, regions], and the score.
 
     NAAF: the similarity beyond its boundary, s − t. Other matchers of words with regions: attention
     weights. A word of several tokens has their mean. Unknown words are `<unk>`, as in evaluation.
     """
-    found = caption_words(caption)
-    if not found:
-        raise DataError("the caption has no words: there is nothing to map")
+    words = caption_words(caption)
+    if not words:
+        raise DataError("the caption has no words; give at least one word to map")
     with eval_mode(model):
         images = model.encode_images(pad_fragments([image]).to(model.device))
         texts = _encode(model, [caption])
@@ -108,27 +108,27 @@ def word_map(model: Explainable, image: Fragments, caption: str) -> tuple[list[s
             values: Tensor | None = model.matcher.beyond_boundary(images, texts)
         else:
             parts = word_parts(model, images, texts)
-            values = parts.weights if parts is not None else _look(model, images, texts)
+            values = parts.weights if parts is not None else _attention(model, images, texts)
         score = float(model.matcher(images, texts)[0, 0])
     if values is None:
-        raise DataError("this model compares no words with regions: there is nothing to map")
-    owners = words_of_tokens(model.text, caption, found)
+        raise DataError("this model compares no words with regions; use one that does (naaf)")
+    owners = words_of_tokens(model.text, caption, words)
     values = values.float().cpu()
     rows = [
-        _mean_weights(values, [place for place, owner in enumerate(owners) if owner == number])
-        for number in range(len(found))
+        _mean_weights(values, [index for index, owner in enumerate(owners) if owner == number])
+        for number in range(len(words))
     ]
-    return [word.text for word in found], np.stack(rows)[:, : len(image)], score
+    return [word.text for word in words], np.stack(rows)[:, : len(image)], score
 
 
 def boundary_of(model: Explainable) -> float | None:
-    """NAAF's boundary now in force; None for other matchers."""
+    """NAAF's current boundary; None for other matchers."""
     matcher = model.matcher
     return matcher.boundary_of(matcher.directions[0]) if isinstance(matcher, NAAF) else None
 
 
 def word_parts(model: Explainable, image: Encoded, text: Encoded) -> WordParts | None:
-    """Parts of the score of one pair, token by token, where the matcher has such parts."""
+    """Parts of the score of one pair, per token; None if the matcher has no such parts."""
     if not isinstance(model.matcher, EnsembleMatcher):
         return _word_parts(model.matcher, image, text)
     count = len(model.matcher.members)
@@ -157,64 +157,42 @@ def _word_parts(matcher: nn.Module, image: Encoded, text: Encoded) -> WordParts 
 
 
 def merge_parts(
-    model: Explainable, caption: str, found: Sequence[CaptionWord], parts: WordParts
+    model: Explainable, caption: str, known: Sequence[CaptionWord], parts: WordParts
 ) -> tuple[list[WordEffect], list[WordEffect]]:
-    """Effects of words and of special tokens, from the parts of tokens; their sum is kept."""
-    owners = words_of_tokens(model.text, caption, found)
+    """Effects of words and of special tokens, with the same sum as the parts of tokens."""
+    owners = words_of_tokens(model.text, caption, known)
     pieces = model.text.pieces(caption)
     # In double precision the sum over tokens and the sum over words are the same number.
     positive, negative = parts.positive.double().cpu(), parts.negative.double().cpu()
     weights = parts.weights.float().cpu()
+
+    def effect(name: str, tokens: list[int], **fields: Any) -> WordEffect:
+        gain, loss = positive[tokens].sum(), negative[tokens].sum()
+        mean = _mean_weights(weights, tokens)
+        return WordEffect(name, float(gain + loss), float(gain), float(loss), mean, **fields)
+
     words = []
-    for number, word in enumerate(found):
-        places = [place for place, owner in enumerate(owners) if owner == number]
-        words.append(
-            WordEffect(
-                word.text,
-                float(positive[places].sum() + negative[places].sum()),
-                float(positive[places].sum()),
-                float(negative[places].sum()),
-                _mean_weights(weights, places),
-                (word.start, word.end),
-            )
-        )
-    specials = [
-        WordEffect(
-            pieces[place],
-            float(positive[place] + negative[place]),
-            float(positive[place]),
-            float(negative[place]),
-            _mean_weights(weights, [place]),
-            special=True,
-        )
-        for place, owner in enumerate(owners)
-        if owner is None
-    ]
-    return words, specials
+    for number, word in enumerate(known):
+        tokens = [index for index, owner in enumerate(owners) if owner == number]
+        words.append(effect(word.text, tokens, span=(word.start, word.end)))
+    special = [index for index, owner in enumerate(owners) if owner is None]
+    return words, [effect(pieces[index], [index], special=True) for index in special]
 
 
 def _leave_one_out(
-    model: Explainable, images: Encoded, texts: Encoded, caption: str, found: Sequence[CaptionWord]
+    model: Explainable, images: Encoded, texts: Encoded, caption: str, known: Sequence[CaptionWord]
 ) -> list[WordEffect]:
-    shortened = _encode(model, [caption, *(without(caption, word) for word in found)])
+    shortened = _encode(model, [caption, *(without(caption, word) for word in known)])
     scores = model.matcher(images, shortened)[0].double().cpu()
-    looked = _look(model, images, texts)
-    owners = words_of_tokens(model.text, caption, found) if looked is not None else []
+    attention = _attention(model, images, texts)
+    owners = words_of_tokens(model.text, caption, known) if attention is not None else []
     effects = []
-    for number, (word, score) in enumerate(zip(found, scores[1:].tolist(), strict=True)):
+    for number, (word, score) in enumerate(zip(known, scores[1:].tolist(), strict=True)):
         effect = float(scores[0]) - score
-        places = [place for place, owner in enumerate(owners) if owner == number]
-        weights = _mean_weights(looked, places) if looked is not None else None
-        effects.append(
-            WordEffect(
-                word.text,
-                effect,
-                max(effect, 0.0),
-                min(effect, 0.0),
-                weights,
-                (word.start, word.end),
-            )
-        )
+        indices = [index for index, owner in enumerate(owners) if owner == number]
+        weights = _mean_weights(attention, indices) if attention is not None else None
+        gain, loss, span = max(effect, 0.0), min(effect, 0.0), (word.start, word.end)
+        effects.append(WordEffect(word.text, effect, gain, loss, weights, span))
     return effects
 
 
@@ -223,13 +201,13 @@ def _encode(model: Explainable, captions: Sequence[str]) -> Encoded:
     return model.encode_texts(batch.to(model.device))
 
 
-def _look(model: Explainable, image: Encoded, text: Encoded) -> Tensor | None:
-    """Softmax [W, R] of the cosines of the tokens with the regions of one pair."""
+def _attention(model: Explainable, image: Encoded, text: Encoded) -> Tensor | None:
+    """Attention [W, R] of tokens to regions by their cosines; None for models without both."""
     if image.fragments is None or text.fragments is None:
         return None
     matcher = model.matcher
     first = matcher.members[0] if isinstance(matcher, EnsembleMatcher) else matcher
-    # the vectors of a set are neither tokens nor regions, and a cross-encoder's have not met yet
+    # set embeddings are neither tokens nor regions; a cross-encoder's inputs are not comparable yet
     if isinstance(first, (SmoothChamfer, CrossEncoder)):
         return None
     regions = F.normalize(image.fragments[0].float(), dim=-1)
@@ -238,8 +216,8 @@ def _look(model: Explainable, image: Encoded, text: Encoded) -> Tensor | None:
     return logits.softmax(-1).nan_to_num(0.0).cpu()  # an image without regions gives NaN
 
 
-def _mean_weights(weights: Tensor, places: Sequence[int]) -> Floats:
-    if not places:
+def _mean_weights(weights: Tensor, indices: Sequence[int]) -> Floats:
+    if not indices:
         return np.zeros(weights.shape[1], dtype=np.float32)
-    mean: Floats = weights[list(places)].mean(0).numpy()
+    mean: Floats = weights[list(indices)].mean(0).numpy()
     return mean

@@ -1,8 +1,8 @@
-"""Models as ONNX: `export_model` writes the two encoders and the scorer, `OnnxMatcher` runs them.
+"""ONNX export: `export_model` writes the two encoders and the scorer, `OnnxMatcher` runs them.
 
-An exported folder holds three graphs, the tokenizer or vocabulary, and `export.json`, which names
-every input and output with its shape. All sizes are dynamic: images, regions, texts, words. The
-graphs are traced inside `exporting`, in which models compute on padded tensors.
+An exported folder has three graphs, the tokenizer or vocabulary, and `export.json` with the name
+and shape of every input and output. Images, regions, texts and words are dynamic axes. The graphs
+are traced inside `exporting`, in which models compute on padded tensors.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from counterfoil.data.text.tokenizers import (
 )
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.cross_encoder import CrossEncoder
+from counterfoil.models.catalogue import reads_pixels
 from counterfoil.models.model import Model
-from counterfoil.models.spec import reads_pixels
 from counterfoil.models.store import write_sums
 
 DESCRIPTION = "export.json"
 FORMAT = 1
 OPSET = 17
 TOLERANCE = 1e-4
-"""Largest difference of scores in ONNX Runtime, relative to the largest score if above 1."""
+"""Largest accepted difference of scores, relative to the largest score if that is above 1."""
 
 SHAPES: dict[str, tuple[str, ...]] = {
     "regions": ("images", "regions", "region_width"),
@@ -62,14 +62,14 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "text_mask": ("texts", "text_fragments"),
     "scores": ("images", "texts"),
 }
-"""Names of all inputs and outputs, with those of their axes."""
+"""Names of all inputs and outputs, and of their axes."""
 
 FIXED = ("region_width", "vector_width", "4")
 Arrays = dict[str, NDArray[Any]]
 
 
 class _Traced(nn.Module):
-    """A function of named tensors as a module, with the model whose weights it reads."""
+    """A function of a model and named tensors as a module that can be traced."""
 
     def __init__(self, model: Model, names: Sequence[str], run: Callable[..., Any]) -> None:
         super().__init__()
@@ -118,10 +118,10 @@ GRAPHS = {"image": _encode_images, "text": _encode_texts, "scorer": _score}
 
 
 def export_model(model: Model, folder: Path) -> dict[str, Any]:
-    """Write a model as ONNX into a new folder, and compare its scores with the model's own.
+    """Write a model as ONNX into a new folder, and compare its scores with PyTorch's.
 
-    Returns the description that is in `export.json`, with ``difference``: how far scores in ONNX
-    Runtime are from PyTorch's, on batches of other sizes than those of the export.
+    Returns the content of `export.json` and ``difference``: the largest difference of scores in
+    ONNX Runtime, on batches of other sizes than those of the export.
     """
     _refuse(model)
     for package in ("onnx", "onnxruntime"):
@@ -180,7 +180,7 @@ def _write_graphs(model: Model, folder: Path) -> dict[str, dict[str, list[str]]]
 
 @contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Multi-head attention in plain operations: PyTorch's own fixes sizes when it is traced."""
+    """Multi-head attention in plain operations: tracing PyTorch's own makes sizes constant."""
     original = nn.MultiheadAttention.forward
     fast_path = torch.backends.mha.get_fastpath_enabled()
     nn.MultiheadAttention.forward = _attend  # type: ignore[method-assign,assignment]
@@ -219,15 +219,15 @@ def _write_graph(
 ) -> None:
     """Trace a module with PyTorch's TorchScript exporter.
 
-    It writes a GRU as one operator for any number of words; the newer one takes minutes for these
-    models and fixes the number of words in shapes behind a GRU.
+    It exports a GRU as one operator for any number of words. The newer exporter takes minutes and
+    makes the number of words constant after a GRU.
     """
     axes = {
         name: {at: axis for at, axis in enumerate(SHAPES[name]) if axis not in FIXED}
         for name in [*given, *outputs]
     }
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the tracer warns of Python branches that are constant
+        warnings.simplefilter("ignore")  # the tracer warns of constant Python branches
         try:
             torch.onnx.export(
                 module.eval(),
@@ -248,7 +248,7 @@ def _write_graph(
 
 
 def _example(model: Model, images: int, regions: int, texts: int, words: int) -> dict[str, Tensor]:
-    """Tensors with padding in the last item of each side, drawn from a seed of their own."""
+    """Random tensors with padding in the last item of each side."""
     rng = np.random.default_rng(images)
     given: Arrays = {
         "regions": rng.normal(size=(images, regions, model.input_dim)).astype(np.float32),
@@ -296,7 +296,7 @@ def _describe(model: Model, graphs: Mapping[str, Mapping[str, list[str]]]) -> di
 
 
 def _compare(model: Model, folder: Path) -> float:
-    """Largest difference of scores on a batch of other sizes; refused above `TOLERANCE`."""
+    """Largest difference of scores on a batch of other sizes; raises above `TOLERANCE`."""
     given = _example(model, images=5, regions=7, texts=4, words=6)
     arrays = {name: tensor.cpu().numpy() for name, tensor in given.items()}
     with eval_mode(model), torch.no_grad():
@@ -306,7 +306,7 @@ def _compare(model: Model, folder: Path) -> float:
     try:
         exported = OnnxMatcher(folder)
         scores = exported.run("scorer", {**arrays, **exported.encode(arrays)})["scores"]
-    except Exception as error:  # ONNX Runtime has a class of its own for each failure
+    except Exception as error:  # ONNX Runtime has many exception classes
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
             f"ONNX Runtime cannot run the exported model '{model.spec.name}': {reason}; choose "
@@ -341,17 +341,17 @@ class OnnxMatcher:
         }
 
     def run(self, graph: str, given: Mapping[str, NDArray[Any]]) -> Arrays:
-        """Outputs of "image", "text" or "scorer" by name; inputs that it does not have are left."""
+        """Outputs of the graph "image", "text" or "scorer" by name; extra inputs are ignored."""
         session = self.sessions[graph]
         wanted = [x.name for x in session.get_inputs()]
         missing = [name for name in wanted if name not in given]
         if missing:
-            raise ConfigError(f"the graph '{graph}' also reads: {', '.join(missing)}")
+            raise ConfigError(f"the graph '{graph}' needs more inputs: {', '.join(missing)}")
         outputs = [x.name for x in session.get_outputs()]
         return dict(zip(outputs, session.run(outputs, {k: given[k] for k in wanted}), strict=True))
 
     def encode(self, given: Mapping[str, NDArray[Any]]) -> Arrays:
-        """Both sides of a batch of padded arrays."""
+        """Encode both sides of a batch of padded arrays."""
         return {**self.run("image", given), **self.run("text", given)}
 
     def score(self, images: Sequence[Fragments], captions: Sequence[str]) -> NDArray[np.float32]:
@@ -373,7 +373,7 @@ class OnnxMatcher:
 
     @property
     def text(self) -> TextProcessor:
-        """What turns captions into token ids."""
+        """The text processor that converts captions to token ids."""
         about = self.description["text"]
         text = load_text_processor(about["processor"], self.folder)
         if isinstance(text, HuggingFaceText) and about["max_length"]:
@@ -392,6 +392,6 @@ def _read_description(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointError(f"{path}: damaged ({error})") from None
     if description.get("format") != FORMAT:
-        found = description.get("format")
-        raise CheckpointError(f"{path}: written in format {found!r}, this version reads {FORMAT}")
+        version = description.get("format")
+        raise CheckpointError(f"{path}: written in format {version!r}, this version reads {FORMAT}")
     return description

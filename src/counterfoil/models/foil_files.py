@@ -1,10 +1,11 @@
-"""Foils that a trained cross-encoder writes for given captions, or for a whole data set."""
+"""Foils written by a trained cross-encoder, for given captions or a whole split."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -39,12 +40,12 @@ from counterfoil.models.model import Model
 from counterfoil.objectives.services import GeneratorOptions
 
 OVERSAMPLING = 2
-"""So many times the foils that are wanted are selected, as some cannot be spelt."""
+"""Foils selected per wanted foil, because some cannot be spelt."""
 
 
 @dataclass(frozen=True)
 class WrittenFoil:
-    """A foil of a caption: its text, which words it changes, what they are, and its score."""
+    """A foil: its text, the indices of changed words, their kind, and its score."""
 
     text: str
     positions: tuple[int, ...]
@@ -53,7 +54,7 @@ class WrittenFoil:
 
 
 class FoilAuthor:
-    """Writes foils of captions with a trained cross-encoder: masked, refilled, filtered, ranked."""
+    """Writes foils of captions with a trained cross-encoder: mask, refill, filter, rank."""
 
     def __init__(self, model: Model, options: GeneratorOptions) -> None:
         if min(options.masks, options.samples, options.kept) < 1:
@@ -72,34 +73,32 @@ class FoilAuthor:
         own: Sequence[Sequence[str]],
         rng: np.random.Generator,
     ) -> list[list[WrittenFoil]]:
-        """Foils of each caption given its image, best first.
+        """Foils of each caption given its image, best first; deterministic for a given ``rng``.
 
-        ``own`` are the captions that each image is known to have: a foil whose new tokens all occur
-        in them is taken to be true. The same draws come of the same ``rng``.
+        ``own`` are the known captions of each image: a foil whose new tokens all occur in them
+        counts as true and is dropped.
         """
         text, device = self.model.text, self.model.device
         texts = pad_texts([text.encode(caption) for caption in captions], text.pad).to(device)
         masked = self.masker.mask(captions, texts.ids, self.options.masks, rng)
-        known = own_tokens(
-            ([token for other in some for token in text.encode(other)] for some in own), device
-        )
+        known = own_tokens((chain.from_iterable(map(text.encode, true)) for true in own), device)
         encoded = self.model.encode_images(pad_fragments(images).to(device))
         reader = CrossReader(self.model, encoded, texts.mask)
         wanted = replace(self.options, kept=OVERSAMPLING * self.options.kept)
-        with _drawing(int(rng.integers(1 << 62)), device):
-            found = write_foils(
+        with _seeded(int(rng.integers(1 << 62)), device):
+            foils = write_foils(
                 texts.ids, masked, self.masker.tokens, known, reader.fill, reader.score, wanted
             )
-        return [self._spelt(row, caption, texts, found) for row, caption in enumerate(captions)]
+        return [self._spelt(row, caption, texts, foils) for row, caption in enumerate(captions)]
 
-    def _spelt(self, row: int, caption: str, texts: TextBatch, found: Foils) -> list[WrittenFoil]:
-        """The foils of one caption as text, as many as are wanted."""
+    def _spelt(self, row: int, caption: str, texts: TextBatch, foils: Foils) -> list[WrittenFoil]:
+        """The foils of one caption as text, up to the wanted number."""
         length = int(texts.mask[row].sum())
-        true, real = texts.ids[row, :length].tolist(), found.real[row]
+        true, real = texts.ids[row, :length].tolist(), foils.real[row]
         graph, written = self.extractor.extract(caption), dict[str, WrittenFoil]()
-        scores: Tensor = found.scores[row][real]
+        scores: Tensor = foils.scores[row][real]
         for ids, score in zip(
-            found.ids[row, :, :length][real].tolist(), scores.tolist(), strict=True
+            foils.ids[row, :, :length][real].tolist(), scores.tolist(), strict=True
         ):
             spelt = spell_foil(self.model.text, caption, true, ids)
             if spelt is None:
@@ -114,8 +113,8 @@ class FoilAuthor:
 
 
 @contextmanager
-def _drawing(seed: int, device: torch.device) -> Iterator[None]:
-    """Inside, torch draws from a seed of its own; outside, as if nothing had been drawn."""
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch inside the block; restore its random state afterwards."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
@@ -132,12 +131,12 @@ def write_model_foils(
     batch_size: int = 16,
     progress: Progress | None = None,
 ) -> FoilCounts:
-    """Foils of every caption of a split by a model's own hand; cut off, the same call goes on.
+    """Write model-made foils of every caption of a split; the same call resumes after a kill.
 
-    ``weights`` tells models apart, so that no file is begun with one and ended with another. An
-    image that cannot be read has no foils, and is tried again by a later call.
+    ``weights`` identifies the model, so that a file is not resumed with another one. Unreadable
+    images have no foils and are retried by a later call.
     """
-    split.require_fragments()  # before a file is begun
+    split.require_fragments()  # fail before a file is created
     author, progress = FoilAuthor(model, options), progress or Silent()
     settings = {
         "maker": "model",
@@ -171,7 +170,7 @@ def _of_batch(
     rng: np.random.Generator,
     unreadable: dict[str, None],
 ) -> Iterator[tuple[Caption, list[StoredFoil]]]:
-    """The captions of a batch whose image can be read, with their foils."""
+    """The captions of a batch with readable images, with their foils."""
     table = split.require_fragments()
     images, captions = [], []
     for one in batch:

@@ -1,4 +1,4 @@
-"""A cross-encoder as its own generator of foils: it fills masks, ranks and spells the results."""
+"""Foil generation with a cross-encoder: it fills masks, ranks the results and spells them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from counterfoil.foils.generation import (
     Foils,
     MaskedCaptions,
     MaskTokens,
-    Places,
+    Positions,
     Scorer,
     graph_units,
     hardest_foils,
@@ -38,6 +38,7 @@ from counterfoil.foils.generation import (
     sentence_rate,
     token_units,
 )
+from counterfoil.foils.rules import in_case_of
 from counterfoil.foils.spacy_graph import create_extractor
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models.model import Model
@@ -52,11 +53,11 @@ from counterfoil.objectives.services import (
 )
 
 BLOCK = 4096
-"""Sentences that are embedded together."""
+"""Sentences per forward pass."""
 
 
 class Masker:
-    """Draws masks over captions, by units of their scene graphs or token by token."""
+    """Draws masks over captions, per unit of their scene graph or per token."""
 
     def __init__(
         self, text: TextProcessor, unit: MaskUnit, extractor: str, share: MaskShare = "units"
@@ -64,15 +65,15 @@ class Masker:
         self.text, self.tokens, self.share = text, MaskTokens.of(text), share
         self.extractor = create_extractor(extractor) if unit == "graph" else None
 
-    def units(self, caption: str) -> list[Places]:
-        """Token places that are masked together."""
+    def units(self, caption: str) -> list[Positions]:
+        """Token indices that are masked together."""
         word_of = self._words(caption)
         if self.extractor is None:
             return token_units(word_of)
         return graph_units(self.extractor.extract(caption), word_of)
 
-    def rate(self, caption: str, units: Sequence[Places]) -> float:
-        """How likely a word of a unit is chosen, for the wanted share of the words."""
+    def rate(self, caption: str, units: Sequence[Positions]) -> float:
+        """Rate at which units are chosen, so that the wanted share of words is masked."""
         if self.share == "units" or not units:
             return RATE
         return sentence_rate(units, len(token_units(self._words(caption))))
@@ -83,26 +84,26 @@ class Masker:
     def mask(
         self, captions: Sequence[str], ids: Tensor, versions: int, rng: np.random.Generator
     ) -> MaskedCaptions:
-        """Versions of captions whose ids, undisturbed, are [B, W]."""
+        """Masked versions of captions; ``ids`` [B, W] are their own."""
         units = [self.units(caption) for caption in captions]
         rates = [self.rate(text, places) for text, places in zip(captions, units, strict=True)]
         return mask_captions(ids, units, versions, self.tokens, rng, rates)
 
 
 class CrossReader:
-    """A cross-encoder, asked about sentences [n, W] with the images of captions [n]."""
+    """A cross-encoder that reads sentences [n, W] with the images of captions [n]."""
 
     def __init__(self, model: Model, images: Encoded, lengths: Tensor) -> None:
         self.model, self.images, self.lengths = model, images, lengths
 
-    def fill(self, rows: Tensor, ids: Tensor, asked: Tensor) -> Tensor:
-        """A `Filler`: logits of the asked tokens by the head ``mlm``."""
+    def fill(self, rows: Tensor, ids: Tensor, masked: Tensor) -> Tensor:
+        """A `Filler`: logits of the masked tokens by the head ``mlm``."""
         matcher = cross_encoder_of(self.model, ["mlm"])
-        found = []
+        logits = []
         for at in torch.arange(len(rows), device=rows.device).split(BLOCK):
             states = matcher.states(self.images[rows[at]], self._texts(rows[at], ids[at])).words
-            found.append(matcher.heads["mlm"](states[asked[at]], word_table(self.model)))
-        return torch.cat(found)
+            logits.append(matcher.heads["mlm"](states[masked[at]], word_table(self.model)))
+        return torch.cat(logits)
 
     def score(self, rows: Tensor, ids: Tensor) -> Tensor:
         """A `Scorer`."""
@@ -121,8 +122,8 @@ class CrossReader:
 class FoilMaker:
     """Foils for the captions of training batches (`objectives.services.Generator`).
 
-    Captions are read from the split, undisturbed. A frozen ``generator`` fills the masks where it
-    is given; whichever does, the model in training says which foils are the hardest.
+    Captions are read from the split, without augmentation. If a ``generator`` is given, it fills
+    the masks, frozen. The model in training always selects the hardest foils.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class FoilMaker:
         self.split, self.model, self.options, self.seed = split, model, options, seed
         self.generator = generator
         self.masker = Masker(model.text, options.unit, options.extractor, options.share)
-        # in every epoch the same captions come again, and to cut them takes longer than a step
+        # captions repeat in every epoch, and tokenizing them takes longer than a step
         self.ids_of = Once(self._ids_of)
         self.units_of = Once(self._units_of)
         self.rate_of = Once(self._rate_of)
@@ -153,19 +154,19 @@ class FoilMaker:
     def _ids_of(self, caption: int) -> list[int]:
         return self.masker.text.encode(self.split.texts[caption])
 
-    def _units_of(self, caption: int) -> list[Places]:
+    def _units_of(self, caption: int) -> list[Positions]:
         return self.masker.units(self.split.texts[caption])
 
     def _rate_of(self, caption: int) -> float:
         return self.masker.rate(self.split.texts[caption], self.units_of(caption))
 
     def _tokens_of(self, image: int) -> list[int]:
-        """All that occur in an image's captions."""
+        """The tokens of an image's captions."""
         encoded = (self.masker.text.encode(caption) for caption in self.split.captions[image])
         return sorted({token for ids in encoded for token in ids})
 
     def mask(self, services: BatchServices, step: int) -> MaskedBatch:
-        """Masked versions of the captions of a batch, the same at the same step of a run."""
+        """Masked versions of the captions of a batch, reproducible per step of a run."""
         captions, masked = self._masked(services, step)
         return MaskedBatch(captions, masked.ids, masked.labels)
 
@@ -198,19 +199,14 @@ class FoilMaker:
         masked: MaskedCaptions,
         own: Tensor,
     ) -> Foils:
-        mine = self._reader(self.model, images, rows, captions)
-        other = (
-            self._reader(self.generator, images, rows, captions)
-            if self.generator is not None
-            else mine
-        )
-        return write_foils(
-            captions.ids, masked, self.masker.tokens, own, other.fill, mine.score, self.options
-        )
+        def reader(model: Model) -> CrossReader:
+            return CrossReader(model, model.encode_images(images)[rows], captions.mask)
 
-    @staticmethod
-    def _reader(model: Model, images: ImageBatch, rows: Tensor, captions: TextBatch) -> CrossReader:
-        return CrossReader(model, model.encode_images(images)[rows], captions.mask)
+        scorer = reader(self.model)
+        filler = scorer if self.generator is None else reader(self.generator)
+        return write_foils(
+            captions.ids, masked, self.masker.tokens, own, filler.fill, scorer.score, self.options
+        )
 
 
 def write_foils(
@@ -222,19 +218,19 @@ def write_foils(
     score: Scorer,
     options: GeneratorOptions,
 ) -> Foils:
-    """Refill masked captions, and keep the hardest sentences that are no false negatives."""
+    """Refill masked captions, and select the hardest that are no false negatives."""
     ordinary = torch.from_numpy(tokens.ordinary).to(captions.device)
     candidates = refill(masked, fill, ordinary, options.samples, options.temperature)
     return hardest_foils(captions, masked, candidates, own, score, options.kept)
 
 
 def cross_encoder_of(model: Model, heads: Sequence[str] = ()) -> CrossEncoder:
-    """The cross-encoder of a model, checked to have some heads."""
+    """The cross-encoder of a model, checked to have the given heads."""
     matcher = model.matcher
     if not isinstance(matcher, CrossEncoder):
         raise ConfigError(
-            f"the model '{model.spec.name}' reads words and regions apart, so it cannot fill masks "
-            "given an image: set model.name to uniter-small, uniter-base or uniter-large"
+            f"the model '{model.spec.name}' encodes words and regions separately, so it cannot "
+            "fill masks given an image: set model.name to uniter-small, uniter-base or uniter-large"
         )
     missing = [head for head in heads if head not in matcher.heads]
     if missing:
@@ -247,14 +243,14 @@ def cross_encoder_of(model: Model, heads: Sequence[str] = ()) -> CrossEncoder:
 
 
 def word_table(model: Model) -> Tensor:
-    """Vectors [V, D] of the words that a cross-encoder's heads write with."""
+    """Word embeddings [V, D], which the language heads of a cross-encoder use as output weights."""
     table: Tensor = model.text_encoder.word_table.weight
     return table
 
 
 @dataclass(frozen=True)
 class SpeltFoil:
-    """A foil as text, and at which of the caption's words it differs."""
+    """A foil as text, and the indices of the caption's words that it changes."""
 
     text: str
     positions: tuple[int, ...]
@@ -263,38 +259,33 @@ class SpeltFoil:
 def spell_foil(
     text: TextProcessor, caption: str, true: Sequence[int], foil: Sequence[int]
 ) -> SpeltFoil | None:
-    """The caption with the words exchanged whose tokens are others in the foil.
+    """The caption with the words replaced whose tokens differ in the foil.
 
-    All else stays as written, words that the model does not know included. None where no such
-    sentence is read as those tokens again (a piece of a word that stands alone), or where one has
-    more or fewer words than the caption.
+    The rest stays as written, unknown words included. None if the result is not tokenized as the
+    foil (such as a word piece alone), or if its number of words differs from the caption's.
     """
-    found = caption_words(caption)
-    word_of = words_of_tokens(text, caption, found)
+    words = caption_words(caption)
+    word_of = words_of_tokens(text, caption, words)
     pairs = zip(word_of, true, foil, strict=True)
     changed = {word for word, old, new in pairs if old != new}
     if not changed or None in changed:
         return None
-    places = sorted(word for word in changed if word is not None)
-    spelt = {
-        place: _spell(
-            text, [token for token, word in zip(foil, word_of, strict=True) if word == place]
-        )
-        for place in places
-    }
+    positions = sorted(word for word in changed if word is not None)
+    tokens = list(zip(foil, word_of, strict=True))
+    spelt = {at: _spell(text, [t for t, word in tokens if word == at]) for at in positions}
     for cased in (True, False):
         sentence = caption
-        for place in reversed(places):
-            span = found[place]
-            word = _in_case_of(span.text, spelt[place]) if cased else spelt[place]
+        for at in reversed(positions):
+            span = words[at]
+            word = in_case_of(span.text, spelt[at]) if cased else spelt[at]
             sentence = _joined(sentence[: span.start], word, sentence[span.end :])
-        if list(text.encode(sentence)) == list(foil) and len(caption_words(sentence)) == len(found):
-            return SpeltFoil(sentence, tuple(places))
+        if list(text.encode(sentence)) == list(foil) and len(caption_words(sentence)) == len(words):
+            return SpeltFoil(sentence, tuple(positions))
     return None
 
 
 def _joined(before: str, word: str, after: str) -> str:
-    """A word between two parts; apart from letters that would become part of it."""
+    """A word between two parts, with spaces where it would merge with letters."""
     left = " " if before[-1:].isalnum() and word[:1].isalnum() else ""
     right = " " if word[-1:].isalnum() and after[:1].isalnum() else ""
     return f"{before}{left}{word}{right}{after}"
@@ -304,13 +295,7 @@ def _spell(text: TextProcessor, ids: Sequence[int]) -> str:
     if isinstance(text, WordText):
         return text.vocabulary.entries[ids[0]]
     if not isinstance(text, HuggingFaceText):
-        raise ConfigError(f"foils: text of kind '{text.kind}' cannot be spelt back")
+        raise ConfigError(f"foils: cannot decode tokens of a '{text.kind}' text processor")
     pieces: list[str] = text.tokenizer.convert_ids_to_tokens(list(ids))
     spelt: str = text.tokenizer.convert_tokens_to_string(pieces)
     return spelt.strip()
-
-
-def _in_case_of(old: str, new: str) -> str:
-    if len(old) > 1 and old.isupper():
-        return new.upper()
-    return new[:1].upper() + new[1:] if old[:1].isupper() else new

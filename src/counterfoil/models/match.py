@@ -1,4 +1,4 @@
-"""`Match`: the score of an image and a caption, explained word by word, and shown in a notebook."""
+"""`Match`: the score of an image and a caption, explained per word, with a notebook view."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ POINTS = 101
 """Quantiles of the scores: 0, 1, … 100 %."""
 
 MIN_AGAINST_SCALE = 0.25
-"""What counts against is often small beside what counts for: its scale may be finer, up to this."""
+"""Smallest scale of effects against a match, relative to those for it."""
 
 
 @dataclass(frozen=True)
 class Yardstick:
-    """Quantiles of the scores of right and of wrong pairs, and the effects of a full colour.
+    """Score quantiles of right and wrong pairs, and the word effects that get the full colour.
 
-    ``effect_for`` and ``effect_against`` are positive: effects of that size or more, for and
-    against a match, have their full colour in every picture.
+    ``effect_for`` and ``effect_against`` are positive: effects of at least that size, for and
+    against a match, have the full colour in every picture.
     """
 
     split: str
@@ -49,7 +49,7 @@ class Yardstick:
     effect_against: float
 
     def above(self, score: float) -> dict[str, float]:
-        """Shares of the right and of the wrong pairs that score lower."""
+        """Shares of right and of wrong pairs that score lower."""
         return {"right": _share_below(self.right, score), "wrong": _share_below(self.wrong, score)}
 
     def to_json(self) -> str:
@@ -68,16 +68,16 @@ def load_yardstick(folder: Path) -> Yardstick | None:
         ordered = all(list(side) == sorted(side) and len(side) == POINTS for side in (right, wrong))
         numbers = (*right, *wrong, loaded.effect_for, loaded.effect_against)
         if not ordered or not all(map(math.isfinite, numbers)) or min(numbers[-2:]) <= 0:
-            raise ValueError("numbers that no yardstick has")
+            raise ValueError("expected sorted finite scores and positive effects")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path}: damaged ({error}); remove it: colours then differ from picture to picture"
+            f"{path}: damaged ({error}); delete it: colours are then scaled per picture"
         ) from None
     return loaded
 
 
 def _share_below(quantiles: tuple[float, ...], score: float) -> float:
-    """The share of values below a score, between two quantiles in proportion."""
+    """Share of values below a score, interpolated between two quantiles."""
     low = int(np.searchsorted(quantiles, score, side="left"))
     if low == 0:
         return 0.0
@@ -91,9 +91,9 @@ def _share_below(quantiles: tuple[float, ...], score: float) -> float:
 class WordEffect:
     """What one word adds to the score: ``effect`` = ``positive`` + ``negative``.
 
-    ``region_weights`` say where it looked, summing to at most 1; None where a model has no regions.
-    ``span`` is the word's place in the caption, None for ``special`` tokens (the start, the end).
-    A word that is not ``known`` was left out before scoring, so its effect is 0.
+    ``region_weights`` are its attention to the regions, with a sum of at most 1; None for a model
+    without regions. ``span`` is the character range in the caption, None for ``special`` tokens. A
+    word that is not ``known`` was removed before scoring, so its effect is 0.
     """
 
     word: str
@@ -111,29 +111,19 @@ class WordEffect:
 
     def as_dict(self) -> dict[str, Any]:
         weights = self.region_weights
-        return {
-            "word": self.word,
-            "effect": self.effect,
-            "positive": self.positive,
-            "negative": self.negative,
-            "region_weights": None if weights is None else [float(x) for x in weights],
-            "span": self.span,
-            "special": self.special,
-            "known": self.known,
-        }
+        return {**vars(self), "region_weights": None if weights is None else weights.tolist()}
 
 
 @dataclass(frozen=True, repr=False)
 class Match:
-    """The score of an image and a caption, and what each word has to do with it.
+    """The score of an image and a caption, and the effect of each word.
 
-    ``words`` are those of the caption, in order. ``method`` says what an effect is: the word's own
-    share of the score ("parts"; where ``additive``, ``words`` and ``specials`` together add up to
-    the score), or how much the score falls when the word is left out ("leave-one-out").
-    ``boundary`` is NAAF's, below which a word counts against the pair. ``yardstick`` is that of
-    the model, ``picture`` the image itself if the match was made from pixels.
+    ``words`` are those of the caption, in order. ``method`` says what an effect is: the word's part
+    of the score ("parts"; if ``additive``, the effects of ``words`` and ``specials`` sum to the
+    score), or the drop of the score without the word ("leave-one-out"). ``boundary`` is NAAF's,
+    below which a word counts against the pair. ``picture`` is the image if it was given as pixels.
 
-    A notebook shows the sentence with its words colored: green counts for the match, red against.
+    A notebook shows the caption with coloured words: green for the match, red against it.
     """
 
     text: str
@@ -155,7 +145,7 @@ class Match:
         return match_html(self)
 
     def show(self) -> None:
-        """Display the explanation: in the notebook that runs, or else in the web browser."""
+        """Display the explanation in the running notebook, otherwise in the web browser."""
         shell = sys.modules.get("IPython")
         if shell is not None and shell.get_ipython() is not None:
             shell.display.display(self)
@@ -174,14 +164,14 @@ class Match:
 
     @property
     def worst(self) -> WordEffect:
-        """The known word that counts most against the pair, or least for it; no punctuation."""
+        """The known word with the lowest effect, without punctuation."""
         known = [word for word in self.words if word.known]
         spoken = [word for word in known if not word.is_punctuation]
         return min(spoken or known, key=lambda word: word.effect)
 
     @property
     def unknown(self) -> list[str]:
-        """Words that the model does not know, each once."""
+        """Distinct words that the model does not know."""
         left_out = (w.word for w in self.words if not w.known and not w.is_punctuation)
         return list(dict.fromkeys(left_out))
 
@@ -202,25 +192,24 @@ class Match:
 
 
 def shades(match: Match) -> list[float]:
-    """For each word a number from −1 (counts against, strongly) to 1 (counts for, strongly).
+    """Colour intensity per word, from −1 (against the match) to 1 (for it).
 
-    On the scale of the model's yardstick, the same for every picture; without one, on that of this
-    match. Punctuation and unknown words have no colour.
+    The scale is the yardstick's, the same for every picture, or that of this match without one.
+    Punctuation and unknown words have no colour.
     """
-    most, least = effect_scale(match)
+    scale_for, scale_against = effect_scale(match)
     return [
         0.0
-        if word.is_punctuation or not word.known or not most
-        else max(-1.0, min(1.0, word.effect / (most if word.effect > 0 else least)))
+        if word.is_punctuation or not word.known or not scale_for
+        else max(-1.0, min(1.0, word.effect / (scale_for if word.effect > 0 else scale_against)))
         for word in match.words
     ]
 
 
 def effect_scale(match: Match) -> tuple[float, float]:
-    """Sizes of the effects, for and against, from which a word has its full colour.
+    """Sizes of the effects, for and against, at which a word gets the full colour.
 
-    What counts against is often small beside what counts for; it is shown up to four times as
-    strong, so that it can be seen.
+    Effects against are often small, so they are shown up to four times as strong.
     """
     if match.yardstick is not None:
         return match.yardstick.effect_for, match.yardstick.effect_against
@@ -234,7 +223,7 @@ GREEN, RED = "22, 163, 74", "220, 38, 38"
 
 
 def match_html(match: Match) -> str:
-    """The image, if there is one, and the sentence with its words colored by their effects."""
+    """The image, if any, and the caption with words coloured by their effects."""
     parts, end = [], 0
     for word, shade in zip(match.words, shades(match), strict=True):
         if word.span is None:

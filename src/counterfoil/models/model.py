@@ -1,21 +1,28 @@
-"""`Model`: an image encoder, a text encoder and a matcher, as one thing to train and to use."""
+"""`Model`: an image encoder, a text encoder and a matcher, to train, score and explain with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 
 from counterfoil.core.config import DataConfig, ModelConfig
-from counterfoil.core.errors import ArgumentError, DataError
+from counterfoil.core.errors import ArgumentError, ConfigError, DataError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.registry import Registry
 from counterfoil.core.tensors.device import MemoryGuard
 from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import ImageBatch, TextBatch, pad_fragments, pad_texts
+from counterfoil.data.fragments import Fragments
+from counterfoil.data.images import FileImage, open_image, to_upright_rgb
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.dependencies import create_parser
 from counterfoil.data.text.tokenizers import (
@@ -29,24 +36,27 @@ from counterfoil.data.text.vocabulary import Vocabulary
 from counterfoil.encoders import Encoded, image_encoders, text_encoders
 from counterfoil.encoders.bert import pretrained_names
 from counterfoil.encoders.encoded import Needs
+from counterfoil.features.extractors import Extractor, extractors
 from counterfoil.matchers import Matcher, matchers
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.matchers.ensemble import EnsembleEncoder, EnsembleMatcher
+from counterfoil.models.catalogue import ModelSpec, resolve, with_one_checkpoint
 from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.models.explain import explain
-from counterfoil.models.inputs import ImageLike, ImageReader, as_list
 from counterfoil.models.match import Match, Yardstick
-from counterfoil.models.spec import ModelSpec, resolve, with_one_checkpoint
+
+ImageLike: TypeAlias = "str | PathLike[str] | Image.Image | Fragments | NDArray[Any] | Tensor"
+"""A file, a picture, pixels [height, width, 3] (uint8), or fragments [n, D] (floats)."""
 
 
 class Model(nn.Module):
     """A composition by its spec; ``input_dim`` is the width of the image fragments it reads.
 
-    ``fragments_from`` names the extractor those fragments came from, where they were not
-    precomputed, so that a saved model can read a new image. ``pretrained`` are the names of the
-    parameters that began as those of a language or vision model; a saved model remembers them.
-    ``yardstick`` says what its scores and word effects usually are, where that was measured.
-    ``correction_rule`` says when a model that corrects captions replaces a word.
+    ``fragments_from`` names the extractor of these fragments, None if they were precomputed; a
+    saved model reads new images with it. ``pretrained`` are the names of parameters that were
+    initialised from a language or vision model. ``yardstick`` has the usual scores and word
+    effects, if measured. ``correction_rule`` says when a model that corrects captions replaces a
+    word.
     """
 
     def __init__(
@@ -89,7 +99,7 @@ class Model(nn.Module):
 
     @property
     def reader(self) -> ImageReader:
-        """Reads images with the extractor that the model was trained on, which is kept."""
+        """Reads images with the extractor that the model was trained on; cached."""
         wanted = (self.fragments_from, self.fragments_options)
         if self._reader is None or (self._reader.name, self._reader.options) != wanted:
             self._reader = ImageReader(*wanted, self.input_dim)
@@ -107,11 +117,11 @@ class Model(nn.Module):
         batch_size: int = 256,
         progress: Progress | None = None,
     ) -> Encoded:
-        """What the matcher needs of some images; more where ``needs`` asks for it.
+        """Encode images for the matcher, or with more outputs if ``needs`` says so.
 
         Files, pictures, pixels or fragments are read and encoded ``batch_size`` at a time, without
-        gradients, and returned on the CPU. A padded `ImageBatch`, as training has it, is encoded
-        with gradients and stays on its device.
+        gradients, and returned on the CPU. A padded `ImageBatch`, as in training, is encoded with
+        gradients and stays on its device.
         """
         if not isinstance(images, ImageBatch):
             given = as_list(images, "images")
@@ -134,7 +144,7 @@ class Model(nn.Module):
             )
         encoded: Encoded = self.image_encoder(images)
         boxes = images.boxes if self.matcher.needs_boxes else None
-        return replace(encoded.keep(self._kept(needs)), boxes=boxes)
+        return replace(encoded.keep(self._needed_parts(needs)), boxes=boxes)
 
     def encode_texts(
         self,
@@ -144,10 +154,10 @@ class Model(nn.Module):
         batch_size: int = 256,
         progress: Progress | None = None,
     ) -> Encoded:
-        """What the matcher needs of some texts; more where ``needs`` asks for it.
+        """Encode texts for the matcher, or with more outputs if ``needs`` says so.
 
         Sentences are encoded ``batch_size`` at a time, without gradients, and returned on the CPU.
-        Words that the model does not know are left out; a sentence of such words alone is refused.
+        Unknown words are removed; a sentence without known words raises.
         A padded `TextBatch` is encoded with gradients and stays on its device.
         """
         if not isinstance(texts, TextBatch):
@@ -160,7 +170,7 @@ class Model(nn.Module):
             return self._in_batches(encode, len(read), batch_size, "encoding texts", progress)
         encoded: Encoded = self.text_encoder(texts)
         graph = texts.graph if self.matcher.needs_graph else None
-        return replace(encoded.keep(self._kept(needs)), graph=graph)
+        return replace(encoded.keep(self._needed_parts(needs)), graph=graph)
 
     @torch.inference_mode()
     def _in_batches(
@@ -171,7 +181,7 @@ class Model(nn.Module):
         title: str,
         progress: Progress | None,
     ) -> Encoded:
-        """Encoded items on the CPU, in order; ``encode`` makes the batch that starts somewhere."""
+        """Encoded items on the CPU, in order; ``encode`` gets the start of each batch."""
         if batch_size < 1:
             raise ArgumentError(f"batch_size: expected at least 1, got {batch_size}")
         starts = range(0, count, batch_size)
@@ -179,7 +189,7 @@ class Model(nn.Module):
         with eval_mode(self):
             return Encoded.cat([encode(start).to("cpu") for start in steps])
 
-    def _kept(self, needs: Needs | None) -> Needs:
+    def _needed_parts(self, needs: Needs | None) -> Needs:
         return self.matcher.needs if needs in (None, self.matcher.needs) else "both"
 
     def forward(self, images: ImageBatch, texts: TextBatch) -> Tensor:
@@ -198,18 +208,20 @@ class Model(nn.Module):
     ) -> Tensor:
         """Scores [n_images, n_texts] on the CPU.
 
-        Images are files, pictures, pixels [height, width, 3] or fragments; ``batch_size`` of them,
-        and of the texts, are encoded at once. Words that the model does not know are left out; a
-        text of such words alone is refused.
+        Images are files, pictures, pixels [height, width, 3] or fragments. Images and texts are
+        encoded ``batch_size`` at a time. Unknown words are removed; a text without known words
+        raises.
         """
-        of_texts = self.encode_texts(texts, batch_size=batch_size, progress=progress)
-        of_images = self.encode_images(images, batch_size=batch_size, progress=progress)
+        encoded_texts = self.encode_texts(texts, batch_size=batch_size, progress=progress)
+        encoded_images = self.encode_images(images, batch_size=batch_size, progress=progress)
         with eval_mode(self):
-            scores: Tensor = self.matcher(of_images.to(self.device), of_texts.to(self.device))
+            scores: Tensor = self.matcher(
+                encoded_images.to(self.device), encoded_texts.to(self.device)
+            )
             return scores.float().cpu()
 
     def explain(self, image: ImageLike, text: str) -> Match:
-        """How each word of a text bears on its match with an image; a notebook shows it colored."""
+        """The effect of each word of a text on its match with an image, coloured in a notebook."""
         fragments, picture = self.reader.read(image)
         return replace(explain(self, fragments, text), picture=picture)
 
@@ -220,13 +232,13 @@ def _create(registry: Registry[Any], part: str, spec: dict[str, Any], *args: Any
 
 
 def create_model(config: ModelConfig, train: Split, data: DataConfig | None = None) -> Model:
-    """A new model for a data set: input width and vocabulary come from its training split."""
+    """A new model for a data set; its training split gives input width and vocabulary."""
     data = data or DataConfig()
     spec = with_one_checkpoint(resolve(config))
     input_dim = train.require_fragments().dim
     text: TextProcessor
     defaults = text_encoders.options(spec.text["name"])
-    if "pretrained" in defaults:  # a language model brings its own words
+    if "pretrained" in defaults:  # a language model has its own vocabulary
         text = HuggingFaceText.from_pretrained(
             spec.text.get("pretrained") or defaults["pretrained"]
         )
@@ -239,8 +251,89 @@ def create_model(config: ModelConfig, train: Split, data: DataConfig | None = No
 
 
 def _with_vocabulary(spec: ModelSpec, text: TextProcessor) -> ModelSpec:
-    """The spec with the number of words that its matcher's heads write with, where none is set."""
+    """The spec with the vocabulary size of its matcher's language heads, unless it is set."""
     matcher = spec.matcher
     if not matcher.get("extras") or matcher.get("vocabulary"):
         return spec
     return spec.model_copy(update={"matcher": {**matcher, "vocabulary": len(text)}})
+
+
+class ImageReader:
+    """Reads images with the extractor whose fragments a model was trained on."""
+
+    def __init__(self, extractor: str | None, options: dict[str, Any], dim: int) -> None:
+        self.name, self.options, self.dim = extractor, options, dim
+        self._extractor: Extractor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Drop the extractor: those that run ONNX cannot be copied; a copy creates its own."""
+        return {**self.__dict__, "_extractor": None}
+
+    @property
+    def extractor(self) -> Extractor:
+        if self.name is None:
+            raise ConfigError(
+                "this model was trained on precomputed features, so it cannot read pixels; give "
+                "fragments of the same kind, or train on images"
+            )
+        if self._extractor is None:
+            self._extractor = extractors.create(self.name, self.options)
+        return self._extractor
+
+    def fragments(self, image: ImageLike) -> Fragments:
+        return self.read(image)[0]
+
+    def read(self, image: ImageLike) -> tuple[Fragments, Image.Image | None]:
+        """Fragments of an image, and its picture unless it was given as fragments."""
+        if isinstance(image, Fragments):
+            return image, None
+        if isinstance(image, (np.ndarray, Tensor)) and not _is_pixels(image):
+            return self._given(_to_numpy(image)), None
+        extractor = self.extractor
+        picture = open_picture(image)
+        return extractor.extract(picture), picture
+
+    def _given(self, features: NDArray[Any]) -> Fragments:
+        if features.ndim != 2 or features.shape[1] != self.dim or features.dtype.kind != "f":
+            raise ArgumentError(
+                f"image: expected fragments [n, {self.dim}] (floats) or pixels [height, width, 3] "
+                f"(uint8), got {features.dtype} {list(features.shape)}"
+            )
+        if not len(features) or not np.isfinite(features).all():
+            raise DataError("image: expected at least one fragment, all numbers finite")
+        return Fragments(features.astype(np.float32, copy=False))
+
+
+def open_picture(image: str | PathLike[str] | Image.Image | NDArray[Any] | Tensor) -> Image.Image:
+    """A file, a picture or pixels as an upright RGB image."""
+    if isinstance(image, (str, PathLike)):
+        return open_image(FileImage(Path(image)))
+    if isinstance(image, Image.Image):
+        return to_upright_rgb(image)
+    if isinstance(image, (np.ndarray, Tensor)):
+        return Image.fromarray(_to_numpy(image))
+    raise ArgumentError(
+        "image: expected a path, a PIL image, pixels, or fragments, got " + type(image).__name__
+    )
+
+
+def _to_numpy(array: NDArray[Any] | Tensor) -> NDArray[Any]:
+    return array.detach().cpu().numpy() if isinstance(array, Tensor) else array
+
+
+def _is_pixels(array: NDArray[Any] | Tensor) -> bool:
+    return array.ndim == 3 and array.shape[2] == 3 and str(array.dtype).endswith("uint8")
+
+
+def as_list(given: Any, what: str) -> list[Any]:
+    """One or several items as a list; a batch of fragments [images, n, D] is split."""
+    if isinstance(given, (str, PathLike, Image.Image, Fragments)):
+        return [given]
+    if isinstance(given, (np.ndarray, Tensor)):
+        single = given.ndim == 2 or _is_pixels(given)
+        return [given] if single else list(given)
+    if not isinstance(given, Sequence):
+        given = list(given)
+    if not len(given):
+        raise ArgumentError(f"{what}: expected at least one, got none")
+    return list(given)

@@ -1,8 +1,8 @@
-"""Models on disk: a folder with weights (safetensors), config and vocabulary, self-contained.
+"""Save and load models: self-contained folders of weights (safetensors), config and vocabulary.
 
-`SHA256SUMS` in it lists the sums of all these files, which are compared when the model is read:
-a flipped byte is found. ``sha256sum -c SHA256SUMS`` checks them as well. Sums are written before
-the folder takes its name, so files and sums are always of the same save.
+`SHA256SUMS` lists the checksums of all files; loading a model verifies them, and so does
+``sha256sum -c SHA256SUMS``. Checksums are written before the folder gets its name, so files and
+checksums are always of the same save. CLIP and SigLIP load from a folder or a hub's name.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ from counterfoil.core.errors import CheckpointError, DataError, MissingExtraErro
 from counterfoil.core.storage.atomic import atomic_folder, scratch_folder
 from counterfoil.core.storage.reading import open_regular, read_text
 from counterfoil.core.tensors.device import MemoryGuard
-from counterfoil.data.text.tokenizers import load_text_processor
+from counterfoil.data.text.tokenizers import HuggingFaceText, load_text_processor
 from counterfoil.encoders.bert import BertEncoder
 from counterfoil.encoders.dual import DualImageEncoder, DualTextEncoder
+from counterfoil.features.pixels import Pixels
+from counterfoil.features.pretrained import dual_config
 from counterfoil.matchers.ensemble import EnsembleEncoder, EnsembleMatcher
+from counterfoil.models.catalogue import ModelSpec
 from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.models.match import YARDSTICK, load_yardstick
 from counterfoil.models.model import Model
-from counterfoil.models.spec import ModelSpec
 
 SUMS = "SHA256SUMS"
 STATE, STATE_SUM = "training_state.pt", "training_state.sha256"
-"""What a run keeps beside a model to go on with, and its own sum; not on the model's list."""
+"""Training state of a run beside the model, and its checksum; not in `SHA256SUMS`."""
 
 SUMS_BYTES = 1 << 20
 
@@ -49,7 +51,7 @@ LANGUAGE_MODEL, VISION_MODEL = "language_model", "vision_model"
 
 
 def write_sums(folder: Path, names: Iterable[str] | None = None, sums: str = SUMS) -> None:
-    """Write the sums of some files of a folder, or of all that are in it."""
+    """Write the checksums of the named files of a folder, or of all its files."""
     if names is None:
         files = (path for path in folder.rglob("*") if path.is_file() and path != folder / sums)
         names = [path.relative_to(folder).as_posix() for path in files]
@@ -58,10 +60,7 @@ def write_sums(folder: Path, names: Iterable[str] | None = None, sums: str = SUM
 
 
 def check_sums(folder: Path, without: Iterable[str] = (), sums: str = SUMS) -> None:
-    """Compare all files on the list, except those ``without``, with their sums.
-
-    The list must be that of the folder: a file or folder that is not on it is refused by name.
-    """
+    """Verify the listed files, except those ``without``; refuse files that are not listed."""
     listed = _read_sums(folder / sums)
     for name in _names_in(folder, listed):
         if name not in listed and name not in (sums, STATE, STATE_SUM):
@@ -77,7 +76,7 @@ def check_sums(folder: Path, without: Iterable[str] = (), sums: str = SUMS) -> N
 
 
 def _names_in(folder: Path, listed: Iterable[str]) -> Iterator[str]:
-    """Files of a folder, and those folders in it that are links or hold no listed file."""
+    """Files of a folder, and subfolders that are links or hold no listed file."""
     parents = {parent.as_posix() for name in listed for parent in Path(name).parents}
     for root, folders, files in os.walk(folder):
         paths = [Path(root, name) for name in folders]
@@ -90,10 +89,10 @@ def _name(path: Path, folder: Path) -> str:
 
 
 def check_sum(folder: Path, name: str, sums: str = SUMS) -> None:
-    """Compare one file, which must be on the list."""
+    """Verify one file, which must be listed."""
     listed = _read_sums(folder / sums)
     if name not in listed:
-        raise CheckpointError(f"{folder / sums}: damaged (there is no sum of {name})")
+        raise CheckpointError(f"{folder / sums}: damaged (it has no checksum of {name})")
     _check(folder / name, listed[name])
 
 
@@ -107,15 +106,15 @@ def digest_of(path: Path) -> str:
 
 def _check(path: Path, expected: str) -> None:
     try:
-        found = digest_of(path)
+        actual = digest_of(path)
     except FileNotFoundError:
         raise _incomplete(path) from None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    if found != expected:
+    if actual != expected:
         raise CheckpointError(
-            f"{path}: damaged or changed since it was saved (its SHA-256 is {found[:16]}…, saved "
-            f"was {expected[:16]}…); copy it again, or save it again where it was made"
+            f"{path}: damaged or changed since it was saved (its SHA-256 is {actual[:16]}…, "
+            f"expected {expected[:16]}…); copy it again, or save it again where it was made"
         )
 
 
@@ -135,17 +134,17 @@ def _read_sums(path: Path) -> dict[str, str]:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path}: damaged ({error})") from None
-    found = {}
+    sums = {}
     for line in lines:
         parts = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
         if parts is None or Path(parts[2]).is_absolute() or ".." in Path(parts[2]).parts:
             raise CheckpointError(f"{path}: damaged (expected lines of a sum and a file's name)")
-        found[parts[2]] = parts[1]
-    return found
+        sums[parts[2]] = parts[1]
+    return sums
 
 
 def save_pretrained(model: Model, folder: str | Path) -> None:
-    """Write a model; the folder appears whole or not at all."""
+    """Write a model; the folder appears complete or not at all."""
     with atomic_folder(Path(folder)) as new:
         write_model(model, new)
 
@@ -188,23 +187,23 @@ def write_files(model: Model, folder: Path) -> None:
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     try:
         save_file(weights, folder / WEIGHTS)
-    except SafetensorError as error:  # a full disk, for one
+    except SafetensorError as error:  # such as a full disk
         raise CheckpointError(f"{folder / WEIGHTS}: could not be written ({error})") from None
 
 
 def first_member(part: nn.Module) -> nn.Module:
-    """The encoder or matcher itself, or the first of several copies of it."""
+    """The encoder or matcher, or the first member of an ensemble."""
     return part.members[0] if isinstance(part, (EnsembleEncoder, EnsembleMatcher)) else part
 
 
 def from_pretrained(folder: str | Path) -> Model:
-    """Read a model that `save_pretrained` wrote, or the best of a run; its folder is enough."""
+    """Load a model that `save_pretrained` wrote, or the best checkpoint of a run."""
     folder = Path(folder)
     if not os.path.lexists(folder / CONFIG) and (folder / "best" / CONFIG).is_file():
         folder = folder / "best"
     if not os.path.lexists(folder / CONFIG):
         raise CheckpointError(f"{folder}: not a saved model (no {CONFIG} there)")
-    check_sums(folder, without={WEIGHTS})  # those are compared when they are loaded
+    check_sums(folder, without={WEIGHTS})  # `load_weights` verifies those
     layout = _read_config(folder / CONFIG)
     try:
         model = _build(layout, folder)
@@ -220,13 +219,13 @@ def from_pretrained(folder: str | Path) -> Model:
 
 
 def _build(layout: dict[str, Any], folder: Path) -> Model:
-    """The model that a config describes, with weights of no meaning yet."""
+    """The model of a config, before its weights are loaded."""
     spec = dict(layout["spec"])
-    for part, place in (("text", LANGUAGE_MODEL), ("image", VISION_MODEL)):
-        if (folder / place).is_dir():
-            spec[part] = {**spec[part], "pretrained": str(folder / place)}
+    for part, subfolder in (("text", LANGUAGE_MODEL), ("image", VISION_MODEL)):
+        if (folder / subfolder).is_dir():
+            spec[part] = {**spec[part], "pretrained": str(folder / subfolder)}
     text = load_text_processor(layout["text_processor"], folder)
-    with MemoryGuard(copies=1):  # to load a model takes no gradients and no optimizer
+    with MemoryGuard(copies=1):  # no gradients or optimizer state
         model = Model(
             ModelSpec.model_validate(spec),
             layout["input_dim"],
@@ -240,7 +239,7 @@ def _build(layout: dict[str, Any], folder: Path) -> Model:
 
 
 def load_weights(model: Model, folder: Path) -> None:
-    """Give a model the weights of a folder: those that were saved, all of them finite."""
+    """Load the weights of a folder, verified and checked to be finite."""
     path = folder / WEIGHTS
     try:
         weights = load_file(path)
@@ -257,7 +256,7 @@ def load_weights(model: Model, folder: Path) -> None:
         if not torch.isfinite(value).all():
             raise CheckpointError(
                 f"{path}: the weight '{name}' holds numbers that are not finite; scores of this "
-                "model would mean nothing: use an earlier checkpoint, or train again"
+                "model would be meaningless: use an earlier checkpoint, or train again"
             )
 
 
@@ -284,7 +283,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     for name, accepts in FIELDS.items():
         if not accepts(layout[name]):
             raise CheckpointError(
-                f"{path}: damaged ('{name}' is {reprlib.repr(layout[name])}, which no model has)"
+                f"{path}: damaged ('{name}' is {reprlib.repr(layout[name])}, which is not valid)"
             )
     return layout
 
@@ -299,7 +298,7 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
         isinstance(value, list) and all(isinstance(name, str) for name in value)
     ),
 }
-"""What the fields of a saved model's config may be."""
+"""Valid values of the fields of a saved model's config."""
 
 
 def folder_digest(folder: Path) -> str:
@@ -307,10 +306,9 @@ def folder_digest(folder: Path) -> str:
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder}: the model of the index is missing; build it again")
     digest = hashlib.sha256()
-    # the sums follow from the files, and from paths in the config that do not count here; the
-    # yardstick bears on no score
-    apart = {folder / SUMS, folder / YARDSTICK}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p not in apart):
+    # checksums depend on the ignored paths in the config; the yardstick affects no score
+    ignored = {folder / SUMS, folder / YARDSTICK}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p not in ignored):
         digest.update(f"{path.relative_to(folder).as_posix()}\n".encode())
         if path == folder / CONFIG:
             digest.update(_portable(path))
@@ -322,7 +320,7 @@ def folder_digest(folder: Path) -> str:
 
 
 def model_digest(model: Model) -> str:
-    """The digest that a model would have once saved."""
+    """The `folder_digest` that a model has after saving."""
     with scratch_folder("counterfoil-model-") as folder:
         saved = folder / "model"
         saved.mkdir()
@@ -331,12 +329,35 @@ def model_digest(model: Model) -> str:
 
 
 def _portable(path: Path) -> bytes:
-    """The config without the paths that pretrained parts were read from."""
+    """The config without the paths of pretrained parts."""
     try:
         layout = json.loads(read_text(path))
-        for part, place in (("text", LANGUAGE_MODEL), ("image", VISION_MODEL)):
-            if (path.parent / place).is_dir():
+        for part, subfolder in (("text", LANGUAGE_MODEL), ("image", VISION_MODEL)):
+            if (path.parent / subfolder).is_dir():
                 layout["spec"][part].pop("pretrained", None)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: damaged ({error})") from None
     return json.dumps(layout, sort_keys=True).encode()
+
+
+def is_transformers_folder(folder: Path) -> bool:
+    """Whether a folder was written by `transformers`, not by `save_pretrained`."""
+    return (folder / MODEL_CONFIG).is_file() and not (folder / SUMS).is_file()
+
+
+def load_zero_shot(name: str) -> Model:
+    """A pretrained dual encoder of `transformers` (CLIP, SigLIP) with cosine scores."""
+    config = dual_config(name)
+    clip = config.model_type == "clip"
+    width = config.projection_dim if clip else config.vision_config.hidden_size
+    half = {"name": "dual", "pretrained": name}
+    spec = ModelSpec(
+        name=config.model_type,
+        embed_size=int(width),
+        image=half,
+        text=half,
+        matcher={"name": "cosine"},
+    )
+    pixels = Pixels(model=name)
+    text = HuggingFaceText.from_pretrained(name)
+    return Model(spec, pixels.dim, text, fragments_from=pixels.description()).eval()

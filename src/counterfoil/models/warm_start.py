@@ -1,7 +1,7 @@
-"""A new model with the weights of a trained one: the second of two stages, or fine-tuning.
+"""Initialise a model with the weights of a trained one: second training stages and fine-tuning.
 
-What the two share must be the same in every way that bears on a score. Only the heads of a
-cross-encoder may differ: one that is new begins as TAGS begins it, from those that were trained.
+Both models must agree on everything that affects a score. Only the heads of a cross-encoder may
+differ: as in TAGS, new heads start from the trained ones.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from counterfoil.core.config import model_folder
 from counterfoil.core.errors import ConfigError
 from counterfoil.data.text.tokenizers import HuggingFaceText, TextProcessor, WordText
 from counterfoil.matchers.cross_encoder import CrossEncoder, CrossHeads, Head
+from counterfoil.models.catalogue import PARTS
 from counterfoil.models.model import Model
-from counterfoil.models.spec import PARTS
 from counterfoil.models.store import first_member, from_pretrained
 
 IGNORED_OPTIONS = frozenset(
     {"name", "pretrained", "weights", "checkpointing", "alike", "extras", "vocabulary"}
     | {"positions", "layers", "ffn"}
 )
-"""Options that are not compared: of no account for a score, or shown by the shapes of weights."""
+"""Options that are not compared: they do not affect scores, or weight shapes show them."""
 
 
 @dataclass(frozen=True)
-class Started:
-    """What a model took from a folder: heads it has that were not there, and the other way."""
+class WarmStart:
+    """Where weights came from, which heads are new, and which were left out."""
 
     folder: str
     new_heads: tuple[str, ...] = ()
@@ -46,28 +46,28 @@ class Started:
         return "; ".join(parts)
 
 
-def start_from(model: Model, folder: str | Path) -> Started:
-    """Give a new model the weights of a run's best checkpoint, or of a saved model, in place."""
+def start_from(model: Model, folder: str | Path) -> WarmStart:
+    """Load the weights of a run's best checkpoint, or of a saved model, into a new model."""
     other = from_pretrained(model_folder(Path(folder)))
     _check_fragments(model, other, folder)
     _check_words(model, other, folder)
     _check_parts(model, other, folder)
-    started = Started(str(folder))
+    new: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
     if isinstance(model.matcher, CrossEncoder) and isinstance(other.matcher, CrossEncoder):
-        new, left = _with_heads(other, model)
-        started = Started(str(folder), new, left)
+        new, left = _match_heads(other, model)
     weights = other.state_dict()
     _check_weights(model.state_dict(), weights, folder)
     model.load_state_dict(weights)
-    # what began as a language model there, or was given as one here, keeps its learning rate
+    # parameters that are pretrained in either model keep their reduced learning rate
     model.pretrained |= other.pretrained & weights.keys()
-    return started
+    return WarmStart(str(folder), new, left)
 
 
-def _with_heads(trained: Model, wanted: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Give a trained model the heads that are wanted; which are new, which are left out.
+def _match_heads(trained: Model, wanted: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Give a trained model the wanted heads; returns the names of new and of removed heads.
 
-    A new head that the wanted model has from a language model stays as it is.
+    A new head that the wanted model has from a language model keeps its weights.
     """
     heads, wishes = _heads(trained), _heads(wanted)
     names = get_args(Head)
@@ -88,7 +88,7 @@ def _heads(model: Model) -> CrossHeads:
 
 
 def same_ids(one: TextProcessor, other: TextProcessor) -> bool:
-    """Whether two processors give every word the same id."""
+    """Whether two text processors give every word the same id."""
     if one.kind != other.kind or len(one) != len(other):
         return False
     if isinstance(one, WordText) and isinstance(other, WordText):
@@ -107,8 +107,8 @@ def _check_fragments(model: Model, other: Model, folder: str | Path) -> None:
     made_by = (other.fragments_from, model.fragments_from)
     if None not in made_by and made_by[0] != made_by[1]:
         raise ConfigError(
-            f"model.init_from: {folder} reads fragments of '{made_by[0]}', this run those of "
-            f"'{made_by[1]}': set data.features.extractor={made_by[0]}"
+            f"model.init_from: {folder} reads fragments of '{made_by[0]}', this run reads those "
+            f"of '{made_by[1]}': set data.features.extractor={made_by[0]}"
         )
 
 
@@ -117,8 +117,8 @@ def _check_words(model: Model, other: Model, folder: str | Path) -> None:
         return
     hint = "set model.text.pretrained to the same language model"
     if isinstance(other.text, WordText):
-        place = model_folder(Path(folder)) / WordText.file
-        hint = f"read its words with data.vocabulary={place}"
+        path = model_folder(Path(folder)) / WordText.file
+        hint = f"read its words with data.vocabulary={path}"
     raise ConfigError(
         f"model.init_from: {folder} knows other words ({len(other.text):,} of kind "
         f"'{other.text.kind}') than this run ({len(model.text):,} of kind '{model.text.kind}'); "
@@ -127,7 +127,7 @@ def _check_words(model: Model, other: Model, folder: str | Path) -> None:
 
 
 def _check_parts(model: Model, other: Model, folder: str | Path) -> None:
-    """Parts of the same make, with the same options wherever these bear on a score."""
+    """Refuse parts of another class, or with other options that affect scores."""
     for part, registry in PARTS.items():
         mine, theirs = getattr(model.spec, part), getattr(other.spec, part)
         here, there = _part(model, part), _part(other, part)
@@ -136,13 +136,13 @@ def _check_parts(model: Model, other: Model, folder: str | Path) -> None:
                 f"model.init_from: {folder} has the {part} part '{theirs['name']}', this run has "
                 f"'{mine['name']}': set model.{part}.name={theirs['name']}"
             )
-        ours = _meant(here, {**registry.options(mine["name"]), **mine})
-        others = _meant(there, {**registry.options(theirs["name"]), **theirs})
+        ours = _compared_options(here, {**registry.options(mine["name"]), **mine})
+        others = _compared_options(there, {**registry.options(theirs["name"]), **theirs})
         for key in sorted(ours.keys() & others.keys()):
             if ours[key] != others[key]:
                 raise ConfigError(
                     f"model.init_from: {folder} has model.{part}.{key}={others[key]}, this run "
-                    f"{ours[key]}: start from a model of the same make, or set it so"
+                    f"{ours[key]}: start from a model with the same options, or set it to match"
                 )
 
 
@@ -151,21 +151,21 @@ def _part(model: Model, part: str) -> nn.Module:
     return first_member(getattr(model, name))
 
 
-def _meant(part: nn.Module, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a part that must be the same, with what 0 stands for."""
-    meant = {k: v for k, v in options.items() if k not in IGNORED_OPTIONS and "dropout" not in k}
-    return meant | ({"heads": part.transformer.heads} if isinstance(part, CrossEncoder) else {})
+def _compared_options(part: nn.Module, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a part that must be equal, with the actual number of heads."""
+    compared = {k: v for k, v in options.items() if k not in IGNORED_OPTIONS and "dropout" not in k}
+    return compared | ({"heads": part.transformer.heads} if isinstance(part, CrossEncoder) else {})
 
 
 def _check_weights(
     mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor], folder: str | Path
 ) -> None:
-    """The same weights on both sides, in the same shapes."""
+    """Refuse weights with other names or shapes."""
     for names, whose in ((mine.keys() - theirs, "has no"), (theirs.keys() - mine, "also has")):
         if names:
             raise ConfigError(
                 f"model.init_from: {folder} {whose} {min(names)} ({len(names)} such weights): "
-                "start from a model of the same make and size"
+                "start from a model of the same parts and size"
             )
     for key, value in mine.items():
         if value.shape != theirs[key].shape:

@@ -1,7 +1,7 @@
-"""Measures a model's yardstick: what its scores and word effects usually are, on dev.
+"""Measures a model's yardstick: the distribution of its scores and word effects on dev.
 
-A score means little by itself. The yardstick says how many right and how many wrong pairs score
-lower, and how large word effects are, so that colours compare from one picture to the next.
+The yardstick tells what share of right and of wrong pairs score lower, and how large word effects
+are, so that colours are comparable between pictures.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from counterfoil.models.match import MIN_AGAINST_SCALE, POINTS, Yardstick
 from counterfoil.models.model import Model
 
 CAPTIONS, EXPLAINED = 500, 50
-"""Captions scored with a right and a wrong image, and those of them that are explained."""
+"""Captions scored with a right and a wrong image, and how many of them are explained."""
 
 BATCH_SIZE = 16
 MIN_EFFECTS = 10
 FULL_COLOR_PERCENTILE = 95
-"""Percentile of effects from which a word has its full colour."""
+"""Percentile of effects at which a word gets the full colour."""
 
 
 @torch.inference_mode()
 def measure_yardstick(model: Model, split: Split, seed: int = 0) -> Yardstick | None:
     """The yardstick of a model on a sample of a split.
 
-    None if too few pairs have a number for a score, or if the words have no effects.
+    None if too few scores are finite, or if words have no effects.
     """
     right: list[float] = []
     wrong: list[float] = []
@@ -69,10 +69,7 @@ def measure_yardstick(model: Model, split: Split, seed: int = 0) -> Yardstick | 
 
 
 def full_colors(effects: list[float]) -> tuple[float, float] | None:
-    """Sizes of the effects, for and against, from which a word has its full colour.
-
-    None if no word has an effect.
-    """
+    """Sizes of effects, for and against, at which a word gets the full colour; None without any."""
     sizes = [abs(effect) for effect in effects if effect and math.isfinite(effect)]
     favorable = [effect for effect in effects if 0 < effect < math.inf]
     against = [-effect for effect in effects if -math.inf < effect < 0] or [0.0]
@@ -86,24 +83,24 @@ def full_colors(effects: list[float]) -> tuple[float, float] | None:
 
 def _quantiles(scores: list[float]) -> tuple[float, ...]:
     levels = np.percentile(scores, np.linspace(0.0, 100.0, POINTS))
-    return tuple(np.sort(levels).tolist())  # rounding may exchange two that are nearly the same
+    return tuple(np.sort(levels).tolist())  # rounding may swap near-equal ones
 
 
 def _batches(
     model: Model, split: Split, seed: int
 ) -> Iterator[tuple[Encoded, list[str], list[int]]]:
-    """Encoded images, one caption of each as it is read, and its number; a few at a time."""
+    """Batches of encoded images, one caption text per image, and the captions' indices."""
     order = np.random.default_rng(seed).permutation(len(split.texts))[:CAPTIONS].tolist()
     for start in range(0, len(order), BATCH_SIZE):
-        found = [_read(model, split, caption) for caption in order[start : start + BATCH_SIZE]]
-        kept = [each for each in found if each is not None]
-        if kept:
-            items, texts, numbers = map(list, zip(*kept, strict=True))
+        pairs = [_try_read(model, split, caption) for caption in order[start : start + BATCH_SIZE]]
+        readable = [pair for pair in pairs if pair is not None]
+        if readable:
+            items, texts, numbers = map(list, zip(*readable, strict=True))
             yield model.encode_images(pad_fragments(items).to(model.device)), texts, numbers
 
 
-def _read(model: Model, split: Split, caption: int) -> tuple[Fragments, str, int] | None:
-    """Image, text and the caption's number; None if there is nothing to read."""
+def _try_read(model: Model, split: Split, caption: int) -> tuple[Fragments, str, int] | None:
+    """Image, known text and index of a caption; None if either is unreadable."""
     table = split.require_fragments()
     read, image = known_text(model.text, split.texts[caption]), int(split.image_of[caption])
     if not read.is_readable or not read.text.strip():
@@ -115,19 +112,16 @@ def _read(model: Model, split: Split, caption: int) -> tuple[Fragments, str, int
 
 
 def _partners(split: Split, captions: list[int]) -> list[int | None]:
-    """For each caption of a batch, the next row with an image that it does not describe.
-
-    An image that has the same caption is no wrong one.
-    """
+    """For each caption of a batch, the next row whose image has no such caption."""
     images = [int(split.image_of[caption]) for caption in captions]
-    said = [{spoken(text) for text in split.captions[image]} for image in images]
+    spoken_captions = [{spoken(text) for text in split.captions[image]} for image in images]
     count = len(captions)
     partners = []
     for row, caption in enumerate(captions):
         own = spoken(split.texts[caption])
         others = ((row + step) % count for step in range(1, count))
         wrong = (other for other in others if images[other] != images[row])
-        partners.append(next((other for other in wrong if own not in said[other]), None))
+        partners.append(next((other for other in wrong if own not in spoken_captions[other]), None))
     return partners
 
 
@@ -145,7 +139,7 @@ def _scores(
 def _effects(
     model: Model, images: Encoded, texts: list[str], pairs: list[tuple[int, int]]
 ) -> list[float]:
-    """Effects of the words of some pairs, punctuation left out; none if words have no places."""
+    """Effects of words, without punctuation; none if the tokenizer gives no word offsets."""
     try:
         return [
             word.effect
@@ -153,5 +147,5 @@ def _effects(
             for word in explain_pair(model, images[row : row + 1], texts[column], None).words
             if not word.is_punctuation
         ]
-    except ConfigError:  # of a tokenizer that is not fast: the model cannot be explained at all
+    except ConfigError:  # a slow tokenizer: the model cannot be explained
         return []

@@ -271,7 +271,7 @@ def correct_png(found: Correction, image: Image.Image | None = None) -> bytes:
 
     Without an image, the sentences alone.
     """
-    changed = {change.place: change.instead for change in found.changes}
+    changed = {change.position: change.instead for change in found.changes}
     before = [
         Chip(word.word, f"{word.wrong:.2f}" if word.known else "unknown", -word.wrong, word.known)
         for word in found.words

@@ -1,1 +1,1 @@
-"""Runs: data and model from a configuration, the loop, checkpoints, guides, reports."""
+"""Training runs: data and model from a config, the loop, checkpoints, guides, reports."""

@@ -1,8 +1,7 @@
-"""Checkpoints: whole folders behind two links, `last` and `best`, each swapped in one step.
+"""Checkpoints: complete folders behind two links, `last` and `best`, each replaced atomically.
 
-A kill at any moment leaves every link on a folder that is complete. The state that a run needs to
-go on (optimiser, schedule, scaler, random numbers, place in the epoch) lies beside the model, with
-a checksum of its own.
+After a kill, every link still points to a complete folder. The state needed to resume (optimiser,
+schedule, scaler, random states, position in the epoch) is beside the model, with its own checksum.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from counterfoil.models.store import (
 )
 
 MEASURED_OF_BEST = ("yardstick.json", "correction_rule.json")
-"""Files of a run that say something of its best checkpoint: not true of another one."""
+"""Files of a run that describe its best checkpoint; deleted when that changes."""
 
 OPERATIONS = 20_000_000
-"""Pickle instructions of a training state: lists of every caption, more than once."""
+"""Limit of pickle instructions of a training state, which lists all captions repeatedly."""
 
 
 @dataclass
 class Position:
-    """Where a run is: everything that is counted, and nothing that is learned."""
+    """Progress of a run: all counters, without learned values."""
 
     epoch: int = 0
     batch: int = 0
@@ -58,17 +57,17 @@ class Position:
     seconds: float = 0.0
 
 
-def _is_position(found: dict[Any, Any]) -> bool:
-    """Whether all fields of a `Position` are there, each of its type."""
+def _is_position(values: dict[Any, Any]) -> bool:
+    """Whether a dictionary has all fields of a `Position`, each of its type."""
     expected = asdict(Position())
-    return found.keys() == expected.keys() and all(
-        type(found[name]) is type(value) or (type(value) is float and type(found[name]) is int)
+    return values.keys() == expected.keys() and all(
+        type(values[name]) is type(value) or (type(value) is float and type(values[name]) is int)
         for name, value in expected.items()
     )
 
 
 class Stateful(Protocol):
-    """A part of a run that a checkpoint holds, such as the optimiser."""
+    """A part of a run that a checkpoint saves, such as the optimiser."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -76,7 +75,7 @@ class Stateful(Protocol):
 
 
 def random_states(device: torch.device) -> dict[str, torch.Tensor | None]:
-    """States of PyTorch's random generators, a row for each process."""
+    """States of PyTorch's random generators, one row per process."""
     cuda = None
     cpu = gather_rows(torch.get_rng_state()[None].to(device)).cpu()
     if device.type == "cuda":
@@ -87,7 +86,9 @@ def random_states(device: torch.device) -> dict[str, torch.Tensor | None]:
 def _restore_random(state: dict[str, Any], device: torch.device) -> None:
     """Set this process's random generators to its row of `random_states`, if it has one."""
     if rank() < len(state["random"]):
-        torch.set_rng_state(state["random"][rank()].clone())  # it ignores the offset of a view
+        torch.set_rng_state(
+            state["random"][rank()].clone()
+        )  # set_rng_state ignores the offset of a view
         if state["cuda_random"] is not None and device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_random"][rank()].clone(), device)
 
@@ -102,7 +103,7 @@ class Checkpoints:
     def save(
         self, model: Model, state: dict[str, Any], position: Position, *, best: bool = False
     ) -> None:
-        """Write a checkpoint, point `last` (and `best`) to it, remove what nothing points to."""
+        """Write a checkpoint, link `last` (and `best`) to it, delete unlinked checkpoints."""
         name = f"step-{position.step:08d}-epoch-{position.epoch:04d}-batch-{position.batch:06d}"
         if best:
             position.best_folder = name
@@ -130,10 +131,10 @@ class Checkpoints:
             )
         check_sum(folder, STATE, STATE_SUM)
         state = read_checkpoint(folder / STATE, OPERATIONS)
-        found = state.pop("position", None) if isinstance(state, dict) else None
-        if not isinstance(found, dict) or not _is_position(found):
-            raise CheckpointError(f"{folder / STATE}: damaged (it does not say where the run is)")
-        position = Position(**found)
+        values = state.pop("position", None) if isinstance(state, dict) else None
+        if not isinstance(values, dict) or not _is_position(values):
+            raise CheckpointError(f"{folder / STATE}: damaged (no valid position of the run)")
+        position = Position(**values)
         if (
             rank() == 0
             and position.best_folder
@@ -169,11 +170,11 @@ class Checkpoints:
         put_in_place(temporary, self.run / link)
 
     def _sweep(self) -> None:
-        kept = {
+        linked = {
             Path(os.readlink(self.run / x)).name for x in self.links if (self.run / x).is_symlink()
         }
         for folder in (self.run / "checkpoints").iterdir():
             if folder.name.endswith(LOCK):  # left by a kill
                 folder.unlink(missing_ok=True)
-            elif folder.name not in kept:
+            elif folder.name not in linked:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""`CollapseWatch`: notices a run whose embeddings have all become one, and says what to do."""
+"""`CollapseWatch`: detects collapsed embeddings during training, and suggests remedies."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from counterfoil.training.step import TrainingStep, anchors_and_negatives
 
 CAUSES = {
     "hardest": (
-        "The hardest negative is chosen while every similarity is equal: it lies where the "
-        "positive lies, so the gradient vanishes (SelHN, section 3.2)."
+        "The hardest negative is chosen while all similarities are equal, so it coincides with "
+        "the positive and the gradient vanishes (SelHN, section 3.2)."
     ),
-    "all": "Every embedding has come to lie at one point, where the gradient vanishes.",
+    "all": "All embeddings are at one point, where the gradient vanishes.",
 }
 
 LOWER_RATE_ADVICE = "lower train.optimizer.lr"
 
 
 def remedies(negative_selection: NegativeSelection, objective: Mapping[str, Any]) -> str:
-    """What may help a collapsed run, less what its objective (as configured) already has."""
+    """Remedies for a collapsed run, without those that its objective already has."""
     offered = [LOWER_RATE_ADVICE]
     if negative_selection == "hardest":
         if _lacks_warmup(objective):
@@ -40,14 +40,12 @@ def remedies(negative_selection: NegativeSelection, objective: Mapping[str, Any]
             )
         offered.append("give it more negatives with a larger train.batch_size")
     else:
-        offered.append(
-            "look whether images and captions really differ with: counterfoil data inspect"
-        )
+        offered.append("check that images and captions differ with: counterfoil data inspect")
     return "; or ".join(offered)
 
 
 def _lacks_warmup(objective: Mapping[str, Any]) -> bool:
-    """Whether the objective has the term that knows warm-up epochs, and none are set."""
+    """Whether the objective has the term ``hardest`` without warm-up epochs."""
     options = objective.get("hardest", 0)
     return "hardest" in objective and not (
         isinstance(options, Mapping) and options.get("warmup_epochs")
@@ -56,39 +54,40 @@ def _lacks_warmup(objective: Mapping[str, Any]) -> bool:
 
 @dataclass
 class _State:
-    """How long the run has been in or out of collapse, and what was said about it."""
+    """Whether the run is collapsed, and the streak of updates that contradict it."""
 
-    collapsed: bool = False  # what the last text said
-    streak: int = 0  # judged updates in a row that contradict it
-    since: int = 0  # the step at which that streak began
-    gap: float | None = None  # the last mean |Δs| that was given
-    separation: float | None = None  # the last share of negatives below their positive
+    collapsed: bool = False  # as last reported
+    streak: int = 0  # consecutive updates that contradict it
+    since: int = 0  # first step of the streak
+    gap: float | None = None  # last measured mean |Δs|
+    separation: float | None = None  # last measured share of negatives below their positive
 
 
 class CollapseWatch:
     """Warns once when training has collapsed, and once when it has recovered.
 
-    An update counts as collapsed when the loss is within ``loss_tolerance`` (relative) of the
-    uninformed value, the one it has when all scores are equal, the mean |Δs| is below
-    ``gap_limit``, and pairs are not told apart: fewer than ``separated`` of the negatives score
-    below the positive of their anchor (half of them do by chance), or |Δs| is below a tenth of the
-    limit. It takes ``patience`` such updates in a row to warn and as many others in a row to call
-    it over, so neither a noisy batch nor a short plateau after the start is reported.
-    Where every negative counts (`triplet`) or does near ties (`selhn`), the gradient leads out of
-    such a plateau by itself, usually within 200 updates: there a warning takes ``slower`` times the
-    patience.
+    An update counts as collapsed if three conditions hold:
 
-    Why loss and gap: a run that learns crosses the uninformed loss when as many anchors win as
-    lose. Why the share of negatives: both are measured against the margin, and a matcher whose
-    scores grow slowly (NAAF) stays below it for an epoch while it ranks ever better. That share
-    knows no scale: it was 0.6 to 0.7 in collapsed runs and passed 0.9 in those. Why the tenth: a
-    run that had learned something may shrink to a point with its ranking half intact. In a
-    collapsed run of a hinge on the hardest negative nearly every Δs is negative, so the loss is
-    (1 + |Δs| / margin) times the uninformed one: with a margin of 0.2 the default of 10 % asks for
-    the same |Δs| < 0.02 as the limit does (collapsed runs go from 0.015 down to 0.0003 and below).
+    - The loss is within ``loss_tolerance`` (relative) of its value at equal scores.
+    - The mean |Δs| is below ``gap_limit``.
+    - Fewer than ``separated`` of the negatives score below the positive of their anchor (one half
+      by chance), or |Δs| is below a tenth of the limit.
 
-    ``objective`` is that of the run, as configured: a warning offers nothing that it already has.
-    ``batch_size`` is the number of pairs per batch; negatives are counted once a batch is measured.
+    ``patience`` such updates in a row cause a warning, and as many others end it, so noisy batches
+    and short plateaus are not reported. If all negatives count (`triplet`), or do so near ties
+    (`selhn`), the gradient leaves a plateau within about 200 updates, so a warning takes ``slower``
+    times the patience.
+
+    The loss alone is not enough: a run that learns crosses this value when as many anchors win as
+    lose. Loss and gap depend on the margin, and a matcher whose scores grow slowly (NAAF) stays
+    below it for an epoch while its ranking improves. The share of negatives has no scale: it was
+    0.6 to 0.7 in collapsed runs and above 0.9 in those. The tenth covers a run that shrinks to a
+    point with its ranking half intact. In a collapsed run of a hinge on the hardest negative nearly
+    every Δs is negative, so the loss is (1 + |Δs| / margin) times that at equal scores: with a
+    margin of 0.2, 10 % corresponds to |Δs| < 0.02 (collapsed runs have 0.015 to below 0.0003).
+
+    ``objective`` is that of the run, as configured: remedies that it already has are not suggested.
+    ``batch_size`` is the number of pairs per batch, until negatives of a batch are counted.
     """
 
     def __init__(
@@ -117,9 +116,9 @@ class CollapseWatch:
         loss: float,
         numbers: Mapping[str, float | None],
     ) -> str | None:
-        """As `update`, from the diagnostics of a step, which are empty if nothing was measured."""
+        """`update` with the diagnostics of a step, which may be empty."""
         gap, epoch = numbers.get("gap/abs"), position.epoch
-        if gap is not None:  # batches hardly differ in how many negatives they have
+        if gap is not None:  # the number of negatives hardly varies between batches
             self.anchor_counts = anchors_and_negatives(batch, step.twins)
         expected = step.objective.loss_at_equal_scores(*self.anchor_counts, epoch)
         negative_selection, separated = (
@@ -137,13 +136,12 @@ class CollapseWatch:
         negative_selection: NegativeSelection,
         separation: float | None = None,
     ) -> str | None:
-        """Take in one update; a text where there is something to say.
+        """Judge one update; returns a message when the run collapses or recovers.
 
-        ``gap`` is the mean |Δs| and ``separation`` the share of negatives below their positive;
-        where one was not measured in this update, the last one holds. A run of which the share was
-        never measured is judged by loss and gap. An update without an uninformed loss, or before
-        the first gap, cannot be judged and counts for neither side. ``negative_selection`` says
-        which negatives the objective counts while scores are equal.
+        ``gap`` is the mean |Δs|, ``separation`` the share of negatives below their positive; if
+        one is None, its last value is used. Without any ``separation``, loss and gap decide.
+        Updates without ``loss_at_equal_scores``, or before the first gap, are ignored.
+        ``negative_selection`` says which negatives the objective uses at equal scores.
         """
         state = self._state
         state.gap = state.gap if gap is None else gap
@@ -187,7 +185,7 @@ class CollapseWatch:
         )
 
     def state_dict(self) -> dict[str, bool | int | float | None]:
-        """Plain values, so that a resumed run neither warns twice nor counts anew."""
+        """Plain values, so that a resumed run continues its counts and warns once."""
         return asdict(self._state)
 
     def load_state_dict(self, state: dict[str, bool | int | float | None]) -> None:

@@ -1,4 +1,4 @@
-"""What the papers plot about a batch: Δs, margins, and the gradient on the hypersphere."""
+"""Diagnostics of a batch from the papers: Δs, margins, gradients on the hypersphere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def score_diagnostics(directions: tuple[Anchors, Anchors]) -> dict[str, Tensor]:
 
     ``gap`` is the signed mean of positive − hardest. ``gap/abs`` is the mean of |Δs| (SelHN eq. 10,
     figures 3d and 5d) and ``gap/p05`` … ``gap/p95`` are its quantiles. Anchors without a negative
-    are left out; where no anchor has one, only ``positive`` is known.
+    are ignored; if no anchor has one, only ``positive`` is returned.
     """
     positive = torch.cat([anchors.positive for anchors in directions])
     hardest = torch.cat([anchors.hardest for anchors in directions])
@@ -44,8 +44,8 @@ def score_diagnostics(directions: tuple[Anchors, Anchors]) -> dict[str, Tensor]:
 def separation(directions: tuple[Anchors, Anchors]) -> dict[str, Tensor]:
     """Share of all negatives that score below the positive of their anchor, ties as one half.
 
-    One half where scores say nothing, one where every positive is on top, whatever the scale of the
-    scores. Nothing where no anchor has a negative.
+    One half for random scores, one if every positive is on top, independent of the scale of the
+    scores. Empty if no anchor has a negative.
     """
     count = sum(int(anchors.is_negative.sum()) for anchors in directions)
     if count == 0:
@@ -62,14 +62,14 @@ def margin_histogram(
 ) -> Tensor:
     """Counts [bins] of positive − negative over all anchors and all their negatives.
 
-    This is the margin distribution of NDGL figure 3b. The bins are equal; what lies below ``low``
-    or above ``high`` is counted in the first or the last one. Counts of batches add up.
+    This is the margin distribution of NDGL figure 3b. Values below ``low`` or above ``high`` are
+    counted in the first or the last bin. Counts of batches can be added.
     """
     margins = torch.cat([(a.positive[:, None] - a.scores).flatten() for a in directions])
     negative = torch.cat([a.is_negative.flatten() for a in directions])
-    place = ((_full(margins).nan_to_num() - low) * (bins / (high - low))).clamp(0, bins - 1).long()
-    place = place.masked_fill(~negative, bins)  # a bin of its own, thrown away
-    return torch.bincount(place, minlength=bins + 1)[:bins]
+    index = ((_full(margins).nan_to_num() - low) * (bins / (high - low))).clamp(0, bins - 1).long()
+    index = index.masked_fill(~negative, bins)  # an extra bin, discarded below
+    return torch.bincount(index, minlength=bins + 1)[:bins]
 
 
 @torch.no_grad()
@@ -81,56 +81,56 @@ def tangential_gradients(
     *,
     margin: float = 0.2,
 ) -> dict[str, Tensor]:
-    """How strongly the hinge on the hardest negative moves unit embeddings along their sphere.
+    """Tangential gradient of the hinge on the hardest negative at unit embeddings.
 
     ``images`` [n, D] and ``texts`` [m, D] have unit length; anchors and negatives are those of
     `both_directions`. With anchor v, positive t, hardest negative t̂, s_p = v·t and s_n = v·t̂, the
-    hinge has the gradients t̂ − t at v, v at t̂ and −v at t (SelHN eq. 7). Only what is tangential to
-    the sphere survives normalisation:
+    hinge has the gradients t̂ − t at v, v at t̂ and −v at t (SelHN eq. 7). Only the part tangential
+    to the sphere passes through normalisation:
 
     - ``tangent/anchor``: √(‖t̂ − t‖² − (s_n − s_p)²),
     - ``tangent/positive``: √(1 − s_p²),
     - ``tangent/negative``: √(1 − s_n²),
 
-    each the mean over the anchors of both directions whose hinge is active (nothing where none is).
+    each the mean over the anchors of both directions whose hinge is active (empty if none is).
 
-    Eq. 8 of the paper sets out for the same with a sine, but what it prints after the second
-    equality is the cosine: ‖t̂ − t‖·|s_n − s_p|, s_p and s_n, the lengths (the first times
-    ‖t̂ − t‖) of the radial parts, which normalisation discards. They are given as ``eq8/anchor``,
-    ``eq8/positive`` and ``eq8/negative``, absolute values, for comparison with the paper.
+    Eq. 8 of the paper starts with the same and a sine, but after the second equality it prints the
+    cosine: ‖t̂ − t‖·|s_n − s_p|, s_p and s_n, the lengths (the first times ‖t̂ − t‖) of the radial
+    parts, which normalisation discards. Their absolute values are ``eq8/anchor``, ``eq8/positive``
+    and ``eq8/negative``, for comparison with the paper.
 
-    What follows differs from the paper, too. Δs → 0 alone does not make the gradient vanish: at
-    Δs = 0 the anchor is moved with the full ‖t̂ − t‖, and t and t̂ most of all where both are
-    orthogonal to v. What makes it vanish is t̂ → t, which happens to every anchor at once when the
-    embeddings of a modality collapse to one point. Then the anchor's part goes to 0, and the parts
-    of t and t̂ become opposite and cancel in the encoder they share; when both modalities collapse
-    to the same point, these go to 0 as well. Since |Δs| ≤ ‖t̂ − t‖, a small Δs over the whole batch
-    is a sign of that collapse, not its cause.
+    The consequence differs from the paper, too. Δs → 0 alone does not make the gradient vanish: at
+    Δs = 0 the anchor has the full gradient ‖t̂ − t‖, and t and t̂ the largest if both are orthogonal
+    to v. The gradient vanishes for t̂ → t, which happens to all anchors when the embeddings of a
+    modality collapse to one point. Then the anchor's part goes to 0, and the parts of t and t̂
+    become opposite and cancel in their common encoder. If both modalities collapse to the same
+    point, these parts go to 0 as well. Since |Δs| ≤ ‖t̂ − t‖, a small Δs over the whole batch is a
+    sign of that collapse, not its cause.
     """
     images, texts = _full(images), _full(texts)
     image, text = _pairs(positives)
-    found = both_directions(images @ texts.T, positives, context)
+    directions = both_directions(images @ texts.T, positives, context)
     parts = [
-        _triplets(found[0], images[image], texts[text], texts, margin),
-        _triplets(found[1], texts[text], images[image], images, margin),
+        _triplets(directions[0], images[image], texts[text], texts, margin),
+        _triplets(directions[1], texts[text], images[image], images, margin),
     ]
     anchor, positive, negative, active = (torch.cat(both) for both in zip(*parts, strict=True))
     count = int(active.sum())
     if count == 0:
         return {}
-    apart = negative - positive
-    along_anchor, across_anchor = _split(apart, anchor)
+    difference = negative - positive
+    along_anchor, across_anchor = _split(difference, anchor)
     along_positive, across_positive = _split(anchor, positive)
     along_negative, across_negative = _split(anchor, negative)
     of_each = {
         "tangent/anchor": across_anchor,
         "tangent/positive": across_positive,
         "tangent/negative": across_negative,
-        "eq8/anchor": apart.norm(dim=1) * along_anchor.abs(),
+        "eq8/anchor": difference.norm(dim=1) * along_anchor.abs(),
         "eq8/positive": along_positive.abs(),
         "eq8/negative": along_negative.abs(),
     }
-    # A mask, not an index: where the number of rows depends on values, CUDA has to wait for them.
+    # A mask, not an index: a number of rows that depends on values needs a host sync.
     means = (torch.stack(list(of_each.values())) * active).sum(1) / count
     return dict(zip(of_each, means, strict=True))
 
@@ -156,12 +156,12 @@ def _triplets(
     anchors: Anchors, anchor: Tensor, positive: Tensor, candidates: Tensor, margin: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Embeddings of anchors, positives and hardest negatives, and whether each hinge is active."""
-    hardest, place = anchors.scores.masked_fill(~anchors.is_negative, -torch.inf).max(1)
-    return anchor, positive, candidates[place], hardest - anchors.positive + margin > 0
+    hardest, index = anchors.scores.masked_fill(~anchors.is_negative, -torch.inf).max(1)
+    return anchor, positive, candidates[index], hardest - anchors.positive + margin > 0
 
 
 def _split(gradient: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Inner products of rows with ``at`` [P, D], and the lengths of what is tangential there."""
+    """Inner products of rows with ``at`` [P, D], and lengths of the tangential parts."""
     along = (gradient * at).sum(1)
     # Divided by ‖at‖²: bfloat16 embeddings are off unit length by more than a collapse leaves.
     squared = (at * at).sum(1).clamp(min=torch.finfo(at.dtype).tiny)
@@ -169,5 +169,5 @@ def _split(gradient: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _full(x: Tensor) -> Tensor:
-    """At least float32, which quantiles need and small differences deserve."""
+    """At least float32, for quantiles and small differences."""
     return x if x.dtype == torch.float64 else x.float()

@@ -1,4 +1,4 @@
-"""Companions of the pairs of a batch: hard wrong candidates, mined, and foil captions."""
+"""Extra negatives of the pairs of a batch: mined hard negatives, and foil captions."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from counterfoil.scoring.plan import plan_scores
 Indices = NDArray[np.int64]
 
 Block = tuple[slice, Tensor, Tensor]
-"""Some images, some texts by their indices, and their scores [images, texts]."""
+"""Rows of images, indices of texts, and their scores [images, texts]."""
 
 NO_CANDIDATE = -1
-"""Stands at the end of a row where there are fewer candidates than were asked for."""
+"""Padding of rows with fewer candidates than requested."""
 
 MAX_RANKED_PAIRS = 1 << 22
-"""Most pairs to offer at once: what ranks them takes several times the room of their scores."""
+"""Pairs per tile: ranking takes several times the memory of the scores."""
 
 _LOW = (1 << 32) - 1
 _EMPTY = -(1 << 63)
@@ -43,13 +43,12 @@ _EMPTY = -(1 << 63)
 RULES = "rules"
 
 
-# A score and the index of its candidate are packed into one integer whose order is that of the
-# scores and, among equal scores, of the lower index. So what is kept does not depend on the
-# tiles.
+# A score and the index of its candidate are packed into one integer, ordered by score and then by
+# lower index, so the result does not depend on the tiles.
 class TopKBothWays:
-    """The best ``k`` texts of each image and images of each text, of the tiles offered so far.
+    """The best ``k`` texts per image and images per text over all tiles so far.
 
-    Scores are compared in float32 and must be numbers.
+    Scores are compared in float32 and must not be NaN.
     """
 
     def __init__(self, images: int, texts: int, k: int, device: torch.device) -> None:
@@ -58,7 +57,7 @@ class TopKBothWays:
         self._ids = torch.arange(images, device=device)
 
     def update(self, rows: slice, columns: Tensor, scores: Tensor, left_out: Tensor) -> None:
-        """Scores of images ``rows`` with texts ``columns``; pairs ``left_out`` do not count."""
+        """Add scores of images ``rows`` with texts ``columns``, except pairs ``left_out``."""
         columns = columns.to(self._ids.device)
         by_image = _packed(scores, columns[None, :])
         by_text = _packed(scores, self._ids[rows, None])
@@ -68,11 +67,11 @@ class TopKBothWays:
         self._of_text[columns] = _merged(self._of_text[columns], by_text.T)
 
     def images(self) -> Tensor:
-        """Texts [I, k] of each image, best first; `NO_CANDIDATE` at the end."""
+        """Texts [I, k] per image, best first, padded with `NO_CANDIDATE`."""
         return _unpacked(self._of_image)
 
     def texts(self) -> Tensor:
-        """Images [T, k] of each text, likewise."""
+        """Images [T, k] per text, best first, padded with `NO_CANDIDATE`."""
         return _unpacked(self._of_text)
 
 
@@ -82,7 +81,7 @@ def _merged(best: Tensor, new: Tensor) -> Tensor:
 
 
 def _packed(scores: Tensor, candidates: Tensor) -> Tensor:
-    """One integer a score: its order in the high half, the candidate counted down in the low."""
+    """One integer per score: its rank order in the high bits, reversed index in the low bits."""
     bits = (scores.float() + 0.0).contiguous().view(torch.int32)  # + 0.0: no negative zero
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
     return (ordered.long() << 32) + (_LOW - candidates)
@@ -99,17 +98,17 @@ def best_wrong(
     count: int,
     protected: Callable[[slice, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Texts [images, count] of each image and images [texts, count] of each text, best first.
+    """The hardest negatives: texts [images, count] and images [texts, count], best first.
 
-    ``blocks`` hold every pair once, in any order. ``image_of`` [texts] is the image of each text;
-    own pairs are left out, and pairs that ``protected`` says are true of some images and texts. Of
-    equal scores the lower index comes first. Rows with fewer candidates end in `NO_CANDIDATE`.
+    ``blocks`` cover every pair once, in any order. ``image_of`` [texts] is the image of each text.
+    Own pairs and ``protected`` pairs are excluded. Of equal scores the lower index comes first.
+    Rows with fewer candidates are padded with `NO_CANDIDATE`.
     """
     best = TopKBothWays(images, len(image_of), count, image_of.device)
     owners = torch.arange(images, device=image_of.device)
     for rows, columns, scores in blocks:
         if scores.isnan().any():
-            raise TrainingError("the model that looks for hard negatives gives scores that are nan")
+            raise TrainingError("mining hard negatives: the other run gives scores that are nan")
         left_out = image_of[columns] == owners[rows, None]
         if protected is not None:
             left_out = left_out | protected(rows, columns)
@@ -125,18 +124,18 @@ def mine(
     progress: Progress | None = None,
     twins: Twins | None = None,
 ) -> tuple[Indices, Indices]:
-    """By a model's scores, the best wrong captions of each image and images of each caption.
+    """Mine the best-scoring wrong captions per image and wrong images per caption.
 
-    Indices [n_images, count] and [n_captions, count] into the split, as `best_wrong` has them. An
-    image that cannot be read or has no caption is nobody's candidate, nor are its captions; their
-    own rows hold `NO_CANDIDATE` alone. Captions identical to one of the image's are not wrong.
+    Indices [n_images, count] and [n_captions, count] into the split, as in `best_wrong`. Images
+    that are unreadable or have no caption are never candidates, nor are their captions; their own
+    rows are all `NO_CANDIDATE`. With ``twins``, identical captions do not count as wrong.
     """
     progress = progress or Silent()
-    encoded, kept, skipped = encode_images(model, split, progress=progress)
+    encoded, readable, skipped = encode_images(model, split, progress=progress)
     if skipped:
         progress.say(f"no hard negatives among {len(skipped)} images that cannot be read")
-    rows = [row for row, image in enumerate(kept) if split.captions[image]]
-    images = np.array([kept[row] for row in rows], dtype=np.int64)
+    rows = [row for row, image in enumerate(readable) if split.captions[image]]
+    images = np.array([readable[row] for row in rows], dtype=np.int64)
     texts = np.flatnonzero(np.isin(split.image_of, images))
     if not len(texts):
         raise DataError(f"split '{split.name}' has no image that can be read and has a caption")
@@ -160,15 +159,15 @@ def mine(
 def _protected(
     twins: Twins, images: Indices, texts: Indices, device: torch.device
 ) -> Callable[[slice, Tensor], Tensor]:
-    """Which of some images and texts, by their places among those scored, are twins."""
+    """A function of rows and columns of scores that says which pairs are twins."""
     image_ids, caption_ids = (torch.from_numpy(ids).to(device) for ids in (images, texts))
     twins = twins.to(device)
     return lambda rows, columns: twins(image_ids[rows], caption_ids[columns])
 
 
-def _in_split(found: Tensor, queries: Indices, candidates: Indices, size: int) -> Indices:
-    """Candidates of some queries as indices into the split, with a row for every query of it."""
-    local = found.cpu().numpy()
+def _in_split(best: Tensor, queries: Indices, candidates: Indices, size: int) -> Indices:
+    """Candidates as indices into the split, with one row for each of its queries."""
+    local = best.cpu().numpy()
     table = np.full((size, local.shape[1]), NO_CANDIDATE, dtype=np.int64)
     table[queries] = np.where(local == NO_CANDIDATE, NO_CANDIDATE, candidates[local])
     return table
@@ -176,9 +175,9 @@ def _in_split(found: Tensor, queries: Indices, candidates: Indices, size: int) -
 
 @dataclass(frozen=True)
 class RuleFoils:
-    """Foils drawn anew each time a caption comes into a batch.
+    """Rule-made foils, drawn again each time a caption is in a batch.
 
-    No foil brings in a word of any caption of the image, as that would often leave it true.
+    No foil adds a word of any caption of the image, because it would often be true.
     """
 
     split: Split
@@ -189,7 +188,7 @@ class RuleFoils:
         own = self.split.captions[int(self.split.image_of[caption])]
         avoid = frozenset(word for text in own for word in words(text))
         draws = random.Random(int(rng.integers(1 << 62)))
-        # other kinds bring in a word that no own caption has
+        # other kinds add a word that no caption of the image has
         true = frozenset(map(spoken, own)) if "swap" in self.kinds else frozenset()
         foils = rule_foils(self.split.texts[caption], draws, self.kinds, self.count, avoid, true)
         return ExtraItems(texts=tuple(foil.text for foil in foils))
@@ -197,34 +196,34 @@ class RuleFoils:
 
 @dataclass(frozen=True)
 class ListedFoils:
-    """Foils given for each caption; where there are more than ``count``, some are drawn."""
+    """Foils from a file; a random ``count`` of them if a caption has more."""
 
     foils: Mapping[int, tuple[str, ...]]
     count: int
 
     def of(self, caption: int, rng: np.random.Generator) -> ExtraItems:
-        found = self.foils.get(caption, ())
-        if len(found) <= self.count:
-            return ExtraItems(texts=found)
-        drawn = rng.choice(len(found), self.count, replace=False)
-        return ExtraItems(texts=tuple(found[place] for place in drawn))
+        foils = self.foils.get(caption, ())
+        if len(foils) <= self.count:
+            return ExtraItems(texts=foils)
+        drawn = rng.choice(len(foils), self.count, replace=False)
+        return ExtraItems(texts=tuple(foils[index] for index in drawn))
 
 
 def foil_negatives(
     source: str, count: int, split: Split, progress: Progress
 ) -> ExtraNegativeSource:
-    """Foils of a split by ``rules``, by some of them (``rules:noun,swap``), or from a JSONL file.
+    """Foils of a split by ``rules``, by named rules (``rules:noun,swap``), or from a JSONL file.
 
-    A line of the file is an object with ``image`` (its id), ``caption`` (the text of one of its
-    captions, or which of them it is, counted from 0) and ``foil``; lines about images and captions
-    that are not in the split are passed over.
+    A line of the file is an object with ``image`` (its id), ``caption`` (its text, or its number
+    among the image's captions, from 0) and ``foil``. Lines of other images and captions are
+    ignored.
     """
     if count < 1:
         raise ConfigError(f"foils: expected a count of at least 1, got {count}")
     name, _, kinds = source.partition(":")
     if name == RULES:
         chosen = tuple(kinds.split(",")) if kinds else DEFAULT_KINDS
-        rule_foils("", random.Random(0), chosen)  # refuses a kind it does not know
+        rule_foils("", random.Random(0), chosen)  # refuses unknown kinds
         return RuleFoils(split, chosen, count)
     path = Path(source)
     if not path.is_file():
@@ -232,6 +231,6 @@ def foil_negatives(
             f"foils: '{source}' is neither '{RULES}' nor a file; give the path of a JSONL file "
             'with lines such as {"image": "12", "caption": "a dog runs", "foil": "a cat runs"}'
         )
-    found = foils_by_caption(path, split)
-    progress.say(f"{path.name}: foils for {len(found)} of {len(split.texts)} captions")
-    return ListedFoils(found, count)
+    foils = foils_by_caption(path, split)
+    progress.say(f"{path.name}: foils for {len(foils)} of {len(split.texts)} captions")
+    return ListedFoils(foils, count)

@@ -1,15 +1,13 @@
-"""Large batches in little memory: what is encoded is kept, how it was encoded is done twice.
+"""Gradient caching: large batches in little memory, by encoding in chunks and twice.
 
-A batch of B pairs gives every anchor B − 1 negatives, but what an encoder remembers of B items for
-its backward pass is many times what it makes of them. So items are encoded a chunk at a time and
-only the result is kept. All pairs are scored, the loss is taken, and its gradient reaches the
-encoded items: the cache. Then each chunk is encoded once more, with the same random numbers, and
-the cached gradient goes through it to the weights. Chunks do not see each other, so the sum of
-their gradients is the gradient of the whole batch.
+A batch of B pairs gives every anchor B − 1 negatives, but the activations of an encoder for its
+backward pass take many times the memory of its output. So items are encoded in chunks and only the
+outputs are kept. The loss over all pairs gives a gradient at the outputs: the cache. Each chunk is
+then encoded again, with the same random numbers, and the cached gradient is propagated to the
+weights. Chunks are independent, so their gradients sum to the gradient of the whole batch.
 
-The second encoding is part of the backward pass itself. Hence a loss may use the encoded items as
-it likes, gradients are accumulated, scaled and averaged over processes as ever, and every objective
-works as it does without chunks.
+The second encoding is part of the backward pass. So losses may use the encoded items freely, and
+gradient accumulation, scaling, averaging over processes and all objectives work unchanged.
 """
 
 from __future__ import annotations
@@ -34,9 +32,9 @@ B = TypeVar("B", ImageBatch, TextBatch)
 
 
 class GradientCache:
-    """A model's encoders, ``chunk_size`` items at a time; 0: all at once.
+    """A model's encoders, ``chunk_size`` items at a time; 0 means all at once.
 
-    An encoder that normalises over its batch is not cut: its items do see each other.
+    An encoder with batch normalisation is not chunked: its items depend on each other.
     """
 
     def __init__(self, model: Model, chunk_size: int = 0) -> None:
@@ -51,7 +49,7 @@ class GradientCache:
         return self._encode(self.model.encode_texts, self.model.text_encoder, texts, needs)
 
     def whole(self) -> list[str]:
-        """Which sides cannot be cut, for the log of a run."""
+        """Sides that cannot be chunked, for the log of a run."""
         sides = {"image": self.model.image_encoder, "text": self.model.text_encoder}
         return [name for name, encoder in sides.items() if mixes_items(encoder)]
 
@@ -65,20 +63,22 @@ class GradientCache:
         if not 0 < self.chunk_size < len(batch.mask) or mixes_items(encoder):
             return encode(batch, needs)
         return Encoded.cat(
-            [_remade(encode, part, needs) for part in chunks(batch, self.chunk_size)]
+            [_recomputed(encode, part, needs) for part in chunks(batch, self.chunk_size)]
         )
 
 
-def _remade(encode: Callable[[B, Needs | None], Encoded], part: B, needs: Needs | None) -> Encoded:
-    """One chunk, encoded again in the backward pass instead of remembered."""
+def _recomputed(
+    encode: Callable[[B, Needs | None], Encoded], part: B, needs: Needs | None
+) -> Encoded:
+    """One chunk, encoded again in the backward pass instead of storing activations."""
     if not torch.is_grad_enabled():
         return encode(part, needs)
 
     def run(_: Tensor) -> Encoded:
-        with cuda_graphs(False):  # the second time is another thread's, which would not replay
+        with cuda_graphs(False):  # the backward pass is in another thread, which cannot replay
             return encode(part, needs)
 
-    # the tensor says on which device random numbers are to be repeated
+    # `checkpoint` restores the random state of the device of its tensor argument
     encoded: Encoded = checkpoint(run, part.mask, use_reentrant=False)
     return encoded
 
@@ -94,5 +94,5 @@ def chunks(batch: B, size: int) -> Iterator[B]:
 
 
 def mixes_items(encoder: nn.Module) -> bool:
-    """Whether what it makes of an item depends on the others: batch statistics, now in training."""
+    """Whether an item's encoding depends on other items: batch statistics in training mode."""
     return any(isinstance(part, _BatchNorm) and part.training for part in encoder.modules())

@@ -1,6 +1,6 @@
-"""The records of a run: `metrics.jsonl`, `timing.jsonl`, and TensorBoard if asked.
+"""Logs of a run: `metrics.jsonl`, `timing.jsonl`, and TensorBoard with train.tensorboard.
 
-`metrics.jsonl` has one JSON object a line and is the source of every plot and table of a run.
+`metrics.jsonl` has one JSON object per line and is the source of all plots and tables of a run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from counterfoil.training.checkpoint import Position
 
 
 class MetricsLog:
-    """Appends records; a resumed run first cuts off what its checkpoint does not know of."""
+    """Appends records; a resumed run first truncates the file to its checkpoint."""
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Records of a run; a last line cut short by a kill is left out."""
+    """Records of a run, without a last line that a kill truncated."""
     records: list[dict[str, Any]] = []
     if not path.is_file():
         return records
@@ -51,7 +51,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def finite(value: float) -> float | None:
-    """A number fit for JSON: None where it is not finite."""
+    """The value, or None if it is not finite, for JSON."""
     return value if math.isfinite(value) else None
 
 
@@ -66,8 +66,8 @@ class TensorBoard:
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
 
     def write(self, record: dict[str, Any]) -> None:
-        shown = {key: value for key, value in record.items() if not key.endswith("_histogram")}
-        self._write(record["kind"], shown, record["step"])
+        scalars = {key: value for key, value in record.items() if not key.endswith("_histogram")}
+        self._write(record["kind"], scalars, record["step"])
 
     def _write(self, prefix: str, values: dict[str, Any], step: int) -> None:
         for key, value in values.items():
@@ -81,7 +81,7 @@ class TensorBoard:
 
 
 class RunLogs:
-    """`metrics.jsonl`, which repeats bit by bit, and `timing.jsonl`, which cannot."""
+    """`metrics.jsonl`, which is reproducible bit by bit, and `timing.jsonl`, which is not."""
 
     def __init__(self, folder: Path, position: Position, tensorboard: bool, device: str) -> None:
         self.active = rank() == 0

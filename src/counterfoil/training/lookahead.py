@@ -1,4 +1,4 @@
-"""Updates that are tried before they are made (`objectives.services.Trial`)."""
+"""Look-ahead: tries an update before it is made, for objectives with `before_step`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from counterfoil.training.step import score_batch
 
 
 def uses_lookahead(objective: Composite) -> bool:
-    """Whether any term looks ahead before an update."""
+    """Whether any term has a `before_step`."""
     return any(type(term).before_step is not Objective.before_step for _, term in objective.each())
 
 
 def create_trials(
     model: Model, prepared: Prepared, config: RunConfig, device: torch.device
 ) -> LookaheadFactory | None:
-    """The trials of a run; None if its objective does not look ahead."""
+    """The trials of a run; None if its objective does not use look-ahead."""
     if not uses_lookahead(prepared.objective):
         return None
     protects, held_out = prepared.objective.protects_identical, prepared.held_out
@@ -41,9 +41,9 @@ def create_trials(
 
 
 class HeldOutBatches:
-    """Batches of the images set aside, as large as those of training and never augmented.
+    """Batches of held-out images, as large as training batches and not augmented.
 
-    Which batch comes depends on its number alone, so a resumed run goes on with the next one.
+    A batch depends only on its number, so a resumed run continues with the next one.
     """
 
     def __init__(self, split: Split, text: TextProcessor, config: RunConfig) -> None:
@@ -52,9 +52,9 @@ class HeldOutBatches:
         self.collate = Collate(text.pad)
 
     def __getitem__(self, number: int) -> PairBatch:
-        """This process's share; the rounds over the images repeat for ever, each in a new order."""
-        turn, place = divmod(number, len(self.plan))
-        indices = next(iter(RankBatches(self.plan, turn, place, rank(), world_size())))
+        """This process's share of a batch; every pass over the images has a new order."""
+        epoch, start = divmod(number, len(self.plan))
+        indices = next(iter(RankBatches(self.plan, epoch, start, rank(), world_size())))
         batch = self.collate([self.items[index] for index in indices])
         if not isinstance(batch, PairBatch):
             raise TrainingError(
@@ -65,7 +65,7 @@ class HeldOutBatches:
 
 
 class LookaheadFactory:
-    """Makes the trial of each update of a run."""
+    """Creates the trial of each update of a run."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class LookaheadFactory:
         device: torch.device,
         twins: tuple[Twins | None, Twins | None] = (None, None),
     ) -> None:
-        """``twins`` are those of the training split, and of the images set aside."""
+        """``twins`` are those of the training split and of the held-out images."""
         self.twins = twins
         self.model, self.device, self.chunk_size = model, device, config.train.chunk_size
         self.held_out = (
@@ -83,42 +83,18 @@ class LookaheadFactory:
         )
 
     def of(self, batch: PairBatch, step: int, rate: float) -> StepTrial:
-        return StepTrial(
-            self.model,
-            batch,
-            step,
-            rate,
-            self.held_out,
-            self.device,
-            self.chunk_size,
-            self.twins,
-        )
+        return StepTrial(self, batch, step, rate)
 
 
 class StepTrial:
     """One update before it is made, with its batch on the model's device."""
 
-    def __init__(
-        self,
-        model: Model,
-        batch: PairBatch,
-        step: int,
-        rate: float,
-        held_out: HeldOutBatches | None,
-        device: torch.device,
-        chunk_size: int = 0,
-        twins: tuple[Twins | None, Twins | None] = (None, None),
-    ) -> None:
-        self.twins = twins
-        self.model, self.batch, self.step = model, batch, step
-        self.chunk_size = chunk_size  # as in the step to come: dropout draws chunk by chunk
-        self.held_out, self.device = held_out, device
-        self._rate = rate
-        self.weights = [p for p in model.parameters() if p.requires_grad]
-
-    @property
-    def rate(self) -> float:
-        return self._rate
+    def __init__(self, run: LookaheadFactory, batch: PairBatch, step: int, rate: float) -> None:
+        self.batch, self.step, self.rate = batch, step, rate
+        self.model, self.device, self.twins = run.model, run.device, run.twins
+        self.chunk_size = run.chunk_size  # as in the update: dropout draws per chunk
+        self.held_out = run.held_out
+        self.weights = [p for p in run.model.parameters() if p.requires_grad]
 
     def scores(self, batch: PairBatch | None = None) -> tuple[Tensor, Tensor]:
         batch = self.batch if batch is None else batch
@@ -135,17 +111,17 @@ class StepTrial:
 
     def held_out_batch(self) -> PairBatch:
         if self.held_out is None:
-            raise TrainingError("no images were set aside to try an update on")
+            raise TrainingError("no held-out images: the objective must hold out a share of them")
         return self.held_out[self.step].to(self.device)
 
     def gradient(self, loss: Tensor) -> list[Tensor]:
-        """The mean over processes, which is the gradient of the global loss on each of them."""
+        """The gradient of the global loss: the mean over processes."""
         if not loss.requires_grad:
             return [torch.zeros_like(weight) for weight in self.weights]
-        found = torch.autograd.grad(loss, self.weights, allow_unused=True, materialize_grads=True)
+        own = torch.autograd.grad(loss, self.weights, allow_unused=True, materialize_grads=True)
         if world_size() == 1:
-            return list(found)
-        grads = [grad.contiguous() for grad in found]
+            return list(own)
+        grads = [grad.contiguous() for grad in own]
         for grad in grads:
             torch.distributed.all_reduce(grad)
             grad /= world_size()
@@ -153,7 +129,7 @@ class StepTrial:
 
     @contextmanager
     def moved(self, direction: list[Tensor], amount: float) -> Iterator[None]:
-        kept = [weight.detach().clone() for weight in self.weights]
+        saved = [weight.detach().clone() for weight in self.weights]
         with torch.no_grad():
             for weight, change in zip(self.weights, direction, strict=True):
                 weight.add_(change, alpha=amount)
@@ -161,22 +137,22 @@ class StepTrial:
             yield
         finally:
             with torch.no_grad():
-                for weight, before in zip(self.weights, kept, strict=True):
+                for weight, before in zip(self.weights, saved, strict=True):
                     weight.copy_(before)
 
 
 @contextmanager
 def restore_after(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Whatever is scored inside, running statistics and random numbers are as before after it."""
+    """Restore buffers (running statistics) and random states after the block."""
     for part in model.modules():
         if isinstance(part, MismatchBoundary):
-            part.flush()  # samples still being copied belong to before
-    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+            part.flush()  # finish pending copies of samples first
+    saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     devices = [device] if device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices):
             yield
     finally:
-        for buffer, before in kept:
+        for buffer, before in saved:
             # by .data: the graph of what was scored may still read the buffer
             buffer.data.copy_(before)

@@ -1,4 +1,4 @@
-"""Optimisers with their parameter groups, learning-rate schedules, and the update itself."""
+"""Optimisers with parameter groups, learning-rate schedules, and the update step."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ NORMS = (
 )
 
 PRETRAINED_FACTOR = 0.1
-"""Rate of pretrained parameters, times the learning rate, if no factor is set."""
+"""Default factor of the learning rate for pretrained parameters."""
 
 
 def create_optimizer(modules: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """Groups: what was loaded from pretrained weights at its reduced rate, the rest at the full.
+    """An optimiser with pretrained parameters at a reduced rate and the others at the full rate.
 
-    Single numbers, such as a learned temperature, do not decay; nor do biases and the parameters of
-    normalisations where ``no_decay`` says so.
+    Scalars, such as a learned temperature, have no weight decay; with ``no_decay``, neither have
+    biases and the parameters of normalisations.
     """
     trained = [p for p in modules.parameters() if p.requires_grad]
     if not trained:
         raise ConfigError("nothing to train: every parameter of the model is frozen")
     slow = _rate_factors(modules, config)
-    kept = norms_and_biases(modules) if config.no_decay else set()
-    kept |= {id(p) for p in trained if id(p) not in slow and not p.ndim}
+    exempt_ids = norms_and_biases(modules) if config.no_decay else set()
+    exempt_ids |= {id(p) for p in trained if id(p) not in slow and not p.ndim}
     rates = {None: config.lr} | {
         factor: config.lr * factor for factor in sorted(set(slow.values()), reverse=True)
     }
     groups = [
         {
             "params": [
-                p for p in trained if slow.get(id(p)) == factor and (id(p) in kept) == still
+                p for p in trained if slow.get(id(p)) == factor and (id(p) in exempt_ids) == exempt
             ],
             "lr": rate,
-            **({"weight_decay": 0.0} if still else {}),
+            **({"weight_decay": 0.0} if exempt else {}),
         }
-        for still in (False, True)
+        for exempt in (False, True)
         for factor, rate in rates.items()
     ]
     groups = [group for group in groups if group["params"]]
@@ -62,13 +62,13 @@ def create_optimizer(modules: nn.Module, config: OptimizerConfig) -> Optimizer:
             groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
         )
     kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
-    # one kernel for all parameters, where they are on a GPU; elsewhere PyTorch's own choice
+    # one fused kernel if all parameters are on a GPU, otherwise PyTorch's choice
     fused = True if all(p.is_cuda and p.is_floating_point() for p in trained) else None
     return kind(groups, lr=config.lr, betas=betas, weight_decay=config.weight_decay, fused=fused)
 
 
 def norms_and_biases(modules: nn.Module) -> set[int]:
-    """Identities of every bias and of all parameters of normalisations."""
+    """Ids of all biases and of all parameters of normalisations."""
     return {
         id(parameter)
         for part in modules.modules()
@@ -78,9 +78,9 @@ def norms_and_biases(modules: nn.Module) -> set[int]:
 
 
 def _rate_factors(modules: nn.Module, config: OptimizerConfig) -> dict[int, float]:
-    """What the rate of a parameter is multiplied by, by its id: if it is pretrained, by its depth.
+    """Factors of the learning rate by parameter id, for pretrained parameters and by depth.
 
-    Parameters that learn at the full rate are left out.
+    Parameters at the full rate are omitted.
     """
     pretrained, factor = pretrained_ids(modules), config.pretrained_lr_factor
     if factor is None:
@@ -103,14 +103,14 @@ def _rate_factors(modules: nn.Module, config: OptimizerConfig) -> dict[int, floa
 def create_schedule(
     optimizer: Optimizer, config: ScheduleConfig, steps_per_epoch: int, epochs: int
 ) -> LambdaLR:
-    """The schedule as a factor of the initial rate, one update at a time."""
+    """The schedule as a factor of the initial rate per update."""
     return LambdaLR(optimizer, rate_factor(config, steps_per_epoch, epochs))
 
 
 def rate_factor(
     config: ScheduleConfig, steps_per_epoch: int, epochs: int
 ) -> Callable[[int], float]:
-    """Factor of the learning rate at each update: linear warm-up, then the named course."""
+    """Factor of the learning rate per update: linear warm-up, then the named schedule."""
     total = max(1, steps_per_epoch * epochs)
 
     def factor(step: int) -> float:
@@ -135,10 +135,7 @@ def as_numbers(*tensors: Tensor) -> list[float]:
 
 
 class OptimizerStep:
-    """Optimiser, schedule and the scaling of losses that half precision needs, as one.
-
-    ``batches`` is their number per epoch.
-    """
+    """Optimiser, schedule and gradient scaler (fp16); ``batches`` is the number per epoch."""
 
     def __init__(
         self, module: nn.Module, config: TrainConfig, batches: int, device: torch.device
@@ -157,18 +154,18 @@ class OptimizerStep:
         self.scaler.scale(loss).backward()
 
     def unscale(self) -> None:
-        """Gradients in their own units; call once, before `gradient_norm`."""
+        """Unscale the gradients; call once, before `gradient_norm`."""
         self.scaler.unscale_(self.optimizer)
 
     def gradient_norm(self) -> Tensor:
-        """Norm of the gradient before it is clipped; `step` does that, knowing the norm."""
+        """Norm of the gradient before clipping, which `step` does."""
         return nn.utils.get_total_norm(self._gradients())
 
     def step(self, norm: float, number: int) -> None:
-        """Move the parameters by a gradient of this norm, clipped, and the learning rate."""
+        """Clip the gradient of the given norm, update the parameters, advance the schedule."""
         if not math.isfinite(norm) and not self.scaler.is_enabled():
             raise TrainingError(
-                f"step {number}: the gradient is not a finite number ({self._broken()}), the "
+                f"step {number}: the gradient is not a finite number ({self._nonfinite()}), the "
                 "update was not made; lower train.optimizer.lr or use train.precision=float32"
             )
         share = self.clip / (norm + 1e-6) if self.clip else 1.0
@@ -178,14 +175,14 @@ class OptimizerStep:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.scaler.get_scale() >= scale:  # else fp16 overflowed and the update was left out
+        if self.scaler.get_scale() >= scale:  # otherwise fp16 overflowed and the update was skipped
             self.schedule.step()
 
-    def _broken(self) -> str:
-        """Where it is not: the first of the parameters, and how many there are."""
+    def _nonfinite(self) -> str:
+        """The first parameter whose gradient is not finite, and how many there are."""
         trained = [(n, p.grad) for n, p in self.module.named_parameters() if p.grad is not None]
         broken = [name for name, gradient in trained if not gradient.isfinite().all()]
-        if not broken:  # each is finite, and their squares add up to more than there is
+        if not broken:  # each is finite, but their sum of squares overflows
             return "too large to add up"
         first = broken[0].removeprefix("model.")
         return f"in {len(broken)} of {len(trained)} parameters, first {first}"
@@ -201,8 +198,8 @@ class OptimizerStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # which kernel steps is this machine's choice, not that of the one that saved: an optimiser
-        # that was made for fused steps, and is told otherwise, fails as soon as losses are scaled
+        # ``fused`` must be that of this machine: an optimiser that was created for fused steps
+        # fails with scaled losses if a loaded state turns them off
         saved, fused = state["optimizer"], self.optimizer.param_groups[0].get("fused")
         groups = [{**group, "fused": fused} for group in saved["param_groups"]]
         self.optimizer.load_state_dict({**saved, "param_groups": groups})

@@ -20,7 +20,7 @@ class Plot(NamedTuple):
 
 
 def plots_of(records: Sequence[Record], split: str) -> dict[str, Plot]:
-    """The plots of a run by file name; those it has no data for are left out."""
+    """The plots of a run by file name, without empty ones."""
     steps = [r for r in records if r["kind"] == "step"]
     epochs = [r for r in records if r["kind"] == "epoch"]
     plots = {
@@ -65,7 +65,7 @@ def _metrics(epochs: Sequence[Record], split: str) -> dict[str, Plot]:
 
 
 def _hardness(steps: Sequence[Record]) -> dict[str, Plot]:
-    """Whether hard negatives teach anything, as the figures of SelHN tell it."""
+    """Diagnostics of hard negatives, after the figures of SelHN."""
     sides = {"anchor": "anchor", "positive": "positive", "negative": "hardest negative"}
     gap = {
         "gap/abs": "mean",
@@ -109,7 +109,7 @@ def loss_terms(steps: Sequence[Record]) -> Series:
 
 
 def branch_shares(steps: Sequence[Record]) -> Series:
-    """Shares, in percent, of anchors that average over all negatives or take the hardest."""
+    """Percentages of anchors that average over all negatives or use the hardest."""
     averaged = [(x, 100 * y) for x, y in _over(steps, {"selhn/averaged": ""})[""]]
     return {
         "every negative": averaged,
@@ -118,16 +118,16 @@ def branch_shares(steps: Sequence[Record]) -> Series:
 
 
 def margin_lines(epochs: Sequence[Record]) -> Series:
-    """Densities of the margins in the first, the middle and the last epoch that counted them."""
+    """Densities of the margins in the first, the middle and the last epoch with counts."""
     counted = [r for r in epochs if sum(r.get("margin_histogram", {}).get("counts", ()))]
-    shown = sorted({0, (len(counted) - 1) // 2, len(counted) - 1}) if counted else []
+    chosen = sorted({0, (len(counted) - 1) // 2, len(counted) - 1}) if counted else []
     return {
-        f"epoch {counted[i]['epoch']}": density(**counted[i]["margin_histogram"]) for i in shown
+        f"epoch {counted[i]['epoch']}": density(**counted[i]["margin_histogram"]) for i in chosen
     }
 
 
 def density(low: float, high: float, counts: Sequence[float]) -> Points:
-    """A histogram as points in the middle of its bins, with an area of one below them.
+    """A histogram as points at the centres of its bins, with an area of one.
 
     >>> density(0.0, 1.0, [1, 3])
     [(0.25, 0.5), (0.75, 1.5)]
@@ -138,7 +138,7 @@ def density(low: float, high: float, counts: Sequence[float]) -> Points:
 
 
 def _boundaries(steps: Sequence[Record]) -> dict[str, Plot]:
-    """NAAF's boundary in the direction of the run, or in each of two."""
+    """NAAF's boundary, in one or both directions."""
     title = "Matched and mismatched similarities, and the boundary (NAAF"
     sides = {"": ")", "t2i": ", words ask)", "i2t": ", regions ask)"}
     return {
@@ -150,9 +150,9 @@ def _boundaries(steps: Sequence[Record]) -> dict[str, Plot]:
 
 
 def mismatch_curves(steps: Sequence[Record], side: str = "") -> Series:
-    """NAAF's two distributions over training, each as mean and mean ± deviation, and t.
+    """NAAF's two distributions over training, as mean and mean ± deviation, and t.
 
-    ``side`` names one direction of a run that has both.
+    ``side`` is the direction, for a run with both.
     """
     prefix = f"mismatch/{side}/" if side else "mismatch/"
     series: Series = {}
@@ -168,7 +168,7 @@ def mismatch_curves(steps: Sequence[Record], side: str = "") -> Series:
 
 
 def _similarities(epochs: Sequence[Record]) -> dict[str, Plot]:
-    """Histograms of NAAF's samples in the last epoch that has any, by direction."""
+    """Histograms of NAAF's samples in the last epoch with samples, per direction."""
     sampled = [r["mismatch_histogram"] for r in epochs if r.get("mismatch_histogram")]
     plots = {}
     for side, record in sampled[-1].items() if sampled else ():
@@ -182,7 +182,7 @@ def _similarities(epochs: Sequence[Record]) -> dict[str, Plot]:
 
 
 def thin(points: Points, most: int = 400) -> Points:
-    """At most ``most`` points that keep every peak: the lowest and the highest of each stretch.
+    """At most ``most`` points with all peaks: the lowest and the highest of each interval.
 
     >>> thin([(0, 1.0), (1, 5.0), (2, 3.0), (3, 0.0)], most=2)
     [(1, 5.0), (3, 0.0)]
@@ -190,16 +190,16 @@ def thin(points: Points, most: int = 400) -> Points:
     if len(points) <= most:
         return points
     stretch = -(-len(points) // (most // 2))
-    kept: Points = []
+    selected: Points = []
     for start in range(0, len(points), stretch):
         part = range(start, min(start + stretch, len(points)))
         ends = {min(part, key=lambda i: points[i][1]), max(part, key=lambda i: points[i][1])}
-        kept += [points[i] for i in sorted(ends)]
-    return kept
+        selected += [points[i] for i in sorted(ends)]
+    return selected
 
 
 def _over(steps: Sequence[Record], names: Mapping[str, str]) -> Series:
-    """Series by the names given to keys of step records."""
+    """Series over steps, by the labels of record keys."""
     return {
         name: [(r["step"], r[key]) for r in steps if r.get(key) is not None]
         for key, name in names.items()

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML page with everything in it, and its plots as PNG files."""
+"""The report of a run: one self-contained HTML page, and its plots as PNG files."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def write_report(
 
 
 def draw(plots: Mapping[str, Plot], folder: Path | None) -> str:
-    """The plots as figures of the page, thinned; in a folder each as a PNG file."""
+    """The plots as HTML figures with fewer points; with a folder, also as PNG files."""
     figures = []
     for name, (title, x_label, y_label, series) in plots.items():
         light = {line: thin(points) for line, points in series.items()}
@@ -75,14 +75,14 @@ def draw(plots: Mapping[str, Plot], folder: Path | None) -> str:
         if folder is not None:
             save_figure(figure, folder / f"{name}.png")
         data = base64.b64encode(to_svg(figure).encode()).decode("ascii")
-        # An image of its own: the marks of one SVG never meet those of another.
+        # As an image, because the ids of several inline SVGs would clash.
         image = f'<img alt="{clean(title)}" src="data:image/svg+xml;base64,{data}">'
         figures.append(f"<figure>{image}</figure>")
     return "".join(figures)
 
 
 def warning_box(records: Sequence[dict[str, Any]], most: int = 8) -> str:
-    """What the run was warned of, for the top of the page; nothing where all went well."""
+    """Warnings of the run, for the top of the page; empty without any."""
     warnings = [r for r in records if r["kind"] == "warning"]
     if not warnings:
         return ""
@@ -96,7 +96,7 @@ def warning_box(records: Sequence[dict[str, Any]], most: int = 8) -> str:
 
 
 def _titled(report: RetrievalReport) -> list[tuple[str, list[tuple[str, ...]]]]:
-    """The tables of a report; the page's headline is the title of a single one."""
+    """Titles and tables of a report; a single table has no title."""
     tables = report.tables()
     return tables if len(tables) > 1 else [("", tables[0][1])]
 
@@ -149,17 +149,17 @@ def _verdict(right: bool) -> str:
 
 
 def picture(split: Split, image: int, side: int = 224) -> str:
-    """An image as an inline JPEG; its id where there are no pixels to show."""
+    """An image as an inline JPEG; its id if there are no pixels."""
     name = clean(split.ids[image])
     if split.pixels is None:
         return f'<div class="nopixels">{name}</div>'
     try:
-        shown = open_image(split.pixels[image])
+        thumbnail = open_image(split.pixels[image])
     except DataError:
         return f'<div class="nopixels">{name} (unreadable)</div>'
-    shown.thumbnail((side, side))
+    thumbnail.thumbnail((side, side))
     buffer = io.BytesIO()
-    shown.save(buffer, format="JPEG", quality=88)
+    thumbnail.save(buffer, format="JPEG", quality=88)
     data = base64.b64encode(buffer.getvalue()).decode("ascii")
     return f'<img alt="{name}" title="{name}" src="data:image/jpeg;base64,{data}">'
 

@@ -1,4 +1,4 @@
-"""A run from its configuration: data, features, model, training, the test, the report."""
+"""Executes a run from its config: data, features, model, training, test, report."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from counterfoil.core.config import (
-    RunConfig,
-    model_folder,
-)
+from counterfoil.core.config import RunConfig, model_folder
 from counterfoil.core.distributed import on_first_process, rank
 from counterfoil.core.errors import CheckpointError, ConfigError, DataError
 from counterfoil.core.progress import Progress, Silent
@@ -58,10 +55,10 @@ from counterfoil.training.trainer import RunResult, Trainer
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run with its result on the test split; ``report`` is None where it was interrupted.
+    """A run with its result on the test split; ``report`` is None if it was interrupted.
 
-    ``shared`` counts images of the splits that judge it whose ids are also in the training split;
-    ``notes`` are the sentences below the charts of the report.
+    ``shared`` counts the evaluation images whose ids are also in the training split; ``notes`` are
+    the sentences below the charts of the report.
     """
 
     result: RunResult
@@ -74,8 +71,8 @@ class FinishedRun:
     notes: tuple[str, ...] = ()
 
 
-def _keep_noise(config: RunConfig, pairs: Pairs, folder: Path) -> None:
-    """Write the shuffle beside the run: results depend on it, and another may want the same."""
+def _save_noise(config: RunConfig, pairs: Pairs, folder: Path) -> None:
+    """Save the shuffle of captions with the run, so that others can reuse it."""
     if config.data.noise:
         _, index = shuffled_captions(pairs.train, config.data.noise, config.seed)
         buffer = io.BytesIO()
@@ -86,13 +83,13 @@ def _keep_noise(config: RunConfig, pairs: Pairs, folder: Path) -> None:
 def _read_in_turn(
     config: RunConfig, cache: Path, progress: Progress, aside: Collection[str] | None
 ) -> Pairs:
-    """The first process draws and extracts what is missing; the others find it in the cache."""
+    """The first process extracts missing features; the others read them from the cache."""
     pairs = on_first_process(lambda: read_data(config, cache, progress, aside=aside))
     return read_data(config, cache, Silent(), aside=aside) if pairs is None else pairs
 
 
 def shared_ids(config: RunConfig, pairs: Pairs) -> dict[str, int]:
-    """Images of the splits that judge a run which it is also trained on, by split."""
+    """Counts, per evaluation split, of images that are also in the training split."""
     return shared_with_train(pairs, config.evaluation.split, config.evaluation.test_split)
 
 
@@ -114,11 +111,11 @@ def execute(
 ) -> FinishedRun:
     """Train, evaluate the best checkpoint once on the test split, write the report.
 
-    The folder is locked meanwhile. Between ``on_training`` and ``on_trained``, ``should_stop`` is
-    asked after every step; training that was stopped is not followed by the latter.
+    The folder is locked meanwhile. ``on_training`` is called before the first step, ``on_trained``
+    after the last, unless ``should_stop``, which is called after every step, stopped the training.
     """
     progress = progress or Silent()
-    config = checked_config(config)  # a misspelt name is found before any work is done
+    config = checked_config(config)  # find misspelt names before any work
     with locked_run(folder):
         started = resume and (folder / "last").exists()
         if config.model.init_from and not started:
@@ -127,7 +124,7 @@ def execute(
             write_config(folder, config)
         pairs = _read_in_turn(config, cache, progress, read_dev_split(folder) if resume else None)
         if rank() == 0:
-            _keep_noise(config, pairs, folder)
+            _save_noise(config, pairs, folder)
             save_dev_split(folder, pairs, config.data.dev_share)
             if note := dev_note(pairs):
                 progress.say(f"note: {note}")
@@ -155,7 +152,7 @@ def _say_skipped(pairs: Pairs, progress: Progress) -> None:
 
 
 def _check_start(folder: Path) -> None:
-    """A run that is not there is found before any work is done, as a misspelt name is."""
+    """Refuse a missing run before any work is done."""
     if not folder.is_dir():
         raise CheckpointError(
             f"model.init_from: {folder}: no such run; train it first, name another one, or start "
@@ -165,7 +162,7 @@ def _check_start(folder: Path) -> None:
 
 
 def new_model(config: RunConfig, pairs: Pairs, progress: Progress) -> Model:
-    """A model as the config describes it, with the weights of another run where it names one."""
+    """A new model of the config, with the weights of another run if it names one."""
     torch.manual_seed(config.seed)
     model = create_model(config.model, pairs.train, config.data)
     model.fragments_from = pairs.train.fragments.made_by if pairs.train.fragments else None
@@ -187,24 +184,26 @@ def _conclude(
         best.correction_rule = save_rule(folder, best, pairs[settings.split], progress)
     name = settings.test_split if settings.test_split in pairs else settings.split
     judged = pairs[name]
-    if name == settings.split:  # no other data than what chose the epoch, and no more of it
+    if name == settings.split:  # evaluated on dev: use the same images as during training
         judged = evenly_spaced(judged, settings.max_images)
-    found = score_split(best, judged, settings.batch_size, progress)
+    scored = score_split(best, judged, settings.batch_size, progress)
     report = report_scores(
-        [found],
+        [scored],
         name,
         folds=settings.folds,
         bootstrap=settings.bootstrap,
-        captions=found.captions(judged),
+        captions=scored.captions(judged),
     )
-    gallery = example_searches(found, judged, seed=config.seed)
+    gallery = example_searches(scored, judged, seed=config.seed)
     write_atomically(folder / "results.json", report.to_json())
     notes = [
         f"Best dev RSUM {result.best_rsum:.1f} at epoch {result.best_epoch}; "
         f"{result.steps} updates in {result.seconds:.0f} s."
     ]
-    if result.skipped or found.skipped:
-        notes.append(f"Images skipped: {result.skipped} in training, {len(found.skipped)} in test.")
+    if result.skipped or scored.skipped:
+        notes.append(
+            f"Images skipped: {result.skipped} in training, {len(scored.skipped)} in test."
+        )
     if kinds := skipped_kinds(pairs):
         counts = ", ".join(f"{number} × {kind}" for kind, number in kinds.items())
         notes.append(f"Left out of the data: {counts}.")
@@ -219,7 +218,7 @@ def _conclude(
 
 
 def save_yardstick(folder: Path, best: Model, dev: Split) -> None:
-    """Measure what the scores of a trained model usually are, and keep it with the run."""
+    """Measure the yardstick of a trained model on dev, and save it with the run."""
     best.yardstick = measure_yardstick(best, dev)
     if best.yardstick is None:  # too few pairs
         (folder / YARDSTICK).unlink(missing_ok=True)
@@ -232,7 +231,7 @@ def save_rule(folder: Path, model: Model, dev: Split, progress: Progress) -> Cor
     reason = ""
     try:
         rule = choose_rule(model, dev, progress=progress)
-    except DataError as error:  # for one, captions in which no rule finds a word to exchange
+    except DataError as error:  # such as captions without a word that a rule can replace
         rule, reason = CorrectionRule(usable=False), f": {error}"
     write_atomically(folder / RULE, json.dumps(asdict(rule), indent=2))
     progress.say(f"corrections: {_summary(rule)}{reason}")

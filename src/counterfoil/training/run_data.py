@@ -1,4 +1,4 @@
-"""The data of a run: read as its config says, shared with other runs, and cut into batches."""
+"""The data of a run: pairs and features of its config, its batches, data of finished runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from counterfoil.core.config import (
-    EvaluationConfig,
-    FeaturesConfig,
-    RunConfig,
-    model_folder,
-)
+from counterfoil.core.config import EvaluationConfig, FeaturesConfig, RunConfig, model_folder
 from counterfoil.core.distributed import rank, world_size
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.parallel import begin_loader_worker, bounded_workers
@@ -37,12 +32,9 @@ from counterfoil.data.splits import (
 )
 from counterfoil.features import with_fragments
 from counterfoil.models import Model, resolve
-from counterfoil.models.spec import pixel_options, reads_pixels
+from counterfoil.models.catalogue import pixel_options, reads_pixels
 from counterfoil.objectives import Composite
-from counterfoil.training.run_folder import (
-    load_model,
-    run_config,
-)
+from counterfoil.training.run_folder import load_model, run_config
 
 DATA_IDENTITY_KEYS = (
     "source",
@@ -53,7 +45,7 @@ DATA_IDENTITY_KEYS = (
     "noise_index",
     "dev_share",
 )
-"""What decides which images, captions and features a run has, and in which order."""
+"""Config keys that determine images, captions, features and their order."""
 
 
 def read_data(
@@ -63,9 +55,9 @@ def read_data(
     features: FeaturesConfig | None = None,
     aside: Collection[str] | None = None,
 ) -> Pairs:
-    """The pairs of a config, every split with fragments: its own, or those of ``features``.
+    """The pairs of a config, with fragments by its own features or by ``features``.
 
-    Data without a dev split get one from their training images: ``aside``, if a run has saved it.
+    Data without a dev split get one from their training images: ``aside``, if a run saved it.
     """
     pairs = load_pairs(
         config.data.source,
@@ -79,16 +71,16 @@ def read_data(
     pairs = with_fragments(pairs, cache, features.extractor, features.options, progress)
     if config.evaluation.split in DEV_NAMES:
         pairs = with_dev_split(pairs, config.data.dev_share, aside)
-    pairs = with_noise(config, pairs)  # after dev was set aside, which stays as it is
+    pairs = with_noise(config, pairs)  # after the dev split, which stays clean
     widths = {split.name: split.fragments.dim for split in pairs if split.fragments is not None}
     if len(set(widths.values())) > 1:
-        found = ", ".join(f"{name} {width}" for name, width in widths.items())
-        raise DataError(f"data set '{pairs.name}': features of different widths ({found})")
+        listed = ", ".join(f"{name} {width}" for name, width in widths.items())
+        raise DataError(f"data set '{pairs.name}': features of different widths ({listed})")
     return pairs
 
 
 def wanted_features(config: RunConfig) -> FeaturesConfig:
-    """What a config says of features; a model that reads pixels has its own way of seeing them."""
+    """The features of a config; a model that reads pixels has its own."""
     stated, own = config.data.features, pixel_options(resolve(config.model))
     if own is None:
         return stated
@@ -101,11 +93,11 @@ def wanted_features(config: RunConfig) -> FeaturesConfig:
 
 
 def with_noise(config: RunConfig, pairs: Pairs) -> Pairs:
-    """The pairs with the share of training captions shuffled that the config asks for."""
+    """The pairs with training captions shuffled according to the config."""
     data = config.data
     if data.noise_index:
         if data.noise:
-            raise ConfigError("data.noise draws a shuffle, data.noise_index reads one: give either")
+            raise ConfigError("data.noise and data.noise_index are both set: set only one of them")
         try:
             index = ArrayFile(data.noise_index).whole()
         except DataError as error:
@@ -119,7 +111,7 @@ def with_noise(config: RunConfig, pairs: Pairs) -> Pairs:
 
 
 def check_splits(config: RunConfig, pairs: Pairs) -> None:
-    """Refuse data without the splits that a run needs, before anything is extracted or trained."""
+    """Refuse data without the splits that a run needs, before features are extracted."""
     settings = config.evaluation
     needed = {"train": "train", settings.split: "evaluation.split"}
     if settings.test_split != EvaluationConfig().test_split:
@@ -135,22 +127,19 @@ def check_splits(config: RunConfig, pairs: Pairs) -> None:
             else "; call the split to train on 'train'"
         )
         raise DataError(
-            f"data set '{pairs.name}' has no split '{name}', which {_asks(key)} "
+            f"data set '{pairs.name}' has no split '{name}', which "
+            f"{'training needs' if key == 'train' else f'{key} names'} "
             f"(it has: {', '.join(pairs.splits) or 'none'}){advice}"
         )
 
 
-def _asks(key: str) -> str:
-    return "training needs" if key == "train" else f"{key} asks for"
-
-
 def skipped_kinds(pairs: Pairs) -> dict[str, int]:
-    """How many items of each kind of problem were left out of the data."""
+    """Numbers of skipped items per kind of problem."""
     return count_kinds([p for p in pairs.problems if p.severity is Severity.SKIP])
 
 
 class TrainingBatches:
-    """The batches that a run is trained on: their plan, their items, and who reads them ahead."""
+    """The training batches of a run: their plan, items and data loader."""
 
     def __init__(
         self,
@@ -201,11 +190,11 @@ class TrainingBatches:
                 num_workers=workers,
                 worker_init_fn=begin_loader_worker,
                 collate_fn=self.collate,
-                # only fragments are worth a thread that takes turns with this one
+                # pinning needs a thread, which only pays off for fragments
                 pin_memory=self.device.type == "cuda" and self.device_features is None,
-                # what objectives send along may change from epoch to epoch: then processes, too
+                # extra sources may change per epoch, so workers must restart
                 persistent_workers=workers > 0 and not self.items.extra_sources,
-                # not the global one, whose state a resumed run restores: a loader draws from it
+                # a loader draws from its generator; the global one must stay reproducible
                 generator=torch.Generator(),
             )
         return self._loader
@@ -215,15 +204,15 @@ class TrainingBatches:
         return batch if self.device_features is None else self.device_features.fill(batch)
 
     def close(self) -> None:
-        """End the processes that read ahead."""
+        """End the loader's worker processes."""
         self._loader = None
 
 
-# From a run folder back to its model and its data.
+# Data of finished runs.
 
 
 def _own_pixels(run: Path, config: RunConfig) -> FeaturesConfig | None:
-    """How a finished run reads pixels, which it knows without what it was pretrained from."""
+    """The pixel features of a finished run, which does not need its pretrained model."""
     if not reads_pixels(resolve(config.model)):
         return None
     return FeaturesConfig(extractor=load_model(run, "cpu").fragments_from or "pixels")
@@ -237,7 +226,7 @@ def evaluation_split(
     cache: Path,
     progress: Progress,
 ) -> Pairs:
-    """The data asked for, or that of the run; with fragments of the run's kind."""
+    """The named data, or those of the run, with fragments by the run's extractor."""
     model_folder(run)
     config = run_config(run)
     if data is None:
@@ -251,14 +240,14 @@ def evaluation_split(
     pairs = with_fragments(
         pairs, cache, model.fragments_from or "segments", model.fragments_options, progress
     )
-    # the run's own images again, from another place: what it has set aside was not trained on
+    # the same images may come from another folder: its dev split was not trained on
     return with_dev_split(pairs, 0.0, read_dev_split(run))
 
 
 def shared_train_split(runs: Sequence[Path], cache: Path, progress: Progress) -> Split:
-    """The training split of some runs, which must agree on it.
+    """The common training split of runs; raises if their data differ.
 
-    Vocabulary and augmentation may differ. A saved model without a run takes the others' data.
+    Vocabulary and augmentation may differ. A saved model without a run uses the others' data.
     """
     for run in runs:
         model_folder(run)
@@ -281,5 +270,5 @@ def _data_keys(config: RunConfig) -> dict[str, Any]:
     tree = config.data.model_dump()
     keys = {f"data.{key}": tree[key] for key in DATA_IDENTITY_KEYS}
     if config.data.noise:
-        keys["seed"] = config.seed  # which captions are shuffled depends on it
+        keys["seed"] = config.seed  # it determines the shuffle
     return keys

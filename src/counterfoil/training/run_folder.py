@@ -1,6 +1,6 @@
-"""The folder of a run: its lock, its config and rule, and the way back from it to the model.
+"""The folder of a run: lock, config, correction rule, and loading its model.
 
-One process writes it at a time; an older run is deleted only if asked.
+Only one process writes it at a time; an existing run is deleted only with ``overwrite``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from counterfoil.core.config import (
-    RunConfig,
-    load_config,
-    model_folder,
-)
+from counterfoil.core.config import RunConfig, load_config, model_folder
 from counterfoil.core.distributed import on_first_process, rank
 from counterfoil.core.errors import CheckpointError, ConfigError
 from counterfoil.core.storage.atomic import write_atomically
@@ -26,9 +22,7 @@ from counterfoil.core.storage.reading import read_text
 from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.load import is_named
 from counterfoil.data.pairs import Pairs
-from counterfoil.data.splits import (
-    shared_with_train,
-)
+from counterfoil.data.splits import shared_with_train
 from counterfoil.models import from_pretrained, resolve
 from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.models.match import load_yardstick
@@ -61,10 +55,10 @@ Leaked = dict[str, int]
 
 @contextmanager
 def locked_run(folder: Path, advice: str = ADVICE) -> Iterator[None]:
-    """Keep other processes from training into a folder; reading it is free.
+    """Lock a folder against training by other processes; reading stays possible.
 
-    Of several processes that train one run, the first holds the lock for all. If it is refused, all
-    of them end with its error. The process that holds the lock may take it again.
+    In distributed training the first process holds the lock for all; if it fails, all raise its
+    error. The lock is reentrant.
     """
     began = (folder / "config.yaml").exists()
     with ExitStack() as stack:
@@ -79,7 +73,7 @@ def locked_run(folder: Path, advice: str = ADVICE) -> Iterator[None]:
 
 
 def discard_unstarted(folder: Path) -> None:
-    """Delete what a run wrote that failed before its first record: there is nothing to resume."""
+    """Delete the files of a run that failed before its first record, which cannot be resumed."""
     if (folder / "last").exists() or any(
         path.name not in RUN_FILES and path.name != LOCK for path in folder.iterdir()
     ):
@@ -97,7 +91,7 @@ def discard_unstarted(folder: Path) -> None:
 
 
 def make_room(folder: Path, overwrite: bool, otherwise: str) -> None:
-    """Delete a run, if told to; else refuse with what else can be done."""
+    """Delete an existing run if ``overwrite``; otherwise raise with the advice ``otherwise``."""
     if holds_a_run(folder):
         if not overwrite:
             raise ConfigError(f"{folder} already holds a run: {otherwise}")
@@ -105,26 +99,30 @@ def make_room(folder: Path, overwrite: bool, otherwise: str) -> None:
 
 
 def holds_a_run(folder: Path) -> bool:
-    """Whether there is anything in a folder but the config of a run that never began."""
+    """Whether a folder holds more than the config of a run that never started."""
     ignored = ("config.yaml", LOCK)
     return folder.is_dir() and any(path.name not in ignored for path in folder.iterdir())
 
 
 def clear_run(folder: Path) -> None:
-    """Delete a run; refuses a folder that holds anything a run does not write."""
-    place = folder.resolve()
-    if place in (Path.cwd(), Path.home(), *Path.cwd().parents, *Path.home().parents):
-        raise ConfigError(f"{folder}: will not be deleted; choose another folder with --out")
+    """Delete a run; refuses a folder with other files."""
+    resolved = folder.resolve()
+    if resolved in (Path.cwd(), Path.home(), *Path.cwd().parents, *Path.home().parents):
+        raise ConfigError(
+            f"{folder}: a working or home folder is not deleted; choose another --out"
+        )
     strangers = [
         path.name
         for path in folder.iterdir()
         if path.name not in RUN_FILES and path.suffix != ".png" and not path.name.startswith(".")
     ]
     if strangers or not (folder / "config.yaml").is_file():
-        found = f" (it holds {', '.join(sorted(strangers)[:3])})" if strangers else ""
-        raise ConfigError(f"{folder}: not a run{found}, so it is not deleted; choose another --out")
+        others = f" (it holds {', '.join(sorted(strangers)[:3])})" if strangers else ""
+        raise ConfigError(
+            f"{folder}: not a run{others}, so it is not deleted; choose another --out"
+        )
     load_config(folder / "config.yaml")
-    # The config goes last: without it, a folder that was cleared in part would be no run.
+    # The config goes last, so that a partly deleted folder is still recognised as a run.
     for path in sorted(folder.iterdir(), key=lambda path: path.name == "config.yaml"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -144,7 +142,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def load_rule(folder: Path) -> CorrectionRule | None:
-    """The rule of a run, or of the run whose best checkpoint a folder is, if it has one."""
+    """The rule of a run, or of the run of a `best` checkpoint; None without one."""
     path = folder / RULE
     if folder.name == "best" and not path.is_file():
         path = folder.parent / RULE
@@ -160,7 +158,7 @@ def load_rule(folder: Path) -> CorrectionRule | None:
 
 
 def checked_config(config: RunConfig) -> RunConfig:
-    """The config with as many copies of the model as its objective trains, every name known."""
+    """The config with the ensemble size of its objective, and all names checked."""
     ensemble_size = max(
         config.model.ensemble_size, create_objective(config.objective).ensemble_size
     )
@@ -171,7 +169,7 @@ def checked_config(config: RunConfig) -> RunConfig:
 
 
 def resolve_paths(config: RunConfig) -> RunConfig:
-    """The config with paths that hold wherever it is read from."""
+    """The config with absolute paths."""
     data = config.data
     change = {
         key: str(Path(value).resolve())
@@ -181,13 +179,13 @@ def resolve_paths(config: RunConfig) -> RunConfig:
     if data.noise_index:
         change["noise_index"] = str(Path(data.noise_index).resolve())
     start = config.model.init_from
-    placed: dict[str, Any] = {"init_from": str(Path(start).resolve())} if start else {}
+    model_changes: dict[str, Any] = {"init_from": str(Path(start).resolve())} if start else {}
     for part in ("image", "text", "matcher"):
-        placed[part] = _located_pretrained(getattr(config.model, part))
+        model_changes[part] = _located_pretrained(getattr(config.model, part))
     return config.model_copy(
         update={
             "data": data.model_copy(update=change),
-            "model": config.model.model_copy(update=placed),
+            "model": config.model.model_copy(update=model_changes),
             "objective": _located_options(config.objective),
         }
     )
@@ -203,7 +201,7 @@ def _located_pretrained(part: dict[str, Any]) -> dict[str, Any]:
 def _located_options(objective: dict[str, Any]) -> dict[str, Any]:
     """Options of objectives that name a file or a run, as absolute paths.
 
-    A path is known by its separator: ``rules`` is a name even where a folder is called so.
+    Only values with a separator count as paths: ``rules`` is a name even if such a folder exists.
     """
     return {
         name: {
@@ -218,16 +216,16 @@ def _located_options(objective: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def resumed_config(folder: Path, asked: RunConfig | None) -> RunConfig:
-    """The config a run was started with; what is asked for now may differ in a few keys only."""
+def resumed_config(folder: Path, requested: RunConfig | None) -> RunConfig:
+    """The config to resume a run with: ``requested`` may differ in `RESUMABLE_KEYS` only."""
     path = folder / "config.yaml"
     if not path.is_file():
         raise CheckpointError(f"{folder}: not a run (no config.yaml there), nothing to resume")
     saved = load_config(path)
-    if asked is None:
+    if requested is None:
         return saved
-    asked = checked_config(asked)
-    before, now = saved.model_dump(), asked.model_dump()
+    requested = checked_config(requested)
+    before, now = saved.model_dump(), requested.model_dump()
     changed = [
         (section, key)
         for section, values in now.items()
@@ -235,15 +233,15 @@ def resumed_config(folder: Path, asked: RunConfig | None) -> RunConfig:
         for key in dict.fromkeys([*values, *before[section]])
         if before[section].get(key) != values.get(key)
     ]
-    if asked.seed != saved.seed:
+    if requested.seed != saved.seed:
         changed.append(("seed", ""))
-    refused = [".".join(filter(None, place)) for place in changed if place not in RESUMABLE_KEYS]
+    refused = [".".join(filter(None, key)) for key in changed if key not in RESUMABLE_KEYS]
     if refused:
         raise ConfigError(
             f"{folder}: the run was started with another {', '.join(refused)}; "
             "resume it without these, or choose another folder with --out"
         )
-    return asked
+    return requested
 
 
 def load_model(folder: Path, device: str = "auto") -> Model:
@@ -260,9 +258,9 @@ def run_config(folder: Path) -> RunConfig | None:
 
 
 def leakage_into(run: Path, data: str | None, options: dict[str, Any], pairs: Pairs) -> Leaked:
-    """Counts, by split, of the images of a data set that a run was trained on, as ids tell.
+    """Counts, per split, of images that a run was trained on, by their ids.
 
-    Ids of one data set mean nothing in another: data that the run was not trained on share none.
+    Ids of different data sets are unrelated, so other data than the run's share none.
     """
     config = run_config(run)
     if config is None:

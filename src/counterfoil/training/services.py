@@ -1,6 +1,6 @@
-"""The objective of a run, and what it may ask of the run before the first step.
+"""Prepares the objective of a run: teachers, guides, mining, held-out images, surveys.
 
-`objectives.services` describes both: `Preparation` and `Survey`.
+`objectives.services` has the protocols. `objective_notes` describes a replaced objective.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from counterfoil.core.config import RunConfig, model_folder
+from counterfoil.core.config import RunConfig
 from counterfoil.core.distributed import gather_rows, rank, world_size
-from counterfoil.core.errors import ConfigError, DataError, TrainingError
+from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.core.parallel import begin_loader_worker, bounded_workers
 from counterfoil.core.progress import Progress
 from counterfoil.core.tensors.modes import eval_mode
@@ -29,23 +29,27 @@ from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import TextProcessor
 from counterfoil.models.foil_generator import FoilMaker, cross_encoder_of
 from counterfoil.models.model import Model
-from counterfoil.models.store import first_member, from_pretrained
+from counterfoil.models.store import first_member
 from counterfoil.models.warm_start import same_ids
-from counterfoil.objectives import Composite, create_objective
+from counterfoil.objectives import Composite, create_objective, objectives
+from counterfoil.objectives.composite import PROTECT
 from counterfoil.objectives.contrastive import MAX_SCALE, InfoNCE, SigLIP
 from counterfoil.objectives.positives import Twins, find_twins
+from counterfoil.objectives.protection import protections
 from counterfoil.objectives.services import GeneratorOptions
 from counterfoil.training.extra_negatives import Indices, foil_negatives, mine
-from counterfoil.training.guides.guide import EmbeddingGuide, MatrixGuide, open_guide
+from counterfoil.training.guides.guide import EmbeddingGuide, MatrixGuide, load_teacher, open_guide
 from counterfoil.training.step import score_batch
+
+VERBS = {"mean": "averaged", "sum": "summed"}
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """An objective that is ready for the first step, and the images it is trained on.
+    """An objective that is ready for the first step, and its training images.
 
-    ``held_out`` are images that it set aside. ``twins`` are captions of ``train`` that also belong
-    to another image; they are ``protected`` if the objective never takes them as negatives.
+    ``held_out`` are images that it holds out. ``twins`` are captions of ``train`` that also belong
+    to another image; they are ``protected`` if the objective never uses them as negatives.
     """
 
     objective: Composite
@@ -61,7 +65,7 @@ class Prepared:
 def prepare_objective(
     model: Model, train: Split, config: RunConfig, device: torch.device, progress: Progress
 ) -> Prepared:
-    """Create the objective of a config, and let it prepare with the model and the training data."""
+    """Create the objective of a config, and prepare it with the model and the training data."""
     objective = create_objective(config.objective)
     idle = objective.idle_epochs(config.train.epochs)
     if idle:
@@ -77,7 +81,7 @@ def prepare_objective(
 
 
 class TrainingRunSetup:
-    """A run before it starts: its training split, its model's shape, and other runs."""
+    """Access of objectives to the training split, the model's shape, and other runs."""
 
     def __init__(
         self,
@@ -103,10 +107,10 @@ class TrainingRunSetup:
         return open_guide(Path(folder), self.train)
 
     def nearest(self, run: str, count: int) -> tuple[Indices, Indices]:
-        """The best wrong candidates by another run; -1 where there are fewer than ``count``.
+        """The hardest negatives by another run; -1 if there are fewer than ``count``.
 
-        That run reads the captions by its own vocabulary. An image that cannot be read is nobody's
-        candidate, nor are its captions.
+        That run reads captions with its own vocabulary. Unreadable images and their captions are
+        never candidates.
         """
         return mine(self._other(run), self.train, count, self.progress, self.twins)
 
@@ -118,39 +122,26 @@ class TrainingRunSetup:
         other = self._other(options.run) if options.run else None
         if other is not None and not same_ids(other.text, self.text):
             raise ConfigError(
-                f"{options.run}: the generator writes words by another vocabulary than this run; "
+                f"{options.run}: the generator has another vocabulary than this run; "
                 "train it on the same data, or set data.vocabulary in both"
             )
         if other is not None:
             self.progress.say(
-                f"{options.run}, frozen, fills the masks: this run learns no masked words from it"
+                f"{options.run} (frozen) fills the masks; this run does not learn to fill them"
             )
         return FoilMaker(self.train, self._model, options, self.seed, other)
 
     def _other(self, run: str) -> Model:
-        """The model of another run, checked to read the same fragments."""
-        model = from_pretrained(model_folder(Path(run))).to(self.device)
-        made_by = self.train.fragments.made_by if self.train.fragments is not None else None
-        if model.fragments_from != made_by and None not in (model.fragments_from, made_by):
-            raise DataError(
-                f"{run}: its model reads fragments of '{model.fragments_from}', the data of this "
-                f"run has those of '{made_by}'; train both on the same features"
-            )
-        if model.input_dim != self.input_dim:
-            raise DataError(
-                f"{run}: its model reads fragments of {model.input_dim} numbers, the data of this "
-                f"run has {self.input_dim}"
-            )
-        return model
+        return load_teacher(Path(run), self.train).to(self.device)
 
 
 class RunTeacher:
-    """A trained model asked for the scores of a batch."""
+    """A trained model that scores batches."""
 
     def __init__(self, model: Model, text: TextProcessor) -> None:
         if not same_ids(model.text, text):
             raise ConfigError(
-                "the teacher reads words by another vocabulary than this run; train it on the same "
+                "the teacher has another vocabulary than this run; train it on the same "
                 "data, or set data.vocabulary in both"
             )
         self.model = model.eval().requires_grad_(False)
@@ -161,21 +152,21 @@ class RunTeacher:
 
 
 def set_aside(split: Split, share: float, seed: int) -> tuple[Split, Split | None]:
-    """A split without a share of its images, and these."""
+    """A split without a random share of its images, and that share."""
     if not share:
         return split, None
     count = max(1, round(share * len(split)))
     if count >= len(split):
-        raise ConfigError(f"{share:.0%} of {len(split)} images set aside leave none to train on")
+        raise ConfigError(f"holding out {share:.0%} of {len(split)} images leaves none to train on")
     order = np.random.default_rng([seed, len(split)]).permutation(len(split))
     aside, rest = np.sort(order[:count]), np.sort(order[count:])
     return split.select(rest.tolist()), split.select(aside.tolist(), name="set aside")
 
 
 class TrainingSurvey:
-    """Every caption with its image, batch by batch, in evaluation mode and without augmentation.
+    """Scores of all training batches in eval mode, without augmentation.
 
-    The batches are those of training: as large, and mixed anew in each epoch by the run's seed.
+    Batches are as large as in training, and shuffled per epoch by the run's seed.
     """
 
     epoch = 0
@@ -196,7 +187,7 @@ class TrainingSurvey:
     @torch.no_grad()
     def __call__(self) -> Iterator[tuple[tuple[Tensor, ...], Tensor, Tensor]]:
         with eval_mode(self.model):
-            label = "looking at the training split"
+            label = "scoring the training split"
             for batch in self.progress.track(self._loader(), label, len(self.plan)):
                 if not isinstance(batch, PairBatch):
                     if world_size() > 1:
@@ -209,7 +200,7 @@ class TrainingSurvey:
                 yield members, gather_rows(batch.image_ids), gather_rows(batch.caption_ids)
 
     def _shares(self) -> list[list[tuple[int, int, int]]]:
-        """This process's share of each batch; all batches are about as large, none is a rest."""
+        """This process's share of each batch; all batches have about the same size."""
         shares = []
         for batch in np.array_split(self.plan.order(self.epoch), len(self.plan)):
             share = np.array_split(batch, world_size())[rank()]
@@ -228,15 +219,15 @@ class TrainingSurvey:
 
 
 def adopt_scale(objective: Composite, stated: Mapping[str, Any], model: Model) -> None:
-    """Start learned scales, and SigLIP's bias, where CLIP or SigLIP left theirs.
+    """Initialise learned scales, and SigLIP's bias, with those of a pretrained CLIP or SigLIP.
 
-    Only where the configuration names no value of its own: fine-tuning at another temperature
-    first undoes what pretraining learned. Other matchers than cosine have scores of another range.
+    Only if the config sets no value: fine-tuning at another temperature would first undo
+    pretraining. Matchers other than cosine have scores of another range.
     """
-    found = getattr(first_member(model.image_encoder), "pretrained_scale", None)
-    if found is None or model.spec.matcher["name"] != "cosine":
+    pretrained_scale = getattr(first_member(model.image_encoder), "pretrained_scale", None)
+    if pretrained_scale is None or model.spec.matcher["name"] != "cosine":
         return
-    scale, bias = found
+    scale, bias = pretrained_scale
     for name, term in objective.each():
         given = stated.get(name)
         options: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
@@ -247,3 +238,84 @@ def adopt_scale(objective: Composite, stated: Mapping[str, Any], model: Model) -
                 term.scale.log.fill_(math.log(min(scale, MAX_SCALE)))
             if isinstance(term, SigLIP) and "bias" not in options and bias:
                 term.bias.fill_(bias)
+
+
+def objective_notes(recipe: RunConfig, config: RunConfig) -> list[str]:
+    """Notes for an objective that replaces the recipe's: options that are lost, another reduction.
+
+    An objective is replaced as a whole, so options that the new one omits have their defaults.
+    """
+    return [*_replacement_note(recipe, config), *_reduction_note(recipe, config)]
+
+
+def _replacement_note(recipe: RunConfig, config: RunConfig) -> list[str]:
+    """Terms and options of the recipe that are no longer set."""
+    before, after = _options(recipe), _options(config)
+    gone = [name for name in before if name not in after and name != PROTECT]
+    lost = [
+        f"{name}.{key}={value}"
+        for name, options in before.items()
+        for key, value in options.items()
+        if key not in after.get(name, {}) and not (name in after and _is_default(name, key, value))
+    ]
+    if not gone and not lost:
+        return []
+    replaced = gone or [name for name in before if name != PROTECT]
+    new = ", ".join(name for name in after if name != PROTECT)
+    ending = f"; no longer in force: {', '.join(lost)}" if lost else ""
+    return [f"objective {new} replaces the recipe's {', '.join(replaced)}{ending}"]
+
+
+def _reduction_note(recipe: RunConfig, config: RunConfig) -> list[str]:
+    """Terms that are averaged although the recipe's were summed, or vice versa."""
+    before, after = set(_reductions(recipe).values()), _reductions(config)
+    if len(before) != 1:  # no common reduction to compare with
+        return []
+    [wanted] = before
+    changed = [name for name, reduction in after.items() if reduction != wanted]
+    if not changed:
+        return []
+    advice = " ".join(f"objective.{name}.reduction={wanted}" for name in changed)
+    if len(changed) < len(after):
+        terms = ", ".join(f"{name} is {VERBS[reduction]}" for name, reduction in after.items())
+        note = f"{terms} over the batch; the recipe's loss was {VERBS[wanted]}"
+    else:
+        note = _scale_note(recipe, config, wanted)
+    return [f"{note}; to keep the recipe's scale: {advice}"]
+
+
+def _scale_note(recipe: RunConfig, config: RunConfig, wanted: str) -> str:
+    """How much gradients change if every term has the other reduction."""
+    averaged = wanted == "sum"
+    new, old = ("averaged", "summed") if averaged else ("summed", "averaged")
+    size = f"about {2 * config.train.batch_size} times as {'small' if averaged else 'large'}"
+    note = f"the loss is {new} over the batch, the recipe's was {old}: gradients are {size}"
+    clip = config.train.optimizer.clip
+    if clip and clip == recipe.train.optimizer.clip:
+        often = "hardly ever clips" if averaged else "clips nearly always"
+        note += f", and train.optimizer.clip={clip:g}, set beside the recipe's loss, {often}"
+    return note
+
+
+def _options(config: RunConfig) -> dict[str, Mapping[str, Any]]:
+    """Options of each term, and of ``protect``, as configured; a bare number is the weight."""
+    return {
+        name: options if isinstance(options, Mapping) else _weight(options)
+        for name, options in config.objective.items()
+    }
+
+
+def _weight(given: float | None) -> dict[str, float]:
+    return {} if given is None or given == 1 else {"weight": given}
+
+
+def _is_default(name: str, key: str, value: Any) -> bool:
+    """Whether a value is the default of a term's option."""
+    options = protections.options(name) if name == PROTECT else objectives.options(name)
+    return bool(({"weight": 1.0, "epochs": None} | options)[key] == value)
+
+
+def _reductions(config: RunConfig) -> dict[str, str]:
+    """Reduction of each term that has one."""
+    terms = create_objective(config.objective).each()
+    return {name: str(term.reduction) for name, term in terms if hasattr(term, "reduction")}

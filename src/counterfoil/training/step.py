@@ -1,4 +1,4 @@
-"""One training step: a batch, on however many processes, to a loss over the global batch."""
+"""One training step: scores and loss of the global batch, on one or several processes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 HISTOGRAM = "margins"
 MARGIN_RANGE = (-1.0, 1.0)
-"""Margins are counted between these in the histogram of a batch."""
+"""Range of the margin histogram."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A batch after scoring: this process's share encoded, and the scores of the global batch.
+    """This process's encoded share of a batch, and the scores of the global batch.
 
-    ``all_texts`` are the texts of every process, ``members`` the scores of each copy of the model,
+    ``all_texts`` are the texts of all processes, ``members`` the scores of each ensemble member,
     ``scores`` their mean.
     """
 
@@ -60,11 +60,11 @@ def score_batch(
     scored: bool = True,
     chunk_size: int = 0,
 ) -> Scored:
-    """Each process encodes its share and scores its images with the texts of all.
+    """Each process encodes its share and scores its images with the texts of all processes.
 
-    The rows are then gathered, so every process sees the same score matrix and the cost of scoring
-    is divided among them. With ``scored=False`` the batch is encoded only, and all scores are NaN.
-    ``chunk_size`` items are encoded at a time (`gradient_cache`); 0: all.
+    The rows are then gathered, so every process has the same score matrix and scoring is divided
+    among them. With ``scored=False`` the batch is only encoded, and all scores are NaN.
+    ``chunk_size`` items are encoded at a time (`gradient_cache`); 0 means all.
     """
     cache = GradientCache(model, chunk_size)
     device = batch.image_ids.device.type
@@ -72,16 +72,16 @@ def score_batch(
         images = cache.images(batch.images, needs)
         texts = cache.texts(batch.texts, needs)
         all_texts = texts.keep(model.matcher.needs).gather()
-        compared = model.matcher
+        matcher = model.matcher
         members: tuple[Tensor, ...]
         if not scored:
             members = (
                 images.mask.new_full((len(images), len(all_texts)), torch.nan, dtype=torch.float32),
             )
-        elif isinstance(compared, EnsembleMatcher):
-            members = compared.each(images, all_texts)
+        elif isinstance(matcher, EnsembleMatcher):
+            members = matcher.each(images, all_texts)
         else:
-            members = (compared(images, all_texts),)
+            members = (matcher(images, all_texts),)
     members = tuple(_full_precision(gather_rows(scores)) for scores in members)
     scores = members[0] if len(members) == 1 else torch.stack(members).mean(0)
     return Scored(images, texts, all_texts, members, scores)
@@ -92,7 +92,7 @@ def _full_precision(scores: Tensor) -> Tensor:
 
 
 class TrainingBatchServices:
-    """The batch of the current step and the model, as objectives may use them."""
+    """Access of objectives to the batch of the current step and to the model."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class TrainingBatchServices:
     def matcher(self) -> Matcher:
         return self.model.matcher
 
-    # not recorded: of other items than the batch's there are as many as it happens
+    # without CUDA graphs: the number of other items than the batch's varies
     def encode_images(self, images: ImageBatch) -> Encoded:
         with self.autocast(), cuda_graphs(False):
             return self.cache.images(images)
@@ -125,12 +125,12 @@ class TrainingBatchServices:
 
     def paired(self, images: Encoded, texts: Encoded) -> Tensor:
         counts = gather_counts(len(images), images.mask.device)
-        places = torch.arange(max(counts), device=images.mask.device)
-        mine = places.clamp(max=len(images) - 1)  # as many on every process, the rest repeated
+        rows = torch.arange(max(counts), device=images.mask.device)
+        mine = rows.clamp(max=len(images) - 1)  # padded to the same number on every process
         with self.autocast():
             scores = paired_scores(self.model.matcher, images[mine], texts[mine])
-        kept = torch.cat([places < count for count in counts])
-        return gather_rows(_full_precision(scores))[kept]
+        real = torch.cat([rows < count for count in counts])
+        return gather_rows(_full_precision(scores))[real]
 
     def autocast(self) -> torch.autocast:
         device = self.batch.image_ids.device.type
@@ -143,7 +143,7 @@ class TrainingBatchServices:
 
 
 class TrainingStep(nn.Module):
-    """Scores of the global batch, what the matcher learns from watching them, and the loss."""
+    """Scores of the global batch, statistics of the matcher, and the loss."""
 
     def __init__(
         self,
@@ -201,12 +201,12 @@ class TrainingStep(nn.Module):
         if len(scored.scores) != len(scored.all_texts):  # the same in every process
             first_text = sum(gather_counts(texts, positives.device)[: rank()])
         own_texts = slice(first_text, first_text + texts)
-        seen = scored.scores.detach()
+        scores = scored.scores.detach()
         self.model.matcher.observe(
             Observation(
                 scored.images,
                 scored.all_texts,
-                seen,
+                scores,
                 positives,
                 first_row,
                 epoch,
@@ -217,26 +217,27 @@ class TrainingStep(nn.Module):
 
     @torch.no_grad()
     def _diagnose(self, scored: Scored, positives: Tensor, context: Context) -> dict[str, Tensor]:
-        """What any run logs of a batch, whatever its objective."""
+        """Diagnostics that every run logs, whatever its objective."""
         directions = both_directions(scored.scores, positives, context)
-        found = {**score_diagnostics(directions), **separation(directions)}
-        found[HISTOGRAM] = margin_histogram(directions, low=MARGIN_RANGE[0], high=MARGIN_RANGE[1])
+        diagnostics = {**score_diagnostics(directions), **separation(directions)}
+        low, high = MARGIN_RANGE
+        diagnostics[HISTOGRAM] = margin_histogram(directions, low=low, high=high)
         if self.model.spec.matcher["name"] == "cosine" and self.model.spec.ensemble_size == 1:
             images, texts = scored.images.pooled, scored.all_texts.pooled
             if images is not None and texts is not None:
                 margin = self.objective.hinge_margin(context.epoch)
-                found |= tangential_gradients(
+                diagnostics |= tangential_gradients(
                     gather_rows(images),
                     texts,
                     positives,
                     context,
                     **({} if margin is None else {"margin": margin}),
                 )
-        return found
+        return diagnostics
 
 
 def anchors_and_negatives(batch: PairBatch, twins: Twins | None = None) -> tuple[int, float]:
-    """Pairs of the global batch, and how many negatives each has on average over both ways."""
+    """Pairs of the global batch, and the mean number of negatives over both directions."""
     images, owners = gather_rows(batch.image_ids), gather_rows(batch.owners)
     positives = images[:, None] == owners[None, :]
     negatives = ~positives
@@ -251,16 +252,13 @@ def anchors_and_negatives(batch: PairBatch, twins: Twins | None = None) -> tuple
 
 
 def batch_notes(step: TrainingStep, batch: PairBatch) -> list[str]:
-    """Lines for the user: negatives per anchor, what is encoded at a time, a slower way to score.
-
-    They describe the first batch of a run.
-    """
+    """Notes on the first batch: negatives per anchor, chunks, and a slower scoring path."""
     pairs, negatives = anchors_and_negatives(batch, step.twins)
     line = f"an anchor sees {negatives:.4g} negatives: batches of {pairs} pairs"
     if step.chunk_size:
         line += f", encoded {step.chunk_size} at a time"
         whole = GradientCache(step.model).whole()
         if whole:
-            line += f" (the {' and '.join(whole)} side whole: it normalises over its batch)"
+            line += f" (but the {' and '.join(whole)} side at once: it has batch normalisation)"
     slower = fallback(step.model, training=True)
     return [line, slower] if slower else [line]

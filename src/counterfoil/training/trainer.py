@@ -1,4 +1,4 @@
-"""The training loop: one for all models, objectives and numbers of processes."""
+"""The training loop for all models and objectives, on one or several processes."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from counterfoil.training.services import TrainingSurvey, prepare_objective
 from counterfoil.training.step import HISTOGRAM, MARGIN_RANGE, PRECISIONS, TrainingStep, batch_notes
 
 MAX_SKIPPED = 10_000
-"""Problems of items that a run remembers."""
+"""Limit of recorded problems of items."""
 
 
 @dataclass(frozen=True, repr=False)
 class RunResult:
-    """What a run came to: its folder, the best dev RSUM and where it was reached."""
+    """Result of a run: its folder, the best dev RSUM and its epoch."""
 
     folder: Path
     best_rsum: float
@@ -58,7 +58,7 @@ class RunResult:
 
 
 class Trainer:
-    """State of a run and the steps that advance it."""
+    """The state of a run and its training loop."""
 
     def __init__(
         self,
@@ -96,13 +96,13 @@ class Trainer:
         torch.manual_seed(config.seed + rank())
 
     def run(self, resume: bool = False) -> RunResult:
-        """Train to the end, or until told to stop, as the only process that writes the folder."""
+        """Train to the end, or until `should_stop`, with the folder locked."""
         with locked_run(self.folder):
             self._begin(resume)
             interrupted = self._train()
-        place, seconds = self.position, self._seconds()
-        skipped, best = len(gather_unique(place.skipped)), (place.best_rsum, place.best_epoch)
-        return RunResult(self.folder, *best, place.step, seconds, skipped, interrupted)
+        position, seconds = self.position, self._seconds()
+        best, skipped = (position.best_rsum, position.best_epoch), gather_unique(position.skipped)
+        return RunResult(self.folder, *best, position.step, seconds, len(skipped), interrupted)
 
     def _begin(self, resume: bool) -> None:
         self.model.yardstick = self.model.correction_rule = None  # measured with older weights
@@ -116,7 +116,7 @@ class Trainer:
             self.progress.say(self.twins.note(self.objective.protects_identical))
 
     def _train(self) -> bool:
-        """Epoch after epoch; True if interrupted."""
+        """Train all epochs; True if interrupted."""
         step: nn.Module = self.step_module
         if world_size() > 1:
             step = DistributedDataParallel(
@@ -133,27 +133,27 @@ class Trainer:
 
     def _epoch(self, step: nn.Module, logs: RunLogs) -> bool:
         """Train to the end of the current epoch, then evaluate; True if interrupted."""
-        place, train = self.position, self.config.train
-        if place.batch == 0:
-            self.survey.epoch = place.epoch
-            self.objective.begin_epoch(place.epoch, self.survey)
+        position, train = self.position, self.config.train
+        if position.batch == 0:
+            self.survey.epoch = position.epoch
+            self.objective.begin_epoch(position.epoch, self.survey)
         self.step_module.train()
-        label, count = f"epoch {place.epoch + 1}/{train.epochs}", len(self.batches)
-        loader = self.batches.loader(place.epoch, place.batch)
-        for batch in self.progress.track(loader, label, count, done=place.batch):
-            place.batch += 1
-            last = place.batch == count
-            update = last or place.batch % train.accumulate == 0
+        label, count = f"epoch {position.epoch + 1}/{train.epochs}", len(self.batches)
+        loader = self.batches.loader(position.epoch, position.batch)
+        for batch in self.progress.track(loader, label, count, done=position.batch):
+            position.batch += 1
+            last = position.batch == count
+            update = last or position.batch % train.accumulate == 0
             if self._usable(batch):
                 self._step(step, self.batches.to_device(batch), update, last, logs)
             if update and not last:
                 stop = any_process(self.should_stop(), self.device)
-                if stop or (train.save_every and place.step % train.save_every == 0):
+                if stop or (train.save_every and position.step % train.save_every == 0):
                     self._save(logs)
                 if stop:
                     return True
         self._finish_epoch(logs)
-        return any_process(self.should_stop(), self.device) and not place.finished
+        return any_process(self.should_stop(), self.device) and not position.finished
 
     def _usable(self, batch: PairBatch | tuple[str, ...]) -> bool:
         """Report the items that were skipped; False if none is left."""
@@ -170,50 +170,51 @@ class Trainer:
         self, step: nn.Module, batch: PairBatch, update: bool, last: bool, logs: RunLogs
     ) -> None:
         """One batch: its loss, its gradient, and the update if one is due."""
-        place = self.position
-        logged = update and ((place.step + 1) % self.config.train.log_every == 0 or not place.step)
+        position = self.position
+        due = not position.step or (position.step + 1) % self.config.train.log_every == 0
+        logged = update and due
         loss, diagnostics = self._backward(step, batch, update, logged or last)
         norms = self._norms(logged) if update else {}
-        # the host sync of the step comes when all of it is queued on the GPU, and not before
+        # the only host sync of the step, after all its work is queued on the GPU
         value, *sizes = as_numbers(loss, *norms.values())
         self._check(value, batch)
-        place.loss_sum += value
-        place.loss_count += 1
+        position.loss_sum += value
+        position.loss_count += 1
         if last and HISTOGRAM in diagnostics:
-            place.margins = [int(count) for count in diagnostics[HISTOGRAM]]
+            position.margins = [int(count) for count in diagnostics[HISTOGRAM]]
         if not update:
             return
-        self.updates.step(sizes[0], place.step)
-        place.step += 1
+        self.updates.step(sizes[0], position.step)
+        position.step += 1
         self.progress.note(f"loss {value:.4f}")
         numbers = {k: finite(float(v)) for k, v in diagnostics.items() if k != HISTOGRAM}
         if logged:
-            record = {"kind": "step", "step": place.step, "epoch": place.epoch, "loss": value}
+            record = {"kind": "step", "step": position.step, "epoch": position.epoch, "loss": value}
             record |= {"lr": self.updates.rate}
             record |= {name: finite(size) for name, size in zip(norms, sizes, strict=True)}
             record |= {**numbers, **self.model.matcher.diagnostics()}
             logs.write(record, self._seconds())
-        warning = self.watch.judge(self.step_module, batch, place, value, numbers)
+        warning = self.watch.judge(self.step_module, batch, position, value, numbers)
         if warning is not None:
             self.progress.say(f"warning: {warning}")
-            logs.write({"kind": "warning", "step": place.step, "text": warning}, self._seconds())
+            logs.write({"kind": "warning", "step": position.step, "text": warning}, self._seconds())
 
     def _backward(
         self, step: nn.Module, batch: PairBatch, update: bool, logging: bool
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and diagnostics of a batch, after adding its gradient to the accumulated one."""
-        place, accumulate = self.position, self.config.train.accumulate
+        position, accumulate = self.position, self.config.train.accumulate
         sync = update or not isinstance(step, DistributedDataParallel)
         with torch.enable_grad() if sync else step.no_sync():  # type: ignore[operator]
             if not self.introduced:
                 self.introduced = True
                 for line in batch_notes(self.step_module, batch):
                     self.progress.say(line)
-            if self.trials is not None and (place.batch - 1) % accumulate == 0:
-                trial = self.trials.of(batch, place.step, self.updates.rate)
-                self.objective.before_step(trial, place.epoch)
+            if self.trials is not None and (position.batch - 1) % accumulate == 0:
+                trial = self.trials.of(batch, position.step, self.updates.rate)
+                self.objective.before_step(trial, position.epoch)
             with cuda_graphs(self.use_cuda_graphs):
-                loss, diagnostics = step(batch, place.epoch, place.step, logging)
+                loss, diagnostics = step(batch, position.epoch, position.step, logging)
             self.updates.backward(loss if accumulate == 1 else loss / accumulate)
         return loss, diagnostics
 
@@ -224,10 +225,10 @@ class Trainer:
         return {**norms, **projection_gradient(self.model)} if logged else norms
 
     def _check(self, value: float, batch: PairBatch) -> None:
-        """Refuse a loss that is not a finite number, before the update."""
+        """Raise for a loss that is not finite, before the update."""
         if math.isfinite(value):
             return
-        split = self.batches.items.split  # without what objectives set aside
+        split = self.batches.items.split  # without held-out images
         images = [split.ids[int(i)] for i in batch.image_ids[:8]]
         raise TrainingError(
             f"epoch {self.position.epoch + 1}, batch {self.position.batch}: the loss is {value}; "
@@ -237,35 +238,35 @@ class Trainer:
 
     def _finish_epoch(self, logs: RunLogs) -> None:
         """Evaluate, compare with the best epoch, log, and save."""
-        place, train = self.position, self.config.train
-        closed = self.model.matcher.close_epoch(place.epoch)
+        position, train = self.position, self.config.train
+        closed = self.model.matcher.close_epoch(position.epoch)
         rsum, metrics = self._validate()
-        place.epoch += 1
-        place.batch = 0
-        better = rsum > place.best_rsum
-        place.worse_epochs += 1
+        position.epoch += 1
+        position.batch = 0
+        better = rsum > position.best_rsum
+        position.worse_epochs += 1
         if better:
-            place.best_rsum, place.best_epoch, place.worse_epochs = rsum, place.epoch, 0
-        stopped = bool(train.early_stop) and place.worse_epochs >= train.early_stop
-        place.finished = place.epoch >= train.epochs or stopped
-        loss = place.loss_sum / max(1, place.loss_count)
-        place.loss_sum, place.loss_count = 0.0, 0
-        record = {"kind": "epoch", "step": place.step, "epoch": place.epoch, "loss": loss}
+            position.best_rsum, position.best_epoch, position.worse_epochs = rsum, position.epoch, 0
+        stopped = bool(train.early_stop) and position.worse_epochs >= train.early_stop
+        position.finished = position.epoch >= train.epochs or stopped
+        loss = position.loss_sum / max(1, position.loss_count)
+        position.loss_sum, position.loss_count = 0.0, 0
+        record = {"kind": "epoch", "step": position.step, "epoch": position.epoch, "loss": loss}
         record |= metrics | closed
-        if place.margins:
+        if position.margins:
             low, high = MARGIN_RANGE
-            record["margin_histogram"] = {"low": low, "high": high, "counts": place.margins}
-        logs.write({**record, "best_rsum": place.best_rsum}, self._seconds())
+            record["margin_histogram"] = {"low": low, "high": high, "counts": position.margins}
+        logs.write({**record, "best_rsum": position.best_rsum}, self._seconds())
         self.progress.say(
-            f"epoch {place.epoch}/{train.epochs}  loss {loss:.4f}  "
-            f"RSUM {rsum:.1f}{' (best)' if better else f'  best {place.best_rsum:.1f}'}"
+            f"epoch {position.epoch}/{train.epochs}  loss {loss:.4f}  "
+            f"RSUM {rsum:.1f}{' (best)' if better else f'  best {position.best_rsum:.1f}'}"
         )
-        if stopped and place.epoch < train.epochs:
+        if stopped and position.epoch < train.epochs:
             self.progress.say(f"stopped early: no better RSUM in {train.early_stop} epochs")
         self._save(logs, best=better)
 
     def _validate(self) -> tuple[float, dict[str, Any]]:
-        """RSUM on the dev split and all metrics; processes other than the first get the RSUM."""
+        """RSUM on the dev split and all metrics; only the first process has the metrics."""
         metrics: dict[str, Any] = {}
         rsum = torch.zeros(1, dtype=torch.float64, device=self.device)
         if rank() == 0:
@@ -296,7 +297,7 @@ class Trainer:
             self.checkpoints.save(self.model, {**state, **random}, self.position, best=best)
 
     def _parts(self) -> dict[str, Stateful]:
-        """What a checkpoint holds beside the model."""
+        """Parts of the training state in a checkpoint."""
         return {"updates": self.updates, "objective": self.objective, "watch": self.watch}
 
     def _seconds(self) -> float:

@@ -204,7 +204,7 @@ def test_sizes_that_do_not_belong_together_take_no_memory(tmp_path) -> None:
 def test_a_width_that_no_model_has_is_named(tmp_path) -> None:
     content = content_of("scan")
     content["model"][0] = {"fc.weight": torch.ones(1, 10**6), "fc.bias": torch.ones(10**6)}
-    with pytest.raises(CheckpointError, match=r"cannot be \(embed_size: .*65536"):
+    with pytest.raises(CheckpointError, match=r"invalid model \(embed_size: .*65536"):
         import_checkpoint(write(content, tmp_path / "c.pth"), "scan")
 
 

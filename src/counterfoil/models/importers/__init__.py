@@ -1,11 +1,6 @@
-"""Other projects' checkpoints to models: one file per family, safe to point at any file."""
+"""Import checkpoints of other projects as models, without running code of the file."""
 
-from counterfoil.models.importers import projects as _bfan  # noqa: F401
-from counterfoil.models.importers import projects as _chan  # noqa: F401
-from counterfoil.models.importers import projects as _naaf  # noqa: F401
-from counterfoil.models.importers import projects as _scan  # noqa: F401
-from counterfoil.models.importers import projects as _sgraf  # noqa: F401
-from counterfoil.models.importers import projects as _vse_infty  # noqa: F401
+from counterfoil.models.importers import projects as _projects  # noqa: F401
 from counterfoil.models.importers import uniter as _uniter  # noqa: F401
 from counterfoil.models.importers.base import Checkpoint, Importer, importers
 from counterfoil.models.importers.convert import Imported, import_checkpoint

@@ -1,4 +1,4 @@
-"""What every importer shares: the layout of the public checkpoints, options, names of weights."""
+"""Base of the importers: the layout of public checkpoints, their options, names of weights."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from torch import Tensor
 
 from counterfoil.core.errors import CheckpointError
 from counterfoil.core.registry import Registry
+from counterfoil.models.catalogue import ModelSpec
 from counterfoil.models.importers.safe_pickles import read_checkpoint
 from counterfoil.models.importers.vocabularies import SPECIALS
 from counterfoil.models.model import Model
-from counterfoil.models.spec import ModelSpec
 
 importers: Registry[type[Importer]] = Registry("importer")
 
 V = TypeVar("V")
 
 LAYERS = 100
-"""More layers than any of these models has."""
+"""Upper limit of layers; no imported model has as many."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options a checkpoint was trained with, read by name and with a check."""
+    """Training options of a checkpoint, checked when they are read."""
 
     values: Mapping[str, Any]
     source: str
@@ -39,37 +39,37 @@ class Settings:
         return name in self.values
 
     def number(self, name: str) -> float:
-        found = self._get(name)
-        if isinstance(found, bool) or not isinstance(found, (int, float)):
+        value = self._get(name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise CheckpointError(
-                f"{self.source}: opt.{name}: expected a number, got {reprlib.repr(found)}"
+                f"{self.source}: opt.{name}: expected a number, got {reprlib.repr(value)}"
             )
-        if not math.isfinite(found):
-            raise CheckpointError(f"{self.source}: opt.{name} is {found}, expected a finite number")
-        return float(found)
+        if not math.isfinite(value):
+            raise CheckpointError(f"{self.source}: opt.{name} is {value}, expected a finite number")
+        return float(value)
 
     def flag(self, name: str, absent: bool) -> bool:
-        found = self.values.get(name, absent)
-        if not isinstance(found, bool):
+        value = self.values.get(name, absent)
+        if not isinstance(value, bool):
             raise CheckpointError(
-                f"{self.source}: opt.{name}: expected a switch, got {reprlib.repr(found)}"
+                f"{self.source}: opt.{name}: expected a switch, got {reprlib.repr(value)}"
             )
-        return found
+        return value
 
     def choice(self, name: str, known: Mapping[str, V], absent: str | None = None) -> V:
-        """Our word for theirs; a setting that has none is refused."""
-        found = self._get(name) if absent is None else self.values.get(name, absent)
-        if not isinstance(found, str) or found not in known:
+        """Our name for the project's setting; raises for unsupported settings."""
+        value = self._get(name) if absent is None else self.values.get(name, absent)
+        if not isinstance(value, str) or value not in known:
             raise CheckpointError(
-                f"{self.source}: opt.{name}={reprlib.repr(found)} is not supported "
+                f"{self.source}: opt.{name}={reprlib.repr(value)} is not supported "
                 f"(supported: {', '.join(known)})"
             )
-        return known[found]
+        return known[value]
 
     def _get(self, name: str) -> Any:
         if name not in self.values:
             raise CheckpointError(
-                f"{self.source}: opt.{name} is missing, so it is not known how the model scores"
+                f"{self.source}: opt.{name} is missing, and the scores of the model depend on it"
             )
         return self.values[name]
 
@@ -78,7 +78,7 @@ class Settings:
 class Checkpoint:
     """A public checkpoint: {'epoch', 'model': [state dict, …], 'best_rsum', 'opt', 'Eiters'}.
 
-    A file that is nothing but a state dict is one without options.
+    A plain state dict is a checkpoint without options.
     """
 
     path: Path
@@ -94,9 +94,9 @@ class Checkpoint:
         if _is_state(content) and content:
             return cls(path, [_without_wrapper(content)], Settings({}, str(path)), None, None)
         if not isinstance(content, dict) or not {"model", "opt"} <= set(content):
-            found = _listed(content) if isinstance(content, dict) else type(content).__name__
+            given = _listed(content) if isinstance(content, dict) else type(content).__name__
             raise CheckpointError(
-                f"{path}: expected a dictionary with 'model' and 'opt', found {found}"
+                f"{path}: expected a dictionary with 'model' and 'opt', found {given}"
             )
         model, options = content["model"], content["opt"]
         if not isinstance(model, (list, tuple)) or not all(_is_state(state) for state in model):
@@ -114,22 +114,22 @@ class Checkpoint:
 
 
 class Importer:
-    """From a public project's checkpoint to a `ModelSpec` and weights under our names.
+    """Converts a public project's checkpoint to a `ModelSpec` and weights under our names.
 
-    ``parts`` says what the state dicts are, ``names`` how the keys of each begin there and here,
-    ``unused`` which keys the project saves but never reads.
+    ``parts`` describes the state dicts, ``names`` maps prefixes of their keys to ours, ``unused``
+    are prefixes of keys that the project saves but never reads.
     """
 
     title: ClassVar[str]
     mark: ClassVar[str]
-    """What only this project's files have: ``opt.NAME``, or the beginning of a key."""
+    """Identifies the project's files: ``opt.NAME``, or the prefix of a key."""
     parts: ClassVar[Sequence[str]] = ("image encoder", "text encoder")
     names: Sequence[Mapping[str, str]]
     unused: ClassVar[Sequence[Sequence[str]]] = ((), ())
     appends_mask: ClassVar[bool] = False
     """Whether the project's code appends ``<mask>`` to the vocabulary it reads."""
     tokenizer: ClassVar[str] = ""
-    """Whose tokenizer it reads captions with; empty where it has a vocabulary of words."""
+    """Name of the tokenizer; empty if the project has a vocabulary of words."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -138,7 +138,7 @@ class Importer:
 
     @classmethod
     def misfit(cls, checkpoint: Checkpoint) -> str | None:
-        """Why the checkpoint is not one of this project; None where it is."""
+        """Why the checkpoint is not from this project; None if it is."""
         if len(checkpoint.states) != len(cls.parts):
             count = len(checkpoint.states)
             return f"state dicts: {count} instead of {len(cls.parts)} ({', '.join(cls.parts)})"
@@ -155,11 +155,11 @@ class Importer:
         raise NotImplementedError
 
     def learned(self) -> dict[str, Tensor]:
-        """What the project keeps outside its state dicts, under our names."""
+        """Learned values outside the state dicts, under our names."""
         return {}
 
     def entries(self) -> Sequence[str] | None:
-        """The vocabulary, where the project keeps it in the checkpoint."""
+        """The vocabulary, if the checkpoint has it."""
         return None
 
     @property
@@ -181,15 +181,15 @@ class Importer:
         return self.size(0, "fc.weight_v" if "fc.weight_v" in self.image else "fc.weight", 1)
 
     def size(self, part: int, key: str, axis: int) -> int:
-        found = self.checkpoint.states[part].get(key)
-        if found is None or found.dim() <= axis or not found.numel():
+        weight = self.checkpoint.states[part].get(key)
+        if weight is None or weight.dim() <= axis or not weight.numel():
             raise CheckpointError(
                 f"{self.checkpoint.path}: no usable weight '{key}' in the {self.parts[part]}"
             )
-        return int(found.shape[axis])
+        return int(weight.shape[axis])
 
     def layers(self, count: int) -> int:
-        """A number of layers that was counted by the names of weights."""
+        """A number of layers, counted by names of weights, within the limit."""
         if count > LAYERS:
             raise CheckpointError(
                 f"{self.checkpoint.path}: weights of {count:,} layers; {self.title} has fewer than "
@@ -198,7 +198,7 @@ class Importer:
         return max(1, count)
 
     def text_options(self) -> dict[str, Any]:
-        """The recurrent text encoder all these projects share, by what its weights say."""
+        """Options of the recurrent text encoder of these projects, from its weights."""
         depths = [key.partition("rnn.weight_hh_l")[2] for key in self.text]
         return {
             "name": "bigru" if any(depth.endswith("_reverse") for depth in depths) else "gru",
@@ -208,13 +208,12 @@ class Importer:
         }
 
     def weights(self, model: Model) -> dict[str, Tensor]:
-        """The checkpoint's weights under the model's names, each of them accounted for.
+        """The checkpoint's weights under the model's names; raises if any is missing or unknown.
 
-        Where the vocabulary got a ``<mask>`` that the project did not have, its row is zero: the
-        word only occurs in captions disturbed on purpose, and a zero vector adds nothing.
+        If `Vocabulary` added a ``<mask>``, its row is zero: only augmented captions contain it.
         """
         wanted = model.state_dict()
-        found: dict[str, Tensor] = dict(self.learned())
+        weights: dict[str, Tensor] = dict(self.learned())
         unknown: list[str] = []
         for part, state in enumerate(self.checkpoint.states):
             for key, value in state.items():
@@ -222,16 +221,16 @@ class Importer:
                     continue
                 name = self._rename(part, key)
                 if name is None or name not in wanted:
-                    shown = key if key.isprintable() else repr(key)
-                    unknown.append(f"{shown} ({self.parts[part]})")
+                    label = key if key.isprintable() else repr(key)
+                    unknown.append(f"{label} ({self.parts[part]})")
                 else:
-                    found[name] = value
+                    weights[name] = value
         missing = []
         for name, value in wanted.items():
-            if name in found:
-                found[name] = self._fit(name, found[name], value)
+            if name in weights:
+                weights[name] = self._fit(name, weights[name], value)
             elif name.endswith("num_batches_tracked"):  # unknown before torch 0.4.1, and never read
-                found[name] = torch.zeros(value.shape, dtype=value.dtype)
+                weights[name] = torch.zeros(value.shape, dtype=value.dtype)
             else:
                 missing.append(self._theirs(name))
         if unknown or missing:
@@ -239,24 +238,24 @@ class Importer:
                 f"{self.checkpoint.path}: not the weights of {self.title} as its options describe "
                 f"it; missing: {_listed(missing)}; unknown: {_listed(unknown)}"
             )
-        return found
+        return weights
 
-    def _fit(self, name: str, found: Tensor, wanted: Tensor) -> Tensor:
-        wider = found.dim() == 2 and len(found) + 1 == len(wanted)
+    def _fit(self, name: str, weight: Tensor, wanted: Tensor) -> Tensor:
+        wider = weight.dim() == 2 and len(weight) + 1 == len(wanted)
         if name == "text_encoder.embed.weight" and wider:
-            found = torch.cat([found, torch.zeros_like(found[:1])])
-        if found.shape != wanted.shape and found.numel() == wanted.numel() == 1:
-            found = found.reshape(wanted.shape)  # a lone number had a shape of its own once
-        if found.shape != wanted.shape:
+            weight = torch.cat([weight, torch.zeros_like(weight[:1])])
+        if weight.shape != wanted.shape and weight.numel() == wanted.numel() == 1:
+            weight = weight.reshape(wanted.shape)  # older torch gave scalars another shape
+        if weight.shape != wanted.shape:
             raise CheckpointError(
-                f"{self.checkpoint.path}: {self._theirs(name)} has the shape {tuple(found.shape)}, "
+                f"{self.checkpoint.path}: {self._theirs(name)} has shape {tuple(weight.shape)}, "
                 f"its options imply {tuple(wanted.shape)}"
             )
-        if not torch.isfinite(found).all():
+        if not torch.isfinite(weight).all():
             raise CheckpointError(
                 f"{self.checkpoint.path}: {self._theirs(name)} holds numbers that are not finite"
             )
-        return found.to(wanted.dtype)
+        return weight.to(wanted.dtype)
 
     def _rename(self, part: int, key: str) -> str | None:
         for theirs, ours in self.names[part].items():

@@ -1,4 +1,4 @@
-"""A public checkpoint to a `Model`, and what is worth knowing about it."""
+"""`import_checkpoint`: converts a public checkpoint to a `Model`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from counterfoil.models.model import Model
 
 @dataclass(frozen=True)
 class Imported:
-    """A model and what its file said of it.
+    """An imported model with its origin.
 
-    ``vocabulary`` names where the words came from, None where they are stand-ins.
+    ``vocabulary`` is the source of its words, None if they are placeholders.
     """
 
     model: Model
@@ -40,8 +40,8 @@ class Imported:
         if self.vocabulary is not None:
             return []
         return [
-            "the words of this model are stand-ins (word4, word5 …): it scores token ids as its "
-            "authors did, but no sentence means anything to it; import it again with --vocab"
+            "the words of this model are placeholders (word4, word5 …): it scores token ids as in "
+            "the public code, but knows no words; import it again with --vocab"
         ]
 
     def as_dict(self) -> dict[str, Any]:
@@ -64,11 +64,11 @@ class Imported:
 def import_checkpoint(
     path: str | Path, family: str, vocabulary: str | Path | None = None
 ) -> Imported:
-    """Read a checkpoint of one of the registered families.
+    """Import a checkpoint of one of the registered families.
 
-    The model scores as the public code does: ``form="reference"`` (of NAAF: `naaf-reference`)
-    wherever that differs. Without a vocabulary its words are stand-ins; see `Imported.warnings`.
-    Those that read captions with a tokenizer are refused without one.
+    The model scores as the public code does: ``form="reference"`` (of NAAF: `naaf-reference`) if
+    that differs from the paper. Without a vocabulary its words are placeholders, see
+    `Imported.warnings`; models with a tokenizer need one.
     """
     kind = importers[family]
     checkpoint = Checkpoint.read(path)
@@ -81,9 +81,9 @@ def import_checkpoint(
         wrong = error.errors()[0]
         field = ".".join(str(part) for part in wrong["loc"])
         raise CheckpointError(
-            f"{path}: its weights imply a model that cannot be ({field}: {wrong['msg']})"
+            f"{path}: its weights imply an invalid model ({field}: {wrong['msg']})"
         ) from None
-    except Exception as error:  # weights and options of a forged file may fit nowhere
+    except Exception as error:  # a forged file may fail anywhere
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(
             f"{path}: its weights and options are not those of {kind.title} ({reason[:200]})"
@@ -93,7 +93,7 @@ def import_checkpoint(
 def _convert(importer: Importer, family: str, vocabulary: str | Path | None) -> Imported:
     spec = importer.spec()
     text, source = _text(importer, vocabulary)
-    with torch.device("meta"):  # sizes that do not fit are found before memory is taken for them
+    with torch.device("meta"):  # finds wrong sizes before memory is allocated
         outline = Model(spec, importer.input_dim, text)
     weights = importer.weights(outline)
     model = Model(spec, importer.input_dim, text)
@@ -118,7 +118,7 @@ def _check_family(kind: type[Importer], checkpoint: Checkpoint) -> None:
 
 
 def _text(importer: Importer, path: str | Path | None) -> tuple[TextProcessor, str | None]:
-    """What turns captions into the checkpoint's token ids, and where it came from."""
+    """The text processor that gives the checkpoint's token ids, and its source."""
     if not importer.tokenizer:
         words, source = _vocabulary(importer, path)
         return WordText(words), source
@@ -131,7 +131,7 @@ def _text(importer: Importer, path: str | Path | None) -> tuple[TextProcessor, s
 
 
 def _vocabulary(importer: Importer, path: str | Path | None) -> tuple[Vocabulary, str | None]:
-    """The words from a file, from the checkpoint or stood in for, and where they came from."""
+    """Words from a file, from the checkpoint, or placeholders; and their source."""
     rows = len(importer.embedding)
     if path is not None:
         return fit_to(read_entries(path), rows, importer.appends_mask, str(path)), str(path)
@@ -140,6 +140,8 @@ def _vocabulary(importer: Importer, path: str | Path | None) -> tuple[Vocabulary
     if entries is not None:
         return fit_to(entries, rows, importer.appends_mask, source), source
     if rows < len(importer.specials):
-        raise CheckpointError(f"{source}: a word embedding of {rows} rows")
-    stood_in = placeholder(rows, importer.specials, importer.appends_mask)
-    return fit_to(stood_in, rows, False, source), None
+        raise CheckpointError(
+            f"{source}: expected an embedding of at least {len(importer.specials)} rows, got {rows}"
+        )
+    words = placeholder(rows, importer.specials, importer.appends_mask)
+    return fit_to(words, rows, False, source), None

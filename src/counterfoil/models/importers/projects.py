@@ -13,9 +13,9 @@ from counterfoil.core.errors import CheckpointError
 from counterfoil.data.text.vocabulary import END, PAD, START, UNK
 from counterfoil.matchers.mismatch_boundary import BINS
 from counterfoil.matchers.sgraf import REFERENCE_KEYS
+from counterfoil.models.catalogue import ModelSpec
 from counterfoil.models.importers.base import Importer, importers
 from counterfoil.models.importers.vocabularies import SPECIALS, entries_of
-from counterfoil.models.spec import ModelSpec
 
 AGGREGATIONS = {"LogSumExp": "lse", "Mean": "mean", "Max": "max", "Sum": "sum"}
 RAW_NORMS = {
@@ -103,12 +103,12 @@ class BfanImporter(ScanFamily):
 
 
 STATE = ("thres", "thres_safe", "mean_pos", "mean_neg", "stnd_pos", "stnd_neg")
-"""The boundary's state, in the order of the matcher's buffer."""
+"""Options with the boundary's state, in the order of the matcher's buffer."""
 
 
 @importers.register("naaf")
 class NaafImporter(ScanFamily):
-    """NAAF: negative-aware attention, with the boundary it had learned."""
+    """NAAF: negative-aware attention, with its learned boundary."""
 
     title = "NAAF"
     mark = "opt.thres_safe"

@@ -1,12 +1,11 @@
-"""Files of `torch.save`, read without running anything that is in them.
+"""Safe reader of `torch.save` files: never runs code of the file.
 
-A pickle is a program. Of the old projects' files only the inert part is accepted: tensors,
-containers, numbers, strings, NumPy values, and the `argparse.Namespace` in which those projects
-keep their options. Everything else is refused, and named. `data.pickles` reads the instructions.
+A pickle is a program. Only inert values are accepted: tensors, containers, numbers, strings, NumPy
+values, and the `argparse.Namespace` in which older projects store options. Anything else raises an
+error with its name. `data.pickles` interprets the instructions.
 
-The bytes of the tensors are in a zip archive, or in a stream of before torch 1.6. No length is
-believed: a storage is as long as its bytes in the file, and all of them together are never longer
-than the file.
+Tensor data is in a zip archive, or in a stream (before torch 1.6). No declared length is trusted:
+a storage has the length of its bytes in the file, and all storages together fit into the file.
 """
 
 from __future__ import annotations
@@ -70,14 +69,14 @@ HINTS = {
 
 
 class Storage(StandIn):
-    """A run of numbers in the file, read when a tensor needs it."""
+    """Contiguous numbers in the file, read when a tensor needs them."""
 
     def __init__(self, source: Archive | LegacyStream, key: str, dtype: torch.dtype) -> None:
         self.source, self.key, self.dtype = source, key, dtype
         self._values: Tensor | None = None
 
     def values(self) -> Tensor:
-        """All of it, one number after another; read once and shared by its tensors."""
+        """All numbers, flat; read once and shared by its tensors."""
         if self._values is None:
             self._values = self.source.values(self.key, self.dtype)
         return self._values
@@ -87,7 +86,7 @@ class Storage(StandIn):
 
 
 class StorageView(Storage):
-    """A part of another storage, as torch before 0.4 wrote it."""
+    """A slice of another storage, as written before torch 0.4."""
 
     def __init__(self, root: Storage, start: int, count: int) -> None:
         super().__init__(root.source, root.key, root.dtype)
@@ -98,12 +97,12 @@ class StorageView(Storage):
 
 
 class TensorView(StandIn):
-    """What `_rebuild_tensor_v2` becomes: a checked view of a storage."""
+    """Replaces `_rebuild_tensor_v2`: a checked view of a storage."""
 
     def __init__(self, *arguments: Any) -> None:
         if len(arguments) < 4 or not isinstance(arguments[0], Storage):
             raise PickleRefusedError("it holds a tensor without a storage")
-        if len(arguments) > 7 or any(arguments[6:]):  # such as that it is conjugated or negative
+        if len(arguments) > 7 or any(arguments[6:]):  # such as conjugated or negated
             raise PickleRefusedError(
                 "it holds a tensor with metadata; resolve it (resolve_conj, resolve_neg) and save "
                 "it again"
@@ -143,7 +142,7 @@ def _numbers(sides: Any) -> tuple[Any, ...] | list[Any]:
 
 
 class _Source:
-    """What both containers share: storages by their key, read within the size of the file."""
+    """Base of both containers: storages by key, read within the size of the file."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self.file, self.size = file, size
@@ -182,7 +181,7 @@ class _Source:
 
 
 class Archive(_Source):
-    """A zip file, not compressed: ``NAME/data.pkl`` and one record ``NAME/data/KEY`` a storage."""
+    """An uncompressed zip file: ``NAME/data.pkl`` and ``NAME/data/KEY`` per storage."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         super().__init__(file, size)
@@ -205,7 +204,7 @@ class Archive(_Source):
         self.folder = pickled.removesuffix("data.pkl")
 
     def seek_pickle(self) -> int:
-        """Go to the pickle; where it ends."""
+        """Seek to the pickle; returns its end."""
         return self._seek("data.pkl") + self.file.tell()
 
     def storage(self, pid: Any) -> Storage:
@@ -220,7 +219,7 @@ class Archive(_Source):
         return values
 
     def _seek(self, name: str) -> int:
-        """Go to the bytes of a record; how many there are."""
+        """Seek to the bytes of a record; returns their number."""
         record = self.records.get(f"{self.folder}{name}")
         if record is None:
             raise PickleDamagedError(f"damaged (there is no record {name[:100]!r} in it)")
@@ -233,7 +232,7 @@ class Archive(_Source):
 
 
 class LegacyStream(_Source):
-    """Pickles one after another, then the storages in the order that the last pickle says."""
+    """Consecutive pickles, then the storages in the order given by the last pickle."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         super().__init__(file, size)
@@ -271,11 +270,11 @@ class LegacyStream(_Source):
 
 
 def read_checkpoint(path: str | Path, operations: int = OPERATIONS) -> Any:
-    """What `torch.save` wrote, on the CPU; anything but inert values is a `CheckpointError`.
+    """Read a `torch.save` file to the CPU; raises `CheckpointError` for anything but inert values.
 
-    Both containers are read, the zip file of today and the stream of before torch 1.6, also as
-    Python 2 wrote it (its strings as Latin-1) and with storages that were on a GPU. Tensors that
-    share a storage in the file share memory here. A pickle of more ``operations`` is refused.
+    Reads zip files and the streams of before torch 1.6, also from Python 2 (strings as Latin-1) and
+    with GPU storages. Tensors that share a storage share memory. A pickle of more than
+    ``operations`` instructions is refused.
     """
     path = Path(path)
     try:
@@ -308,12 +307,12 @@ def _is_legacy(file: BinaryIO, path: Path) -> bool:
     head = file.read(32)
     if head.startswith((LEGACY, ZIP)):
         return head.startswith(LEGACY)
-    found = "an empty file" if not head else f"it begins with {head[:8]!r}"
+    reason = "an empty file" if not head else f"it begins with {head[:8]!r}"
     for start, hint in HINTS.items():
         if head.lstrip().startswith(start):
-            found = hint
+            reason = hint
             break
-    raise CheckpointError(f"{path}: not a file of torch.save ({found})")
+    raise CheckpointError(f"{path}: not a file of torch.save ({reason})")
 
 
 def _read(file: BinaryIO, legacy: bool, operations: int) -> Any:
@@ -322,7 +321,7 @@ def _read(file: BinaryIO, legacy: bool, operations: int) -> Any:
     if legacy:
         source, end = LegacyStream(file, size), size
         file.seek(len(LEGACY))
-        for _ in range(2):  # the version of the layout, the sizes of numbers where it was written
+        for _ in range(2):  # the layout version, and the sizes of integers
             PickleReader(file, size, PYTHON.get, operations=1000).load()
     else:
         source = Archive(file, size)
@@ -343,9 +342,9 @@ class _Namespace(StandIn):
 
     def finish(self, content: Any) -> argparse.Namespace:
         # not by setattr, nor by keywords: a name may be 'self' or '__class__'
-        found = argparse.Namespace()
-        found.__dict__.update(content or {})
-        return found
+        namespace = argparse.Namespace()
+        namespace.__dict__.update(content or {})
+        return namespace
 
 
 def _new_size(sides: Any = ()) -> torch.Size:
@@ -373,4 +372,4 @@ GLOBALS = (
         *(Global(name) for name in STORAGES),
     )
 )
-"""All that a checkpoint may name."""
+"""Globals that a checkpoint may use."""

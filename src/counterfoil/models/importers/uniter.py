@@ -19,8 +19,8 @@ from counterfoil.encoders.transformer import (
     join_attention,
     layer_name,
 )
+from counterfoil.models.catalogue import ModelSpec
 from counterfoil.models.importers.base import Checkpoint, Importer, importers
-from counterfoil.models.spec import ModelSpec
 
 WORDS = "uniter.embeddings.word_embeddings.weight"
 TYPES = "uniter.embeddings.token_type_embeddings.weight"
@@ -63,7 +63,7 @@ class UniterImporter(Importer):
     mark = "uniter."
     parts = ("state dict",)
     names = (NAMES,)
-    # masked regions and their two objectives are of pretraining alone
+    # used by pretraining only
     unused = (("uniter.img_embeddings.mask_embedding.", "feat_regress.", "region_classifier."),)
     tokenizer = "bert-base-cased"
 
@@ -73,7 +73,7 @@ class UniterImporter(Importer):
             types = state.pop(TYPES)
             state |= {f"{TYPES}[{row}]": types[row] for row in range(2)}
         if "rank_output.weight" not in state and "itm_output.weight" in state:
-            # pretrained only: retrieval starts from the answer "yes", as the public code has it
+            # pretrained only: the rank head starts from the ITM head, as in the public code
             for kind in ("weight", "bias"):
                 state[f"rank_output.{kind}"] = state[f"itm_output.{kind}"][1:2]
         self.checkpoint = replace(checkpoint, states=[join_attention(state)])
@@ -114,14 +114,14 @@ class UniterImporter(Importer):
         return self.size(0, "uniter.img_embeddings.img_linear.weight", 1)
 
     def _heads(self, width: int) -> int:
-        """Attention heads, which weights do not tell: from model.json, or as BERT has them."""
+        """Number of attention heads, from model.json or as in BERT; weights do not show it."""
         path = self.checkpoint.path
-        for place in _config_places(path):
-            if place.is_file():
-                return _read_heads(place, width)
+        for config in _config_paths(path):
+            if config.is_file():
+                return _read_heads(config, width)
         if width % HEAD_WIDTH:
             raise CheckpointError(
-                f"{path}: how many attention heads share its {width} numbers is not in the file: "
+                f"{path}: the file does not give the number of attention heads for width {width}: "
                 "put the project's model.json (num_attention_heads) beside it"
             )
         return width // HEAD_WIDTH
@@ -140,27 +140,27 @@ class UniterImporter(Importer):
 
 @importers.register("tags")
 class TagsImporter(UniterImporter):
-    """TAGS-DC: UNITER that writes foils and, from stage 2 on, finds and corrects their words."""
+    """TAGS-DC: UNITER that writes foils and, from stage 2, finds and corrects wrong words."""
 
     title = "TAGS"
     mark = "cls.predictions."
 
 
 def _untied(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The state without the decoders, which must be the table of word vectors once more."""
+    """The state without the decoders, which must equal the word embeddings."""
     state = dict(checkpoint.states[0])
     for key in [key for key in state if key.endswith(".predictions.decoder.weight")]:
         decoder = state.pop(key)
         if WORDS in state and not decoder.equal(state[WORDS]):
             raise CheckpointError(
-                f"{checkpoint.path}: {key} is not the table of word vectors, to which the public "
+                f"{checkpoint.path}: {key} differs from the word embeddings, to which the public "
                 "code ties it"
             )
     return state
 
 
-def _config_places(path: Path) -> Sequence[Path]:
-    """Where the public code's model.json may be: beside the file, or in the run's log folder."""
+def _config_paths(path: Path) -> Sequence[Path]:
+    """Possible paths of the public code's model.json: beside the file or in the log folder."""
     run = path.parent.parent
     return (path.with_suffix(".json"), path.parent / "model.json", run / "log" / "model.json")
 

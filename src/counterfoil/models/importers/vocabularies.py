@@ -1,8 +1,8 @@
-"""The words, or the tokenizer, of an imported model: read from a file, or stood in for.
+"""Vocabularies and tokenizers of imported models, read from files or made of placeholders.
 
-A public checkpoint holds one vector per word but not the words. The files that do are JSON (SCAN,
-NAAF) or a pickled object of a class `Vocabulary` (vsepp, VSRN, DivE). For BERT it is a folder of
-`transformers`, or the list of pieces.
+A public checkpoint has one vector per word but not the words. Those are in JSON files (SCAN, NAAF)
+or in a pickled `Vocabulary` (vsepp, VSRN, DivE); for BERT in a folder of `transformers` or a list
+of word pieces.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from counterfoil.data.text.vocabulary import (
 )
 
 SPECIALS = (PAD, START, END, UNK)
-OPERATIONS, MOST_OPERATIONS = 1_000_000, 4_000_000
-"""Instructions of a pickled vocabulary: a fourth of its bytes, but within these limits.
+OPERATIONS, MAX_OPERATIONS = 1_000_000, 4_000_000
+"""Pickle instructions allowed: a quarter of the file's bytes, within these limits.
 
-A word takes five in about 24 bytes, in both directions; 800,000 words are the most.
+A word needs five instructions in about 24 bytes, so 800,000 words is the maximum.
 """
 
 BERT_SPECIALS = {
@@ -57,7 +57,7 @@ BERT_SPECIALS = {
 
 
 def read_entries(path: str | Path) -> list[str]:
-    """Words in the order of their numbers, as the file has them (``<mask>`` not appended)."""
+    """Words in the order of their ids, as in the file (``<mask>`` not appended)."""
     path = Path(path)
     if path.suffix.lower() in (".pkl", ".pickle"):
         return entries_of(_read_pickle(path), str(path))
@@ -94,11 +94,11 @@ def placeholder(rows: int, specials: Sequence[str] = SPECIALS, masked: bool = Fa
 
 
 def fit_to(entries: Sequence[str], rows: int, appends_mask: bool, source: str) -> Vocabulary:
-    """A vocabulary for an embedding of so many rows; both numbers are named where they differ.
+    """A vocabulary for an embedding of ``rows`` rows; raises if the sizes differ.
 
-    The VSE∞ family appends ``<mask>`` when it runs (``appends_mask``), so its embeddings have one
-    row more than its files have words. The SCAN family has no such word; as `Vocabulary` always
-    does, its embedding gets one row more (see `Importer.weights`).
+    The VSE∞ family appends ``<mask>`` at run time (``appends_mask``), so its embeddings have one
+    row more than its files have words. The SCAN family has no ``<mask>``; its embedding gets
+    another row because `Vocabulary` always has one (see `Importer.weights`).
     """
     appended = appends_mask and MASK not in entries
     if len(entries) + appended != rows:
@@ -110,17 +110,17 @@ def fit_to(entries: Sequence[str], rows: int, appends_mask: bool, source: str) -
     return Vocabulary(entries, source=source)
 
 
-class _Held(StandIn):
-    """What a pickled Vocabulary becomes: its attributes, nothing else."""
+class _VocabularyState(StandIn):
+    """The attributes of a pickled Vocabulary."""
 
     def finish(self, content: Any) -> Any:
         return content
 
 
-def _make(*arguments: Any) -> _Held:
+def _make(*arguments: Any) -> _VocabularyState:
     if arguments:
         raise PickleRefusedError("it wants to call 'Vocabulary' with arguments")
-    return _Held()
+    return _VocabularyState()
 
 
 def _find(name: str) -> Global | None:
@@ -160,13 +160,13 @@ def _read_pickle(path: Path) -> Mapping[Any, Any]:
 
 def _load(file: BinaryIO, encoding: str) -> Any:
     end = os.fstat(file.fileno()).st_size
-    operations = min(max(OPERATIONS, end // 4), MOST_OPERATIONS)
+    operations = min(max(OPERATIONS, end // 4), MAX_OPERATIONS)
     raw = PickleReader(file, end, _find, encoding=encoding, operations=operations).load()
     return resolve(raw, frozenset(), 4 * operations)
 
 
 def read_tokenizer(path: str | Path, rows: int) -> HuggingFaceText:
-    """The tokenizer for a table of so many word vectors; both numbers are named where they differ.
+    """The tokenizer for an embedding of ``rows`` rows; raises if the sizes differ.
 
     A ``vocab.txt`` is read as cased, as UNITER's is.
     """
@@ -197,7 +197,9 @@ def _of_pieces(path: Path) -> HuggingFaceText:
         raise DataError(f"{path}: not a readable vocab.txt ({error})") from None
     missing = [piece for piece in BERT_SPECIALS.values() if piece not in pieces]
     if missing:
-        raise DataError(f"{path}: not BERT's vocab.txt, one piece a line ({missing[0]} is missing)")
+        raise DataError(
+            f"{path}: not a vocab.txt of BERT with one piece per line (no {missing[0]})"
+        )
     index = {piece: number for number, piece in enumerate(pieces)}
     core = BertWordPieceTokenizer(index, lowercase=False, strip_accents=False)
     return HuggingFaceText(

@@ -1,7 +1,7 @@
-"""Building a guide: K trained runs over the whole training split, block by block.
+"""Builds a guide: scores or encodings of the training split by K trained runs.
 
-After every block the data are flushed, then `guide.json` says so. A build that is killed at any
-moment goes on from there, with the same blocks and so to the same bytes.
+After every block the data are flushed, then `guide.json` is updated. A build that is killed resumes
+there with the same blocks, and so with the same bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from counterfoil.encoders.stored import EncodedReader, EncodedWriter, Extent, fu
 from counterfoil.models.model import Model
 from counterfoil.models.store import STATE, from_pretrained
 from counterfoil.scoring.encode import encode_texts, score_all
-from counterfoil.training.guides.guide import MATRIX, MODEL, check_weights
+from counterfoil.training.guides.guide import MATRIX, MODEL, check_weights, load_teacher
 from counterfoil.training.guides.manifest import (
     CAPTIONS,
     IDS,
@@ -41,25 +41,25 @@ from counterfoil.training.guides.manifest import (
     TeacherMark,
     default_form,
     difference,
-    keep_texts,
     mark_of,
     read_manifest,
     side_name,
     teacher_folder,
     weights_digest,
+    write_texts,
 )
 
 IMAGE_BLOCK, CAPTION_BLOCK = 256, 1024
-"""Images and captions encoded between two entries of progress."""
+"""Images and captions per block."""
 
 MAX_SCORES_IN_MEMORY = 1 << 25
-"""Scores held at once, in full precision."""
+"""Scores in memory at once, in single precision."""
 
 
 def encode_images_to(
     folder: Path, manifest: Manifest, number: int, model: Model, split: Split, progress: Progress
 ) -> None:
-    """The images of teacher ``number``; one that cannot be read leaves a gap."""
+    """Encode the images for teacher ``number``; unreadable ones are marked as absent."""
     name = side_name(number, "images")
     writer = EncodedWriter(folder / name, manifest.dtype, manifest.sides.get(name, Extent()))
     table = split.require_fragments()
@@ -73,7 +73,7 @@ def encode_images_to(
 def encode_captions_to(
     folder: Path, manifest: Manifest, number: int, model: Model, split: Split, progress: Progress
 ) -> None:
-    """The captions of teacher ``number``, as its own vocabulary reads them."""
+    """Encode the captions for teacher ``number``, with its own vocabulary."""
     name = side_name(number, "captions")
     writer = EncodedWriter(
         folder / name, caption_dtype(manifest), manifest.sides.get(name, Extent())
@@ -87,7 +87,7 @@ def encode_captions_to(
 
 
 def caption_dtype(manifest: Manifest) -> str:
-    """Half precision where captions stay; a matrix has them in passing, and exactly."""
+    """Half precision if captions are stored; a matrix needs them temporarily and exactly."""
     return manifest.dtype if manifest.form == "embeddings" else "float32"
 
 
@@ -95,7 +95,7 @@ def caption_dtype(manifest: Manifest) -> str:
 def encode_image_block(
     model: Model, table: FragmentTable, images: range
 ) -> tuple[Encoded | None, NDArray[np.bool_]]:
-    """Those of some images that can be read, encoded, and which they are."""
+    """The readable images of a range, encoded, and a mask of them."""
     items = []
     present = np.zeros(len(images), dtype=np.bool_)
     for row, image in enumerate(images):
@@ -110,7 +110,7 @@ def encode_image_block(
 
 
 def blocks(done: int, total: int, size: int, label: str, progress: Progress) -> Iterator[range]:
-    """What is left of ``total`` items, ``size`` at a time, with a bar that counts what was done."""
+    """Ranges of the remaining items of ``total``, ``size`` at a time, with a progress bar."""
     starts = range(done, total, size)
     before = -(-done // size)
     for start in progress.track(starts, label, before + len(starts), done=before):
@@ -126,8 +126,8 @@ def fill_matrix(
 ) -> None:
     """Write the mean of the models' scores of every image with every caption.
 
-    Images are encoded a block at a time; captions were encoded before and are read back for every
-    block, so that neither side is ever held whole. Rows of unreadable images are not a number.
+    Images are encoded in blocks; the encoded captions are read again for every block, so neither
+    side is ever completely in memory. Rows of unreadable images are NaN.
     """
     path, captions = folder / MATRIX, manifest.data.captions
     offset = _open(path, (manifest.data.images, captions), begun=manifest.matrix_rows > 0)
@@ -149,7 +149,7 @@ def fill_matrix(
 
 
 def _open(path: Path, shape: tuple[int, int], begun: bool) -> int:
-    """A `.npy` file of this shape, made anew unless it was ``begun``; where its numbers begin."""
+    """Create a `.npy` file of this shape unless it was ``begun``; returns its data offset."""
     if not begun:
         with path.open("wb") as file:
             header = {"descr": "<f2", "fortran_order": False, "shape": shape}
@@ -191,28 +191,28 @@ def build_guide(
     device: torch.device | None = None,
     progress: Progress | None = None,
 ) -> Manifest:
-    """Make a guide of some runs for a training split, or finish one that was begun.
+    """Build a guide from runs for a training split, or resume a build.
 
-    ``form`` is by default `matrix` where that takes up to a gigabyte, else `embeddings`.
+    ``form`` is by default `matrix` up to a gigabyte, otherwise `embeddings`.
     """
-    progress, place = progress or Silent(), device or torch.device("cpu")
-    teachers = [_look_at(run, split) for run in runs]
+    progress, target = progress or Silent(), device or torch.device("cpu")
+    teachers = [_teacher_mark(run, split) for run in runs]
     if folder.is_file():
         raise ConfigError(f"{folder}: exists and is not a guide; choose another --out")
-    if _is_complete(folder):  # then nothing is written, and no lock is needed
-        manifest = _begun(folder, teachers, split, form)
+    if _is_complete(folder):  # nothing is written, so no lock is needed
+        manifest = _open_or_create(folder, teachers, split, form)
         progress.say(f"{folder} is complete already")
         return manifest
     advice = "wait for it, or choose another folder"
     with locked_folder(folder, "building a guide there", advice):
-        manifest = _begun(folder, teachers, split, form)
+        manifest = _open_or_create(folder, teachers, split, form)
         _sweep(folder)
         if manifest.complete:
             progress.say(f"{folder} is complete already")
         elif manifest.form == "matrix":
-            _fill_matrix(folder, manifest, runs, split, place, progress)
+            _fill_matrix(folder, manifest, runs, split, target, progress)
         else:
-            _fill_embeddings(folder, manifest, runs, split, place, progress)
+            _fill_embeddings(folder, manifest, runs, split, target, progress)
     return manifest
 
 
@@ -229,8 +229,8 @@ def _fill_embeddings(
     progress: Progress,
 ) -> None:
     for number, run in enumerate(runs):
-        copy = _copied(folder, run, number)
-        model = _checked(copy, manifest, number).to(device)
+        copy = _copy_model(folder, run, number)
+        model = _load_checked(copy, manifest, number).to(device)
         encode_images_to(folder, manifest, number, model, split, progress)
         encode_captions_to(folder, manifest, number, model, split, progress)
     manifest.complete = True
@@ -246,7 +246,8 @@ def _fill_matrix(
     progress: Progress,
 ) -> None:
     models = [
-        _checked(model_folder(run), manifest, number).to(device) for number, run in enumerate(runs)
+        _load_checked(model_folder(run), manifest, number).to(device)
+        for number, run in enumerate(runs)
     ]
     for number, model in enumerate(models):
         encode_captions_to(folder, manifest, number, model, split, progress)
@@ -257,44 +258,31 @@ def _fill_matrix(
         shutil.rmtree(teacher_folder(folder, number), ignore_errors=True)
 
 
-def _look_at(run: Path, split: Split) -> TeacherMark:
-    """What a guide remembers of a run, which must read the split's fragments."""
-    folder = model_folder(run)
-    model = from_pretrained(folder)
-    fragments = split.require_fragments()
-    made_by = fragments.made_by
-    if model.fragments_from != made_by and None not in (model.fragments_from, made_by):
-        raise DataError(
-            f"{run}: its model reads fragments of '{model.fragments_from}', the data have those of "
-            f"'{made_by}'; a guide's teachers read the same features"
-        )
-    if model.input_dim != fragments.dim:
-        raise DataError(
-            f"{run}: its model reads fragments of {model.input_dim} numbers, the data have "
-            f"{fragments.dim}; a guide's teachers read the same features"
-        )
-    return TeacherMark(
-        run=run.resolve().name, model=model.spec.name, weights_sha256=weights_digest(folder)
-    )
+def _teacher_mark(run: Path, split: Split) -> TeacherMark:
+    """Fingerprint of a run, which must read the split's fragments."""
+    name, digest = load_teacher(run, split).spec.name, weights_digest(model_folder(run))
+    return TeacherMark(run=run.resolve().name, model=name, weights_sha256=digest)
 
 
-def _begun(folder: Path, teachers: list[TeacherMark], split: Split, form: Form | None) -> Manifest:
-    """The manifest of a guide that was begun before, if it is this one; else of a new guide."""
+def _open_or_create(
+    folder: Path, teachers: list[TeacherMark], split: Split, form: Form | None
+) -> Manifest:
+    """The manifest of a started guide, checked to be the same; otherwise of a new one."""
     if not teachers:
         raise ConfigError("a guide takes at least one trained run")
     if not (folder / MANIFEST).is_file():
-        return _new(folder, teachers, split, form)
+        return _create(folder, teachers, split, form)
     manifest = read_manifest(folder)
     if form is not None and form != manifest.form:
         raise ConfigError(
             f"{folder}: begun as '{manifest.form}', asked for '{form}'; choose another --out"
         )
-    found = difference(manifest.data, split, folder)
-    if found is not None:
+    reason = difference(manifest.data, split, folder)
+    if reason is not None:
         raise DataError(
-            f"{folder}: begun with other data: {found}. Choose another --out, or delete it"
+            f"{folder}: begun with other data: {reason}. Choose another --out, or delete it"
         )
-    theirs, ours = ([t.weights_sha256 for t in some] for some in (manifest.teachers, teachers))
+    theirs, ours = ([t.weights_sha256 for t in marks] for marks in (manifest.teachers, teachers))
     if theirs != ours:
         names = ", ".join(teacher.run for teacher in manifest.teachers)
         raise DataError(
@@ -304,25 +292,25 @@ def _begun(folder: Path, teachers: list[TeacherMark], split: Split, form: Form |
     return manifest
 
 
-def _new(folder: Path, teachers: list[TeacherMark], split: Split, form: Form | None) -> Manifest:
-    if any(map(_is_strange, folder.iterdir())):
+def _create(folder: Path, teachers: list[TeacherMark], split: Split, form: Form | None) -> Manifest:
+    if any(map(_is_foreign, folder.iterdir())):
         raise ConfigError(f"{folder}: exists and is not a guide; choose another --out")
     data = mark_of(split)
     manifest = Manifest(
         form=form or default_form(data.images, data.captions), data=data, teachers=teachers
     )
-    keep_texts(split, folder)
+    write_texts(split, folder)
     manifest.save(folder)
     return manifest
 
 
-def _is_strange(path: Path) -> bool:
-    """Whether a build that was cut off before it wrote its manifest cannot have left this."""
+def _is_foreign(path: Path) -> bool:
+    """Whether a file cannot come from a build that was killed before it wrote its manifest."""
     return path.name not in (IDS, CAPTIONS) and not path.name.startswith(".")
 
 
 def _sweep(folder: Path) -> None:
-    """Delete what a build was writing when it was killed."""
+    """Delete temporary files of a killed build."""
     for name in (IDS, CAPTIONS, MANIFEST):
         for path in folder.glob(f".{name}.*"):
             path.unlink()
@@ -332,8 +320,8 @@ def _sweep(folder: Path) -> None:
         path.unlink()
 
 
-def _copied(folder: Path, run: Path, number: int) -> Path:
-    """A teacher's model inside the guide, which then needs nothing outside its folder."""
+def _copy_model(folder: Path, run: Path, number: int) -> Path:
+    """Copy a teacher's model into the guide, which then needs no other folder."""
     copy = teacher_folder(folder, number) / MODEL
     if not copy.is_dir():
         with atomic_folder(copy) as new:
@@ -343,7 +331,7 @@ def _copied(folder: Path, run: Path, number: int) -> Path:
     return copy
 
 
-def _checked(model: Path, manifest: Manifest, number: int) -> Model:
+def _load_checked(model: Path, manifest: Manifest, number: int) -> Model:
     loaded = from_pretrained(model)
     check_weights(model, manifest, number)
     return loaded

@@ -1,9 +1,8 @@
-"""A guide in use: what several trained runs think of any image with any caption of the data.
+"""Reads a guide: teacher scores of any image with any caption of the training data (NDGL).
 
 NDGL's target matrix Ŝ (Eq. 3) is the mean of the teachers' scores over the whole training split.
-It is never held: of the form `matrix` only the rows of a batch are read, and with the form
-`embeddings` the teachers' matchers score the batch anew, from encodings that are read from disk or
-kept on the training device.
+It is never in memory: with the form `matrix` only the rows of a batch are read; with the form
+`embeddings` the teachers' matchers score each batch from encodings on disk or on the device.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from counterfoil.core.config import model_folder
 from counterfoil.core.distributed import gather_rows, rank, world_size
 from counterfoil.core.errors import DataError
 from counterfoil.core.storage.arrays import ArrayFile
@@ -27,6 +27,7 @@ from counterfoil.encoders import Encoded
 from counterfoil.encoders.stored import EncodedReader, full_precision
 from counterfoil.matchers import Matcher
 from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher
+from counterfoil.models.model import Model
 from counterfoil.models.store import from_pretrained
 from counterfoil.training.guides.manifest import (
     Manifest,
@@ -44,57 +45,61 @@ MATRIX, MODEL = "scores.npy", "model"
 Indices = NDArray[np.int64]
 
 
-# For Flickr30K they take 6 GB a teacher in half precision: read once, a batch then costs a gather
-# instead of hundreds of reads and a copy. Where there is no room, or on a CPU, where the system
-# keeps what was read anyway, every batch is read from disk.
+# For Flickr30K they take 6 GB per teacher in half precision. A batch is then one gather instead of
+# hundreds of reads and a copy. Without room, or on a CPU, where the operating system caches files
+# anyway, every batch is read from disk.
 @dataclass(frozen=True)
 class ResidentItems:
-    """All items of one side of a teacher, packed, on a device; where they stand, the host knows."""
+    """All encoded items of one side of a teacher, packed on a device; offsets are on the host."""
 
     numbers: dict[str, Tensor]
     lengths: NDArray[np.int64]
     starts: NDArray[np.int64]
-    present: NDArray[np.int64]
-    there: NDArray[np.bool_]
+    pooled_rows: NDArray[np.int64]
+    present: NDArray[np.bool_]
     device: torch.device
 
     def read(self, items: NDArray[np.int64]) -> tuple[Encoded, Tensor]:
-        """Encoded items, padded, and which of them there are; the others are empty."""
+        """Encoded items, padded, and a mask of those that exist; the others are zero."""
         lengths = self.lengths[items]
         longest = int(lengths.max(initial=0))
         if "fragments" in self.numbers:
             longest = max(1, longest)
-        places = np.arange(longest)
-        mask = places < lengths[:, None]
-        there = self.there[items]
-        rows, shown = self._moved(np.where(mask, self.starts[items, None] + places, 0)), None
+        columns = np.arange(longest)
+        mask = columns < lengths[:, None]
+        present = self.present[items]
+        rows, device_mask = self._moved(np.where(mask, self.starts[items, None] + columns, 0)), None
         if not mask.all():
-            shown = attach_host_copy(self._moved(mask), torch.from_numpy(mask))
+            device_mask = attach_host_copy(self._moved(mask), torch.from_numpy(mask))
 
         def padded(name: str) -> Tensor | None:
             packed = self.numbers.get(name)
             if packed is None or not len(packed):
                 return None
-            found = packed.index_select(0, rows.flatten()).view(*rows.shape, -1)
-            return found if shown is None else found.masked_fill_(~shown[..., None], 0)
+            values = packed.index_select(0, rows.flatten()).view(*rows.shape, -1)
+            return (
+                values if device_mask is None else values.masked_fill_(~device_mask[..., None], 0)
+            )
 
         pooled = self.numbers.get("pooled")
         if pooled is not None:
-            pooled = pooled.index_select(0, self._moved(np.where(there, self.present[items], 0)))
-            if not there.all():
-                pooled.masked_fill_(~self._moved(there)[:, None], 0)
-        if shown is None:
-            shown = torch.ones(mask.shape, dtype=torch.bool, device=self.device)
-            shown = attach_host_copy(shown, torch.from_numpy(mask))
-        encoded = Encoded(padded("fragments"), shown, pooled, padded("boxes"), None)
-        return encoded, torch.from_numpy(there)
+            pooled = pooled.index_select(
+                0, self._moved(np.where(present, self.pooled_rows[items], 0))
+            )
+            if not present.all():
+                pooled.masked_fill_(~self._moved(present)[:, None], 0)
+        if device_mask is None:
+            device_mask = torch.ones(mask.shape, dtype=torch.bool, device=self.device)
+            device_mask = attach_host_copy(device_mask, torch.from_numpy(mask))
+        encoded = Encoded(padded("fragments"), device_mask, pooled, padded("boxes"), None)
+        return encoded, torch.from_numpy(present)
 
     def _moved(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
 
 def resident(reader: EncodedReader, device: torch.device) -> ResidentItems | None:
-    """The items of a side on a GPU; None where they do not fit, or on another kind of device."""
+    """The items of a side on a GPU; None if they do not fit, or on other devices."""
     return copied(reader, device) if room_for(reader.size_in_bytes, device) else None
 
 
@@ -116,7 +121,7 @@ def copied(reader: EncodedReader, device: torch.device) -> ResidentItems | None:
 
 
 def _whole(reader: EncodedReader, name: str, device: torch.device) -> Tensor:
-    """All numbers of one kind, copied into place: parts to be joined would take the room twice."""
+    """One array on the device, filled in blocks: concatenation would take twice the memory."""
     file = reader.files[name]
     dtype = torch.from_numpy(np.empty(0, dtype=file.dtype)).dtype
     whole = torch.empty(file.rows, file.width, dtype=dtype, device=device)
@@ -128,7 +133,7 @@ def _whole(reader: EncodedReader, name: str, device: torch.device) -> Tensor:
 
 
 class MatrixGuide:
-    """Scores that were computed when the guide was built, kept in half precision."""
+    """Scores that were computed when the guide was built, in half precision."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.file = ArrayFile(folder / MATRIX)
@@ -141,15 +146,15 @@ class MatrixGuide:
 
     def scores(self, image_ids: Tensor, caption_ids: Tensor, device: torch.device) -> Tensor:
         columns = caption_ids.cpu().numpy()
-        found = np.empty((len(image_ids), len(columns)), dtype=np.float32)
+        scores = np.empty((len(image_ids), len(columns)), dtype=np.float32)
         for row, image in enumerate(image_ids.tolist()):
-            found[row] = self.file.row(image)[columns]
-        return torch.from_numpy(found).to(device)
+            scores[row] = self.file.row(image)[columns]
+        return torch.from_numpy(scores).to(device)
 
 
 @dataclass
 class StoredTeacher:
-    """A teacher's matcher with everything it ever compares, on the training device if it fits."""
+    """A teacher's matcher and encoded items, on the training device if they fit."""
 
     matcher: Matcher
     images: EncodedReader | ResidentItems
@@ -157,7 +162,7 @@ class StoredTeacher:
     device: torch.device | None = None
 
     def move(self, device: torch.device) -> None:
-        """Make ready for a device."""
+        """Move the matcher, and the items if they fit, to a device."""
         if device == self.device:
             return
         self.device = device
@@ -169,15 +174,15 @@ class StoredTeacher:
 
     def scores(self, image_ids: Indices, caption_ids: Indices, device: torch.device) -> Tensor:
         self.move(device)
-        images, there = self.images.read(image_ids)
+        images, present = self.images.read(image_ids)
         captions, _ = self.captions.read(caption_ids)
-        found: Tensor = self.matcher(self._compared(images), self._compared(captions))
-        if bool(there.all()):
-            return found.float()
-        return found.float().masked_fill(~there.to(device)[:, None], torch.nan)
+        scores: Tensor = self.matcher(self._compared(images), self._compared(captions))
+        if bool(present.all()):
+            return scores.float()
+        return scores.float().masked_fill(~present.to(device)[:, None], torch.nan)
 
     def _compared(self, encoded: Encoded) -> Encoded:
-        """As stored where a fused kernel compares it, else in single precision."""
+        """In half precision if a fused kernel accepts it, otherwise in single precision."""
         assert self.device is not None  # noqa: S101
         if isinstance(self.matcher, CrossAttentionMatcher) and self.matcher.accepts_half(
             self.device
@@ -187,9 +192,9 @@ class StoredTeacher:
 
 
 class EmbeddingGuide:
-    """Scores of the teachers' matchers, computed when they are asked for.
+    """Scores of the teachers' matchers, computed on demand.
 
-    Several processes ask for the same block at the same time; each scores its share of the rows.
+    With several processes, all request the same block and each scores its share of the rows.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -203,17 +208,17 @@ class EmbeddingGuide:
         if not len(mine) or not len(caption_ids):
             return gather_rows(torch.zeros(len(mine), len(caption_ids), device=device))
         images, captions = mine.cpu().numpy(), caption_ids.cpu().numpy()
-        found = [teacher.scores(images, captions, device) for teacher in self.teachers]
-        return gather_rows(sum(found[1:], found[0]) / len(found))
+        scores = [teacher.scores(images, captions, device) for teacher in self.teachers]
+        return gather_rows(sum(scores[1:], scores[0]) / len(scores))
 
 
 def open_guide(folder: Path, split: Split) -> MatrixGuide | EmbeddingGuide:
-    """A finished guide, checked to be made of this split."""
+    """A finished guide, checked to be built from this split."""
     manifest = read_manifest(folder)
-    found = difference(manifest.data, split, folder)
-    if found is not None:
+    reason = difference(manifest.data, split, folder)
+    if reason is not None:
         raise DataError(
-            f"{folder}: this guide was made of other data than the split '{split.name}': {found}. "
+            f"{folder}: this guide was made of other data than the split '{split.name}': {reason}. "
             "Train on the data of its teachers, or build a guide for these"
         )
     if not manifest.complete:
@@ -224,6 +229,22 @@ def open_guide(folder: Path, split: Split) -> MatrixGuide | EmbeddingGuide:
     if manifest.form == "matrix":
         return MatrixGuide(folder, manifest)
     return EmbeddingGuide(folder, manifest)
+
+
+def load_teacher(run: Path, split: Split) -> Model:
+    """The best model of a run, checked to read the fragments of a split."""
+    model, table = from_pretrained(model_folder(run)), split.require_fragments()
+    if model.fragments_from != table.made_by and None not in (model.fragments_from, table.made_by):
+        raise DataError(
+            f"{run}: its model reads fragments of '{model.fragments_from}', the data have those of "
+            f"'{table.made_by}'; train both on the same features"
+        )
+    if model.input_dim != table.dim:
+        raise DataError(
+            f"{run}: its model reads fragments of {model.input_dim} numbers, the data have "
+            f"{table.dim}; train both on the same features"
+        )
+    return model
 
 
 def _stored_teacher(folder: Path, manifest: Manifest, number: int) -> StoredTeacher:
@@ -238,7 +259,7 @@ def _stored_teacher(folder: Path, manifest: Manifest, number: int) -> StoredTeac
 
 
 def check_weights(model: Path, manifest: Manifest, number: int) -> None:
-    """Refuse a teacher's model whose weights are not those the guide was begun with."""
+    """Refuse a teacher's model with other weights than the guide was started with."""
     mark = manifest.teachers[number]
     if weights_digest(model) != mark.weights_sha256:
         raise DataError(

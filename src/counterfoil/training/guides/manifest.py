@@ -1,7 +1,7 @@
-"""`guide.json`: what a guide is made of, in which form, how far it is, and which data it fits.
+"""`guide.json`: teachers, form, progress and data fingerprint of a guide.
 
-Scores of a guide are found by the index of an image and of a caption, so they mean nothing for
-other images, other captions, or the same in another order.
+A guide is indexed by image and caption, so it fits only the same images and captions in the same
+order.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from counterfoil.models.store import WEIGHTS, digest_of
 IDS, CAPTIONS = "ids.jsonl", "captions.jsonl"
 
 FINGERPRINT_IMAGES = 32
-"""So many images' fragments are read in full for the fingerprint; of the others, their number."""
+"""Images whose fragments are read for the fingerprint; of the others only their number."""
 
 MANIFEST, FORMAT = "guide.json", 1
 Form = Literal["matrix", "embeddings"]
 
 MATRIX_BYTES = 1_000_000_000
-"""A matrix up to this size is stored as it is; beyond it, the teachers' encodings are."""
+"""Largest size of a stored matrix; beyond it, the teachers' encodings are stored."""
 
 
 class FeatureMark(BaseModel):
-    """Where fragments came from, their shape, and a digest of their lengths and of a sample."""
+    """Extractor, shape and digest (lengths and a sample) of fragments."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,7 +46,7 @@ class FeatureMark(BaseModel):
 
 
 class DataMark(BaseModel):
-    """A training split in a few numbers that change whenever the split does."""
+    """Fingerprint of a training split."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -67,26 +67,26 @@ def mark_of(split: Split) -> DataMark:
     )
 
 
-def keep_texts(split: Split, folder: Path) -> None:
-    """Write ids and captions beside the guide, so that a difference can be shown, not only told."""
+def write_texts(split: Split, folder: Path) -> None:
+    """Write ids and captions into the guide, so that errors can show the first difference."""
     for name, lines in ((IDS, split.ids), (CAPTIONS, split.texts)):
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_atomically(folder / name, text)
 
 
-def difference(kept: DataMark, split: Split, folder: Path) -> str | None:
-    """How a split differs from the one a guide was made of; None where it does not."""
+def difference(mark: DataMark, split: Split, folder: Path) -> str | None:
+    """How a split differs from that of a guide; None if it does not."""
     now = mark_of(split)
-    if (now.images, now.captions) != (kept.images, kept.captions):
+    if (now.images, now.captions) != (mark.images, mark.captions):
         return (
-            f"it was made of {kept.images:,} images with {kept.captions:,} captions, these data "
+            f"it was made of {mark.images:,} images with {mark.captions:,} captions, these data "
             f"have {now.images:,} images with {now.captions:,} captions"
         )
-    if now.ids_sha256 != kept.ids_sha256:
+    if now.ids_sha256 != mark.ids_sha256:
         return _first_difference("image id", folder / IDS, split.ids)
-    if now.captions_sha256 != kept.captions_sha256:
+    if now.captions_sha256 != mark.captions_sha256:
         return _first_difference("caption", folder / CAPTIONS, split.texts)
-    return _feature_difference(kept.features, now.features)
+    return _feature_difference(mark.features, now.features)
 
 
 def _digest(lines: Iterable[str]) -> str:
@@ -126,28 +126,28 @@ def _first_difference(what: str, path: Path, here: Sequence[str]) -> str:
     return f"it has other {what}s, or the same in another order"
 
 
-def _feature_difference(kept: FeatureMark, now: FeatureMark) -> str | None:
+def _feature_difference(mark: FeatureMark, now: FeatureMark) -> str | None:
     names: dict[str, str] = {
         "made_by": "an extractor",
         "dim": "a width",
         "fragments": "a largest number of fragments",
     }
     for key, name in names.items():
-        theirs: Any = getattr(kept, key)
+        theirs: Any = getattr(mark, key)
         mine: Any = getattr(now, key)
         if theirs != mine:
-            return f"its features have {name} of {_said(theirs)}, those of these data {_said(mine)}"
-    if kept.sha256 != now.sha256:
+            return f"its features have {name} of {_quoted(theirs)}, these data have {_quoted(mine)}"
+    if mark.sha256 != now.sha256:
         return "its features are others: same shape, but not the same numbers of the same images"
     return None
 
 
-def _said(value: object) -> str:
+def _quoted(value: object) -> str:
     return "'none, they were precomputed'" if value is None else repr(value)
 
 
 class TeacherMark(BaseModel):
-    """A trained run that a guide asks; its weights by their digest."""
+    """A trained run that scores for a guide, with the digest of its weights."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -157,7 +157,7 @@ class TeacherMark(BaseModel):
 
 
 class Manifest(BaseModel):
-    """A guide on disk. ``matrix_rows`` and ``sides`` say what has been written so far."""
+    """The state of a guide on disk; ``matrix_rows`` and ``sides`` are written so far."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -175,7 +175,7 @@ class Manifest(BaseModel):
 
     @property
     def share_done(self) -> float:
-        """From 0 to 1, by items encoded and, of a matrix, rows written."""
+        """Progress from 0 to 1, by encoded items and written matrix rows."""
         if self.complete:
             return 1.0
         encoded = sum(extent.items for extent in self.sides.values())
@@ -220,5 +220,5 @@ def teacher_folder(guide: Path, number: int) -> Path:
 
 
 def side_name(number: int, side: Literal["images", "captions"]) -> str:
-    """Where a teacher's encoded images or captions lie in a guide."""
+    """Folder of a teacher's encoded images or captions within a guide."""
     return f"teacher-{number}/{side}"

@@ -9,7 +9,7 @@ from counterfoil.cli import app
 from counterfoil.cli.train import _objective_notes
 from counterfoil.core.config import load_config
 from counterfoil.core.errors import DataError
-from counterfoil.training.objective_notes import objective_notes
+from counterfoil.training.services import objective_notes
 
 
 def notes(*overrides: str, recipe: str = "scenes/naaf") -> list[str]:

@@ -14,7 +14,7 @@ from counterfoil.data.batches.collate import Collate
 from counterfoil.data.batches.dataset import Augmentation, CaptionItems
 from counterfoil.matchers import matchers
 from counterfoil.models import create_model, from_pretrained, models, resolve, save_pretrained
-from counterfoil.models.spec import pixel_options, reads_pixels
+from counterfoil.models.catalogue import pixel_options, reads_pixels
 from counterfoil.objectives import create_objective, objectives
 from counterfoil.training.services import adopt_scale
 from counterfoil.training.step import TrainingStep
