@@ -127,11 +127,14 @@ def test_other_scores_that_are_not_numbers_are_refused(concepts) -> None:
     split = concepts.test.select(range(6))
     model = cf.create("rvse-mlp", concepts, **SMALL)
 
-    def spoil(_, __, scores):
+    score_block = model.matcher.score_block
+
+    def spoil(*block):
+        scores = score_block(*block)
         return scores.masked_fill(~torch.eye(*scores.shape, dtype=torch.bool), torch.nan)
 
-    model.matcher.register_forward_hook(spoil)
     with (
+        mock.patch.object(model.matcher, "score_block", spoil),
         mock.patch.object(survey, "OWN_PAIR_BATCH", 1),
         pytest.raises(DataError, match="not finite"),
     ):

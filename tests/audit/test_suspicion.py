@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from counterfoil.audit.suspicion import (
     MIN_NAMED_EVIDENCE,
-    Scale,
     CaptionWord,
+    Scale,
     UsualEffects,
     combine,
     evidence,

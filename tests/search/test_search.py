@@ -41,7 +41,7 @@ def test_a_text_finds_the_images_that_the_matcher_scores_highest(
     fragments = [split.fragments.read(i) for i in range(len(split))]
     truth = models[name].score(fragments, [QUERY])[:, 0]
     order = truth.argsort(descending=True)[:5].tolist()
-    for options in ({"exhaustive": True}, {"shortlist": 32}):
+    for options in ({"exhaustive": True}, {"shortlist_size": 32}):
         found = indexes[name].search(QUERY, k=5, **options)
         assert [hit.id for hit in found.hits] == [split.ids[i] for i in order]
         assert [hit.score for hit in found.hits] == pytest.approx(truth[order].tolist(), abs=1e-5)
