@@ -188,7 +188,7 @@ def product_alone(matcher: Matcher, images: Encoded, texts: Encoded) -> Callable
         plan = plan_scores(images, texts)
     size = images.fragments.element_size()
     cells = BUFFER // size if images.fragments.is_cuda else BLOCK_CELLS
-    spans = {(tile.places.start, tile.places.stop) for tile in plan.tiles}
+    spans = {(tile.texts.start, tile.texts.stop) for tile in plan.tiles}
     words = {}
     for start, stop in spans:
         some = texts[plan.order[start:stop]]
@@ -198,7 +198,7 @@ def product_alone(matcher: Matcher, images: Encoded, texts: Encoded) -> Callable
 
     def run() -> None:
         for tile in plan.tiles:
-            packed = words[tile.places.start]
+            packed = words[tile.texts.start]
             regions = images.fragments[tile.rows].flatten(0, 1)  # type: ignore[index]
             rows = max(images.mask.shape[1], cells // max(1, len(packed)))
             for part in regions.split(rows):

@@ -9,7 +9,7 @@ import pytest
 
 from counterfoil.audit import audit_split
 from counterfoil.audit.benchmark import Corrupted, measure_audit
-from counterfoil.audit.suspicion import SpokenWord, WordEffects
+from counterfoil.audit.suspicion import CaptionWord, WordEffects
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def audit(learned, concepts):
         },
         word_effects=WordEffects(
             {
-                number: [SpokenWord("x", (0, 1), effect) for effect in (-0.1, 0.3)]
+                number: [CaptionWord("x", (0, 1), effect) for effect in (-0.1, 0.3)]
                 for number in range(4)
             },
             "parts",

@@ -129,8 +129,8 @@ def test_other_scores_that_are_not_numbers_are_refused(concepts) -> None:
 
     score_block = model.matcher.score_block
 
-    def spoil(*arguments):
-        scores = score_block(*arguments)
+    def spoil(*block):
+        scores = score_block(*block)
         return scores.masked_fill(~torch.eye(*scores.shape, dtype=torch.bool), torch.nan)
 
     with (

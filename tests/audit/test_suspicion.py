@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from counterfoil.audit.suspicion import (
     MIN_NAMED_EVIDENCE,
+    CaptionWord,
     Scale,
-    SpokenWord,
     UsualEffects,
     combine,
     evidence,
@@ -60,8 +60,8 @@ def test_more_evidence_never_makes_a_caption_less_suspicious(signs) -> None:
     assert (signs.max(1)[whole >= 0.5] >= MIN_NAMED_EVIDENCE).all()
 
 
-def spoken(**effects: float) -> list[SpokenWord]:
-    return [SpokenWord(word, (0, 1), effect) for word, effect in effects.items()]
+def spoken(**effects: float) -> list[CaptionWord]:
+    return [CaptionWord(word, (0, 1), effect) for word, effect in effects.items()]
 
 
 def test_a_word_is_held_against_what_it_usually_does() -> None:

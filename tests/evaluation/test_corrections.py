@@ -11,11 +11,11 @@ from counterfoil.core.config import build_config
 from counterfoil.core.progress import Silent
 from counterfoil.evaluation import corrections
 from counterfoil.evaluation.corrections import (
-    Trial,
+    CorrectionCase,
     choose_rule,
     is_right,
+    make_cases,
     measure_corrections,
-    trials_of,
 )
 from counterfoil.models.correct import Change, ReadCaption
 from counterfoil.models.correction_rule import CorrectionRule, Proposal
@@ -33,36 +33,36 @@ def change(place: int, new: str) -> Change:
     return Change(place, "", new, 0.0)
 
 
-def foil_of(split, caption: int, place: int, new: str) -> Trial:
+def foil_of(split, caption: int, place: int, new: str) -> CorrectionCase:
     parts = split.texts[caption].split()
     parts[place] = new
-    return Trial(caption, " ".join(parts))
+    return CorrectionCase(caption, " ".join(parts))
 
 
 def test_a_change_is_right_if_it_restores_the_exchanged_word_or_names_the_same_thing(split) -> None:
     split = replace(split, captions=[["a dog near the tree"]] * len(split))
-    trial = foil_of(split, 0, 1, "zebra")
-    assert is_right(split, trial, change(1, "dog"))
-    assert is_right(split, trial, change(1, "puppy"))
-    assert not is_right(split, trial, change(1, "horse"))
-    assert not is_right(split, trial, change(2, "dog"))
+    case = foil_of(split, 0, 1, "zebra")
+    assert is_right(split, case, change(1, "dog"))
+    assert is_right(split, case, change(1, "puppy"))
+    assert not is_right(split, case, change(1, "horse"))
+    assert not is_right(split, case, change(2, "dog"))
 
 
 def test_every_change_of_a_caption_that_was_right_is_wrong(split) -> None:
-    trial = Trial(0, split.texts[0])
-    assert trial.exchanged(split) == {}
-    assert not is_right(split, trial, change(1, split.texts[0].split()[1]))
+    case = CorrectionCase(0, split.texts[0])
+    assert case.exchanged(split) == {}
+    assert not is_right(split, case, change(1, split.texts[0].split()[1]))
 
 
 def test_on_the_scenes_their_truth_decides(tmp_path) -> None:
     settings = {"source": "scenes", "options": {"images": [30, 4, 4]}, "min_count": 1}
     split = read_data(build_config({"data": settings}), tmp_path, Silent()).train
-    exchanged, _ = trials_of(split, None, 0)
+    exchanged, _ = make_cases(split, None, 0)
     restored = 0
-    for trial in exchanged:
-        for place, true in trial.exchanged(split).items():
-            assert is_right(split, trial, change(place, true))
-            assert not is_right(split, trial, change(place, "nonsense"))
+    for case in exchanged:
+        for place, true in case.exchanged(split).items():
+            assert is_right(split, case, change(place, true))
+            assert not is_right(split, case, change(place, "nonsense"))
             restored += 1
     assert restored > 50
 
@@ -72,14 +72,14 @@ def reading(wrong: float, gains: tuple[float, ...], words: tuple[str, ...]) -> R
 
 
 def chosen_for(monkeypatch, split, read) -> CorrectionRule:
-    monkeypatch.setattr(corrections, "_read", lambda *_: iter(read))
+    monkeypatch.setattr(corrections, "_read_captions", lambda *_: iter(read))
     return choose_rule(None, split)
 
 
 def test_the_rule_is_the_one_that_is_worth_most_on_dev(split, monkeypatch) -> None:
     """Right changes have large gains, wrong ones small: the margin lies between them."""
     split = replace(split, captions=[["a dog near the tree"]] * len(split))
-    good, true = foil_of(split, 0, 1, "zebra"), Trial(0, split.texts[0])
+    good, true = foil_of(split, 0, 1, "zebra"), CorrectionCase(0, split.texts[0])
     read = [(good, reading(0.9, (2.0 + i / 100,), ("dog",))) for i in range(10)]
     read += [(true, reading(0.9, (1.0 + i / 100,), ("dog",))) for i in range(10)]
     rule = chosen_for(monkeypatch, split, read)
@@ -92,7 +92,7 @@ def test_the_rule_is_the_one_that_is_worth_most_on_dev(split, monkeypatch) -> No
 
 def test_no_rule_is_usable_if_changes_are_wrong_as_often_as_right(split, monkeypatch) -> None:
     split = replace(split, captions=[["a dog near the tree"]] * len(split))
-    good, true = foil_of(split, 0, 1, "zebra"), Trial(0, split.texts[0])
+    good, true = foil_of(split, 0, 1, "zebra"), CorrectionCase(0, split.texts[0])
     read = [(t, reading(0.9, (1.0,), ("dog",))) for t in (good, true) for _ in range(10)]
     rule = chosen_for(monkeypatch, split, read)
     assert not rule.usable

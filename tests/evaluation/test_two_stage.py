@@ -14,7 +14,7 @@ import counterfoil as cf
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.evaluation.evaluate import report_scores
 from counterfoil.evaluation.retrieval import retrieval
-from counterfoil.evaluation.two_stage import _behind, score_two_stages
+from counterfoil.evaluation.two_stage import _fill_unlisted, score_two_stages
 from counterfoil.scoring.encode import score_split
 
 
@@ -174,7 +174,7 @@ def test_what_is_not_listed_comes_after_the_list_in_the_first_order(seed) -> Non
     scores, first = rng.normal(size=(2, 4, 7)).astype(np.float32)
     listed = np.zeros((4, 7), dtype=bool)
     np.put_along_axis(listed, np.argsort(-first, axis=1)[:, :3], True, axis=1)
-    ranked = np.argsort(-_behind(scores, listed, first), axis=1)
+    ranked = np.argsort(-_fill_unlisted(scores, listed, first), axis=1)
     for row in range(4):
         mine = [j for j in ranked[row] if listed[row, j]]
         assert mine == sorted(mine, key=lambda j: -scores[row, j])

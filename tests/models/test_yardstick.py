@@ -15,7 +15,7 @@ from counterfoil.models import from_pretrained, save_pretrained
 from counterfoil.models.match import POINTS, YARDSTICK, Yardstick, load_yardstick
 from counterfoil.models.store import model_digest
 from counterfoil.models.yardstick import _quantiles, full_colors, measure_yardstick
-from counterfoil.plots.sentences import color_note, shades, standing
+from counterfoil.plots.sentences import color_note, score_note, shades
 from tests.conftest import thinned
 from tests.models.test_explain import image_of, make
 
@@ -49,7 +49,7 @@ def test_pairs_that_all_score_the_same_divide_nothing_by_zero() -> None:
 
 def test_the_score_is_told_with_its_yardstick(model, concepts) -> None:
     match = replace(model.explain(image_of(concepts), "a dog"), score=0.31)
-    assert standing(match) == "higher than 62 % of wrong pairs, than 31 % of right pairs (dev)"
+    assert score_note(match) == "higher than 62 % of wrong pairs, than 31 % of right pairs (dev)"
     assert match.as_dict()["above"] == pytest.approx({"right": 0.31, "wrong": 0.62})
 
 
@@ -71,7 +71,7 @@ def test_without_a_yardstick_colors_compare_within_a_sentence_and_say_so(concept
     words = [replace(word, effect=0.01 * n) for n, word in enumerate(match.words)]
     assert max(shades(replace(match, words=words))) == 1.0
     assert "within this sentence only" in color_note(match)
-    assert standing(match) == ""
+    assert score_note(match) == ""
     assert match.as_dict()["above"] is None
 
 

@@ -25,8 +25,8 @@ from counterfoil.plots.comparison import (
 )
 from counterfoil.plots.maps import (
     DensityPanel,
-    ShownExample,
-    ShownWord,
+    SheetExample,
+    SheetWord,
     WordMaps,
     density_grid,
     example_sheet,
@@ -68,13 +68,13 @@ def test_charts_of_extreme_values_are_well_formed(values) -> None:
 
 
 def test_text_of_strangers_is_text_and_never_markup_or_a_formula() -> None:
-    word = ShownWord(EVIL, new=True, wrong=0.5)
+    word = SheetWord(EVIL, new=True, wrong=0.5)
     for figure in (
         line_chart({EVIL: [(0, 1)], "b": [(1, 2)]}, EVIL, EVIL, EVIL),
         bar_chart({EVIL: 1.0, "b": math.nan}, EVIL, EVIL),
         point_chart([Mark(1, 2, name=EVIL)], EVIL),
         word_maps(EVIL, [WordMaps(EVIL, [EVIL], [EVIL], [(EVIL, [[1.0]])])]),
-        example_sheet(EVIL, [ShownExample(EVIL, "", [(EVIL, [word])])]),
+        example_sheet(EVIL, [SheetExample(EVIL, "", [(EVIL, [word])])]),
     ):
         svg = to_svg(figure)
         assert "<script" not in svg
@@ -255,8 +255,8 @@ def test_a_map_of_words_has_its_names_and_zero_in_the_middle_of_its_colors() -> 
 
 
 def test_words_of_an_example_stay_apart_and_inside_the_sheet() -> None:
-    words = [ShownWord(f"word{n}" * (1 + n % 3), n % 4 == 0, n / 40) for n in range(40)]
-    figure = example_sheet("T", [ShownExample("image", "", [("positive: 0.9", words)])])
+    words = [SheetWord(f"word{n}" * (1 + n % 3), n % 4 == 0, n / 40) for n in range(40)]
+    figure = example_sheet("T", [SheetExample("image", "", [("positive: 0.9", words)])])
     figure.draw_without_rendering()
     shown = {text.get_text(): text for text in figure.axes[0].texts}
     boxes = [shown[word.text].get_bbox_patch().get_window_extent() for word in words]

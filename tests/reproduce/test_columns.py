@@ -21,8 +21,8 @@ from counterfoil.core.progress import Silent
 from counterfoil.evaluation.foils.metrics import judge_foils
 from counterfoil.evaluation.foils.report import FoilReport
 from counterfoil.evaluation.foils.sets import FoilChoice, foils_by, foils_of_model
+from counterfoil.evaluation.report import Measured, WordReport
 from counterfoil.evaluation.words.evaluate import evaluate_words
-from counterfoil.evaluation.words.report import Measured, WordReport
 from counterfoil.reproduce.catalogue import load_artifact, names
 from counterfoil.reproduce.collect import collect
 from counterfoil.reproduce.columns import FOIL_NUMBERS, WORD_NUMBERS, FoilOptions, MeasureColumn

@@ -11,7 +11,7 @@ from counterfoil.core.errors import ConfigError
 from counterfoil.core.progress import Silent
 from counterfoil.evaluation.foils.metrics import judge_foils, verdicts_on
 from counterfoil.evaluation.foils.sets import FoilChoice, FoilPair, FoilSet, foils_of_model
-from counterfoil.evaluation.foils.truth import makes_sense, places_of, truth_of
+from counterfoil.evaluation.foils.truth import caption_positions, makes_sense, truth_of
 from counterfoil.models.correct import correct
 from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.reproduce import examples
@@ -232,7 +232,7 @@ def test_a_sentence_that_makes_no_sense_is_told_from_one_that_is_false(out, cach
         for word in text.lower().replace(".", "").split()
         if word in nouns
     )
-    _, caption = truth_of(split, *places_of(split, [place])[0])
+    _, caption = truth_of(split, *caption_positions(split, [place])[0])
     text = split.texts[place].lower()
     other = next(one for one in nouns if one != noun)
     assert makes_sense(caption, text)

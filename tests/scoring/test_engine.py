@@ -121,7 +121,7 @@ def test_many_texts_are_scored_with_little_padding() -> None:
     lengths = torch.randint(1, 31, (2000,), generator=generator).tolist()
     texts = Encoded(None, torch.arange(30) < torch.tensor(lengths)[:, None])
     plan = plan_scores(side([4, 4], 0), texts, 1 << 30)
-    places = [tile.places for tile in plan.tiles]
+    places = [tile.texts for tile in plan.tiles]
     scored = sum(plan.lengths[at.stop - 1] * (at.stop - at.start) for at in places)
     assert sum(lengths) <= scored <= 1.1 * sum(lengths)
     assert all(at.stop - at.start >= 128 for at in places[:-1])
@@ -136,7 +136,7 @@ def test_tiles_of_whole_vectors_do_not_outgrow_the_host(monkeypatch) -> None:
     monkeypatch.setattr(score_plan, "MAX_TILE_PAIRS", 10)
     images, texts = (side([1] * 9, seed).keep("pooled") for seed in (0, 1))
     plan = plan_scores(images, texts, 1 << 40)
-    sizes = [(t.rows.stop - t.rows.start) * (t.places.stop - t.places.start) for t in plan.tiles]
+    sizes = [(t.rows.stop - t.rows.start) * (t.texts.stop - t.texts.start) for t in plan.tiles]
     assert sum(sizes) == 81
     assert max(sizes) <= 10
 

@@ -250,7 +250,7 @@ def test_building_over_something_needs_permission(fresh, models, tmp_path) -> No
     assert len(SearchIndex.build(fresh.folder, models["naaf"], overwrite=True)) == 0
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("important")
-    with pytest.raises(ConfigError, match="something else"):
+    with pytest.raises(ConfigError, match="not empty and not an index"):
         SearchIndex.build(tmp_path / "mine", models["naaf"], overwrite=True)
 
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from counterfoil.core.config import build_config
-from counterfoil.evaluation.evaluate import report_scores
-from counterfoil.evaluation.gallery import example_searches
+from counterfoil.evaluation.evaluate import example_searches, report_scores
 from counterfoil.models import create_model
 from counterfoil.scoring.encode import score_split
 from counterfoil.training.logs import MetricsLog
@@ -124,7 +123,7 @@ def evaluated(concepts):
     model = create_model(config.model, concepts.train, config.data)
     found = score_split(model, concepts["dev"], 32)
     report = report_scores([found], "dev", folds=1, bootstrap=0)
-    return config, report, concepts["dev"], example_searches(found, concepts["dev"], seed=0)
+    return config, report, concepts["dev"], example_searches(found, seed=0)
 
 
 def page_of(folder, records, evaluated) -> str:

@@ -16,7 +16,7 @@ from PIL import Image
 from counterfoil.app.problems import Problem
 from counterfoil.audit.describe import writable
 from counterfoil.audit.findings import SIGN_NAMES, Finding
-from counterfoil.audit.report import IMAGES_FILE, LINES, SUMMARY, grouped
+from counterfoil.audit.report import IMAGES_FILE, LINES, SUMMARY, group_by_caption
 from counterfoil.core.config import RunConfig, load_config
 from counterfoil.core.errors import ConfigError, CounterfoilError, DataError
 from counterfoil.core.progress import Progress
@@ -89,7 +89,7 @@ class Audit:
             if name in self.images:  # what no finding names is not served
                 self.images[name] = image
         wrong = [[found] for found in findings if found.kind == "mismatch"]
-        near = grouped([found for found in findings if found.near_duplicate is not None])
+        near = group_by_caption([found for found in findings if found.near_duplicate is not None])
         self._sections: dict[Section, list[list[Finding]]] = {
             "suspicious": wrong,
             "near-duplicates": near,

@@ -25,7 +25,7 @@ from counterfoil.models.correct import Change, Correction, correct, exchanged
 from counterfoil.models.explain import explain_encoded
 from counterfoil.models.match import shades
 from counterfoil.models.model import Model
-from counterfoil.plots.sentences import color_note, method_note, standing
+from counterfoil.plots.sentences import color_note, method_note, score_note
 from counterfoil.scoring.encode import encode_texts
 from counterfoil.search.items import Side
 
@@ -256,7 +256,7 @@ class Engine:
             word["similarity"] = near[place] if near else None
         notes = {
             "note": method_note(match),
-            "standing": standing(match),
+            "standing": score_note(match),
             "colors": color_note(match),
         }
         return {**told, **notes, "image": job.image, "scale": self.scale}

@@ -1,4 +1,4 @@
-"""Captions that do not match their image: found, explained, and reported."""
+"""Audit a data set: find, explain and report captions that do not match their image."""
 
 from counterfoil.audit.audit import Audit, audit_split
 from counterfoil.audit.describe import NO_CORRECTOR, Corrector

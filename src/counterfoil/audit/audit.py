@@ -1,4 +1,4 @@
-"""`audit_split`: which captions of a split do not match their image, why, and how many."""
+"""`audit_split`: find and explain the captions of a split that do not match their image."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from counterfoil.audit.describe import Corrector, Describer
 from counterfoil.audit.findings import Finding, Summary
-from counterfoil.audit.survey import Survey, SurveyCheckpoint, survey_split
+from counterfoil.audit.survey import SplitSurvey, SurveyCheckpoint, survey_split
 from counterfoil.audit.suspicion import (
     RIVAL_CENTER,
     SIGNS,
@@ -40,20 +40,19 @@ MAX_REFERENCE = 1000
 
 @dataclass(frozen=True)
 class Audit:
-    """The findings of a split, the most suspicious first, and what they were drawn from.
+    """The findings of a split, the most suspicious first, and the data behind them.
 
     ``findings`` lists captions with a suspicion of at least ``threshold``, and near-duplicates;
-    ``summary`` does not depend on it. ``suspicion`` has an entry for every caption of the split,
-    NaN where its image could not be read; ``signs`` [captions, 3] the evidence it was made of;
-    ``word_effects`` the words of the captions that were examined; ``word_doubts`` their shortfalls
-    in robust deviations.
+    ``summary`` does not depend on the threshold. ``suspicion`` [captions] is NaN for unreadable
+    images, ``signs`` [captions, 3] the evidence it combines. ``word_effects`` are the words of the
+    examined captions, ``word_doubts`` their shortfalls in robust deviations.
     """
 
     split: Split
     summary: Summary
     findings: list[Finding]
     threshold: float
-    survey: Survey
+    survey: SplitSurvey
     suspicion: Values
     signs: Values
     word_doubts: dict[int, Values]
@@ -77,12 +76,11 @@ def audit_split(
     progress: Progress | None = None,
     keep: Path | None = None,
 ) -> Audit:
-    """Score every caption against its image and all others, and list those that seem wrong.
+    """Score every caption with its image and all others, and list those that seem wrong.
 
-    Words are looked at in at most ``examined`` captions: those that are most suspicious by their
-    scores, and some drawn at random to say what is usual. Corrections are made for the first
-    ``details`` findings. ``keep`` is a file for what was scored so far; with the same model and
-    split, a later call goes on from it.
+    Words are examined in at most ``examined`` captions: those with the most suspicious scores, and
+    a random sample as the reference. Corrections are made for the first ``details`` findings.
+    ``keep`` is a checkpoint file: a later call with the same model and split resumes from it.
     """
     if not 0.0 < threshold <= 1.0:
         raise ConfigError(f"audit: expected a threshold above 0 and at most 1, got {threshold}")
@@ -111,8 +109,8 @@ def audit_split(
     return Audit(split, summary, findings, threshold, survey, suspicion, signs, doubts, effects)
 
 
-def _score_signs(survey: Survey, duplicates: dict[int, Duplicate]) -> Values:
-    """Evidence [captions, signs] by the scores alone; that of words is still 0."""
+def _score_signs(survey: SplitSurvey, duplicates: dict[int, Duplicate]) -> Values:
+    """Evidence [captions, signs] from the scores alone; that of words is still 0."""
     captions = survey.captions
     signs = np.zeros((len(survey.own), len(SIGNS)))
     own = -survey.own[captions].astype(np.float64)
@@ -121,10 +119,10 @@ def _score_signs(survey: Survey, duplicates: dict[int, Duplicate]) -> Values:
     if len(rivalled):
         lead = (survey.other_score - survey.own)[rivalled].astype(np.float64)
         signs[rivalled, 1] = evidence(Scale.of(lead).z(lead), RIVAL_CENTER)
-    # a narrow lead is still a lead, and a rival that is said to show the same is none
+    # No evidence if the own image ranks first, or if the rival has nearly the same caption.
     signs[captions[survey.rank[captions] == 1], 1] = 0.0
-    for number, found in duplicates.items():
-        if int(survey.other[number]) in found.images:
+    for number, duplicate in duplicates.items():
+        if int(survey.other[number]) in duplicate.images:
             signs[number, 1] = 0.0
     return signs
 
@@ -132,7 +130,7 @@ def _score_signs(survey: Survey, duplicates: dict[int, Duplicate]) -> Values:
 def _choose(
     suspicion: Values, captions: NDArray[np.int64], examined: int, seed: int
 ) -> tuple[list[int], list[int]]:
-    """Captions whose words are looked at, in order, and those of them that say what is usual."""
+    """Captions whose words are examined, in order, and those of them used as the reference."""
     if len(captions) <= examined:
         every = captions.tolist()
         return every, every
@@ -160,26 +158,26 @@ def _doubts(effects: WordEffects, usual: UsualEffects, scale: Scale | None) -> d
 
 def summarize(
     split: Split,
-    survey: Survey,
+    survey: SplitSurvey,
     signs: Values,
     suspicion: Values,
     duplicates: dict[int, Duplicate],
     effects: WordEffects,
 ) -> Summary:
-    """What was found in a split, and what a reader should know about it."""
+    """Counts of what was found in a split, and notes for the reader."""
     captions, examined = survey.captions, len(effects.words)
     wrong = captions[suspicion[captions] >= SUSPICIOUS_FROM]
     reasons = [SIGNS[k] for number in wrong for k in named_signs(signs[number])]
     notes = []
     if len(captions) < MIN_REFERENCE_CAPTIONS:
         notes.append(
-            f"only {len(captions)} captions: too few to say what is usual, so take suspicion as an "
-            "order and not as a measure"
+            f"only {len(captions)} captions: too few to say what is usual, so suspicion is only "
+            "good for ordering them"
         )
     if examined < len(captions):
         notes.append(
             f"words were examined in {examined} of {len(captions)} captions: the most suspicious "
-            "by their scores, and some drawn at random; --examine looks at more"
+            "by their scores, and a random sample; use --examine for more"
         )
     names = list(dict.fromkeys(w for each in survey.unknown.values() for w in each.unknown_words))
     skipped = sum(not each.is_readable for each in survey.unknown.values())
@@ -199,7 +197,7 @@ def summarize(
         captions=len(captions),
         suspicious=len(wrong),
         false_negatives=len(duplicates),
-        false_negative_images=len({found.own for found in duplicates.values()}),
+        false_negative_images=len({duplicate.own for duplicate in duplicates.values()}),
         share=len(wrong) / max(1, len(captions)),
         signs={sign: reasons.count(sign) for sign in SIGNS},
         words_examined=examined,

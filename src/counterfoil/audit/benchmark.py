@@ -1,4 +1,4 @@
-"""How well an audit finds captions and words that were made wrong at a known rate."""
+"""Benchmark an audit on captions and words that were made wrong at a known rate."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Marks = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Corrupted:
-    """A split with some captions made wrong, and the truth about it.
+    """A split with some captions made wrong, and which ones.
 
-    ``swapped[k]``: caption ``k`` came from another image. ``wrong[k]``: for a caption with words
-    exchanged, what kind of error each of its words is (empty: none), punctuation left out.
+    ``swapped[k]``: whether caption ``k`` came from another image. ``wrong[k]``: for a caption with
+    exchanged words, the kind of error of each word without punctuation ("" if it is right).
     """
 
     split: Split
@@ -37,39 +37,39 @@ class Corrupted:
 
     @property
     def labels(self) -> NDArray[np.bool_]:
-        """Which captions are wrong, in one way or the other."""
-        found = self.swapped.copy()
-        found[list(self.wrong)] = True
-        return found
+        """Mask of the wrong captions of either kind."""
+        labels = self.swapped.copy()
+        labels[list(self.wrong)] = True
+        return labels
 
 
 def corrupt(split: Split, swapped: float, words: float, seed: int = 0) -> Corrupted:
     """Give a share ``swapped`` of the captions to other images, and falsify words of others.
 
-    The second share is of all captions too, so that both together must stay below 1; it needs
-    scenes whose truth is known, and is smaller where too few captions can be made false.
+    Both are shares of all captions, so their sum is at most 1. ``words`` needs drawn scenes, and is
+    reduced if too few captions can be made false.
     """
     if swapped < 0 or words < 0 or swapped + words > 1:
         raise ConfigError(f"corruption: expected shares of at most 1 in all, got {swapped}+{words}")
-    moved, index = shuffled_captions(split, swapped, seed)
-    gone = split.image_of[index] != split.image_of
-    texts = list(moved.texts)
+    shuffled, index = shuffled_captions(split, swapped, seed)
+    swapped_mask = split.image_of[index] != split.image_of
+    texts = list(shuffled.texts)
     wrong: dict[int, tuple[str, ...]] = {}
     if words > 0:
         cases = _by_caption(split, make_foils(split, seed=seed).cases)
-        able = np.array([k for k in sorted(cases) if index[k] == k], dtype=np.int64)
-        drawn = min(round(words * len(texts)), len(able))
-        for caption in np.random.default_rng(seed).choice(able, size=drawn, replace=False):
+        eligible = np.array([k for k in sorted(cases) if index[k] == k], dtype=np.int64)
+        count = min(round(words * len(texts)), len(eligible))
+        for caption in np.random.default_rng(seed).choice(eligible, size=count, replace=False):
             case = cases[int(caption)]
             texts[int(caption)], wrong[int(caption)] = case.foil, case.wrong
-    return Corrupted(_with_texts(moved, texts), gone, wrong)
+    return Corrupted(_with_texts(shuffled, texts), swapped_mask, wrong)
 
 
 def _by_caption(split: Split, cases: Sequence[FoilCase]) -> dict[int, FoilCase]:
-    """The false form of each caption that has one, by the caption's number."""
-    found = {(case.image, case.caption): case for case in cases}
+    """The foil of each caption that has one, by the caption's number."""
+    by_text = {(case.image, case.caption): case for case in cases}
     keys = zip(split.image_of.tolist(), split.texts, strict=True)
-    return {number: found[key] for number, key in enumerate(keys) if key in found}
+    return {number: by_text[key] for number, key in enumerate(keys) if key in by_text}
 
 
 def _with_texts(split: Split, texts: Sequence[str]) -> Split:
@@ -80,9 +80,9 @@ def _with_texts(split: Split, texts: Sequence[str]) -> Split:
 
 
 class DetectionMeasures(Report):
-    """In percent: precision and recall of what was listed; AP and AUC of the order of all.
+    """In percent: precision and recall of the listed items; AP and AUC of the ranking of all.
 
-    ``chance`` is the share of what is wrong, which is the AP of a random order.
+    ``chance`` is the share of wrong items, which is the AP of a random order.
     """
 
     wrong: int
@@ -96,13 +96,12 @@ class DetectionMeasures(Report):
 
 
 class AuditMeasures(Report):
-    """Captions found, of all errors and of each kind (against captions that were left as they are).
+    """Detection of wrong captions, of all kinds and per kind against unchanged captions.
 
-    ``words``: wrong words among those of the captions with exchanged words. ``everywhere``: among
-    the words of all captions but the swapped ones, of which no word can be called right or wrong.
-    ``plain``: as ``words``, by effects alone, not held against what is usual for the word.
-    ``signs`` are the captions found by one sign alone. ``clean_listed`` is the share of captions
-    listed by an audit of the same split before it was corrupted, where there was one.
+    ``words``: wrong words in captions with exchanged words. ``everywhere``: wrong words in all
+    captions but the swapped ones, whose words are neither right nor wrong. ``plain``: as ``words``,
+    by effect alone, without the usual effect of the word. ``signs``: wrong captions by one sign
+    alone. ``clean_listed``: percent of captions listed before the split was corrupted, if audited.
     """
 
     captions: DetectionMeasures
@@ -115,18 +114,18 @@ class AuditMeasures(Report):
     clean_listed: float | None = None
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A header and one row of text a measure."""
+        """A header and one row of text per measure."""
         header = ("", "wrong", "of", "listed", "precision", "recall", "AP", "AUC", "AP by chance")
         named = [
             ("wrong captions", self.captions),
             ("  swapped", self.swapped),
             ("  words exchanged", self.exchanged),
-            *((f"  by {sign} alone", found) for sign, found in self.signs.items()),
+            *((f"  by {sign} alone", measures) for sign, measures in self.signs.items()),
             ("wrong words, in captions with such", self.words),
             ("  by effect alone", self.plain),
             ("wrong words, everywhere", self.everywhere),
         ]
-        return [header, *(_row(name, found) for name, found in named if found is not None)]
+        return [header, *(_row(name, measures) for name, measures in named if measures is not None)]
 
 
 class PlantedCaption(Planted):
@@ -140,7 +139,7 @@ class PlantedCaption(Planted):
 
 
 def planted_captions(audit: Audit, truth: Corrupted, original: Split) -> list[PlantedCaption]:
-    """The captions of ``original`` that were made wrong, the most suspicious first."""
+    """The captions of ``original`` that were made wrong, most suspicious first."""
     first = np.cumsum([0, *(len(texts) for texts in original.captions)])
     threshold = audit.threshold
     planted = []
@@ -161,7 +160,7 @@ def planted_captions(audit: Audit, truth: Corrupted, original: Split) -> list[Pl
 
 
 def mark_planted(findings: list[Finding], planted: list[PlantedCaption]) -> list[Finding]:
-    """The findings; those of planted captions say what was planted."""
+    """The findings, with ``planted`` set for those of planted captions."""
     errors = {
         (one.image, one.caption): Planted(error=one.error, original=one.original) for one in planted
     }
@@ -174,9 +173,9 @@ def mark_planted(findings: list[Finding], planted: list[PlantedCaption]) -> list
 def measure_audit(
     audit: Audit, truth: Corrupted, signs: tuple[str, ...] = (), clean: Audit | None = None
 ) -> AuditMeasures:
-    """Compare an audit with the truth; captions of unreadable images are left out.
+    """Compare an audit with the truth; captions of unreadable images are ignored.
 
-    ``clean`` is an audit of the same split before it was corrupted: what it lists is a false alarm.
+    ``clean`` is an audit of the same split before it was corrupted; all it lists is a false alarm.
     """
     read = ~np.isnan(audit.suspicion)
     labels, suspicion = truth.labels[read], audit.suspicion[read]
@@ -186,9 +185,9 @@ def measure_audit(
 
     def of_kind(kind: Marks) -> DetectionMeasures | None:
         judged = kind | ~labels
-        return _found(suspicion[judged], kind[judged], listed[judged]) if kind.any() else None
+        return _detection(suspicion[judged], kind[judged], listed[judged]) if kind.any() else None
 
-    whole = _found(suspicion, labels, listed)
+    whole = _detection(suspicion, labels, listed)
     inside = [number for number in truth.wrong if number in audit.word_doubts]
     outside = [n for n in audit.word_doubts if not truth.swapped[n] and n not in truth.wrong]
     return AuditMeasures(
@@ -196,7 +195,7 @@ def measure_audit(
         swapped=of_kind(swapped),
         exchanged=of_kind(exchanged),
         signs={
-            name: _found(audit.signs[read, k], labels, audit.signs[read, k] >= 0.5)
+            name: _detection(audit.signs[read, k], labels, audit.signs[read, k] >= 0.5)
             for k, name in enumerate(signs)
         },
         words=_words(audit, truth, inside, audit.word_doubts),
@@ -207,10 +206,10 @@ def measure_audit(
 
 
 def _plain_doubts(audit: Audit) -> dict[int, Values]:
-    """Words doubted for their effects alone: the lower, the more; those below 0 are listed."""
+    """Doubts by the effects of words alone; a negative effect counts as wrong."""
     return {
-        number: np.array([DOUBTFUL_DEVIATIONS - word.effect for word in spoken])
-        for number, spoken in audit.word_effects.words.items()
+        number: np.array([DOUBTFUL_DEVIATIONS - word.effect for word in words])
+        for number, words in audit.word_effects.words.items()
     }
 
 
@@ -226,16 +225,16 @@ def _words(
     ]
     if not any(mark.any() for mark in marks):
         return None
-    # a word is listed where its caption is
+    # A word is listed only if its caption is.
     threshold = audit.threshold
-    shown = [
+    listed = [
         (doubt >= DOUBTFUL_DEVIATIONS) & bool(audit.suspicion[number] >= threshold)
         for number, doubt in zip(captions, doubts, strict=True)
     ]
-    return _found(np.concatenate(doubts), np.concatenate(marks), np.concatenate(shown))
+    return _detection(np.concatenate(doubts), np.concatenate(marks), np.concatenate(listed))
 
 
-def _found(values: Values, labels: Marks, listed: Marks) -> DetectionMeasures:
+def _detection(values: Values, labels: Marks, listed: Marks) -> DetectionMeasures:
     ranking = Ranking(values, labels)
     hits = int((listed & labels).sum())
     return DetectionMeasures(
@@ -250,7 +249,7 @@ def _found(values: Values, labels: Marks, listed: Marks) -> DetectionMeasures:
     )
 
 
-def _row(name: str, found: DetectionMeasures) -> tuple[str, ...]:
-    shares = (found.precision, found.recall, found.ap, found.auc, found.chance)
-    counts = (found.wrong, found.items, found.listed)
+def _row(name: str, measures: DetectionMeasures) -> tuple[str, ...]:
+    shares = (measures.precision, measures.recall, measures.ap, measures.auc, measures.chance)
+    counts = (measures.wrong, measures.items, measures.listed)
     return (name, *map(str, counts), *(f"{share:.1f}" for share in shares))

@@ -1,4 +1,4 @@
-"""From numbers to findings: what is said of each listed caption, and suggested for its words."""
+"""Turn the numbers of an audit into findings: reasons, wrong words and corrections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from counterfoil.audit.findings import (
     UnknownWord,
     WrongWord,
 )
-from counterfoil.audit.survey import Survey
+from counterfoil.audit.survey import SplitSurvey
 from counterfoil.audit.suspicion import SIGNS, Scale, UsualEffects, Values, WordEffects, named_signs
 from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
@@ -29,8 +29,8 @@ from counterfoil.models.correct import Correction, correct, correction_matcher
 from counterfoil.models.model import Model
 
 DOUBTFUL_DEVIATIONS = 1.0
-"""A word of a listed caption is named where its shortfall lies so many deviations above that of the
-worst word of an ordinary caption. Chosen on the dev split of the scenes."""
+"""Deviations from which a word counts as wrong: its shortfall above that of the worst word of an
+ordinary caption. Chosen on the dev split of the scenes."""
 
 NO_CORRECTOR = (
     "no corrections: this model was not taught to correct; name one that was (objective tags-dc) "
@@ -40,10 +40,10 @@ NO_CORRECTOR = (
 
 @dataclass(frozen=True)
 class Describer:
-    """Everything that is known of a split's captions, one array or mapping for each."""
+    """Makes findings from the data about a split's captions."""
 
     split: Split
-    survey: Survey
+    survey: SplitSurvey
     signs: Values
     suspicion: Values
     duplicates: dict[int, Duplicate]
@@ -52,23 +52,23 @@ class Describer:
     scale: Scale | None
 
     def findings(self, threshold: float) -> list[Finding]:
-        """Mismatches from ``threshold`` on, the most suspicious first, then near-duplicates."""
+        """Captions of suspicion ``threshold`` or more, highest first, then near-duplicates."""
         captions = self.survey.captions
         own = self.survey.own[captions]
         quantiles = np.searchsorted(np.sort(own), own, side="left") / max(1, len(own))
         first = np.concatenate([[0], np.cumsum([len(texts) for texts in self.split.captions])])
         order = np.argsort(-self.suspicion[captions], kind="stable")
         wrong: list[Finding] = []
-        alike: list[Finding] = []
-        for place in order:
-            number = int(captions[place])
+        duplicates: list[Finding] = []
+        for index in order:
+            number = int(captions[index])
             suspicious = self.suspicion[number] >= threshold
             if suspicious or number in self.duplicates:
                 kind: Kind = "mismatch" if suspicious else "false-negative"
                 position = number - int(first[self.split.image_of[number]])
-                finding = self._finding(kind, number, position, float(quantiles[place]))
-                (wrong if suspicious else alike).append(finding)
-        return wrong + alike
+                finding = self._finding(kind, number, position, float(quantiles[index]))
+                (wrong if suspicious else duplicates).append(finding)
+        return wrong + duplicates
 
     def _finding(self, kind: Kind, number: int, position: int, quantile: float) -> Finding:
         survey, split = self.survey, self.split
@@ -104,9 +104,9 @@ class Describer:
     def _reasons(
         self, number: int, kind: Kind, quantile: float, words: tuple[WrongWord, ...]
     ) -> tuple[Reason, ...]:
-        """The signs that are strong enough to be named, or the strongest; then duplicates."""
+        """The signs with enough evidence, or the strongest one; then a near-duplicate."""
         signs = self.signs[number]
-        found = [
+        reasons = [
             Reason(
                 sign=SIGNS[k],
                 strength=float(signs[k]),
@@ -118,8 +118,8 @@ class Describer:
         if near is not None:
             many = "1 other image has" if near.others == 1 else f"{near.others} other images have"
             text = f"{many} {SIGN_NAMES['near-duplicate'].removesuffix(' elsewhere')}"
-            found.append(Reason(sign="near-duplicate", strength=near.similarity, text=text))
-        return tuple(found)
+            reasons.append(Reason(sign="near-duplicate", strength=near.similarity, text=text))
+        return tuple(reasons)
 
     def _sentence(
         self, sign: str, number: int, quantile: float, words: tuple[WrongWord, ...]
@@ -135,17 +135,17 @@ class Describer:
         return f"{named} {'does' if len(words) == 1 else 'do'} less for the match than usual"
 
     def _wrong_words(self, number: int) -> tuple[WrongWord, ...]:
-        """The words far below what they usually do, in the order of the caption."""
-        spoken = self.effects.words.get(number, [])
-        if not spoken or self.scale is None:
+        """The words far below their usual effect, in the order of the caption."""
+        words = self.effects.words.get(number, [])
+        if not words or self.scale is None:
             return ()
-        short = np.array([self.usual.shortfall(word) for word in spoken])
+        short = np.array([self.usual.shortfall(word) for word in words])
         doubtful = self.scale.z(short) >= DOUBTFUL_DEVIATIONS
         return tuple(
             WrongWord(
                 word=word.word, span=word.span, effect=word.effect, usual=self.usual.of(word.word)
             )
-            for word, named in zip(spoken, doubtful, strict=True)
+            for word, named in zip(words, doubtful, strict=True)
             if named
         )
 
@@ -159,17 +159,17 @@ class Describer:
         )
 
     def _better_caption(self, number: int) -> OtherCaption | None:
-        """The caption of another image that fits this one best, if better than its own does.
+        """The best caption of another image, or None if this caption scores higher.
 
-        One that only repeats what a caption of this image says is passed over.
+        Captions that only repeat one of this image's captions are ignored.
         """
         image = int(self.split.image_of[number])
-        said = {content(text) for text in self.split.captions[image]}
+        own = {content(text) for text in self.split.captions[image]}
         pool = zip(self.survey.pool[image], self.survey.pool_score[image], strict=True)
         for caption, score in pool:
             if caption < 0 or score <= self.survey.own[number]:
                 return None
-            if content(self.split.texts[caption]) not in said:
+            if content(self.split.texts[caption]) not in own:
                 return self._caption(int(caption), float(score))
         return None
 
@@ -179,42 +179,42 @@ class Describer:
 
 
 def writable(text: str) -> str:
-    """Text that can be written: half characters, which JSON files may hold, become a ``?``."""
+    """Text that can be encoded: lone surrogates, which JSON may contain, become ``?``."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 class Corrector:
     """A model that corrects captions of one split.
 
-    ``split`` has the same images as the one that is audited, with fragments of the model's kind.
+    ``split`` has the images of the audited split, with fragments for this model.
     """
 
     def __init__(self, model: Model, split: Split, threshold: float | None = None) -> None:
         correction_matcher(model)
         self.model, self.fragments, self.threshold = model, split.require_fragments(), threshold
-        self.place = {name: number for number, name in enumerate(split.ids)}
+        self.row_of = {name: number for number, name in enumerate(split.ids)}
 
     def correct_all(
         self, findings: Sequence[Finding], first: int, progress: Progress | None = None
     ) -> list[Finding]:
-        """The findings, the first so many mismatches among them with corrections."""
+        """The findings, with corrections for the ``first`` mismatches."""
         progress = progress or Silent()
         wrong = [number for number, one in enumerate(findings) if one.kind == "mismatch"]
-        found = list(findings)
+        results = list(findings)
         for number in progress.track(wrong[:first], "correcting", min(first, len(wrong))):
-            found[number] = self.correct(findings[number])
+            results[number] = self.correct(findings[number])
         for number in wrong[first:]:
-            note = f"only the first {first} were corrected; --details corrects more"
-            found[number] = findings[number].model_copy(update={"correction_note": note})
-        return found
+            note = f"only the first {first} were corrected; use --details for more"
+            results[number] = findings[number].model_copy(update={"correction_note": note})
+        return results
 
     def correct(self, finding: Finding) -> Finding:
-        """A finding with its correction, or with a note that says why there is none."""
+        """The finding with its correction, or with a note why there is none."""
         if not caption_words(finding.text):
             return finding.model_copy(update={"correction_note": "the caption has no words"})
-        image = self.place.get(finding.image)
+        image = self.row_of.get(finding.image)
         if image is None:
-            note = "the corrector's data lack this image"
+            note = "the corrector's data do not contain this image"
             return finding.model_copy(update={"correction_note": note})
         try:
             fragments = self.fragments.read(image)
@@ -224,21 +224,21 @@ class Corrector:
         return _with_correction(finding, correction)
 
 
-def _with_correction(finding: Finding, found: Correction) -> Finding:
-    suggested = {word.span: word.suggestions for word in found.words}
+def _with_correction(finding: Finding, correction: Correction) -> Finding:
+    suggested = {word.span: word.suggestions for word in correction.words}
     words: tuple[WrongWord, ...] = tuple(
         word.model_copy(update={"suggestions": suggested.get(word.span, ())})
         for word in finding.wrong_words
     )
     corrected = None
-    if found.changes:
+    if correction.changes:
         corrected = Corrected(
-            text=found.corrected,
-            before=found.score,
-            after=found.corrected_score,
-            changes=tuple((change.word, change.instead) for change in found.changes),
+            text=correction.corrected,
+            before=correction.score,
+            after=correction.corrected_score,
+            changes=tuple((change.word, change.instead) for change in correction.changes),
         )
-    note = "" if corrected else _no_change_note(found)
+    note = "" if corrected else _no_change_note(correction)
     update = {"wrong_words": words, "correction": corrected, "correction_note": note}
     return finding.model_copy(update=update)
 

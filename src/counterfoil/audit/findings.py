@@ -1,4 +1,4 @@
-"""What an audit found, as plain data that is written (JSON lines, CSV), read back and shown."""
+"""Findings and summaries of an audit as plain data, written as JSON lines, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Reason(Report):
 
 
 class WrongWord(Report):
-    """A word that does less for the match than it usually does.
+    """A word with a smaller effect on the score than it usually has.
 
-    ``span`` is its place in the caption, ``suggestions`` what could stand there, likeliest first.
+    ``span`` is its position in the caption, ``suggestions`` are replacements, likeliest first.
     """
 
     word: str
@@ -47,7 +47,7 @@ class WrongWord(Report):
 
 
 class UnknownWord(Report):
-    """A word that the model does not know, and its place; it was left out before scoring."""
+    """A word unknown to the model, and its position; it was removed before scoring."""
 
     word: str
     span: tuple[int, int]
@@ -61,7 +61,7 @@ class OtherImage(Report):
 
 
 class OtherCaption(Report):
-    """A caption of another image, and its score with this one or, for duplicates, its likeness."""
+    """A caption of another image, and its score with this one or its similarity (duplicates)."""
 
     text: str
     image: str
@@ -69,7 +69,7 @@ class OtherCaption(Report):
 
 
 class Corrected(Report):
-    """The caption as the corrector would write it, with its scores before and after."""
+    """The corrected caption, with the scores before and after."""
 
     text: str
     before: float
@@ -78,19 +78,19 @@ class Corrected(Report):
 
 
 class Planted(Report):
-    """A caption that was made wrong on purpose: how, and what stood there before."""
+    """A caption made wrong on purpose: the kind of error, and the original caption."""
 
     error: Literal["swapped", "words"]
     original: str
 
 
 class Finding(Report):
-    """A caption to look at.
+    """A caption to check.
 
-    ``caption`` is its number among the captions of ``image``, ``rank`` the place of the image among
-    ``compared`` images by their score with the caption (1: no other fits as well), ``margin`` the
-    score less that of the best other image, ``quantile`` the share of the split's captions that
-    score lower with their images. ``planted`` is set when the error is a known one.
+    ``caption`` is its number among the captions of ``image``; ``rank`` the rank of the image among
+    ``compared`` images by their score with the caption (1 is best); ``margin`` the score minus that
+    of the best other image; ``quantile`` the share of the split's captions with a lower score.
+    ``planted`` is set if the error was made on purpose.
     """
 
     kind: Kind
@@ -122,18 +122,18 @@ class Finding(Report):
 
     @property
     def images(self) -> list[tuple[str, str]]:
-        """Split and id of the own image, and of every other image that the finding names."""
+        """(split, id) of the own image and of every other image in the finding."""
         others = (self.better_image, self.better_caption, self.near_duplicate)
         return [(self.split, name) for name in (self.image, *(o.image for o in others if o))]
 
 
 class Summary(Report):
-    """What an audit of one split found, whatever the threshold of its list.
+    """Counts of an audit of one split, independent of the threshold of its list.
 
     ``suspicious`` counts captions with a suspicion of at least 0.5, ``signs`` their reasons.
     ``false_negatives`` counts captions with a near-duplicate at another image, which is no error.
-    ``unknown_words`` counts different words outside the model's vocabulary, ``unknown_captions``
-    those skipped captions that have no other words.
+    ``unknown_words`` counts distinct words outside the model's vocabulary, ``unknown_captions``
+    the captions skipped because they have no other words.
     """
 
     split: str
@@ -156,7 +156,7 @@ class Summary(Report):
     notes: tuple[str, ...]
 
     def rows(self) -> list[tuple[str, str]]:
-        """Name and number, for a table."""
+        """(name, value) rows of a table."""
         table: list[tuple[str, Any]] = [
             ("captions", self.captions),
             ("images", self.images),
@@ -169,7 +169,7 @@ class Summary(Report):
         return [(name, str(value)) for name, value in table]
 
     def near_duplicate_rows(self) -> list[tuple[str, str]]:
-        """Name and number, for a table of its own: near-duplicates are no suspicious captions."""
+        """(name, value) rows of the table of near-duplicates, which are not suspicious."""
         share = self.false_negatives / max(1, self.captions)
         return [
             ("captions", f"{self.false_negatives} ({100 * share:.1f} %)"),
@@ -201,22 +201,21 @@ COLUMNS = (
 
 
 def to_jsonl(findings: Sequence[Finding]) -> str:
-    """One finding a line, with everything that is known of it."""
+    """One finding per line, with all fields."""
     return "".join(f"{finding.to_json(indent=None)}\n" for finding in findings)
 
 
 def to_csv(findings: Sequence[Finding]) -> str:
-    """One finding a row, lists joined by semicolons.
+    """One finding per row, lists joined by semicolons.
 
-    A text that a spreadsheet would take for a formula gets an apostrophe in front; the JSON lines
-    have it as it is.
+    A text that a spreadsheet would read as a formula gets a leading apostrophe.
     """
     buffer = io.StringIO(newline="")
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(COLUMNS)
     for finding in findings:
         row = _row(finding)
-        writer.writerow([_harmless(row[column]) for column in COLUMNS])
+        writer.writerow([_escape_formula(row[column]) for column in COLUMNS])
     return buffer.getvalue()
 
 
@@ -242,7 +241,7 @@ def _row(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _harmless(value: Any) -> Any:
+def _escape_formula(value: Any) -> Any:
     if not isinstance(value, str) or not value.startswith(FORMULA):
         return value
     try:
@@ -253,29 +252,31 @@ def _harmless(value: Any) -> Any:
 
 
 def total(summaries: Sequence[Summary]) -> tuple[int, int]:
-    """Suspicious captions, and captions, of all splits."""
-    return sum(one.suspicious for one in summaries), sum(one.captions for one in summaries)
+    """Numbers of suspicious captions and of all captions over all splits."""
+    return sum(summary.suspicious for summary in summaries), sum(
+        summary.captions for summary in summaries
+    )
 
 
 def skipped_images(summaries: Sequence[Summary], problems: Sequence[Problem] = ()) -> int:
-    """Images that could not be used: those the model met, and those the data had lost before."""
+    """Number of unusable images: unreadable for the model, or already missing in the data."""
     lost = sum(problem.kind in LOST_KINDS for problem in problems)
-    return lost + sum(one.skipped_images for one in summaries)
+    return lost + sum(summary.skipped_images for summary in summaries)
 
 
 def to_summary(
     summaries: Sequence[Summary], about: Mapping[str, Any], problems: Sequence[Problem] = ()
 ) -> str:
-    """One JSON object: totals, what was audited with what, and the counts of each split."""
+    """One JSON object: totals, ``about`` (model and data), and the counts of each split."""
     suspicious, captions = total(summaries)
     tree = {
         **about,
         "captions": captions,
         "suspicious": suspicious,
         "share": suspicious / max(1, captions),
-        "false_negatives": sum(one.false_negatives for one in summaries),
+        "false_negatives": sum(summary.false_negatives for summary in summaries),
         "skipped_images": skipped_images(summaries, problems),
         "problems": count_kinds(list(problems)),
-        "splits": [one.as_dict() for one in summaries],
+        "splits": [summary.as_dict() for summary in summaries],
     }
     return json.dumps(tree, ensure_ascii=False, indent=2) + "\n"

@@ -1,6 +1,6 @@
-"""An audit as one HTML page for people, and as files for programs.
+"""Write an audit as an HTML page, JSON lines, CSV and a summary.
 
-The page needs no file or address besides it, and no caption is ever markup.
+The page is self-contained, and captions are always escaped.
 """
 
 from __future__ import annotations
@@ -60,24 +60,24 @@ IMAGES_FILE = "images.jsonl"
 
 
 class Pictures:
-    """Thumbnails of images by split and id; the id alone where there are no pixels."""
+    """Thumbnails of images by split and id; the id alone for an unknown image."""
 
     def __init__(self, splits: Mapping[str, Split]) -> None:
         self.splits = splits
-        self.places = {
-            name: {image: place for place, image in enumerate(split.ids)}
+        self.index_of = {
+            name: {image: index for index, image in enumerate(split.ids)}
             for name, split in splits.items()
         }
 
     def show(self, split: str, image: str, side: int) -> str:
-        place = self.places.get(split, {}).get(image)
-        if place is None:
+        index = self.index_of.get(split, {}).get(image)
+        if index is None:
             return f'<div class="nopixels">{clean(image)}</div>'
-        return picture(self.splits[split], place, side)
+        return picture(self.splits[split], index, side)
 
 
 def finding_html(finding: Finding, pictures: Pictures, same: Sequence[Finding] = ()) -> str:
-    """A card that can be focused, sorted and filtered by what it carries in its attributes.
+    """A card that the page can focus, and sort and filter by its data attributes.
 
     ``same`` are findings with the same caption, which share the card.
     """
@@ -102,18 +102,18 @@ def _times(same: Sequence[Finding]) -> str:
 
 
 def _same(finding: Finding, same: Sequence[Finding], pictures: Pictures) -> str:
-    """Other images with the same caption: some pictures, then how many more there are."""
+    """Other images with the same caption: a few pictures and the number of the rest."""
     others = {one.image: one for one in same if one.image != finding.image}
     if not others:
         return ""
-    shown = "".join(
+    pictures_html = "".join(
         f'<div class="small">{pictures.show(one.split, one.image, SMALL)}'
         f"<small>{clean(one.image)}</small></div>"
         for one in list(others.values())[:MAX_SAME_SHOWN]
     )
     rest = len(others) - MAX_SAME_SHOWN
     more = f"<small>and {rest} more</small>" if rest > 0 else ""
-    return f'<dt>same caption</dt><dd class="row">{shown}{more}</dd>'
+    return f'<dt>same caption</dt><dd class="row">{pictures_html}{more}</dd>'
 
 
 def _head(finding: Finding) -> str:
@@ -127,7 +127,7 @@ def _head(finding: Finding) -> str:
 
 
 def _sentence(finding: Finding) -> str:
-    """The caption with the words in doubt and the unknown ones marked."""
+    """The caption with wrong and unknown words marked."""
     marked: list[WrongWord | UnknownWord] = [*finding.wrong_words, *finding.unknown_words]
     parts, last = [], 0
     for word in sorted(marked, key=lambda each: each.span):
@@ -170,9 +170,9 @@ def _facts(finding: Finding, pictures: Pictures) -> str:
         facts.append(("nearly the same", _other(finding.near_duplicate, "likeness")))
     if finding.better_image is not None and finding.kind == "mismatch":
         other = finding.better_image
-        shown = pictures.show(finding.split, other.image, SMALL)
+        picture_html = pictures.show(finding.split, other.image, SMALL)
         note = f"<small>{clean(other.image)}, score {other.score:.3f}</small>"
-        facts.append(("better image", f'<div class="small">{shown}</div>{note}'))
+        facts.append(("better image", f'<div class="small">{picture_html}</div>{note}'))
     return "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in facts)
 
 
@@ -203,14 +203,16 @@ def render(
     notes: Sequence[str] = (),
     problems: Sequence[Problem] = (),
 ) -> str:
-    """The page; pictures come from ``splits``, by the name of a finding's split."""
+    """The HTML page; ``splits`` (by name) provide the pictures."""
     wrong = [finding for finding in findings if finding.kind == "mismatch"]
-    # one that is suspicious, too, is in both sections: the threshold takes nothing from this one
-    alike = grouped([one for one in findings if one.kind != "mismatch" or one.near_duplicate])
-    chosen, groups = _shown(wrong, alike, most)
+    # A suspicious near-duplicate is in both sections.
+    duplicates = group_by_caption(
+        [one for one in findings if one.kind != "mismatch" or one.near_duplicate]
+    )
+    chosen, groups = _select(wrong, duplicates, most)
     pictures = Pictures(splits)
     remarks = [*notes, *(f"{one.split}: {note}" for one in summaries for note in one.notes)]
-    near, near_shown = sum(map(len, alike)), sum(map(len, groups))
+    near, near_shown = sum(map(len, duplicates)), sum(map(len, groups))
     if len(chosen) < len(wrong) or near_shown < near:
         remarks.append(
             f"This page shows {len(chosen)} of {len(wrong)} listed suspicious captions and "
@@ -241,20 +243,20 @@ def render(
     )
 
 
-def grouped(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Near-duplicates with the same caption together, those of the most images first."""
+def group_by_caption(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Near-duplicates grouped by caption, those with the most images first."""
     groups: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for finding in findings:
         groups[finding.split, finding.text].append(finding)
     return sorted(groups.values(), key=lambda group: -group[0].near_duplicate_images)
 
 
-def _shown(
-    wrong: list[Finding], alike: list[list[Finding]], most: int
+def _select(
+    wrong: list[Finding], duplicates: list[list[Finding]], most: int
 ) -> tuple[list[Finding], list[list[Finding]]]:
-    """The first suspicious captions; near-duplicates have a fifth of the room, or what is left."""
-    kept = wrong[: max(most - min(len(alike), most // 5), 0)]
-    return kept, alike[: most - len(kept)]
+    """The first suspicious captions; near-duplicates get a fifth of the cards, or the rest."""
+    selected = wrong[: max(most - min(len(duplicates), most // 5), 0)]
+    return selected, duplicates[: most - len(selected)]
 
 
 def _tab(section: str, name: str, count: int) -> str:
@@ -325,11 +327,10 @@ def write_report(
     notes: Sequence[str] = (),
     problems: Sequence[Problem] = (),
 ) -> Path:
-    """Write the page, the findings and the summary of one audit a split; the page's path.
+    """Write the page, the findings and the summary of one audit per split; the page's path.
 
-    ``about`` goes into the summary as it is: which model, which data. The page shows the first
-    ``details`` findings, the other files have all. ``problems`` are those of the data set; what it
-    left out is counted.
+    ``about`` (model and data) is copied into the summary. The page shows the first ``details``
+    findings, the other files have all. ``problems`` of the data set are counted as skipped images.
     """
     summaries = [audit.summary for audit in audits]
     findings = [finding for audit in audits for finding in audit.findings]
@@ -351,26 +352,26 @@ def write_report(
 
 
 def _image_lines(findings: Sequence[Finding], splits: Mapping[str, Split]) -> str:
-    """Captions of each image that a finding names, and where its pixels are, one image a line.
+    """Captions and pixel sources of the images in findings, one JSON line per image.
 
-    `counterfoil serve` finds pictures by it, whatever images its index holds.
+    `counterfoil serve` reads it to show pictures that its index may not contain.
     """
-    places = {
-        name: {image: place for place, image in enumerate(split.ids)}
+    index_of = {
+        name: {image: index for index, image in enumerate(split.ids)}
         for name, split in splits.items()
     }
     lines = []
-    for name, image in dict.fromkeys(key for found in findings for key in found.images):
-        split, place = splits[name], places[name][image]
-        pixels = as_json(split.pixels[place]) if split.pixels is not None else None
-        captions = [writable(text) for text in split.captions[place]]
+    for name, image in dict.fromkeys(key for finding in findings for key in finding.images):
+        split, index = splits[name], index_of[name][image]
+        pixels = as_json(split.pixels[index]) if split.pixels is not None else None
+        captions = [writable(text) for text in split.captions[index]]
         line = {"split": name, "id": image, "captions": captions, "pixels": pixels}
         lines.append(json.dumps(line, ensure_ascii=False) + "\n")
     return "".join(lines)
 
 
 def _left_out(problems: Sequence[Problem], splits: Sequence[str]) -> list[Problem]:
-    """What was left out of these splits, or of a split that is not named."""
+    """Problems that skipped items of these splits, or of an unnamed split."""
     return [
         problem
         for problem in problems

@@ -1,7 +1,7 @@
-"""Every caption against its own image and all others, and every image against all captions.
+"""Score every caption of a split with its own image and with all others, in bounded memory.
 
-A split is encoded a block at a time, so memory stays bounded. What was found so far is on disk: an
-audit that was stopped goes on from there.
+A split is encoded one block at a time. The state is saved to disk, so that a stopped audit can
+resume.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ from counterfoil.scoring.engine import for_kernels, on_cpu, scored_tiles
 from counterfoil.scoring.plan import plan_scores
 
 IMAGE_BYTES = 1 << 30
-"""Room for the encoded images of one block."""
+"""Memory for the encoded images of one block."""
 
 MAX_BLOCK_IMAGES = 1 << 14
 BATCH = 256
 
 FORMAT = 2
-"""To be raised with every change of what is kept, or of how a split is cut into blocks."""
+"""To increase with every change of the stored state or of the blocks of a split."""
 
 OPERATIONS = 20_000_000
-"""Pickle instructions of a file: it may list every image and caption."""
+"""Limit of pickle instructions of a checkpoint, which may list every image and caption."""
 
 SAVE_SECONDS = 30.0
-"""Seconds between two savings."""
+"""Seconds between two checkpoints."""
 
 FINGERPRINT_IMAGES = 16
-"""Images of a split whose fragments are part of its mark."""
+"""Images of a split whose fragments are part of its digest."""
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 POOL_SIZE = 5
-"""Captions of others that are kept for an image, best first."""
+"""Captions of other images that are stored per image, best first."""
 
 OWN_PAIR_BATCH = 128
-"""Captions that are scored with their own images at once."""
+"""Captions scored with their own images per batch."""
 
 NO_IMAGE = -1
 
 ARRAYS = ("has_own", "own", "above", "other", "other_score", "pool", "pool_score")
-"""What `_Running` holds of captions and images."""
+"""Arrays of `_SurveyState` over captions and images."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class ImageBlock:
 class ImageBlocks:
     """The readable images of a split; iterating encodes them, block by block.
 
-    A split that fits into one block is encoded once, however often it is gone through. ``skipped``
-    says, after the first time, which images could not be read.
+    A split that fits into one block is encoded only once. ``skipped`` lists the unreadable images
+    after the first iteration.
     """
 
     def __init__(self, model: Model, split: Split, size: int | None = None) -> None:
         self.model, self.split, self.table = model, split, split.require_fragments()
-        self.size = size or _images_at_once(model, self.table)
+        self.size = size or _block_size(model, self.table)
         self.skipped: dict[int, str] = {}
         self._only: ImageBlock | None = None
 
@@ -97,7 +97,7 @@ class ImageBlocks:
         return (block for _, block in self.numbered())
 
     def numbered(self, first: int = 0) -> Iterator[tuple[int, ImageBlock]]:
-        """Blocks from the ``first`` on, with their numbers; one without readable images is none."""
+        """Blocks from number ``first`` on, with their numbers; unreadable ones are skipped."""
         for number in range(first, len(self)):
             block = self._only or self._encode(number)
             if len(self) == 1:
@@ -114,30 +114,30 @@ class ImageBlocks:
 
     @torch.inference_mode()
     def _encode(self, number: int) -> ImageBlock | None:
-        wanted = range(len(self.split))[number * self.size : (number + 1) * self.size]
+        images = range(len(self.split))[number * self.size : (number + 1) * self.size]
         parts: list[Encoded] = []
-        kept: list[int] = []
-        for start in range(0, len(wanted), BATCH):
+        readable: list[int] = []
+        for start in range(0, len(images), BATCH):
             items: list[Fragments] = []
-            for image in wanted[start : start + BATCH]:
+            for image in images[start : start + BATCH]:
                 try:
                     items.append(self.table.read(image))
-                    kept.append(image)
+                    readable.append(image)
                 except DataError as error:
                     self.skipped[image] = f"image {self.split.ids[image]}: {error}"
             if items:
                 batch = pad_fragments(items).to(self.model.device)
                 parts.append(self.model.encode_images(batch))
-        return ImageBlock(Encoded.cat(parts), kept) if parts else None
+        return ImageBlock(Encoded.cat(parts), readable) if parts else None
 
 
 def caption_blocks(texts: Sequence[str], captions: Sequence[int]) -> list[list[int]]:
-    """Some hundred captions at a time, shortest first: little is padded where lengths are alike."""
+    """Blocks of captions sorted by length, so that there is little padding."""
     by_length = sorted(captions, key=lambda caption: len(texts[caption].split()))
     return [by_length[start : start + BATCH] for start in range(0, len(by_length), BATCH)]
 
 
-def _images_at_once(model: Model, table: FragmentTable) -> int:
+def _block_size(model: Model, table: FragmentTable) -> int:
     vectors = 1 if model.matcher.needs == "pooled" else table.max_fragments + 1
     each = 4 * model.spec.embed_size * vectors * model.spec.ensemble_size
     return max(1, min(MAX_BLOCK_IMAGES, IMAGE_BYTES // each))
@@ -154,22 +154,22 @@ class SurveyCheckpoint:
 
     @classmethod
     def of(cls, path: Path, model: Model, split: Split) -> SurveyCheckpoint:
-        return cls(path, f"{FORMAT} {model_digest(model)} {_split_mark(split)}")
+        return cls(path, f"{FORMAT} {model_digest(model)} {_split_digest(split)}")
 
     def load(self) -> dict[str, Any] | None:
-        """What was kept, or None where there is nothing, or of something else, or damaged."""
+        """The saved state; None if it is missing, damaged, or of another model or split."""
         try:
-            held = read_checkpoint(self.path, OPERATIONS)
+            state = read_checkpoint(self.path, OPERATIONS)
         except CheckpointError:
             return None
-        if not isinstance(held, dict) or held.pop("fingerprint", None) != self.fingerprint:
+        if not isinstance(state, dict) or state.pop("fingerprint", None) != self.fingerprint:
             return None
-        return held
+        return state
 
     def save_if_due(self, state: Callable[[], dict[str, Any]], last: bool = False) -> None:
-        """Save, if it is time to, or if this is the ``last`` state.
+        """Save if `SAVE_SECONDS` have passed, or if this is the ``last`` state.
 
-        Where that fails, as on a full disk, an audit that is not stopped loses nothing by it.
+        A failure, as on a full disk, is ignored: the audit itself does not need the file.
         """
         now = self.clock()
         if not last and now - self._last < SAVE_SECONDS:
@@ -181,38 +181,38 @@ class SurveyCheckpoint:
             write_atomically(self.path, buffer.getvalue())
 
 
-def _split_mark(split: Split) -> str:
-    """Changes with ids, captions and their order, and with the fragments of a sample of images."""
+def _split_digest(split: Split) -> str:
+    """Hash of ids, captions, their order, and the fragments of a sample of images."""
     digest = hashlib.sha256(split.name.encode())
     for key, texts in zip(split.ids, split.captions, strict=True):
         digest.update(repr((key, list(texts))).encode())
     for image in (
         np.linspace(0, len(split) - 1, min(FINGERPRINT_IMAGES, len(split))).astype(int).tolist()
     ):
-        digest.update(_fragments(split, image))
+        digest.update(_fragment_bytes(split, image))
     return digest.hexdigest()
 
 
-def _fragments(split: Split, image: int) -> bytes:
+def _fragment_bytes(split: Split, image: int) -> bytes:
     if split.fragments is None:
         return b""
     try:
-        found = split.fragments.read(image)
+        fragments = split.fragments.read(image)
     except DataError:
         return b"unreadable"
-    boxes = b"" if found.boxes is None else found.boxes.tobytes()
-    return found.features.tobytes() + boxes
+    boxes = b"" if fragments.boxes is None else fragments.boxes.tobytes()
+    return fragments.features.tobytes() + boxes
 
 
 @dataclass(frozen=True)
-class Survey:
-    """What the scores of a split say of its captions.
+class SplitSurvey:
+    """Scores and ranks of the captions of a split.
 
-    Arrays over captions: the score with the own image (NaN where that could not be read), the rank
-    of that image among ``compared`` (1 is best; ties count against it), and the best other image
-    (−1 where there is none) with its score. ``unknown`` are captions with words that the model does
-    not know, which were left out. Arrays [images, kept]: the captions of other images
-    that fit an image best, best first, with their scores; −1 where there are no more.
+    Arrays [captions]: ``own``, the score with the own image (NaN if it is unreadable); ``rank`` of
+    that image among ``compared`` (1 is best, ties count against it); ``other``, the best other
+    image (−1 if there is none), and its score. Arrays [images, POOL_SIZE]: ``pool``, the best
+    captions of other images, best first (−1 if there are no more), and their scores. ``unknown``
+    are captions with words unknown to the model, which were removed.
     """
 
     own: Floats
@@ -227,7 +227,7 @@ class Survey:
 
     @property
     def captions(self) -> Ints:
-        """The captions that could be judged."""
+        """The captions that were scored."""
         return np.flatnonzero(~np.isnan(self.own)).astype(np.int64)
 
 
@@ -238,36 +238,36 @@ def survey_split(
     progress: Progress | None = None,
     block_size: int | None = None,
     checkpoint: SurveyCheckpoint | None = None,
-) -> Survey:
-    """Score a split block by block: no more than a block of scores is ever held.
+) -> SplitSurvey:
+    """Score a split block by block, with at most one block of scores in memory.
 
-    The images are gone through twice, since a rank can only be counted once the own score is known.
-    With a ``checkpoint``, what is found is kept, and what it kept before is not done again.
+    There are two passes over the images, since a rank needs the own score. With a ``checkpoint``,
+    the state is saved and an earlier state is resumed.
     """
     progress = progress or Silent()
     with eval_mode(model):
         blocks = ImageBlocks(model, split, block_size)
-        found = _Running(split, blocks, [known_text(model.text, text) for text in split.texts])
-        if checkpoint is None or not found.restore(checkpoint.load()):
-            own = found.own_pairs()
+        state = _SurveyState(split, blocks, [known_text(model.text, text) for text in split.texts])
+        if checkpoint is None or not state.restore(checkpoint.load()):
+            own = state.own_pairs()
             count = -(-len(split.texts) // OWN_PAIR_BATCH)
             for block, pairs in progress.track(own, f"own scores ({split.name})", count):
-                found.add_own(model, block, pairs)
-        parts = caption_blocks(found.texts, found.judged())
+                state.add_own(model, block, pairs)
+        parts = caption_blocks(state.texts, state.judged())
         label, count = f"scoring ({split.name})", len(blocks) * len(parts)
-        steps = found.steps(parts)
-        for step, block, part in progress.track(steps, label, count, done=found.done):
-            found.add_captions(model, block, part)
-            found.done = step
+        steps = state.steps(parts)
+        for step, block, part in progress.track(steps, label, count, done=state.done):
+            state.add_captions(model, block, part)
+            state.done = step
             if checkpoint is not None:
-                checkpoint.save_if_due(found.state)
+                checkpoint.save_if_due(state.state)
         if checkpoint is not None:
-            checkpoint.save_if_due(found.state, last=True)
-    return found.survey()
+            checkpoint.save_if_due(state.state, last=True)
+    return state.survey()
 
 
-class _Running:
-    """What has been seen so far."""
+class _SurveyState:
+    """The state of a survey: all results so far."""
 
     def __init__(self, split: Split, blocks: ImageBlocks, read: list[KnownText]) -> None:
         self.split, self.blocks = split, blocks
@@ -289,13 +289,13 @@ class _Running:
         self.pool_score = torch.full((images, POOL_SIZE), -torch.inf)
 
     def state(self) -> dict[str, Any]:
-        held = {name: getattr(self, name) for name in (*ARRAYS, "done", "compared")}
-        return {**held, "skipped": self.blocks.skipped, "size": self.blocks.size}
+        values = {name: getattr(self, name) for name in (*ARRAYS, "done", "compared")}
+        return {**values, "skipped": self.blocks.skipped, "size": self.blocks.size}
 
     def restore(self, state: dict[str, Any] | None) -> bool:
-        """Go on from what was kept; False where that was cut into other blocks, or of fewer images.
+        """Resume from a saved state; False if its blocks or its readable images differ.
 
-        An image that could not be read may have been mended meanwhile.
+        An unreadable image may have become readable meanwhile.
         """
         if state is None or state["size"] != self.blocks.size:
             return False
@@ -307,14 +307,14 @@ class _Running:
         return True
 
     def steps(self, parts: list[list[int]]) -> Iterator[tuple[int, ImageBlock, list[int]]]:
-        """Blocks of images with blocks of captions still to be scored; how many are done then."""
+        """Remaining pairs of an image block and a caption block, after the steps done with each."""
         first, begun = divmod(self.done, len(parts))
         for number, block in self.blocks.numbered(first):
-            for place in range(begun if number == first else 0, len(parts)):
-                yield number * len(parts) + place + 1, block, parts[place]
+            for index in range(begun if number == first else 0, len(parts)):
+                yield number * len(parts) + index + 1, block, parts[index]
 
     def own_pairs(self) -> Iterator[tuple[ImageBlock, list[tuple[int, int]]]]:
-        """Rows of blocks with the captions of these images, some at a time."""
+        """Batches of (row of a block, caption of that image)."""
         for block in self.blocks:
             self.compared += len(block.images)
             pairs = [
@@ -327,16 +327,16 @@ class _Running:
                 yield block, pairs[start : start + OWN_PAIR_BATCH]
 
     def add_own(self, model: Model, block: ImageBlock, pairs: list[tuple[int, int]]) -> None:
-        first, last = pairs[0][0], pairs[-1][0]  # rows stand in order
+        first, last = pairs[0][0], pairs[-1][0]  # rows are sorted
         texts = [text for _, text in pairs]
         encoded = encode_texts(model, [self.texts[text] for text in texts])
         rows = [row - first for row, _ in pairs]
-        scores = _matched(model, block.encoded[first : last + 1], encoded, rows)
+        scores = _own_scores(model, block.encoded[first : last + 1], encoded, rows)
         self.own[texts] = scores.float().cpu()
         self.has_own[texts] = True
 
     def judged(self) -> list[int]:
-        """The captions whose image could be read, and of which the model knows a word."""
+        """The captions of readable images with at least one word known to the model."""
         if not self.has_own.any():
             raise DataError(
                 f"split '{self.split.name}' has no readable image with a caption of known words"
@@ -349,11 +349,11 @@ class _Running:
         texts = encode_texts(model, [self.texts[caption] for caption in captions])
         plan = plan_scores(block.encoded, texts)
         for tile, scores in on_cpu(scored_tiles(model.matcher, block.encoded, texts, plan)):
-            columns = [captions[place] for place in plan.columns_on_cpu(tile).tolist()]
+            columns = [captions[column] for column in plan.columns_on_cpu(tile).tolist()]
             self.add_block(scores, block.images[tile.rows], columns)
 
     def add_block(self, scores: Tensor, images: list[int], texts: list[int]) -> None:
-        """Scores [images, texts] of indices into the split."""
+        """Add scores [images, texts]; both are indices into the split."""
         _refuse_not_finite(scores)
         rows, columns = torch.tensor(images), torch.tensor(texts)
         others = scores.masked_fill(rows[:, None] == self.owner[columns][None], -torch.inf)
@@ -365,17 +365,17 @@ class _Running:
         self._keep_pool(others, rows, columns)
 
     def _keep_pool(self, others: Tensor, rows: Tensor, columns: Tensor) -> None:
-        found = others.topk(min(POOL_SIZE, len(columns)), dim=1)
-        scores = torch.cat([self.pool_score[rows], found.values], 1)
-        names = torch.cat([self.pool[rows], columns[found.indices]], 1)
+        best_here = others.topk(min(POOL_SIZE, len(columns)), dim=1)
+        scores = torch.cat([self.pool_score[rows], best_here.values], 1)
+        names = torch.cat([self.pool[rows], columns[best_here.indices]], 1)
         best = scores.topk(POOL_SIZE, dim=1)
         self.pool_score[rows] = best.values
         self.pool[rows] = names.gather(1, best.indices)
 
-    def survey(self) -> Survey:
-        # an own caption, left out of the pool, still has a place in it where others are too few
+    def survey(self) -> SplitSurvey:
+        # Own captions, masked with −∞, remain in the pool if there are too few others.
         self.pool[self.pool_score == -torch.inf] = NO_IMAGE
-        return Survey(
+        return SplitSurvey(
             own=self.own.numpy(),
             rank=(1 + self.above).numpy(),
             other=self.other.numpy(),
@@ -390,11 +390,11 @@ class _Running:
 
 def _refuse_not_finite(scores: Tensor) -> None:
     if not scores.isfinite().all():
-        raise DataError("the model gives scores that are not finite numbers: train it again")
+        raise DataError("the model's scores are not finite; train it again")
 
 
-def _matched(model: Model, images: Encoded, texts: Encoded, rows: list[int]) -> Tensor:
-    """Scores of text ``k`` with image ``rows[k]``, in the precision of those they are ranked by."""
+def _own_scores(model: Model, images: Encoded, texts: Encoded, rows: list[int]) -> Tensor:
+    """Scores of text ``k`` with image ``rows[k]``, in the precision of the other scores."""
     images, texts = for_kernels(model.matcher, images), for_kernels(model.matcher, texts)
     chosen = torch.tensor(rows, device=model.device)
     scores = model.matcher.paired(images[chosen], texts)

@@ -33,7 +33,7 @@ from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.storage.reading import read_text
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.evaluation.corrections import CorrectionReport, measure_corrections
-from counterfoil.evaluation.gallery import Search
+from counterfoil.evaluation.evaluate import Search
 from counterfoil.evaluation.report import Report, RetrievalReport
 from counterfoil.models import Model, from_pretrained
 from counterfoil.models.correct import rule_of

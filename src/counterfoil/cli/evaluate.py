@@ -18,12 +18,10 @@ from counterfoil.core.errors import ConfigError
 if TYPE_CHECKING:
     from counterfoil.core.progress import Progress
     from counterfoil.data.pairs import Split
-    from counterfoil.evaluation.comparison import Comparison, RunResult
-    from counterfoil.evaluation.report import RetrievalReport
+    from counterfoil.evaluation.report import Comparison, RetrievalReport, RunResult, WordReport
     from counterfoil.evaluation.retrieval import Identical
     from counterfoil.evaluation.two_stage import ShortlistReport
     from counterfoil.evaluation.words.cases import Foils
-    from counterfoil.evaluation.words.report import WordReport
     from counterfoil.models.model import Model
     from counterfoil.scoring.encode import SplitScores
 
@@ -335,7 +333,7 @@ def _together(
 
 def _compare(runs: list[Path], read: Callable[[Path], Split], settings: _Settings) -> Comparison:
     """Each run separately, with features of its own kind, on the pairs of the first."""
-    from counterfoil.evaluation.comparison import Comparison, RunResult
+    from counterfoil.evaluation.report import Comparison, RunResult
     from counterfoil.training.run_folder import load_model
 
     first = read(runs[0])

@@ -65,7 +65,7 @@ def explain(
 
 def _print(match: Match) -> None:
     from counterfoil.data.text.tokenizers import unknown_note
-    from counterfoil.plots.sentences import color_note, method_note, signed, standing
+    from counterfoil.plots.sentences import color_note, method_note, score_note, signed
 
     def row(word: WordEffect) -> list[str]:
         if not word.known:
@@ -83,7 +83,7 @@ def _print(match: Match) -> None:
     )
     boundary = f", boundary {match.boundary:.4f}" if match.boundary is not None else ""
     print_line(f"score {match.score:.4f}{boundary}", style="bold")
-    for line in filter(None, (standing(match), method_note(match), color_note(match))):
+    for line in filter(None, (score_note(match), method_note(match), color_note(match))):
         print_line(line)
     if match.unknown:
         print_line(unknown_note(match.unknown), style="yellow")

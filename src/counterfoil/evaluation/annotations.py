@@ -26,7 +26,7 @@ from counterfoil.data.pairs import Split
 from counterfoil.evaluation.extended import ExtendedPositives
 from counterfoil.evaluation.ranks import Positives
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # imports torch
     from counterfoil.scoring.encode import SplitScores
 
 TEXT_THRESHOLD = 3.0
@@ -46,9 +46,9 @@ def read_cxc_pairs(
 ) -> ExtendedPositives:
     """Image-caption positives from a ``sits`` CSV file or from ``cxc_it.json``.
 
-    The threshold applies to the CSV file, which lists wrong pairs as well. Pairs with an image or
-    caption that is not in the split are passed over. Join with the data set's own pairs with
-    `ExtendedPositives.union`: CxC did not judge all of them.
+    The threshold applies to the CSV file, which also lists wrong pairs. Pairs with an image or a
+    caption outside the split are ignored. CxC did not judge all of the data set's own pairs: join
+    them with `ExtendedPositives.union`.
     """
     path = Path(path)
     images, texts = _positions(image_ids), _positions(text_ids)
@@ -57,20 +57,20 @@ def read_cxc_pairs(
         for side in ("i2t", "t2i"):
             if not isinstance(table.get(side), Mapping):
                 raise DataError(f"{path}: expected a map under '{side}', as in cxc_it.json")
-        i2t = _located(_listed(table["i2t"], path), images, texts)
-        t2i = _located(_listed(table["t2i"], path), texts, images)
+        i2t = _index_pairs(_json_pairs(table["i2t"], path), images, texts)
+        t2i = _index_pairs(_json_pairs(table["t2i"], path), texts, images)
         return ExtendedPositives(
             Positives.from_pairs(i2t, len(images), len(texts)),
             Positives.from_pairs(t2i, len(texts), len(images)),
             source="CxC",
         )
     rows = ((image, text) for text, image, score in _read_csv(path) if score >= threshold)
-    found = _located(rows, images, texts)
-    return ExtendedPositives.from_pairs(found, len(images), len(texts), source="CxC")
+    pairs = _index_pairs(rows, images, texts)
+    return ExtendedPositives.from_pairs(pairs, len(images), len(texts), source="CxC")
 
 
 def trailing_number(identifier: Id) -> int:
-    """The number that COCO's ids end with, their file extension aside.
+    """The number at the end of a COCO id, before a file extension.
 
     >>> trailing_number("COCO_val2014_000000391895.jpg"), trailing_number("x:sentid:77")
     (391895, 77)
@@ -82,22 +82,22 @@ def trailing_number(identifier: Id) -> int:
 
 
 def _positions(ids: Sequence[Id]) -> dict[int, int]:
-    places = {trailing_number(identifier): place for place, identifier in enumerate(ids)}
-    if len(places) != len(ids):
-        raise DataError(f"{len(ids)} ids given, but only {len(places)} of them are different")
-    return places
+    positions = {trailing_number(identifier): position for position, identifier in enumerate(ids)}
+    if len(positions) != len(ids):
+        raise DataError(f"{len(ids)} ids given, but only {len(positions)} of them are different")
+    return positions
 
 
-def _located(
+def _index_pairs(
     pairs: Iterable[tuple[Id, Id]], queries: Mapping[int, int], targets: Mapping[int, int]
 ) -> list[tuple[int, int]]:
     numbered = ((trailing_number(query), trailing_number(target)) for query, target in pairs)
     return [(queries[q], targets[t]) for q, t in numbered if q in queries and t in targets]
 
 
-def _listed(table: Mapping[str, Any], path: Path) -> Iterator[tuple[Id, Id]]:
-    for query, judged in table.items():
-        for item in judged:
+def _json_pairs(table: Mapping[str, Any], path: Path) -> Iterator[tuple[Id, Id]]:
+    for query, items in table.items():
+        for item in items:
             if not isinstance(item, Sequence) or isinstance(item, str) or len(item) < 2:
                 raise DataError(f"{path}: '{query}' lists {item!r}, expected [id, score]")
             yield query, item[0]
@@ -134,16 +134,16 @@ def _read_csv(path: Path) -> Iterator[tuple[str, str, float]]:
 
 
 def eccv_positives(image_ids: Sequence[Id], text_ids: Sequence[Id]) -> ExtendedPositives:
-    """The package's positives, for `extended_metrics`; its queries are a part of the 5K."""
-    judge = _judge()
-    images = {trailing_number(identifier): place for place, identifier in enumerate(image_ids)}
-    texts = {trailing_number(identifier): place for place, identifier in enumerate(text_ids)}
+    """The positives of ECCV Caption, for `extended_metrics`; its queries are a subset of the 5K."""
+    metrics = _eccv_metrics()
+    images, texts = _positions(image_ids), _positions(text_ids)
 
-    def positives(way: str, queries: Mapping[int, int], targets: Mapping[int, int]) -> Positives:
-        right = judge.eccv_gts[way].items()
-        pairs = _located(
-            ((query, one) for query, found in right for one in found), queries, targets
-        )
+    def positives(
+        direction: str, queries: Mapping[int, int], targets: Mapping[int, int]
+    ) -> Positives:
+        listed = metrics.eccv_gts[direction].items()
+        ids = ((query, target) for query, answers in listed for target in answers)
+        pairs = _index_pairs(ids, queries, targets)
         return Positives.from_pairs(pairs, len(queries), len(targets))
 
     return ExtendedPositives(
@@ -151,7 +151,7 @@ def eccv_positives(image_ids: Sequence[Id], text_ids: Sequence[Id]) -> ExtendedP
     )
 
 
-def _judge() -> Any:
+def _eccv_metrics() -> Any:
     try:
         package = importlib.import_module("eccv_caption")
     except ImportError as error:
@@ -160,7 +160,7 @@ def _judge() -> Any:
 
 
 def image_ids(split: Split, images: list[int]) -> list[str]:
-    """COCO's number where the source gave one, else the split's own id."""
+    """COCO's image ids if the source has them, else the split's own ids."""
     extras = split.extras or [{} for _ in split.ids]
     return [
         str(next((extras[i][key] for key in IMAGE_ID_KEYS if key in extras[i]), split.ids[i]))
@@ -169,32 +169,32 @@ def image_ids(split: Split, images: list[int]) -> list[str]:
 
 
 def caption_ids(split: Split, texts: list[int]) -> list[str]:
-    """Ids of captions (indices into ``split.texts``) as the source gave them."""
+    """The source's ids of captions, given as indices into ``split.texts``."""
     ids: list[str] = []
     for image, captions in enumerate(split.captions):
         extras = split.extras[image] if split.extras is not None else {}
-        found = next((extras[key] for key in CAPTION_ID_KEYS if key in extras), None)
-        if not isinstance(found, list) or len(found) != len(captions):
+        own = next((extras[key] for key in CAPTION_ID_KEYS if key in extras), None)
+        if not isinstance(own, list) or len(own) != len(captions):
             raise DataError(
                 f"image {split.ids[image]}: its captions have no ids (looked for "
                 f"{', '.join(CAPTION_ID_KEYS)}); load the split from Karpathy's or COCO's JSON"
             )
-        ids += [str(one) for one in found]
+        ids += [str(one) for one in own]
     return [ids[t] for t in texts]
 
 
 def extended_positives(
-    split: Split, found: SplitScores, *, cxc: Path | None = None, eccv: bool = False
+    split: Split, scores: SplitScores, *, cxc: Path | None = None, eccv: bool = False
 ) -> ExtendedPositives | None:
-    """Positives from other people's annotations; None if none are asked for.
+    """Positives from additional annotations, or None if neither source is requested.
 
-    Crisscrossed Captions did not judge every pair of the split: its pairs are joined with the
-    split's own. ECCV Caption lists all positives of its queries, and is taken as it is.
+    Crisscrossed Captions did not judge every pair of the split, so its pairs are joined with the
+    split's own. ECCV Caption lists all positives of its queries and is used unchanged.
     """
     if cxc is None and not eccv:
         return None
-    images, texts = image_ids(split, found.images), caption_ids(split, found.texts)
+    images, texts = image_ids(split, scores.images), caption_ids(split, scores.texts)
     if cxc is None:
         return eccv_positives(images, texts)
-    own = ExtendedPositives.from_image_of(found.image_of, len(found.images))
+    own = ExtendedPositives.from_image_of(scores.image_of, len(scores.images))
     return own.union(read_cxc_pairs(cxc, images, texts))

@@ -1,13 +1,14 @@
-"""How good a model's corrections are, and the rule that makes them good enough.
+"""Precision of a model's corrections, and the choice of the rule that accepts them.
 
-Captions with words exchanged by rule say what a right correction is; captions left as they are must
-stay so. The rule is chosen on one split (dev) and measured on another (test).
+A caption with words exchanged by rule has a known right correction; an unchanged caption must stay
+as it is. The rule is chosen on one split (dev) and measured on another (test).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -20,45 +21,45 @@ from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.words import stem, words
 from counterfoil.evaluation.foils.sets import choose_captions, readable_images, rule_set
-from counterfoil.evaluation.foils.truth import has_truth, places_of, verdict_on
+from counterfoil.evaluation.foils.truth import caption_positions, has_truth, verdict_on
 from counterfoil.foils.lexicon import NOUN_FORMS
 from counterfoil.models.correct import CaptionReader, Change, Correction, ReadCaption, correct_batch
 from counterfoil.models.correction_rule import CorrectionRule, choose_change
 from counterfoil.models.model import Model
 
 WRONG_COSTS = 3.0
-"""What a wrong change costs, in right ones: a change pays if it is right three times of four."""
+"""Cost of a wrong change, in right changes: accepting pays above a precision of 3/4."""
 MIN_CHANGES = 5
-TRIALS = 1000
+CASES = 1000
 AT_ONCE = 32
 THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
 MARGINS = (
     *(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
     *(0.92, 0.94, 0.95, 0.96, 0.97, 0.975, 0.98, 0.985, 0.99, 0.995),
 )
-"""Quantiles of the gains that are tried as margins: closest where few changes are left."""
+"""Quantiles of the gains that are tried as margins; denser near 1, with few changes left."""
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A caption of an image, by its index into the split's texts; ``text`` has words exchanged."""
+class CorrectionCase:
+    """A caption to correct: its index into the split's texts, and its text after any exchange."""
 
     caption: int
     text: str
 
     def exchanged(self, split: Split) -> dict[int, str]:
-        """The true words, by the places at which others stand."""
+        """The original words, by the positions at which they were exchanged."""
         true, now = words(split.texts[self.caption]), words(self.text)
         return {at: old for at, (old, new) in enumerate(zip(true, now, strict=True)) if old != new}
 
 
 @dataclass(frozen=True)
 class CorrectionReport:
-    """Corrections of captions with exchanged words, and of as many that were left as they are.
+    """Corrections of captions with exchanged words, and of as many untouched captions.
 
-    Of the former, ``changed`` were corrected in some way by ``changes`` words, of which ``right``
-    put a true word in the place of an exchanged one; ``restored`` of these were the original word.
-    Of the latter, ``untouched_changed`` had a word replaced: all of these changes are wrong.
+    Of the exchanged captions, ``changed`` were corrected in ``changes`` words. ``right`` of these
+    changes replaced an exchanged word by a true one, ``restored`` by the original one. Of the
+    untouched captions, ``untouched_changed`` had a word replaced, which is always wrong.
     """
 
     split: str
@@ -74,12 +75,12 @@ class CorrectionReport:
 
     @property
     def precision(self) -> float:
-        """Share of the changes of exchanged captions that are right."""
+        """Share of right changes in the exchanged captions."""
         return self.right / self.changes if self.changes else float("nan")
 
     @property
     def overall_precision(self) -> float:
-        """The same, with as many captions among them that needed no change."""
+        """Share of right changes in exchanged and untouched captions together."""
         made = self.changes + self.untouched_changes
         return self.right / made if made else float("nan")
 
@@ -93,7 +94,7 @@ class CorrectionReport:
         }
 
     def rows(self) -> list[list[str]]:
-        """A table for people: a line for each kind of caption, the header first."""
+        """A header and one row of text per kind of caption."""
         made = self.changes + self.untouched_changes
         return [
             ["captions", "number", "no change made", "changes", "right", "precision"],
@@ -137,62 +138,64 @@ def measure_corrections(
     split: Split,
     rule: CorrectionRule,
     *,
-    captions: int | None = TRIALS,
+    captions: int | None = CASES,
     seed: int = 1,
     progress: Progress | None = None,
 ) -> CorrectionReport:
-    """Corrections of captions with words exchanged by rule, and of as many true captions."""
+    """Correct captions with words exchanged by rule, and as many true captions."""
     progress = progress or Silent()
-    exchanged, untouched = trials_of(split, captions, seed)
-    made = _corrections(model, split, exchanged, rule, progress)
-    kept = _corrections(model, split, untouched, rule, progress)
-    changes = [(trial, change) for trial, one in made for change in one.changes]
-    right = [is_right(split, trial, change) for trial, change in changes]
-    restored = [_restores(split, trial, change) for trial, change in changes]
+    exchanged, untouched = make_cases(split, captions, seed)
+    corrected = _corrections(model, split, exchanged, rule, progress)
+    unchanged = _corrections(model, split, untouched, rule, progress)
+    changes = [(case, change) for case, one in corrected for change in one.changes]
+    right = [is_right(split, case, change) for case, change in changes]
+    restored = [_restores_word(split, case, change) for case, change in changes]
     return CorrectionReport(
         split.name,
         rule,
-        len(made),
-        sum(bool(one.changes) for _, one in made),
+        len(corrected),
+        sum(bool(one.changes) for _, one in corrected),
         len(changes),
         sum(right),
         sum(restored),
-        len(kept),
-        sum(bool(one.changes) for _, one in kept),
-        sum(len(one.changes) for _, one in kept),
+        len(unchanged),
+        sum(bool(one.changes) for _, one in unchanged),
+        sum(len(one.changes) for _, one in unchanged),
     )
 
 
-def trials_of(split: Split, captions: int | None, seed: int) -> tuple[list[Trial], list[Trial]]:
-    """Captions with words exchanged by rule, and as many as they are."""
-    made = rule_set(split, most=captions, seed=seed)
-    exchanged = [Trial(pair.caption, pair.foil) for pair in made.pairs]
+def make_cases(
+    split: Split, captions: int | None, seed: int
+) -> tuple[list[CorrectionCase], list[CorrectionCase]]:
+    """Captions with words exchanged by rule, and as many untouched captions."""
+    foils = rule_set(split, most=captions, seed=seed)
+    exchanged = [CorrectionCase(pair.caption, pair.foil) for pair in foils.pairs]
     chosen = choose_captions(split, len(exchanged), seed + 1)
-    untouched = [Trial(at, split.texts[at]) for at in chosen if words(split.texts[at])]
+    untouched = [CorrectionCase(at, split.texts[at]) for at in chosen if words(split.texts[at])]
     return exchanged, untouched
 
 
-def is_right(split: Split, trial: Trial, change: Change) -> bool:
-    """Whether a change puts a true word in the place of an exchanged one.
+def is_right(split: Split, case: CorrectionCase, change: Change) -> bool:
+    """Whether a change replaces an exchanged word by a true one.
 
-    On drawn scenes their truth decides. On photos, the word must be the original one, another form
-    of it, or another name of the same thing.
+    On drawn scenes the ground truth decides. On photos, the new word must be the original one,
+    another form of it, or another name of the same thing.
     """
-    true = trial.exchanged(split)
+    true = case.exchanged(split)
     if change.position not in true:
         return False
-    if _restores(split, trial, change):
+    if _restores_word(split, case, change):
         return True
     if not has_truth(split):
         return _same_thing(true[change.position], change.instead.lower())
-    parts = words(split.texts[trial.caption])
+    parts = words(split.texts[case.caption])
     parts[change.position] = change.instead.lower()
-    ((image, place),) = places_of(split, [trial.caption])
-    return verdict_on(split, image, place, " ".join(parts)) == "true"
+    (position,) = caption_positions(split, [case.caption])
+    return verdict_on(split, *position, " ".join(parts)) == "true"
 
 
-def _restores(split: Split, trial: Trial, change: Change) -> bool:
-    true = trial.exchanged(split).get(change.position)
+def _restores_word(split: Split, case: CorrectionCase, change: Change) -> bool:
+    true = case.exchanged(split).get(change.position)
     return true is not None and stem(true) == stem(change.instead.lower())
 
 
@@ -205,91 +208,90 @@ def choose_rule(
     model: Model,
     split: Split,
     *,
-    captions: int | None = TRIALS,
+    captions: int | None = CASES,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> CorrectionRule:
-    """The rule that is worth most on a split: right changes less `WRONG_COSTS` times the wrong.
+    """The rule of the highest worth on a split: right changes minus `WRONG_COSTS` × wrong ones.
 
-    Half of the captions have words exchanged, half are as they are. A rule is not usable if no
-    choice of threshold and margin is worth anything.
+    Half of the captions have words exchanged, half are untouched. The rule is not usable if no
+    threshold and margin have a positive worth.
     """
     progress = progress or Silent()
-    exchanged, untouched = trials_of(split, captions, seed)
-    read = list(_read(model, split, [*exchanged, *untouched], progress))
+    exchanged, untouched = make_cases(split, captions, seed)
+    read = list(_read_captions(model, split, [*exchanged, *untouched], progress))
     gains = [gain for _, one in read for p in one.proposals for gain in p.gains]
     gains = [gain for gain in gains if 0 < gain < float("inf")]
     margins = [0.0]
     if gains:
         margins += np.quantile(gains, MARGINS).tolist()
-    grid = product(THRESHOLDS, margins, [1])  # words that are less likely are wrong more often
-    verdicts = _Verdicts(split)
-    best, most = CorrectionRule(usable=False, precision=0.0, made=0), 0.0
+    grid = product(THRESHOLDS, margins, [1])  # less likely candidates are wrong more often
+    verdict = cache(partial(_is_right_word, split))
+    best, best_worth = CorrectionRule(usable=False, precision=0.0, made=0), 0.0
     for rule in (CorrectionRule(*values) for values in grid):
-        right, made = verdicts.count(read, rule)
+        right, made = _count_right(read, rule, verdict)
         worth = right - WRONG_COSTS * (made - right)
-        if made >= MIN_CHANGES and worth > most:
-            best, most = replace(rule, precision=right / made, made=made), worth
+        if made >= MIN_CHANGES and worth > best_worth:
+            best, best_worth = replace(rule, precision=right / made, made=made), worth
     return best
 
 
-class _Verdicts:
-    """Which changes are right; each is judged once."""
+def _is_right_word(split: Split, case: CorrectionCase, position: int, word: str) -> bool:
+    return is_right(split, case, Change(position, "", word, 0.0))
 
-    def __init__(self, split: Split) -> None:
-        self.split = split
-        self.known: dict[tuple[Trial, int, str], bool] = {}
 
-    def count(
-        self, read: Sequence[tuple[Trial, ReadCaption]], rule: CorrectionRule
-    ) -> tuple[int, int]:
-        """Right and made among the first changes of captions."""
-        right = made = 0
-        for trial, one in read:
-            chosen = choose_change(one.proposals, rule)
-            if chosen is not None:
-                proposal = one.proposals[chosen[0]]
-                made += 1
-                right += self.is_right(trial, proposal.position, proposal.candidates[chosen[1]])
-        return right, made
-
-    def is_right(self, trial: Trial, place: int, new: str) -> bool:
-        key = (trial, place, new)
-        if key not in self.known:
-            self.known[key] = is_right(self.split, trial, Change(place, "", new, 0.0))
-        return self.known[key]
+def _count_right(
+    read: Sequence[tuple[CorrectionCase, ReadCaption]],
+    rule: CorrectionRule,
+    verdict: Callable[[CorrectionCase, int, str], bool],
+) -> tuple[int, int]:
+    """How many first changes of captions are right, and how many the rule makes."""
+    right = made = 0
+    for case, caption in read:
+        choice = choose_change(caption.proposals, rule)
+        if choice is not None:
+            proposal = caption.proposals[choice[0]]
+            made += 1
+            right += verdict(case, proposal.position, proposal.candidates[choice[1]])
+    return right, made
 
 
 @torch.inference_mode()
-def _read(
-    model: Model, split: Split, trials: Sequence[Trial], progress: Progress
-) -> Iterator[tuple[Trial, ReadCaption]]:
+def _read_captions(
+    model: Model, split: Split, cases: Sequence[CorrectionCase], progress: Progress
+) -> Iterator[tuple[CorrectionCase, ReadCaption]]:
     with eval_mode(model):
-        for some, images in _blocks(split, trials, progress, "choosing a rule for corrections"):
+        for block, images in _blocks(split, cases, progress, "choosing a rule for corrections"):
             reader = CaptionReader(model, images, 1)
-            texts = [trial.text for trial in some]
-            yield from zip(some, reader.read(range(len(some)), texts, min(THRESHOLDS)), strict=True)
+            texts = [case.text for case in block]
+            yield from zip(
+                block, reader.read(range(len(block)), texts, min(THRESHOLDS)), strict=True
+            )
 
 
 def _corrections(
-    model: Model, split: Split, trials: Sequence[Trial], rule: CorrectionRule, progress: Progress
-) -> list[tuple[Trial, Correction]]:
-    made: list[tuple[Trial, Correction]] = []
-    for some, images in _blocks(split, trials, progress, "correcting"):
-        texts = [trial.text for trial in some]
+    model: Model,
+    split: Split,
+    cases: Sequence[CorrectionCase],
+    rule: CorrectionRule,
+    progress: Progress,
+) -> list[tuple[CorrectionCase, Correction]]:
+    corrections: list[tuple[CorrectionCase, Correction]] = []
+    for block, images in _blocks(split, cases, progress, "correcting"):
+        texts = [case.text for case in block]
         corrected = correct_batch(model, images, texts, rule)
-        made += zip(some, corrected, strict=True)
-    return made
+        corrections += zip(block, corrected, strict=True)
+    return corrections
 
 
 def _blocks(
-    split: Split, trials: Sequence[Trial], progress: Progress, task: str
-) -> Iterator[tuple[list[Trial], list[Fragments]]]:
-    """Trials and their images; those of unreadable images are left out."""
-    starts = range(0, len(trials), AT_ONCE)
+    split: Split, cases: Sequence[CorrectionCase], progress: Progress, task: str
+) -> Iterator[tuple[list[CorrectionCase], list[Fragments]]]:
+    """Blocks of captions with their images; captions of unreadable images are ignored."""
+    starts = range(0, len(cases), AT_ONCE)
     for start in progress.track(starts, task, len(starts)):
-        some = list(trials[start : start + AT_ONCE])
-        images = readable_images(split, [int(split.image_of[one.caption]) for one in some])
-        kept = [one for one in some if int(split.image_of[one.caption]) in images]
-        if kept:
-            yield kept, [images[int(split.image_of[one.caption])] for one in kept]
+        block = list(cases[start : start + AT_ONCE])
+        images = readable_images(split, [int(split.image_of[case.caption]) for case in block])
+        readable = [case for case in block if int(split.image_of[case.caption]) in images]
+        if readable:
+            yield readable, [images[int(split.image_of[case.caption])] for case in readable]

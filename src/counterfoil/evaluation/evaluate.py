@@ -1,11 +1,13 @@
-"""A model, or an ensemble as the mean of its score matrices, judged on a split."""
+"""Evaluate a model or an ensemble on a split: retrieval metrics and example searches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from counterfoil.core.errors import ArgumentError, ConfigError, DataError
 from counterfoil.core.progress import Progress
@@ -18,6 +20,7 @@ from counterfoil.evaluation.ranks import (
     check_matrix,
     read_rows,
     row_chunks,
+    top_k,
 )
 from counterfoil.evaluation.report import RetrievalReport
 from counterfoil.evaluation.retrieval import Identical, retrieval
@@ -47,33 +50,33 @@ def evaluate(
     identical_captions: Identical = "both",
     progress: Progress | None = None,
 ) -> RetrievalReport:
-    """Retrieval both ways; several models are an ensemble that averages their scores.
+    """Retrieval metrics in both directions; several models are an ensemble with averaged scores.
 
     ``folds=5`` is COCO's 1K protocol on the 5K test images, ``folds=0`` the whole split.
-    ``standardize`` divides each model's scores by their deviation before they are averaged.
-    ``identical_captions`` says what captions that another image has, too, count as (`retrieval`).
+    ``standardize`` divides each model's scores by their standard deviation before averaging.
+    ``identical_captions`` says how captions of several images count (see `retrieval`).
     """
-    from counterfoil.scoring.encode import score_split  # which imports torch; metrics do not
+    from counterfoil.scoring.encode import score_split  # imports torch
 
     _require_split(split)
     models = list(model) if isinstance(model, Sequence) else [model]
     if not models:
         raise ConfigError("nothing to evaluate: no model given")
-    found = [score_split(one, split, batch_size, progress) for one in models]
+    results = [score_split(one, split, batch_size, progress) for one in models]
     return report_scores(
-        found,
+        results,
         split.name,
         folds=folds,
         bootstrap=bootstrap,
         positives=positives,
         standardize=standardize,
-        captions=found[0].captions(split),
+        captions=results[0].captions(split),
         identical_captions=identical_captions,
     )
 
 
 def report_scores(
-    found: Sequence[SplitScores],
+    results: Sequence[SplitScores],
     split: str,
     *,
     folds: int = 0,
@@ -85,13 +88,13 @@ def report_scores(
 ) -> RetrievalReport:
     """The report of one score matrix, or of the average of several over the same pairs.
 
-    ``captions`` are the texts of its columns; without them none is known to be identical.
+    ``captions`` are the texts of the columns; without them no captions count as identical.
     """
-    matrices = [one.scores for one in found]
-    scores = matrices[0] if len(found) == 1 else average(matrices, standardize=standardize)
+    matrices = [one.scores for one in results]
+    scores = matrices[0] if len(results) == 1 else average(matrices, standardize=standardize)
     return retrieval(
         scores,
-        found[0].image_of,
+        results[0].image_of,
         split=split,
         protocol="folds" if folds else "full",
         folds=folds or 1,
@@ -103,7 +106,7 @@ def report_scores(
 
 
 def flat_metrics(report: RetrievalReport) -> dict[str, float]:
-    """The numbers of a report under short names, for logs: ``i2t_r1`` … ``rsum``."""
+    """The metrics of a report under short names for logs: ``i2t_r1`` … ``rsum``."""
     numbers = {"rsum": report.rsum}
     for name, side in (("i2t", report.i2t), ("t2i", report.t2i)):
         numbers |= {f"{name}_r{k}": recall for k, recall in side.recalls.items()}
@@ -120,8 +123,8 @@ def average(
 ) -> Floats:
     """The (weighted) mean of score matrices of one shape, in the widest of their types.
 
-    ``standardize`` first divides each by the deviation of its own scores, so that a model whose
-    scores are spread wider does not have the larger say.
+    ``standardize`` first divides each matrix by its standard deviation, so that a model with a
+    wider spread of scores has no larger weight.
 
     >>> average([np.zeros((1, 2)), np.ones((1, 2))], weights=[3, 1]).tolist()
     [[0.25, 0.25]]
@@ -151,10 +154,7 @@ def average(
 
 
 def _deviation(scores: ScoreMatrix, shape: tuple[int, int]) -> float:
-    """The standard deviation of all scores; 1 where all are alike, which says nothing anyway.
-
-    Alike but for rounding, whose deviation is a few parts of 10¹⁶ of the scores, is alike.
-    """
+    """The standard deviation of all scores; 1 if all are equal up to float64 rounding."""
     chunks = list(row_chunks(0, shape[0], shape[1], CHUNK_CELLS))
     cells = shape[0] * shape[1]
     if not cells:
@@ -163,6 +163,59 @@ def _deviation(scores: ScoreMatrix, shape: tuple[int, int]) -> float:
     squares = (read_rows(scores, *rows).astype(np.float64) - mean for rows in chunks)
     width = float(np.sqrt(sum(float(np.square(part).sum()) for part in squares) / cells))
     return width if np.isfinite(width) and width > 1e-12 * abs(mean) else 1.0
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One result: index of the image or caption in the split, its score, whether it is right."""
+
+    index: int
+    score: float
+    right: bool
+
+
+@dataclass(frozen=True)
+class Search:
+    """A query (index of a caption or image in the split), its top hits, the rank of the answer."""
+
+    query: int
+    hits: list[Hit]
+    rank: int
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Example searches with captions for images, and with images for captions."""
+
+    text_to_image: list[Search]
+    image_to_text: list[Search]
+
+
+def example_searches(result: SplitScores, count: int = 3, hits: int = 5, seed: int = 0) -> Gallery:
+    """``count`` searches in each direction with queries drawn at random."""
+    rng = np.random.default_rng(seed)
+    scores, image_of = as_floats(result.scores), result.image_of
+    captions, images = (
+        rng.choice(size, size=min(count, size), replace=False).tolist()
+        for size in scores.shape[::-1]
+    )
+    rows = np.arange(len(scores))
+    return Gallery(
+        [
+            _search(result.texts[t], scores[:, t], rows == image_of[t], result.images, hits)
+            for t in captions
+        ],
+        [_search(result.images[i], scores[i], image_of == i, result.texts, hits) for i in images],
+    )
+
+
+def _search(
+    query: int, scores: Floats, right: NDArray[np.bool_], indices: list[int], hits: int
+) -> Search:
+    best = scores[right].max(initial=-np.inf)
+    rank = 1 + int(np.count_nonzero(scores[~right] >= best))
+    top = top_k(scores[None], hits)[0].tolist()
+    return Search(query, [Hit(indices[i], float(scores[i]), bool(right[i])) for i in top], rank)
 
 
 def _shares(weights: Sequence[float] | None, count: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""Retrieval with extended positives: captions that fit an image although nobody paired them."""
+"""mAP@R, R-precision and R@K with extended positives: pairs beyond the data set's own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from counterfoil.evaluation.report import ExtendedDirection, ExtendedReport
 
 @dataclass(frozen=True, eq=False)
 class ExtendedPositives:
-    """Positives of both directions, which annotators may have judged separately."""
+    """Positives of both directions; annotators may have judged these separately."""
 
     i2t: Positives
     t2i: Positives
@@ -33,7 +33,7 @@ class ExtendedPositives:
 
     @classmethod
     def from_image_of(cls, image_of: ArrayLike, n_images: int) -> ExtendedPositives:
-        """The data set's own pairs, and no others."""
+        """The data set's own pairs."""
         i2t = Positives.from_image_of(image_of, n_images)
         return cls(i2t, i2t.transposed(), source="pairs")
 
@@ -41,12 +41,12 @@ class ExtendedPositives:
     def from_pairs(
         cls, pairs: ArrayLike, n_images: int, n_texts: int, source: str = "extended"
     ) -> ExtendedPositives:
-        """Rows (image, text), positive in both directions."""
+        """From rows (image, text) that are positive in both directions."""
         i2t = Positives.from_pairs(pairs, n_images, n_texts)
         return cls(i2t, i2t.transposed(), source=source)
 
     def union(self, other: ExtendedPositives) -> ExtendedPositives:
-        """Pairs that either holds to be positive."""
+        """Pairs that are positive in either."""
         return ExtendedPositives(
             self.i2t.union(other.i2t), self.t2i.union(other.t2i), f"{self.source} + {other.source}"
         )
@@ -81,9 +81,9 @@ def direction_metrics(
     *,
     chunk_rows: int | None = None,
 ) -> ExtendedDirection:
-    """The same for one direction, with the queries as rows."""
+    """`extended_metrics` of one direction, with the queries as rows."""
     counts = positives.counts()
-    asked = int(np.count_nonzero(counts))
+    n_queries = int(np.count_nonzero(counts))
     best = np.full(positives.n_queries, np.iinfo(np.int64).max)
     precision = np.zeros(positives.n_queries)
     within = np.zeros(positives.n_queries)
@@ -103,8 +103,8 @@ def direction_metrics(
     queried = counts > 0
     sizes = counts[queried]
     return ExtendedDirection(
-        queries=asked,
-        left_out=positives.n_queries - asked,
+        queries=n_queries,
+        left_out=positives.n_queries - n_queries,
         positives=len(positives),
         map_at_r=_percent(precision[queried] / sizes),
         r_precision=_percent(within[queried] / sizes),
@@ -115,17 +115,17 @@ def direction_metrics(
 def _positive_ranks(
     rows: Floats, queries: Indices, targets: Indices, depth: int
 ) -> tuple[Indices, Indices, Indices]:
-    """Place of each positive among its query's positives, and among all targets.
+    """Rank of each positive among its query's positives and among all targets, and its query.
 
-    The second is exact up to ``depth``, and ``depth`` or more beyond.
+    Ranks among all targets are exact below ``depth``, otherwise at least ``depth``.
     """
     scores = rows[queries, targets]
     by_score = np.lexsort((-scores, queries))
     scores, queries = scores[by_score], queries[by_score]
     starts = np.searchsorted(queries, queries)
     order = np.arange(len(queries)) - starts
-    # Ties count against the model: a positive stands behind every wrong target of its score, so
-    # what matters is how many targets, and how many of them positives, reach that score.
+    # Ties count against the model: a positive ranks behind every negative of equal score. Its rank
+    # follows from how many targets, and how many positives among them, reach its score.
     depth = min(depth, rows.shape[1])
     best = np.partition(rows, rows.shape[1] - depth, axis=1)[:, rows.shape[1] - depth :]
     best.sort(axis=1)
@@ -135,20 +135,20 @@ def _positive_ranks(
     for first, last in pairwise([*np.flatnonzero(order == 0), len(queries)]):
         reach[first:last] = depth - np.searchsorted(best[queries[first]], scores[first:last])
     reach = np.where(scores > edge[queries], reach, tied[queries])
-    own = _reaching(queries, scores, order)
+    own = _count_reaching(queries, scores, order)
     ranks = reach - own + order
     ranks[scores < edge[queries]] = rows.shape[1]
     return order, ranks, queries
 
 
-def _reaching(queries: Indices, scores: Floats, order: Indices) -> Indices:
-    """How many positives of the same query score at least as high; input sorted by both."""
+def _count_reaching(queries: Indices, scores: Floats, order: Indices) -> Indices:
+    """How many positives of the same query score at least as high; sorted by query and score."""
     if not len(queries):
         return order
     last_of_tie = np.append((queries[1:] != queries[:-1]) | (scores[1:] != scores[:-1]), True)
     ends = np.flatnonzero(last_of_tie)
-    reaching: Indices = order[ends[np.searchsorted(ends, np.arange(len(queries)))]] + 1
-    return reaching
+    counts: Indices = order[ends[np.searchsorted(ends, np.arange(len(queries)))]] + 1
+    return counts
 
 
 def _percent(values: NDArray[np.floating] | NDArray[np.bool_]) -> float:

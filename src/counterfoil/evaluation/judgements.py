@@ -1,8 +1,8 @@
-"""Do scores agree with people? Kendall's τ with the human judgements of Flickr8k.
+"""Agreement of scores with human judgements: Kendall's τ on the annotations of Flickr8k.
 
-As CLIPScore reports it (Hessel et al. 2021, appendix A, after SPICE). Experts: three ratings from 1
-to 4 of a pair, each rating an item of its own, τ-c; pairs whose caption is one of the image's own
-are left out. Crowd: the share of people who said yes, one item a pair, τ-b, nothing left out.
+As reported for CLIPScore (Hessel et al. 2021, appendix A, after SPICE). Experts gave each pair
+three ratings from 1 to 4: τ-c with one item per rating, without the image's own captions. Crowd
+workers answered yes or no: τ-b with the share of yes, one item per pair.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ IMAGE_BATCH = 32
 
 @dataclass(frozen=True)
 class Judgement:
-    """An image, a caption by the image it was written for and its number, and its ratings."""
+    """Ratings of an image with a caption, given by the caption's own image and its number there."""
 
     image: str
     caption_of: str
@@ -51,7 +51,7 @@ class Judgement:
 
 
 class JudgementReport(Report):
-    """How scores agree with people; ``tau`` × 100, as such numbers are printed."""
+    """Kendall's τ × 100 of scores with human ratings, and how many pairs it is based on."""
 
     kind: Kind
     variant: Literal["c", "b"]
@@ -66,7 +66,7 @@ class JudgementReport(Report):
     published: dict[str, float]
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A header, our number, and those of the paper."""
+        """A header, one row for the model, and one per published metric."""
         name = f"Kendall τ-{self.variant} × 100"
         return [
             ("", name),
@@ -83,40 +83,40 @@ class JudgementReport(Report):
 
 
 def read_judgements(path: Path) -> tuple[Kind, list[Judgement]]:
-    """Judgements in the form of ExpertAnnotations.txt or CrowdFlowerAnnotations.txt.
+    """Read judgements in the format of ExpertAnnotations.txt or CrowdFlowerAnnotations.txt.
 
-    Which of them a line is, its numbers say: three ratings from 1 to 4, or a share of yes with the
-    yes and no it comes from. A file must have lines of one kind only.
+    The numbers of a line show its kind: three ratings from 1 to 4, or the share of yes and the
+    counts of yes and no. All lines of a file must be of one kind.
     """
     try:
         lines = read_text(path).splitlines()
     except UnicodeDecodeError:
         raise DataError(f"{path}: not a text file") from None
-    found: list[Judgement] = []
+    judgements: list[Judgement] = []
     kinds: set[Kind] = set()
-    for place, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, 1):
         if line.strip():
-            kind, judgement = _parse(line, f"{path}:{place}")
+            kind, judgement = _parse(line, f"{path}:{number}")
             if kinds and kind not in kinds:
-                raise DataError(f"{path}:{place}: expert and crowd judgements in one file")
+                raise DataError(f"{path}:{number}: expert and crowd judgements in one file")
             kinds.add(kind)
-            found.append(judgement)
-    if not found:
-        raise DataError(f"{path}: no judgements in it")
-    return kinds.pop(), found
+            judgements.append(judgement)
+    if not judgements:
+        raise DataError(f"{path}: no judgements in this file")
+    return kinds.pop(), judgements
 
 
 def _parse(line: str, where: str) -> tuple[Kind, Judgement]:
     cells = line.rstrip("\r\n").split("\t")
-    wanted = "expected image<TAB>image#number<TAB>three numbers"
+    expected = "expected image<TAB>image#number<TAB>three numbers"
     if len(cells) != 5:
-        raise DataError(f"{where}: {len(cells)} columns; {wanted}")
+        raise DataError(f"{where}: {len(cells)} columns; {expected}")
     owner, mark, number = cells[1].rpartition("#")
     try:
         values = tuple(float(cell) for cell in cells[2:])
         position = int(number)
     except ValueError:
-        raise DataError(f"{where}: '{line[:80]}'; {wanted}") from None
+        raise DataError(f"{where}: '{line[:80]}'; {expected}") from None
     kind = _kind(values)
     if not mark or kind is None:
         raise DataError(
@@ -140,34 +140,36 @@ def evaluate_judgements(
 ) -> JudgementReport:
     """Kendall's τ of a model's scores with the judgements of a file, over all splits of the data.
 
-    Images are found by name, with or without the ending of their file. Words that the model does
-    not know are left out of a caption; a pair without a known word is left out and counted.
+    Images are looked up by name, with or without a file extension. Words unknown to the model are
+    removed from a caption; a pair without a known word is counted as ``unknown`` and ignored.
     """
-    kind, every = read_judgements(path)
-    places = _places(pairs)
-    kept: list[tuple[Judgement, _Place, str]] = []
-    own = lost = unknown = 0
-    for one in every:
-        image, writer = places.get(_stem(one.image)), places.get(_stem(one.caption_of))
-        if image is None or writer is None or not 0 <= one.number < len(writer.captions):
-            lost += 1
-        elif kind == "expert" and writer.captions[one.number] in image.captions:
+    kind, judgements = read_judgements(path)
+    images = _images_by_name(pairs)
+    usable: list[tuple[Judgement, _Image, str]] = []
+    own = missing = unknown = 0
+    for judgement in judgements:
+        image, owner = images.get(_stem(judgement.image)), images.get(_stem(judgement.caption_of))
+        if image is None or owner is None or not 0 <= judgement.number < len(owner.captions):
+            missing += 1
+        elif kind == "expert" and owner.captions[judgement.number] in image.captions:
             own += 1
         else:
-            read = known_text(model.text, writer.captions[one.number])
+            read = known_text(model.text, owner.captions[judgement.number])
             unknown += not read.is_readable
             if read.is_readable:
-                kept.append((one, image, read.text))
-    if not kept:
+                usable.append((judgement, image, read.text))
+    if not usable:
         raise DataError(
-            f"{path}: none of its {len(every)} pairs can be used: {lost} are not in the data set "
-            f"'{pairs.name}', {own} have an own caption, {unknown} no word that the model knows"
+            f"{path}: none of its {len(judgements)} pairs can be used: {missing} are not in the "
+            f"data set '{pairs.name}', {own} have an own caption, {unknown} have no word that the "
+            "model knows"
         )
-    scores = _scores(model, [(place, text) for _, place, text in kept], progress or Silent())
+    scores = _scores(model, [(image, text) for _, image, text in usable], progress or Silent())
     readable = ~np.isnan(scores)
     if not readable.any():
-        raise DataError(f"{path}: no image of its {len(kept)} pairs can be read")
-    rated = [one.ratings for (one, _, _), good in zip(kept, readable, strict=True) if good]
+        raise DataError(f"{path}: no image of its {len(usable)} pairs can be read")
+    scored = [entry for entry, good in zip(usable, readable, strict=True) if good]
+    rated = [judgement.ratings for judgement, _, _ in scored]
     x = np.repeat(scores[readable], [len(ratings) for ratings in rated])
     y = [value for ratings in rated for value in ratings]
     variant: Literal["b", "c"] = "c" if kind == "expert" else "b"
@@ -175,11 +177,11 @@ def evaluate_judgements(
         kind=kind,
         variant=variant,
         tau=100.0 * kendall_tau(x, y, variant),
-        pairs=int(readable.sum()),
+        pairs=len(scored),
         ratings=len(y),
-        images=len({place.key for (_, place, _), good in zip(kept, readable, strict=True) if good}),
+        images=len({image.key for _, image, _ in scored}),
         own_left_out=own,
-        not_found=lost,
+        not_found=missing,
         unreadable=int((~readable).sum()),
         unknown=unknown,
         published=PUBLISHED[kind],
@@ -187,7 +189,7 @@ def evaluate_judgements(
 
 
 def kendall_tau(x: ArrayLike, y: ArrayLike, variant: Literal["b", "c"]) -> float:
-    """Kendall's rank correlation with ties; not a number if all values of one side are equal."""
+    """Kendall's rank correlation with ties; NaN if all values of one side are equal."""
     try:
         stats = importlib.import_module("scipy.stats")
     except ImportError as error:
@@ -196,8 +198,8 @@ def kendall_tau(x: ArrayLike, y: ArrayLike, variant: Literal["b", "c"]) -> float
 
 
 @dataclass(frozen=True)
-class _Place:
-    """An image of some split."""
+class _Image:
+    """An image of one of the splits."""
 
     split: Split
     index: int
@@ -211,9 +213,9 @@ class _Place:
         return self.split.name, self.index
 
 
-def _places(pairs: Pairs) -> dict[str, _Place]:
+def _images_by_name(pairs: Pairs) -> dict[str, _Image]:
     return {
-        _stem(name): _Place(split, index) for split in pairs for index, name in enumerate(split.ids)
+        _stem(name): _Image(split, index) for split in pairs for index, name in enumerate(split.ids)
     }
 
 
@@ -224,46 +226,45 @@ def _stem(name: str) -> str:
 
 @torch.inference_mode()
 def _scores(
-    model: Model, wanted: Sequence[tuple[_Place, str]], progress: Progress
+    model: Model, pairs: Sequence[tuple[_Image, str]], progress: Progress
 ) -> NDArray[np.float64]:
-    """The score of each image with its caption; NaN where the image cannot be read."""
+    """The score [n] of each image with its caption; NaN if the image cannot be read."""
     by_image: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for number, (place, _) in enumerate(wanted):
-        by_image[place.key].append(number)
+    for number, (image, _) in enumerate(pairs):
+        by_image[image.key].append(number)
     groups = list(by_image.values())
-    scores = np.full(len(wanted), np.nan)
+    scores = np.full(len(pairs), np.nan)
     with eval_mode(model):
         starts = range(0, len(groups), IMAGE_BATCH)
         for start in progress.track(starts, "scoring judged pairs", len(starts)):
             items: list[Fragments] = []
-            rows: list[list[int]] = []
+            members: list[list[int]] = []
             for numbers in groups[start : start + IMAGE_BATCH]:
-                place = wanted[numbers[0]][0]
-                if place.split.fragments is None:
-                    raise DataError(f"split '{place.split.name}' has no fragments")
+                image = pairs[numbers[0]][0]
+                table = image.split.require_fragments()
                 try:
-                    items.append(place.split.fragments.read(place.index))
+                    items.append(table.read(image.index))
                 except DataError:
                     continue
-                rows.append(numbers)
+                members.append(numbers)
             if items:
-                _score_group(model, items, rows, [text for _, text in wanted], scores)
+                _score_group(model, items, members, [text for _, text in pairs], scores)
     return scores
 
 
 def _score_group(
     model: Model,
     items: Sequence[Fragments],
-    rows: Sequence[Sequence[int]],
+    members: Sequence[Sequence[int]],
     texts: Sequence[str],
     scores: NDArray[np.float64],
 ) -> None:
-    """Fill in the scores of a few images, each with its own captions only."""
+    """Fill in the scores of a few images; ``members`` are each image's entries in ``texts``."""
     images = model.encode_images(pad_fragments(items).to(model.device))
-    used = list(dict.fromkeys(texts[number] for numbers in rows for number in numbers))
-    column = {text: place for place, text in enumerate(used)}
-    encoded = encode_texts(model, used)
-    for row, numbers in enumerate(rows):
+    unique = list(dict.fromkeys(texts[number] for numbers in members for number in numbers))
+    column = {text: index for index, text in enumerate(unique)}
+    encoded = encode_texts(model, unique)
+    for row, numbers in enumerate(members):
         columns = torch.tensor([column[texts[number]] for number in numbers], device=model.device)
-        found = model.matcher(images[row : row + 1], encoded[columns])[0]
-        scores[list(numbers)] = found.double().cpu().numpy()
+        row_scores = model.matcher(images[row : row + 1], encoded[columns])[0]
+        scores[list(numbers)] = row_scores.double().cpu().numpy()

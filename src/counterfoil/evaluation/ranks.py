@@ -1,8 +1,8 @@
-"""Ranks by counting: a rank is the number of wrong answers that score at least as high.
+"""Ranks of positives in score matrices, by counting the negatives that score at least as high.
 
-Nothing is sorted. Ties count against the model, so one that scores everything equal ranks last,
-not first; a query's other positives never count against it. Score matrices of any make (numpy,
-memory-mapped, torch) are read a few rows at a time.
+Nothing is sorted. Ties count against the model, so a model that scores all pairs equal ranks last.
+A query's other positives never count against it. Score matrices (numpy, memory-mapped or torch)
+are read a few rows at a time.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Indices = NDArray[np.int64]
 TIE_RULE = "ties count against the model"
 Counts = NDArray[np.int32]
 
-# A chunk of scores and its mask stay in the processor's cache while they are counted twice.
+# A chunk of scores and its mask fit in the CPU cache, as they are counted twice.
 CHUNK_CELLS = 400_000
 
-# Columns are counted in bytes, so a chunk may have no more rows than a byte can count.
+# Columns are counted in uint8, so a chunk has at most 255 rows.
 MAX_CHUNK_ROWS = 255
 
-# Below this, starting threads costs more than it saves.
+# Fewer cells are not worth the start of threads.
 THREAD_CELLS = 2_000_000
 
-# Larger than a rank's chunk: a transposed matrix is read in strips, and wide strips read better.
+# Larger than CHUNK_CELLS: reading a transposed matrix is faster in wide strips.
 STRIP_CELLS = 2_000_000
 
 
@@ -50,8 +50,8 @@ class ScoreMatrix(Protocol):
 
 
 def as_floats(part: Any) -> Floats:
-    """A piece of a matrix as a numpy array that compares fast; half precision becomes single."""
-    # Looked up, not imported: whoever hands over a tensor has already paid for importing torch.
+    """Part of a matrix as a contiguous float32 or float64 array; half precision becomes float32."""
+    # Looked up, not imported: a caller with a tensor has already imported torch.
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(part, torch.Tensor):
         part = part.detach().cpu()
@@ -67,7 +67,7 @@ def as_floats(part: Any) -> Floats:
 def read_rows(scores: ScoreMatrix, start: int, stop: int) -> Floats:
     """Rows ``start`` to ``stop`` of ``scores``, or an error that names the first NaN in them."""
     rows = as_floats(scores[start:stop])
-    # The maximum of anything with a NaN in it is NaN, and costs one fast pass.
+    # The maximum is NaN if any value is, and needs one fast pass.
     if rows.size and np.isnan(rows.max()):
         row, column = np.argwhere(np.isnan(rows))[0]
         raise DataError(
@@ -77,22 +77,17 @@ def read_rows(scores: ScoreMatrix, start: int, stop: int) -> Floats:
     return rows
 
 
-def read_cells(scores: ScoreMatrix, rows: Indices, columns: Indices) -> Floats:
-    """The scores at the given rows and columns, in the type `read_rows` gives."""
-    return as_floats(scores[rows, columns])
-
-
 def row_chunks(
     start: int, stop: int, width: int, cells: int, rows: int | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Split rows into chunks of about ``cells`` cells (or of ``rows`` rows, where given)."""
+    """Split rows into chunks of about ``cells`` cells, or of ``rows`` rows if given."""
     step = rows if rows is not None else max(1, cells // max(1, width))
     for first in range(start, stop, step):
         yield first, min(first + step, stop)
 
 
 def check_matrix(scores: ScoreMatrix) -> tuple[int, int]:
-    """The two sizes of a score matrix, or an error that says what was given instead."""
+    """The shape of a score matrix; raises a `DataError` if it has not two dimensions."""
     if len(scores.shape) != 2:
         raise DataError(
             f"scores must be a matrix [n_images, n_texts], got shape {tuple(scores.shape)}"
@@ -101,7 +96,7 @@ def check_matrix(scores: ScoreMatrix) -> tuple[int, int]:
 
 
 def check_image_of(image_of: ArrayLike, shape: tuple[int, int]) -> Indices:
-    """``image_of`` as indices: one image of the matrix for every text of the matrix."""
+    """``image_of`` as valid indices: one row of the matrix per column."""
     indices = np.asarray(image_of)
     if indices.shape != (shape[1],):
         raise DataError(
@@ -118,14 +113,9 @@ def check_image_of(image_of: ArrayLike, shape: tuple[int, int]) -> Indices:
     return indices.astype(np.int64)
 
 
-def processors() -> int:
-    """How many processors this process may use, at most 8: beyond, memory is the limit."""
-    return min(8, usable_cores())
-
-
 @dataclass(frozen=True, eq=False)
 class Positives:
-    """Pairs (``queries[p]``, ``targets[p]``) in order of query, each pair once.
+    """Positive pairs (``queries[p]``, ``targets[p]``), sorted by query, without duplicates.
 
     >>> right = Positives.from_pairs([(1, 0), (0, 2), (1, 0)], n_queries=3, n_targets=4)
     >>> right.counts().tolist()
@@ -156,7 +146,7 @@ class Positives:
 
     @classmethod
     def from_image_of(cls, image_of: ArrayLike, n_images: int) -> Positives:
-        """The captions of each image: positives of the direction image to text."""
+        """The captions of each image as positives for image to text."""
         images = np.asarray(image_of, dtype=np.int64)
         texts = np.arange(len(images), dtype=np.int64)
         return cls.from_pairs(np.stack([images, texts], axis=1), n_images, len(images))
@@ -173,7 +163,7 @@ class Positives:
         return np.bincount(self.queries, minlength=self.n_queries).astype(np.int64)
 
     def transposed(self) -> Positives:
-        """The same pairs asked the other way round."""
+        """The same pairs with queries and targets swapped."""
         return Positives.from_pairs(self.pairs()[:, ::-1], self.n_targets, self.n_queries)
 
     def union(self, other: Positives) -> Positives:
@@ -182,7 +172,7 @@ class Positives:
         return Positives.from_pairs(pairs, self.n_queries, self.n_targets)
 
     def check(self, n_queries: int, n_targets: int, where: str) -> None:
-        """Raise where these positives are not those of a matrix of the given sizes."""
+        """Raise if these positives do not belong to a matrix of the given shape."""
         if (self.n_queries, self.n_targets) != (n_queries, n_targets):
             raise DataError(
                 f"{where}: positives are of {self.n_queries} queries and {self.n_targets} "
@@ -192,10 +182,10 @@ class Positives:
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
-    """Ranks from 0 of every query that has a positive, in both directions.
+    """Ranks, counted from 0, of every query with a positive, in both directions.
 
-    ``i2t[q]`` belongs to image ``images[q]`` and ``t2i[q]`` to text ``texts[q]``; the queries that
-    are missing there have no positive and were left out.
+    ``i2t[q]`` belongs to image ``images[q]`` and ``t2i[q]`` to text ``texts[q]``; queries without a
+    positive are omitted.
     """
 
     i2t: Counts
@@ -212,8 +202,8 @@ def count_ranks(
     """Ranks of each image's best caption and of each caption's image, in one pass.
 
     >>> scores = np.array([[0.9, 0.1, 0.8], [0.2, 0.3, 0.8]])
-    >>> found = count_ranks(scores, image_of=[0, 0, 1])
-    >>> found.i2t.tolist(), found.t2i.tolist()
+    >>> ranks = count_ranks(scores, image_of=[0, 0, 1])
+    >>> ranks.i2t.tolist(), ranks.t2i.tolist()
     ([0, 0], [0, 1, 1])
     """
     shape = check_matrix(scores)
@@ -224,14 +214,14 @@ def count_ranks(
 def count_ranks_of(
     scores: ScoreMatrix, i2t: Positives, t2i: Positives, *, chunk_rows: int | None = None
 ) -> Ranks:
-    """The same for any positives, which may differ between the directions."""
+    """`count_ranks` for any positives, which may differ between the directions."""
     n_images, n_texts = check_matrix(scores)
     i2t.check(n_images, n_texts, "image to text")
     t2i.check(n_texts, n_images, "text to image")
     if chunk_rows is not None and chunk_rows < 1:
         raise DataError(f"chunk_rows must be at least 1, got {chunk_rows}")
-    row_best, row_own = best_positive(i2t, read_cells(scores, i2t.queries, i2t.targets))
-    column_best, column_own = best_positive(t2i, read_cells(scores, t2i.targets, t2i.queries))
+    row_best, row_own = _best_positive(i2t, scores[i2t.queries, i2t.targets])
+    column_best, column_own = _best_positive(t2i, scores[t2i.targets, t2i.queries])
     rows, columns = _count_above(scores, row_best, column_best, chunk_rows)
     images, texts = np.flatnonzero(i2t.counts()), np.flatnonzero(t2i.counts())
     return Ranks(
@@ -250,30 +240,30 @@ def count_ranks_of_groups(
     """Ranks if a caption is right for every image that has a caption of its group.
 
     ``groups`` [n_texts] are equal for identical captions. If most images share a caption, nearly
-    all pairs are positive: they are known a few rows at a time, in two passes over the scores.
+    all pairs are positive. Masks of a few rows save memory and need two passes over the scores.
     """
     n_images, n_texts = check_matrix(scores)
-    right_of = _GroupPositives(image_of, groups, n_images)
+    positives = _GroupPositives(image_of, groups)
     i2t, t2i = np.zeros(n_images, dtype=np.int32), np.zeros(n_texts, dtype=np.int32)
     best = np.full(n_texts, -np.inf)
     chunks = list(row_chunks(0, n_images, n_texts, CHUNK_CELLS, chunk_rows))
     for first, last in chunks:
-        rows, right = read_rows(scores, first, last), right_of.rows(first, last)
+        rows, right = read_rows(scores, first, last), positives.rows(first, last)
         own = np.where(right, rows, -np.inf)
         reached = rows >= own.max(axis=1, initial=-np.inf)[:, None]
         i2t[first:last] = np.count_nonzero(reached & ~right, axis=1)
         np.maximum(best, own.max(axis=0, initial=-np.inf), out=best)
     for first, last in chunks:
-        rows, right = read_rows(scores, first, last), right_of.rows(first, last)
+        rows, right = read_rows(scores, first, last), positives.rows(first, last)
         t2i += np.count_nonzero((rows >= best) & ~right, axis=0).astype(np.int32)
     images = np.flatnonzero(np.bincount(image_of, minlength=n_images))
     return Ranks(i2t[images], t2i, images, np.arange(n_texts), n_images, n_texts)
 
 
 class _GroupPositives:
-    """Which captions are right for some rows of images, by the groups of their own captions."""
+    """Masks of the positives of images, from the groups of their own captions."""
 
-    def __init__(self, image_of: Indices, groups: Indices, n_images: int) -> None:
+    def __init__(self, image_of: Indices, groups: Indices) -> None:
         self.columns, self.size = groups, int(groups.max(initial=0)) + 1
         owned, owners = images_of_groups(groups, image_of)
         order = np.argsort(owners, kind="stable")
@@ -286,8 +276,9 @@ class _GroupPositives:
         return has[:, self.columns]
 
 
-def best_positive(positives: Positives, scores: Floats) -> tuple[Floats, Counts]:
-    """Best positive score of each query, and how many of its positives reach it."""
+def _best_positive(positives: Positives, cells: Any) -> tuple[Floats, Counts]:
+    """Best of the scores ``cells`` [positives] per query, and how many positives reach it."""
+    scores = as_floats(cells)
     best = np.full(positives.n_queries, -np.inf, dtype=scores.dtype)
     np.maximum.at(best, positives.queries, scores)
     reached = positives.queries[scores >= best[positives.queries]]
@@ -298,7 +289,7 @@ def best_positive(positives: Positives, scores: Floats) -> tuple[Floats, Counts]
 def _count_above(
     scores: ScoreMatrix, row_best: Floats, column_best: Floats, chunk_rows: int | None
 ) -> tuple[Counts, Counts]:
-    """For each row and each column, how many scores reach the given one."""
+    """Per row and per column, the number of scores that reach the given threshold."""
     n_rows, n_columns = len(row_best), len(column_best)
     step = chunk_rows or max(1, CHUNK_CELLS // max(1, n_columns))
     step = min(step, MAX_CHUNK_ROWS, max(1, n_rows))
@@ -317,7 +308,8 @@ def _count_above(
             column_counts += above.view(np.uint8).sum(axis=0, dtype=np.uint8)
         return column_counts
 
-    workers = processors() if n_rows * n_columns >= THREAD_CELLS else 1
+    # Beyond 8 threads, memory bandwidth is the limit.
+    workers = min(8, usable_cores()) if n_rows * n_columns >= THREAD_CELLS else 1
     if workers == 1:
         return row_counts, count(0, n_rows)
     edges = np.linspace(0, n_rows, workers + 1).astype(int).tolist()
@@ -327,7 +319,7 @@ def _count_above(
 
 
 def transposed(scores: Any) -> ScoreMatrix:
-    """The matrix the other way round, as a view: texts as queries, images as targets."""
+    """The transposed matrix as a view: texts as queries, images as targets."""
     view: ScoreMatrix = scores.T
     return view
 
@@ -344,13 +336,13 @@ def top_k(scores: ScoreMatrix, k: int, *, chunk_rows: int | None = None) -> Indi
     if k < 1:
         raise DataError(f"k must be at least 1, got {k}")
     k = min(k, n_targets)
-    found = np.empty((n_queries, k), dtype=np.int64)
+    best = np.empty((n_queries, k), dtype=np.int64)
     for first, last in row_chunks(0, n_queries, n_targets, STRIP_CELLS, chunk_rows):
         rows = read_rows(scores, first, last)
         for row, values in enumerate(rows, start=first):
-            # argpartition picks at random among ties at the edge: keep all of them, then order.
+            # argpartition picks arbitrarily among ties at the edge, so sort all of them.
             edge = np.partition(values, n_targets - k)[n_targets - k]
             candidates = np.flatnonzero(values >= edge)
             order = np.argsort(-values[candidates], kind="stable")[:k]
-            found[row] = candidates[order]
-    return found
+            best[row] = candidates[order]
+    return best

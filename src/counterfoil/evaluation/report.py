@@ -1,7 +1,8 @@
-"""What a retrieval evaluation found, as plain data that prints, saves and loads."""
+"""Reports of retrieval, of word effects and of several runs: tables, Markdown and JSON."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -13,14 +14,17 @@ from counterfoil.data.duplicates import MANY_TWINS_SHARE
 
 Protocol = Literal["full", "folds"]
 
+RECALLS = ("RSUM", "i2t R@1", "t2i R@1")
+"""Recalls of a run in the table of several runs."""
+
 Treatment = Literal["negatives", "positives"]
-"""What identical captions of other images count as: the papers' way, or as right answers."""
+"""How identical captions of other images count: as wrong (as in the papers) or as right."""
 
 
 class Report(BaseModel):
-    """Base of the reports: frozen, strict about its keys, to and from JSON."""
+    """Base of the reports: frozen, with unknown keys forbidden, to and from JSON."""
 
-    # JSON has no NaN (the recall of no queries): it is written as text, and read back as NaN.
+    # JSON has no NaN (the recall of no queries), so it is written as a string.
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
     def as_dict(self) -> dict[str, Any]:
@@ -29,13 +33,13 @@ class Report(BaseModel):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The report `as_dict` made."""
+        """The inverse of `as_dict`."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise DataError(f"not a {cls.__name__}: {place}: {first['msg']}") from error
+            key = ".".join(str(part) for part in first["loc"])
+            raise DataError(f"not a {cls.__name__}: {key}: {first['msg']}") from error
 
     def to_json(self, indent: int | None = 2) -> str:
         return self.model_dump_json(indent=indent)
@@ -73,7 +77,7 @@ class ExtendedDirection(Report):
 
 
 class ExtendedReport(Report):
-    """mAP@R, R-precision and R@K with more positives than the data set's own pairs."""
+    """mAP@R, R-precision and R@K with positives beyond the data set's own pairs."""
 
     source: str
     i2t: ExtendedDirection
@@ -86,12 +90,12 @@ class ExtendedReport(Report):
         return [header] + [
             (
                 name,
-                f"{found.map_at_r:.1f}",
-                f"{found.r_precision:.1f}",
-                *(f"{found.recalls[k]:.1f}" for k in ks),
-                str(found.queries),
+                f"{side.map_at_r:.1f}",
+                f"{side.r_precision:.1f}",
+                *(f"{side.recalls[k]:.1f}" for k in ks),
+                str(side.queries),
             )
-            for name, found in (("image → text", self.i2t), ("text → image", self.t2i))
+            for name, side in (("image → text", self.i2t), ("text → image", self.t2i))
         ]
 
 
@@ -110,29 +114,29 @@ class Recalls(Report):
         return tuple(self.i2t.recalls)
 
     def sum_line(self) -> str:
-        """RSUM with its interval, and that of chance."""
+        """RSUM with its interval, and the RSUM of chance."""
         return f"RSUM {self.rsum:.1f}{_bracket(self.rsum_interval)} (chance {self.rsum_chance:.1f})"
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A header, one row of text per direction, and what chance would score."""
+        """A header, one row of text per direction, and one row each for chance."""
         recalls = tuple(f"R@{k}" for k in self.ks)
         table: list[tuple[str, ...]] = [("", *recalls, "median rank", "mean rank", "MRR")]
-        for name, found in (("image → text", self.i2t), ("text → image", self.t2i)):
+        for name, side in (("image → text", self.i2t), ("text → image", self.t2i)):
             cells = [
-                f"{found.recalls[k]:.1f}{_bracket(found.intervals.get(f'R@{k}'))}" for k in self.ks
+                f"{side.recalls[k]:.1f}{_bracket(side.intervals.get(f'R@{k}'))}" for k in self.ks
             ]
-            ranks = (f"{found.median_rank:g}", f"{found.mean_rank:.1f}", f"{found.mrr:.3f}")
+            ranks = (f"{side.median_rank:g}", f"{side.mean_rank:.1f}", f"{side.mrr:.3f}")
             table.append((name, *cells, *ranks))
-        for name, found in (("chance, i → t", self.i2t), ("chance, t → i", self.t2i)):
-            table.append((name, *(f"{found.chance[k]:.1f}" for k in self.ks), "", "", ""))
+        for name, side in (("chance, i → t", self.i2t), ("chance, t → i", self.t2i)):
+            table.append((name, *(f"{side.chance[k]:.1f}" for k in self.ks), "", "", ""))
         return table
 
 
 class IdenticalCaptions(Report):
-    """Captions that stand word for word at another image, too, and what they count as.
+    """Captions that another image has word for word, too, and how they count.
 
-    ``share`` is in percent of all captions. ``counted_as`` says it of the numbers of the report
-    itself. ``negatives`` and ``positives`` are there if both ways were computed.
+    ``share`` is in percent of all captions. ``counted_as`` applies to the numbers of the report
+    itself. ``negatives`` and ``positives`` are set if both were computed.
     """
 
     captions: int
@@ -143,12 +147,12 @@ class IdenticalCaptions(Report):
 
     @property
     def many(self) -> bool:
-        """Whether there are so many that the usual recalls say little."""
+        """Whether their share is too large for the usual recalls to be meaningful."""
         return self.share > 100 * MANY_TWINS_SHARE
 
 
 class RetrievalReport(Recalls):
-    """Both directions of retrieval on one split under one protocol."""
+    """Retrieval in both directions on one split under one protocol."""
 
     split: str
     protocol: Protocol
@@ -172,18 +176,18 @@ class RetrievalReport(Recalls):
         )
 
     def warning(self) -> str:
-        """One line if identical captions make the usual recalls say little, else nothing."""
+        """One line if identical captions make the usual recalls less meaningful, else empty."""
         twins = self.identical_captions
         if twins is None or twins.positives is None:
             return ""
         return (
             f"warning: {twins.captions:,} of {self.captions:,} captions ({twins.share:.1f} %) "
-            "stand word for word at another image, too; recalls follow both ways, with them "
+            "stand word for word at another image, too; recalls are reported twice, with them "
             "as negatives (as in the papers) and as positives"
         )
 
     def tables(self) -> list[tuple[str, list[tuple[str, ...]]]]:
-        """Title and rows of each table: one, or one for each way to count identical captions."""
+        """Title and rows of each table: one, or two if identical captions are counted both ways."""
         twins = self.identical_captions
         if twins is None or twins.positives is None:
             chosen = twins is not None and (twins.counted_as == "positives" or twins.many)
@@ -198,7 +202,7 @@ class RetrievalReport(Recalls):
         ]
 
     def to_markdown(self) -> str:
-        """The headline, the table and the notes that make the numbers comparable."""
+        """The headline, the tables and the notes needed to compare the numbers."""
         parts = [f"{self.warning()}.", ""] if self.warning() else []
         for title, rows in self.tables():
             parts += [title, "", *markdown_table(rows), ""]
@@ -218,6 +222,179 @@ def _bracket(bounds: tuple[float, float] | None) -> str:
 
 
 def markdown_table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Rows of text, the first of them the header, as a Markdown table."""
+    """Rows of text as a Markdown table; the first row is the header."""
     rule = ("---",) + ("---:",) * (len(rows[0]) - 1)
     return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
+
+
+class Measured(Report):
+    """A metric in percent, with its 95 % interval if one was computed."""
+
+    value: float
+    interval: tuple[float, float] | None = None
+
+    def short(self) -> str:
+        """The value alone; a dash if there was nothing to measure."""
+        return "–" if math.isnan(self.value) else f"{self.value:.1f}"
+
+    def __str__(self) -> str:
+        return self.short() + _bracket(self.interval)
+
+
+class KindReport(Report):
+    """Metrics of one kind of error, on pairs whose false caption has only errors of that kind.
+
+    ``word_auc`` compares the wrong words of that kind, in any caption, with all right words.
+    """
+
+    pairs: int
+    pair_accuracy: Measured
+    words: int
+    word_auc: Measured
+
+
+class WordReport(Report):
+    """How well a model prefers true captions, and how well its word effects find wrong words.
+
+    Pooled metrics rank the words of all false captions together, metrics per caption only its own
+    words. All are in percent; chance is 50 for AUC and ``ap_chance`` for AP.
+    """
+
+    split: str
+    images: int
+    captions: int
+    foils: int
+    left_out: int
+    words: int
+    positives: int
+    method: str
+    word_auc: Measured
+    word_ap: Measured
+    caption_auc: Measured
+    caption_ap: Measured
+    ap_chance: float
+    pair_accuracy: Measured
+    kinds: dict[str, KindReport]
+    bootstrap: int = 0
+    seed: int = 0
+
+    def headline(self) -> str:
+        """Split, sizes and the method of the effects in one line."""
+        left = f" ({self.left_out} captions could not be made false)" if self.left_out else ""
+        return (
+            f"{self.split}, wrong words: {self.foils} false captions{left} of {self.images} images,"
+            f" {self.positives} wrong of {self.words} words; effects by {self.method}"
+        )
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A header, one row of text for all errors, one per kind, and one for chance."""
+        per_caption = ("AUC per caption", "AP per caption")
+        table: list[tuple[str, ...]] = [
+            ("", "true > false", "word AUC", "word AP", *per_caption, "pairs")
+        ]
+        pooled = (self.pair_accuracy, self.word_auc, self.word_ap)
+        measures = (*pooled, self.caption_auc, self.caption_ap)
+        table.append(("all", *map(str, measures), str(self.foils)))
+        for name, kind in self.kinds.items():
+            cells = (str(kind.pair_accuracy), str(kind.word_auc))
+            table.append((name, *cells, "", "", "", str(kind.pairs)))
+        table.append(("chance", "50.0", "50.0", f"{self.ap_chance:.1f}", "50.0", "", ""))
+        return table
+
+    def notes(self) -> str:
+        """What is needed to compare the numbers, in one sentence."""
+        parts = [
+            "word AUC and AP: finding the wrong words of false captions by effect, in percent",
+            "true > false: pairs in which the true caption scores higher, ties counted against the "
+            "model; per kind, pairs with errors of that kind only",
+        ]
+        if self.bootstrap:
+            parts.append(
+                f"brackets: 95% intervals, {self.bootstrap} resamples of images, seed {self.seed}"
+            )
+        return "; ".join(parts)
+
+    def to_markdown(self) -> str:
+        return _page(self)
+
+
+class RunResult(Report):
+    """Reports of one run; ``run`` is the name of its folder."""
+
+    run: str
+    model: str
+    retrieval: RetrievalReport
+    words: WordReport | None = None
+
+
+class Comparison(Report):
+    """Several runs evaluated separately on the same images, captions and foils."""
+
+    split: str
+    runs: tuple[RunResult, ...]
+
+    def headline(self) -> str:
+        """Split and sizes in one line."""
+        first = self.runs[0]
+        text = f"{self.split}: {first.retrieval.images} images, {first.retrieval.captions} captions"
+        if first.words is not None:
+            text += f"; {first.words.foils} false captions, {first.words.positives} wrong words"
+        return text
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A header and one row of text per run."""
+        reports = [run.words for run in self.runs if run.words is not None]
+        kinds = list(dict.fromkeys(kind for words in reports for kind in words.kinds))
+        header: tuple[str, ...] = ("run", "model", *RECALLS)
+        if self._both_ways():
+            header += tuple(f"{name}, identical right" for name in RECALLS)
+        if reports:
+            header += ("word AUC", "word AP", "true > false", *kinds, "effects by")
+        return [header, *(_row(run, kinds, len(header)) for run in self.runs)]
+
+    def _both_ways(self) -> bool:
+        twins = self.runs[0].retrieval.identical_captions
+        return twins is not None and twins.positives is not None
+
+    def notes(self) -> str:
+        """What is needed to compare the numbers, in one sentence."""
+        first = self.runs[0].retrieval
+        parts = [f"R@K is the hit rate in percent; {first.tie_rule}"]
+        if self._both_ways():
+            parts.append("identical captions of other images count as wrong, then as right")
+        elif first.identical_captions and first.identical_captions.counted_as == "positives":
+            parts.append("identical captions of other images count as right")
+        if self.runs[0].words is not None:
+            parts.append(self.runs[0].words.notes())
+        elif first.bootstrap:
+            parts.append(f"brackets: 95% intervals, {first.bootstrap} resamples of images")
+        return "; ".join(parts)
+
+    def to_markdown(self) -> str:
+        return _page(self)
+
+
+def _recall_cells(recalls: Recalls) -> tuple[str, ...]:
+    rsum = f"{recalls.rsum:.1f}{_bracket(recalls.rsum_interval)}"
+    return rsum, *(f"{side.recalls[1]:.1f}" for side in (recalls.i2t, recalls.t2i))
+
+
+def _row(run: RunResult, kinds: list[str], width: int) -> tuple[str, ...]:
+    retrieval, words = run.retrieval, run.words
+    cells: tuple[str, ...] = (run.run, run.model, *_recall_cells(retrieval))
+    twins = retrieval.identical_captions
+    if twins is not None and twins.positives is not None:
+        cells += _recall_cells(twins.positives)
+    if words is not None:
+        by_kind = [
+            words.kinds[kind].pair_accuracy.short() if kind in words.kinds else "" for kind in kinds
+        ]
+        measures = (words.word_auc, words.word_ap, words.pair_accuracy)
+        cells += (*map(str, measures), *by_kind, words.method)
+    return cells + ("",) * (width - len(cells))
+
+
+def _page(report: WordReport | Comparison) -> str:
+    """The headline, the table and the notes of a report as Markdown."""
+    lines = [report.headline(), "", *markdown_table(report.rows()), "", f"{report.notes()}."]
+    return "\n".join(lines) + "\n"

@@ -1,6 +1,6 @@
-"""Retrieval both ways: R@K, RSUM and ranks of a score matrix, whole or in folds.
+"""Retrieval metrics of a score matrix: R@K, RSUM and ranks, on a whole split or in folds.
 
-Beside each recall stand that of a random ranking and, if asked, a confidence interval.
+Each recall comes with that of a random ranking and, on request, a confidence interval.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ def retrieval(
     captions: Sequence[str] | None = None,
     identical_captions: Identical = "both",
 ) -> RetrievalReport:
-    """Evaluate ``scores[image, text]``, where text ``j`` describes image ``image_of[j]``.
+    """Evaluate ``scores[image, text]``; text ``j`` describes image ``image_of[j]``.
 
-    ``text_scores`` [image, text] are those for text to image, where they are others.
+    ``text_scores`` [image, text] replace ``scores`` for text to image if the two differ.
 
-    ``captions`` are the texts themselves. Without them, a caption is right for its own image only.
-    With them, those that stand word for word at another image, too, can count as right for each
-    image that has them (``identical_captions="positives"``). By default the report has both if they
-    are more than 1 % of all, its own numbers being those of the papers (``"negatives"``).
+    ``captions`` are the texts themselves; without them, a caption is right for its own image only.
+    With them, a caption can count as right for each image that has it word for word
+    (``identical_captions="positives"``). By default (``"both"``) the report counts them as
+    negatives, like the papers; if they are more than 1 % of all, it has both results.
 
-    ``protocol="folds"`` cuts the images, with their captions, into ``folds`` contiguous parts and
-    reports the mean over them (COCO 1K is five folds of the 5K test images). ``bootstrap=0`` leaves
-    the intervals out.
+    ``protocol="folds"`` splits the images, with their captions, into ``folds`` contiguous parts and
+    reports the mean over them (COCO 1K is five folds of the 5K test images). ``bootstrap=0`` omits
+    the intervals.
 
     >>> report = retrieval(np.eye(20), np.arange(20), bootstrap=0)
     >>> report.i2t.recalls, report.rsum
@@ -83,7 +83,7 @@ def retrieval(
     ks = _check_options(shape, owners, protocol, folds, ks, bootstrap, positives)
     groups, twins = _find_twins(captions, owners, identical_captions)
     spans = fold_spans(shape[0], folds) if protocol == "folds" else None
-    data = _Evaluated(scores, text_scores, owners, spans, ks, bootstrap, seed)
+    data = _Evaluation(scores, text_scores, owners, spans, ks, bootstrap, seed)
     recalls = data.recalls(groups if twins and twins.counted_as == "positives" else None)
     if twins is not None and identical_captions == "both" and twins.many:
         other = data.recalls(groups)
@@ -106,14 +106,14 @@ def retrieval(
 def _find_twins(
     captions: Sequence[str] | None, image_of: Indices, identical: Identical
 ) -> tuple[Indices | None, IdenticalCaptions | None]:
-    """Groups of identical captions, and how many captions stand at another image, too."""
+    """Group ids [n_texts] of identical captions, and how many captions another image has, too."""
     if identical not in ("both", "negatives", "positives"):
         raise ConfigError(
             f"identical_captions: expected 'positives', 'negatives' or 'both', got {identical!r}"
         )
     if captions is None:
         if identical == "positives":
-            raise ConfigError("identical captions can only be positives if captions are given")
+            raise ConfigError("identical_captions='positives' needs captions, got none")
         return None, None
     if len(captions) != len(image_of):
         raise DataError(f"captions: {len(captions)} texts for {len(image_of)} columns of scores")
@@ -127,8 +127,8 @@ def _find_twins(
 
 
 @dataclass(frozen=True, eq=False)
-class _Evaluated:
-    """Scores and how to judge them, whatever identical captions count as."""
+class _Evaluation:
+    """Scores and options of an evaluation, independent of how identical captions count."""
 
     scores: ScoreMatrix
     text_scores: ScoreMatrix | None
@@ -139,7 +139,7 @@ class _Evaluated:
     seed: int
 
     def recalls(self, groups: Indices | None) -> Recalls:
-        """Both directions; captions of one group are right for the images of all of them."""
+        """Both directions; a caption is right for every image with a caption of its group."""
         parts = self._parts(groups)
         i2t, t2i = (_direction(parts, side, self.ks) for side in ("i2t", "t2i"))
         recalls = Recalls(
@@ -165,19 +165,20 @@ class _Evaluated:
         texts = np.flatnonzero((image_of >= first) & (image_of < last))
         if not texts.size:
             raise DataError(f"the fold of images {first} to {last - 1} has no captions")
-        # Captions lie image by image as a rule: a slice is a view, an index array is a copy.
+        # Captions are usually ordered by image: a slice is a view, an index array is a copy.
         contiguous = texts[-1] - texts[0] + 1 == len(texts)
         columns = slice(int(texts[0]), int(texts[-1]) + 1) if contiguous else texts
         owners = image_of[texts] - first
-        other = self.text_scores
-        other = other[first:last][:, columns] if other is not None else None
-        some = groups[texts] if groups is not None else None
-        ranks = _ranks(self.scores[first:last][:, columns], other, owners, some)
-        return _Part(ranks, owners, self.ks, some)
+        text_scores = self.text_scores
+        if text_scores is not None:
+            text_scores = text_scores[first:last][:, columns]
+        fold_groups = groups[texts] if groups is not None else None
+        ranks = _ranks(self.scores[first:last][:, columns], text_scores, owners, fold_groups)
+        return _Part(ranks, owners, self.ks, fold_groups)
 
 
 def fold_spans(n_images: int, folds: int) -> list[tuple[int, int]]:
-    """Contiguous folds of images, as equal as they can be.
+    """Contiguous folds of images whose sizes differ by at most one.
 
     >>> fold_spans(10, 3)
     [(0, 3), (3, 6), (6, 10)]
@@ -188,25 +189,25 @@ def fold_spans(n_images: int, folds: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """The ranks of one fold (or of everything) and what they amount to."""
+    """The ranks of one fold (or of the whole split) and the metrics computed from them."""
 
     ranks: Ranks
     image_of: Indices
     ks: tuple[int, ...]
     groups: Indices | None = None
 
-    def of(self, side: str) -> Counts:
+    def ranks_of(self, side: str) -> Counts:
         return self.ranks.i2t if side == "i2t" else self.ranks.t2i
 
     def recall(self, side: str, k: int) -> float:
-        return float(100.0 * np.mean(self.of(side) < k))
+        return float(100.0 * np.mean(self.ranks_of(side) < k))
 
     def chance(self, side: str, k: int) -> float:
         targets = self.ranks.n_images if side == "t2i" else self.ranks.n_texts
         return chance_recall(self._right_answers(side), targets, k)
 
     def _right_answers(self, side: str) -> Indices:
-        """How many targets are right for each query."""
+        """Number of right targets per query."""
         if self.groups is None:
             if side == "t2i":
                 return np.ones(self.ranks.n_texts, dtype=np.int64)
@@ -224,7 +225,7 @@ class _Part:
     def clusters(self) -> tuple[Values, Values]:
         """Sums and sizes per image of (R@K…, rank, 1/rank), image to text then text to image."""
         n_images = self.ranks.n_images
-        i2t, t2i = (_measures(self.of(side), self.ks) for side in ("i2t", "t2i"))
+        i2t, t2i = (_measures(self.ranks_of(side), self.ks) for side in ("i2t", "t2i"))
         per_text = [np.bincount(self.image_of, column, minlength=n_images) for column in t2i.T]
         captions = np.bincount(self.image_of, minlength=n_images)[self.ranks.images]
         sums = np.concatenate([i2t, np.stack(per_text, axis=1)[self.ranks.images]], axis=1)
@@ -241,28 +242,28 @@ def _measures(ranks: Counts, ks: tuple[int, ...]) -> Values:
 def _ranks(
     scores: ScoreMatrix, text_scores: ScoreMatrix | None, image_of: Indices, groups: Indices | None
 ) -> Ranks:
-    def count(some: ScoreMatrix) -> Ranks:
+    def count(matrix: ScoreMatrix) -> Ranks:
         if groups is None:
-            return count_ranks(some, image_of)
-        return count_ranks_of_groups(some, image_of, groups)
+            return count_ranks(matrix, image_of)
+        return count_ranks_of_groups(matrix, image_of, groups)
 
-    found = count(scores)
-    return found if text_scores is None else replace(found, t2i=count(text_scores).t2i)
+    ranks = count(scores)
+    return ranks if text_scores is None else replace(ranks, t2i=count(text_scores).t2i)
 
 
 def _direction(parts: list[_Part], side: str, ks: tuple[int, ...]) -> DirectionReport:
-    ranks = [part.of(side) for part in parts]
-    asked = sum(part.ranks.n_images if side == "i2t" else part.ranks.n_texts for part in parts)
-    queries = sum(len(found) for found in ranks)
+    ranks = [part.ranks_of(side) for part in parts]
+    total = sum(part.ranks.n_images if side == "i2t" else part.ranks.n_texts for part in parts)
+    queries = sum(len(each) for each in ranks)
     return DirectionReport(
         queries=queries,
-        left_out=asked - queries,
+        left_out=total - queries,
         recalls={k: float(np.mean([part.recall(side, k) for part in parts])) for k in ks},
         chance={k: float(np.mean([part.chance(side, k) for part in parts])) for k in ks},
         # floor(median) + 1, as the public implementations print it
-        median_rank=float(np.mean([np.floor(np.median(found)) + 1 for found in ranks])),
-        mean_rank=float(np.mean([np.mean(found) + 1 for found in ranks])),
-        mrr=float(np.mean([np.mean(1.0 / (found + 1.0)) for found in ranks])),
+        median_rank=float(np.mean([np.floor(np.median(each)) + 1 for each in ranks])),
+        mean_rank=float(np.mean([np.mean(each) + 1 for each in ranks])),
+        mrr=float(np.mean([np.mean(1.0 / (each + 1.0)) for each in ranks])),
     )
 
 
@@ -314,7 +315,7 @@ def chance_recall(counts: ArrayLike, n_targets: int, k: int) -> float:
     """Expected hit rate at ``k``, in percent, for queries with the given numbers of positives.
 
     A query with c positives among n misses with probability C(n - c, k) / C(n, k). Queries without
-    positives are left out.
+    positives are ignored.
 
     >>> chance_recall([1, 1], n_targets=4, k=1)
     25.0
@@ -326,15 +327,15 @@ def chance_recall(counts: ArrayLike, n_targets: int, k: int) -> float:
     if not positives.size:
         return float("nan")
     draws = np.arange(min(k, n_targets))
-    left = np.maximum(n_targets - positives[:, None] - draws, 0.0)
-    missed = np.prod(left / (n_targets - draws), axis=1)
-    return float(100.0 * np.mean(1.0 - missed))
+    remaining = np.maximum(n_targets - positives[:, None] - draws, 0.0)
+    miss = np.prod(remaining / (n_targets - draws), axis=1)
+    return float(100.0 * np.mean(1.0 - miss))
 
 
 def cluster_bootstrap(
     sums: Values, sizes: Values, resamples: int, rng: np.random.Generator
 ) -> Values:
-    """Resampled means ``[resamples, n_metrics]`` of metrics known per cluster.
+    """Resampled means ``[resamples, n_metrics]`` of metrics given per cluster.
 
     ``sums[c, m]`` is the sum of metric ``m`` over the queries of cluster ``c`` and ``sizes[c, m]``
     their number. Captions of one image are not independent, so whole images are drawn.

@@ -1,8 +1,8 @@
-"""Two stages over a whole split: a fast model's shortlists, scored by a slow one.
+"""Two-stage evaluation of a split: a fast model's shortlists, re-ranked by a slow model.
 
-A cross-encoder that scores all pairs of 5,000 images and 25,000 captions is a matter of days on a
-small machine. Re-ranking the best of a fast model is not, and what it loses can be counted: a query
-whose answers are not on its list.
+A cross-encoder needs days on a small machine for all pairs of 5,000 images and 25,000 captions.
+Re-ranking the shortlists of a fast model is cheap. What it loses is measured: the queries without
+an answer on their list.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Mask = NDArray[np.bool_]
 
 
 class ShortlistReport(Report):
-    """How good the lists are by themselves, and how much of all scoring they spared.
+    """Recall of the shortlists, and how many pairs were scored.
 
-    Recalls are the share, in percent, of queries with an answer on their list; the ``identical``
-    ones also count captions that the image has word for word, and images that have the caption.
+    Recalls are the share, in percent, of queries with an answer on their list. The ``identical``
+    recalls also accept captions identical to one of the image's own.
     """
 
     retriever: str
@@ -72,7 +72,7 @@ class ShortlistReport(Report):
 
 @dataclass(frozen=True, eq=False)
 class TwoStages:
-    """Scores [n_images, n_texts] of two stages, which differ between the directions."""
+    """Scores [n_images, n_texts] of two stages, different for each direction."""
 
     i2t: Floats
     t2i: Floats
@@ -113,11 +113,11 @@ def score_two_stages(
     batch_size: int = 256,
     progress: Progress | None = None,
 ) -> TwoStages:
-    """The best of each query by ``first``, scored again by the mean of some models.
+    """Re-rank the best candidates of each query by ``first`` with the mean score of some models.
 
-    What is not on a list comes after it, in the order of the first stage. With ``folds``, lists are
-    of the images and captions of a fold. ``first`` are scores of the same split, whose images it
-    may have read from other features; one that either stage cannot read is left out.
+    Unlisted candidates follow the list in the order of the first stage. With ``folds``, each list
+    covers one fold. ``first`` are scores of the same split, possibly from other features; images
+    that either stage cannot read are ignored.
     """
     if shortlist_size < 1:
         raise ConfigError(f"shortlist_size: at least 1 candidate, got {shortlist_size}")
@@ -125,33 +125,33 @@ def score_two_stages(
     encoded = [_Encoded.of(model, split, batch_size, progress) for model in models]
     skipped = dict.fromkeys([*first.skipped, *(text for one in encoded for text in one.skipped)])
     images = [i for i in first.images if all(i in one.row_of for one in encoded)]
-    first_scores, texts, image_of = _of_images(first, images)
-    by_image, by_text = _lists(first_scores, image_of, shortlist_size, folds)
-    wanted = by_image | by_text
-    slow = np.zeros(wanted.shape, dtype=np.float32)
+    first_scores, texts, image_of = _select_images(first, images)
+    by_image, by_text = _shortlists(first_scores, image_of, shortlist_size, folds)
+    listed = by_image | by_text
+    slow = np.zeros(listed.shape, dtype=np.float32)
     for one in encoded:
-        found = _scores(one, split, images, texts, wanted, batch_size, progress)
-        slow += found / len(encoded)
+        scores = _scores(one, split, images, texts, listed, batch_size, progress)
+        slow += scores / len(encoded)
     captions = [split.texts[text] for text in texts]
     groups = identical_groups(captions)
     lists = ShortlistReport(
         retriever=name,
         shortlist_size=shortlist_size,
-        i2t_recall=_found(by_image, image_of)[0],
-        t2i_recall=_found(by_text, image_of)[1],
-        i2t_recall_identical=_found(by_image, image_of, groups)[0],
-        t2i_recall_identical=_found(by_text, image_of, groups)[1],
-        scored=int(wanted.sum()),
-        pairs=wanted.size,
+        i2t_recall=_list_recall(by_image, image_of)[0],
+        t2i_recall=_list_recall(by_text, image_of)[1],
+        i2t_recall_identical=_list_recall(by_image, image_of, groups)[0],
+        t2i_recall_identical=_list_recall(by_text, image_of, groups)[1],
+        scored=int(listed.sum()),
+        pairs=listed.size,
     )
-    i2t = _behind(slow, by_image, first_scores)
-    t2i = np.ascontiguousarray(_behind(slow.T, by_text.T, first_scores.T).T)
+    i2t = _fill_unlisted(slow, by_image, first_scores)
+    t2i = np.ascontiguousarray(_fill_unlisted(slow.T, by_text.T, first_scores.T).T)
     return TwoStages(i2t, t2i, image_of, captions, lists, list(skipped))
 
 
 @dataclass(frozen=True)
 class _Encoded:
-    """The images of a split as one model encodes them; ``row_of`` finds one by its index."""
+    """The images of a split encoded by one model; ``row_of`` maps an image to its row."""
 
     model: Model
     images: Encoded
@@ -161,24 +161,24 @@ class _Encoded:
     @classmethod
     def of(cls, model: Model, split: Split, batch_size: int, progress: Progress) -> _Encoded:
         with eval_mode(model):
-            images, kept, skipped = encode_images(model, split, batch_size, progress)
-        return cls(model, images, {image: row for row, image in enumerate(kept)}, skipped)
+            images, readable, skipped = encode_images(model, split, batch_size, progress)
+        return cls(model, images, {image: row for row, image in enumerate(readable)}, skipped)
 
 
-def _of_images(first: SplitScores, images: list[int]) -> tuple[Floats, list[int], Indices]:
-    """First-stage scores of some images and of their captions, these, and whose they are."""
+def _select_images(first: SplitScores, images: list[int]) -> tuple[Floats, list[int], Indices]:
+    """First-stage scores of some images with their captions, the captions, and their images."""
     if not images:
         raise DataError("no image can be read by both stages")
     rows = {image: row for row, image in enumerate(first.images)}
-    place = {rows[image]: number for number, image in enumerate(images)}
-    columns = [c for c, row in enumerate(first.image_of) if int(row) in place]
+    new_row = {rows[image]: number for number, image in enumerate(images)}
+    columns = [c for c, row in enumerate(first.image_of) if int(row) in new_row]
     scores = first.scores[[rows[image] for image in images]][:, columns].float().numpy()
-    image_of = np.array([place[int(first.image_of[c])] for c in columns], dtype=np.int64)
+    image_of = np.array([new_row[int(first.image_of[c])] for c in columns], dtype=np.int64)
     return scores, [first.texts[c] for c in columns], image_of
 
 
-def _lists(scores: Floats, image_of: Indices, top: int, folds: int) -> tuple[Mask, Mask]:
-    """Which captions are on the list of each image, and which images on that of each caption."""
+def _shortlists(scores: Floats, image_of: Indices, top: int, folds: int) -> tuple[Mask, Mask]:
+    """Masks [n_images, n_texts] of the shortlists of images, and of those of captions."""
     by_image, by_text = (np.zeros(scores.shape, dtype=np.bool_) for _ in range(2))
     for start, stop in fold_spans(len(scores), folds or 1):
         columns = np.flatnonzero((image_of >= start) & (image_of < stop))
@@ -195,38 +195,40 @@ def _scores(
     split: Split,
     images: list[int],
     texts: list[int],
-    wanted: Mask,
+    listed: Mask,
     batch_size: int,
     progress: Progress,
 ) -> Floats:
-    """Scores of the wanted pairs, image by image with all the captions it is wanted with."""
+    """Scores of the listed pairs, each image with all of its listed captions at once."""
     model = one.model
-    scores = np.zeros(wanted.shape, dtype=np.float32)
+    scores = np.zeros(listed.shape, dtype=np.float32)
     with eval_mode(model):
         encoded = encode_texts(model, [split.texts[t] for t in texts], batch_size, progress)
         for row in progress.track(range(len(images)), "scoring shortlists", len(images)):
-            place = one.row_of[images[row]]
-            columns = np.flatnonzero(wanted[row])
+            image = one.row_of[images[row]]
+            columns = np.flatnonzero(listed[row])
             if len(columns):
-                some = encoded[torch.from_numpy(columns).to(model.device)]
-                found = model.matcher(one.images[place : place + 1], some)[0]
-                scores[row, columns] = found.float().cpu().numpy()
+                columns_encoded = encoded[torch.from_numpy(columns).to(model.device)]
+                row_scores = model.matcher(one.images[image : image + 1], columns_encoded)[0]
+                scores[row, columns] = row_scores.float().cpu().numpy()
     return scores
 
 
-def _behind(scores: Floats, listed: Mask, first: Floats) -> Floats:
-    """Scores of what is listed; below the lowest of its row, what is not, as ``first`` has it."""
+def _fill_unlisted(scores: Floats, listed: Mask, first: Floats) -> Floats:
+    """Scores of listed pairs; unlisted pairs rank below the lowest of their row as in ``first``."""
     lowest = np.where(listed, scores, np.inf).min(axis=1, keepdims=True)
-    best, least = first.max(axis=1, keepdims=True), first.min(axis=1, keepdims=True)
-    below = lowest - 1 - (best - first) / np.maximum(best - least, 1e-12)
-    behind: Floats = np.where(listed, scores, below)
-    return behind
+    best, worst = first.max(axis=1, keepdims=True), first.min(axis=1, keepdims=True)
+    below = lowest - 1 - (best - first) / np.maximum(best - worst, 1e-12)
+    filled: Floats = np.where(listed, scores, below)
+    return filled
 
 
-def _found(listed: Mask, image_of: Indices, groups: Indices | None = None) -> tuple[float, float]:
-    """Share of images with one of their captions listed, and of captions with their image.
+def _list_recall(
+    listed: Mask, image_of: Indices, groups: Indices | None = None
+) -> tuple[float, float]:
+    """Percent of images with one of their captions listed, and of captions with their image.
 
-    With ``groups``, any caption of the same group as one of the image's is as good.
+    With ``groups``, every caption in the group of one of the image's captions is an answer.
     """
     groups = np.arange(len(image_of)) if groups is None else groups
     owned, owners = images_of_groups(groups, image_of)

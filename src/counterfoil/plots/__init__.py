@@ -1,1 +1,1 @@
-"""Charts, maps and pictures: all drawing of the package."""
+"""Drawing: charts, heat maps, and explanations as pictures."""

@@ -1,7 +1,7 @@
-"""Charts by matplotlib in one house style, and how a figure becomes SVG or PNG.
+"""Line, bar and histogram charts with matplotlib in one style, as SVG or PNG.
 
-matplotlib is imported when something is drawn, not with the package. Figures are made without
-pyplot, which would choose a backend for the whole process.
+matplotlib is imported only when a chart is drawn. Figures are made without pyplot, which would
+choose a backend for the whole process.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 Parameters = ParamSpec("Parameters")
 Point = tuple[float, float] | tuple[float, float, float | None]
-"""x, y and, where it is known, the deviation of y."""
+"""x, y and, if known, the deviation of y."""
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; its yellow is too pale here.
+# The palette of Okabe and Ito, safe for colour-blind readers, without its pale yellow.
 COLORS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
     *("#E69F00", "#56B4E9", "#6A3D9A", "#4D4D4D"),
@@ -54,21 +54,21 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.6,
     "text.color": INK,
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "text.parse_math": False,  # names may contain dollar signs
     "xtick.color": INK,
     "ytick.color": INK,
-    "svg.fonttype": "none",  # text stays text: small files, which can be searched
-    "svg.hashsalt": "counterfoil",  # the same figure is the same file
+    "svg.fonttype": "none",  # text stays searchable, files stay small
+    "svg.hashsalt": "counterfoil",  # the same figure gives the same file
 }
 MAX_NAME_CHARS = 40
 """Characters of a name that fit beside an axis or in a legend."""
 
-MAX_MARKED_POINTS = 40
-"""Lines of so many points have a marker at each."""
+MAX_MARKERS = 40
+"""Lines of at most this many points have a marker at each."""
 
 
 def styled(draw: Callable[Parameters, Figure]) -> Callable[Parameters, Figure]:
-    """Let a function draw in the house style, whatever settings the caller has."""
+    """Decorate a function to draw in `STYLE`, whatever matplotlib settings the caller has."""
 
     @wraps(draw)
     def in_style(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Figure:
@@ -80,13 +80,13 @@ def styled(draw: Callable[Parameters, Figure]) -> Callable[Parameters, Figure]:
     return in_style
 
 
-def color(place: int) -> str:
-    return COLORS[place % len(COLORS)]
+def color(index: int) -> str:
+    return COLORS[index % len(COLORS)]
 
 
-def line_style(place: int) -> str:
-    """Solid, then dashed and dotted once all colors are taken."""
-    return ("-", "--", ":")[place // len(COLORS) % 3]
+def line_style(index: int) -> str:
+    """Solid, then dashed and dotted after all colours are used."""
+    return ("-", "--", ":")[index // len(COLORS) % 3]
 
 
 def short(name: str, most: int = MAX_NAME_CHARS) -> str:
@@ -94,17 +94,17 @@ def short(name: str, most: int = MAX_NAME_CHARS) -> str:
 
 
 def title_lines(title: str, width: float) -> list[str]:
-    """A title in lines that fit into a figure of this width, in inches."""
+    """A title wrapped into lines that fit a figure of this width, in inches."""
     return textwrap.wrap(title, int(width * 10))
 
 
-def head_of(title: str, width: float) -> float:
-    """Inches that a title takes at the top of a figure."""
+def title_height(title: str, width: float) -> float:
+    """Height of a title at the top of a figure, in inches."""
     return 0.15 + 0.19 * len(title_lines(title, width))
 
 
-def margin_of(names: Sequence[str], most: int = MAX_NAME_CHARS) -> float:
-    """Inches that names at the left of rows take."""
+def label_width(names: Sequence[str], most: int = MAX_NAME_CHARS) -> float:
+    """Width of the names at the left of rows, in inches."""
     return 0.3 + 0.075 * max((len(short(name, most)) for name in names), default=0)
 
 
@@ -120,10 +120,9 @@ def new_figure(title: str, width: float, height: float) -> Figure:
 
 
 def place_axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
-    """Axes at a place given in inches from the upper left corner.
+    """Axes at a position in inches from the upper left corner.
 
-    Places are computed, as matplotlib's own layouts draw everything several times, and a run has a
-    dozen charts.
+    Positions are computed, as matplotlib's own layouts draw everything several times.
     """
     across, down = figure.get_size_inches()
     bottom = down - top - height
@@ -138,15 +137,15 @@ def new_axes(
     size: tuple[float, float] = (8.0, 4.5),
     left: float = 1.0,
 ) -> tuple[Figure, Axes, int]:
-    """A figure with one pair of axes below its title and the legend of ``names``.
+    """A figure with axes below its title and the legend of ``names``, and the legend's columns.
 
-    Also the number of columns of that legend, whose rows make the figure higher.
+    The rows of the legend add to the height of the figure.
     """
     width, height = size
     widest = max((len(short(name)) for name in names), default=0)
     columns = max(1, int((width - left) / (0.5 + 0.073 * widest)))
     rows = math.ceil(len(names) / columns)
-    top = head_of(title, width) + 0.05 + 0.2 * rows
+    top = title_height(title, width) + 0.05 + 0.2 * rows
     height += top - 0.39
     bottom = 0.55 if x_label else 0.35
     figure = new_figure(title, width, height)
@@ -157,11 +156,11 @@ def new_axes(
 
 
 def add_legend(axes: Axes, columns: int) -> None:
-    """In the room that `new_axes` left above the axes."""
+    """Add the legend in the space that `new_axes` left above the axes."""
     axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=columns, borderaxespad=0.1)
 
 
-def say_no_data(axes: Axes) -> None:
+def show_no_data(axes: Axes) -> None:
     axes.set_axis_off()
     axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color="grey")
 
@@ -175,7 +174,7 @@ def line_chart(
     *,
     levels: Mapping[str, float] | None = None,
 ) -> Figure:
-    """A line per series, in a band of its deviations; values that are not finite are gaps.
+    """One line per series in a band of its deviations; values that are not finite are gaps.
 
     Each level is a dashed line with its name.
 
@@ -186,10 +185,10 @@ def line_chart(
     names = list(series) if len(series) > 1 else []
     figure, axes, columns = new_axes(title, x_label, y_label, names)
     if not any(math.isfinite(_drawable(p[1])) for points in series.values() for p in points):
-        say_no_data(axes)
+        show_no_data(axes)
         return figure
-    for place, (name, points) in enumerate(series.items()):
-        _draw_line(axes, short(name), points, {"color": color(place), "ls": line_style(place)})
+    for index, (name, points) in enumerate(series.items()):
+        _draw_line(axes, short(name), points, {"color": color(index), "ls": line_style(index)})
     for name, level in (levels or {}).items():
         axes.axhline(level, color=INK, linestyle="--", linewidth=1.2, alpha=0.8)
         at_right_end = axes.get_yaxis_transform()
@@ -202,11 +201,11 @@ def line_chart(
 
 def _draw_line(axes: Axes, name: str, points: Sequence[Point], look: dict[str, str]) -> None:
     xs, ys = [_drawable(point[0]) for point in points], [_drawable(point[1]) for point in points]
-    known = [False, *(math.isfinite(x) and math.isfinite(y) for x, y in zip(xs, ys, strict=True))]
-    known.append(False)
-    alone = [i for i in range(len(xs)) if known[i + 1] and not (known[i] or known[i + 2])]
-    every = None if len(points) <= MAX_MARKED_POINTS else alone
-    axes.plot(xs, ys, label=name, marker="o", markersize=3.5, markevery=every, **look)  # type: ignore[arg-type]
+    finite = [False, *(math.isfinite(x) and math.isfinite(y) for x, y in zip(xs, ys, strict=True))]
+    finite.append(False)
+    alone = [i for i in range(len(xs)) if finite[i + 1] and not (finite[i] or finite[i + 2])]
+    marked = None if len(points) <= MAX_MARKERS else alone
+    axes.plot(xs, ys, label=name, marker="o", markersize=3.5, markevery=marked, **look)  # type: ignore[arg-type]
     spread = [(point[2] or 0.0) if len(point) == 3 else 0.0 for point in points]
     if any(spread):
         low, high = ([y + side * s for y, s in zip(ys, spread, strict=True)] for side in (-1, 1))
@@ -214,7 +213,7 @@ def _draw_line(axes: Axes, name: str, points: Sequence[Point], look: dict[str, s
 
 
 def _drawable(value: float) -> float:
-    """The value, or NaN if the length of an axis to it would not be a finite number."""
+    """The value, or NaN if it is too large for the length of an axis to be finite."""
     return float(value) if abs(value) < 1e300 else math.nan
 
 
@@ -226,10 +225,10 @@ def bar_chart(values: Mapping[str, float], title: str = "", x_label: str = "") -
     [52.0, 91.5]
     """
     size = 8.0, 0.9 + 0.3 * max(2, len(values))
-    figure, axes, _ = new_axes(title, x_label, "", size=size, left=margin_of(list(values)))
+    figure, axes, _ = new_axes(title, x_label, "", size=size, left=label_width(list(values)))
     widths = [_drawable(value) for value in values.values()]
     if not any(map(math.isfinite, widths)):
-        say_no_data(axes)
+        show_no_data(axes)
         return figure
     name_rows(axes, list(values))
     lengths = [0.0 if math.isnan(width) else width for width in widths]
@@ -249,7 +248,7 @@ def histogram(
     *,
     bins: int = 20,
 ) -> Figure:
-    """How often values fall into equal bins; values that are not finite are left out.
+    """Counts of values in equal bins; values that are not finite are ignored.
 
     >>> [float(bar.get_height()) for bar in histogram([1.0, 2.0, 2.5], bins=2).axes[0].patches]
     [1.0, 2.0]
@@ -262,7 +261,7 @@ def histogram(
             low, high = low - (0.1 * abs(low) or 0.5), high + (0.1 * abs(high) or 0.5)
         axes.hist(finite, bins=bins, range=(low, high), color=COLORS[0], edgecolor="white")
     else:
-        say_no_data(axes)
+        show_no_data(axes)
     return figure
 
 
@@ -276,23 +275,23 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def to_svg(figure: Figure) -> str:
-    """An SVG document; the same figure always is the same text."""
+    """An SVG document; the same figure always gives the same text."""
     metadata = {"Date": None, "Creator": None, "Title": figure.get_suptitle() or "chart"}
-    return visible(_saved(figure, "svg", metadata).decode())
+    return visible(_save_bytes(figure, "svg", metadata).decode())
 
 
 def to_png(figure: Figure) -> bytes:
-    return _saved(figure, "png", {"Software": None})
+    return _save_bytes(figure, "png", {"Software": None})
 
 
 def save_figure(figure: Figure, path: Path | str) -> Path:
-    """Write a figure as the suffix of the path says: ``.svg`` or ``.png``."""
+    """Write a figure as SVG if the path ends in ``.svg``, else as PNG."""
     path = Path(path)
     write_atomically(path, to_svg(figure) if path.suffix == ".svg" else to_png(figure))
     return path
 
 
-def _saved(figure: Figure, form: str, metadata: Mapping[str, str | None]) -> bytes:
+def _save_bytes(figure: Figure, form: str, metadata: Mapping[str, str | None]) -> bytes:
     import matplotlib
 
     buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Charts that compare rows of a table: ours with the paper's, and several numbers side by side."""
+"""Charts that compare rows of a table: with published values, per metric, or as points."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from counterfoil.plots.charts import (
     INK,
     add_legend,
     color,
-    head_of,
+    label_width,
     line_style,
-    margin_of,
     name_rows,
     new_axes,
     new_figure,
     place_axes,
-    say_no_data,
     short,
+    show_no_data,
     styled,
+    title_height,
 )
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pair:
-    """A row: what was measured, its deviation over seeds, what was published."""
+    """A row: the measured value, its deviation over seeds, and the published value."""
 
     name: str
     ours: float | None
@@ -42,7 +42,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Dot:
-    """A mean over seeds, and its deviation."""
+    """A mean over seeds and its deviation."""
 
     mean: float
     spread: float | None = None
@@ -50,7 +50,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Panel:
-    """One number: its name, and a dot for each row that has it."""
+    """One metric: its name and one dot per row, None if the row has no value."""
 
     title: str
     dots: Sequence[Dot | None]
@@ -58,7 +58,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Mark:
-    """One point: its place, its deviation, its name, the line it is on."""
+    """One point: its position, the deviation of y, its name and its line."""
 
     x: float
     y: float
@@ -79,7 +79,7 @@ def pair_chart(
     """
     size = 8.0, 1.1 + 0.42 * max(2, len(pairs))
     figure, axes, columns = new_axes(
-        title, "", "", names, size, margin_of([pair.name for pair in pairs])
+        title, "", "", names, size, label_width([pair.name for pair in pairs])
     )
     sides = {names[0]: [pair.ours for pair in pairs], names[1]: [pair.published for pair in pairs]}
     for side, (name, values) in enumerate(sides.items()):
@@ -88,20 +88,20 @@ def pair_chart(
             continue
         rows = [row + 0.38 * side - 0.19 for row in known]
         axes.barh(rows, list(known.values()), 0.36, color=COLORS[side], label=name)
-        for place, (row, value) in zip(rows, known.items(), strict=True):
+        for y, (row, value) in zip(rows, known.items(), strict=True):
             spread = (pairs[row].spread or 0.0) if side == 0 else 0.0
             if spread:
-                axes.errorbar(value, place, xerr=spread, ecolor=INK, capsize=2)
+                axes.errorbar(value, y, xerr=spread, ecolor=INK, capsize=2)
             axes.annotate(
                 f"{value:.1f}",
-                (value + spread, place),
+                (value + spread, y),
                 xytext=(5, 0),
                 textcoords="offset points",
                 va="center",
                 fontsize=8,
             )
     if not axes.patches:
-        say_no_data(axes)
+        show_no_data(axes)
         return figure
     name_rows(axes, [pair.name for pair in pairs])
     axes.margins(x=0.1)
@@ -111,26 +111,26 @@ def pair_chart(
 
 @styled
 def panel_chart(names: Sequence[str], panels: Sequence[Panel], title: str = "") -> Figure:
-    """A dot with its deviation for every row in every panel, each over a range of its own.
+    """One dot with its deviation per row and panel; each panel has its own x range.
 
-    Rows that are alike in one number may differ in another; bars from zero would show neither.
+    Bars from zero would hide the small differences between rows.
     """
     across = max(1, min(4, len(panels)))
-    left, line = margin_of(names), 0.24 * len(names)
+    left, line = label_width(names), 0.24 * len(names)
     width = max(6.0, left + 1.8 * across)
     heads = [textwrap.wrap(panel.title, 24) for panel in panels]
     rows = range(0, len(panels), across)
     tops = [0.1 + 0.16 * max(map(len, heads[row : row + across])) for row in rows]
-    top = head_of(title, width)
+    top = title_height(title, width)
     figure = new_figure(title, width, top + sum(tops) + len(rows) * (line + 0.35) + 0.1)
     if not any(dot for panel in panels for dot in panel.dots):
-        say_no_data(place_axes(figure, 0, 0, width, 1.0))
+        show_no_data(place_axes(figure, 0, 0, width, 1.0))
         return figure
     for number, (panel, head) in enumerate(zip(panels, heads, strict=True)):
-        row, place = divmod(number, across)
+        row, column = divmod(number, across)
         down = top + sum(tops[: row + 1]) + row * (line + 0.35)
-        axes = place_axes(figure, left + 1.8 * place, down, 1.6, line)
-        _draw_panel(axes, panel, names if place == 0 else [""] * len(names))
+        axes = place_axes(figure, left + 1.8 * column, down, 1.6, line)
+        _draw_panel(axes, panel, names if column == 0 else [""] * len(names))
         axes.set_title("\n".join(head))
     return figure
 
@@ -155,9 +155,9 @@ def point_chart(
     log: bool = False,
     joined: bool = True,
 ) -> Figure:
-    """Points with their deviations; joined line by line, or each with its name.
+    """Points with their deviations, joined into lines or each with its name.
 
-    A logarithmic axis has its zero one decade below the smallest positive value.
+    A logarithmic axis is linear below the smallest positive value, so that it can show zero.
     """
     lines: dict[str, list[Mark]] = {}
     for mark in sorted(marks, key=lambda mark: mark.x):
@@ -166,19 +166,19 @@ def point_chart(
     names = order if any(order) else []
     figure, axes, columns = new_axes(title, x_label, y_label, names)
     if not marks:
-        say_no_data(axes)
+        show_no_data(axes)
         return figure
     _scale_x(axes, sorted({mark.x for mark in marks}), log, joined)
-    for place, name in enumerate(order):
+    for index, name in enumerate(order):
         of_line = lines[name]
-        colors = [color(place)] if joined else [color(row) for row in range(len(of_line))]
+        colors = [color(index)] if joined else [color(row) for row in range(len(of_line))]
         parts = [of_line] if joined else [[mark] for mark in of_line]
         for own, part in zip(colors, parts, strict=True):
             axes.errorbar(
                 [mark.x for mark in part],
                 [mark.y for mark in part],
                 [mark.spread or 0.0 for mark in part],
-                fmt=f"o{line_style(place)}",
+                fmt=f"o{line_style(index)}",
                 capsize=2,
                 color=own,
                 label=short(name),
@@ -191,7 +191,7 @@ def point_chart(
 
 
 def _scale_x(axes: Axes, values: Sequence[float], log: bool, at_values: bool) -> None:
-    """A plain or logarithmic axis with ticks at the few values there are, or at round ones."""
+    """A linear or logarithmic axis with ticks at the values if they are few, else at round ones."""
     positive = [value for value in values if value > 0]
     ticks = list(values) if at_values and len(values) <= 8 else []
     if log and positive:
@@ -205,7 +205,7 @@ def _scale_x(axes: Axes, values: Sequence[float], log: bool, at_values: bool) ->
 
 
 def _name_points(axes: Axes, marks: Sequence[Mark]) -> None:
-    """Names beside their points, on the side that has more room."""
+    """Names beside their points, on the side with more space."""
     low, high = axes.get_xlim()
     middle = sum(axes.transData.transform([(low, 0.0), (high, 0.0)])[:, 0]) / 2
     for mark in marks:

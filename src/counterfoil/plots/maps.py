@@ -1,4 +1,4 @@
-"""Points in a plane, words against regions, similarities around a boundary, and examples."""
+"""Scatter plots, similarity densities, word-region heat maps and sheets of examples."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from counterfoil.plots.charts import (
     INK,
     add_legend,
     color,
-    head_of,
-    margin_of,
+    label_width,
     new_axes,
     new_figure,
     place_axes,
-    say_no_data,
     short,
+    show_no_data,
     styled,
+    title_height,
 )
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 MAX_LARGE_POINTS = 10
-"""Groups of so many points are drawn larger: they are what the others are compared with."""
+"""Groups of at most this many points are drawn larger, as the others are compared with them."""
 
 MAX_BARS = 60
 """Bars of a histogram, at most."""
@@ -49,28 +49,28 @@ def plane_chart(
     *,
     diagonal: bool = False,
 ) -> Figure:
-    """A dot for each point, small groups above the others and larger.
+    """One dot per point; small groups are drawn larger and above the others.
 
-    ``diagonal`` draws x = y as far as both axes have values.
+    ``diagonal`` draws x = y over the common range of both axes.
     """
     figure, axes, columns = new_axes(title, x_label, y_label, list(groups), (8.0, 5.6))
-    points = [point for some in groups.values() for point in some]
-    if not points:
-        say_no_data(axes)
+    all_points = [point for points in groups.values() for point in points]
+    if not all_points:
+        show_no_data(axes)
         return figure
-    for place, (name, some) in enumerate(groups.items()):
-        few = len(some) <= MAX_LARGE_POINTS
+    for index, (name, points) in enumerate(groups.items()):
+        few = len(points) <= MAX_LARGE_POINTS
         axes.scatter(
-            [x for x, _ in some],
-            [y for _, y in some],
+            [x for x, _ in points],
+            [y for _, y in points],
             s=60 if few else 10,
             alpha=1.0 if few else 0.6,
-            color=color(place),
+            color=color(index),
             edgecolors="white" if few else "none",
             label=short(name),
             zorder=3 if few else 2,
         )
-    low, high = np.min(points, axis=0).max(), np.max(points, axis=0).min()
+    low, high = np.min(all_points, axis=0).max(), np.max(all_points, axis=0).min()
     if diagonal and low < high:
         axes.plot([low, high], [low, high], "--", color=INK, linewidth=1.2, alpha=0.7)
     add_legend(axes, columns)
@@ -79,7 +79,7 @@ def plane_chart(
 
 @dataclass(frozen=True)
 class DensityPanel:
-    """Counts of similarities by kind in equal bins, the mean and deviation of each, a boundary."""
+    """Counts of similarities per kind in equal bins, their mean and deviation, and the boundary."""
 
     title: str
     low: float
@@ -91,29 +91,29 @@ class DensityPanel:
 
 @styled
 def density_grid(title: str, lines: Sequence[Sequence[DensityPanel | None]]) -> Figure:
-    """Histograms with an area of one, the normals of the same moments, and the boundary, dashed.
+    """Histograms of area one, normals with the same moments, and the boundary as a dashed line.
 
-    All panels share one x axis; a place may be empty.
+    All panels share one x range; None leaves a panel empty.
     """
     columns = max(map(len, lines))
     width = 3.7 * columns + 0.2
-    top = head_of(title, width) + 0.25
+    top = title_height(title, width) + 0.25
     figure = new_figure(title, width, top + 2.5 * len(lines))
     panels = [panel for line in lines for panel in line if panel is not None]
     low = min(min(panel.low, panel.boundary) for panel in panels)
     high = max(max(panel.high, panel.boundary) for panel in panels)
-    shown: dict[str, Artist] = {}  # each kind of mark once
+    legend: dict[str, Artist] = {}  # one entry per label
     for row, line in enumerate(lines):
-        for place, panel in enumerate(line):
+        for column, panel in enumerate(line):
             if panel is not None:
-                axes = place_axes(figure, 0.2 + 3.7 * place, top + 2.5 * row + 0.55, 3.4, 1.6)
+                axes = place_axes(figure, 0.2 + 3.7 * column, top + 2.5 * row + 0.55, 3.4, 1.6)
                 _draw_densities(axes, panel)
                 axes.set_xlim(low, high)
                 handles, labels = axes.get_legend_handles_labels()
-                shown |= zip(labels, handles, strict=True)
+                legend |= zip(labels, handles, strict=True)
     upper = 1 - (top - 0.25) / figure.get_size_inches()[1]
-    place_of = {"loc": "upper left", "bbox_to_anchor": (0, upper), "fontsize": 8}
-    figure.legend(list(shown.values()), list(shown), ncols=5 if columns > 1 else 2, **place_of)
+    position = {"loc": "upper left", "bbox_to_anchor": (0, upper), "fontsize": 8}
+    figure.legend(list(legend.values()), list(legend), ncols=5 if columns > 1 else 2, **position)
     return figure
 
 
@@ -147,18 +147,18 @@ class WordMaps:
 
 @styled
 def word_maps(title: str, pairs: Sequence[WordMaps]) -> Figure:
-    """Heat maps, model beside model: red is for a match, blue against it."""
+    """Heat maps, one column per model: red speaks for a match, blue against it."""
     columns = max(len(pair.maps) for pair in pairs)
-    left = margin_of([word for pair in pairs for word in pair.words], 18)
+    left = label_width([word for pair in pairs for word in pair.words], 18)
     across = left + 5.3
-    top = head_of(title, across * columns)
+    top = title_height(title, across * columns)
     heights = [1.45 + 0.2 * len(pair.words) for pair in pairs]
     figure = new_figure(title, across * columns, top + sum(heights))
     for pair, height in zip(pairs, heights, strict=True):
-        for place, (name, values) in enumerate(pair.maps):
+        for column, (name, values) in enumerate(pair.maps):
             size = 4.4, height - 1.45
-            axes = place_axes(figure, place * across + left, top + 0.45, *size)
-            scale = place_axes(figure, place * across + left + 4.5, top + 0.45, 0.12, size[1])
+            axes = place_axes(figure, column * across + left, top + 0.45, *size)
+            scale = place_axes(figure, column * across + left + 4.5, top + 0.45, 0.12, size[1])
             _draw_map(axes, scale, pair, values)
             axes.set_title(f"{pair.heading}\n{name}")
         top += height
@@ -181,8 +181,8 @@ def _draw_map(axes: Axes, scale: Axes, pair: WordMaps, values: Sequence[Sequence
 
 
 @dataclass(frozen=True)
-class ShownWord:
-    """A word of an example; whether it is new, and how likely it is wrong, if that is known."""
+class SheetWord:
+    """A word of an example, whether it is new, and its probability of being wrong, if known."""
 
     text: str
     new: bool
@@ -190,28 +190,28 @@ class ShownWord:
 
 
 @dataclass(frozen=True)
-class ShownExample:
-    """An image (base64 of a JPEG file, or nothing) and sentences, each under a heading."""
+class SheetExample:
+    """An image (base64 of a JPEG file, or empty) and sentences with their headings."""
 
     name: str
     picture: str
-    sentences: Sequence[tuple[str, Sequence[ShownWord]]]
+    sentences: Sequence[tuple[str, Sequence[SheetWord]]]
 
 
 WIDTH, LEFT, LINE = 9.0, 2.5, 0.27
 
 
 @styled
-def example_sheet(title: str, examples: Sequence[ShownExample]) -> Figure:
-    """A block for each example: its picture, and its sentences word by word.
+def example_sheet(title: str, examples: Sequence[SheetExample]) -> Figure:
+    """One block per example: its picture and its sentences.
 
-    New words are bold. The ground of a word goes from green to yellow, as in the paper: the more
-    yellow, the likelier the word is wrong.
+    New words are bold. The background of a word goes from green (right) to yellow (wrong) with its
+    probability of being wrong, as in the paper.
     """
     blocks = [[(head, _lines_of(words)) for head, words in one.sentences] for one in examples]
     needed = [sum(LINE * (1.2 + len(lines)) for _, lines in block) for block in blocks]
     heights = [max(2.4, height + 0.3) for height in needed]
-    top = head_of(title, WIDTH) + 0.1
+    top = title_height(title, WIDTH) + 0.1
     tall = sum(heights) + top
     figure = new_figure(title, WIDTH, tall)
     page = place_axes(figure, 0, 0, WIDTH, tall)
@@ -233,9 +233,9 @@ def example_sheet(title: str, examples: Sequence[ShownExample]) -> Figure:
     return figure
 
 
-def _lines_of(words: Sequence[ShownWord]) -> list[list[tuple[float, ShownWord]]]:
-    """Words with where each begins, broken into lines."""
-    lines: list[list[tuple[float, ShownWord]]] = [[]]
+def _lines_of(words: Sequence[SheetWord]) -> list[list[tuple[float, SheetWord]]]:
+    """Words with their x positions, wrapped into lines."""
+    lines: list[list[tuple[float, SheetWord]]] = [[]]
     x = LEFT
     for word in words:
         wide = _width(word) + 0.12
@@ -247,8 +247,8 @@ def _lines_of(words: Sequence[ShownWord]) -> list[list[tuple[float, ShownWord]]]
     return lines
 
 
-def _width(word: ShownWord) -> float:
-    """Inches of a word as it is drawn."""
+def _width(word: SheetWord) -> float:
+    """Width of a drawn word, in inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
@@ -257,7 +257,7 @@ def _width(word: ShownWord) -> float:
     return float(path.get_extents().x1) / 72 if len(path.vertices) else 0.05
 
 
-def _draw_word(page: Axes, x: float, y: float, word: ShownWord) -> None:
+def _draw_word(page: Axes, x: float, y: float, word: SheetWord) -> None:
     ground = None
     if word.wrong is not None:
         likely = min(1.0, max(0.0, word.wrong))

@@ -1,10 +1,11 @@
-"""Explanations and corrections as pictures and HTML: green words count for, red against."""
+"""Draw explanations and corrections as PNG: green words speak for the match, red against it."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -22,14 +23,13 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 Color = tuple[int, int, int]
 
 _FACES = ("DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf", "arial.ttf", "Helvetica.ttc")
-_FONTS: dict[int, Font] = {}
 MIN_WEIGHT = 0.04
 UNKNOWN_NOTE = "unknown word, left out"
 HEADING_SIZE = 44
 
 
 def color_of(shade: float, ground: Color = PAPER) -> Color:
-    """The background of a word of that shade, on paper of the colour ``ground``."""
+    """The background colour of a word of that shade, mixed with ``ground``."""
     strength = 0.85 * abs(shade)
     hue = FOR if shade > 0 else AGAINST
     mixed = [round(g + strength * (h - g)) for g, h in zip(ground, hue, strict=True)]
@@ -38,9 +38,9 @@ def color_of(shade: float, ground: Color = PAPER) -> Color:
 
 @dataclass(frozen=True)
 class Chip:
-    """A word, what stands under it, and its shade from −1 (red) to 1 (green).
+    """A word, the label under it, and its shade from −1 (red) to 1 (green).
 
-    A word that the model does not know has a dotted frame and grey letters.
+    A word unknown to the model has a dotted frame and grey letters.
     """
 
     word: str
@@ -50,8 +50,8 @@ class Chip:
 
 
 def draw_chips(draw: ImageDraw.ImageDraw, chips: Sequence[Chip], top: float) -> None:
-    """Words from ``top`` on, line by line."""
-    for chip, text, x, y, width in _places(chips):
+    """Draw words in lines from ``top`` down."""
+    for chip, text, x, y, width in _layout(chips):
         upper = top + y
         ground = color_of(chip.shade, GROUND)
         draw.rounded_rectangle((x, upper, x + width, upper + CHIP_HEIGHT), 9, fill=ground)
@@ -63,7 +63,7 @@ def draw_chips(draw: ImageDraw.ImageDraw, chips: Sequence[Chip], top: float) -> 
 
 
 def _draw_dots(draw: ImageDraw.ImageDraw, box: tuple[float, float, float, float]) -> None:
-    """A dotted frame."""
+    """Draw a dotted frame."""
     left, upper, right, lower = map(round, box)
     across = [(x, y) for x in range(left + 4, right - 3, 7) for y in (upper, lower)]
     down = [(x, y) for y in range(upper + 4, lower - 3, 7) for x in (left, right)]
@@ -72,13 +72,13 @@ def _draw_dots(draw: ImageDraw.ImageDraw, box: tuple[float, float, float, float]
 
 
 def height_of(chips: Sequence[Chip]) -> int:
-    """Of all lines."""
-    return int(max((y for _, _, _, y, _ in _places(chips)), default=0.0)) + LINE_HEIGHT
+    """Height of all lines of words."""
+    return int(max((y for _, _, _, y, _ in _layout(chips)), default=0.0)) + LINE_HEIGHT
 
 
-def _places(chips: Sequence[Chip]) -> list[tuple[Chip, str, float, float, float]]:
-    """Each word with its text as it fits, where it goes, and how wide it is."""
-    places = []
+def _layout(chips: Sequence[Chip]) -> list[tuple[Chip, str, float, float, float]]:
+    """Each word with its text, shortened to fit, its x and y, and its width."""
+    layout = []
     x, y = float(MARGIN), 0.0
     for chip in chips:
         text = chip.word
@@ -87,17 +87,17 @@ def _places(chips: Sequence[Chip]) -> list[tuple[Chip, str, float, float, float]
         width = max(font(26).getlength(text) + 20, 64.0)
         if x + width > WIDTH - MARGIN and x > MARGIN:
             x, y = float(MARGIN), y + LINE_HEIGHT
-        places.append((chip, text, x, y, width))
+        layout.append((chip, text, x, y, width))
         x += width + 8
-    return places
+    return layout
 
 
 def _luminance(color: Color) -> float:
     return (0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2]) / 255
 
 
-def fitted(image: Image.Image) -> Image.Image:
-    """An image as large as the page allows."""
+def fit_to_page(image: Image.Image) -> Image.Image:
+    """The image scaled to the largest size that fits the page."""
     scale = min((WIDTH - 2 * MARGIN) / image.width, IMAGE_HEIGHT / image.height)
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     return image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
@@ -109,14 +109,9 @@ def png(page: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
+@cache
 def font(size: int) -> Font:
-    """A font with accents and signs where there is one, else the one Pillow brings."""
-    if size not in _FONTS:
-        _FONTS[size] = _load_font(size)
-    return _FONTS[size]
-
-
-def _load_font(size: int) -> Font:
+    """A system font with accents and signs if there is one, else Pillow's own."""
     for face in _FACES:
         try:
             return ImageFont.truetype(face, size)
@@ -125,8 +120,8 @@ def _load_font(size: int) -> Font:
     return ImageFont.load_default(size)
 
 
-def standing(match: Match) -> str:
-    """The score beside those of other pairs, in words; empty without a yardstick."""
+def score_note(match: Match) -> str:
+    """How the score compares with those of other pairs; empty without a yardstick."""
     above = match.above
     if above is None or match.yardstick is None:
         return ""
@@ -136,7 +131,7 @@ def standing(match: Match) -> str:
 
 
 def color_note(match: Match) -> str:
-    """What the colours mean, in one line."""
+    """One line about the scale of the colours."""
     if match.yardstick is None:
         return (
             "Colours compare within this sentence only: the run has no yardstick, which is "
@@ -150,7 +145,7 @@ def color_note(match: Match) -> str:
 
 
 def signed(effect: float) -> str:
-    """An effect with its sign, a true minus included.
+    """An effect with its sign, with a typographic minus.
 
     >>> signed(0.03121), signed(-0.2), signed(0.0)
     ('+0.0312', '−0.2000', '0.0000')
@@ -162,12 +157,12 @@ def signed(effect: float) -> str:
 
 
 def explain_png(match: Match, image: Image.Image | None = None) -> bytes:
-    """The image with the regions the worst word looked at, the sentence, the score.
+    """The image with the regions that the worst word attends to, the sentence and the score.
 
     Without an image, the sentence alone.
     """
     chips = [
-        Chip(_shown(match, word), _under(word), shade, word.known)
+        Chip(_original_text(match, word), _effect_label(word), shade, word.known)
         for word, shade in zip(match.words, shades(match), strict=True)
     ]
     below = height_of(chips)
@@ -183,7 +178,7 @@ def explain_png(match: Match, image: Image.Image | None = None) -> bytes:
     return png(page)
 
 
-def _shown(match: Match, word: WordEffect) -> str:
+def _original_text(match: Match, word: WordEffect) -> str:
     start, end = word.span or (0, 0)
     return match.text[start:end] or word.word
 
@@ -195,7 +190,7 @@ def _draw_footer(draw: ImageDraw.ImageDraw, match: Match, y: int) -> None:
     if match.boundary is not None:
         x = MARGIN + font(26).getlength(score) + 28
         draw.text((x, y + 21), f"boundary {match.boundary:.4f}", FAINT, font(21))
-    lines = (standing(match), method_note(match), color_note(match))
+    lines = (score_note(match), method_note(match), color_note(match))
     for number, line in enumerate(filter(None, lines)):
         draw.text((MARGIN, y + 56 + 26 * number), line.replace("−", "-"), FAINT, font(17))
     x = float(WIDTH - MARGIN)
@@ -207,7 +202,7 @@ def _draw_footer(draw: ImageDraw.ImageDraw, match: Match, y: int) -> None:
 
 
 def method_note(match: Match) -> str:
-    """What the effects are, in one line."""
+    """One line about what an effect is."""
     if match.method == "leave-one-out":
         return "An effect is how much the score falls when the word is left out (leave-one-out)."
     if not match.additive:
@@ -226,8 +221,8 @@ def _caption(match: Match) -> str:
 
 
 def _picture(match: Match, image: Image.Image) -> Image.Image:
-    """The image as large as the page allows, with the regions of the worst word framed."""
-    picture = fitted(image)
+    """The scaled image, with frames around the regions of the worst word."""
+    picture = fit_to_page(image)
     worst = match.worst
     if match.boxes is None or worst.region_weights is None:
         return picture
@@ -241,7 +236,7 @@ def _picture(match: Match, image: Image.Image) -> Image.Image:
 
 
 def _framed(picture: Image.Image, box: list[float], strength: float, hue: Color) -> Image.Image:
-    """A frame whose width and opacity say how much of the attention it got."""
+    """Draw a frame whose width and opacity grow with the attention weight."""
     width, height = picture.size
     left, right = sorted((box[0] * width, box[2] * width))
     upper, lower = sorted((box[1] * height, box[3] * height))
@@ -255,32 +250,32 @@ def _framed(picture: Image.Image, box: list[float], strength: float, hue: Color)
     draw = ImageDraw.Draw(layer)
     opacity = round(55 + 200 * strength)
     line = round(2 + 5 * strength)
-    # A light rim keeps the frame visible on a ground of its own colour.
+    # A light rim keeps the frame visible on a background of the same colour.
     draw.rounded_rectangle(edge, 6, outline=(255, 255, 255, opacity), width=line + 3)
     draw.rounded_rectangle(edge, 6, outline=(*hue, opacity), width=line)
     return Image.alpha_composite(picture.convert("RGBA"), layer).convert("RGB")
 
 
-def _under(word: WordEffect) -> str:
-    """What stands under a word; not every font has a minus of its own."""
+def _effect_label(word: WordEffect) -> str:
+    """The label under a word; some fonts lack the typographic minus."""
     return signed(word.effect).replace("−", "-") if word.known else "unknown"
 
 
-def correct_png(found: Correction, image: Image.Image | None = None) -> bytes:
-    """The sentence with how likely each word is wrong, and below it what was changed in green.
+def correct_png(correction: Correction, image: Image.Image | None = None) -> bytes:
+    """The sentence with each word's probability of being wrong, then its changes in green.
 
     Without an image, the sentences alone.
     """
-    changed = {change.position: change.instead for change in found.changes}
+    changed = {change.position: change.instead for change in correction.changes}
     before = [
         Chip(word.word, f"{word.wrong:.2f}" if word.known else "unknown", -word.wrong, word.known)
-        for word in found.words
+        for word in correction.words
     ]
     after = [
-        Chip(changed.get(place, word.word), "", 1.0 if place in changed else 0.0)
-        for place, word in enumerate(found.words)
+        Chip(changed.get(position, word.word), "", 1.0 if position in changed else 0.0)
+        for position, word in enumerate(correction.words)
     ]
-    picture = fitted(image) if image is not None else None
+    picture = fit_to_page(image) if image is not None else None
     top = MARGIN + (picture.height + 24 if picture is not None else 0)
     middle = top + HEADING_SIZE + height_of(before)
     bottom = middle + HEADING_SIZE + (height_of(after) if changed else 0)
@@ -288,17 +283,17 @@ def correct_png(found: Correction, image: Image.Image | None = None) -> bytes:
     draw = ImageDraw.Draw(page)
     if picture is not None:
         page.paste(picture, ((WIDTH - picture.width) // 2, MARGIN))
-    _heading(draw, top, found.score, "how likely each word is wrong")
+    _heading(draw, top, correction.score, "how likely each word is wrong")
     draw_chips(draw, before, top + HEADING_SIZE)
     draw.line((MARGIN, middle - 4, WIDTH - MARGIN, middle - 4), fill=RULE, width=2)
-    said = "corrected" if changed else "nothing was changed"
-    _heading(draw, middle + 8, found.corrected_score, said)
+    heading = "corrected" if changed else "nothing was changed"
+    _heading(draw, middle + 8, correction.corrected_score, heading)
     if changed:
         draw_chips(draw, after, middle + 8 + HEADING_SIZE)
     return png(page)
 
 
-def _heading(draw: ImageDraw.ImageDraw, y: float, score: float, said: str) -> None:
+def _heading(draw: ImageDraw.ImageDraw, y: float, score: float, note: str) -> None:
     text = f"score {score:.4f}".replace("−", "-")
     draw.text((MARGIN, y), text, INK, font(24))
-    draw.text((WIDTH - MARGIN, y + 14), said, FAINT, font(17), "rm")
+    draw.text((WIDTH - MARGIN, y + 14), note, FAINT, font(17), "rm")

@@ -36,9 +36,8 @@ from counterfoil.evaluation.foils.sets import (
 )
 from counterfoil.evaluation.judgements import JudgementReport
 from counterfoil.evaluation.judgements import evaluate_judgements as judge_by_people
-from counterfoil.evaluation.report import Report, RetrievalReport
+from counterfoil.evaluation.report import Report, RetrievalReport, WordReport
 from counterfoil.evaluation.words.evaluate import evaluate_rule_words, evaluate_words
-from counterfoil.evaluation.words.report import WordReport
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models.model import Model
 from counterfoil.reproduce.columns import OWN, RETRIEVED, FoilOptions, MeasureColumn

@@ -21,8 +21,8 @@ from counterfoil.plots.comparison import (
 )
 from counterfoil.plots.maps import (
     DensityPanel,
-    ShownExample,
-    ShownWord,
+    SheetExample,
+    SheetWord,
     WordMaps,
     density_grid,
     example_sheet,
@@ -241,10 +241,10 @@ def _word_maps(pair: MappedPair) -> WordMaps:
     return WordMaps(heading, pair.words, pair.regions, maps)
 
 
-def _shown(example: Example) -> ShownExample:
+def _shown(example: Example) -> SheetExample:
     sentences = []
     for line in example.lines:
         scores = ", ".join(f"{name} {score:.3f}" for name, score in line.scores.items())
-        words = [ShownWord(word.text, word.new, word.wrong) for word in line.words]
+        words = [SheetWord(word.text, word.new, word.wrong) for word in line.words]
         sentences.append((f"{line.kind}: {scores}", words))
-    return ShownExample(example.image, example.picture, sentences)
+    return SheetExample(example.image, example.picture, sentences)

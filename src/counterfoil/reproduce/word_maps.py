@@ -19,7 +19,7 @@ from counterfoil.core.errors import DataError
 from counterfoil.data.pairs import Split
 from counterfoil.data.scenes import captions_of, could_be_true, scene_of, statement_of
 from counterfoil.data.scenes.scene import SIZE, Box, Scene
-from counterfoil.evaluation.foils.truth import places_of
+from counterfoil.evaluation.foils.truth import caption_positions
 from counterfoil.evaluation.report import markdown_table
 from counterfoil.matchers.naaf import NAAF
 from counterfoil.models import Model
@@ -93,7 +93,7 @@ def _may_be_true(split: Split, caption: int, image: int) -> bool:
     scene = _scene(split, image)
     if scene is None or split.extras is None:
         return False
-    [(owner, place)] = places_of(split, [caption])
+    [(owner, place)] = caption_positions(split, [caption])
     written = captions_of(split.extras[owner], split.captions[owner])[place]
     return could_be_true(scene, statement_of(written))
 

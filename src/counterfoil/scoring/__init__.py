@@ -1,1 +1,1 @@
-"""A split encoded, and every pair of it scored."""
+"""Encode a split and score all of its image-text pairs."""

@@ -1,4 +1,4 @@
-"""A model over a whole split: every image and caption encoded once, then every pair scored."""
+"""Encode all images and captions of a split, and score all pairs of them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from counterfoil.scoring.engine import score_matrix
 
 @dataclass(frozen=True)
 class SplitScores:
-    """Scores [n_images, n_texts] of the images that could be read, and which captions are whose.
+    """Scores [n_images, n_texts] of the readable images, and the image of each caption.
 
-    ``images`` are the indices into the split of the rows; ``skipped`` says what was left out.
+    ``images`` and ``texts`` are the indices into the split of the rows and columns; ``skipped``
+    lists the unreadable images.
     """
 
     scores: Tensor
@@ -42,11 +43,11 @@ class SplitScores:
 def encode_images(
     model: Model, split: Split, batch_size: int = 256, progress: Progress | None = None
 ) -> tuple[Encoded, list[int], list[str]]:
-    """Encoded images of a split, their indices, and what could not be read."""
+    """Encoded images of a split, their indices, and a message per unreadable image."""
     progress = progress or Silent()
     table = split.require_fragments()
     parts: list[Encoded] = []
-    kept: list[int] = []
+    readable: list[int] = []
     skipped: list[str] = []
     starts = range(0, len(split), batch_size)
     for start in progress.track(starts, f"encoding images ({split.name})", len(starts)):
@@ -54,21 +55,21 @@ def encode_images(
         for image in range(start, min(start + batch_size, len(split))):
             try:
                 items.append(table.compact(image))
-                kept.append(image)
+                readable.append(image)
             except DataError as error:
                 skipped.append(f"image {split.ids[image]}: {error}")
         if items:
             parts.append(model.encode_images(pad_fragments(items).to(model.device)))
     if not parts:
         raise DataError(f"split '{split.name}' has no readable image")
-    return Encoded.cat(parts), kept, skipped
+    return Encoded.cat(parts), readable, skipped
 
 
 @torch.inference_mode()
 def encode_texts(
     model: Model, texts: Sequence[str], batch_size: int = 256, progress: Progress | None = None
 ) -> Encoded:
-    """Encoded captions in the order given; batches are made of captions of like length."""
+    """Encoded captions in the order given; batches have captions of similar length."""
     progress = progress or Silent()
     ids = [model.text.encode(text) for text in texts]
     order = np.argsort([len(item) for item in ids], kind="stable")
@@ -91,14 +92,14 @@ def score_all(
 def score_split(
     model: Model, split: Split, batch_size: int = 256, progress: Progress | None = None
 ) -> SplitScores:
-    """Every readable image of a split against every caption of these images."""
+    """Scores of every readable image of a split with every caption of these images."""
     with eval_mode(model):
-        images, kept, skipped = encode_images(model, split, batch_size, progress)
-        row_of = {image: row for row, image in enumerate(kept)}
+        images, readable, skipped = encode_images(model, split, batch_size, progress)
+        row_of = {image: row for row, image in enumerate(readable)}
         texts = [t for t, image in enumerate(split.image_of) if int(image) in row_of]
         if not texts:
             raise DataError(f"split '{split.name}' has no captions to evaluate on")
         encoded = encode_texts(model, [split.texts[t] for t in texts], batch_size, progress)
         scores = score_all(model, images, encoded, progress)
     image_of = np.array([row_of[int(split.image_of[t])] for t in texts], dtype=np.int64)
-    return SplitScores(scores, image_of, kept, texts, skipped)
+    return SplitScores(scores, image_of, readable, texts, skipped)

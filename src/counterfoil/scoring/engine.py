@@ -1,8 +1,7 @@
-"""Every image with every text: the one way in which all pairs are scored.
+"""Score every image with every text, tile by tile.
 
-A plan cuts the pairs into tiles without padding; tiles are scored one after the other, and on a GPU
-a tile travels to the host while the next is scored. What becomes of them is up to the caller: a
-matrix in memory, or only the best of each row and column.
+A plan splits the pairs into tiles with little padding. On a GPU, a tile is copied to the host while
+the next one is scored. Callers keep the whole matrix, or only the best of each row and column.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from counterfoil.scoring.plan import (
 LABEL = "scoring"
 
 MAX_HALF_NORM = 255.0
-"""Of fragments in half precision: inner products of longer ones may be beyond its range."""
+"""Largest norm of fragments in float16; inner products of longer ones may overflow."""
 
 
 def scored_tiles(
@@ -45,25 +44,25 @@ def scored_tiles(
     texts: Encoded,
     plan: ScorePlan,
 ) -> Iterator[tuple[ScoreTile, Tensor]]:
-    """All tiles, each with its scores in float32 on the matcher's device."""
-    rows, shown = None, images
+    """All tiles, each with its float32 scores on the matcher's device."""
+    rows, block_images = None, images
     images, texts = for_kernels(matcher, images), for_kernels(matcher, texts)
     job = ScoringJob(len(images) * int(texts.mask.sum()) * images.mask.shape[1])
     ends = extents(texts)
     for tile in plan.tiles:
         if tile.rows != rows:
-            rows, shown = tile.rows, _trimmed(images[tile.rows])
+            rows, block_images = tile.rows, _trimmed(images[tile.rows])
         columns = plan.columns(tile)
-        said = _trimmed(texts, ends[columns])[columns]  # in this order less is copied
+        block_texts = _trimmed(texts, ends[columns])[columns]  # trimmed first, to copy less
         with torch.inference_mode():
-            block = matcher.score_block(shown, said, job).float()
-        yield tile, block
+            scores = matcher.score_block(block_images, block_texts, job).float()
+        yield tile, scores
 
 
 def for_kernels(matcher: Matcher, encoded: Encoded) -> Encoded:
-    """Fragments in half precision where fused kernels compare them, else as they are.
+    """Fragments in float16 if fused kernels compare them, else unchanged.
 
-    Those of a cross-encoder in bfloat16, and so all of its layers, where a GPU is faster at it.
+    A cross-encoder gets bfloat16, and so runs all of its layers in it, if its GPU is faster so.
     """
     if encoded.fragments is None or encoded.fragments.dtype != torch.float32:
         return encoded
@@ -80,15 +79,15 @@ def for_kernels(matcher: Matcher, encoded: Encoded) -> Encoded:
 
 
 def on_cpu(tiles: Iterator[tuple[ScoreTile, Tensor]]) -> Iterator[tuple[ScoreTile, Tensor]]:
-    """The same tiles in the host's memory; each travels while its successor is scored."""
-    waiting: tuple[ScoreTile, Arrival] | None = None
+    """The same tiles in host memory; each is copied while the next one is scored."""
+    previous: tuple[ScoreTile, Arrival] | None = None
     for tile, block in tiles:
-        coming = tile, Arrival(block)
-        if waiting is not None:
-            yield waiting[0], waiting[1].wait()
-        waiting = coming
-    if waiting is not None:
-        yield waiting[0], waiting[1].wait()
+        current = tile, Arrival(block)
+        if previous is not None:
+            yield previous[0], previous[1].wait()
+        previous = current
+    if previous is not None:
+        yield previous[0], previous[1].wait()
 
 
 @torch.inference_mode()
@@ -118,12 +117,13 @@ def score_on_device(
     progress: Progress | None = None,
     plan: ScorePlan | None = None,
 ) -> Tensor:
-    """The same where the encoded sides are, with room for it."""
+    """Scores [n_images, n_texts] in float32 on the device of the inputs."""
     progress, device = progress or Silent(), images.mask.device
-    # before the plan, which shares out what memory is left
+    # Allocated before the plan, which depends on the free memory.
     scores = torch.empty(len(images), len(texts), dtype=torch.float32, device=device)
     if plan is None and by_kernels(matcher, images):
-        plan = plan_for_kernels(images, texts, _width(images))
+        width = images.fragments.shape[-1] if images.fragments is not None else 1
+        plan = plan_for_kernels(images, texts, width)
     plan = plan or plan_scores(images, texts)
     tiles = scored_tiles(matcher, images, texts, plan)
     for tile, block in progress.track(tiles, LABEL, len(plan.tiles)):
@@ -132,14 +132,10 @@ def score_on_device(
 
 
 def by_kernels(matcher: Matcher, encoded: Encoded) -> bool:
-    """Whether fused kernels score these; the matrix may then be built on their device."""
+    """Whether fused kernels score these inputs."""
     with torch.inference_mode():
         device = encoded.mask.device
         return isinstance(matcher, CrossAttentionMatcher) and matcher.accepts_half(device)
-
-
-def _width(encoded: Encoded) -> int:
-    return encoded.fragments.shape[-1] if encoded.fragments is not None else 1
 
 
 def _fits(images: Encoded, texts: Encoded) -> bool:
@@ -148,7 +144,7 @@ def _fits(images: Encoded, texts: Encoded) -> bool:
 
 
 def _trimmed(encoded: Encoded, ends: Tensor | None = None) -> Encoded:
-    """Without the padding that all items share, or those do whose fragments end at ``ends``."""
+    """Trim the padding that all items share; ``ends`` are the lengths of the items to keep."""
     if not len(encoded) or not encoded.mask.shape[1]:
         return encoded
     ends = extents(encoded) if ends is None else ends
@@ -156,10 +152,10 @@ def _trimmed(encoded: Encoded, ends: Tensor | None = None) -> Encoded:
 
 
 def fallback(model: Model, training: bool = False) -> str | None:
-    """One line where PyTorch scores what a fused kernel could; None where there is no more to say.
+    """Why PyTorch scores pairs that a fused kernel could score, in one line.
 
-    That is where the kernels do, and where there is none for the model's matcher. In ``training``
-    a kernel has to have a backward pass, too.
+    None if the kernels do, or if the model's matcher has none. In ``training``, the kernel also
+    needs a backward pass.
     """
     matcher = model.matcher
     first = matcher.members[0] if isinstance(matcher, EnsembleMatcher) else matcher

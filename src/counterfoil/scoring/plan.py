@@ -1,4 +1,4 @@
-"""How all pairs of two encoded sides are cut into tiles: captions by length, sizes by memory."""
+"""Plan the tiles for scoring all pairs: captions sorted by length, sizes limited by memory."""
 
 from __future__ import annotations
 
@@ -14,43 +14,41 @@ from counterfoil.encoders import Encoded
 from counterfoil.kernels.spec import WORDS
 
 CPU_CELLS, GPU_CELLS = 1 << 26, 1 << 32
-"""Most word-region similarities of a tile: enough to be fast, few enough to be stopped between."""
+"""Most word-region similarities per tile: large enough to be fast, small enough to interrupt."""
 
 KERNEL_CELLS = 1 << 37
-"""The same for kernels that hold only their scores: a second or two of the fastest GPUs."""
+"""The same for kernels that store only scores: one or two seconds on the fastest GPUs."""
 
 MAX_TILE_PAIRS = 1 << 27
-"""Most pairs of a tile, whose scores wait in the host's memory: of whole vectors 2³² cells are 2³²
-pairs."""
+"""Most pairs per tile, as their scores are copied to host memory."""
 
 FREE_SHARE = 0.25
-"""Part of the free memory that a tile may take."""
+"""Share of the free memory that a tile may use."""
 
 BYTES_PER_CELL = 16
 
 LEAST_TEXTS, MOST_PADDING = 128, 1 / 16
-"""Texts after which a tile ends where padding would be more than this share of it.
+"""A tile of more than `LEAST_TEXTS` texts ends before its padding exceeds `MOST_PADDING`.
 
-Fewer would not be worth what a matcher does once a tile for its images.
+Smaller tiles are not worth a matcher's fixed work per tile.
 """
 
 
 @dataclass(frozen=True)
 class ScoreTile:
-    """Images ``rows`` with the texts at ``places`` of the plan's order."""
+    """Images ``rows`` with the texts ``texts`` of the plan's order."""
 
     rows: slice
-    places: slice
+    texts: slice
 
 
 @dataclass(frozen=True)
 class ScorePlan:
     """Tiles of up to ``cells`` similarities over ``images`` and over texts in ``order``.
 
-    ``lengths`` are those of the texts in that order, ``rows`` the images of a tile. With ``mixed``
-    set, up to so many texts of any lengths share a tile, but for those too long for kernels, which
-    PyTorch scores and everything that shares their tiles. The same plan makes the same tiles, and
-    so the same scores to the last bit.
+    ``lengths`` are the lengths of the texts in that order, ``rows`` the images per tile. With
+    ``mixed``, up to that number of texts of any length share a tile; only texts too long for the
+    kernels have tiles of their own, which PyTorch scores. The same plan gives bit-identical scores.
     """
 
     images: int
@@ -63,39 +61,38 @@ class ScorePlan:
 
     @cached_property
     def tiles(self) -> list[ScoreTile]:
-        found: list[ScoreTile] = []
-        for places in self._groups():
-            for top in range(0, self.images, self.rows):
-                rows = slice(top, min(top + self.rows, self.images))
-                found.append(ScoreTile(rows, places))
-        return found
+        return [
+            ScoreTile(slice(top, min(top + self.rows, self.images)), texts)
+            for texts in self._groups()
+            for top in range(0, self.images, self.rows)
+        ]
 
     def columns(self, tile: ScoreTile) -> Tensor:
-        """The texts of a tile, as indices."""
-        return self.order[tile.places]
+        """The indices of a tile's texts."""
+        return self.order[tile.texts]
 
     def columns_on_cpu(self, tile: ScoreTile) -> Tensor:
-        """The same in the host's memory, without waiting for what a GPU is doing."""
-        return self._order_on_cpu[tile.places]
+        """The same in host memory, without a device sync."""
+        return self._order_on_cpu[tile.texts]
 
     @cached_property
     def _order_on_cpu(self) -> Tensor:
         return self.order.cpu()
 
     def _groups(self) -> list[slice]:
-        """Runs of texts, shortest first, that fit beside a tile's images and are of like length."""
-        room = self.cells // (self.rows * self.regions)
+        """Runs of texts of similar length, shortest first, that fit into a tile with its images."""
+        capacity = self.cells // (self.rows * self.regions)
         groups: list[slice] = []
         start, words = 0, 0
-        for place, length in enumerate(self.lengths):
-            count = place + 1 - start
+        for index, length in enumerate(self.lengths):
+            count = index + 1 - start
             padding = length * count - words - length
             uneven = count > LEAST_TEXTS and padding > MOST_PADDING * length * count
             if self.mixed:
                 uneven = count > self.mixed or length > WORDS >= self.lengths[start]
-            if place > start and (length * count > room or uneven):
-                groups.append(slice(start, place))
-                start, words = place, 0
+            if index > start and (length * count > capacity or uneven):
+                groups.append(slice(start, index))
+                start, words = index, 0
             words += length
         if self.lengths:
             groups.append(slice(start, len(self.lengths)))
@@ -105,43 +102,43 @@ class ScorePlan:
 def plan_scores(
     images: Encoded, texts: Encoded, cells: int | None = None, pairs: int | None = None
 ) -> ScorePlan:
-    """A plan for two sides; ``cells`` is by default what the memory at hand allows.
+    """A plan for images and texts; ``cells`` is by default limited by the free memory.
 
-    ``pairs`` is the most that a tile may hold, for those who hold more of a pair than its score.
+    ``pairs`` limits the pairs of a tile, for callers that store more than a score per pair.
     """
     device = images.mask.device
     lengths = extents(texts).clamp(min=1)
     order = lengths.argsort(stable=True)
     regions = max(1, int(extents(images).max())) if len(images) else 1
     longest = int(lengths.max()) if len(texts) else 1
-    cells = cells or _cells_at_hand(device)
+    cells = cells or _cells_for_memory(device)
     pairs = MAX_TILE_PAIRS if pairs is None else pairs
-    cells = min(cells, pairs * regions)  # a pair has at least as many cells as there are regions
+    cells = min(cells, pairs * regions)  # a pair has at least one cell per region
     rows = max(1, min(len(images), cells // (regions * longest)))
     return ScorePlan(len(images), regions, order, lengths[order].tolist(), rows, cells)
 
 
 def plan_for_kernels(images: Encoded, texts: Encoded, width: int) -> ScorePlan:
-    """A plan for kernels that hold no similarities and know no padding: few, large tiles.
+    """A plan for kernels, which store no similarities and skip padding: few, large tiles.
 
-    What a tile takes are its texts' fragments, of ``width`` numbers each, and its scores.
+    A tile needs memory for its scores and its texts' fragments, of ``width`` numbers each.
     """
-    room = int(free_memory(images.mask.device) * FREE_SHARE) // BYTES_PER_CELL
+    capacity = int(free_memory(images.mask.device) * FREE_SHARE) // BYTES_PER_CELL
     plan = plan_scores(images, texts, KERNEL_CELLS, KERNEL_CELLS)
-    rows = max(1, min(plan.rows, MAX_TILE_PAIRS, room))
-    words = max(1, min(KERNEL_CELLS // (rows * plan.regions), room // max(1, width)))
-    texts_at_once = max(1, min(MAX_TILE_PAIRS, room) // rows)
+    rows = max(1, min(plan.rows, MAX_TILE_PAIRS, capacity))
+    words = max(1, min(KERNEL_CELLS // (rows * plan.regions), capacity // max(1, width)))
+    texts_at_once = max(1, min(MAX_TILE_PAIRS, capacity) // rows)
     return replace(plan, rows=rows, cells=words * rows * plan.regions, mixed=texts_at_once)
 
 
 def extents(encoded: Encoded) -> Tensor:
-    """Where the padding of each item begins [B], wherever its real fragments stand."""
-    places = torch.arange(1, encoded.mask.shape[1] + 1, device=encoded.mask.device)
-    if not len(places):  # whole vectors have no fragments
+    """Index after the last real fragment of each item [B]."""
+    ends = torch.arange(1, encoded.mask.shape[1] + 1, device=encoded.mask.device)
+    if not len(ends):  # pooled vectors have no fragments
         return encoded.mask.new_zeros(len(encoded), dtype=torch.long)
-    return (encoded.mask * places).amax(1)
+    return (encoded.mask * ends).amax(1)
 
 
-def _cells_at_hand(device: torch.device) -> int:
+def _cells_for_memory(device: torch.device) -> int:
     most = GPU_CELLS if device.type == "cuda" else CPU_CELLS
     return max(1, min(most, int(free_memory(device) * FREE_SHARE) // BYTES_PER_CELL))

@@ -1,4 +1,4 @@
-"""Two-stage search: an index of vectors finds a shortlist, the model's own matcher ranks it."""
+"""Two-stage search: a vector index finds a shortlist, the model's matcher re-ranks it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a new, empty index."""
+"""Create the folder of a new, empty index."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from counterfoil.search.first_stage import (
 )
 from counterfoil.search.state import FIRST, FIT, KIND, MANIFEST, SIDES, vectors_folder
 
-SECRET = "api_key"  # noqa: S105 - the name of the option that is never written down
+SECRET = "api_key"  # noqa: S105 - the name of the option that is never stored
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What an index is made with, see `SearchIndex.build`."""
+    """Options of a new index, see `SearchIndex.build`."""
 
     backend: str
     options: dict[str, Any]
@@ -50,7 +50,7 @@ def create_folder(
     overwrite: bool,
     progress: Progress,
 ) -> None:
-    """Write the model, the settings and an empty first stage, fitted on ``splits`` where it is."""
+    """Write the model, the settings and an empty first stage, fitted on ``splits`` if needed."""
     if settings.dtype not in ("float16", "float32"):
         raise ConfigError(f"dtype: float16 or float32, got {settings.dtype}")
     if settings.first_stage not in get_args(FirstStageOption):
@@ -59,8 +59,8 @@ def create_folder(
     if settings.shortlist < 1:
         raise ConfigError(f"shortlist_size: at least 1, got {settings.shortlist}")
     backends.check(settings.backend, settings.options, where="backend")
-    form = _form(settings, model, splits)
-    _make_room(folder, overwrite, settings.options)
+    form = _choose_first_stage(settings, model, splits)
+    _check_folder(folder, overwrite, settings.options)
     example = ItemEncoder(model, settings.first).texts(["a"])
     dim = FirstStageProxy(model, form).same_side_vectors(example).rows.shape[1]
     fit = None
@@ -96,7 +96,7 @@ def create_folder(
         SegmentStore.create(new, KIND, header, SIDES, MANIFEST)
 
 
-def _form(settings: Settings, model: Model, splits: Sequence[Split]) -> FirstStage:
+def _choose_first_stage(settings: Settings, model: Model, splits: Sequence[Split]) -> FirstStage:
     if settings.first is None:
         return choose_form(settings.first_stage, model, enough_to_fit(splits))
     if settings.first_stage != "auto":
@@ -108,12 +108,12 @@ def _form(settings: Settings, model: Model, splits: Sequence[Split]) -> FirstSta
     return "other"
 
 
-def _make_room(folder: Path, overwrite: bool, options: dict[str, Any]) -> None:
-    """Refuse to write over anything but an index, and over that only when told to."""
+def _check_folder(folder: Path, overwrite: bool, options: dict[str, Any]) -> None:
+    """Refuse a folder that is not empty, unless it is an index to overwrite."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not (folder / MANIFEST).is_file():
-        raise ConfigError(f"{folder}: there is something else; name a new folder for the index")
+        raise ConfigError(f"{folder}: not empty and not an index; choose another folder")
     if not overwrite:
         raise ConfigError(
             f"{folder}: an index is there already; add to it with: counterfoil index add {folder} "

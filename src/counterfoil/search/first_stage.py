@@ -30,15 +30,15 @@ from counterfoil.search.items import Side
 from counterfoil.search.vectors import Vectors
 
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
-"""Ridge penalties that are tried, as shares of the mean eigenvalue."""
+"""Ridge penalties to try, as shares of the mean eigenvalue."""
 
 FirstStage = Literal["pooled", "fitted", "maxsim", "other"]
-"""``other``: vectors of another model, which lie beside what the matcher compares."""
+"""``other``: vectors of another model, stored beside the matcher's inputs."""
 
 FirstStageOption = Literal["auto", "pooled", "fitted", "maxsim"]
 
-SAMPLE, LEAST = 1024, 64
-"""Images, with a caption each, that are scored for a fit: at most, and at least."""
+SAMPLE, MIN_SAMPLE = 1024, 64
+"""Most and fewest images, with one caption each, that are scored for a fit."""
 
 
 # The fit is the bilinear form nearest to the scores of a matcher of fragments. With
@@ -47,9 +47,9 @@ SAMPLE, LEAST = 1024, 64
 # form; its singular vectors turn φ of either side into vectors whose inner product is that form.
 @dataclass(frozen=True)
 class Fit:
-    """Maps [features, dim] of φ to vectors, one for each side.
+    """Maps [features, dim] from φ to vectors, one per side.
 
-    ``gain`` is how much more it found than pooled vectors do, on pairs held out.
+    ``gain`` is its improvement over pooled vectors on held-out pairs.
     """
 
     images: Tensor
@@ -90,22 +90,24 @@ def solve(captions: Tensor, images: Tensor, scores: Tensor, pooled: Tensor, dim:
     """
     seen = max(1, len(captions) * 4 // 5)
     ridge = _Ridge(captions[:seen], images[:seen], scores[:seen, :seen])
-    held = scores[seen:, seen:]
+    held_out = scores[seen:, seen:]
     guesses = {
         penalty: captions[seen:] @ ridge.form(penalty) @ images[seen:].T for penalty in PENALTIES
     }
     best = max(
         PENALTIES,
-        key=lambda p: float(_correlation(guesses[p], held) + _correlation(guesses[p].T, held.T)),
+        key=lambda p: float(
+            _correlation(guesses[p], held_out) + _correlation(guesses[p].T, held_out.T)
+        ),
     )
     form = _Ridge(captions, images, scores).form(best)
     left, values, right = torch.linalg.svd(form, full_matrices=False)
     roots = values[:dim].sqrt()
-    gain = _found(guesses[best], held) - _found(pooled[seen:, seen:], held)
+    gain = _share_found(guesses[best], held_out) - _share_found(pooled[seen:, seen:], held_out)
     return Fit((right[:dim].T * roots).float(), (left[:, :dim] * roots).float(), gain)
 
 
-def _found(guess: Tensor, truth: Tensor) -> float:
+def _share_found(guess: Tensor, truth: Tensor) -> float:
     """Share of the best twentieth of each row and column among the best tenth of the guess."""
     shares = []
     for one, other in ((guess, truth), (guess.T, truth.T)):
@@ -141,7 +143,7 @@ def _correlation(guess: Tensor, truth: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FirstStageProxy:
-    """Turns what the matcher compares into what the first stage compares."""
+    """Turns the matcher's inputs into first-stage vectors."""
 
     model: Model
     form: FirstStage
@@ -161,7 +163,7 @@ class FirstStageProxy:
 
     @torch.inference_mode()
     def same_side_vectors(self, encoded: Encoded) -> Vectors:
-        """Vectors whose inner product says how alike two items of one side are."""
+        """Vectors whose inner product is the similarity of two items of one side."""
         if self.form != "other":
             return pooled_vectors(self.model, encoded)
         assert encoded.pooled is not None  # noqa: S101 - `ItemEncoder` put it there
@@ -170,11 +172,10 @@ class FirstStageProxy:
 
 @torch.inference_mode()
 def pooled_vectors(model: Model, encoded: Encoded) -> Vectors:
-    """One vector an item, at unit length.
+    """One vector per item, at unit length.
 
-    It is the matcher's own where it compares such vectors; of a matcher of fragments it is the mean
-    of the fragments at unit length, a stand-in. The members of an ensemble stand side by side, so
-    that an inner product is the mean of theirs.
+    It is the matcher's own pooled vector if it has one, else the mean of the unit-length fragments.
+    The vectors of an ensemble's members are concatenated, so that an inner product is their mean.
     """
 
     def member(one: Encoded) -> Tensor:
@@ -187,7 +188,7 @@ def pooled_vectors(model: Model, encoded: Encoded) -> Vectors:
 
 @torch.inference_mode()
 def fragment_vectors(model: Model, encoded: Encoded) -> Vectors:
-    """One vector for each fragment, for MaxSim."""
+    """One vector per fragment, for MaxSim."""
     values = _side_by_side(model, encoded, _unit)
     mask = encoded.mask.clone()
     mask[:, 0] |= ~mask.any(1)  # an item without fragments has one that is zero
@@ -195,17 +196,17 @@ def fragment_vectors(model: Model, encoded: Encoded) -> Vectors:
     return Vectors(values[mask].cpu().numpy(), lengths)
 
 
-def choose_form(asked: FirstStageOption, model: Model, can_fit: bool) -> FirstStage:
+def choose_form(option: FirstStageOption, model: Model, can_fit: bool) -> FirstStage:
     """ "auto" is pooled for models of whole vectors and fitted for others, given data to fit on."""
     whole = model.matcher.needs == "pooled"
-    if asked == "auto":
+    if option == "auto":
         return "pooled" if whole or not can_fit else "fitted"
-    if whole and asked != "pooled":
+    if whole and option != "pooled":
         raise DataError(
             f"the model '{model.spec.name}' compares whole vectors and has no fragments for a "
-            f"first stage '{asked}': use --first-stage pooled, which is exact"
+            f"first stage '{option}': use --first-stage pooled, which is exact"
         )
-    return asked
+    return option
 
 
 def _side_by_side(model: Model, encoded: Encoded, make: Callable[[Encoded], Tensor]) -> Tensor:
@@ -221,55 +222,65 @@ def _unit(encoded: Encoded) -> Tensor:
 
 
 def enough_to_fit(splits: Sequence[Split]) -> bool:
-    return sum(1 for split in splits for texts in split.captions if texts) >= LEAST
+    return sum(1 for split in splits for texts in split.captions if texts) >= MIN_SAMPLE
 
 
 @torch.inference_mode()
 def fit_first_stage(model: Model, splits: Sequence[Split], dim: int, progress: Progress) -> Fit:
     """Score a sample of captions with a sample of images, and fit."""
     rng = np.random.default_rng(0)
-    where = [
+    captioned = [
         (split, image)
         for split in splits
         for image, texts in enumerate(split.captions)
         if len(texts)
     ]
-    if len(where) < LEAST:
-        raise DataError(f"a fitted first stage needs {LEAST} images with captions: use pooled")
-    chosen = rng.permutation(len(where))[:SAMPLE]
+    if len(captioned) < MIN_SAMPLE:
+        raise DataError(f"a fitted first stage needs {MIN_SAMPLE} images with captions: use pooled")
+    chosen = rng.permutation(len(captioned))[:SAMPLE]
     images, texts = [], []
     for split in splits:
-        here = [where[i][1] for i in chosen if where[i][0] is split]
+        here = [captioned[i][1] for i in chosen if captioned[i][0] is split]
         if here:
             part = split.select(here)
-            encoded, kept, _ = encode_images(model, part, progress=progress)
+            encoded, readable, _ = encode_images(model, part, progress=progress)
             images.append(encoded)
-            texts += [part.captions[i][int(rng.integers(len(part.captions[i])))] for i in kept]
-    # in no order, so that what is held out is of all splits
+            texts += [part.captions[i][int(rng.integers(len(part.captions[i])))] for i in readable]
+    # Shuffled, so that the held-out part comes from all splits.
     order = torch.from_numpy(rng.permutation(len(texts)))
-    shown = Encoded.cat(images)[order.to(model.device)]
-    said = encode_texts(model, [texts[i] for i in order.tolist()])
-    scores = score_all(model, shown, said, progress).T.double()
-    asked, answers = (features(model, side).double().cpu() for side in (said, shown))
-    pooled = pooled_vectors(model, said).rows @ pooled_vectors(model, shown).rows.T
-    return solve(asked, answers, scores - scores.mean(), torch.from_numpy(pooled).double(), dim)
+    image_items = Encoded.cat(images)[order.to(model.device)]
+    text_items = encode_texts(model, [texts[i] for i in order.tolist()])
+    scores = score_all(model, image_items, text_items, progress).T.double()
+    text_features, image_features = (
+        features(model, side).double().cpu() for side in (text_items, image_items)
+    )
+    pooled = pooled_vectors(model, text_items).rows @ pooled_vectors(model, image_items).rows.T
+    return solve(
+        text_features,
+        image_features,
+        scores - scores.mean(),
+        torch.from_numpy(pooled).double(),
+        dim,
+    )
 
 
-# A cross-encoder has nothing that could find a shortlist: its words and regions meet in the pair. A
-# faster model's vectors then stand where a matcher of whole vectors has its own.
+# A cross-encoder has no vectors for a shortlist, as it encodes pairs. A faster model's vectors are
+# then stored as ``pooled``.
 @dataclass(frozen=True)
 class ItemEncoder:
-    """Encodes with the model of an index and, where there is one, with its first stage's."""
+    """Encodes with the model of an index and, if it has one, its first-stage model."""
 
     model: Model
     first: Model | None = None
 
     def texts(self, texts: Sequence[str]) -> Encoded:
-        """Encoded sentences, each without the words that the model at work does not know."""
-        encoded = encode_texts(self.model, _known(self.model, texts))
+        """Encoded sentences; words unknown to a model are removed first."""
+        encoded = encode_texts(self.model, _known_texts(self.model, texts))
         if self.first is None:
             return encoded
-        return _beside(encoded, self.first, encode_texts(self.first, _known(self.first, texts)))
+        return _with_vectors(
+            encoded, self.first, encode_texts(self.first, _known_texts(self.first, texts))
+        )
 
     @torch.inference_mode()
     def images(self, batch: ImageBatch) -> Encoded:
@@ -280,14 +291,16 @@ class ItemEncoder:
             encoded = replace(encoded, boxes=batch.boxes)
         if self.first is None:
             return encoded
-        return _beside(encoded, self.first, self.first.encode_images(batch.to(self.first.device)))
+        return _with_vectors(
+            encoded, self.first, self.first.encode_images(batch.to(self.first.device))
+        )
 
 
-def _known(model: Model, texts: Sequence[str]) -> list[str]:
+def _known_texts(model: Model, texts: Sequence[str]) -> list[str]:
     return [known_text(model.text, text).text for text in texts]
 
 
-def _beside(encoded: Encoded, first: Model, other: Encoded) -> Encoded:
+def _with_vectors(encoded: Encoded, first: Model, other: Encoded) -> Encoded:
     vectors = torch.from_numpy(pooled_vectors(first, other).rows)
     return replace(encoded, pooled=vectors.to(encoded.mask.device))
 

@@ -1,15 +1,15 @@
-"""`SearchIndex`: encoded images and captions of a model on disk, to be searched both ways.
+"""`SearchIndex`: encoded images and captions of a model on disk, searched in both directions.
 
-    INDEX/index.json        what counts: settings, segments, generation (see `segments`)
-    INDEX/segments/         encoded items, packed without padding, and what they are
-    INDEX/model/            the model, a copy
-    INDEX/first/            the model that finds shortlists, where it is another
-    INDEX/first_stage.safetensors  the fit, where the first stage is fitted
+    INDEX/index.json        the manifest: settings, segments, generation (see `segments`)
+    INDEX/segments/         encoded items without padding, and their descriptions
+    INDEX/model/            a copy of the model
+    INDEX/first/            the first-stage model, if it is another one
+    INDEX/first_stage.safetensors  the fit, if the first stage is fitted
     INDEX/vectors/SIDE/     the first stage, one backend for images and one for captions
-    INDEX/vectors/SIDE.json the generation that the first stage has caught up with
+    INDEX/vectors/SIDE.json the generation that the first stage is synced with
 
-The segments are the truth. The first stage is made from them, after each change; where a kill came
-between the two, opening the index makes up for it.
+The first stage is derived from the segments after each change. If a process is killed between the
+two, opening the index repairs the first stage.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHORTLIST = 200
 
 
 class SearchIndex(IndexState):
-    """An index that is open; `build` makes one, `open` opens it again."""
+    """An open index; `build` creates one, `open` opens an existing one."""
 
     @classmethod
     def build(
@@ -62,10 +62,10 @@ class SearchIndex(IndexState):
         overwrite: bool = False,
         progress: Progress | None = None,
     ) -> SearchIndex:
-        """A new index of a model, with the images and captions of some pairs.
+        """Create an index of a model with the images and captions of ``pairs``.
 
-        A fitted first stage is fitted on these, or on ``fit_on``. ``retriever`` is a model of whole
-        vectors that finds the shortlist instead: cross-encoders cannot do so themselves.
+        A fitted first stage is fitted on these, or on ``fit_on``. ``retriever`` is a model with
+        pooled vectors that finds the shortlist instead, for example for a cross-encoder.
         """
         folder, options = Path(folder), dict(backend_options or {})
         retriever = retriever.eval() if retriever is not None else None
@@ -92,7 +92,7 @@ class SearchIndex(IndexState):
         device: str = "auto",
         backend_options: dict[str, Any] | None = None,
     ) -> SearchIndex:
-        """An index on disk with the model in it, or with the same model, loaded already."""
+        """Open an index with its own model, or with the same model if already loaded."""
         folder = Path(folder)
         header = SegmentStore(folder, KIND, MANIFEST).header
         wanted = header["model"]["sha256"]
@@ -123,14 +123,14 @@ class SearchIndex(IndexState):
     ) -> Added:
         """Encode and add images with their captions.
 
-        ``existing`` says what to do with an image whose id is there already: "refuse" the whole
+        ``existing`` says what to do with an image whose id is in the index: "refuse" the whole
         call, "skip" it, or "update" it, which replaces the image and all its captions.
         """
         with self.locked():
             return add_splits(self, _splits(pairs), existing, progress or Silent())
 
     def remove(self, ids: Sequence[str]) -> int:
-        """Delete images, with their captions, or single captions, by id; how many items went."""
+        """Delete images with their captions, or single captions, by id; the number deleted."""
         with self.locked():
             return remove_items(self, ids)
 
@@ -160,11 +160,11 @@ class SearchIndex(IndexState):
         seed: int = 0,
         progress: Progress | None = None,
     ) -> list[Recall]:
-        """How much of exhaustive scoring the two stages find, both ways, on sampled queries."""
+        """Recall of the two stages against exhaustive scoring, on sampled queries, both ways."""
         return measure_recall(self, queries, shortlist_size, seed, progress or Silent())
 
     def picture(self, image: str) -> Image.Image:
-        """The pixels of an image by its id, from where the data set had them."""
+        """The pixels of an image by its id, read from the data set's source."""
         about = self.items["images"].about(np.array([self.key_of("images", image)]))[0]
         return open_image(as_image(about.get("pixels")))
 
@@ -183,11 +183,11 @@ class SearchIndex(IndexState):
         }
 
     def check(self) -> list[str]:
-        """What is damaged, every byte compared with its checksum."""
+        """Descriptions of damage, from the checksums of all files."""
         return [*self.store.check(), *(p for v in self.vectors.values() for p in v.check())]
 
     def compact(self) -> None:
-        """Give the room of deleted items back."""
+        """Free the disk space of deleted items."""
         with self.locked():
             self.store.commit({side: self.items[side].rewritten(0) for side in SIDES})
             self.refresh()

@@ -1,4 +1,4 @@
-"""Images or captions of an index on disk: encoded as the matcher reads them, and what they are."""
+"""Images or captions of an index on disk: the matcher's inputs and their descriptions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BLOCK_ITEMS = 256
 
 @dataclass(frozen=True)
 class Block:
-    """Some items: their keys, what the matcher compares, and what they are."""
+    """Items to write: keys, encoded inputs of the matcher, and descriptions."""
 
     keys: Ids
     encoded: Encoded
@@ -35,7 +35,7 @@ class Block:
 
 
 class Items:
-    """One side of an index as of now; keys are numbers, never used twice."""
+    """One side of an index in its current state; keys are numbers that are never reused."""
 
     def __init__(self, store: SegmentStore, side: Side, device: torch.device) -> None:
         self.store, self.side, self.device = store, side, device
@@ -61,8 +61,8 @@ class Items:
         for segment in np.unique(segments):
             here = np.flatnonzero(segments == segment)
             reader = self._readers[segment].encoded
-            found, _ = reader.read(rows[here] - self.table.starts[segment])
-            parts.append(full_precision(found, self.device))
+            part, _ = reader.read(rows[here] - self.table.starts[segment])
+            parts.append(full_precision(part, self.device))
             order.append(here)
         back = np.argsort(np.concatenate(order), kind="stable")
         return Encoded.cat(parts)[torch.from_numpy(back).to(self.device)]
@@ -76,19 +76,19 @@ class Items:
             yield part, self.encoded(part)
 
     def about(self, keys: Ids) -> list[dict[str, Any]]:
-        """What was said of some items when they were added."""
+        """The descriptions of items, as given when they were added."""
         rows = self.table.rows_of(np.asarray(keys, dtype=np.int64))
         segments = self.table.segment_of(rows)
-        found: list[dict[str, Any]] = [{}] * len(rows)
+        records: list[dict[str, Any]] = [{}] * len(rows)
         for segment in np.unique(segments):
             ends, file = self._readers[segment].ends, self._readers[segment].about
-            for place in np.flatnonzero(segments == segment):
-                row = int(rows[place] - self.table.starts[segment])
+            for index in np.flatnonzero(segments == segment):
+                row = int(rows[index] - self.table.starts[segment])
                 begin = int(ends[row - 1]) if row else 0
                 text = np.empty(int(ends[row]) - begin, dtype=np.uint8)
                 read_into(text, file.fd, begin)
-                found[place] = json.loads(text.tobytes())
-        return found
+                records[index] = json.loads(text.tobytes())
+        return records
 
     def rewritten(self, first: int) -> Change:
         """The change that writes the live items of all segments from one on as one segment."""

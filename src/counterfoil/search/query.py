@@ -1,4 +1,4 @@
-"""A query in two stages: vectors find a shortlist, the model ranks it; and how much that finds."""
+"""Search an index: a first stage finds a shortlist, the matcher ranks it; and its recall."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEPTHS = (1, 5, 10)
 
 @dataclass(frozen=True)
 class Query:
-    """One encoded item, on which side it is, and what a user should know of it."""
+    """One encoded item, its side, and notes for the user."""
 
     label: str
     side: Side
@@ -47,12 +47,12 @@ def text_query(model: Model, text: str, first: Model | None = None) -> Query:
         raise DataError(
             f"the query has {len(text):,} letters, at most {MOST_LETTERS:,} are read: shorten it"
         )
-    asked = words(text)
-    if not asked:
+    query_words = words(text)
+    if not query_words:
         raise DataError("the query has no words: say what to look for")
-    if len(asked) > MOST_WORDS:
+    if len(query_words) > MOST_WORDS:
         raise DataError(
-            f"the query has {len(asked):,} words, at most {MOST_WORDS} are read: shorten it"
+            f"the query has {len(query_words):,} words, at most {MOST_WORDS} are read: shorten it"
         )
     note = unknown_note(require_known(model.text, text).unknown_words)
     encoded = ItemEncoder(model, first).texts([text])
@@ -90,7 +90,7 @@ def _encode(encoder: ItemEncoder, pixels: Image.Image) -> Encoded:
 
 @dataclass(frozen=True)
 class Request:
-    """What `search` is asked for; either ``text`` or ``image``."""
+    """Arguments of `search`; exactly one of ``text`` and ``image`` is set."""
 
     text: str | None = None
     image: str | Path | Image.Image | None = None
@@ -103,9 +103,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Hit:
-    """One result: its place and score, and those that the first stage gave it.
+    """One result: its rank and score, and those of the first stage.
 
-    ``text`` is a caption's; ``captions`` and ``pixels`` (where it lies) are an image's.
+    A caption has ``text`` and ``image``; an image has ``captions`` and ``pixels`` (its source).
     """
 
     id: str
@@ -126,9 +126,9 @@ class Hit:
 
 @dataclass(frozen=True)
 class Results:
-    """Results, best first. ``shortlist`` is how many the matcher ranked, of ``items`` in all.
+    """Results, best first. The matcher ranked ``shortlist`` of all ``items``.
 
-    ``notes`` say what a user should know; ``seconds`` are those of encoding and of each stage.
+    ``notes`` are for the user; ``seconds`` are the times of encoding and of each stage.
     """
 
     query: str
@@ -146,18 +146,18 @@ class Results:
 
 @torch.inference_mode()
 def search(index: IndexState, request: Request) -> Results:
-    """Results of a query, re-ranked by the matcher, or of ``exhaustive`` scoring of every item.
+    """Results of a query, re-ranked by the matcher; ``exhaustive`` scores every item with it.
 
-    A text asks for images and an image for captions, unless ``target`` says otherwise. What is on
-    the side of the query itself (captions like this text, images like this one) cannot be matched;
-    it is ranked by the cosine of pooled vectors. The first ``explain`` results are explained.
+    A text finds images and an image captions, unless ``target`` says otherwise. Items of the
+    query's own side cannot be matched; they are ranked by the cosine of pooled vectors. The first
+    ``explain`` results are explained.
     """
     if request.k < 1:
         raise DataError(f"k: at least 1 result, got {request.k}")
     if request.shortlist is not None and request.shortlist < 1:
         raise DataError(f"shortlist_size: at least 1 item, got {request.shortlist}")
     clock = _Clock()
-    query = _query(index, request)
+    query = _read_query(index, request)
     clock.lap("encoding")
     target = request.target or ("images" if query.side == "captions" else "captions")
     items = index.items[target]
@@ -176,8 +176,8 @@ def search(index: IndexState, request: Request) -> Results:
         first_ids, first_scores = first_ids[0], first_scores[0]
         clock.lap("first stage")
     if first_ids is None:
-        found = exhaustive(index, target, query.encoded, k)
-        ids, scores, size = found[0][0], found[1][0], len(items)
+        best = exhaustive(index, target, query.encoded, k)
+        ids, scores, size = best[0][0], best[1][0], len(items)
     else:
         ids, scores = rerank(index, query.side, target, query.encoded, first_ids, k)
     clock.lap("second stage")
@@ -197,7 +197,7 @@ def search(index: IndexState, request: Request) -> Results:
                 image=about[rank].get("image"),
                 captions=about[rank].get("captions", []),
                 pixels=about[rank].get("pixels"),
-                match=_explained(index, query, target, key, about[rank])
+                match=_explain_hit(index, query, target, key, about[rank])
                 if matched and rank < request.explain
                 else None,
             )
@@ -218,29 +218,29 @@ def search(index: IndexState, request: Request) -> Results:
 
 
 def shortlist(
-    index: IndexState, asked: Side, target: Side, queries: Encoded, size: int
+    index: IndexState, source: Side, target: Side, queries: Encoded, size: int
 ) -> tuple[Ids, Floats]:
-    """Keys and scores [Q, size] that the first stage finds for queries of one side."""
-    vectors = index.proxy.vectors(queries, asked)
+    """Keys and scores [Q, size] of the first stage for queries of the side ``source``."""
+    vectors = index.proxy.vectors(queries, source)
     ids, scores = index.vectors[target].search(vectors, size)
-    if len(queries) == 1:  # what the first stage has and the index does not was just deleted
-        kept = index.items[target].table.has(ids[0])
-        ids, scores = ids[:, kept], scores[:, kept]
+    if len(queries) == 1:  # drop items deleted from the index just now
+        present = index.items[target].table.has(ids[0])
+        ids, scores = ids[:, present], scores[:, present]
     return ids, scores
 
 
 def rerank(
-    index: IndexState, asked: Side, target: Side, query: Encoded, keys: Ids, k: int
+    index: IndexState, source: Side, target: Side, query: Encoded, keys: Ids, k: int
 ) -> tuple[Ids, Floats]:
-    """The best ``k`` of a shortlist of one query, scored by the matcher.
+    """The best ``k`` of a shortlist for one query, scored by the matcher.
 
-    Where both are of one side, by the cosine of their pooled vectors.
+    Items of the query's own side are scored by the cosine of pooled vectors.
     """
     best = TopK(1, k)
     for start in range(0, len(keys), BLOCK_ITEMS):
         part = keys[start : start + BLOCK_ITEMS]
         items = index.items[target].encoded(part)
-        if asked == target:
+        if source == target:
             one, others = (index.proxy.same_side_vectors(x).rows for x in (query, items))
             best.update(part, torch.from_numpy(one @ others.T))
         else:
@@ -250,7 +250,7 @@ def rerank(
 
 
 def exhaustive(index: IndexState, target: Side, queries: Encoded, k: int) -> tuple[Ids, Floats]:
-    """The best ``k`` of all items, each of them scored by the matcher."""
+    """The best ``k`` of all items, each scored by the matcher."""
     best = TopK(len(queries), k)
     for keys, encoded in index.items[target].blocks():
         best.update(keys, scores_of(index.model, target, queries, encoded))
@@ -264,16 +264,16 @@ def scores_of(model: Model, target: Side, queries: Encoded, items: Encoded) -> T
     return score_all(model, queries, items)
 
 
-def _query(index: IndexState, request: Request) -> Query:
+def _read_query(index: IndexState, request: Request) -> Query:
     if (request.text is None) == (request.image is None):
-        raise DataError("ask with a text or with an image, one of the two")
+        raise DataError("the query must be a text or an image, one of the two")
     if request.text is not None:
         return text_query(index.model, request.text, index.encoder.first)
     assert request.image is not None  # noqa: S101 - for the type checker
     return image_query(index, request.image)
 
 
-def _explained(
+def _explain_hit(
     index: IndexState, query: Query, target: Side, key: int, about: dict[str, Any]
 ) -> Match:
     if target == "images":
@@ -297,9 +297,9 @@ class _Clock:
 
 @dataclass(frozen=True)
 class Recall:
-    """Of the best K of exhaustive scoring, the share among the best K of the two stages.
+    """Share of the best K of exhaustive scoring that the two stages find; ``at`` is by K.
 
-    ``at`` is by K. Where scores are equal, either item will do.
+    Items of equal score are interchangeable.
     """
 
     asked_with: Side
@@ -317,41 +317,41 @@ class Recall:
 def measure_recall(
     index: IndexState, queries: int, size: int | None, seed: int, progress: Progress
 ) -> list[Recall]:
-    """Both ways, with captions and images of the index as queries."""
+    """Recall in both directions, with captions and images of the index as queries."""
     if queries < 1:
         raise DataError(f"recall: at least 1 query, got {queries}")
     ways: list[tuple[Side, Side]] = [("captions", "images"), ("images", "captions")]
     if not all(len(items) for items in index.items.values()):
         raise DataError(f"{index.folder}: recall needs images and captions in the index")
     return [
-        _one_way(index, asked, target, queries, size or index.shortlist, seed, progress)
-        for asked, target in ways
+        _measure_direction(index, source, target, queries, size or index.shortlist, seed, progress)
+        for source, target in ways
     ]
 
 
-def _one_way(
+def _measure_direction(
     index: IndexState,
-    asked: Side,
+    source: Side,
     target: Side,
     queries: int,
     size: int,
     seed: int,
     progress: Progress,
 ) -> Recall:
-    pool, total = index.items[asked].table.live_ids, len(index.items[target])
+    pool, total = index.items[source].table.live_ids, len(index.items[target])
     count, size = min(queries, len(pool)), min(size, total)
     chosen = np.sort(np.random.default_rng(seed).choice(pool, count, replace=False))
     depths = [k for k in DEPTHS if k <= total]
     hits = dict.fromkeys(depths, 0.0)
     starts = range(0, count, BLOCK_ITEMS)
     for start in progress.track(starts, f"measuring recall ({target})", len(starts)):
-        batch = index.items[asked].encoded(chosen[start : start + BLOCK_ITEMS])
+        batch = index.items[source].encoded(chosen[start : start + BLOCK_ITEMS])
         _, truth = exhaustive(index, target, batch, depths[-1])
-        keys, _ = shortlist(index, asked, target, batch, max(size, depths[-1]))
+        keys, _ = shortlist(index, source, target, batch, max(size, depths[-1]))
         for row in range(len(batch)):
-            found = keys[row][index.items[target].table.has(keys[row])]
-            _, scores = rerank(index, asked, target, batch[row : row + 1], found, depths[-1])
+            present = keys[row][index.items[target].table.has(keys[row])]
+            _, scores = rerank(index, source, target, batch[row : row + 1], present, depths[-1])
             for k in depths:
                 edge = truth[row, k - 1] - 1e-5 * max(1.0, abs(float(truth[row, k - 1])))
                 hits[k] += float((scores[:k] >= edge).sum()) / k
-    return Recall(asked, target, count, total, size, {k: hits[k] / count for k in depths})
+    return Recall(source, target, count, total, size, {k: hits[k] / count for k in depths})

@@ -1,4 +1,4 @@
-"""The state of an open index: its segments, items and first stage, kept in step with the disk."""
+"""The state of an open index: its segments, items and first stage, in sync with the disk."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SIDES: tuple[Side, ...] = get_args(Side)
 FIT, FIRST = "first_stage.safetensors", "first"
 
 MAX_FLOATS_IN_MEMORY = 1 << 26
-"""Numbers of first-stage vectors held at once while a backend catches up."""
+"""Numbers of first-stage vectors in memory while a backend is synced."""
 
 
 class IndexState:
-    """What adding, searching and measuring work on; `SearchIndex` is what users open."""
+    """The shared state of all operations on an index; users open a `SearchIndex`."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class IndexState:
         self._catch_up()
 
     def locked(self) -> AbstractContextManager[None]:
-        """Keep other processes from changing the index; they are told, not made to wait."""
+        """Lock the index against changes by other processes, which fail instead of waiting."""
         return locked_folder(self.folder, CHANGE_TASK)
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class IndexState:
         return self.items[side].names[name]
 
     def sync_backend(self, side: Side, removed: Ids, added: Ids) -> None:
-        """Bring the first stage of one side up with a commit that has just been made."""
+        """Apply a commit that was just made to the first stage of one side."""
         index = self.vectors[side]
         index.delete(removed)
         start, step = 0, 256
@@ -83,7 +83,7 @@ class IndexState:
         self.write_generation(side)
 
     def reload_and_merge(self) -> None:
-        """Read the new state; join small segments."""
+        """Read the new state and merge small segments."""
         self.refresh()
         starts = {side: self.items[side].table.find_merge_start() for side in SIDES}
         untidy = {side: start for side, start in starts.items() if start is not None}
@@ -99,10 +99,10 @@ class IndexState:
         }
 
     def _catch_up(self) -> None:
-        """Make up for a change that was cut off before the first stage had it.
+        """Repair a first stage that misses a change because a process was killed.
 
-        While another process is at work, the change is not cut off but under way: leave it. An
-        index that cannot be written is searched as it is.
+        If another process holds the lock, the change is still in progress. A read-only index is
+        searched as it is.
         """
         behind = [s for s in SIDES if self._read_generation(s) != self.store.manifest.generation]
         if not behind or not os.access(self.folder, os.W_OK):

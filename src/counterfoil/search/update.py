@@ -1,4 +1,4 @@
-"""Images and captions into an index and out of it again."""
+"""Add images with captions to an index, and remove them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from counterfoil.search.state import IndexState
 Existing = Literal["refuse", "skip", "update"]
 
 IMAGES_PER_COMMIT = 1 << 14
-"""What a kill can cost: images encoded since the last commit."""
+"""Images per commit: the most that an interrupted call loses."""
 
 
 @dataclass(frozen=True)
 class Added:
-    """What became of the images that were to be added; ``left_out`` says why some were not."""
+    """Counts of added, updated and skipped images; ``left_out`` says why some are missing."""
 
     images: int = 0
     captions: int = 0
@@ -50,8 +50,8 @@ class Added:
 def add_splits(
     index: IndexState, splits: Sequence[Split], existing: Existing, progress: Progress
 ) -> Added:
-    """Everything is looked at before anything is changed."""
-    chosen = [_chosen(index, split, existing) for split in splits]
+    """Add splits; all ids are checked before anything is changed."""
+    chosen = [_select_new(index, split, existing) for split in splits]
     names = [name for part in chosen for name in part.ids]
     if len(set(names)) < len(names):
         twice = next(name for name, count in Counter(names).items() if count > 1)
@@ -64,11 +64,11 @@ def add_splits(
     return total
 
 
-def _chosen(index: IndexState, split: Split, existing: Existing) -> Split:
-    """The images of a split that are to be written."""
+def _select_new(index: IndexState, split: Split, existing: Existing) -> Split:
+    """The images of a split that will be written."""
     split.require_fragments()  # before anything is written
-    there = index.items["images"].names
-    known = {i for i, name in enumerate(split.ids) if name in there}
+    names = index.items["images"].names
+    known = {i for i, name in enumerate(split.ids) if name in names}
     if known and existing == "refuse":
         raise DataError(
             f"{len(known)} images of split '{split.name}' are in the index already (the first: "
@@ -114,12 +114,12 @@ def _keys(keys: set[int]) -> Ids:
 
 
 class _Addition:
-    """One commit: some images, and after them the captions of those that could be read."""
+    """One commit: images, then the captions of the readable ones."""
 
     def __init__(self, index: IndexState, split: Split, progress: Progress) -> None:
         self.index, self.split, self.progress = index, split, progress
         self.first_key = int(index.store.header["next_key"])
-        self.kept: list[int] = []
+        self.readable: list[int] = []
         self.left_out: list[str] = []
 
     def commit(self) -> Added:
@@ -146,15 +146,15 @@ class _Addition:
         split, starts = self.split, range(0, len(self.split), BLOCK_ITEMS)
         for start in self.progress.track(starts, f"indexing images ({split.name})", len(starts)):
             chosen = range(start, min(start + BLOCK_ITEMS, len(split)))
-            encoded, kept = _encode_images(self.index.encoder, split, chosen, self.left_out)
-            self.kept += kept
+            encoded, readable = _encode_images(self.index.encoder, split, chosen, self.left_out)
+            self.readable += readable
             if encoded is not None:
-                keys = self.first_key + np.array(kept, dtype=np.int64)
-                yield Block(keys, encoded, [self._about_image(image) for image in kept])
+                keys = self.first_key + np.array(readable, dtype=np.int64)
+                yield Block(keys, encoded, [self._about_image(image) for image in readable])
 
     def captions(self) -> Iterator[Block]:
-        split, kept = self.split, set(self.kept)
-        chosen = [t for t, image in enumerate(split.image_of) if int(image) in kept]
+        split, readable = self.split, set(self.readable)
+        chosen = [t for t, image in enumerate(split.image_of) if int(image) in readable]
         chosen = [text for text in chosen if self._is_readable(text)]
         counts = np.bincount(split.image_of, minlength=len(split))
         firsts = np.cumsum(counts) - counts
@@ -171,7 +171,7 @@ class _Addition:
             yield Block(keys, encoded, about)
 
     def _is_readable(self, text: int) -> bool:
-        """Whether the model knows a word of a caption; a score of any other would mean nothing."""
+        """Whether the model knows a word of a caption; if not, the caption is left out."""
         read = known_text(self.index.model.text, self.split.texts[text])
         if not read.is_readable:
             image = self.split.ids[int(self.split.image_of[text])]
@@ -190,15 +190,15 @@ class _Addition:
 def _encode_images(
     encoder: ItemEncoder, split: Split, images: range, left_out: list[str]
 ) -> tuple[Encoded | None, list[int]]:
-    """Those of some images that can be read."""
+    """Encode the readable ones of some images; None if there are none."""
     table = split.require_fragments()
-    items, kept = [], []
+    items, readable = [], []
     for image in images:
         try:
             items.append(table.read(image))
-            kept.append(image)
+            readable.append(image)
         except DataError as error:
             left_out.append(f"image {split.ids[image]}: {error}")
     if not items:
-        return None, kept
-    return encoder.images(pad_fragments(items)), kept
+        return None, readable
+    return encoder.images(pad_fragments(items)), readable

@@ -1,4 +1,4 @@
-"""`Vectors`: what the first stage compares, one vector an item or several; and the best of them."""
+"""`Vectors` of items for the first stage (one or several per item), MaxSim and `TopK`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Floats = NDArray[np.float32]
 HALF_MAX = 65504.0
 
 CACHE_FLOATS = 1 << 18
-"""Numbers brought to float32 at once: few enough to be multiplied before they leave the cache."""
+"""Numbers converted to float32 at once; they fit in the CPU cache."""
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """Vectors ``rows`` [R, D] of some items, one item after another, ``lengths`` [n] of them each.
+    """Vectors ``rows`` [R, D] of n items in order; item ``k`` has ``lengths[k]`` of them.
 
     The score of two items is MaxSim: for every vector of the query its largest inner product with
     those of the item, summed. With one vector each, that is their inner product.
@@ -34,7 +34,7 @@ class Vectors:
 
     @classmethod
     def single(cls, rows: ArrayLike) -> Vectors:
-        """One vector an item."""
+        """From one vector per item."""
         array = np.atleast_2d(np.asarray(rows, dtype=np.float32))
         return cls(array, np.ones(len(array), dtype=np.int64))
 
@@ -51,8 +51,8 @@ class Vectors:
 
     @property
     def starts(self) -> Ids:
-        found: Ids = np.cumsum(self.lengths) - self.lengths
-        return found
+        starts: Ids = np.cumsum(self.lengths) - self.lengths
+        return starts
 
     def __iter__(self) -> Iterator[Floats]:
         for start, length in zip(self.starts, self.lengths, strict=True):
@@ -66,14 +66,14 @@ class Vectors:
 
 
 def checked(vectors: Vectors, dim: int, multi: bool, dtype: str = "float32") -> Vectors:
-    """The same vectors, or a `DataError` that says why they cannot be in an index."""
+    """The vectors; raises a `DataError` if they cannot be in an index."""
     if not len(vectors):
         return vectors
     if vectors.rows.shape[1] != dim:
         raise DataError(f"this index holds vectors of {dim} numbers, got {vectors.rows.shape[1]}")
     if vectors.lengths.min() < 1 or (not multi and vectors.lengths.max() > 1):
         wanted = "at least one vector" if multi else "exactly one vector"
-        raise DataError(f"this index takes {wanted} an item")
+        raise DataError(f"this index takes {wanted} per item")
     limit = HALF_MAX if dtype == "float16" else np.finfo(np.float32).max
     with np.errstate(invalid="ignore"):
         good = (np.abs(vectors.rows) <= limit).all(axis=1)
@@ -85,17 +85,17 @@ def checked(vectors: Vectors, dim: int, multi: bool, dtype: str = "float32") -> 
 
 
 def checked_ids(ids: ArrayLike, vectors: Vectors | None = None) -> Ids:
-    """Item ids: distinct and not negative, one for each item."""
-    found: NDArray[Any] = np.asarray(ids)
-    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
-        raise DataError(f"item ids are a list of whole numbers, got {found.dtype} {found.shape}")
-    if len(found) and found.min() < 0:
-        raise DataError(f"item ids are not negative, got {int(found.min())}")
-    if len(np.unique(found)) < len(found):
+    """Valid item ids: distinct, not negative, one per item."""
+    array: NDArray[Any] = np.asarray(ids)
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise DataError(f"item ids are a list of whole numbers, got {array.dtype} {array.shape}")
+    if len(array) and array.min() < 0:
+        raise DataError(f"item ids are not negative, got {int(array.min())}")
+    if len(np.unique(array)) < len(array):
         raise DataError("an item id stands twice in one call")
-    if vectors is not None and len(found) != len(vectors):
-        raise DataError(f"{len(found)} item ids for the vectors of {len(vectors)} items")
-    return found.astype(np.int64)
+    if vectors is not None and len(array) != len(vectors):
+        raise DataError(f"{len(array)} item ids for the vectors of {len(vectors)} items")
+    return array.astype(np.int64)
 
 
 class TopK:
@@ -109,26 +109,26 @@ class TopK:
         self._scores = [np.empty(0, dtype=np.float32)] * queries
 
     def update(self, ids: Ids, scores: Tensor) -> None:
-        """Scores [Q, B] of the items ``ids`` [B]; −∞ is no item."""
+        """Add scores [Q, B] of the items ``ids`` [B]; −∞ marks no item."""
         if not len(ids) or not len(self._ids):
             return
         edges = scores.topk(min(self.k, len(ids)), dim=1).values[:, -1].tolist()
         for query, edge in enumerate(edges):
-            held = self._scores[query]
-            if len(held) == self.k:
-                edge = max(edge, float(held[-1]))
+            current = self._scores[query]
+            if len(current) == self.k:
+                edge = max(edge, float(current[-1]))
             row = scores[query]
-            places = torch.nonzero((row >= edge) & (row > -torch.inf)).squeeze(1)
-            if not len(places):
+            columns = torch.nonzero((row >= edge) & (row > -torch.inf)).squeeze(1)
+            if not len(columns):
                 continue
-            self.insert(query, ids[places.numpy()], row[places].numpy())
+            self.insert(query, ids[columns.numpy()], row[columns].numpy())
 
     def insert(self, query: int, ids: Ids, scores: Floats) -> None:
-        """Items of one query, each of them once, in any order."""
-        found = np.concatenate([self._scores[query], scores])
-        names = np.concatenate([self._ids[query], ids])
-        order = np.lexsort((names, -found))[: self.k]
-        self._scores[query], self._ids[query] = found[order], names[order]
+        """Add distinct items of one query, in any order."""
+        all_scores = np.concatenate([self._scores[query], scores])
+        all_ids = np.concatenate([self._ids[query], ids])
+        order = np.lexsort((all_ids, -all_scores))[: self.k]
+        self._scores[query], self._ids[query] = all_scores[order], all_ids[order]
 
     def result(self) -> tuple[Ids, Floats]:
         """Ids and scores [Q, up to k], best first; a short row ends in id −1, score −∞."""
@@ -145,15 +145,15 @@ def max_sim(queries: Vectors, rows: Tensor, lengths: NDArray[np.int64] | None) -
 
     ``rows`` [R, D] are in any precision; the sums are in float32.
     """
-    asked = torch.from_numpy(np.ascontiguousarray(queries.rows))
-    sims = torch.empty(len(asked), len(rows))  # [vectors of the queries, R]
+    query_rows = torch.from_numpy(np.ascontiguousarray(queries.rows))
+    sims = torch.empty(len(query_rows), len(rows))  # [vectors of the queries, R]
     step = max(1, CACHE_FLOATS // rows.shape[1])
     buffer = torch.empty(min(step, len(rows)), rows.shape[1])
     for start in range(0, len(rows), step):
         part = rows[start : start + step]
         if part.dtype != torch.float32:
             part = buffer[: len(part)].copy_(part)
-        torch.mm(asked, part.T, out=sims[:, start : start + step])
+        torch.mm(query_rows, part.T, out=sims[:, start : start + step])
     if lengths is not None:
         starts = np.cumsum(lengths) - lengths
         sims = torch.from_numpy(np.maximum.reduceat(sims.numpy(), starts, axis=1))

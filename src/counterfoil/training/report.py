@@ -16,7 +16,7 @@ from counterfoil.core.printable import clean, page_policy
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.data.images import open_image
 from counterfoil.data.pairs import Split
-from counterfoil.evaluation.gallery import Gallery, Search
+from counterfoil.evaluation.evaluate import Gallery, Search
 from counterfoil.evaluation.report import RetrievalReport
 from counterfoil.plots.charts import line_chart, save_figure, to_svg
 from counterfoil.training.logs import read_metrics

@@ -30,8 +30,7 @@ from counterfoil.data.splits import (
 )
 from counterfoil.encoders.bert import loading_notes
 from counterfoil.evaluation.corrections import choose_rule
-from counterfoil.evaluation.evaluate import report_scores
-from counterfoil.evaluation.gallery import Gallery, example_searches
+from counterfoil.evaluation.evaluate import Gallery, example_searches, report_scores
 from counterfoil.evaluation.report import RetrievalReport
 from counterfoil.models import create_model, from_pretrained
 from counterfoil.models.correct import can_correct
@@ -194,7 +193,7 @@ def _conclude(
         bootstrap=settings.bootstrap,
         captions=scored.captions(judged),
     )
-    gallery = example_searches(scored, judged, seed=config.seed)
+    gallery = example_searches(scored, seed=config.seed)
     write_atomically(folder / "results.json", report.to_json())
     notes = [
         f"Best dev RSUM {result.best_rsum:.1f} at epoch {result.best_epoch}; "

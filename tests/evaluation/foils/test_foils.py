@@ -220,7 +220,7 @@ def test_words_are_judged_as_token_by_token(scenes, model, foils) -> None:
     told = [(s >= 0.5) == r for s, r in zip(suspicion, replaced, strict=True)]
     assert found.accuracy == pytest.approx(np.mean(told))
     suspected = [s >= 0.5 for s, r in zip(suspicion, replaced, strict=True) if r]
-    assert found.found == pytest.approx(np.mean(suspected))
+    assert found.recall == pytest.approx(np.mean(suspected))
     assert found.correction == pytest.approx(np.mean(restored))
 
 
@@ -234,8 +234,8 @@ def test_corrected_foils_have_a_new_word_wherever_one_is_suspected(scenes, foils
         sure.bias.neg_()
         changed = judge_words(model, scenes.test, foils)
     assert kept.corrected == [pair.foil for pair in kept.pairs]
-    assert kept.found == 0
-    assert changed.found == 1
+    assert kept.recall == 0
+    assert changed.recall == 1
     for pair, text in zip(changed.pairs, changed.corrected, strict=True):
         assert len(words(text)) == len(words(pair.foil))
     assert sum(a != b.foil for a, b in zip(changed.corrected, changed.pairs, strict=True)) > 10

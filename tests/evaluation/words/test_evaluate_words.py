@@ -14,8 +14,8 @@ from counterfoil.core.config import build_config
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.data.scenes import load_scenes, tokens
 from counterfoil.data.text.tokenizers import known_text
-from counterfoil.evaluation.comparison import Comparison, RunResult
 from counterfoil.evaluation.evaluate import evaluate
+from counterfoil.evaluation.report import Comparison, RunResult, WordReport
 from counterfoil.evaluation.words.cases import KINDS, make_foils
 from counterfoil.evaluation.words.effects import WordScores, average_words, measure_words
 from counterfoil.evaluation.words.evaluate import (
@@ -25,7 +25,6 @@ from counterfoil.evaluation.words.evaluate import (
     report_words,
     roc_auc,
 )
-from counterfoil.evaluation.words.report import WordReport
 from counterfoil.features import with_fragments
 from counterfoil.models import create_model
 

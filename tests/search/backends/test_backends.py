@@ -249,7 +249,7 @@ def test_faiss_finds_nearly_all_without_looking_at_all(tmp_path) -> None:
 
 @needs_faiss
 def test_faiss_refuses_several_vectors(tmp_path) -> None:
-    with pytest.raises(DataError, match="one vector an item"):
+    with pytest.raises(DataError, match="one vector per item"):
         backends["faiss"].create(tmp_path / "index", DIM, True, "float16", {})
 
 

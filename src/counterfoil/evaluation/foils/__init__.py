@@ -1,1 +1,1 @@
-"""How well models tell captions from foils, and how good foils are."""
+"""Evaluation on foils: how well models detect them, and how good the foils are."""

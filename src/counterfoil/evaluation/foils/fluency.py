@@ -1,7 +1,7 @@
-"""How fluent sentences are: perplexity under a language model, causal or masked.
+"""Perplexity of sentences under a causal or masked language model.
 
-A masked model gives a pseudo-perplexity: each token is predicted from all the others. The head of a
-run predicts it from the image, too, so that a sentence that is fluent but false costs more there.
+A masked model gives a pseudo-perplexity: each token is predicted from all others. The head of a run
+also sees the image, so fluent but false sentences have a higher perplexity there.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from counterfoil.models.model import Model
 
 
 class Fluency(Protocol):
-    """A language model that is asked about sentences of the images of captions."""
+    """A language model that scores sentences, with or without their images."""
 
     name: str
 
     def perplexity(self, split: Split, pairs: Sequence[FoilPair]) -> float:
-        """Of the sentences of ``pairs`` (their ``foil``), over all their tokens together."""
+        """Perplexity over all tokens of the sentences ``pair.foil``."""
         ...
 
 
@@ -55,22 +55,22 @@ class RunFluency:
         return math.exp(total / count) if count else math.nan
 
     def _losses(self, images: Encoded, texts: TextBatch) -> Tensor:
-        """Of every ordinary token [n], masked by itself."""
+        """Losses [n] of all ordinary tokens, with one token masked at a time."""
         ordinary = torch.from_numpy(self.tokens.ordinary).to(texts.ids.device)
-        rows, places = (torch.isin(texts.ids, ordinary) & texts.mask).nonzero(as_tuple=True)
-        each = torch.arange(len(rows), device=rows.device)
+        rows, positions = (torch.isin(texts.ids, ordinary) & texts.mask).nonzero(as_tuple=True)
+        index = torch.arange(len(rows), device=rows.device)
         ids = texts.ids[rows]
-        ids[each, places] = self.tokens.mask
-        asked = torch.zeros_like(ids, dtype=torch.bool)
-        asked[each, places] = True
-        logits = CrossReader(self.model, images, texts.mask).fill(rows, ids, asked).float()
-        chances = logits[:, ordinary].log_softmax(-1)
-        where = torch.searchsorted(ordinary, texts.ids[rows, places])
-        return -chances.gather(1, where[:, None])[:, 0]
+        ids[index, positions] = self.tokens.mask
+        masked = torch.zeros_like(ids, dtype=torch.bool)
+        masked[index, positions] = True
+        logits = CrossReader(self.model, images, texts.mask).fill(rows, ids, masked).float()
+        log_probs = logits[:, ordinary].log_softmax(-1)
+        targets = torch.searchsorted(ordinary, texts.ids[rows, positions])
+        return -log_probs.gather(1, targets[:, None])[:, 0]
 
 
 class TransformersFluency:
-    """A causal or masked language model of `transformers`, from a folder; it sees no images."""
+    """A causal or masked language model of `transformers` from a folder, without images."""
 
     def __init__(self, folder: str, device: torch.device | None = None) -> None:
         self.name = folder
@@ -89,7 +89,7 @@ class TransformersFluency:
         return self._masked_losses(ids) if self.masked else self._causal_losses(ids)
 
     def _causal_losses(self, ids: Tensor) -> Tensor:
-        """Of each token but the first, which is the mark of a beginning where there is one."""
+        """Losses of all tokens but the first; a missing BOS token is added."""
         begin = self.tokenizer.bos_token_id
         if begin is not None and (not len(ids) or ids[0] != begin):
             ids = torch.cat([ids.new_tensor([begin]), ids])
@@ -97,18 +97,18 @@ class TransformersFluency:
         return torch.nn.functional.cross_entropy(logits.float(), ids[1:], reduction="none")
 
     def _masked_losses(self, ids: Tensor) -> Tensor:
-        """Of each token that is not special, masked by itself."""
+        """Losses of all tokens that are not special, with one token masked at a time."""
         special = ids.new_tensor(self.tokenizer.all_special_ids)
-        places = (~torch.isin(ids, special)).nonzero()[:, 0]
-        each = torch.arange(len(places), device=self.device)
-        asked = ids.repeat(len(places), 1)
-        asked[each, places] = self.tokenizer.mask_token_id
-        logits = self.model(asked).logits[each, places]
-        return torch.nn.functional.cross_entropy(logits.float(), ids[places], reduction="none")
+        positions = (~torch.isin(ids, special)).nonzero()[:, 0]
+        index = torch.arange(len(positions), device=self.device)
+        inputs = ids.repeat(len(positions), 1)
+        inputs[index, positions] = self.tokenizer.mask_token_id
+        logits = self.model(inputs).logits[index, positions]
+        return torch.nn.functional.cross_entropy(logits.float(), ids[positions], reduction="none")
 
 
 def _load(folder: str) -> tuple[bool, Any, Any]:
-    """Whether it is a masked model, the model and its tokenizer."""
+    """Whether the model is a masked one, the model and its tokenizer."""
     try:
         import transformers
     except ImportError:

@@ -1,7 +1,7 @@
-"""A model judged on foils: does it prefer the true caption, and know what is wrong with the other?
+"""Evaluate a model on foils: does it prefer the true caption, and find the wrong words?
 
-What TAGS-DC asks of foils and of those who tell them: discrimination (§4.3), words (§4.4), whether
-foils are negatives at all and whether they read well (§4.2). Shares are also given by kind.
+The measures of TAGS-DC: discrimination (§4.3), words (§4.4), and whether foils are really false and
+fluent (§4.2). Shares are also given per kind of exchange.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import TextBatch
 from counterfoil.data.pairs import Split
-from counterfoil.data.scenes import SceneCaption, tokens
+from counterfoil.data.scenes import Scene, SceneCaption, tokens
 from counterfoil.data.text.words import words
 from counterfoil.evaluation.foils.fluency import Fluency
 from counterfoil.evaluation.foils.report import FoilReport, KindShare
@@ -35,12 +35,12 @@ from counterfoil.evaluation.foils.sets import FoilPair, FoilSet
 from counterfoil.evaluation.foils.truth import (
     TrueFoilKind,
     Verdict,
+    caption_positions,
+    foil_verdict,
     has_truth,
     makes_sense,
-    places_of,
     true_foil_kind,
     truth_of,
-    verdict_on,
 )
 from counterfoil.evaluation.words.evaluate import roc_auc
 from counterfoil.foils.generation import MaskTokens
@@ -66,62 +66,56 @@ _ORDER = ("object", "colour", "size", "pattern", "number", "attribute", "relatio
 THRESHOLD = 0.5
 Flags = NDArray[np.bool_]
 
-READ_AT_MOST = 300
-"""Sentences of which a perplexity is taken: each token of each is a sentence to read."""
+MAX_SENTENCES = 300
+"""Sentences for a perplexity; each token of each is a forward pass."""
 
 
-# On the drawn scenes a kind is what the exchanged word says there (a colour, a number …);
-# elsewhere it is what the caption's scene graph has it for.
+# On drawn scenes, the kind is the role of the exchanged word (a colour, a number …); elsewhere it
+# comes from the caption's scene graph.
 def shares_by_kind(
     scores: FoilScores, kinds: Sequence[str], verdicts: Sequence[Verdict]
 ) -> list[KindShare]:
-    """The foils of each kind, with what is known of their truth; ``verdicts`` may be empty."""
-    found = Counter(kinds)
-    ordered = [kind for kind in (*_ORDER, SEVERAL, OTHER) if kind in found]
+    """Shares per kind of exchange; ``verdicts`` is empty without ground truth."""
+    counts = Counter(kinds)
+    ordered = [kind for kind in (*_ORDER, SEVERAL, OTHER) if kind in counts]
     return [_share(kind, scores, [one == kind for one in kinds], verdicts) for kind in ordered]
 
 
 def _share(
     kind: str, scores: FoilScores, chosen: Sequence[bool], verdicts: Sequence[Verdict]
 ) -> KindShare:
-    told = Counter(one for one, mine in zip(verdicts, chosen, strict=False) if mine)
+    counts = Counter(one for one, mine in zip(verdicts, chosen, strict=False) if mine)
     false = [mine and one == "false" for one, mine in zip(verdicts, chosen, strict=False)]
     return KindShare(
         kind=kind,
         foils=sum(chosen),
-        false=told["false"],
-        true=told["true"],
+        false=counts["false"],
+        true=counts["true"],
         accuracy=100 * scores.among(chosen).accuracy,
         false_accuracy=100 * scores.among(false).accuracy if any(false) else None,
     )
 
 
 def kinds_on(split: Split, pairs: Sequence[FoilPair]) -> list[str]:
-    """What each foil exchanges."""
+    """The kind of exchange of each foil."""
     if has_truth(split):
-        places = places_of(split, [pair.caption for pair in pairs])
         return [
-            _by_role(truth_of(split, *place)[1], pair.foil)
-            for place, pair in zip(places, pairs, strict=True)
+            _kind_by_role(caption, foil) for _, caption, foil in _foils_with_truth(split, pairs)
         ]
     extractor = create_extractor("rules")
-    return [_by_graph(extractor, split.texts[pair.caption], pair.foil) for pair in pairs]
+    return [_kind_by_graph(extractor, split.texts[pair.caption], pair.foil) for pair in pairs]
 
 
 def true_foil_kinds(split: Split, pairs: Sequence[FoilPair]) -> dict[TrueFoilKind, int]:
-    """In which manners the foils that are true are so; empty without truth."""
+    """Number of true foils per kind of truth; empty without ground truth."""
     if not has_truth(split):
         return {}
-    places = places_of(split, [pair.caption for pair in pairs])
-    found = Counter(
-        true_foil_kind(*truth_of(split, *place), pair.foil)
-        for place, pair in zip(places, pairs, strict=True)
-    )
-    return {kind_of_truth: found[kind_of_truth] for kind_of_truth in get_args(TrueFoilKind)}
+    counts = Counter(true_foil_kind(*foil) for foil in _foils_with_truth(split, pairs))
+    return {kind: counts[kind] for kind in get_args(TrueFoilKind)}
 
 
-def _by_role(caption: SceneCaption, foil: str) -> str:
-    """By what the exchanged words say of the scene; words that say nothing count beside none."""
+def _kind_by_role(caption: SceneCaption, foil: str) -> str:
+    """The role of the exchanged words in the scene; words without a role are ignored."""
     new = tokens(foil)
     if len(new) != len(caption.words):
         return SEVERAL
@@ -133,25 +127,27 @@ def _by_role(caption: SceneCaption, foil: str) -> str:
     return _ROLES[roles.pop()] if len(roles) == 1 else SEVERAL if roles else OTHER
 
 
-def _by_graph(extractor: GraphExtractor, caption: str, foil: str) -> str:
+def _kind_by_graph(extractor: GraphExtractor, caption: str, foil: str) -> str:
     old, new = words(caption), words(foil)
     if len(old) != len(new):
         return SEVERAL
-    changed = [place for place, pair in enumerate(zip(old, new, strict=True)) if len({*pair}) > 1]
+    changed = [
+        position for position, pair in enumerate(zip(old, new, strict=True)) if len({*pair}) > 1
+    ]
     kind = extractor.extract(caption).kind_of(changed)
     return kind if kind in KINDS else OTHER if kind == PLAIN_WORD else SEVERAL
 
 
-# Word discrimination and word correction (TAGS-DC §4.4), by the heads for them.
+# Word discrimination and word correction (TAGS-DC §4.4).
 
 
 @dataclass(frozen=True)
 class FoilWords:
-    """What the heads say of the tokens of foils that are as long as their captions.
+    """Outputs of the word heads on foils with as many tokens as their captions.
 
-    Of each token, special ones left out: ``suspicion``, how likely it was put in, and ``replaced``,
-    whether it was; of each replaced one, whether it was ``restored``. ``corrected`` are the foils
-    with every suspected token replaced by what the correction head would write.
+    Per token, without special ones: ``suspicion``, the predicted probability that it was replaced,
+    and ``replaced``, whether it was. Per replaced token: whether it was ``restored``. ``corrected``
+    are the foils with suspected tokens replaced by the correction head's choice.
     """
 
     suspicion: NDArray[np.float64]
@@ -162,22 +158,22 @@ class FoilWords:
 
     @property
     def auc(self) -> float:
-        """How often a replaced token is suspected more than one that was not."""
+        """ROC AUC of suspicion for replaced tokens."""
         return roc_auc(self.suspicion, self.replaced)
 
     @property
     def accuracy(self) -> float:
-        """Share of tokens that are judged rightly at a threshold of one half."""
+        """Share of tokens classified correctly at a threshold of 0.5."""
         return float(np.mean((self.suspicion >= THRESHOLD) == self.replaced))
 
     @property
-    def found(self) -> float:
-        """Share of the replaced tokens that are suspected at that threshold."""
+    def recall(self) -> float:
+        """Share of the replaced tokens that are suspected at a threshold of 0.5."""
         return float(np.mean(self.suspicion[self.replaced] >= THRESHOLD))
 
     @property
     def correction(self) -> float:
-        """Share of the replaced tokens for which the true one is the first that comes to mind."""
+        """Share of the replaced tokens for which the original token is predicted first."""
         return float(np.mean(self.restored))
 
 
@@ -185,38 +181,38 @@ class FoilWords:
 def judge_words(
     model: Model, split: Split, foils: FoilSet, progress: Progress | None = None
 ) -> FoilWords | None:
-    """The heads' verdicts on the words of foils; None where no foil is as long as its caption."""
+    """The heads' outputs on the words of foils; None if no foil is as long as its caption."""
     matcher = cross_encoder_of(model, HEADS)
     ordinary = torch.from_numpy(MaskTokens.of(model.text).ordinary).to(model.device)
-    found: list[FoilWords] = []
+    parts: list[FoilWords] = []
     with eval_mode(model):
         for block in blocks(model, split, foils.pairs, progress or Silent(), "words of foils"):
             same = _of_same_length(model, split, block)
             if same is not None:
-                found.append(_judge(model, matcher, split, same, ordinary))
-    if not found:
+                parts.append(_judge(model, matcher, split, same, ordinary))
+    if not parts:
         return None
     return FoilWords(
-        np.concatenate([one.suspicion for one in found]),
-        np.concatenate([one.replaced for one in found]),
-        np.concatenate([one.restored for one in found]),
-        [pair for one in found for pair in one.pairs],
-        [text for one in found for text in one.corrected],
+        np.concatenate([one.suspicion for one in parts]),
+        np.concatenate([one.replaced for one in parts]),
+        np.concatenate([one.restored for one in parts]),
+        [pair for one in parts for pair in one.pairs],
+        [text for one in parts for text in one.corrected],
     )
 
 
 def _of_same_length(model: Model, split: Split, block: Block) -> Block | None:
-    """The foils that have as many tokens as their captions, so that these stand side by side."""
+    """The foils with as many tokens as their captions, or None; their tokens are aligned."""
     encode = model.text.encode
-    kept = [
-        place
-        for place, pair in enumerate(block.pairs)
+    rows = [
+        row
+        for row, pair in enumerate(block.pairs)
         if len(encode(pair.foil)) == len(encode(split.texts[pair.caption]))
     ]
-    if not kept:
+    if not rows:
         return None
-    rows = torch.tensor(kept, device=model.device)
-    return Block([block.pairs[place] for place in kept], block.images[rows])
+    index = torch.tensor(rows, device=model.device)
+    return Block([block.pairs[row] for row in rows], block.images[index])
 
 
 def _judge(
@@ -228,29 +224,29 @@ def _judge(
     suspicion = matcher.heads["discrimination"](states).float().softmax(-1)[..., 0]
     logits = matcher.heads["correction"](states, word_table(model))
     written = ordinary[logits[..., ordinary].argmax(-1)]
-    asked = _asked(foils, true, ordinary)
-    replaced = asked & (foils.ids != true.ids)
-    mended = torch.where(asked & (suspicion >= THRESHOLD), written, foils.ids)
+    content = _content_tokens(foils, true, ordinary)
+    replaced = content & (foils.ids != true.ids)
+    mended = torch.where(content & (suspicion >= THRESHOLD), written, foils.ids)
     return FoilWords(
-        suspicion[asked].double().cpu().numpy(),
-        replaced[asked].cpu().numpy(),
+        suspicion[content].double().cpu().numpy(),
+        replaced[content].cpu().numpy(),
         (written == true.ids)[replaced].cpu().numpy(),
         block.pairs,
         [
-            _spelt(model, pair.foil, old[real].tolist(), new[real].tolist())
+            _spell(model, pair.foil, old[real].tolist(), new[real].tolist())
             for pair, old, new, real in zip(block.pairs, foils.ids, mended, foils.mask, strict=True)
         ],
     )
 
 
-def _spelt(model: Model, foil: str, ids: list[int], mended: list[int]) -> str:
-    """The mended sentence; the foil as it is where nothing was mended, or no text stands for it."""
-    found = spell_foil(model.text, foil, ids, mended)
-    return foil if found is None else found.text
+def _spell(model: Model, foil: str, ids: list[int], mended: list[int]) -> str:
+    """The corrected sentence; the foil itself if nothing changed or the ids have no text."""
+    spelled = spell_foil(model.text, foil, ids, mended)
+    return foil if spelled is None else spelled.text
 
 
-def _asked(foils: TextBatch, true: TextBatch, ordinary: Tensor) -> Tensor:
-    """Tokens that say something: neither padding nor special in both sentences."""
+def _content_tokens(foils: TextBatch, true: TextBatch, ordinary: Tensor) -> Tensor:
+    """Mask of tokens that are not padding, and not special in both sentences."""
     is_ordinary = torch.isin(foils.ids, ordinary) | torch.isin(true.ids, ordinary)
     return foils.mask & is_ordinary
 
@@ -264,9 +260,11 @@ def judge_foils(
     by_kind: bool = False,
     progress: Progress | None = None,
 ) -> FoilReport:
-    """Everything that can be measured of a model and foils: words where it has heads for them, true
-    negatives where the split knows the truth, perplexity where a language model is given; and, if
-    asked for, the same by what the foils exchange."""
+    """All metrics of a model on foils.
+
+    Word metrics need the heads for them, true negatives a split with ground truth, perplexity a
+    language model. ``by_kind`` adds shares per kind of exchange.
+    """
     scores = score_foils(model, split, foils, progress)
     words = judge_words(model, split, foils, progress) if can_correct(model) else None
     verdicts = verdicts_on(split, scores.pairs)
@@ -280,9 +278,9 @@ def judge_foils(
         caption_accuracy=100 * scores.caption_accuracy,
         harder=100 * float(np.mean(scores.foil > scores.true)),
         gap=scores.gap,
-        **_truths(split, foils.pairs),
-        **_on_false(scores, verdicts),
-        **(_words(words) if words is not None else {}),
+        **_truth_shares(split, foils.pairs),
+        **_false_accuracy(scores, verdicts),
+        **(_word_shares(words) if words is not None else {}),
         **(_perplexities(fluency, split, foils, words) if fluency is not None else {}),
         by_kind=shares_by_kind(scores, kinds_on(split, scores.pairs), verdicts) if by_kind else [],
         true_kinds=true_foil_kinds(split, scores.pairs) if by_kind else {},
@@ -290,26 +288,33 @@ def judge_foils(
 
 
 def verdicts_on(split: Split, pairs: Sequence[FoilPair]) -> list[Verdict]:
-    """Whether each foil is false of its image, true of it, or unsure; empty without truth."""
+    """Whether each foil is false of its image, true or unsure; empty without ground truth."""
     if not has_truth(split):
         return []
-    places = places_of(split, [pair.caption for pair in pairs])
-    return [verdict_on(split, *place, pair.foil) for place, pair in zip(places, pairs, strict=True)]
+    return [foil_verdict(*foil) for foil in _foils_with_truth(split, pairs)]
 
 
-def _truths(split: Split, pairs: Sequence[FoilPair]) -> dict[str, Any]:
-    """How many foils are false of their image; the other shares only if some could be checked."""
+def _foils_with_truth(
+    split: Split, pairs: Sequence[FoilPair]
+) -> list[tuple[Scene, SceneCaption, str]]:
+    """The scene, the caption and the foil of each pair, on a split with ground truth."""
+    positions = caption_positions(split, [pair.caption for pair in pairs])
+    return [
+        (*truth_of(split, *position), pair.foil)
+        for position, pair in zip(positions, pairs, strict=True)
+    ]
+
+
+def _truth_shares(split: Split, pairs: Sequence[FoilPair]) -> dict[str, Any]:
+    """Shares of foils that are false of their image; only counts if none could be checked."""
     counts = Counter(verdicts_on(split, pairs))
     checked = counts["false"] + counts["true"]
-    found = {"checked": checked, "unsure": counts["unsure"]}
+    shares = {"checked": checked, "unsure": counts["unsure"]}
     if not checked:
-        return found
-    places = places_of(split, [pair.caption for pair in pairs])
-    senseless = sum(
-        not makes_sense(truth_of(split, *place)[1], pair.foil)
-        for place, pair in zip(places, pairs, strict=True)
-    )
-    return found | {
+        return shares
+    foils = _foils_with_truth(split, pairs)
+    senseless = sum(not makes_sense(caption, foil) for _, caption, foil in foils)
+    return shares | {
         "true_negatives": 100 * counts["false"] / checked,
         "false_negatives": 100 * counts["true"] / checked,
         "senseless": 100 * senseless / checked,
@@ -317,17 +322,17 @@ def _truths(split: Split, pairs: Sequence[FoilPair]) -> dict[str, Any]:
     }
 
 
-def _on_false(scores: FoilScores, verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Accuracy on foils that are false for sure: to rank another one lower is no virtue."""
+def _false_accuracy(scores: FoilScores, verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Accuracy on foils that are certainly false; ranking a true foil lower is no success."""
     false = [verdict == "false" for verdict in verdicts]
     return {"false_accuracy": 100 * scores.among(false).accuracy} if any(false) else {}
 
 
-def _words(words: FoilWords) -> dict[str, float | int]:
+def _word_shares(words: FoilWords) -> dict[str, float | int]:
     return {
         "wod_auc": 100 * words.auc,
         "wod_accuracy": 100 * words.accuracy,
-        "wod_found": 100 * words.found,
+        "wod_found": 100 * words.recall,
         "woc_accuracy": 100 * words.correction,
         "word_pairs": len(words.pairs),
     }
@@ -336,16 +341,16 @@ def _words(words: FoilWords) -> dict[str, float | int]:
 def _perplexities(
     fluency: Fluency, split: Split, foils: FoilSet, words: FoilWords | None
 ) -> dict[str, float | str | None]:
-    some = foils.pairs[:: -(-len(foils.pairs) // READ_AT_MOST)]
-    captions = [FoilPair(pair.caption, split.texts[pair.caption]) for pair in some]
+    sample = foils.pairs[:: -(-len(foils.pairs) // MAX_SENTENCES)]
+    captions = [FoilPair(pair.caption, split.texts[pair.caption]) for pair in sample]
     corrected = None
     if words is not None:
         mended = zip(words.pairs, words.corrected, strict=True)
         sentences = [FoilPair(pair.caption, text) for pair, text in mended]
-        corrected = sentences[:: -(-len(sentences) // READ_AT_MOST)]
+        corrected = sentences[:: -(-len(sentences) // MAX_SENTENCES)]
     return {
         "perplexity_true": fluency.perplexity(split, captions),
-        "perplexity_foils": fluency.perplexity(split, some),
+        "perplexity_foils": fluency.perplexity(split, sample),
         "perplexity_corrected": fluency.perplexity(split, corrected) if corrected else None,
         "language_model": fluency.name,
     }

@@ -1,4 +1,4 @@
-"""What an evaluation on foils found, as plain data that prints, saves and loads."""
+"""The report of an evaluation on foils: tables, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from counterfoil.evaluation.report import Report, markdown_table
 TRUE_KINDS = {
     "same": "claims what the caption claims, by other words",
     "meant": "claims something else that is true of the same things",
-    "generous": "is true of other things, or passes where one is generous",
+    "generous": "is true of other things, or only by a generous reading",
 }
 
 
 class KindShare(Report):
-    """Foils that exchange one kind of thing: how many, how many are false, how many are told."""
+    """Foils that exchange one kind of word: counts, how many are false, and the accuracy."""
 
     kind: str
     foils: int
@@ -24,29 +24,32 @@ class KindShare(Report):
     false_accuracy: float | None = None
 
     def cells(self, with_truth: bool) -> tuple[str, ...]:
-        """A row of a table, with or without what the truth of the images says."""
+        """One row of the table, with or without the columns that need ground truth."""
         plain = (self.kind, str(self.foils))
         if not with_truth:
             return (*plain, f"{self.accuracy:.1f}")
         checked = self.false + self.true
         negatives = f"{100 * self.false / checked:.1f}" if checked else ""
-        told = f"{self.false_accuracy:.1f}" if self.false_accuracy is not None else ""
-        return (*plain, negatives, f"{self.accuracy:.1f}", told)
+        false_accuracy = f"{self.false_accuracy:.1f}" if self.false_accuracy is not None else ""
+        return (*plain, negatives, f"{self.accuracy:.1f}", false_accuracy)
 
 
 class FoilReport(Report):
-    """A model on foils of one source. Shares are in percent; None is what could not be measured.
+    """A model on foils of one source. Shares are in percent; None if they could not be measured.
 
-    ``harder`` is the share of foils that score above their caption, ``gap`` how much captions score
-    above foils on average; ``false_accuracy`` is the accuracy on foils that are false of their
-    image for sure. Of the words of foils (TAGS-DC §4.4): ``wod_auc`` and ``wod_accuracy``
-    of telling replaced ones, ``wod_found`` how many of these are told at a threshold of one half,
-    ``woc_accuracy`` how many are set right. ``true_negatives`` are the foils that are false of
-    their image for sure, of those ``checked``; ``false_negatives`` are the others of these, and
-    ``senseless`` those true negatives in which a word makes no sense. ``unsure`` ones could not be
-    told, ``undecided`` is their share of all foils. If asked for,
-    ``by_kind`` has the foils by what they exchange, and ``true_kinds`` how those that are true are
-    so (`TRUE_KINDS`).
+    ``accuracy`` is the share of foils that score below their caption, ``harder`` the share above,
+    ``gap`` the mean difference of the scores. ``false_accuracy`` counts only foils that are
+    certainly false of their image.
+
+    Words of foils (TAGS-DC §4.4): ``wod_auc`` and ``wod_accuracy`` of detecting replaced words,
+    ``wod_found`` their recall at a threshold of 0.5, ``woc_accuracy`` the share corrected.
+
+    Ground truth: of the ``checked`` foils, ``true_negatives`` are false of their image and
+    ``false_negatives`` true of it; ``senseless`` are true negatives with a word that makes no
+    sense. ``unsure`` foils could not be decided; ``undecided`` is their share of all foils.
+
+    On request, ``by_kind`` has shares per kind of exchange, and ``true_kinds`` the number of true
+    foils per kind of truth (`TRUE_KINDS`).
     """
 
     split: str
@@ -83,7 +86,7 @@ class FoilReport(Report):
         return f"{self.split}, foils by {self.foils}: {self.pairs} foils{left}"
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A header, and a row for everything that was measured."""
+        """A header and one row per available metric."""
         shares: list[tuple[str, float | None]] = [
             ("true caption > foil", self.accuracy),
             ("true caption > false foil", self.false_accuracy),
@@ -107,7 +110,7 @@ class FoilReport(Report):
         return table
 
     def kind_rows(self) -> list[tuple[str, ...]]:
-        """A header, a row for each kind of exchange, and one for all; empty if not asked for."""
+        """A header, one row per kind of exchange, and one for all; empty without ``by_kind``."""
         if not self.by_kind:
             return []
         known = self.true_negatives is not None
@@ -115,16 +118,16 @@ class FoilReport(Report):
         total = KindShare(
             kind="all",
             foils=self.pairs,
-            false=sum(one.false for one in self.by_kind),
-            true=sum(one.true for one in self.by_kind),
+            false=sum(share.false for share in self.by_kind),
+            true=sum(share.true for share in self.by_kind),
             accuracy=self.accuracy,
             false_accuracy=self.false_accuracy,
         )
         head = ("exchanged", "foils", *(truth if known else truth[1:2]))
-        return [head, *(one.cells(known) for one in (*self.by_kind, total))]
+        return [head, *(share.cells(known) for share in (*self.by_kind, total))]
 
     def true_kind_rows(self) -> list[tuple[str, ...]]:
-        """A header, and how many of the foils that are true are so in each manner."""
+        """A header and the number of true foils per kind of truth; empty if there are none."""
         total = sum(self.true_kinds.values())
         if not total:
             return []
@@ -133,7 +136,7 @@ class FoilReport(Report):
         return [head, *((name, str(count), f"{100 * count / total:.1f}") for name, count in shares)]
 
     def notes(self) -> str:
-        """What makes the numbers comparable, in one sentence."""
+        """What is needed to compare the numbers, in one sentence."""
         parts = ["a tie counts against the model"]
         if self.true_negatives is not None:
             parts.append(f"true negatives of {self.checked} foils, {self.unsure} more are unsure")
@@ -144,7 +147,7 @@ class FoilReport(Report):
         return "; ".join(parts)
 
     def to_markdown(self) -> str:
-        """The headline, the table and the notes."""
+        """The headline, the tables and the notes."""
         lines = [self.headline()]
         for table in (self.rows(), self.kind_rows(), self.true_kind_rows()):
             lines += ["", *markdown_table(table)] if table else []

@@ -1,4 +1,4 @@
-"""Foils that a model is judged by: made by rule, read from a file, or written by a model."""
+"""Sets of foils for evaluation: made by rule, read from a file, or written by a model."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from counterfoil.data.pairs import Split
 from counterfoil.data.text.words import words
 from counterfoil.foils import DEFAULT_KINDS, rule_foils
 from counterfoil.foils.files import foils_by_caption
+from counterfoil.foils.rules import Foil
 from counterfoil.models.foil_files import FoilAuthor
 from counterfoil.models.model import Model
 from counterfoil.objectives.services import GeneratorOptions, MaskUnit
@@ -27,7 +28,7 @@ RULES = "rules"
 
 @dataclass(frozen=True)
 class FoilPair:
-    """A caption, by its index into the split's texts, and the same made false."""
+    """A caption, as an index into the split's texts, and its foil."""
 
     caption: int
     foil: str
@@ -35,9 +36,9 @@ class FoilPair:
 
 @dataclass(frozen=True)
 class FoilSet:
-    """Foils of some captions of a split, in the order of these.
+    """Foils of captions of a split, sorted by caption.
 
-    ``captions`` were asked for; ``left_out`` of them have no foil.
+    ``captions`` is the number of captions requested; ``left_out`` of them have no foil.
     """
 
     name: str
@@ -48,7 +49,7 @@ class FoilSet:
     @classmethod
     def of(cls, name: str, pairs: Sequence[FoilPair], captions: int) -> FoilSet:
         if not pairs:
-            raise DataError(f"{name}: there is no foil of any of {captions} captions")
+            raise DataError(f"{name}: none of the {captions} captions has a foil")
         ordered = tuple(sorted(pairs, key=lambda pair: pair.caption))
         return cls(name, ordered, captions, captions - len({pair.caption for pair in pairs}))
 
@@ -71,55 +72,54 @@ def rule_set(
     most: int | None = None,
     seed: int = 0,
 ) -> FoilSet:
-    """VSE-C's foils; none brings in a word of the image's own captions."""
-    chosen = choose_captions(split, most, seed)
-    pairs: list[FoilPair] = []
-    for index in chosen:
-        own = split.captions[int(split.image_of[index])]
+    """VSE-C's foils; see `foils_by_rule`."""
+    foils = foils_by_rule(split, kinds, per_caption, most, seed)
+    pairs = [FoilPair(caption, foil.text) for caption, made in foils.items() for foil in made]
+    return FoilSet.of("rules", pairs, len(foils))
+
+
+def foils_by_rule(
+    split: Split, kinds: Sequence[str], per_caption: int, most: int | None, seed: int
+) -> dict[int, list[Foil]]:
+    """Rule-made foils of each chosen caption, without words of its image's own captions."""
+    foils: dict[int, list[Foil]] = {}
+    for caption in choose_captions(split, most, seed):
+        own = split.captions[int(split.image_of[caption])]
         avoid = frozenset(word for text in own for word in words(text))
-        rng = random.Random(f"{seed}/{index}/{split.texts[index]}")
-        found = rule_foils(split.texts[index], rng, kinds, per_caption, avoid)
-        pairs += [FoilPair(index, foil.text) for foil in found]
-    return FoilSet.of("rules", pairs, len(chosen))
+        rng = random.Random(f"{seed}/{caption}/{split.texts[caption]}")
+        foils[caption] = rule_foils(split.texts[caption], rng, kinds, per_caption, avoid)
+    return foils
 
 
 def stored_set(path: Path, split: Split, *, most: int | None = None, seed: int = 0) -> FoilSet:
-    """The foils of a file that belong to a split, by the image's id and the caption."""
+    """The foils of a file for a split, matched by image id and caption."""
     by_caption = foils_by_caption(path, split)
     chosen = choose_captions(split, most, seed)
     pairs = [FoilPair(index, foil) for index in chosen for foil in by_caption.get(index, ())]
     return FoilSet.of(path.name, pairs, len(chosen))
 
 
-def written_set(
-    model: Model,
-    split: Split,
-    options: GeneratorOptions,
-    *,
-    name: str = "written",
-    most: int | None = None,
-    seed: int = 0,
-    blind: bool = False,
-    progress: Progress | None = None,
+def foils_of_model(
+    model: Model, name: str, split: Split, choice: FoilChoice, progress: Progress | None = None
 ) -> FoilSet:
-    """The ``options.kept`` foils of each caption that the model itself holds to match best.
+    """Foils that a model writes: for each caption the ``per_caption`` best matches by its scores.
 
-    Captions of images that cannot be read have none. The same seed gives the same foils on the
-    same kind of device. ``blind``: all features of the images are zero, for writing and choosing.
+    Captions of unreadable images have none. The same seed gives the same foils on the same kind of
+    device.
     """
-    chosen = choose_captions(split, most, seed)
+    chosen = choose_captions(split, choice.captions, choice.seed)
     starts = range(0, len(chosen), CAPTION_BATCH)
     pairs: list[FoilPair] = []
     with eval_mode(model):
-        author = FoilAuthor(model, options)
+        author = FoilAuthor(model, choice.generation)
         for start in (progress or Silent()).track(starts, f"writing foils ({name})", len(starts)):
             block = chosen[start : start + CAPTION_BATCH]
-            rng = np.random.default_rng([seed, block[0]])
-            pairs += _write(author, split, block, rng, blind)
+            rng = np.random.default_rng([choice.seed, block[0]])
+            pairs += _write_block(author, split, block, rng, choice.blind)
     return FoilSet.of(name, pairs, len(chosen))
 
 
-def _write(
+def _write_block(
     author: FoilAuthor,
     split: Split,
     block: Sequence[int],
@@ -129,7 +129,7 @@ def _write(
     image_of = {index: int(split.image_of[index]) for index in block}
     images = readable_images(split, list(image_of.values()))
     if blind:
-        images = {image: _blank(fragments) for image, fragments in images.items()}
+        images = {image: _zero_features(fragments) for image, fragments in images.items()}
     readable = [index for index in block if image_of[index] in images]
     if not readable:
         return []
@@ -146,29 +146,29 @@ def _write(
     ]
 
 
-def _blank(image: Fragments) -> Fragments:
-    """An image of which nothing can be seen: as many fragments, all zero."""
+def _zero_features(image: Fragments) -> Fragments:
+    """An image with the same number of fragments and all features zero."""
     return replace(image, features=np.zeros_like(image.features))
 
 
 def readable_images(split: Split, wanted: Sequence[int]) -> dict[int, Fragments]:
-    """The fragments of some images, each once; those that cannot be read are left out."""
+    """The fragments of images, each read once; unreadable images are omitted."""
     table = split.require_fragments()
-    found: dict[int, Fragments] = {}
+    fragments: dict[int, Fragments] = {}
     for image in dict.fromkeys(wanted):
         try:
-            found[image] = table.read(image)
+            fragments[image] = table.read(image)
         except DataError:
             continue
-    return found
+    return fragments
 
 
 @dataclass(frozen=True)
 class FoilChoice:
     """How many foils of how many captions, and how a model writes them.
 
-    A model that writes ``blind`` gets blank images: it goes by the language alone.
-    The seed is another one than that of training, whose foils the model may have learned from.
+    With ``blind``, all image features are zero, so that the model sees only the text. The default
+    seed differs from that of training, whose foils the model may have learned from.
     """
 
     per_caption: int = 1
@@ -198,7 +198,7 @@ class FoilChoice:
 
 
 def is_rules(source: str) -> bool:
-    """Whether foils are made by rule: that is a name even where a folder is called so."""
+    """Whether foils are made by rule; the name wins over a folder of that name."""
     return source.partition(":")[0] == RULES
 
 
@@ -228,19 +228,3 @@ def foils_by(
             "run that writes them"
         )
     return foils_of_model(load(path), path.resolve().name, split, choice, progress)
-
-
-def foils_of_model(
-    model: Model, name: str, split: Split, choice: FoilChoice, progress: Progress | None = None
-) -> FoilSet:
-    """What a model itself writes and holds to match best."""
-    return written_set(
-        model,
-        split,
-        choice.generation,
-        name=name,
-        most=choice.captions,
-        seed=choice.seed,
-        blind=choice.blind,
-        progress=progress,
-    )

@@ -1,7 +1,7 @@
-"""Whether a foil of a drawn scene's caption is really false: a true negative, from ground truth.
+"""Check against ground truth whether a foil of a drawn scene's caption is really false.
 
-The caption says what each of its words claims. A word that was put in claims the same of the same
-thing, by another word, so what the foil claims is known.
+Each word of a scene's caption has a role: what it claims, and of which thing. A replacing word
+takes over the role, so the claims of the foil are known.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ EMPTY_WORDS = frozenset(
     {"a", "an", "the", "and", "is", "are", "there", "it", "to", "of", "picture", "drawing"}
     | {"you", "can", "see", "outdoors", "indoors"}
 )
-"""Words of the scenes' captions that stand for nothing in the picture."""
+"""Words of the scenes' captions that claim nothing about the picture."""
 SAYS_NOTHING = EMPTY_WORDS | {"in", "on", "at", "by", "with", "of", "to", "near", "front", "next"}
 
-_LOOKS: dict[str, dict[str, str]] = {
+_APPEARANCE: dict[str, dict[str, str]] = {
     "colour": COLOR_WORDS,
     "size": SIZE_WORDS,
     "pattern": PATTERN_WORDS,
 }
-_OTHERS = {
+_ROLE_WORDS = {
     "noun": SINGULAR.keys() | PLURAL.keys(),
     "count": NUMBERS.keys(),
     "relation": RELATION_WORDS.keys(),
@@ -71,99 +71,99 @@ _POSTURES = frozenset({"flying", "standing", "sitting", "sits"})
 _ARTICLES = frozenset({"a", "an", "the"})
 _COUNT_WORDS = {word: count for count, word in enumerate(NUMERALS, start=1) if count > 1}
 
-_ELSEWHERE = {"count": _COUNT_WORDS.keys(), "position": ALL_PLACES}
-"""Words whose claims are no word's: `_counted` sees to numbers, places are of the whole picture."""
+_PICTURE_WORDS = {"count": _COUNT_WORDS.keys(), "position": ALL_PLACES}
+"""Words without a claim about one thing: `_new_counts` reads numbers, places are scene-wide."""
 
 Verdict = Literal["false", "true", "unsure"]
 TrueFoilKind = Literal["same", "meant", "generous"]
 _ATTRIBUTES = frozenset(ATTRIBUTES) | frozenset(NUMERALS)
 
 _GREEN = frozenset({"meadow", "park"})
-"""Grass with trees: what is one to the painter may be the other to a reader."""
+"""Backdrops of grass with trees, which a reader may confuse."""
 
 
 @dataclass(frozen=True)
 class Claims:
-    """What a foil states, and its new words that no role tells about: (caption's, foil's)."""
+    """What a foil states, and its new words without a role, as (old word, new word)."""
 
     statement: Statement
-    apart: tuple[tuple[str, str], ...]
+    unroled: tuple[tuple[str, str], ...]
 
 
 def claims_of(caption: SceneCaption, new: Sequence[str]) -> Claims | None:
-    """What the foil's words claim, as many as the caption's; None where one makes no sense."""
-    words = list(_claiming(caption, new))
-    told = [word for word in words if word is not None]
-    if len(told) < len(words) or not _is_consistent(told):
+    """The claims of a foil's words, as many as the caption's; None if one makes no sense."""
+    words = list(_claims_by_word(caption, new))
+    claims = [word for word in words if word is not None]
+    if len(claims) < len(words) or not _is_consistent(claims):
         return None
-    counted = _counted(caption, new)
-    statement = statement_of(SceneCaption(" ".join(new), tuple(told)))
-    for place, mention in counted.items():
-        statement.mentions[mention].count = _COUNT_WORDS[new[place]]
-    read = {*counted, *_moved(caption, new).values()}
-    apart = tuple(
-        (word.text.lower(), new[place])
-        for place, word in enumerate(caption.words)
-        if word.text.lower() != new[place] and place not in read
-        if not word.role or (word.role.startswith("position:") and new[place] in ALL_PLACES)
+    counted = _new_counts(caption, new)
+    statement = statement_of(SceneCaption(" ".join(new), tuple(claims)))
+    for position, mention in counted.items():
+        statement.mentions[mention].count = _COUNT_WORDS[new[position]]
+    explained = {*counted, *_moved_relations(caption, new).values()}
+    unroled = tuple(
+        (word.text.lower(), new[position])
+        for position, word in enumerate(caption.words)
+        if word.text.lower() != new[position] and position not in explained
+        if not word.role or (word.role.startswith("position:") and new[position] in ALL_PLACES)
     )
-    return Claims(statement, apart)
+    return Claims(statement, unroled)
 
 
-def _claiming(caption: SceneCaption, new: Sequence[str]) -> Iterator[Word | None]:
-    moved = _moved(caption, new)
-    for place, (word, text) in enumerate(zip(caption.words, new, strict=True)):
+def _claims_by_word(caption: SceneCaption, new: Sequence[str]) -> Iterator[Word | None]:
+    moved = _moved_relations(caption, new)
+    for position, (word, text) in enumerate(zip(caption.words, new, strict=True)):
         role, _, rest = word.role.partition(":")
-        fits = next((look for look, table in _LOOKS.items() if text in table), None)
+        fits = next((look for look, table in _APPEARANCE.items() if text in table), None)
         if not role or text == word.text.lower():
             yield replace(word, text=text)
-        elif text in _ELSEWHERE.get(role, ()):
+        elif text in _PICTURE_WORDS.get(role, ()):
             yield replace(word, text=text, role="")
-        elif role in (*_LOOKS, "count") and fits:  # a colour may take the place of a size
+        elif role in (*_APPEARANCE, "count") and fits:  # a colour may replace a size
             yield replace(word, text=text, role=f"{fits}:{rest}")
-        elif place in moved:
-            yield replace(word, text=new[moved[place]])
+        elif position in moved:
+            yield replace(word, text=new[moved[position]])
         else:
-            yield replace(word, text=text) if text in _OTHERS.get(role, ()) else None
+            yield replace(word, text=text) if text in _ROLE_WORDS.get(role, ()) else None
 
 
-def _moved(caption: SceneCaption, new: Sequence[str]) -> dict[int, int]:
-    """Relations told at another place of their phrase (*right of*, now *flying above*): to where.
+def _moved_relations(caption: SceneCaption, new: Sequence[str]) -> dict[int, int]:
+    """New positions of relations that moved in their phrase (*right of*, now *flying above*).
 
-    The phrase must have one word that relates, and none that makes no sense beside it.
+    The phrase must have exactly one relation word, and no other word that makes no sense there.
     """
-    found = {}
-    for place, word in enumerate(caption.words):
-        if not word.role.startswith("relation:") or new[place] in RELATION_WORDS:
+    moved = {}
+    for position, word in enumerate(caption.words):
+        if not word.role.startswith("relation:") or new[position] in RELATION_WORDS:
             continue
         phrase = range(*word.phrase)
         relating = [other for other in phrase if new[other] in RELATION_WORDS]
         others = {new[other] for other in phrase if other not in relating}
         if len(relating) == 1 and others <= SAYS_NOTHING | _POSTURES:
-            found[place] = relating[0]
-    return found
+            moved[position] = relating[0]
+    return moved
 
 
-def _counted(caption: SceneCaption, new: Sequence[str]) -> dict[int, int]:
-    """New numbers, also in place of articles, by their places: which mention each one counts."""
-    found = {}
-    for place, word in enumerate(caption.words):
+def _new_counts(caption: SceneCaption, new: Sequence[str]) -> dict[int, int]:
+    """Positions of new numbers, also in place of articles, and the mention that each one counts."""
+    counts = {}
+    for position, word in enumerate(caption.words):
         old = word.text.lower()
         can_count = word.role.startswith("count:") or (not word.role and old in _ARTICLES)
-        if can_count and new[place] in _COUNT_WORDS and new[place] != old:
-            roles = [other.role for other in caption.words[place : word.phrase[1]]]
+        if can_count and new[position] in _COUNT_WORDS and new[position] != old:
+            roles = [other.role for other in caption.words[position : word.phrase[1]]]
             nouns = [int(role.split(":")[1]) for role in roles if role.startswith("noun:")]
             if nouns:
-                found[place] = nouns[0]
-    return found
+                counts[position] = nouns[0]
+    return counts
 
 
 def _is_consistent(words: Sequence[Word]) -> bool:
-    """Whether nothing is said to have two colours, sizes or patterns."""
-    said: dict[str, str] = {}
+    """Whether no thing has two colours, sizes or patterns."""
+    values: dict[str, str] = {}
     for word in words:
-        table = _LOOKS.get(word.role.split(":")[0])
-        if table is not None and said.setdefault(word.role, table[word.text]) != table[word.text]:
+        table = _APPEARANCE.get(word.role.split(":")[0])
+        if table is not None and values.setdefault(word.role, table[word.text]) != table[word.text]:
             return False
     return True
 
@@ -180,16 +180,16 @@ _CLASSES: dict[str, frozenset[str]] = {
     "pattern": _ATTRIBUTES,
     "position": frozenset(PICTURE_PLACES),
 }
-"""English words that can stand in each role, whether scenes know them or not."""
+"""English words that fit each role, whether the scenes use them or not."""
 
 
 def has_truth(split: Split) -> bool:
-    """Whether a split says what is true of its images, as the drawn scenes do."""
+    """Whether a split has ground truth about its images, as the drawn scenes have."""
     return split.extras is not None and len(split) > 0 and "scene" in split.extras[0]
 
 
-def places_of(split: Split, captions: Sequence[int]) -> list[tuple[int, int]]:
-    """Captions by their indices into all texts: of which image each is, and its place there."""
+def caption_positions(split: Split, captions: Sequence[int]) -> list[tuple[int, int]]:
+    """(image, number of the caption there) of captions, given as indices into all texts."""
     images = [int(split.image_of[caption]) for caption in captions]
     first = np.searchsorted(split.image_of, np.arange(len(split)))
     return [
@@ -198,24 +198,26 @@ def places_of(split: Split, captions: Sequence[int]) -> list[tuple[int, int]]:
     ]
 
 
-def truth_of(split: Split, image: int, place: int) -> tuple[Scene, SceneCaption]:
-    """The scene of an image of the drawn scenes, and its caption ``place`` with what words mean."""
+def truth_of(split: Split, image: int, position: int) -> tuple[Scene, SceneCaption]:
+    """The scene of an image, and its caption ``position`` with the roles of its words."""
     assert split.extras is not None  # noqa: S101 - the drawn scenes have them
     extras = split.extras[image]
-    return scene_of(extras), captions_of(extras, split.captions[image])[place]
+    return scene_of(extras), captions_of(extras, split.captions[image])[position]
 
 
-def verdict_on(split: Split, image: int, place: int, foil: str) -> Verdict:
-    """Of a foil of caption ``place`` of an image of the drawn scenes."""
-    return "unsure" if split.extras is None else foil_verdict(*truth_of(split, image, place), foil)
+def verdict_on(split: Split, image: int, position: int, foil: str) -> Verdict:
+    """The verdict on a foil of caption ``position`` of an image; ``unsure`` without truth."""
+    return (
+        "unsure" if split.extras is None else foil_verdict(*truth_of(split, image, position), foil)
+    )
 
 
 def foil_verdict(scene: Scene, caption: SceneCaption, foil: str) -> Verdict:
-    """``false`` where no generous reader could let the foil pass, ``true`` where one could.
+    """``true`` if a generous reader could accept the foil, else ``false``, or ``unsure``.
 
-    A word in a place where it makes no sense (*a red red*) makes a sentence false. ``unsure`` is
-    what says more than its words' roles tell: another number of words, a new word that is no number
-    in the place of an article, other clothes.
+    A word that makes no sense at its position (*a red red*) makes a sentence false. ``unsure`` are
+    foils whose claims do not follow from roles: another number of words, a new word other than a
+    number for an article, other clothes.
     """
     new = tokens(foil)
     if len(new) != len(caption.words):
@@ -223,21 +225,21 @@ def foil_verdict(scene: Scene, caption: SceneCaption, foil: str) -> Verdict:
     claims = claims_of(caption, new)
     if claims is None or not could_be_true(scene, claims.statement):
         return "false"
-    verdicts = {_apart(scene, *words) for words in claims.apart}
+    verdicts = {_unroled_verdict(scene, *words) for words in claims.unroled}
     if "false" in verdicts:
         return "false"
     return "unsure" if "unsure" in verdicts else "true"
 
 
 def makes_sense(caption: SceneCaption, foil: str) -> bool:
-    """Whether every word of a foil can stand where it does; of another number of words, it may.
+    """Whether every word of a foil makes sense at its position; assumed for other lengths.
 
     *A zebra* for *a cat* makes sense although no scene has one; *a red* for *a cat* does not.
     """
     new = tokens(foil)
     if len(new) != len(caption.words):
         return True
-    # a word of the right class that scenes do not know claims something else, but makes sense
+    # A word of the right class makes sense even if no scene uses it.
     known = [
         word.text.lower() if text in _CLASSES.get(word.role.split(":")[0], ()) else text
         for word, text in zip(caption.words, new, strict=True)
@@ -246,32 +248,32 @@ def makes_sense(caption: SceneCaption, foil: str) -> bool:
 
 
 def true_foil_kind(scene: Scene, caption: SceneCaption, foil: str) -> TrueFoilKind | None:
-    """In which manner a foil is true; None of one that is not.
+    """In which sense a foil is true; None if it is not.
 
     ``same``: it claims what the caption claims, by other words. ``meant``: it is plainly true of
-    the things that the caption means. ``generous``: it is true of other things, or passes only
-    where the reader is generous.
+    the things that the caption means. ``generous``: it is true of other things, or only by a
+    generous reading.
     """
     if foil_verdict(scene, caption, foil) != "true":
         return None
     claims = claims_of(caption, tokens(foil))
     assert claims is not None  # noqa: S101 - what makes no sense is not true
-    if _bare(claims.statement) == _bare(statement_of(caption)):
+    if _without_nouns(claims.statement) == _without_nouns(statement_of(caption)):
         return "same"
     return "meant" if is_true(scene, claims.statement) else "generous"
 
 
-def _bare(statement: Statement) -> Statement:
-    """Claims without the words for them: a bike is a bicycle."""
-    mentions = {place: replace(one, noun="") for place, one in statement.mentions.items()}
+def _without_nouns(statement: Statement) -> Statement:
+    """The statement without its nouns, as a bike is a bicycle."""
+    mentions = {key: replace(mention, noun="") for key, mention in statement.mentions.items()}
     return Statement(mentions, statement.relations)
 
 
-def _apart(scene: Scene, old: str, new: str) -> Verdict:
-    """Of a word without a role: surroundings can be checked, function words say nothing."""
+def _unroled_verdict(scene: Scene, old: str, new: str) -> Verdict:
+    """The verdict on a word without a role: places are checked, function words are true."""
     empty = old in SAYS_NOTHING and new in SAYS_NOTHING
     if new in ALL_PLACES and (empty or old in ALL_PLACES or old in POSITION_WORDS):
-        return _surroundings(scene.backdrop, new)  # "indoors" can stand anywhere
+        return _surroundings(scene.backdrop, new)  # "indoors" fits anywhere
     return "true" if empty else "unsure"
 
 

@@ -1,1 +1,1 @@
-"""How well models find the wrong words of a caption."""
+"""Evaluation of word effects: how well they find the wrong words of a caption."""

@@ -1,4 +1,4 @@
-"""False captions whose wrong words are known, made from the truth of drawn scenes."""
+"""False captions with known wrong words, made from the ground truth of drawn scenes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from counterfoil.data.scenes import (
     tokens,
 )
 from counterfoil.data.text.words import caption_words
+from counterfoil.evaluation.foils.sets import choose_captions
+from counterfoil.evaluation.foils.truth import has_truth
 
 KINDS = ("object", "attribute", "count", "relation", "position")
 MAX_WORDS = 3
@@ -27,10 +29,9 @@ MAX_WORDS = 3
 
 @dataclass(frozen=True)
 class FoilCase:
-    """A caption of image ``image`` (an index into the split), and the same made false.
+    """A caption of image ``image`` (an index into the split), and its foil.
 
-    ``wrong`` says of each word of ``foil``, punctuation left out, what kind of error it is, or is
-    empty where the word was left as it was.
+    ``wrong`` has the kind of error of each word of ``foil`` without punctuation; "" if it is right.
     """
 
     image: int
@@ -49,7 +50,7 @@ class FoilCase:
 
 @dataclass(frozen=True)
 class Foils:
-    """The cases of a split in the order of its images; captions that could not be used."""
+    """The cases of a split sorted by image; ``left_out`` of ``captions`` captions have none."""
 
     cases: list[FoilCase]
     captions: int
@@ -61,10 +62,10 @@ def make_foils(
 ) -> Foils:
     """``per_caption`` false captions for each caption, with one to three words exchanged.
 
-    A single exchange is of a kind drawn from those the caption allows, so that rare kinds get their
-    share. The same split and seed give the same foils, whichever captions are asked for.
+    The kind of a single exchange is drawn from those the caption allows, so that rare kinds occur,
+    too. The same split and seed give the same foils, whatever ``max_captions`` is.
     """
-    if split.extras is None or not len(split) or "scene" not in split.extras[0]:
+    if split.extras is None or not has_truth(split):
         raise DataError(
             f"split '{split.name}' does not say what is true of its images, so no caption can be "
             "made false for sure: word-level truth needs the drawn scenes (--data scenes)"
@@ -74,38 +75,32 @@ def make_foils(
             f"foils: expected at least 1 per caption and 1 caption, got {per_caption} and "
             f"{max_captions}"
         )
-    chosen = _choose(len(split.texts), max_captions, seed)
+    chosen = set(choose_captions(split, max_captions, seed))
     cases: list[FoilCase] = []
     left_out = position = 0
     for image in range(len(split)):
         count = len(split.captions[image])
-        wanted = [place for place in range(count) if position + place in chosen]
+        numbers = [number for number in range(count) if position + number in chosen]
         position += count
-        if not wanted:
+        if not numbers:
             continue
         extras = split.extras[image]
         scene, captions = scene_of(extras), captions_of(extras, split.captions[image])
-        for place in wanted:
-            stem = f"{seed}/{split.ids[image]}/{place}"
-            found = _falsify(scene, captions[place], per_caption, stem)
-            cases += [_case(image, captions[place].text, foil) for foil in found]
-            left_out += not found
+        for number in numbers:
+            stem = f"{seed}/{split.ids[image]}/{number}"
+            foils = _falsify(scene, captions[number], per_caption, stem)
+            cases += [_case(image, captions[number].text, foil) for foil in foils]
+            left_out += not foils
     if not cases:
         raise DataError(f"split '{split.name}': none of its captions can be made false")
     return Foils(cases, len(chosen), left_out)
 
 
-def _choose(count: int, most: int | None, seed: int) -> set[int]:
-    if most is None or most >= count:
-        return set(range(count))
-    return set(random.Random(f"{seed}/captions").sample(range(count), most))
-
-
 def _falsify(scene: Scene, caption: SceneCaption, number: int, stem: str) -> list[Foil]:
-    """Up to ``number`` different foils of a caption, each from a generator of its own."""
-    found: dict[str, Foil] = {}
+    """Up to ``number`` different foils of a caption, each with its own random generator."""
+    foils: dict[str, Foil] = {}
     for attempt in range(2 * number):
-        if len(found) == number:
+        if len(foils) == number:
             break
         rng = random.Random(f"{stem}/{attempt}")
         words = rng.randint(1, MAX_WORDS)
@@ -113,18 +108,18 @@ def _falsify(scene: Scene, caption: SceneCaption, number: int, stem: str) -> lis
         for kind in rng.sample(KINDS, len(KINDS)) if words == 1 else ():
             foil = foil or falsify(scene, caption, rng, 1, (kind,))
         foil = foil or falsify(scene, caption, rng, words)
-        # Every word must be found again in the text, whatever cuts it.
-        if foil is not None and _spoken(foil.text) == tokens(foil.text):
-            found.setdefault(foil.text, foil)
-    return list(found.values())
+        # Both ways to split the text into words must agree.
+        if foil is not None and _words_of(foil.text) == tokens(foil.text):
+            foils.setdefault(foil.text, foil)
+    return list(foils.values())
 
 
-def _spoken(text: str) -> list[str]:
+def _words_of(text: str) -> list[str]:
     return [word.text.lower() for word in caption_words(text) if not word.is_punctuation]
 
 
 def _case(image: int, caption: str, foil: Foil) -> FoilCase:
     wrong = [""] * len(tokens(foil.text))
-    for place, kind in zip(foil.positions, foil.kinds, strict=True):
-        wrong[place] = kind
+    for position, kind in zip(foil.positions, foil.kinds, strict=True):
+        wrong[position] = kind
     return FoilCase(image, caption, foil.text, tuple(wrong))

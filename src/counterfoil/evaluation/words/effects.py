@@ -8,7 +8,6 @@ from itertools import groupby
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
@@ -19,21 +18,20 @@ from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import without, words_of_tokens
 from counterfoil.data.text.words import caption_words
 from counterfoil.encoders import Encoded
+from counterfoil.evaluation.ranks import Values
 from counterfoil.evaluation.words.cases import FoilCase
 from counterfoil.models.explain import word_parts
 from counterfoil.models.model import Model
 from counterfoil.scoring.encode import encode_texts
-
-Values = NDArray[np.float64]
 
 IMAGE_BATCH = 32
 
 
 @dataclass(frozen=True)
 class WordScores:
-    """For case ``cases[k]``: the scores of both captions, and an effect per word of the false one.
+    """For case ``cases[k]``: the scores of both captions, and the effects of the false one's words.
 
-    Punctuation is left out. ``skipped`` says which images could not be read.
+    Punctuation has no effects. ``skipped`` lists unreadable images.
     """
 
     cases: list[FoilCase]
@@ -48,12 +46,12 @@ class WordScores:
 def measure_words(
     model: Model, split: Split, cases: Sequence[FoilCase], progress: Progress | None = None
 ) -> WordScores:
-    """The word effects of one model on cases that lie image by image."""
+    """Scores and word effects of one model on cases sorted by image."""
     table = split.require_fragments()
     progress = progress or Silent()
     groups = [(i, list(group)) for i, group in groupby(cases, key=lambda case: case.image)]
     starts = range(0, len(groups), IMAGE_BATCH)
-    found: list[_Measured] = []
+    results: list[_CaseResult] = []
     skipped: list[str] = []
     with eval_mode(model):
         for start in progress.track(starts, f"word effects ({model.spec.name})", len(starts)):
@@ -64,24 +62,26 @@ def measure_words(
                 except DataError as error:
                     skipped.append(f"image {split.ids[image]}: {error}")
             if readable:
-                found += _measure(model, readable)
-    if not found:
+                results += _measure(model, readable)
+    if not results:
         raise DataError(f"split '{split.name}' has no readable image")
     return WordScores(
-        cases=[one.case for one in found],
-        true=np.array([one.true for one in found]),
-        false=np.array([one.false for one in found]),
-        effects=[one.effects for one in found],
-        method="parts" if all(one.by_parts for one in found) else "leave-one-out",
+        cases=[one.case for one in results],
+        true=np.array([one.true for one in results]),
+        false=np.array([one.false for one in results]),
+        effects=[one.effects for one in results],
+        method="parts" if all(one.by_parts for one in results) else "leave-one-out",
         skipped=skipped,
     )
 
 
 def average_words(scores: Sequence[WordScores]) -> WordScores:
-    """An ensemble: mean scores, whose word effects are the mean of the models' effects."""
+    """The mean scores and mean word effects of an ensemble."""
     first = scores[0]
     if any(one.cases != first.cases for one in scores):
-        raise DataError("the models of an ensemble could not read the same images")
+        raise DataError(
+            "the models of an ensemble read different images; their features must match"
+        )
     methods = sorted({one.method for one in scores})
     return WordScores(
         cases=first.cases,
@@ -94,7 +94,7 @@ def average_words(scores: Sequence[WordScores]) -> WordScores:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _CaseResult:
     case: FoilCase
     true: float
     false: float
@@ -102,17 +102,18 @@ class _Measured:
     by_parts: bool
 
 
-def _measure(model: Model, group: list[tuple[Fragments, list[FoilCase]]]) -> list[_Measured]:
-    """The cases of a few images; every caption is scored with its own image only."""
+def _measure(model: Model, group: list[tuple[Fragments, list[FoilCase]]]) -> list[_CaseResult]:
+    """Results of the cases of a few images; each caption is scored with its own image only."""
     images = model.encode_images(pad_fragments([item for item, _ in group]).to(model.device))
     rows = [(row, case) for row, (_, own) in enumerate(group) for case in own]
     probe = encode_texts(model, [rows[0][1].foil])
     by_parts = word_parts(model, images[:1], probe) is not None
     texts = [
-        [case.caption, case.foil, *([] if by_parts else _shortened(case.foil))] for _, case in rows
+        [case.caption, case.foil, *([] if by_parts else _leave_one_out(case.foil))]
+        for _, case in rows
     ]
     encoded = encode_texts(model, [text for each in texts for text in each])
-    found: list[_Measured] = []
+    results: list[_CaseResult] = []
     start = 0
     for (row, case), own in zip(rows, texts, strict=True):
         image, block = images[row : row + 1], encoded[start : start + len(own)]
@@ -122,12 +123,12 @@ def _measure(model: Model, group: list[tuple[Fragments, list[FoilCase]]]) -> lis
             effects = _effects_of_parts(model, image, block[1:2], case.foil)
         else:
             effects = scores[1] - scores[2:]
-        found.append(_Measured(case, float(scores[0]), float(scores[1]), effects, by_parts))
-    return found
+        results.append(_CaseResult(case, float(scores[0]), float(scores[1]), effects, by_parts))
+    return results
 
 
-def _shortened(caption: str) -> list[str]:
-    """The caption without each of its words, punctuation apart."""
+def _leave_one_out(caption: str) -> list[str]:
+    """The caption without each one of its words in turn; punctuation stays."""
     return [without(caption, w) for w in caption_words(caption) if not w.is_punctuation]
 
 
@@ -137,7 +138,7 @@ def _effects_of_parts(model: Model, image: Encoded, text: Encoded, caption: str)
     each = (parts.positive.double() + parts.negative.double()).cpu().numpy()
     words = caption_words(caption)
     effects = np.zeros(len(words))
-    for place, owner in enumerate(words_of_tokens(model.text, caption, words)):
+    for token, owner in enumerate(words_of_tokens(model.text, caption, words)):
         if owner is not None:
-            effects[owner] += each[place]
+            effects[owner] += each[token]
     return effects[[not word.is_punctuation for word in words]]

@@ -1,8 +1,7 @@
-"""Do a model's word effects find the wrong words? In drawn scenes and in foils by rule."""
+"""Evaluate how well word effects find wrong words, in drawn scenes and in rule-made foils."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -11,13 +10,14 @@ from numpy.typing import ArrayLike, NDArray
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.progress import Progress
 from counterfoil.data.pairs import Split
-from counterfoil.data.text.words import caption_words, words
-from counterfoil.evaluation.foils.sets import choose_captions
+from counterfoil.data.text.words import caption_words
+from counterfoil.evaluation.foils.sets import foils_by_rule
+from counterfoil.evaluation.ranks import Values
+from counterfoil.evaluation.report import KindReport, Measured, WordReport
 from counterfoil.evaluation.retrieval import interval
 from counterfoil.evaluation.words.cases import KINDS, FoilCase, Foils, make_foils
-from counterfoil.evaluation.words.effects import Values, WordScores, average_words, measure_words
-from counterfoil.evaluation.words.report import KindReport, Measured, WordReport
-from counterfoil.foils import DEFAULT_KINDS, rule_foils
+from counterfoil.evaluation.words.effects import WordScores, average_words, measure_words
+from counterfoil.foils import DEFAULT_KINDS
 from counterfoil.foils.rules import Foil
 from counterfoil.models.model import Model
 
@@ -35,40 +35,40 @@ def evaluate_words(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> WordReport:
-    """Make captions of a split false word by word, and see what the model's effects say of it.
+    """Make captions of a split false, and measure how well word effects find the wrong words.
 
-    Several models are an ensemble: their scores and effects are averaged. Needs a split that knows
-    the truth of its images, which the drawn scenes do.
+    Several models are an ensemble: their scores and effects are averaged. The split needs ground
+    truth about its images, as the drawn scenes have.
     """
     models = [model] if isinstance(model, Model) else list(model)
     if not models:
         raise ConfigError("nothing to evaluate: no model given")
     made = make_foils(split, foils, max_captions, seed)
-    found = average_words([measure_words(one, split, made.cases, progress) for one in models])
-    return report_words(found, made, split.name, bootstrap=bootstrap, seed=seed)
+    scores = average_words([measure_words(one, split, made.cases, progress) for one in models])
+    return report_words(scores, made, split.name, bootstrap=bootstrap, seed=seed)
 
 
 def report_words(
-    found: WordScores, made: Foils, split: str, *, bootstrap: int = 1000, seed: int = 0
+    scores: WordScores, made: Foils, split: str, *, bootstrap: int = 1000, seed: int = 0
 ) -> WordReport:
-    """The report of word effects that were measured on foils."""
-    images, cluster = np.unique([case.image for case in found.cases], return_inverse=True)
+    """The report of word effects measured on foils."""
+    images, cluster = np.unique([case.image for case in scores.cases], return_inverse=True)
     resamples = _Resamples(len(images), bootstrap, seed)
-    cluster_of_word = np.repeat(cluster, [len(case.wrong) for case in found.cases])
-    suspicion = -np.concatenate(found.effects)
-    wrong = np.concatenate([case.labels for case in found.cases])
+    cluster_of_word = np.repeat(cluster, [len(case.wrong) for case in scores.cases])
+    suspicion = -np.concatenate(scores.effects)
+    wrong = np.concatenate([case.labels for case in scores.cases])
     pooled = Ranking(suspicion, wrong)
-    each = [Ranking(-e, c.labels) for e, c in zip(found.effects, found.cases, strict=True)]
-    right = (found.true > found.false).astype(np.float64)
+    each = [Ranking(-e, c.labels) for e, c in zip(scores.effects, scores.cases, strict=True)]
+    right = (scores.true > scores.false).astype(np.float64)
     return WordReport(
         split=split,
         images=len(images),
         captions=made.captions,
-        foils=len(found.cases),
+        foils=len(scores.cases),
         left_out=made.left_out,
         words=len(wrong),
         positives=int(wrong.sum()),
-        method=found.method,
+        method=scores.method,
         word_auc=resamples.pooled(pooled.auc, cluster_of_word),
         word_ap=resamples.pooled(pooled.average_precision, cluster_of_word),
         caption_auc=resamples.mean([float(one.auc()) for one in each], cluster),
@@ -76,9 +76,9 @@ def report_words(
         ap_chance=float(100.0 * wrong.mean()),
         pair_accuracy=resamples.mean(right, cluster),
         kinds={
-            kind: _kind(kind, found, right, suspicion, (cluster, cluster_of_word), resamples)
+            kind: _kind(kind, scores, right, suspicion, (cluster, cluster_of_word), resamples)
             for kind in KINDS
-            if any(kind in case.kinds for case in found.cases)
+            if any(kind in case.kinds for case in scores.cases)
         },
         bootstrap=bootstrap,
         seed=seed,
@@ -87,15 +87,15 @@ def report_words(
 
 def _kind(
     kind: str,
-    found: WordScores,
+    scores: WordScores,
     right: Values,
     suspicion: Values,
     clusters: tuple[NDArray[np.intp], NDArray[np.intp]],
     resamples: _Resamples,
 ) -> KindReport:
     cluster, cluster_of_word = clusters
-    pure = np.array([case.kinds == {kind} for case in found.cases])
-    names = np.array([name for case in found.cases for name in case.wrong])
+    pure = np.array([case.kinds == {kind} for case in scores.cases])
+    names = np.array([name for case in scores.cases for name in case.wrong])
     judged = (names == "") | (names == kind)
     return KindReport(
         pairs=int(pure.sum()),
@@ -108,7 +108,7 @@ def _kind(
 
 
 class _Resamples:
-    """How often each image is drawn, in each resample; metrics follow for its captions and words.
+    """Bootstrap resamples of images: ``counts`` [resamples, images] says how often each is drawn.
 
     Captions of one image are not independent, so whole images are drawn.
     """
@@ -120,32 +120,29 @@ class _Resamples:
             row += np.bincount(rng.integers(0, images, images), minlength=images)
 
     def pooled(self, metric: Callable[..., Values], cluster: NDArray[np.intp]) -> Measured:
-        """A metric of all items together, given their weights; item ``k`` is of ``cluster[k]``."""
+        """A metric of all items, weighted per resample; item ``k`` belongs to ``cluster[k]``."""
         step = max(1, CHUNK_CELLS // max(1, len(cluster)))
         starts = range(0, len(self.counts), step)
-        again = [metric(self.counts[start : start + step][:, cluster]) for start in starts]
-        return _measured(float(metric()), np.concatenate([*again, np.empty(0)]))
+        resampled = [metric(self.counts[start : start + step][:, cluster]) for start in starts]
+        return _measured(float(metric()), np.concatenate([*resampled, np.empty(0)]))
 
     def mean(self, values: Sequence[float] | Values, cluster: NDArray[np.intp]) -> Measured:
-        """The mean of the values that are known (not NaN)."""
+        """The mean of the values that are not NaN."""
         each = np.asarray(values, dtype=np.float64)
         known = ~np.isnan(each)
         images = self.counts.shape[1]
         sums = np.bincount(cluster[known], each[known], minlength=images)
         sizes = np.bincount(cluster[known], minlength=images)
         with np.errstate(invalid="ignore"):
-            again = (self.counts @ sums) / (self.counts @ sizes)
-        return _measured(float(each[known].mean()) if known.any() else float("nan"), again)
+            resampled = (self.counts @ sums) / (self.counts @ sizes)
+        return _measured(float(each[known].mean()) if known.any() else float("nan"), resampled)
 
 
-def _measured(value: float, again: Values) -> Measured:
-    """In percent; resamples that drew nothing to measure do not count."""
-    again = again[~np.isnan(again)]
-    low, high = interval(100.0 * again) if len(again) else (0.0, 0.0)
-    return Measured(value=100.0 * value, interval=(low, high) if len(again) else None)
-
-
-# Captions of real photos are false as a rule, not for certain (see `counterfoil.foils`).
+def _measured(value: float, resampled: Values) -> Measured:
+    """In percent, with an interval over the resamples that are not NaN."""
+    resampled = resampled[~np.isnan(resampled)]
+    low, high = interval(100.0 * resampled) if len(resampled) else (0.0, 0.0)
+    return Measured(value=100.0 * value, interval=(low, high) if len(resampled) else None)
 
 
 def rule_cases(
@@ -158,33 +155,30 @@ def rule_cases(
 ) -> Foils:
     """The foils of `rule_set`, with the words that each of them exchanged.
 
-    An article that only followed its noun is not counted as wrong.
+    They are usually, not certainly, false of a photo. An article that only agrees with its new noun
+    does not count as wrong.
     """
-    chosen = choose_captions(split, most, seed)
-    cases: list[FoilCase] = []
-    left_out = 0
-    for index in chosen:
-        image, caption = int(split.image_of[index]), split.texts[index]
-        avoid = frozenset(word for text in split.captions[image] for word in words(text))
-        rng = random.Random(f"{seed}/{index}/{caption}")
-        found = rule_foils(caption, rng, kinds, per_caption, avoid)
-        cases += [FoilCase(image, caption, foil.text, _wrong(foil)) for foil in found]
-        left_out += not found
+    foils = foils_by_rule(split, kinds, per_caption, most, seed)
+    cases = [
+        FoilCase(int(split.image_of[index]), split.texts[index], foil.text, _wrong_words(foil))
+        for index, made in foils.items()
+        for foil in made
+    ]
     if not cases:
         raise DataError(f"split '{split.name}': no rule can make any of its captions false")
-    return Foils(cases, len(chosen), left_out)
+    return Foils(cases, len(foils), sum(not made for made in foils.values()))
 
 
-def _wrong(foil: Foil) -> tuple[str, ...]:
-    """Of each word of a foil, punctuation left out, the rule that put it there, or nothing."""
+def _wrong_words(foil: Foil) -> tuple[str, ...]:
+    """Per word of a foil without punctuation, the rule that put it there, or ""."""
     exchanged = {
-        place
-        for place, old, new in zip(foil.positions, foil.original, foil.replacement, strict=True)
+        position
+        for position, old, new in zip(foil.positions, foil.original, foil.replacement, strict=True)
         if not (old in ARTICLES and new in ARTICLES)
     }
     return tuple(
-        foil.kind if place in exchanged else ""
-        for place, word in enumerate(caption_words(foil.text))
+        foil.kind if position in exchanged else ""
+        for position, word in enumerate(caption_words(foil.text))
         if not word.is_punctuation
     )
 
@@ -200,18 +194,17 @@ def evaluate_rule_words(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> WordReport:
-    """Do the effects of a model's words find those that a rule made wrong?"""
+    """Measure how well word effects find the words that a rule exchanged."""
     made = rule_cases(split, kinds=kinds, per_caption=per_caption, most=most, seed=seed)
-    found = measure_words(model, split, made.cases, progress)
-    return report_words(found, made, split.name, bootstrap=bootstrap, seed=seed)
+    scores = measure_words(model, split, made.cases, progress)
+    return report_words(scores, made, split.name, bootstrap=bootstrap, seed=seed)
 
 
 class Ranking:
-    """Items in order of their score, equal scores as one step, for any weights of the items.
+    """AUC and average precision of scored items for any weights; equal scores are one step.
 
-    Sorting is done once, so that resampling costs a cumulative sum a time. ``weights`` are
-    [..., n], 1 where absent; the result has their leading shape. Where there is nothing to find, or
-    nothing to tell it from, the answer is NaN.
+    Items are sorted once, so that a resample costs one cumulative sum. ``weights`` are [..., n],
+    by default 1; results have their leading shape, and are NaN without positives or negatives.
     """
 
     def __init__(self, scores: ArrayLike, labels: ArrayLike) -> None:
@@ -228,19 +221,19 @@ class Ranking:
 
     def auc(self, weights: ArrayLike | None = None) -> Values:
         """Share of (positive, negative) pairs in the right order, ties counted half."""
-        found, wrong = self._counts(weights)
-        before = np.diff(wrong, axis=-1, prepend=0.0)
-        outranked = wrong[..., -1:] - wrong + before / 2
-        pairs = found[..., -1] * wrong[..., -1]
-        steps = np.diff(found, axis=-1, prepend=0.0)
+        positives, negatives = self._counts(weights)
+        before = np.diff(negatives, axis=-1, prepend=0.0)
+        outranked = negatives[..., -1:] - negatives + before / 2
+        pairs = positives[..., -1] * negatives[..., -1]
+        steps = np.diff(positives, axis=-1, prepend=0.0)
         return _share((steps * outranked).sum(-1), pairs)
 
     def average_precision(self, weights: ArrayLike | None = None) -> Values:
-        """Mean over the positives of the precision down to each one's score, its ties included."""
-        found, wrong = self._counts(weights)
-        precision = np.nan_to_num(_share(found, found + wrong))
-        steps = np.diff(found, axis=-1, prepend=0.0)
-        return _share((steps * precision).sum(-1), found[..., -1])
+        """Mean over the positives of the precision at each one's score, ties included."""
+        positives, negatives = self._counts(weights)
+        precision = np.nan_to_num(_share(positives, positives + negatives))
+        steps = np.diff(positives, axis=-1, prepend=0.0)
+        return _share((steps * precision).sum(-1), positives[..., -1])
 
     def _counts(self, weights: ArrayLike | None) -> tuple[Values, Values]:
         """Positives and negatives down to each distinct score, [..., steps]."""
@@ -248,9 +241,9 @@ class Ranking:
             return np.zeros(1), np.zeros(1)
         each = np.ones(len(self.order)) if weights is None else np.asarray(weights, np.float64)
         each = each if weights is None else each[..., self.order]
-        found = np.cumsum(each * self.labels, axis=-1)[..., self.ends]
-        wrong = np.cumsum(each * ~self.labels, axis=-1)[..., self.ends]
-        return found, wrong
+        positives = np.cumsum(each * self.labels, axis=-1)[..., self.ends]
+        negatives = np.cumsum(each * ~self.labels, axis=-1)[..., self.ends]
+        return positives, negatives
 
 
 def roc_auc(scores: ArrayLike, labels: ArrayLike) -> float:

@@ -1,4 +1,4 @@
-"""`VectorIndex`: the few things the first stage asks of a backend, and the backends by name."""
+"""`VectorIndex`: the interface of first-stage backends, and their registry."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from counterfoil.search.vectors import Floats, Vectors
 class VectorIndex(Protocol):
     """Vectors by item id, searched by MaxSim (inner product, for single vectors).
 
-    Every change is on the disk when its call returns. An id that is added twice, or deleted or
-    updated without being there, is a `DataError`, and nothing is changed.
+    Every change is on disk when its call returns. Adding an existing id, or deleting or updating a
+    missing one, is a `DataError` and changes nothing.
     """
 
     dim: int
@@ -36,15 +36,15 @@ class VectorIndex(Protocol):
     def update(self, ids: ArrayLike, vectors: Vectors) -> None: ...
 
     def search(self, queries: Vectors, k: int) -> tuple[Ids, Floats]:
-        """Ids and scores [Q, min(k, items)], best first; a row that fell short ends in id −1."""
+        """Ids and scores [Q, min(k, items)], best first; short rows are padded with id −1."""
         ...
 
     def compact(self) -> None:
-        """Give the room of deleted items back."""
+        """Free the disk space of deleted items."""
         ...
 
     def check(self) -> list[str]:
-        """What is damaged, in words."""
+        """Descriptions of damage."""
         ...
 
     def describe(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class VectorIndex(Protocol):
         ...
 
     def drop(self) -> None:
-        """Delete what lies outside the folder of the index; the folder itself stays."""
+        """Delete data outside the folder of the index; the folder itself stays."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Exact search on memory-mapped vectors: nothing to tune, nothing to rebuild."""
+"""Exact search on memory-mapped vectors, without tuning or rebuilding."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ KIND, TABLE = "vector index", "vectors"
 ROWS, LENGTHS = "rows.bin", "lengths.bin"
 
 BLOCK_NUMBERS = 1 << 24
-"""Numbers of vectors, or of similarities, looked at before the best of them are picked."""
+"""Numbers of vectors or similarities per block."""
 
 
 @backends.register("exact")
 class ExactIndex:
-    """Every vector compared, in float16 or float32 on disk; the default."""
+    """Compares every vector, stored in float16 or float32; the default."""
 
     def __init__(self, folder: Path) -> None:
         self.store = SegmentStore(folder, KIND)
@@ -64,8 +64,8 @@ class ExactIndex:
 
     def update(self, ids: ArrayLike, vectors: Vectors) -> None:
         vectors = self._checked(vectors)
-        found = checked_ids(ids, vectors)
-        self._commit(found, found, vectors)
+        keys = checked_ids(ids, vectors)
+        self._commit(keys, keys, vectors)
 
     def search(self, queries: Vectors, k: int) -> tuple[Ids, Floats]:
         best = TopK(len(queries), k)
@@ -143,16 +143,16 @@ class ExactIndex:
             return
         self.store.commit({TABLE: Change(remove, fill if ids is not None else None)})
         self._remap()
-        start = self.table.find_merge_start(self._kept_segments())
+        start = self.table.find_merge_start(self._fixed_segments())
         if start is not None:
             self._rewrite(start)
 
-    def _kept_segments(self) -> int:
-        """How many of the first segments tidying up leaves alone."""
+    def _fixed_segments(self) -> int:
+        """How many of the first segments are never merged."""
         return 0
 
     def _rewrite(self, start: int) -> None:
-        """Write the live rows of all segments from one on as a single segment."""
+        """Merge the live rows of all segments from ``start`` on into one segment."""
         table = self.table
         begin = int(table.starts[start])
         rows = table.live_rows[table.live_rows >= begin]
@@ -176,8 +176,8 @@ class ExactIndex:
                 part = slice(first, first + step)
                 begin = int(ends[first] - counts[first])
                 block = rows[begin : int(ends[part][-1])].astype(np.float32)
-                kept = np.repeat(live[part], counts[part])
-                yield Vectors(block[kept], counts[part][live[part]])
+                mask = np.repeat(live[part], counts[part])
+                yield Vectors(block[mask], counts[part][live[part]])
 
     def _write(self, folder: Path, blocks: Any) -> None:
         with (folder / ROWS).open("wb") as rows, (folder / LENGTHS).open("wb") as lengths:
@@ -191,7 +191,7 @@ class ExactIndex:
     def _map(self, name: str) -> tuple[NDArray[Any], Ids | None]:
         """The rows of a segment, mapped into memory, and how many each item has."""
         folder = self.store.segment(name)
-        # copy on write: torch takes no array that cannot be written to, and nothing is written
+        # copy on write: torch needs a writable array, although nothing is written
         rows = np.memmap(folder / ROWS, dtype=self.dtype, mode="c").reshape(-1, self.dim)
         lengths = None
         if self.multi:
@@ -199,7 +199,7 @@ class ExactIndex:
         return np.asarray(rows), lengths
 
     def _remap(self) -> None:
-        """Map every segment now: one that another process replaces later stays readable."""
+        """Map every segment now, so that one replaced by another process stays readable."""
         self._maps = {
             segment.name: self._maps.get(segment.name) or self._map(segment.name)
             for segment in self.table.mark.segments

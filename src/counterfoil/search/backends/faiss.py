@@ -1,4 +1,4 @@
-"""Approximate search with FAISS beside the exact vectors, for a few hundred thousand and more."""
+"""Approximate search with FAISS beside the exact vectors, for hundreds of thousands of items."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ from counterfoil.search.vectors import Floats, TopK, Vectors, checked
 
 GRAPH = "graph.json"
 PER_LIST = 64
-"""Vectors that train one list of an inverted file."""
+"""Training vectors per list of an inverted file."""
 CODES = 256
-"""Codes of a part of a vector; fewer vectors cannot train them."""
+"""Codes per part of a vector; training needs at least as many vectors."""
 
 
 @backends.register("faiss")
 class FaissIndex(ExactIndex):
     """FAISS: an HNSW graph or an inverted file of product codes finds candidates.
 
-    The vectors themselves stay on disk as with "exact", which makes changes crash-safe: what FAISS
-    builds can always be made again from them. Its candidates, ``refine`` times as many as asked
-    for, are scored exactly. Rows added since it was built, up to ``tail``, are searched exactly,
-    and so is an index smaller than ``least``.
+    The vectors stay on disk as with "exact", so changes are crash-safe: the FAISS index can always
+    be rebuilt from them. ``refine`` × k candidates are scored exactly. Up to ``tail`` rows added
+    since the last build are searched exactly, and so is an index smaller than ``least``.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class FaissIndex(ExactIndex):
         backends.check("faiss", options, where="backend")
         if multi:
             raise DataError(
-                "the faiss backend holds one vector an item; for MaxSim use the backend exact or "
+                "the faiss backend holds one vector per item; for MaxSim use the backend exact or "
                 "qdrant, or --first-stage pooled"
             )
         _faiss()
@@ -84,18 +83,18 @@ class FaissIndex(ExactIndex):
         queries = checked(queries, self.dim, False)
         best = TopK(len(queries), k)
         for query, rows in enumerate(self._candidates(queries, k)):
-            scores = self.vectors_of(rows) @ queries.rows[query]
-            best.insert(query, self.table.ids[rows], scores)
+            row_scores = self.vectors_of(rows) @ queries.rows[query]
+            best.insert(query, self.table.ids[rows], row_scores)
         for segment in range(len(self.covered), len(self.table.mark.segments)):
             for ids, tail_scores in self.scores(queries, segment):
                 best.update(ids, tail_scores)
-        ids, found_scores = best.result()
+        ids, scores = best.result()
         if ids.shape[1] < min(k, len(self)) or (ids < 0).any():
-            return super().search(queries, k)  # so many were deleted that a search ran dry
-        return ids, found_scores
+            return super().search(queries, k)  # too few live candidates after many deletions
+        return ids, scores
 
     def _candidates(self, queries: Vectors, k: int) -> list[Ids]:
-        """Live rows that FAISS finds for each query."""
+        """Live rows that FAISS returns for each query."""
         wanted = min(k * self.refine, self.graph.ntotal)
         live = self.table.live[: self.graph.ntotal]
         options: dict[str, Any] = {}
@@ -114,13 +113,13 @@ class FaissIndex(ExactIndex):
     def compact(self) -> None:
         self._drop()
         super().compact()
-        self._grow()
+        self._add_rows()
 
     def describe(self) -> dict[str, Any]:
         rows = 0 if self.graph is None else self.graph.ntotal
         return {**super().describe(), "backend": "faiss", "kind": self.kind, "in_graph": rows}
 
-    def _kept_segments(self) -> int:
+    def _fixed_segments(self) -> int:
         return len(self.covered)
 
     def _commit(self, remove: Ids, ids: Ids | None, vectors: Vectors | None) -> None:
@@ -129,23 +128,23 @@ class FaissIndex(ExactIndex):
             dead = self.graph.ntotal - int(self.table.live[: self.graph.ntotal].sum())
             if dead > self.graph.ntotal // 2:
                 self.compact()
-        self._grow()
+        self._add_rows()
 
-    def _grow(self) -> None:
-        """Take rows that FAISS does not have yet into what it searches, when they are many."""
+    def _add_rows(self) -> None:
+        """Add the rows that FAISS does not have yet, once there are enough of them."""
         total = len(self.table.ids)
         have = 0 if self.graph is None else int(self.graph.ntotal)
         if total < self.least or (self.graph is not None and total - have <= self.tail):
             return
         if self.graph is None:
-            self.graph = self._new(total)
+            self.graph = self._create_graph(total)
         step = 1 << 16
         for start in range(have, total, step):
             rows = np.arange(start, min(start + step, total))
             self.graph.add(self.vectors_of(rows))
         self._save()
 
-    def _new(self, total: int) -> Any:
+    def _create_graph(self, total: int) -> Any:
         metric = self.faiss.METRIC_INNER_PRODUCT
         if self.kind == "hnsw":
             graph = self.faiss.index_factory(self.dim, f"HNSW{self.links}_SQfp16", metric)
@@ -156,7 +155,7 @@ class FaissIndex(ExactIndex):
         codes = max(m for m in range(1, self.dim + 1) if self.dim % m == 0 and m <= self.code_bytes)
         count = min(total, max(4 * CODES, lists * PER_LIST))
         sample = np.sort(np.random.default_rng(0).choice(total, count, replace=False))
-        # np: without the polysemous reordering of codes, minutes of work for a filter unused here
+        # np: no polysemous reordering of codes, which takes minutes and is not used here
         graph = self.faiss.index_factory(self.dim, f"IVF{lists},PQ{codes}np", metric)
         graph.cp.min_points_per_centroid = 1
         graph.pq.cp.min_points_per_centroid = 1
@@ -164,7 +163,7 @@ class FaissIndex(ExactIndex):
         return graph
 
     def _save(self) -> None:
-        """Write what FAISS built under a new name, then the note that says it counts."""
+        """Write the FAISS index under a new name, then the note that refers to it."""
         folder = self.store.folder
         name = f"graph-{self.store.manifest.generation:08d}.faiss"
         self.faiss.write_index(self.graph, str(folder / name))
@@ -172,10 +171,10 @@ class FaissIndex(ExactIndex):
         self.covered = [segment.name for segment in self.table.mark.segments]
         note = {"file": name, "kind": self.kind, "segments": self.covered}
         write_atomically(folder / GRAPH, json.dumps(note))
-        self._sweep(name)
+        self._remove_old(name)
 
     def _load(self) -> None:
-        """Take up what was built before, if it is of these vectors; else search without it."""
+        """Load the stored FAISS index if it belongs to these vectors; else search without it."""
         folder: Path = self.store.folder
         names = [segment.name for segment in self.table.mark.segments]
         try:
@@ -192,11 +191,11 @@ class FaissIndex(ExactIndex):
     def _drop(self) -> None:
         self.graph, self.covered = None, []
         (self.store.folder / GRAPH).unlink(missing_ok=True)
-        self._sweep(None)
+        self._remove_old(None)
 
-    def _sweep(self, kept: str | None) -> None:
+    def _remove_old(self, current: str | None) -> None:
         for path in self.store.folder.glob("graph-*.faiss"):
-            if path.name != kept:
+            if path.name != current:
                 path.unlink(missing_ok=True)
 
 

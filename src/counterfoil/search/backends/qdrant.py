@@ -1,4 +1,4 @@
-"""Qdrant as the first stage: embedded in a folder, or a cluster by its address."""
+"""Qdrant as the first stage: embedded in a folder, or a server or cluster by its URL."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ SCHEMA = [("index", "sqlite_autoindex_points_1", None), ("table", "points", TABL
 NOTE, FOLDER, BATCH = "qdrant.json", "qdrant", 256
 
 
-# The client keeps each point as a pickle and loads it as Python does, so a forged index folder
-# could run code. Here every point is first read as data (see `data.pickles`); names other than
-# that of a point are refused. What the client would read differently from this check is refused
-# as well: links, journals of SQLite, and tables other than the one that the client makes.
+# The client stores each point as a pickle and unpickles it, so a forged index folder could run
+# code. Here every point is first read as data (see `data.pickles`), and names other than that of a
+# point are refused. So is anything that the client would read differently from this check: links,
+# journals of SQLite, and tables other than the client's own.
 def check_points(folder: Path) -> None:
-    """Refuse a folder whose stored points hold anything but points."""
+    """Refuse a folder whose stored points contain anything but points."""
     stores = [path for path in _regular_files(folder) if path.name.lower().startswith("storage.")]
     _check_names(folder / META)
     for path in stores:
@@ -104,7 +104,7 @@ def _normalized(kind: Any, name: Any, sql: Any) -> tuple[Any, Any, Any]:
 def _check_point(data: Any) -> None:
     if type(data) is not bytes:
         raise ValueError("a point is not a pickle")
-    point = PickleReader(io.BytesIO(data), len(data), _find).load()
+    point = PickleReader(io.BytesIO(data), len(data), _find_point).load()
     if type(point) is not _Point:
         raise ValueError("a pickle is not a point")
     resolve(point, frozenset(), 4 * OPERATIONS)
@@ -117,23 +117,23 @@ class _Point(StandIn):
         return content
 
 
-def _make(*arguments: Any) -> _Point:
+def _make_point(*arguments: Any) -> _Point:
     if arguments:
         raise PickleRefusedError("it makes a point with arguments")
     return _Point()
 
 
-def _find(name: str) -> Global | None:
-    return Global(name, _make) if name == ".".join(POINT) else None
+def _find_point(name: str) -> Global | None:
+    return Global(name, _make_point) if name == ".".join(POINT) else None
 
 
 @backends.register("qdrant")
 class QdrantIndex:
     """Qdrant: embedded in the index folder, or the server or cluster at ``url``.
 
-    One collection an index; its name is kept in the folder. ``api_key`` is never stored. With
-    ``exact`` a server compares every vector instead of using its graph (the embedded form always
-    does).
+    There is one collection per index, with its name stored in the folder. ``api_key`` is never
+    stored. With ``exact``, a server compares every vector instead of using its graph; the embedded
+    form always does.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class QdrantIndex:
         self.client = _connect(folder, url, api_key)
         try:
             there = self.client.collection_exists(self.collection)
-        except Exception as error:  # whatever the network and the server come up with
+        except Exception as error:  # the client passes on errors of the network and the server
             raise DataError(f"{url or folder}: Qdrant does not answer ({error})") from None
         if not there:
             raise DataError(
@@ -181,8 +181,8 @@ class QdrantIndex:
                 ),
             )
         except Exception as error:
-            place = options.get("url") or folder
-            raise DataError(f"{place}: Qdrant does not take the index ({error})") from None
+            location = options.get("url") or folder
+            raise DataError(f"{location}: Qdrant does not take the index ({error})") from None
         finally:
             client.close()
         note = {"collection": name, "dim": dim, "multi": multi, "dtype": dtype}
@@ -198,7 +198,7 @@ class QdrantIndex:
         return int(self.client.count(self.collection, exact=True).count)
 
     def ids(self) -> Ids:
-        found: list[int] = []
+        ids: list[int] = []
         offset = None
         while True:
             points, offset = self.client.scroll(
@@ -208,28 +208,28 @@ class QdrantIndex:
                 with_payload=False,
                 with_vectors=False,
             )
-            found += [int(point.id) for point in points]
+            ids += [int(point.id) for point in points]
             if offset is None:
-                return np.sort(np.array(found, dtype=np.int64))
+                return np.sort(np.array(ids, dtype=np.int64))
 
     def add(self, ids: ArrayLike, vectors: Vectors) -> None:
         vectors = checked(vectors, self.dim, self.multi, self.dtype)
-        found = checked_ids(ids, vectors)
-        there = self._there(found)
-        if len(there):
-            raise DataError(f"the id {there[0]} is in this index already; update it instead")
-        self._upsert(found, vectors)
+        keys = checked_ids(ids, vectors)
+        existing = self._existing(keys)
+        if len(existing):
+            raise DataError(f"the id {existing[0]} is in this index already; update it instead")
+        self._upsert(keys, vectors)
 
     def update(self, ids: ArrayLike, vectors: Vectors) -> None:
         vectors = checked(vectors, self.dim, self.multi, self.dtype)
-        found = checked_ids(ids, vectors)
-        self._require(found)
-        self._upsert(found, vectors)
+        keys = checked_ids(ids, vectors)
+        self._require(keys)
+        self._upsert(keys, vectors)
 
     def delete(self, ids: ArrayLike) -> None:
-        found = checked_ids(ids)
-        self._require(found)
-        for part in _batches(found):
+        keys = checked_ids(ids)
+        self._require(keys)
+        for part in _batches(keys):
             self.client.delete(self.collection, points_selector=part.tolist(), wait=True)
 
     def search(self, queries: Vectors, k: int) -> tuple[Ids, Floats]:
@@ -244,7 +244,7 @@ class QdrantIndex:
             for query in queries
         ]
         if not self.multi and len(queries.rows) > len(queries):
-            raise DataError("this index takes exactly one vector a query")
+            raise DataError("this index takes exactly one vector per query")
         for number in range(0, len(requests), BATCH):
             answers = self.client.query_batch_points(
                 self.collection, requests=requests[number : number + BATCH]
@@ -258,7 +258,7 @@ class QdrantIndex:
         return best.result()
 
     def compact(self) -> None:
-        """Qdrant does that itself."""
+        """Nothing to do: Qdrant compacts its storage."""
 
     def check(self) -> list[str]:
         return []
@@ -272,17 +272,17 @@ class QdrantIndex:
     def close(self) -> None:
         self.client.close()
 
-    def _there(self, ids: Ids) -> list[int]:
-        found: list[int] = []
+    def _existing(self, ids: Ids) -> list[int]:
+        existing: list[int] = []
         for part in _batches(ids):
             points = self.client.retrieve(
                 self.collection, part.tolist(), with_payload=False, with_vectors=False
             )
-            found += [int(point.id) for point in points]
-        return found
+            existing += [int(point.id) for point in points]
+        return existing
 
     def _require(self, ids: Ids) -> None:
-        missing = np.setdiff1d(ids, np.array(self._there(ids), dtype=np.int64))
+        missing = np.setdiff1d(ids, np.array(self._existing(ids), dtype=np.int64))
         if len(missing):
             raise DataError(f"no item with the id {int(missing[0])} in this index")
 
