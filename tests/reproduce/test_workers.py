@@ -77,7 +77,7 @@ def test_a_run_that_others_left_no_memory_for_is_tried_again_with_fewer(
     assert outcome.trained == 1
     [failed] = outcome.errors
     assert failed == plan.runs["hard"][0].digest
-    again = [line for line in lines if "tried again later" in line]
+    again = [line for line in lines if "will be retried" in line]
     assert len(again) == 1 + runner.RETRIES
     assert again[-1].endswith("with at most 1 in parallel")
 
