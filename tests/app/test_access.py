@@ -273,7 +273,7 @@ def test_a_forwarded_address_has_a_limit_of_requests_at_once(content) -> None:
 
 
 def test_a_service_for_other_machines_is_not_made_without_a_token(content, run, tmp_path) -> None:
-    with pytest.raises(ConfigError, match="no token"):
+    with pytest.raises(ConfigError, match="needs a token"):
         make_server(content, "0.0.0.0", LIMITS)  # noqa: S104
     with pytest.raises(ConfigError, match="at least 16"):
         Access.to("::", token="short")

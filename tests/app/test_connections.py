@@ -1,4 +1,4 @@
-"""Places of connections: who gives way to whom, and what counts as one client."""
+"""Limits on connections: which one is closed for a new one, and what counts as one client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from counterfoil.app.connections import Connections, Limits, Place, proxy_networks
+from counterfoil.app.connections import Connection, Connections, Limits, proxy_networks
 from counterfoil.core.errors import ConfigError
 
 
@@ -17,11 +17,11 @@ class Opened:
         self.connections = Connections(limits, proxies)
         self.closed: list[int] = []
 
-    def add(self, number: int, address: str = "192.0.2.1", waits: bool = True) -> Place | None:
-        place = self.connections.try_admit(address, lambda: self.closed.append(number))
-        if place is not None and waits:
-            self.connections.wait(place)
-        return place
+    def add(self, number: int, address: str = "192.0.2.1", waits: bool = True) -> Connection | None:
+        connection = self.connections.try_admit(address, lambda: self.closed.append(number))
+        if connection is not None and waits:
+            self.connections.wait(connection)
+        return connection
 
 
 def test_the_connection_that_waits_longest_gives_way() -> None:
@@ -91,11 +91,11 @@ def test_when_all_are_being_answered_spare_places_are_left() -> None:
 
 def test_places_that_are_given_back_are_forgotten() -> None:
     opened = Opened(Limits(connections=2, address_connections=1))
-    place = opened.add(1)
-    assert place is not None
+    connection = opened.add(1)
+    assert connection is not None
     for _ in range(2):
-        opened.connections.release(place)
-    opened.connections.wait(place)
+        opened.connections.release(connection)
+    opened.connections.wait(connection)
     assert len(opened.connections) == 0
     opened.add(2)
     assert opened.closed == []

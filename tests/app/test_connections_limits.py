@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from counterfoil.app.connections import PAGE, RESULTS, TEXT_LETTERS, TEXT_WORDS, TEXTS, Limits
-from counterfoil.app.metrics import Meters
+from counterfoil.app.guard import Meters
 from counterfoil.app.problems import Problem
 from counterfoil.app.queue import BatchQueue
 from tests.app.conftest import LIMITS, running

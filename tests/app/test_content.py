@@ -51,7 +51,7 @@ def test_pictures_of_an_audit_come_from_the_audited_data(other, split) -> None:
     entries = other.get("/api/audit").json["findings"]
     assert entries
     for entry in entries:
-        name = entry["shown"][entry["image"]]
+        name = entry["image_names"][entry["image"]]
         answer = other.get(f"/api/picture?{urlencode({'image': name, 'side': 160})}")
         assert answer.status == 200
         shown = Image.open(io.BytesIO(answer.body)).convert("RGB")
@@ -62,7 +62,7 @@ def test_pictures_of_an_audit_come_from_the_audited_data(other, split) -> None:
 
 def test_a_finding_of_an_image_that_the_index_lacks_can_be_opened(other, run, split) -> None:
     entry = other.get("/api/audit").json["findings"][0]
-    name, place = entry["shown"][entry["image"]], list(split.ids).index(entry["image"])
+    name, place = entry["image_names"][entry["image"]], list(split.ids).index(entry["image"])
     about = other.get(f"/api/image?{urlencode({'image': name})}").json
     assert about["captions"] == list(split.captions[place])
     match = other.post("/api/explain", {"image": name, "text": entry["text"]}).json

@@ -75,7 +75,7 @@ def test_the_audit_tab_of_the_demo_shows_findings_with_pictures(small, cache) ->
         assert "made wrong on purpose" in page["notes"][0]
         library = Library(content.index, Limits(), content.audit.images)
         for one in page["findings"]:
-            assert library.picture(one["shown"][one["image"]]).width > 0
+            assert library.picture(one["image_names"][one["image"]]).width > 0
     finally:
         content.close()
     planted = json.loads((audit / "demo.json").read_text())["planted"]

@@ -76,7 +76,7 @@ def table(**change):
     [
         ({"metrics": ["rsun"]}, "unknown 'rsun'; did you mean 'rsum'"),
         ({"metrics": [], "measures": [], "rows": [{"label": ["a"], "run": "plain"}]}, "at least"),
-        ({"measures": [COLUMNS[0], COLUMNS[0]]}, "one title"),
+        ({"measures": [COLUMNS[0], COLUMNS[0]]}, "the same title"),
         ({"measures": COLUMNS[:2]}, "5 published measures for 2 columns"),
         ({"measures": [{"title": "x", "foils": "rules", "number": "acuracy"}]}, "'accuracy'"),
         ({"measures": [{"title": "x", "number": "accuracy"}]}, "known: word_auc"),
@@ -221,8 +221,8 @@ def test_ensembles_are_scored_by_the_processes(made, cache, tmp_path) -> None:
     judge = RunEvaluator(tmp_path, cache, Silent())
     assert measure_together(both, judge, 2, Silent(), columns=False) == 3
     members = tuple(both.runs[name][0] for name in ("plain", "plain@+1"))
-    assert judge.place(members).is_file()
-    assert judge.place(members, standardize=True).is_file()
+    assert judge.report_path(members).is_file()
+    assert judge.report_path(members, standardize=True).is_file()
     anew = RunEvaluator(tmp_path / "x", cache, Silent())
     assert judge.report(members) == anew.report(members)
     assert judge.report(members, standardize=True) == anew.report(members, standardize=True)

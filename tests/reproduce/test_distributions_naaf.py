@@ -279,7 +279,7 @@ def test_a_store_keeps_the_distributions_of_rows_that_were_not_asked_for() -> No
 def test_a_row_of_several_runs_has_no_histograms_or_maps(kind) -> None:
     rows = [{"label": ["both"], "ensemble": ["all", "hard"]}]
     more = {"confused": "all"} if kind == "maps" else {}
-    with pytest.raises(ConfigError, match=f"row 'both': {kind} are of one run each"):
+    with pytest.raises(ConfigError, match=f"'both': rows of the kind '{kind}' need one run each"):
         build_artifact(tiny(kind=kind, rows=rows, **more), "tiny.yaml")
 
 

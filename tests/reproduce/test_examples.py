@@ -20,10 +20,9 @@ from counterfoil.reproduce.examples import choose
 from counterfoil.reproduce.measure import MeasureEvaluator, RunEvaluator, retrieved_set
 from counterfoil.reproduce.plots import charts_of
 from counterfoil.reproduce.present import write_reproduction
-from counterfoil.reproduce.results import Reproduction, SeedResult
+from counterfoil.reproduce.results import Reproduction, SeedResult, table_rows
 from counterfoil.reproduce.spec import Examples, build_artifact
 from counterfoil.reproduce.store import skip_known
-from counterfoil.reproduce.table_rows import table_rows
 from counterfoil.scoring.encode import score_split
 from counterfoil.training.run_folder import load_model
 from tests.reproduce.conftest import TINY, planned, tiny
@@ -147,7 +146,7 @@ def test_a_foil_is_shown_with_its_suspected_words_and_its_correction(corrections
         assert positive.words[0].wrong is None
     page = write_reproduction(found, tmp_path)
     assert "| corrected |" in page
-    assert "how likely the word is wrong" in page
+    assert "the probability that the word is wrong" in page
     page_axes, *_ = charts_of(found)[-1].draw().axes
     marked = [text for text in page_axes.texts if text.get_bbox_patch() is not None]
     words = [word for one in found.sheet.examples for line in one.lines for word in line.words]
@@ -267,11 +266,11 @@ def test_retrieved_negatives_are_the_captions_of_others_that_score_highest(out, 
     [
         ({"show": "nothing"}, "show"),
         ({"examples": 0}, "mine.yaml: examples: "),
-        ({"rows": [{"label": ["a"], "ensemble": ["plain", "writer"]}]}, "of one run each"),
+        ({"rows": [{"label": ["a"], "ensemble": ["plain", "writer"]}]}, "need one run each"),
         (
             {"rows": [{"label": ["a"], "published_only": True, "foils": "rules",
                        "published_measures": {"f30k": [1.0]}}]},
-            "foils and blind are for rows of one run",
+            "foils and blind are only for rows of one run",
         ),
         ({"rows": [{"label": ["a"], "run": "plain", "foils": "wirter"}]}, "'writer'"),
     ],

@@ -17,10 +17,9 @@ from counterfoil.reproduce.measure import RunEvaluator
 from counterfoil.reproduce.negatives import HARDEST, OTHER, POSITIVE, QUERY, margin_report
 from counterfoil.reproduce.plots import charts_of, write_charts
 from counterfoil.reproduce.present import to_markdown, write_reproduction
-from counterfoil.reproduce.results import PointMap, Reproduction
+from counterfoil.reproduce.results import PointMap, Reproduction, table_rows
 from counterfoil.reproduce.spec import Negatives, build_artifact
 from counterfoil.reproduce.store import ResultCache, write_stored
-from counterfoil.reproduce.table_rows import table_rows
 from counterfoil.scoring.encode import SplitScores, score_split
 from counterfoil.training.run_folder import load_model
 from tests.reproduce.conftest import planned, tiny
@@ -147,7 +146,7 @@ def test_a_map_of_a_model_without_whole_vectors_says_which_models_have_them(out,
     [
         ({"show": "everything"}, "show"),
         ({"measures": [{"title": "x", "number": "i2t_margn"}]}, "did you mean 'i2t_margin'"),
-        ({"rows": [{"label": ["a"], "ensemble": ["all", "hard"]}]}, "of one run each"),
+        ({"rows": [{"label": ["a"], "ensemble": ["all", "hard"]}]}, "need one run each"),
         (
             {"rows": [{"label": ["a"], "run": "all", "published_measures": {"f30k": [1.0]}}]},
             "1 published measures for 3 columns",

@@ -303,7 +303,7 @@ def test_a_worker_that_dies_is_a_failed_run_and_no_more(work, message, tmp_path)
     workers.start(planned(tiny(), tmp_path).runs["all"][0])
     lines, ended = Lines(), []
     while workers.busy:
-        ended += workers.news(lines)
+        ended += workers.poll(lines)
     assert [message in one.error for one in ended] == [True]
     assert lines.said == (["all, seed 0: about to fail"] if work is refuse else [])
 

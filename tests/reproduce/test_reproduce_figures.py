@@ -115,7 +115,7 @@ def test_a_sweep_has_a_plot_for_each_of_its_panels(out, cache, tmp_path) -> None
 
 def test_a_sum_over_seeds_leaves_out_seeds_that_lack_a_part(out) -> None:
     plan = planned(tiny(**SWEEP), out)
-    from counterfoil.reproduce.table_rows import table_rows
+    from counterfoil.reproduce.results import table_rows
 
     row = table_rows(plan)[0].result
     whole = SeedResult(seed=0, recipe="r", numbers={"i2t_r1": 1.0, "i2t_r5": 2.0})

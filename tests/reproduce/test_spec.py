@@ -32,8 +32,8 @@ ROW = {"label": ["a"], "run": "all"}
         ({"colour": "red"}, "unknown key 'colour'"),
         ({"rows": []}, "rows: List should have at least 1"),
         ({"rows": [{"label": ["a"]}]}, "exactly one of run, ensemble and published_only"),
-        ({"rows": [{"label": ["a"], "published_only": True}]}, "nothing is published"),
-        ({"rows": [ROW | {"standardize": True}]}, "standardize is for ensembles"),
+        ({"rows": [{"label": ["a"], "published_only": True}]}, "there are no numbers"),
+        ({"rows": [ROW | {"standardize": True}]}, "standardize is only for ensembles"),
         ({"rows": [{"label": ["a"], "run": "hrad"}]}, "unknown run 'hrad'; did you mean 'hard'"),
         ({"rows": [{"label": ["a", "b"], "run": "all"}]}, "2 labels for 1 columns"),
         ({"rows": [ROW, ROW]}, "two rows are called 'a'"),
@@ -41,9 +41,9 @@ ROW = {"label": ["a"], "run": "all"}
         ({"rows": [ROW | {"published": {"f3k": [1, 2, 3, 4, 5, 6, 21]}}]}, "did you mean 'f30k'"),
         (
             {"rows": [ROW | {"published": {"f30k": [1, 2, 3, 4, 5, 6, 21.5]}}]},
-            "add up to 21.0, RSUM says 21.5",
+            "add up to 21.0, but RSUM is 21.5",
         ),
-        ({"runs": {"all": {"like": "hard"}, "hard": {"like": "all"}}}, "round in a circle"),
+        ({"runs": {"all": {"like": "hard"}, "hard": {"like": "all"}}}, "forms a circle"),
         ({"runs": {"all": {"commn": {}}, "hard": {}}}, r"unknown key 'runs.all.commn'"),
     ],
 )
@@ -175,7 +175,7 @@ def test_every_shipped_file_resolves_to_runs_that_can_be_built(
         if name.startswith("selhn.") and "vse-infty" not in run.name:
             assert "warmup_epochs" not in config.objective.get("hardest", {})
         if config.model.name in models:
-            assert run.refused() is None or not set(config.objective) <= set(objectives)
+            assert run.find_error() is None or not set(config.objective) <= set(objectives)
         create_objective(config.objective)
         build_matcher(json.dumps(resolve(config.model).matcher, sort_keys=True))
 

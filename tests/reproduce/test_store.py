@@ -35,11 +35,11 @@ from counterfoil.reproduce.results import (
     Reproduction,
     RowResult,
     SeedResult,
-    StatedClaim,
     note_sharing,
     read_cost,
+    table_rows,
 )
-from counterfoil.reproduce.spec import build_artifact
+from counterfoil.reproduce.spec import Claim, build_artifact
 from counterfoil.reproduce.store import (
     ResultCache,
     best_values,
@@ -50,7 +50,6 @@ from counterfoil.reproduce.store import (
     stored_name,
     write_stored,
 )
-from counterfoil.reproduce.table_rows import table_rows
 from tests.reproduce.conftest import TINY, planned, tiny
 from tests.reproduce.test_reproduce import finish, shown, train
 
@@ -299,7 +298,7 @@ def test_rows_are_chosen_by_label_or_run() -> None:
     assert labels(only_rows(artifact, ["H*"])) == [["hard"]]
     assert labels(only_rows(artifact, ["hard", "all"])) == [["all"], ["hard"]]
     assert only_rows(artifact, []) == artifact
-    with pytest.raises(ConfigError, match=r"no row of tiny is called so \(it has: all; hard\)"):
+    with pytest.raises(ConfigError, match=r"no row of tiny matches \(it has: all; hard\)"):
         only_rows(artifact, ["soft"])
 
 
@@ -377,7 +376,7 @@ def test_claims_stand_beside_the_papers_difference() -> None:
         row("a", result(0, 10.0), published=printed[0]),
         row("b", result(0, 8.0), published=printed[1]),
     )
-    claim = StatedClaim(text="a > b", better="a", worse="b")
+    claim = Claim(text="a > b", better="a", worse="b")
     found = table(*rows, claims=[claim], published_on="f30k")
     assert claim_rows(found)[1] == ("a > b", "+2.0", "+19.5", "yes, with one seed")
     alone = table(rows[0], claims=[claim], published_on="f30k")
@@ -405,7 +404,7 @@ def test_a_page_is_filled_from_the_store_and_only_between_its_markers(out, cache
 
 
 def test_the_claims_of_several_tables_stand_together(tmp_path) -> None:
-    claims = [StatedClaim(text="a > b", better="a", worse="b")]
+    claims = [Claim(text="a > b", better="a", worse="b")]
     rows = row("a", result(0, 10.0)), row("b", result(0, 12.5))
     for name, some in (("one", rows), ("two", rows[:1]), ("three", rows[::-1])):
         found = table(*some, claims=claims).model_copy(update={"name": f"mine.{name}"})
@@ -428,10 +427,10 @@ def test_the_claims_of_several_tables_stand_together(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("<!-- claims: a -->\n<!-- /results -->\n", "does not end"),
+        ("<!-- claims: a -->\n<!-- /results -->\n", "has no end"),
         ("no markers", "to fill"),
-        ("<!-- results: a@b -->\n", "does not end"),
-        ("<!-- results: a@b -->\n" + PAGE.format("c@d"), "'a@b' does not end"),
+        ("<!-- results: a@b -->\n", "has no end"),
+        ("<!-- results: a@b -->\n" + PAGE.format("c@d"), "'a@b' has no end"),
     ],
 )
 def test_a_page_that_cannot_be_filled_says_why(tmp_path, text, message) -> None:

@@ -46,7 +46,7 @@ def test_a_process_begins_with_everything_imported_and_is_no_copy_of_this_one() 
 
 @pytest.mark.parametrize("odd", [die, say_spoilt])
 def test_where_copies_cannot_use_a_gpu_processes_begin_from_nothing(monkeypatch, odd) -> None:
-    monkeypatch.setattr(workers, "_tell", odd)
+    monkeypatch.setattr(workers, "_send_bad_fork", odd)
     assert workers.own_processes.__wrapped__().get_start_method() == "spawn"
 
 
@@ -77,9 +77,9 @@ def test_a_run_that_others_left_no_memory_for_is_tried_again_with_fewer(
     assert outcome.trained == 1
     [failed] = outcome.errors
     assert failed == plan.runs["hard"][0].digest
-    again = [line for line in lines if "tried again later" in line]
+    again = [line for line in lines if "will be retried" in line]
     assert len(again) == 1 + runner.RETRIES
-    assert again[-1].endswith("with 1 at a time")
+    assert again[-1].endswith("with at most 1 in parallel")
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ def test_a_run_that_others_left_no_memory_for_is_tried_again_with_fewer(
         ("AcceleratorError: CUDA error: out of memory", True),
         ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling …", True),
         ("RuntimeError: Triton Error [CUDA]: out of memory", True),
-        ("its process ended with code -9 (out of memory?)", False),
+        ("its process exited with code -9 (out of memory?)", False),
         ("ValueError: no", False),
         (None, False),
     ],
 )
 def test_what_is_want_of_a_gpus_memory(error, crowded) -> None:
-    assert runner._crowded(error) == crowded
+    assert runner._is_out_of_memory(error) == crowded
 
 
 def until_told(job, cache, progress, should_stop, on_training, on_trained) -> bool:
@@ -124,7 +124,7 @@ if __name__ == "__main__":
     some = Workers(Path(sys.argv[1]), 1, until_told, str)
     some.start(planned(tiny(), Path(sys.argv[1])).runs["all"][0])
     while True:
-        some.news(Lines())
+        some.poll(Lines())
 """
 
 
@@ -157,7 +157,7 @@ def test_a_worker_that_is_terminated_saves_and_says_so(tmp_path) -> None:
     some.start(planned(tiny(), tmp_path).runs["all"][0])
     ended: list[workers.Ended] = []
     while not ended:
-        ended = some.news(Lines())
+        ended = some.poll(Lines())
     assert ended[0].error is not None
     assert "SIGTERM" in ended[0].error
     assert (tmp_path / "saved").exists()
@@ -207,7 +207,7 @@ def test_a_worker_ends_at_sigterm_outside_training_and_at_a_second_one(
     some.start(planned(tiny(), tmp_path).runs["all"][0])
     ended: list[workers.Ended] = []
     while not ended:
-        ended = some.news(Terminates(times))
+        ended = some.poll(Terminates(times))
     assert not (tmp_path / "slept").exists()
     assert ended[0].error is not None
     assert "SIGTERM" in ended[0].error
@@ -226,7 +226,7 @@ def test_a_parent_that_is_ending_waits_for_its_workers_only_so_long(
         try:
             said = Said()
             while not said.lines:
-                some.news(said)
+                some.poll(said)
             raise SystemExit(143)
         finally:
             some.close()

@@ -1,6 +1,6 @@
 """The web service and its page: search, explanations, corrections, audits, runs.
 
-Everything here needs ``counterfoil[app]``; `require_web` says so where it is not installed.
+Everything here needs ``counterfoil[app]``; `require_web` raises an error if it is not installed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "pyt
 
 
 def require_web() -> None:
-    """Refuse to go on where a package of the extra is missing, and say how to get it."""
+    """Raise an error that names the extra if one of its packages is missing."""
     for module, package in PACKAGES.items():
         if find_spec(module) is None:
             raise MissingExtraError(package, "app", "the web page")

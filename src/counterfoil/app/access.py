@@ -1,4 +1,4 @@
-"""Who may ask: names the service is known by, sites that may send requests, the token."""
+"""Access control of the web service: allowed host names, same-origin checks, the token."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from urllib.parse import urlsplit
 from counterfoil.app.problems import Problem
 from counterfoil.core.errors import ConfigError
 
-# underscores are no part of the standard, but of many names in networks of containers
+# underscores are not standard, but common in the host names of containers
 LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 NAME = re.compile(rf"(?:{LABEL}\.)*{LABEL}")
 NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-"""A last label that makes browsers read a name as an IPv4 address."""
+"""A last label with which browsers read a name as an IPv4 address."""
 
 MAX_NAME_LENGTH = 253
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
-"""Methods that change nothing; a browser shows their answers to no other site."""
+"""Methods that change nothing; browsers hide their responses from other sites."""
 
 HEALTH_PATH = "/healthz"
 
 OPEN_PATHS = {HEALTH_PATH, "/", "/docs", "/favicon.ico", "/api/session"}
-"""Paths that need no token: the page without anything on it, and the way to hand the token in."""
+"""Paths that need no token: the empty page, and the route that accepts the token."""
 
 TOKEN = re.compile(r"[!-~]{16,}")
 
 MAX_QUOTED_CHARS = 100
-"""Characters of a Host header that an error repeats."""
+"""Most characters of a Host header that an error quotes."""
 
 PORTS = {"http": 80, "https": 443}
 
@@ -50,7 +50,7 @@ def host_in(header: bytes) -> str:
 
 
 def find_host_name(given: str) -> str | None:
-    """The name as `host_in` reads it from requests to it; None if no client sends such a name.
+    """A configured name in the form that `host_in` returns; None if it is not a host name.
 
     >>> find_host_name("Match.example:8443"), find_host_name("::1"), find_host_name("*.example")
     ('match.example', '[::1]', None)
@@ -68,7 +68,7 @@ def find_host_name(given: str) -> str | None:
 
 
 def _canonical(host: str) -> str:
-    """In lower case, without the port and the dot of a fully qualified name."""
+    """A host in lower case, without the port and without the dot of a fully qualified name."""
     host = host.lower()
     name, _, port = host.rpartition(":")
     host = name if name and port.isascii() and port.isdecimal() else host
@@ -78,9 +78,9 @@ def _canonical(host: str) -> str:
 
 
 def _punycode(name: str) -> str:
-    """The ASCII form of a name; "" for one that browsers and Python's codec might read differently.
+    """The ASCII form of a name; "" if browsers and Python's codec might encode it differently.
 
-    The codec is of IDNA 2003. It replaces some letters, such as ß, that browsers encode.
+    The codec implements IDNA 2003. It replaces some letters, such as ß, that browsers encode.
     """
     name = unicodedata.normalize("NFC", name)
     try:
@@ -106,37 +106,37 @@ def _is_ipv4(text: str) -> bool:
 
 
 class Access:
-    """Rules of a service for every request.
+    """Access rules that every request must meet.
 
-    Without ``hosts`` it answers to any name. With a ``token``, requests carry it as
-    ``Authorization: Bearer TOKEN``, or the cookie that the page gets for it.
+    Without ``hosts``, any host name is accepted. With a ``token``, requests need the header
+    ``Authorization: Bearer TOKEN``, or the cookie that the page gets for the token.
     """
 
     def __init__(self, hosts: Collection[str] | None = None, token: str | None = None) -> None:
         if token is not None and not TOKEN.fullmatch(token):
             raise ConfigError(
-                f"the token has {len(token)} characters; at least 16 are needed, without spaces "
-                "and of ASCII alone. Make one with: openssl rand -hex 16"
+                f"the token has {len(token)} characters; expected at least 16 ASCII characters "
+                "without spaces. Make one with: openssl rand -hex 16"
             )
         self.hosts = None if hosts is None else frozenset(map(_allowed_name, hosts))
         self._token = token
         secret = "" if token is None else token
-        # not the token itself: any token is a valid cookie this way, and no cookie gives it away
+        # a digest is valid in a cookie for any token, and does not reveal the token
         self.cookie = hmac.new(secret.encode(), b"counterfoil cookie", hashlib.sha256).hexdigest()
         self.cookie_name = f"counterfoil-{hashlib.sha256(self.cookie.encode()).hexdigest()[:8]}"
 
     @classmethod
     def to(cls, host: str, names: Collection[str] = (), token: str | None = None) -> Access:
-        """Rules for a service that listens on ``host`` and is called by further ``names``.
+        """Rules for a service that listens on ``host`` and has further ``names``.
 
-        On this machine alone it answers to the names of this machine, so that no other site can
-        reach it by a name of its own (DNS rebinding).
+        A service on a loopback address accepts only names of this machine. This prevents DNS
+        rebinding, in which another site's name resolves to this machine.
         """
         if not is_loopback(host):
             if token is None:
                 raise ConfigError(
-                    f"--host {host}: other machines can reach it, and there is no token; give one "
-                    "by COUNTERFOIL_TOKEN or --token-file"
+                    f"--host {host}: other machines can reach it, so it needs a token; set "
+                    "COUNTERFOIL_TOKEN or --token-file"
                 )
             if not names:
                 return cls(None, token)
@@ -148,15 +148,15 @@ class Access:
         return self._token is not None
 
     def opens(self, token: str) -> bool:
-        """Whether this is the token, in constant time."""
+        """Whether this is the token, compared in constant time."""
         return self._token is None or _same(token, self._token)
 
     def find_problem(self, scope: Mapping[str, Any]) -> Problem | None:
-        """Why a request is refused, if it is."""
+        """Why a request is refused; None if it is allowed."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         path = scope["path"]
         if path == HEALTH_PATH and scope.get("method") in SAFE_METHODS:
-            return None  # by any name: those who watch the service may know its address alone
+            return None  # under any host name: health checks often use a bare address
         if self.hosts is not None and host_in(headers.get(b"host", b"")) not in self.hosts:
             given = headers.get(b"host", b"").decode("latin-1")[:MAX_QUOTED_CHARS]
             return Problem(421, f"Host {given!r} is not a name of this service; see --allow-host")
@@ -169,8 +169,8 @@ class Access:
         if self.locked and needs_token and not self._presents_token(headers):
             return Problem(
                 401,
-                "the token is missing or wrong: open the address with #token=… that the service "
-                "printed, or send Authorization: Bearer TOKEN",
+                "missing or wrong token; open the address with #token=… that the service printed, "
+                "or send Authorization: Bearer TOKEN",
                 {"WWW-Authenticate": "Bearer"},
             )
         return None
@@ -187,7 +187,7 @@ class Access:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on can be reached from this machine alone.
+    """Whether only this machine can reach an address.
 
     >>> [is_loopback(host) for host in ("localhost", "127.0.0.2", "::1", "0.0.0.0", "myhost")]
     [True, True, True, False, False]
@@ -199,9 +199,9 @@ def is_loopback(host: str) -> bool:
 
 
 def _same_origin(scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a request comes from the service's own page, or from no browser at all.
+    """Whether a request comes from the service's own page, or not from a browser.
 
-    Browsers say where a request comes from, and pages cannot change what they say.
+    Browsers set these headers, and pages cannot change them.
     """
     site = headers.get(b"sec-fetch-site")
     if site is not None and site not in (b"same-origin", b"none"):
@@ -212,11 +212,11 @@ def _same_origin(scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> bo
     try:
         origin = urlsplit(given.decode("ascii"))
         host = urlsplit(f"//{headers.get(b'host', b'').decode('ascii')}")
-        default = PORTS[origin.scheme]  # nothing else is ours, and neither is "null"
+        default = PORTS[origin.scheme]  # other schemes and "null" are not ours
         same = (origin.hostname, origin.port or default) == (host.hostname, host.port or default)
     except (ValueError, KeyError):
         return False
-    # behind a proxy that speaks TLS, only the proxy knows the scheme
+    # behind a proxy that terminates TLS, the scheme here may be http for an https origin
     return same and not (scope.get("scheme") in ("https", "wss") and origin.scheme != "https")
 
 

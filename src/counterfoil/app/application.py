@@ -1,4 +1,4 @@
-"""The service as one ASGI application with its pages, and the server that runs it."""
+"""The web service as an ASGI application, and the HTTP server that runs it."""
 
 from __future__ import annotations
 
@@ -24,25 +24,24 @@ from counterfoil.app.content import Content
 from counterfoil.app.guard import App, Guard
 from counterfoil.app.problems import install
 from counterfoil.app.protocol import GRACE_SECONDS, protocol_class
-from counterfoil.app.routes import router
-from counterfoil.app.service import Service
+from counterfoil.app.routes import Service, router
 from counterfoil.core.errors import ConfigError
 
 STATIC = Path(__file__).parent / "static"
 
 BACKLOG = 512
-"""Connections that the system holds until they are accepted."""
+"""Connections that the operating system queues until they are accepted."""
 
 ACCEPT_BATCH = 64
 
 OTHER_FILES = 128
-"""Open files besides connections: the index, pictures being read, uploads on disk."""
+"""Open files reserved for the index, pictures being read and uploads on disk."""
 
 
 def create_app(
     content: Content, limits: Limits | None = None, access: Access | None = None
 ) -> Guard:
-    """The application to be run by an ASGI server; without ``access`` for this machine alone."""
+    """The application for an ASGI server; without ``access``, only this machine can use it."""
     service = Service(content, limits or Limits(), access or Access(LOOPBACK))
 
     @asynccontextmanager
@@ -53,8 +52,8 @@ def create_app(
     app = FastAPI(
         title="Counterfoil",
         version=__version__,
-        description="Match images with texts: scores, search, explanations, corrections.",
-        docs_url=None,  # FastAPI's own would be fetched from elsewhere
+        description="Image-text matching: scores, search, explanations, corrections.",
+        docs_url=None,  # FastAPI's own page loads scripts from other hosts
         redoc_url=None,
         lifespan=lifespan,
         separate_input_output_schemas=False,
@@ -97,7 +96,7 @@ def serve(
 ) -> None:
     """Answer requests until SIGINT or SIGTERM; running requests are finished first.
 
-    ``proxies`` are addresses whose X-Forwarded-For and X-Forwarded-Proto are believed.
+    ``proxies`` are addresses whose X-Forwarded-For and X-Forwarded-Proto headers are trusted.
     """
     server = make_server(content, host, limits or Limits(), access, tls, proxies)
     listening = listen(host, port)
@@ -115,7 +114,7 @@ def make_server(
     tls: ssl.SSLContext | None = None,
     proxies: Collection[str] = (),
 ) -> uvicorn.Server:
-    """A server for sockets of ``host``; ``access`` is what `Access.to` says for it."""
+    """A server for sockets of ``host``; ``access`` defaults to `Access.to` of the host."""
     limits = _within_open_files(limits)
     trusted = proxy_networks(proxies)
     connections = Connections(limits, trusted)
@@ -127,7 +126,7 @@ def make_server(
         access_log=False,
         server_header=False,
         http=protocol_class(connections, limits, tls),
-        ws="none",  # there are none; a connection that became one would be out of the limits
+        ws="none",  # a WebSocket would escape the limits
         backlog=_accepted_at_once(limits),
         proxy_headers=bool(trusted),
         forwarded_allow_ips=[str(network) for network in trusted],
@@ -140,7 +139,10 @@ def make_server(
 
 
 class Server(uvicorn.Server):
-    """Accepts a few connections at once, but has the system hold more: for asyncio it is one."""
+    """A server whose backlog is longer than the number of connections accepted at once.
+
+    asyncio uses one number for both.
+    """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -149,7 +151,7 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that connections can be made to already; port 0 takes a free one."""
+    """A listening socket; port 0 chooses a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -163,7 +165,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def tls_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
-    """TLS with a certificate chain and its key, PEM files; the key may be in the same file."""
+    """TLS with a certificate chain and its key in PEM files, or in one file with both."""
     for option, path in (("--tls-cert", certificate), ("--tls-key", key)):
         if path is None:
             continue
@@ -176,18 +178,18 @@ def tls_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
     try:
         context.load_cert_chain(certificate, key, password=_no_password)
     except ssl.SSLError as error:
-        raise ConfigError(_tls_mistake(certificate, key, error)) from None
+        raise ConfigError(_tls_error(certificate, key, error)) from None
     return context
 
 
 def _no_password() -> str:
     raise ConfigError(
-        "--tls-key: the key is encrypted, and a service cannot be asked for its password; decrypt "
-        "it with: openssl pkey -in KEY -out DECRYPTED"
+        "--tls-key: the key is encrypted, but the service cannot ask for a password; decrypt it "
+        "with: openssl pkey -in KEY -out DECRYPTED"
     )
 
 
-def _tls_mistake(certificate: Path, key: Path | None, error: ssl.SSLError) -> str:
+def _tls_error(certificate: Path, key: Path | None, error: ssl.SSLError) -> str:
     if error.reason == "KEY_VALUES_MISMATCH":
         return f"--tls-key {key or certificate} is not the key of --tls-cert {certificate}"
     files = f"--tls-cert {certificate}" + (f", --tls-key {key}" if key is not None else "")
@@ -198,8 +200,8 @@ def _tls_mistake(certificate: Path, key: Path | None, error: ssl.SSLError) -> st
 
 
 def _within_open_files(limits: Limits) -> Limits:
-    """Fewer connections where the system allows few open files: beyond that, none is accepted."""
-    if sys.platform == "win32":  # has no such limit
+    """Reduce the number of connections to what the limit on open files allows."""
+    if sys.platform == "win32":  # has no limit on open files
         return limits
     import resource
 
@@ -211,6 +213,6 @@ def _within_open_files(limits: Limits) -> Limits:
 
 
 def _accepted_at_once(limits: Limits) -> int:
-    """Fewer than may be open: a new connection must not give way before it was read once."""
+    """Connections accepted in one batch: few enough that none is closed before its first read."""
     fewest = min(limits.connections, limits.address_connections or limits.connections)
     return max(1, min(ACCEPT_BATCH, fewest // 2))

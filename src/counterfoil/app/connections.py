@@ -1,9 +1,9 @@
-"""Limits on clients: sizes of requests, numbers of connections, bodies in a size and a time.
+"""Limits on clients: sizes of requests, numbers of connections, time-outs of request bodies.
 
-A connection that makes the service wait (for a request, for the rest of a body, for its answer to
-be read) gives way to a new one when a limit is reached, the one that waited longest first. One
-whose request is being answered never does. When nothing can give way, a new connection gets a
-spare place, which answers health checks alone. So idle and slow clients cannot lock others out.
+When a limit on connections is reached, a new connection replaces the one for which the service has
+waited longest: for a request, for the rest of a body, or for its response to be read. A connection
+whose request is in progress is never closed. If none can be closed, the new connection is a spare
+one, which only answers health checks. So idle and slow clients cannot lock others out.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ from counterfoil.app.problems import Problem
 from counterfoil.core.errors import ConfigError
 
 TEXT_LETTERS = 600
-"""Of a sentence. A caption has a dozen words; encoding time grows with them."""
+"""Most characters of a sentence; encoding time grows with its length."""
 
 TEXT_WORDS = 120
 TEXTS = 64
-"""Sentences, and images, of one scoring request."""
+"""Most sentences, and most images, of one scoring request."""
 
 RESULTS = 100
 PAGE = 100
-"""Images or findings listed at once."""
+"""Most images or findings per page."""
 
 ID_LETTERS = 1000
 
 IPV6_CLIENT = 64
-"""Bits of an IPv6 address that stand for one client; it chooses the rest as it likes."""
+"""Bits of an IPv6 address that identify a client; the client chooses the rest."""
 
 IPV4_MAPPED = IPv6Network("::ffff:0:0/96")
-"""IPv4 addresses as a socket for IPv6 and IPv4 shows them."""
+"""IPv4 addresses as a dual-stack socket reports them."""
 
 Network = IPv4Network | IPv6Network
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
 MAX_DISCARDED_BYTES = 64 * 2**20
-"""Bytes of a body that is too long that are still taken, and forgotten: a client that cannot send
-on does not listen to why."""
+"""Most bytes of an oversized body that are read and discarded. A client that is cut off while it
+sends does not read the error."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes, numbers and seconds that the service holds itself and its clients to.
+    """Limits of the service in bytes, counts and seconds.
 
-    ``uploads`` pictures are kept, the oldest go first. At most ``in_flight`` requests are worked
-    on and ``waiting`` pieces of work queued at a time; more are told to come back. ``batch`` is how
-    many pieces of work go through the model together.
+    The latest ``uploads`` pictures are kept. At most ``in_flight`` requests are processed and
+    ``waiting`` jobs queued at a time; further requests get status 503. ``batch`` is the most jobs
+    per batch of the model.
 
-    At most ``connections`` are open, ``address_connections`` of them from one address (0: any
-    number), and ``spare_connections`` beyond, for health checks; see `Connections`.
+    At most ``connections`` are open, ``address_connections`` of them from one address (0: no
+    limit), and ``spare_connections`` more for health checks; see `Connections`.
 
-    Each time-out is for all of something, not for its parts: ``header_timeout`` for the headers of
-    a request, ``body_timeout`` for its body, ``timeout`` for the work, ``send_timeout`` for reading
-    the answer, ``keep_alive`` between two requests, ``drain`` for work under way at shutdown.
+    Time-outs are for a whole phase, however many parts it has: ``header_timeout`` for the headers
+    of a request, ``body_timeout`` for its body, ``timeout`` for the job, ``send_timeout`` for
+    sending the response, ``keep_alive`` between two requests, ``drain`` for jobs at shutdown.
     """
 
     upload_bytes: int = 10 * 2**20
@@ -82,8 +82,8 @@ class Limits:
 
 
 @dataclass(eq=False)
-class Place:
-    """A connection's place among the others; ``close`` ends the connection at once."""
+class Connection:
+    """An open connection; ``close`` ends it at once."""
 
     client: str
     close: Callable[[], None]
@@ -92,25 +92,25 @@ class Place:
 
 
 class Group:
-    """Connections that share a limit; ``waiting`` are those that may be closed, oldest first."""
+    """Connections that share a limit; ``waiting`` are those that may be closed, in order."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.places: set[Place] = set()
-        self.waiting: dict[Place, None] = {}
+        self.connections: set[Connection] = set()
+        self.waiting: dict[Connection, None] = {}
 
     @property
     def full(self) -> bool:
-        return len(self.places) >= self.limit
+        return len(self.connections) >= self.limit
 
-    def find_longest_waiting(self) -> Place | None:
+    def find_longest_waiting(self) -> Connection | None:
         return next(iter(self.waiting), None)
 
 
 class Connections:
     """All connections of a server.
 
-    Those from ``proxies`` have no limit per address: they carry the requests of many clients.
+    Connections from ``proxies`` have no limit per address, as they serve many clients.
     """
 
     def __init__(self, limits: Limits, proxies: Collection[Network] = ()) -> None:
@@ -120,10 +120,10 @@ class Connections:
         self._clients: dict[str, Group] = {}
 
     def __len__(self) -> int:
-        return len(self._all.places) + len(self._spare.places)
+        return len(self._all.connections) + len(self._spare.connections)
 
-    def try_admit(self, address: str, close: Callable[[], None]) -> Place | None:
-        """A place for a new connection; None when even the spare ones are all answering."""
+    def try_admit(self, address: str, close: Callable[[], None]) -> Connection | None:
+        """Register a new connection; None if even all spare ones are busy."""
         client = client_of(address)
         own = self._clients.get(client) or Group(self._limits.address_connections)
         groups = [own, self._all] if self._limited(address) else [self._all]
@@ -134,34 +134,34 @@ class Connections:
                 return None
         elif own in groups:
             self._clients[client] = own
-        place = Place(client, close, groups, spare)
+        connection = Connection(client, close, groups, spare)
         for group in groups:
-            group.places.add(place)
-        return place
+            group.connections.add(connection)
+        return connection
 
-    def wait(self, place: Place) -> None:
-        """From now on the service waits for this client."""
-        for group in place.groups:
-            if place in group.places:
-                group.waiting.pop(place, None)
-                group.waiting[place] = None
+    def wait(self, connection: Connection) -> None:
+        """Mark that the service waits for this client, so that the connection may be closed."""
+        for group in connection.groups:
+            if connection in group.connections:
+                group.waiting.pop(connection, None)
+                group.waiting[connection] = None
 
-    def work(self, place: Place) -> None:
-        """From now on this client waits for the service."""
-        for group in place.groups:
-            group.waiting.pop(place, None)
+    def work(self, connection: Connection) -> None:
+        """Mark that this client waits for the service, so that the connection stays open."""
+        for group in connection.groups:
+            group.waiting.pop(connection, None)
 
-    def release(self, place: Place) -> None:
-        """Give a place back; a second time does no harm."""
-        for group in place.groups:
-            group.waiting.pop(place, None)
-            group.places.discard(place)
-        own = self._clients.get(place.client)
-        if own is not None and not own.places:
-            del self._clients[place.client]
+    def release(self, connection: Connection) -> None:
+        """Remove a connection; a second call does nothing."""
+        for group in connection.groups:
+            group.waiting.pop(connection, None)
+            group.connections.discard(connection)
+        own = self._clients.get(connection.client)
+        if own is not None and not own.connections:
+            del self._clients[connection.client]
 
     def _make_room(self, group: Group) -> bool:
-        """Whether one more fits in, if need be in place of the one that has waited longest."""
+        """Whether the group has room, after closing the longest-waiting connection if needed."""
         if not group.full:
             return True
         displaced = group.find_longest_waiting()
@@ -183,7 +183,7 @@ class Connections:
 
 
 def client_of(address: str) -> str:
-    """What stands for one client: an IPv4 address, or the network of an IPv6 address.
+    """The identity of a client: an IPv4 address, or the network of an IPv6 address.
 
     >>> client_of("192.0.2.7"), client_of("::ffff:192.0.2.7"), client_of("2001:db8::1:2:3:4")
     ('192.0.2.7', '192.0.2.7', '2001:db8::/64')
@@ -199,7 +199,7 @@ def client_of(address: str) -> str:
 
 
 def proxy_networks(proxies: Collection[str]) -> list[Network]:
-    """Networks of trusted proxies, those of IPv4 in both of their forms.
+    """Networks of trusted proxies; those of IPv4 also as IPv4-mapped IPv6 networks.
 
     >>> [str(network) for network in proxy_networks(["10.0.0.5", "fd00::/8"])]
     ['10.0.0.5/32', '::ffff:a00:5/128', 'fd00::/8']
@@ -214,7 +214,7 @@ def proxy_networks(proxies: Collection[str]) -> list[Network]:
 
 
 def _forms(network: Network) -> list[Network]:
-    """A network, and if it is one of IPv4, also as a socket for IPv6 and IPv4 shows it."""
+    """A network, and if it is one of IPv4, also its IPv4-mapped form."""
     if isinstance(network, IPv6Network):
         if not network.subnet_of(IPV4_MAPPED):
             return [network]
@@ -225,16 +225,16 @@ def _forms(network: Network) -> list[Network]:
 
 
 def _unmapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The IPv4 address of a client that a socket for IPv6 and IPv4 shows as ::ffff:192.0.2.7."""
+    """The IPv4 address behind an IPv4-mapped one such as ::ffff:192.0.2.7; others unchanged."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return address if mapped is None else mapped
 
 
 class Body:
-    """What a client sends after the headers.
+    """The body of a request, read within a limit on its size and time.
 
-    ``on_complete`` is called once, when the last of it is there; it may raise a `Problem`. That,
-    and what is too long or too slow, is kept as ``problem``.
+    ``on_complete`` is called once, after the last part; it may raise a `Problem`. ``problem`` is
+    that one, or the one for a body that is too long or too slow.
     """
 
     def __init__(
@@ -247,11 +247,11 @@ class Body:
         self.problem: Problem | None = None
 
     async def receive(self) -> Message:
-        """The next part, as ASGI has it."""
+        """The next ASGI message."""
         if self._read is not None:
             message, self._read = self._read, None
             return message
-        if self._complete:  # from here on it only waits for the client to go away
+        if self._complete:  # the only further message is the disconnect
             return await self._receive()
         try:
             return await self._next()
@@ -260,7 +260,10 @@ class Body:
             raise
 
     async def read(self) -> bool:
-        """Receive all of it, to be had from `receive` as one part; False if the client leaves."""
+        """Read the whole body, which `receive` then returns as one message.
+
+        False if the client disconnects.
+        """
         parts = []
         while not self._complete:
             message = await self.receive()
@@ -270,13 +273,13 @@ class Body:
         self._read = {"type": "http.request", "body": b"".join(parts), "more_body": False}
         return True
 
-    async def throw_away(self) -> None:
-        """Take the rest, up to a limit, for as long as there is time."""
-        taken = 0
+    async def discard(self) -> None:
+        """Read and discard the rest, up to a limit in bytes and the time-out of the body."""
+        size = 0
         with suppress(asyncio.TimeoutError):
-            while taken < MAX_DISCARDED_BYTES and not self._complete:
+            while size < MAX_DISCARDED_BYTES and not self._complete:
                 message = await asyncio.wait_for(self._receive(), self._remaining())
-                taken += len(message.get("body", b""))
+                size += len(message.get("body", b""))
                 if message["type"] != "http.request" or not message.get("more_body", False):
                     self._complete = True
 
@@ -284,7 +287,7 @@ class Body:
         try:
             message = await asyncio.wait_for(self._receive(), self._remaining())
         except asyncio.TimeoutError:
-            raise Problem(408, "the body of the request did not come in time") from None
+            raise Problem(408, "the body of the request did not arrive in time") from None
         if message["type"] == "http.request":
             self._size += len(message.get("body", b""))
             if self._size > self._most:
@@ -301,4 +304,4 @@ class Body:
 
 def too_long(most: int) -> Problem:
     size = f"{most // 2**20} MiB" if most >= 2**20 else f"{most // 2**10} KiB"
-    return Problem(413, f"the request is too long: at most {size} are read")
+    return Problem(413, f"the request body is too long; at most {size} are allowed")

@@ -1,4 +1,4 @@
-"""From folders to what is served: an index with its model, audits, runs."""
+"""Opens what the web service serves: an index with its model, an audit, training runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from counterfoil.core.progress import Progress
 from counterfoil.core.storage.atomic import Scratch
 from counterfoil.core.storage.reading import LINES_BYTES, open_regular, read_lines, read_text
 from counterfoil.data.images import as_image, open_image
-from counterfoil.data.pairs import Pairs, Split
+from counterfoil.data.pairs import Split
 from counterfoil.models.correct import can_correct
 from counterfoil.models.model import Model
 from counterfoil.search import SearchIndex
@@ -34,10 +34,10 @@ from counterfoil.training.run_data import evaluation_split
 from counterfoil.training.run_folder import load_model, run_config
 
 MAX_FINDINGS = 50_000
-"""Findings that are read; they come most suspicious first."""
+"""Most findings that are read; the file lists the most suspicious first."""
 
 MAX_SAME_SHOWN = 12
-"""Images with the same caption that are named in one entry."""
+"""Most images with the same caption that one entry names."""
 
 AUDIT_PREFIX = "audit:"
 Section = Literal["suspicious", "near-duplicates"]
@@ -46,16 +46,16 @@ MAX_POINTS = 300
 T = TypeVar("T")
 
 MAX_INDEXED_IMAGES = 2000
-"""Of a run's data that are indexed at the start; `counterfoil index` makes larger ones to keep."""
+"""Most images of a run's data that are indexed at the start; `counterfoil index` has no limit."""
 
 SCENES = {"images": [0, 0, 200]}
 
 
 @dataclass(frozen=True)
 class AuditedImage:
-    """An image of the audited data: its id there, its captions, and where its pixels are.
+    """An image of the audited data: its id there, its captions, and the location of its pixels.
 
-    ``captions`` is None if the report does not say.
+    ``captions`` is None if the report does not have them.
     """
 
     id: str
@@ -67,29 +67,31 @@ class AuditedImage:
 
 
 def audited_name(split: str, image: str) -> str:
-    """The name by which clients ask for an image of the audit; it is looked up, never parsed."""
+    """The name that clients use for an image of the audit; it is looked up, never parsed."""
     return f"{AUDIT_PREFIX}{split}:{image}"
 
 
 class Audit:
-    """The findings of a folder, read once; ``images`` are those they name, by `audited_name`."""
+    """The findings of a folder, read once; ``images`` has theirs by `audited_name`."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / LINES
         if not path.is_file():
             raise DataError(
-                f"{folder}: no {LINES} there; write one with: counterfoil audit RUN PAIRS "
+                f"{folder}: has no {LINES}; write one with: counterfoil audit RUN PAIRS "
                 f"--out {folder}"
             )
         findings = list(islice(_read(path), MAX_FINDINGS))
         self.notes = _notes(folder / SUMMARY)
-        named = (key for found in findings for key in found.images)
+        named = (key for finding in findings for key in finding.images)
         self.images = {audited_name(*key): AuditedImage(key[1]) for key in named}
         for name, image in _read_images(folder / IMAGES_FILE):
-            if name in self.images:  # what no finding names is not served
+            if name in self.images:  # only images of findings are served
                 self.images[name] = image
-        wrong = [[found] for found in findings if found.kind == "mismatch"]
-        near = group_by_caption([found for found in findings if found.near_duplicate is not None])
+        wrong = [[finding] for finding in findings if finding.kind == "mismatch"]
+        near = group_by_caption(
+            [finding for finding in findings if finding.near_duplicate is not None]
+        )
         self._sections: dict[Section, list[list[Finding]]] = {
             "suspicious": wrong,
             "near-duplicates": near,
@@ -98,7 +100,7 @@ class Audit:
         for group in wrong:
             for sign in dict.fromkeys(group[0].signs):
                 self._by_reason[sign].append(group)
-        counts = Counter({sign: len(found) for sign, found in self._by_reason.items()})
+        counts = Counter({sign: len(groups) for sign, groups in self._by_reason.items()})
         self.reasons = [
             {"sign": sign, "name": SIGN_NAMES.get(sign, sign), "count": count}
             for sign, count in counts.most_common()
@@ -108,7 +110,7 @@ class Audit:
     def page(
         self, offset: int, limit: int, reason: str | None, section: Section = "suspicious"
     ) -> dict[str, Any]:
-        """Entries of a section, those with one reason where it is given."""
+        """Entries of a section; with ``reason``, only those that have it."""
         groups = self._sections[section]
         if reason is not None and section == "suspicious":
             groups = self._by_reason.get(reason, [])
@@ -116,7 +118,7 @@ class Audit:
             "section": section,
             "total": len(groups),
             "offset": offset,
-            "counts": {name: sum(map(len, found)) for name, found in self._sections.items()},
+            "counts": {name: sum(map(len, groups)) for name, groups in self._sections.items()},
             "reasons": self.reasons,
             "notes": self.notes,
             "findings": [_entry(group) for group in groups[offset : offset + limit]],
@@ -124,12 +126,12 @@ class Audit:
 
 
 def _entry(group: Sequence[Finding]) -> dict[str, Any]:
-    """A finding, and the images of those with the same caption, under the names to ask by."""
+    """A finding, and the names of the images of all findings with the same caption."""
     first = group[0]
     images = list(dict.fromkeys(audited_name(one.split, one.image) for one in group))
     return {
         **first.as_dict(),
-        "shown": {name: audited_name(split, name) for split, name in first.images},
+        "image_names": {name: audited_name(split, name) for split, name in first.images},
         "same": len(group),
         "same_images": images[:MAX_SAME_SHOWN],
         "more_images": max(0, len(images) - MAX_SAME_SHOWN),
@@ -137,7 +139,7 @@ def _entry(group: Sequence[Finding]) -> dict[str, Any]:
 
 
 def _notes(path: Path) -> list[str]:
-    """What the audit says of itself as a whole; nothing if there is no summary to read."""
+    """Notes on the audit as a whole; empty if the summary cannot be read."""
     try:
         notes = json.loads(read_text(path))["notes"]
     except (OSError, ValueError, KeyError, TypeError, DataError):
@@ -146,7 +148,7 @@ def _notes(path: Path) -> list[str]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines of a file that are not blank, with their numbers."""
+    """The non-blank lines of a file, with their numbers."""
     try:
         with open_regular(path, LINES_BYTES) as file:
             for number, line in enumerate(read_lines(file, path), start=1):
@@ -159,16 +161,16 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _read(path: Path) -> Iterator[Finding]:
     for number, line in _lines(path):
         try:
-            found = Finding.from_json(line)
+            finding = Finding.from_json(line)
         except DataError as error:
             raise DataError(f"{path}: line {number}: {error}") from None
-        if not _is_finite(found.as_dict()):
+        if not _is_finite(finding.as_dict()):
             raise DataError(f"{path}: line {number}: damaged (a number is not finite)")
-        yield found
+        yield finding
 
 
 def _is_finite(tree: object) -> bool:
-    """Whether all numbers of a tree can be sent; reports write others as words."""
+    """Whether all numbers of a tree are finite, so that JSON can represent them."""
     if isinstance(tree, dict):
         return all(map(_is_finite, tree.values()))
     if isinstance(tree, (list, tuple)):
@@ -177,7 +179,7 @@ def _is_finite(tree: object) -> bool:
 
 
 def _read_images(path: Path) -> Iterator[tuple[str, AuditedImage]]:
-    """The images of a report; none if it has no such file."""
+    """The images of a report; empty if it has no such file."""
     if not path.is_file():
         return
     for number, line in _lines(path):
@@ -195,14 +197,14 @@ def _read_images(path: Path) -> Iterator[tuple[str, AuditedImage]]:
 
 
 class FileCache(Generic[T]):
-    """What ``read`` makes of files, until they change."""
+    """Results of ``read`` per file, until the file changes."""
 
     def __init__(self, read: Callable[[Path], T]) -> None:
         self._read = read
         self._cached: dict[Path, tuple[tuple[int, ...], T]] = {}
 
     def get(self, path: Path) -> T:
-        stamp = _stamp(path)  # before reading: a change meanwhile is seen the next time
+        stamp = _stamp(path)  # before reading, so that a change meanwhile is noticed next time
         cached = self._cached.get(path)
         if cached is None or cached[0] != stamp:
             cached = (stamp, self._read(path))
@@ -211,15 +213,15 @@ class FileCache(Generic[T]):
 
 
 class Runs:
-    """Run folders by name. They are read when asked for, so that a run can be watched."""
+    """Run folders by name. They are read per request, so that a run can be watched."""
 
     def __init__(self, folders: Iterable[Path]) -> None:
         self._configs, self._results = FileCache(_config), FileCache(_json)
         self._folders: dict[str, Path] = {}
         for folder in folders:
-            place = folder.resolve()
-            if (place / "config.yaml").is_file() and place not in self._folders.values():
-                self._folders[_free_name(place.name, self._folders)] = place
+            path = folder.resolve()
+            if (path / "config.yaml").is_file() and path not in self._folders.values():
+                self._folders[_free_name(path.name, self._folders)] = path
 
     def __len__(self) -> int:
         return len(self._folders)
@@ -228,9 +230,9 @@ class Runs:
         return [self._summary(name) for name in self._folders]
 
     def read(self, name: str) -> dict[str, Any]:
-        """One run with its plots; the name is looked up, never opened."""
+        """One run with its plots; the name is looked up, never used as a path."""
         if name not in self._folders:
-            raise Problem(404, "no such run here")
+            raise Problem(404, "no such run; see /api/runs")
         folder = self._folders[name]
         config = self._configs.get(folder / "config.yaml")
         records = read_metrics(folder / "metrics.jsonl")
@@ -242,7 +244,7 @@ class Runs:
                 "x": plot.x_label,
                 "y": plot.y_label,
                 "series": [
-                    {"name": label, "points": _plain(thin(points, MAX_POINTS))}
+                    {"name": label, "points": _finite(thin(points, MAX_POINTS))}
                     for label, points in plot.series.items()
                 ],
             }
@@ -284,12 +286,12 @@ def _free_name(name: str, taken: Iterable[str]) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """Differs when a file does; empty where there is none."""
+    """A value that changes with the file; empty if there is no file."""
     try:
-        about = path.stat()
+        stat = path.stat()
     except OSError:
         return ()
-    return (about.st_mtime_ns, about.st_size, about.st_ino)
+    return (stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
 def _config(path: Path) -> RunConfig | None:
@@ -300,21 +302,21 @@ def _config(path: Path) -> RunConfig | None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is none yet. NaN, which JSON lacks, becomes null."""
+    """A JSON object, empty if there is no file yet; NaN becomes null, as JSON has no NaN."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
+        tree = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return tree if isinstance(tree, dict) else {}
 
 
-def _plain(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+def _finite(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(x, float(y)) for x, y in points if math.isfinite(x) and math.isfinite(y)]
 
 
 @dataclass(frozen=True)
 class Content:
-    """What is served; ``close`` gives back what was made for it."""
+    """What is served; ``close`` deletes a temporary index."""
 
     index: SearchIndex
     corrector: Model | None = None
@@ -324,7 +326,7 @@ class Content:
 
 
 def open_content(
-    place: Path,
+    folder: Path,
     *,
     index: Path | None = None,
     corrector: Path | None = None,
@@ -334,65 +336,61 @@ def open_content(
     device: str = "auto",
     progress: Progress,
 ) -> Content:
-    """Open a run or an index, and what is shown with it.
+    """Open a run or an index, with a corrector, an audit and further runs.
 
-    A run without an ``index`` gets one of the images of its test split, for as long as it is
-    served; a model without data gets the scenes.
+    A run without an ``index`` gets a temporary one of the images of its test split; a model without
+    data gets one of scenes.
     """
     findings = Audit(audit) if audit is not None else None
-    helper = _corrector(corrector, device) if corrector is not None else None
-    shown = [path for path in (place, corrector) if path is not None]
-    shown += runs_below(runs) if runs is not None else []
-    if (place / MANIFEST).is_file():
+    correcting = _corrector(corrector, device) if corrector is not None else None
+    listed = [path for path in (folder, corrector) if path is not None]
+    listed += runs_below(runs) if runs is not None else []
+    close: Callable[[], None] = lambda: None  # noqa: E731 - only a temporary index is deleted
+    if (folder / MANIFEST).is_file():
         if index is not None:
-            raise ConfigError(f"{place} is an index already: name a run, or leave --index out")
-        opened, close = SearchIndex.open(place, device=device), _nothing
+            raise ConfigError(f"{folder} is an index already; give a run, or leave out --index")
+        opened = SearchIndex.open(folder, device=device)
     else:
-        model = load_model(place, device)
+        model = load_model(folder, device)
         if index is not None:
-            opened, close = SearchIndex.open(index, model=model), _nothing
+            opened = SearchIndex.open(index, model=model)
         else:
             scratch = Scratch("counterfoil-serve-")
-            split = _shown_split(place, cache, progress)
+            split = _indexed_split(folder, cache, progress)
             opened = SearchIndex.build(
                 scratch.folder / "index", model, split, first_stage="pooled", progress=progress
             )
             close = scratch.close
-    if helper is None and can_correct(opened.model):
-        helper = opened.model
-    return Content(opened, helper, findings, Runs(shown), close)
-
-
-def _nothing() -> None:
-    """An index that was there before stays."""
+    if correcting is None and can_correct(opened.model):
+        correcting = opened.model
+    return Content(opened, correcting, findings, Runs(listed), close)
 
 
 def _corrector(folder: Path, device: str) -> Model:
     model = load_model(folder, device)
     if not can_correct(model):
         raise ConfigError(
-            f"{folder}: this model was not taught to correct: train one with the objective "
+            f"{folder}: this model was not trained to correct; train one with the objective "
             "tags-dc (recipe scenes/tags-dc)"
         )
     if model.fragments_from is None:
-        raise ConfigError(f"{folder}: this model was trained on features: it reads no pixels")
+        raise ConfigError(
+            f"{folder}: this model was trained on precomputed features and cannot read pixels; "
+            "train one on images"
+        )
     return model
 
 
-def _shown_split(run: Path, cache: Path, progress: Progress) -> Split:
+def _indexed_split(run: Path, cache: Path, progress: Progress) -> Split:
     config = run_config(run)
     if config is None:
-        pairs = evaluation_split(run, "scenes", None, SCENES, cache, progress)
-        return pairs["test"]
+        return evaluation_split(run, "scenes", None, SCENES, cache, progress)["test"]
     pairs = evaluation_split(run, None, None, {}, cache, progress)
-    chosen = _first(pairs, (config.evaluation.test_split, config.evaluation.split))
-    if len(chosen) > MAX_INDEXED_IMAGES:
+    names = (config.evaluation.test_split, config.evaluation.split)
+    split = next((pairs[name] for name in names if name in pairs), next(iter(pairs)))
+    if len(split) > MAX_INDEXED_IMAGES:
         progress.say(
-            f"the first {MAX_INDEXED_IMAGES} of {len(chosen)} images are shown; see --index"
+            f"serving the first {MAX_INDEXED_IMAGES} of {len(split)} images; use --index for all"
         )
-        chosen = chosen.select(range(MAX_INDEXED_IMAGES))
-    return chosen
-
-
-def _first(pairs: Pairs, names: Sequence[str]) -> Split:
-    return next((pairs[name] for name in names if name in pairs), next(iter(pairs)))
+        split = split.select(range(MAX_INDEXED_IMAGES))
+    return split

@@ -1,4 +1,4 @@
-"""What the models are asked to do, in batches; runs on the one thread of the queue."""
+"""Model inference for the web service: batched jobs, run on the queue's single thread."""
 
 from __future__ import annotations
 
@@ -32,17 +32,20 @@ from counterfoil.search.items import Side
 MAX_CHANGES = 4
 
 MIN_GAIN = 0.05
-"""Of the score; a little more is found for nearly any word."""
+"""Smallest relative gain in score of a proposed change; tiny gains exist for nearly any word."""
 
 Scores = Callable[[Sequence[str]], Sequence[float]]
-"""Scores of sentences with the image, all at once."""
+"""Scores of a batch of sentences with one image."""
 
 FRAGMENT_CACHE_SIZE = 256
-"""Images whose fragments are kept in memory."""
+"""Images whose fragments stay in memory."""
 
 
 def distributions(model: Model) -> dict[str, Any] | None:
-    """The boundary, and mean and deviation of what it parts; None for other matchers."""
+    """NAAF's boundary, and mean and deviation of the similarities on both sides of it.
+
+    None for other matchers.
+    """
     matcher = model.matcher
     if not isinstance(matcher, NAAF) or matcher.directions != ("t2i",):
         return None
@@ -56,28 +59,27 @@ def distributions(model: Model) -> dict[str, Any] | None:
 
 @torch.inference_mode()
 def similarities(model: Model, image: Encoded, caption: str) -> list[float | None]:
-    """The highest similarity of each word with a region, which NAAF holds against its boundary."""
+    """The highest similarity of each word with a region, which NAAF compares with its boundary."""
     read = known_text(model.text, caption)
     known = caption_words(read.text)
-    found = sorted([*known, *read.unknown], key=lambda word: word.start)
+    words = sorted([*known, *read.unknown], key=lambda word: word.start)
     text = encode_texts(model, [read.text])
     if image.fragments is None or text.fragments is None or not bool(image.mask.any()):
-        return [None] * len(found)
+        return [None] * len(words)
     regions = F.normalize(image.fragments[0][image.mask[0]].float(), dim=-1)
     best = (F.normalize(text.fragments[0].float(), dim=-1) @ regions.T).amax(-1).tolist()
     by_word: dict[CaptionWord, list[float]] = {}
     for token, word in enumerate(words_of_tokens(model.text, read.text, known)):
         if word is not None:
             by_word.setdefault(known[word], []).append(best[token])
-    return [max(by_word[word]) if word in by_word else None for word in found]
+    return [max(by_word[word]) if word in by_word else None for word in words]
 
 
-# Two models look at one sentence: the corrector says which words are doubtful and what could stand
-# there, and the matcher, whose score is shown, chooses. A change that would lower its score is not
-# proposed.
+# The corrector says which words are doubtful and suggests others. The matcher, whose score the page
+# shows, chooses among these. A change that lowers the matcher's score is not proposed.
 @dataclass(frozen=True)
 class Agreed:
-    """Changes, each with the matcher's score after it, and the sentence they lead to."""
+    """Changes, each with the matcher's score after it, and the changed sentence."""
 
     text: str
     score: float
@@ -91,50 +93,49 @@ class Agreed:
         }
 
 
-def agree(found: Correction, effects: Sequence[float], scores: Scores) -> Agreed:
-    """Make the change that raises the score most, then the next, while there is one.
+def agree(correction: Correction, effects: Sequence[float], scores: Scores) -> Agreed:
+    """Greedily make the change that raises the score most, until none raises it enough.
 
-    Only the corrector's suggestions are tried. ``effects`` are the matcher's, word by word: what
-    counts for the match is left alone.
+    Only the corrector's suggestions are tried. ``effects`` are the matcher's, per word; a word that
+    raises the score is never changed.
     """
     doubtful = {
-        place: word
-        for place, (word, effect) in enumerate(zip(found.words, effects, strict=True))
+        index: word
+        for index, (word, effect) in enumerate(zip(correction.words, effects, strict=True))
         if effect < 0 and word.suggestions
     }
     made: dict[int, str] = {}
     changes: list[Change] = []
-    score = scores([found.text])[0]
+    score = scores([correction.text])[0]
     while doubtful and len(changes) < MAX_CHANGES:
-        tries = [(place, new) for place, word in doubtful.items() for new in word.suggestions]
-        sentences = [_written(found.text, {**made, at: new}) for at, new in tries]
-        reached = scores(sentences)
-        best = max(range(len(tries)), key=reached.__getitem__)
-        if not reached[best] >= score + MIN_GAIN * abs(score):  # nan is no gain, either
+        tries = [(index, new) for index, word in doubtful.items() for new in word.suggestions]
+        changed = scores([_replaced(correction.text, {**made, at: new}) for at, new in tries])
+        best = max(range(len(tries)), key=changed.__getitem__)
+        if not changed[best] >= score + MIN_GAIN * abs(score):  # also stops at NaN
             break
-        place, new = tries[best]
-        score, made[place] = reached[best], new
-        changes.append(Change(place, doubtful.pop(place).word, new, score))
-    return Agreed(_written(found.text, made), score, tuple(changes))
+        index, new = tries[best]
+        score, made[index] = changed[best], new
+        changes.append(Change(index, doubtful.pop(index).word, new, score))
+    return Agreed(_replaced(correction.text, made), score, tuple(changes))
 
 
-def _written(text: str, made: dict[int, str]) -> str:
-    """The sentence with some words exchanged, by their places."""
-    for place, new in made.items():
-        text = exchanged(text, place, new)
+def _replaced(text: str, words: dict[int, str]) -> str:
+    """The sentence with some words replaced, by their indices."""
+    for index, new in words.items():
+        text = exchanged(text, index, new)
     return text
 
 
 @dataclass(frozen=True)
 class Encode:
-    """An upload, to be encoded."""
+    """Encode an uploaded picture."""
 
     picture: Image.Image
 
 
 @dataclass(frozen=True)
 class Score:
-    """Every image with every text."""
+    """Score every image with every text."""
 
     images: tuple[str, ...]
     texts: tuple[str, ...]
@@ -142,7 +143,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Search:
-    """The best for a text, or for an image by its id."""
+    """Find the best items for a text, or for an image by its id."""
 
     text: str | None
     image: str | None
@@ -164,7 +165,7 @@ class Correct:
 
 
 class Engine:
-    """A matcher with its library, and the model that corrects, where there is one."""
+    """A matcher with its library, and the model that corrects, if there is one."""
 
     def __init__(self, model: Model, library: Library, corrector: Model | None) -> None:
         self.model, self.library, self.corrector = model.eval(), library, corrector
@@ -181,7 +182,7 @@ class Engine:
 
     @torch.inference_mode()
     def run(self, jobs: Sequence[Any]) -> list[Any]:
-        """Results of some jobs of one type."""
+        """Results of a batch of jobs of one type."""
         return self._runners[type(jobs[0])](jobs)
 
     def _encode(self, jobs: Sequence[Encode]) -> list[Encoded]:
@@ -196,7 +197,7 @@ class Engine:
         return [encoded[row : row + 1] for row in range(len(items))]
 
     def _score(self, jobs: Sequence[Score]) -> list[list[list[float]]]:
-        """All pairs of all jobs at once; a text or an image that stands twice is encoded once."""
+        """Score the pairs of all jobs in one batch; a repeated text or image is encoded once."""
         texts = list(dict.fromkeys(text for job in jobs for text in job.texts))
         images = list(dict.fromkeys(name for job in jobs for name in job.images))
         column = {text: at for at, text in enumerate(texts)}
@@ -209,11 +210,8 @@ class Engine:
                 for text in job.texts
             )
         )
-        scores = self._paired(
-            Encoded.cat([self._image(name) for name in images]),
-            self._texts(texts),
-            pairs,
-        )
+        encoded = Encoded.cat([self._image(name) for name in images])
+        scores = self._paired(encoded, self._texts(texts), pairs)
         return [
             [[scores[row[name], column[text]] for text in job.texts] for name in job.images]
             for job in jobs
@@ -222,54 +220,54 @@ class Engine:
     def _paired(
         self, images: Encoded, texts: Encoded, pairs: list[tuple[int, int]]
     ) -> dict[tuple[int, int], float]:
-        at = torch.tensor(pairs, device=self.model.device)
-        rows, columns = at[:, 0].contiguous(), at[:, 1].contiguous()
-        found = self.model.matcher.paired(images[rows], texts[columns])
-        if found is None:
-            found = self.model.matcher(images, texts)[rows, columns]
-        return dict(zip(pairs, found.float().tolist(), strict=True))
+        rows, columns = torch.tensor(pairs, device=self.model.device).T.contiguous()
+        scores = self.model.matcher.paired(images[rows], texts[columns])
+        if scores is None:
+            scores = self.model.matcher(images, texts)[rows, columns]
+        return dict(zip(pairs, scores.float().tolist(), strict=True))
 
     def _search(self, jobs: Sequence[Search]) -> list[dict[str, Any]]:
         results: list[dict[str, Any]] = [{}] * len(jobs)
         groups: dict[tuple[Side, Side], list[int]] = {}
-        for place, job in enumerate(jobs):
-            asked: Side = "captions" if job.text is not None else "images"
+        for index, job in enumerate(jobs):
+            source: Side = "captions" if job.text is not None else "images"
             other: Side = "images" if job.text is not None else "captions"
-            groups.setdefault((asked, job.target or other), []).append(place)
-        for (asked, target), places in groups.items():
-            if asked == "captions":
-                queries = self._texts([jobs[place].text or "" for place in places])
+            groups.setdefault((source, job.target or other), []).append(index)
+        for (source, target), indices in groups.items():
+            group = [jobs[index] for index in indices]
+            if source == "captions":
+                queries = self._texts([job.text or "" for job in group])
             else:
-                queries = Encoded.cat([self._image(jobs[p].image or "") for p in places])
-            found = self.searcher.search(asked, target, queries, [jobs[p].k for p in places])
-            for place, hits in zip(places, found, strict=True):
-                results[place] = {"target": target, "hits": hits}
+                queries = Encoded.cat([self._image(job.image or "") for job in group])
+            lists = self.searcher.search(source, target, queries, [job.k for job in group])
+            for index, hits in zip(indices, lists, strict=True):
+                results[index] = {"target": target, "hits": hits}
         return results
 
     def _explain(self, job: Explain) -> dict[str, Any]:
         image = self._image(job.image)
         match = explain_encoded(self.model, image, job.text)
         near = similarities(self.model, image, job.text) if self.scale else []
-        told = match.as_dict()
-        for place, (word, shade) in enumerate(zip(told["words"], shades(match), strict=True)):
+        answer = match.as_dict()
+        for index, (word, shade) in enumerate(zip(answer["words"], shades(match), strict=True)):
             word["shade"] = shade
-            word["similarity"] = near[place] if near else None
+            word["similarity"] = near[index] if near else None
         notes = {
             "note": method_note(match),
             "standing": score_note(match),
             "colors": color_note(match),
         }
-        return {**told, **notes, "image": job.image, "scale": self.scale}
+        return {**answer, **notes, "image": job.image, "scale": self.scale}
 
     def _texts(self, texts: Sequence[str]) -> Encoded:
-        """Sentences without the words that the model does not know."""
+        """Encoded sentences, without the words outside the model's vocabulary."""
         return encode_texts(self.model, [known_text(self.model.text, text).text for text in texts])
 
     def _correct(self, job: Correct) -> dict[str, Any]:
         if self.corrector is None:
-            raise Problem(409, "no model here was taught to correct: serve one with --corrector")
+            raise Problem(409, "no served model was trained to correct; give one with --corrector")
         fragments = self._read(self.corrector, job.image)
-        found: Correction = correct(self.corrector, fragments, job.text, threshold=job.threshold)
+        correction = correct(self.corrector, fragments, job.text, threshold=job.threshold)
         image = self._image(job.image)
 
         def scores(texts: Sequence[str]) -> list[float]:
@@ -278,19 +276,22 @@ class Engine:
             return list(self._paired(image, encoded, pairs).values())
 
         effects = [word.effect for word in explain_encoded(self.model, image, job.text).words]
-        agreed = agree(found, effects, scores)
-        asked = {"image": job.image, "threshold": found.rule.threshold}
-        return {**found.as_dict(), **asked, "agreed": agreed.as_dict()}
+        return {
+            **correction.as_dict(),
+            "image": job.image,
+            "threshold": correction.rule.threshold,
+            "agreed": agree(correction, effects, scores).as_dict(),
+        }
 
     def _image(self, name: str) -> Encoded:
-        """One image as the matcher reads it: as the index or an upload has it, or from pixels."""
+        """One image encoded by the matcher: from the index, from an upload, or from its pixels."""
         encoded = self.library.find_encoded(name)
         if encoded is None:
             encoded = self._encode_fragments([self._read(self.model, name)])[0]
         return encoded
 
     def _read(self, model: Model, name: str) -> Fragments:
-        """An image's fragments of the kind a model reads, from its pixels."""
+        """An image's fragments, extracted from its pixels for a model."""
         self.library.check(name)
         extractor = self._extractor(model)
         key = (name, extractor.fingerprint())
@@ -303,6 +304,6 @@ class Engine:
     def _extractor(self, model: Model) -> Extractor:
         if model.fragments_from is None:
             raise Problem(
-                409, "this model was trained on precomputed features: it cannot read pixels"
+                409, "this model was trained on precomputed features; it cannot read pixels"
             )
         return model.reader.extractor

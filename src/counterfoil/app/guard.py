@@ -1,4 +1,4 @@
-"""What stands before every request: access, limits, headers, counting."""
+"""ASGI middleware around every request: access, limits, security headers, Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+import prometheus_client as prometheus
+
 from counterfoil.app.access import HEALTH_PATH, Access
 from counterfoil.app.connections import Body, Limits, Message, Receive, client_of, too_long
-from counterfoil.app.metrics import Meters
 from counterfoil.app.problems import RETRY_HEADERS, Problem, problem_response
 
 Scope = MutableMapping[str, Any]
@@ -19,13 +20,13 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 UPLOAD = "/api/images"
 ALWAYS_ANSWERED = {HEALTH_PATH, "/metrics"}
-"""Answered however busy the service is."""
+"""Paths answered even when the service is at its limits."""
 
 SPARE_KEY = "counterfoil.spare"
-"""In the state of a request: whether its connection is one beyond the limits (`Connections`)."""
+"""Key in a request's state: whether its connection is a spare one (`Connections`)."""
 
 MULTIPART_EXTRA = 4096
-"""Bytes that a form adds to the file in it."""
+"""Bytes that a form adds to the uploaded file."""
 
 CLOSE_HEADERS = {"Connection": "close"}
 
@@ -42,11 +43,56 @@ HEADERS = [
 ]
 
 
-class Slots:
-    """How many requests are worked on at once.
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+SIZES = (1, 2, 4, 8, 16, 32, 64)
 
-    A request has a slot from the end of its body to the start of its answer: never while the
-    service waits for the client, however slow that is.
+prometheus.disable_created_metrics()
+
+
+class Meters:
+    """Prometheus metrics of one service: requests, batches and gauges."""
+
+    def __init__(self) -> None:
+        self.registry = registry = prometheus.CollectorRegistry()
+        prometheus.ProcessCollector(registry=registry)
+        self._requests = prometheus.Counter(
+            "counterfoil_requests",
+            "Requests answered.",
+            ("method", "route", "status"),
+            registry=registry,
+        )
+        self._seconds = prometheus.Histogram(
+            "counterfoil_request_seconds",
+            "Seconds until the response is complete.",
+            ("route",),
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._batches = prometheus.Histogram(
+            "counterfoil_batch_jobs", "Jobs per batch.", ("kind",), buckets=SIZES, registry=registry
+        )
+
+    def gauge(self, name: str, about: str, read: Callable[[], float]) -> None:
+        """Add a value that is read on every scrape."""
+        gauge = prometheus.Gauge(f"counterfoil_{name}", about, registry=self.registry)
+        gauge.set_function(read)
+
+    def request(self, method: str, route: str, status: int, seconds: float) -> None:
+        self._requests.labels(method, route, status).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def batch(self, kind: str, jobs: int) -> None:
+        self._batches.labels(kind).observe(jobs)
+
+    def text(self) -> str:
+        return prometheus.generate_latest(self.registry).decode("utf-8")
+
+
+class Slots:
+    """The number of requests processed at once, and its limit.
+
+    A request holds a slot from the end of its body to the start of its response, so a slow client
+    never occupies one.
     """
 
     def __init__(self, most: int) -> None:
@@ -72,14 +118,13 @@ class Slot:
 
 
 class Guard:
-    """An ASGI layer around the service."""
+    """ASGI middleware around the service."""
 
     def __init__(self, app: App, limits: Limits, meters: Meters, access: Access) -> None:
         self.app, self.limits, self.meters, self.access = app, limits, meters, access
         self.slots = Slots(limits.in_flight)
         self._clients: Counter[str] = Counter()
-        about = "Requests being answered."
-        meters.gauge("in_flight", about, lambda: self.slots.taken)
+        meters.gauge("in_flight", "Requests in progress.", lambda: self.slots.taken)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -131,11 +176,11 @@ class Guard:
             problem = await self._pass_on(scope, body, send)
         if problem is not None:
             if problem.status == 413:
-                await body.throw_away()
+                await body.discard()
             await _refuse(problem, scope, receive, send)
 
     async def _pass_on(self, scope: Scope, body: Body, send: Send) -> Problem | None:
-        """Let the application answer, unless the body is cut off before: then say why."""
+        """Let the application answer; the problem if the body failed before the response began."""
         begun = False
 
         async def send_on(message: Message) -> None:
@@ -148,7 +193,7 @@ class Guard:
         return None if begun else body.problem
 
     def _find_problem(self, scope: Scope, client: str) -> Problem | None:
-        """Why a request is refused by its headers, if it is."""
+        """Why a request is refused on account of its headers; None if it is not."""
         if scope.get("state", {}).get(SPARE_KEY) and scope["path"] not in ALWAYS_ANSWERED:
             return Problem(
                 503, "too many connections; try again", {**RETRY_HEADERS, **CLOSE_HEADERS}
@@ -170,15 +215,15 @@ class Guard:
         return too_long(self._most(scope)) if int(length) > self._most(scope) else None
 
     def _most(self, scope: Scope) -> int:
-        """Bytes that a body may have."""
+        """The largest body in bytes."""
         if self._streams(scope):
             return self.limits.upload_bytes + MULTIPART_EXTRA
         return self.limits.json_bytes
 
     def _streams(self, scope: Scope) -> bool:
-        """Whether a body goes to the application in parts: an upload, which it keeps on disk.
+        """Whether the application reads the body in parts, as it does for uploads.
 
-        Others are small, and are complete before the application starts.
+        Other bodies are small. They are complete before the application is called.
         """
         return scope["path"] == UPLOAD and scope["method"] == "POST"
 

@@ -1,7 +1,7 @@
-"""The images the service knows: those of its index, of its audit, and the last few uploads.
+"""Images of the web service: those of its index, of its audit, and the latest uploads.
 
-A client names an image by an id, which is looked up here; it is never taken for a path. Uploads are
-decoded within limits.
+A client names an image by an id, which is looked up and never used as a path. Uploads are decoded
+within limits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from counterfoil.encoders import Encoded
 from counterfoil.search import SearchIndex
 
 FORMATS = image_formats()
-"""Of an upload: those of data sets."""
+"""Formats of uploads, the same as those of data sets."""
 
 SIDES = (160, 320, 640, 1280)
 MEDIA_TYPE = "image/webp"
@@ -37,12 +37,12 @@ MEDIA_TYPE = "image/webp"
 UPLOAD = "upload:"
 
 EXAMPLES, EXAMPLES_READ, EXAMPLE_LETTERS = 4, 24, 90
-"""Captions to try a search with, images looked at for them, and how long one may be."""
+"""Number of example queries, images whose captions are tried for them, and their length."""
 
 
 @dataclass(frozen=True)
 class _Upload:
-    """Bytes that a client sent, in the form that `open_image` takes."""
+    """Uploaded bytes in the form that `open_image` accepts."""
 
     data: bytes
     name: str = "the upload"
@@ -52,9 +52,9 @@ class _Upload:
 
 
 def decode_upload(data: bytes, limits: Limits) -> Image.Image:
-    """An upright RGB picture; a `Problem` for anything else. The size is known before decoding."""
+    """An upright RGB picture; a `Problem` for anything else. The size is checked first."""
     if not data:
-        raise Problem(422, "the upload is empty: choose an image file")
+        raise Problem(422, "the upload is empty; choose an image file")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -72,11 +72,11 @@ def decode_upload(data: bytes, limits: Limits) -> Image.Image:
     try:
         return open_image(_Upload(data))
     except DataError:
-        raise Problem(422, "the upload is damaged: it could not be read to its end") from None
+        raise Problem(422, "the upload is damaged or truncated; send another file") from None
 
 
 def _too_large(limits: Limits) -> str:
-    return f"the image has too many pixels: at most {limits.pixels / 1e6:.0f} million are read"
+    return f"the image has too many pixels; at most {limits.pixels / 1e6:.0f} million are allowed"
 
 
 def shrunk(image: Image.Image, side: int) -> Image.Image:
@@ -93,10 +93,10 @@ def encode_picture(image: Image.Image, side: int) -> bytes:
 
 
 class PictureCache:
-    """Encoded pictures, the least recently shown forgotten first."""
+    """Encoded pictures in an LRU cache with a limit in bytes."""
 
     def __init__(self, most_bytes: int = 64 * 2**20) -> None:
-        self._most, self._held = most_bytes, 0
+        self._most, self._size = most_bytes, 0
         self._pictures: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -110,16 +110,16 @@ class PictureCache:
         with self._lock:
             if key not in self._pictures:
                 self._pictures[key] = data
-                self._held += len(data)
-            while self._held > self._most:
+                self._size += len(data)
+            while self._size > self._most:
                 _, old = self._pictures.popitem(last=False)
-                self._held -= len(old)
+                self._size -= len(old)
         return data
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A picture that a client sent, as small as it is shown, and as the matcher reads it."""
+    """An uploaded picture in display size, and its encoding by the matcher."""
 
     picture: Image.Image
     encoded: Encoded
@@ -136,14 +136,14 @@ class Library:
     ) -> None:
         self.index, self.limits = index, limits
         self._audited = audited or {}
-        # read from disk now: a lookup during a request must not wait for that
+        # read from disk now, so that no request waits for it
         self.ids = list(index.items["images"].names)
         self._uploads: OrderedDict[str, Upload] = OrderedDict()
         self._lock = threading.Lock()
         self.examples = self._examples()
 
     def _examples(self) -> list[str]:
-        """A few different captions of the library whose words the model knows."""
+        """A few distinct captions of the library whose words are in the model's vocabulary."""
         step = max(1, len(self.ids) // EXAMPLES_READ)
         texts: dict[str, None] = {}
         for name in self.ids[::step][:EXAMPLES_READ]:
@@ -168,24 +168,25 @@ class Library:
         return name
 
     def check(self, name: str) -> None:
+        """Raise a `Problem` if no image has this name."""
         known = (self._uploads, self.index.items["images"].names, self._audited)
         if not any(name in names for names in known):
-            gone = " (uploads are kept for a while only: send it again)"
+            gone = " (only the latest uploads are kept; send it again)"
             raise Problem(404, f"no such image{gone if name.startswith(UPLOAD) else ''}")
 
     def find_encoded(self, name: str) -> Encoded | None:
-        """One image as the matcher reads it; None if it has to be made from its pixels."""
+        """The matcher's encoding of an image; None if it must be computed from the pixels."""
         upload = self._uploads.get(name)
         if upload is not None:
             return upload.encoded
         self.check(name)
-        indexed = self._indexed(name)
+        indexed = self._find_indexed(name)
         return None if indexed is None else self.index.items["images"].encoded(self._key(indexed))
 
-    def _indexed(self, name: str) -> str | None:
-        """The id of an image in the index; of an audited one, if the index holds the same image.
+    def _find_indexed(self, name: str) -> str | None:
+        """The id of an image in the index, also for an audited image that the index contains.
 
-        Other data may use the same id for another image: the captions must agree, too.
+        Other data may use the same id for another image, so the captions must be equal as well.
         """
         names = self.index.items["images"].names
         if name in names:
@@ -197,7 +198,7 @@ class Library:
         return audited.id if audited.captions in (None, own) else None
 
     def picture(self, name: str) -> Image.Image:
-        """Pixels, from where the audit or the index says they are; a `Problem` where are none."""
+        """Pixels of an upload, or from the files of the audit or the index."""
         upload = self._uploads.get(name)
         if upload is not None:
             return upload.picture
@@ -205,22 +206,22 @@ class Library:
         if name in self._audited:
             with suppress(DataError):
                 return self._audited[name].open()
-        indexed = self._indexed(name)
+        indexed = self._find_indexed(name)
         if indexed is not None:
             with suppress(DataError):
                 return self.index.picture(indexed)
-        raise Problem(404, "there are no pixels of this image, or they are damaged")
+        raise Problem(404, "the file of this image is missing or damaged")
 
     def about(self, name: str) -> dict[str, Any]:
         """Id and captions of an image."""
         self.check(name)
         if name in self._uploads:
             return {"id": name, "captions": []}
-        indexed = self._indexed(name)
+        indexed = self._find_indexed(name)
         if indexed is None:
             return {"id": name, "captions": self._audited[name].captions or []}
-        found = self.index.items["images"].about(self._key(indexed))[0]
-        return {"id": name, "captions": found.get("captions", [])}
+        item = self.index.items["images"].about(self._key(indexed))[0]
+        return {"id": name, "captions": item.get("captions", [])}
 
     def listed(self, offset: int, limit: int) -> list[dict[str, Any]]:
         return [self.about(name) for name in self.ids[offset : offset + limit]]

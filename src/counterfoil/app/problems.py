@@ -1,4 +1,4 @@
-"""Errors as `application/problem+json` (RFC 9457), with nothing of the inside in them."""
+"""HTTP errors as `application/problem+json` (RFC 9457), without internal details."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from counterfoil.core.errors import CounterfoilError
 
 MEDIA_TYPE = "application/problem+json"
 ANY_REQUEST = (400, 401, 403, 408, 413, 421, 429, 503)
-"""Errors that `Guard` gives to requests for anything."""
+"""Statuses with which `Guard` may refuse any request."""
 
 log = logging.getLogger("counterfoil.app")
 
@@ -36,7 +36,7 @@ class ProblemBody(BaseModel):
 
 
 class Problem(Exception):
-    """An answer that is an error, raised anywhere below a route."""
+    """An HTTP error, raised anywhere below a route."""
 
     def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -44,7 +44,7 @@ class Problem(Exception):
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What a route says of its errors in the OpenAPI document."""
+    """The errors of a route for the OpenAPI document."""
     schema = {"$ref": "#/components/schemas/ProblemBody"}
     return {
         status: {
@@ -63,13 +63,13 @@ def problem_response(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status}
-    # ASCII only: what is quoted may hold what UTF-8 cannot, such as half of a surrogate pair
+    # ASCII: a quoted input may contain lone surrogates, which UTF-8 cannot encode
     text = json.dumps({**body, "detail": detail, "errors": errors or []}, ensure_ascii=True)
     return Response(text, status, dict(headers or {}), MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:
-    """Turn every exception that a route can raise into a problem."""
+    """Convert every exception of a route to a problem response."""
 
     @app.exception_handler(Problem)
     async def _problem(_: Request, error: Problem) -> Response:
@@ -81,7 +81,7 @@ def install(app: FastAPI) -> None:
             {"where": ".".join(str(part) for part in each["loc"]), "what": str(each["msg"])}
             for each in error.errors()[:10]
         ]
-        first = f"{errors[0]['where']}: {errors[0]['what']}" if errors else "not what is expected"
+        first = f"{errors[0]['where']}: {errors[0]['what']}" if errors else "invalid request"
         return problem_response(422, first, errors)
 
     @app.exception_handler(HTTPException)
@@ -95,4 +95,4 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def _unforeseen(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return problem_response(500, "the service failed at this; its log says why")
+        return problem_response(500, "internal error; see the server log")

@@ -1,8 +1,8 @@
-"""HTTP/1.1 with a time limit on everything a client can be slow at.
+"""HTTP/1.1 protocol for uvicorn with a time-out for every stage of a connection.
 
-uvicorn waits for as long as bytes keep coming, however slowly, and it starts the application only
-once the headers are complete. So this is done below it, at the connection. A connection is always
-in one stage, and every stage has one timer for all of it: more bytes do not extend it.
+uvicorn waits as long as bytes keep coming, however slowly, and calls the application only once the
+headers are complete. So slow clients are handled here, per connection. A connection is always in
+one stage, and each stage has one timer, which further bytes do not extend.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from counterfoil.app.connections import Connections, Limits, Place
+from counterfoil.app.connections import Connection, Connections, Limits
 from counterfoil.app.guard import SPARE_KEY
 from counterfoil.app.problems import problem_response
 
 GRACE_SECONDS = 2.0
-"""Seconds between the time-outs of the application, which can say why, and those here."""
+"""Seconds by which time-outs here exceed those of the application, which can send an error."""
 
 EARLY_BYTES = 2**20
-"""Bytes that are kept for a connection before it is open; asyncio reads 256 KiB at a time."""
+"""Most bytes buffered for a connection before it is open; asyncio reads 256 KiB at a time."""
 
 
 class Stage(Enum):
@@ -44,13 +44,13 @@ ANSWER_STAGES = (Stage.ANSWER, Stage.READING)
 def protocol_class(
     connections: Connections, limits: Limits, tls: ssl.SSLContext | None = None
 ) -> type[asyncio.Protocol]:
-    """The class that uvicorn makes an instance of for every connection."""
+    """The class of which uvicorn creates one instance per connection."""
     own = {"open_connections": connections, "limits": limits, "tls": tls}
     return type("ServiceProtocol", (TimedProtocol,), own)
 
 
 class TimedProtocol(H11Protocol):
-    """A connection within limits; see `Connections` for how many there can be."""
+    """A connection with time-outs; `Connections` limits their number."""
 
     open_connections: ClassVar[Connections]
     limits: ClassVar[Limits]
@@ -58,7 +58,7 @@ class TimedProtocol(H11Protocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._place: Place | None = None
+        self._connection: Connection | None = None
         self._stage: Stage | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timed: object = None
@@ -67,15 +67,15 @@ class TimedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         peer = transport.get_extra_info("peername")
         address = str(peer[0]) if isinstance(peer, tuple) else ""
-        self._place = self.open_connections.try_admit(address, transport.abort)
-        if self._place is None:
+        self._connection = self.open_connections.try_admit(address, transport.abort)
+        if self._connection is None:
             transport.abort()
             return
-        self.app_state = {**self.app_state, SPARE_KEY: self._place.spare}
+        self.app_state = {**self.app_state, SPARE_KEY: self._connection.spare}
         if self.tls is None:
             self._open(transport)
         else:
-            # here and not by uvicorn, which says nothing of a connection before its handshake
+            # here and not in uvicorn, which creates no protocol before the handshake is complete
             self._enter(Stage.HANDSHAKE)
             self._handshake = self.loop.create_task(self._start_tls(transport, self.tls))
 
@@ -89,11 +89,11 @@ class TimedProtocol(H11Protocol):
                 server_side=True,
                 ssl_handshake_timeout=self.limits.header_timeout,
             )
-        except (OSError, asyncio.TimeoutError):  # no TLS, too slow, or gone: nobody to tell
+        except (OSError, asyncio.TimeoutError):  # no TLS, too slow, or disconnected
             transport.abort()
             self._leave()
         else:
-            if secure is None or transport.is_closing():  # it was closed meanwhile
+            if secure is None or transport.is_closing():  # closed during the handshake
                 self._leave()
                 return
             secure.set_protocol(self)
@@ -141,14 +141,14 @@ class TimedProtocol(H11Protocol):
         return Stage.BODY if cycle.more_body else Stage.ANSWER
 
     def _enter(self, stage: Stage) -> None:
-        """Note the stage, and start its timer if it is a new one."""
-        if self._place is None:
+        """Set the stage, and start its timer if it is a new one."""
+        if self._connection is None:
             return
         if stage is not self._stage:
             if stage is Stage.ANSWER:
-                self.open_connections.work(self._place)
+                self.open_connections.work(self._connection)
             else:
-                self.open_connections.wait(self._place)
+                self.open_connections.wait(self._connection)
         timed = ("answer" if stage in ANSWER_STAGES else stage, self.cycle)
         self._stage = stage
         if timed != self._timed:
@@ -177,7 +177,7 @@ class TimedProtocol(H11Protocol):
             self._timer = None
 
     def _expire(self) -> None:
-        """Close the connection; one that still does not go is aborted a little later."""
+        """Close the connection; if it is still open a little later, abort it."""
         stage = self._stage
         polite = stage in (Stage.HEADERS, Stage.IDLE) and not self.transport.is_closing()
         if not polite:
@@ -189,24 +189,24 @@ class TimedProtocol(H11Protocol):
         self.transport.close()
 
     def _can_answer(self) -> bool:
-        """Whether a request is expected; the rest of an answered one's body may be as well."""
+        """Whether the next bytes belong to a new request, not to the body of an answered one."""
         return self.cycle is None or not self.cycle.more_body
 
     def _abort(self) -> None:
-        if self._place is not None:
-            self._place.close()
+        if self._connection is not None:
+            self._connection.close()
 
     def _leave(self) -> None:
         self._stop_timer()
-        if self._place is not None:
-            self.open_connections.release(self._place)
-            self._place = None
+        if self._connection is not None:
+            self.open_connections.release(self._connection)
+            self._connection = None
 
 
 class EarlyData(asyncio.Protocol):
-    """Keeps what a client sends right behind its handshake, until the connection is open.
+    """Buffers data that a client sends directly after its handshake.
 
-    asyncio passes such data on before `start_tls` returns, and only then can it be answered.
+    asyncio delivers such data before `start_tls` returns, and it can be processed only then.
     """
 
     def __init__(self, abort: Callable[[], None]) -> None:
@@ -221,8 +221,8 @@ class EarlyData(asyncio.Protocol):
 
 
 def _too_slow() -> bytes:
-    """A problem as it goes over a connection."""
-    detail = "the headers of the request did not come in time"
+    """The bytes of a response with status 408."""
+    detail = "the headers of the request did not arrive in time"
     answer = problem_response(408, detail, headers={"Connection": "close"})
     lines = [name + b": " + value for name, value in answer.raw_headers]
     return b"\r\n".join([b"HTTP/1.1 408 Request Timeout", *lines, b"", bytes(answer.body)])

@@ -1,8 +1,7 @@
-"""One queue in front of the models: what has come in while they were busy goes through together.
+"""Dynamic batching: a queue of jobs, and the thread that runs the models on batches of them.
 
-A single thread does all the work of the models. It takes the oldest piece of work and, with it,
-every other of the same kind that waits, up to a limit; so nobody waits for a batch to fill up, and
-batches grow by themselves as load does.
+The thread takes the oldest job and all waiting jobs of the same kind, up to a limit. So no job
+waits for a batch to fill up, and batches grow with the load.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from counterfoil.app.connections import Limits
-from counterfoil.app.metrics import Meters
+from counterfoil.app.guard import Meters
 from counterfoil.app.problems import RETRY_HEADERS, Problem
 
 
@@ -28,9 +28,9 @@ class _Waiting:
 
 
 class BatchQueue:
-    """Runs ``run`` on lists of work of one type, on a thread of its own.
+    """Calls ``run`` on lists of jobs of one type, on its own thread.
 
-    ``run`` returns one result for each piece of work, in order.
+    ``run`` returns one result per job, in order.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class BatchQueue:
         return self._open and self._thread.is_alive()
 
     async def submit(self, work: Any) -> Any:
-        """The result of a piece of work; a `Problem` where the queue is full or time runs out."""
+        """The result of a job; raises a `Problem` if the queue is full or the job times out."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(work, loop.create_future(), loop)
         with self._wake:
             if not self._open:
                 raise Problem(503, "the service is shutting down", RETRY_HEADERS)
-            if len(self._waiting) >= self.limits.waiting:  # some of it may be given up already
+            if len(self._waiting) >= self.limits.waiting:  # drop jobs that have timed out
                 self._waiting = deque(w for w in self._waiting if not w.future.done())
             if len(self._waiting) >= self.limits.waiting:
                 raise Problem(503, "too much work is waiting; try again in a moment", RETRY_HEADERS)
@@ -66,10 +66,10 @@ class BatchQueue:
         try:
             return await asyncio.wait_for(waiting.future, self.limits.timeout)
         except asyncio.TimeoutError:
-            raise Problem(503, "this took too long and was given up", RETRY_HEADERS) from None
+            raise Problem(503, "the request timed out; try again", RETRY_HEADERS) from None
 
     def close(self) -> None:
-        """Take nothing more, finish what waits, for a while."""
+        """Accept no more jobs, and wait up to ``limits.drain`` seconds for the queued ones."""
         with self._wake:
             self._open = False
             self._wake.notify()
@@ -81,7 +81,7 @@ class BatchQueue:
             self._answer(batch)
 
     def _next(self) -> list[_Waiting]:
-        """The oldest work that somebody still waits for, and more of its kind; none at the end."""
+        """The oldest job that has not timed out, with others of its kind; empty when closed."""
         with self._wake:
             while True:
                 while self._waiting and self._waiting[0].future.done():
@@ -92,8 +92,8 @@ class BatchQueue:
                     return []
                 self._wake.wait()
             kind = type(self._waiting[0].work)
-            alike = [w for w in self._waiting if type(w.work) is kind and not w.future.done()]
-            batch = alike[: self.limits.batch]
+            same = (w for w in self._waiting if type(w.work) is kind and not w.future.done())
+            batch = list(islice(same, self.limits.batch))
             taken = set(map(id, batch))
             self._waiting = deque(w for w in self._waiting if id(w) not in taken)
             return batch
@@ -102,18 +102,18 @@ class BatchQueue:
         try:
             results: Sequence[Any] = self._run([waiting.work for waiting in batch])
         except Exception as error:
-            if len(batch) > 1:  # one of them is to blame, and the others are not
+            if len(batch) > 1:  # run them one by one, so that only the faulty job fails
                 for waiting in batch:
                     self._answer([waiting])
                 return
             results = [error]
         for waiting, result in zip(batch, results, strict=True):
-            with suppress(RuntimeError):  # its loop is closed: the service has stopped
+            with suppress(RuntimeError):  # the event loop is closed: the service has stopped
                 waiting.loop.call_soon_threadsafe(_settle, waiting.future, result)
 
 
 def _settle(future: asyncio.Future[Any], result: Any) -> None:
-    if future.done():  # nobody waits any more
+    if future.done():  # timed out
         return
     if isinstance(result, Exception):
         future.set_exception(result)

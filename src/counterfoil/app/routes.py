@@ -1,24 +1,60 @@
-"""The JSON API."""
+"""The JSON API: routes, and the service that they use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, File, Query, Request, UploadFile
 from starlette.responses import PlainTextResponse, Response
 
 from counterfoil.app import schemas as s
-from counterfoil.app.connections import ID_LETTERS, PAGE, too_long
-from counterfoil.app.content import Section
-from counterfoil.app.engine import Correct, Encode, Explain, Score, Search
-from counterfoil.app.images import MEDIA_TYPE, SIDES, decode_upload
+from counterfoil.app.access import Access
+from counterfoil.app.connections import ID_LETTERS, PAGE, Limits, too_long
+from counterfoil.app.content import Content, Section
+from counterfoil.app.engine import Correct, Encode, Engine, Explain, Score, Search
+from counterfoil.app.guard import Meters
+from counterfoil.app.images import MEDIA_TYPE, SIDES, Library, PictureCache, decode_upload
 from counterfoil.app.problems import Problem, documented
-from counterfoil.app.service import Service, the_service
+from counterfoil.app.queue import BatchQueue
 from counterfoil.core.errors import DataError
 from counterfoil.data.text.tokenizers import require_known
 from counterfoil.models.model import Model
+
+DECODERS = 2
+"""Pictures decoded at once; each may take some hundred megabytes."""
+
+READERS = 4
+"""Threads that read runs, findings and captions from disk; the page's files have their own."""
+
+
+class Service:
+    """The served content and everything the routes share."""
+
+    def __init__(self, content: Content, limits: Limits, access: Access) -> None:
+        self.content, self.limits, self.access = content, limits, access
+        self.meters = Meters()
+        self.model = content.index.model
+        audited = content.audit.images if content.audit is not None else None
+        self.library = Library(content.index, limits, audited)
+        self.engine = Engine(self.model, self.library, content.corrector)
+        self.queue = BatchQueue(self.engine.run, limits, self.meters)
+        self.pictures = PictureCache()
+        self.decoders = CapacityLimiter(DECODERS)
+        self.readers = CapacityLimiter(READERS)
+        self.meters.gauge("waiting", "Jobs in the queue.", lambda: len(self.queue))
+        self.meters.gauge("uploads", "Uploads in memory.", lambda: self.library.uploads)
+
+    def close(self) -> None:
+        self.queue.close()
+        self.content.close()
+
+
+async def the_service(request: Request) -> Service:
+    # async: FastAPI would run a plain function on a thread, and /healthz would wait for a free one
+    return cast(Service, request.app.state.service)
+
 
 T = TypeVar("T")
 router = APIRouter()
@@ -30,7 +66,7 @@ Name = Annotated[str, Query(min_length=1, max_length=ID_LETTERS)]
 
 @router.get("/api/about", tags=["service"], responses=documented())
 async def about(service: TheService) -> s.About:
-    """What is being served, and its limits."""
+    """The served model, index, audit and runs, and the limits on uploads."""
     from counterfoil import __version__
 
     content, limits, items = service.content, service.limits, service.library.index.items
@@ -70,9 +106,9 @@ async def image(service: TheService, image: Name) -> s.ImageInfo:
     "/api/images", tags=["images"], status_code=201, responses=documented(408, 409, 415, 422)
 )
 async def upload(service: TheService, file: Annotated[UploadFile, File()]) -> s.Uploaded:
-    """Send an image, to be named by the id in the answer. The last few are kept, in memory only."""
+    """Send an image; the response gives its id. The latest uploads are kept, in memory only."""
     if service.model.fragments_from is None:
-        raise Problem(409, "this model was trained on precomputed features: it reads no pixels")
+        raise Problem(409, "this model was trained on precomputed features; it cannot read pixels")
     data = await file.read()
     if len(data) > service.limits.upload_bytes:
         raise too_long(service.limits.upload_bytes)
@@ -93,9 +129,9 @@ async def upload(service: TheService, file: Annotated[UploadFile, File()]) -> s.
 async def picture(
     service: TheService, image: Name, side: Annotated[int, Query(ge=1, le=SIDES[-1])] = 320
 ) -> Response:
-    """The pixels of an image, at most so long, rounded up to one of a few sizes."""
+    """The pixels of an image; the longer side is rounded up to one of a few sizes."""
     service.library.check(image)
-    size = next(known for known in SIDES if known >= side)
+    size = next(size for size in SIDES if size >= side)
     data = await to_thread.run_sync(
         service.pictures.get,
         image,
@@ -107,42 +143,42 @@ async def picture(
 
 
 @router.post("/api/score", tags=["matching"], responses=documented(404, 422))
-async def score(service: TheService, asked: s.ScoreRequest) -> s.ScoreResponse:
+async def score(service: TheService, body: s.ScoreRequest) -> s.ScoreResponse:
     """Scores of every image with every text."""
-    for name in asked.images:
+    for name in body.images:
         service.library.check(name)
-    unknown = [_unknown(service, text) for text in asked.texts]
-    scores = await service.queue.submit(Score(tuple(asked.images), tuple(asked.texts)))
+    unknown = [_unknown(service, text) for text in body.texts]
+    scores = await service.queue.submit(Score(tuple(body.images), tuple(body.texts)))
     return s.ScoreResponse(scores=scores, unknown=unknown)
 
 
 @router.post("/api/search", tags=["matching"], responses=documented(404, 422))
-async def search(service: TheService, asked: s.SearchRequest) -> s.SearchResponse:
+async def search(service: TheService, body: s.SearchRequest) -> s.SearchResponse:
     """The best images for a text, or captions for an image."""
-    if asked.image is not None:
-        service.library.check(asked.image)
-    unknown = _unknown(service, asked.text) if asked.text is not None else []
-    job = Search(asked.text, asked.image, asked.k, asked.target)
+    if body.image is not None:
+        service.library.check(body.image)
+    unknown = _unknown(service, body.text) if body.text is not None else []
+    job = Search(body.text, body.image, body.k, body.target)
     results: dict[str, Any] = await service.queue.submit(job)
     return s.SearchResponse(**results, unknown=unknown)
 
 
 @router.post("/api/explain", tags=["matching"], responses=documented(404, 422))
-async def explain(service: TheService, asked: s.ExplainRequest) -> s.ExplainResponse:
-    """How every word of a sentence bears on its match with an image."""
-    service.library.check(asked.image)
-    _unknown(service, asked.text)
-    return s.ExplainResponse(**await service.queue.submit(Explain(asked.image, asked.text)))
+async def explain(service: TheService, body: s.ExplainRequest) -> s.ExplainResponse:
+    """The effect of every word of a sentence on its score with an image."""
+    service.library.check(body.image)
+    _unknown(service, body.text)
+    return s.ExplainResponse(**await service.queue.submit(Explain(body.image, body.text)))
 
 
 @router.post("/api/correct", tags=["matching"], responses=documented(404, 409, 422))
-async def correct(service: TheService, asked: s.CorrectRequest) -> s.CorrectResponse:
-    """Which words are wrong for an image, and what should stand there."""
-    service.library.check(asked.image)
-    _unknown(service, asked.text)
+async def correct(service: TheService, body: s.CorrectRequest) -> s.CorrectResponse:
+    """Which words of a sentence are wrong for an image, and corrections for them."""
+    service.library.check(body.image)
+    _unknown(service, body.text)
     if service.content.corrector is not None:
-        _unknown(service, asked.text, service.content.corrector)
-    job = Correct(asked.image, asked.text, asked.threshold)
+        _unknown(service, body.text, service.content.corrector)
+    job = Correct(body.image, body.text, body.threshold)
     return s.CorrectResponse(**await service.queue.submit(job))
 
 
@@ -154,33 +190,33 @@ async def audit(
     reason: Annotated[str | None, Query(max_length=ID_LETTERS)] = None,
     section: Section = "suspicious",
 ) -> s.Findings:
-    """Findings of the audit that is served: suspicious captions, or near-duplicates."""
+    """Findings of the served audit: suspicious captions, or near-duplicates."""
     if service.content.audit is None:
-        raise Problem(404, "no audit is served: start the service with --audit DIR")
+        raise Problem(404, "no audit is served; start the service with --audit DIR")
     return s.Findings(**service.content.audit.page(offset, limit, reason, section))
 
 
 @router.get("/api/runs", tags=["runs"], responses=documented())
 async def runs(service: TheService) -> s.RunList:
-    """The runs that are served."""
+    """The served runs."""
     summaries = await _read(service, service.content.runs.listed)
     return s.RunList(runs=[s.RunSummary(**summary) for summary in summaries])
 
 
 @router.get("/api/run", tags=["runs"], responses=documented(404, 422))
 async def run(service: TheService, name: Name) -> s.RunDetail:
-    """A run with its curves, as they are now."""
+    """A run with its current results and curves."""
     return s.RunDetail(**await _read(service, service.content.runs.read, name))
 
 
 @router.post("/api/session", tags=["service"], status_code=204, responses=documented(401, 422))
 async def session(
-    service: TheService, request: Request, response: Response, asked: s.SessionRequest
+    service: TheService, request: Request, response: Response, body: s.SessionRequest
 ) -> None:
-    """Hand in the token, for a cookie that a browser then sends with everything, images as well."""
+    """Exchange the token for a cookie, which browsers also send with requests for images."""
     access = service.access
-    if not access.opens(asked.token):
-        raise Problem(401, "this is not the token of this service")
+    if not access.opens(body.token):
+        raise Problem(401, "wrong token; use the one that the service printed when it started")
     if access.locked:
         response.set_cookie(
             access.cookie_name,
@@ -193,25 +229,25 @@ async def session(
 
 @router.get("/healthz", tags=["service"], responses=documented())
 async def healthz(service: TheService) -> s.Health:
-    """Whether the service can answer."""
+    """Whether the service can answer requests."""
     if not service.queue.alive:
-        raise Problem(503, "the models are not running")
+        raise Problem(503, "the worker thread of the models has stopped; restart the service")
     return s.Health(status="ok", waiting=len(service.queue))
 
 
 @router.get("/metrics", tags=["service"], response_class=PlainTextResponse, responses=documented())
 async def metrics(service: TheService) -> PlainTextResponse:
-    """Numbers for Prometheus."""
+    """Metrics in the format of Prometheus."""
     return PlainTextResponse(service.meters.text(), media_type="text/plain; version=0.0.4")
 
 
-async def _read(service: Service, read: Callable[..., T], *of: Any) -> T:
-    """What is read from disk, on one of a few threads."""
-    return await to_thread.run_sync(read, *of, limiter=service.readers)
+async def _read(service: Service, read: Callable[..., T], *args: Any) -> T:
+    """Call a function that reads from disk, on one of a few threads."""
+    return await to_thread.run_sync(read, *args, limiter=service.readers)
 
 
 def _unknown(service: Service, text: str, model: Model | None = None) -> list[str]:
-    """Words that a model does not know, by default the matcher; refused if it knows none."""
+    """Words outside a model's vocabulary, by default the matcher's; an error if all are."""
     try:
         return require_known((model or service.model).text, text).unknown_words
     except DataError as error:

@@ -1,4 +1,4 @@
-"""What the API takes and gives; FastAPI checks it and writes the OpenAPI document from it."""
+"""Request and response schemas of the JSON API, which FastAPI validates and documents."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from counterfoil.data.text.words import words
 
 
 def _unicode(text: str) -> str:
-    """Refuse what cannot be written as UTF-8, and control characters."""
+    """Refuse lone surrogates, which UTF-8 cannot encode, and control characters."""
     if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise ValueError("holds half of a surrogate pair, which is no letter")
+        raise ValueError("contains a lone surrogate, which is not a character")
     if any(ord(letter) < 32 and letter not in "\t\n\r" for letter in text):
-        raise ValueError("holds control characters")
+        raise ValueError("contains control characters")
     return text
 
 
 def _sentence(text: str) -> str:
-    found = words(_unicode(text))
-    if not found:
+    count = len(words(_unicode(text)))
+    if not count:
         raise ValueError("has no words")
-    if len(found) > TEXT_WORDS:
-        raise ValueError(f"has {len(found)} words, at most {TEXT_WORDS} are read")
+    if count > TEXT_WORDS:
+        raise ValueError(f"has {count} words; at most {TEXT_WORDS} are allowed")
     return text
 
 
@@ -37,7 +37,7 @@ Target = Literal["images", "captions"]
 
 
 class RequestBody(BaseModel):
-    """Base of requests: an unknown key is a mistake."""
+    """Base class of requests, which forbids unknown keys."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -50,9 +50,9 @@ class ScoreRequest(RequestBody):
 
 
 class ScoreResponse(BaseModel):
-    """``scores[i][t]`` is that of image ``i`` with text ``t``.
+    """``scores[i][t]`` is the score of image ``i`` with text ``t``.
 
-    ``unknown[t]`` are the words of text ``t`` that the model does not know; they are left out.
+    ``unknown[t]`` are the words of text ``t`` outside the model's vocabulary; they are left out.
     """
 
     scores: list[list[float]]
@@ -60,7 +60,7 @@ class ScoreResponse(BaseModel):
 
 
 class SearchRequest(RequestBody):
-    """Either a text or an image; a text finds images and an image captions, unless told."""
+    """A text or an image; without ``target``, a text finds images and an image captions."""
 
     text: Sentence | None = None
     image: ImageId | None = None
@@ -70,14 +70,14 @@ class SearchRequest(RequestBody):
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if (self.text is None) == (self.image is None):
-            raise ValueError("ask with a text or with an image, one of the two")
+            raise ValueError("give either text or image")
         return self
 
 
 class Hit(BaseModel):
-    """An image, or a caption with the image it belongs to.
+    """An image, or a caption with its image.
 
-    Identical captions are one hit: ``count`` says how many, ``images`` names their images.
+    Identical captions are one hit: ``count`` is their number, ``images`` lists their images.
     """
 
     id: str
@@ -104,10 +104,10 @@ class ExplainRequest(RequestBody):
 
 
 class Word(BaseModel):
-    """A word, its effect on the score and where it looked.
+    """A word, its effect on the score, and its weights over regions.
 
-    ``shade`` is the effect from −1 to 1 for colouring, ``similarity`` the highest with a region.
-    A word that is not ``known`` was left out: its effect is 0.
+    ``shade`` is the effect scaled to −1…1 for colouring, ``similarity`` the highest with a region.
+    A word that is not ``known`` was left out; its effect is 0.
     """
 
     word: str
@@ -136,7 +136,7 @@ class Scale(BaseModel):
 
 
 class ExplainResponse(BaseModel):
-    """The score of an image and a sentence, word by word; boxes are in 0…1."""
+    """The score of an image and a sentence, per word; boxes are in 0…1."""
 
     image: str
     text: str
@@ -149,7 +149,7 @@ class ExplainResponse(BaseModel):
         description="Shares of right and of wrong dev pairs with a lower score; null if unknown."
     )
     standing: str = Field(description="The same in words; empty if unknown.")
-    colors: str = Field(description="What the shades are relative to.")
+    colors: str = Field(description="The scale of the shades, in words.")
     words: list[Word]
     unknown: list[str] = Field(description="Words that the model does not know; left out.")
     specials: list[Word]
@@ -172,7 +172,7 @@ class Suspect(BaseModel):
 
 
 class Change(BaseModel):
-    place: int
+    index: int = Field(alias="place", description="Index of the word among the words.")
     word: str
     instead: str
     score: float
@@ -187,9 +187,9 @@ class Agreed(BaseModel):
 
 
 class CorrectResponse(BaseModel):
-    """Which words are wrong and what should stand there; scores are the corrector's.
+    """Wrong words and their corrections; scores are the corrector's.
 
-    ``agreed`` is the part of it that also raises the score of the matcher that is served.
+    ``agreed`` has the changes that also raise the score of the served matcher.
     """
 
     image: str
@@ -210,7 +210,7 @@ class ImageInfo(BaseModel):
 
 
 class Images(BaseModel):
-    """Some of the images of the index."""
+    """One page of the images of the index."""
 
     total: int
     offset: int
@@ -218,7 +218,7 @@ class Images(BaseModel):
 
 
 class Uploaded(BaseModel):
-    """An upload is named by its id in other requests, as long as it is kept."""
+    """The id of an upload, for other requests while the upload is in memory."""
 
     id: str
     width: int
@@ -226,7 +226,7 @@ class Uploaded(BaseModel):
 
 
 class About(BaseModel):
-    """What is being served."""
+    """The served content."""
 
     version: str
     model: str
@@ -250,19 +250,19 @@ class ReasonCount(BaseModel):
 class AuditEntry(Finding):
     """A finding, or several with the same caption.
 
-    ``shown`` gives the names by which this service knows the images of the finding: the audited
-    data may be others than those of the index. ``same`` counts the findings with this caption,
-    ``same_images`` names the first of their images, ``more_images`` counts the rest.
+    ``image_names`` maps ids of the audited data to names in this service, as the index may contain
+    other data. ``same`` counts the findings with this caption, ``same_images`` names the first of
+    their images, ``more_images`` counts the rest.
     """
 
-    shown: dict[str, str]
+    image_names: dict[str, str]
     same: int
     same_images: list[str]
     more_images: int
 
 
 class Findings(BaseModel):
-    """Findings of `counterfoil audit`: most suspicious first, or near-duplicates.
+    """Findings of `counterfoil audit`: suspicious captions, worst first, or near-duplicates.
 
     ``total`` counts the entries of this list, ``counts`` the captions of each section.
     """
@@ -312,7 +312,7 @@ class RunDetail(RunSummary):
 
 
 class SessionRequest(RequestBody):
-    """The token that the service printed when it started, or was given."""
+    """The token of the service, chosen or printed when it started."""
 
     token: str = Field(min_length=1, max_length=ID_LETTERS)
 

@@ -1,4 +1,4 @@
-"""Queries in batches: small indexes are held in memory and scored whole, others in two stages."""
+"""Batched search: small indexes are cached and scored exhaustively, others in two stages."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from counterfoil.search.query import rerank, scores_of, shortlist
 from counterfoil.search.vectors import Floats, TopK
 
 MAX_FLOATS = 1 << 25
-"""Numbers of encoded items that may stay in memory, for each side."""
+"""Most numbers of encoded items that stay in memory, per side."""
 
 MAX_CAPTIONS = 2000
-"""Captions looked at for one list of different ones."""
+"""Most captions scored for one list of distinct captions."""
 
 MAX_IMAGES_NAMED = 100
-"""Images of one caption that are named."""
+"""Most images listed for one caption."""
 
 Blocks = list[tuple[Ids, Encoded]]
 
@@ -28,53 +28,54 @@ Blocks = list[tuple[Ids, Encoded]]
 class Searcher:
     """The best items of an index for encoded queries."""
 
-    def __init__(self, index: SearchIndex, held_floats: int = MAX_FLOATS) -> None:
+    def __init__(self, index: SearchIndex, cached_floats: int = MAX_FLOATS) -> None:
         self.index = index
-        # a cross-encoder reads every pair at length: its shortlist is worth the loss
-        whole = not isinstance(index.model.matcher, CrossEncoder)
-        self.held: dict[Side, Blocks | None] = {
-            side: self._hold(side, held_floats) if whole else None for side in index.items
+        # a cross-encoder is too slow to score every pair, so it always uses a shortlist
+        exhaustive = not isinstance(index.model.matcher, CrossEncoder)
+        self.cached: dict[Side, Blocks | None] = {
+            side: self._try_cache(side, cached_floats) if exhaustive else None
+            for side in index.items
         }
 
     def search(
-        self, asked: Side, target: Side, queries: Encoded, ks: Sequence[int]
+        self, source: Side, target: Side, queries: Encoded, ks: Sequence[int]
     ) -> list[list[dict[str, Any]]]:
-        """For each query its best items, as plain values; ``ks`` says how many.
+        """The best items of each query as plain values; ``ks`` is the number of items per query.
 
-        Identical captions are one item. They score alike, so they stand together.
+        Identical captions are one item. They have the same score, so they are neighbours.
         """
         if target == "images":
-            return self._best(asked, target, queries, ks)
+            return self._best(source, target, queries, ks)
         total, wider = len(self.index.items[target]), 2
         while True:
-            asked_for = [min(k * wider, total, MAX_CAPTIONS) for k in ks]
-            found = [collapsed(hits) for hits in self._best(asked, target, queries, asked_for)]
-            # one more than is shown, or the last of these may lack some of its captions
+            counts = [min(k * wider, total, MAX_CAPTIONS) for k in ks]
+            results = [collapsed(hits) for hits in self._best(source, target, queries, counts)]
+            # one more than returned: else the last one may lack some of its captions
             if wider * max(ks) >= min(total, MAX_CAPTIONS) or all(
-                len(hits) > k for hits, k in zip(found, ks, strict=True)
+                len(hits) > k for hits, k in zip(results, ks, strict=True)
             ):
-                return [hits[:k] for hits, k in zip(found, ks, strict=True)]
+                return [hits[:k] for hits, k in zip(results, ks, strict=True)]
             wider *= 4
 
     def _best(
-        self, asked: Side, target: Side, queries: Encoded, ks: Sequence[int]
+        self, source: Side, target: Side, queries: Encoded, ks: Sequence[int]
     ) -> list[list[dict[str, Any]]]:
         most = min(max(ks), len(self.index.items[target]))
         if not most:
             return [[] for _ in ks]
-        blocks = self.held[target] if asked != target else None
-        found = (
+        blocks = self.cached[target] if source != target else None
+        results = (
             self._scored(target, queries, blocks, most)
             if blocks is not None
-            else self._two_stages(asked, target, queries, most)
+            else self._two_stages(source, target, queries, most)
         )
         return [
             self._hits(target, ids[:k], scores[:k])
-            for k, (ids, scores) in zip(ks, found, strict=True)
+            for k, (ids, scores) in zip(ks, results, strict=True)
         ]
 
-    def _hold(self, side: Side, most: int) -> Blocks | None:
-        """All items of a side in blocks, or None where they are too many."""
+    def _try_cache(self, side: Side, most: int) -> Blocks | None:
+        """All items of a side in blocks; None if they have more than ``most`` numbers."""
         blocks: Blocks = []
         floats = 0
         for keys, encoded in self.index.items[side].blocks():
@@ -94,19 +95,19 @@ class Searcher:
         return list(zip(*best.result(), strict=True))
 
     def _two_stages(
-        self, asked: Side, target: Side, queries: Encoded, k: int
+        self, source: Side, target: Side, queries: Encoded, k: int
     ) -> list[tuple[Ids, Floats]]:
         size = min(max(self.index.shortlist, k), len(self.index.items[target]))
-        found = []
+        results: list[tuple[Ids, Floats]] = []
         for row in range(len(queries)):
             query = queries[row : row + 1]
-            keys, _ = shortlist(self.index, asked, target, query, size)
-            found.append(rerank(self.index, asked, target, query, keys[0], k))
-        return found
+            keys, _ = shortlist(self.index, source, target, query, size)
+            results.append(rerank(self.index, source, target, query, keys[0], k))
+        return results
 
     def _hits(self, target: Side, ids: Ids, scores: Floats) -> list[dict[str, Any]]:
-        kept = ids >= 0
-        about = self.index.items[target].about(ids[kept])
+        valid = ids >= 0
+        about = self.index.items[target].about(ids[valid])
         return [
             {
                 "id": item["id"],
@@ -118,12 +119,12 @@ class Searcher:
                 "text": item.get("text"),
                 "captions": item.get("captions", []),
             }
-            for rank, (item, score) in enumerate(zip(about, scores[kept], strict=True), start=1)
+            for rank, (item, score) in enumerate(zip(about, scores[valid], strict=True), start=1)
         ]
 
 
 def collapsed(hits: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Captions with the same text as one hit each, which counts them and names their images."""
+    """Merge captions with the same text into one hit, with their number and their images."""
     by_text: dict[str, dict[str, Any]] = {}
     for hit in hits:
         first = by_text.setdefault(hit["text"], {**hit, "count": 0, "images": []})

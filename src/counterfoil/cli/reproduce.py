@@ -197,13 +197,13 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
         print_json([_described(job, states[job.digest]) for job in jobs])
         return
     rows = [
-        [job.title, "cannot run" if job.refused() else states[job.digest], job.folder.name]
+        [job.title, "cannot run" if job.find_error() else states[job.digest], job.folder.name]
         for job in jobs
     ]
     done = " and ".join(_share_finished(jobs, kind) for kind in _kinds(jobs))
     title = f"{plan.artifact.name}: {done} finished, in {plan.out}"
     print_table([["run", "state", "folder"], *rows], title=title)
-    for reason in dict.fromkeys(filter(None, (job.refused() for job in jobs))):
+    for reason in dict.fromkeys(filter(None, (job.find_error() for job in jobs))):
         typer.echo(f"cannot run: {reason}")
 
 
@@ -235,7 +235,8 @@ def _described(job: Job, state: str) -> dict[str, Any]:
     common = {"state": state, "folder": str(job.folder)}
     if isinstance(job, PlannedGuide):
         return {"guide": job.title, **common, "runs": [str(run.folder) for run in job.teachers]}
-    return {"run": job.title, **common, "refused": job.refused(), "config": job.config.model_dump()}
+    config = job.config.model_dump()
+    return {"run": job.title, **common, "refused": job.find_error(), "config": config}
 
 
 def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, stored: ResultCache | None) -> None:

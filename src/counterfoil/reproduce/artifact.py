@@ -1,6 +1,6 @@
-"""What every table and figure has (a paper, data sets, runs with settings in layers), and sweeps.
+"""Schema shared by all tables and figures (paper, data sets, runs with layers), and sweeps.
 
-Importing this module does not import torch, so that listing and checking are quick.
+This module does not import torch, so that listing and validation are fast.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ DIRECTIONS = ("i2t", "t2i")
 
 
 class Layers(Section):
-    """Settings of a run, in the layers of which those that apply are merged from first to last."""
+    """Settings of a run in layers; those that apply are merged in this order."""
 
-    common: Tree = Field(default_factory=dict, description="whatever the data")
-    paper: Tree = Field(default_factory=dict, description="with --data PATH: the paper's own")
-    scenes: Tree = Field(default_factory=dict, description="with --data scenes")
+    common: Tree = Field(default_factory=dict, description="for any data")
+    paper: Tree = Field(default_factory=dict, description="the paper's settings, for --data PATH")
+    scenes: Tree = Field(default_factory=dict, description="for --data scenes")
     by_data: dict[str, Tree] = Field(
         default_factory=dict, description="by `settings` of a data set"
     )
-    smoke: Tree = Field(default_factory=dict, description="with --scale smoke")
-    scenes_smoke: Tree = Field(default_factory=dict, description="with both")
+    smoke: Tree = Field(default_factory=dict, description="for --scale smoke")
+    scenes_smoke: Tree = Field(default_factory=dict, description="for --data scenes --scale smoke")
 
 
 class RunSpec(Layers):
-    """One training, over the base; ``like`` starts from another one of the same file."""
+    """One training run, on top of the base; ``like`` names a run of the same file to extend."""
 
     like: str | None = None
     beside: Tree = Field(
-        default_factory=dict, description="terms added to its objective, whatever that is"
+        default_factory=dict, description="terms added to any objective of the run"
     )
     change: Tree = Field(
-        default_factory=dict, description="single keys by their full names, in every layer"
+        default_factory=dict, description="values by dotted key, applied after all layers"
     )
     ignores: list[str] = Field(
-        default_factory=list, description="keys, by their full names, that no override reaches"
+        default_factory=list, description="dotted keys that overrides do not change"
     )
 
 
 class DataSet(Section):
-    """A data set that numbers were published for, and how runs are judged on it."""
+    """A data set with published numbers, and how runs are evaluated on it."""
 
     title: str
     detect: list[str] = Field(default_factory=list, description="parts of a folder's name")
     settings: str | None = Field(None, description="key of `by_data` in base and runs")
-    folds: int | None = Field(None, ge=0, description="where not as the runs' config says")
-    elsewhere: bool = Field(False, description="the numbers are of other data than the runs")
+    folds: int | None = Field(None, ge=0, description="instead of those in the runs' config")
+    elsewhere: bool = Field(False, description="the numbers are for other data than the runs")
 
 
 class Artifact(Section):
-    """What all kinds share."""
+    """Fields that all kinds share."""
 
-    name: str = Field("", description="by which it is asked for; that of its file")
+    name: str = Field("", description="the name of its file, without the suffix")
     title: str
     summary: str
     paper: str
@@ -73,35 +73,35 @@ class Artifact(Section):
 
     @property
     def used(self) -> list[str]:
-        """The runs that it shows, each once; ``name@+1`` is one of another seed."""
+        """References to the runs that it shows, without repetition."""
         return []
 
     @model_validator(mode="after")
-    def _refers_to_what_is_there(self) -> Self:
+    def _check_references(self) -> Self:
         for text in self.used:
             self.layers(run_reference(text).name)
         return self
 
     def layers(self, name: str) -> list[RunSpec]:
-        """The settings of a run: those of the runs it is like, then its own."""
+        """The settings of the runs that a run extends, then its own."""
         return [self.runs[one] for one in self.lineage(name)]
 
     def lineage(self, name: str) -> list[str]:
-        """The runs that a run is like, the first of them first, and itself."""
-        seen: list[str] = []
-        here: str | None = name
-        while here is not None:
-            if here in seen:
-                raise ValueError(f"run '{name}': 'like' goes round in a circle")
-            if here not in self.runs:
-                raise ValueError(f"unknown run '{here}'{nearest(here, self.runs)}")
-            seen.insert(0, here)
-            here = self.runs[here].like
-        return seen
+        """The runs that a run extends, base first, and the run itself."""
+        chain: list[str] = []
+        current: str | None = name
+        while current is not None:
+            if current in chain:
+                raise ValueError(f"run '{name}': 'like' forms a circle")
+            if current not in self.runs:
+                raise ValueError(f"unknown run '{current}'{nearest(current, self.runs)}")
+            chain.insert(0, current)
+            current = self.runs[current].like
+        return chain
 
 
 class Line(Section):
-    """One of the lines of a sweep; ``published`` is RSUM at each of its values."""
+    """One line of a sweep; ``published`` has one RSUM per value."""
 
     label: str
     run: str
@@ -111,13 +111,13 @@ class Line(Section):
 class SweepPanel(Section):
     """One plot of a sweep: a recall, RSUM, or the sum of the recalls of one direction."""
 
-    metric: str = Field(description="a recall such as i2t_r1; rsum; i2t or t2i: sum of its three")
+    metric: str = Field(description="a recall such as i2t_r1, rsum, or i2t or t2i for their sums")
     title: str
     y_label: str = ""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The metrics of a row that are added up."""
+        """The metrics of a row that are summed."""
         if self.metric in DIRECTIONS:
             return tuple(name for name in METRICS if name.startswith(f"{self.metric}_"))
         return (self.metric,)
@@ -134,7 +134,7 @@ class SweepPanel(Section):
 
 
 class Point(NamedTuple):
-    """A line at one value, and what its runs are called."""
+    """A line at one value, and the title of its runs."""
 
     line: Line
     value: float
@@ -143,10 +143,10 @@ class Point(NamedTuple):
 
 
 class Sweep(Artifact):
-    """A run, or several as lines, with one key varied: RSUM against the value.
+    """RSUM against the value of one config key, for one run or several lines.
 
-    ``judged_on: dev`` is for choosing a value: what is shown is of the epoch that dev chose, and
-    the test split stays unseen.
+    ``judged_on: dev`` is for choosing a value: it shows the dev metrics of the best epoch, and the
+    test split stays unseen.
     """
 
     kind: Literal["sweep"]
@@ -158,7 +158,7 @@ class Sweep(Artifact):
     x_label: str
     log: bool = True
     panels: list[SweepPanel] = Field(
-        default_factory=list, description="plots; by default one, of RSUM"
+        default_factory=list, description="plots; by default one of RSUM"
     )
 
     @property
@@ -171,7 +171,7 @@ class Sweep(Artifact):
 
     @property
     def points(self) -> list[Point]:
-        """Line by line, value by value."""
+        """All values of the first line, then of the next."""
         last = self.key.rpartition(".")[2]
         return [
             Point(
@@ -191,17 +191,17 @@ class Sweep(Artifact):
     @model_validator(mode="after")
     def _has_lines(self) -> Self:
         if bool(self.run) == bool(self.lines):
-            raise ValueError("a sweep has either a run or lines")
+            raise ValueError("a sweep needs either a run or lines")
         for line in self.lines:
             for data, totals in line.published.items():
                 if data not in self.data_sets or len(totals) != len(self.values):
                     raise ValueError(
                         f"line '{line.label}', {data}: expected {len(self.values)} numbers, one "
-                        f"for each value, of one of: {', '.join(self.data_sets)}"
+                        f"per value, for one of: {', '.join(self.data_sets)}"
                     )
         return self
 
 
 def _total(rsum: float | None) -> list[float | None]:
-    """An RSUM of which the recalls are not known, as a row's numbers."""
-    return [None, None, None, None, None, None, rsum]
+    """A row's numbers if only RSUM was published."""
+    return [*[None] * (len(METRICS) - 1), rsum]

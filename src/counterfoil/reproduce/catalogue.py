@@ -1,4 +1,4 @@
-"""The tables and figures that come with the package, files of one's own, and some rows of them."""
+"""Loads tables and figures, by name from the package or from a YAML file, and selects rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -17,50 +17,51 @@ from counterfoil.reproduce.artifact import Line, Sweep
 from counterfoil.reproduce.spec import AnyArtifact, Row, build_artifact
 
 TABLES = Path(__file__).parent / "tables"
+R = TypeVar("R", Row, Line)
 
 
 def names() -> list[str]:
-    """Everything that can be reproduced by name; a file that begins with _ is only extended."""
+    """Names of all tables and figures; files that begin with _ are only bases to extend."""
     return sorted(
         (path.stem for path in TABLES.glob("*.yaml") if not path.name.startswith("_")), key=_natural
     )
 
 
 def load_artifact(name: str) -> AnyArtifact:
-    """A table or figure by its name, or from a YAML file."""
+    """A table or figure, by name or from a YAML file."""
     path = Path(name) if name.endswith(SUFFIXES) else TABLES / f"{name}.yaml"
     if path.parent == TABLES and path.stem not in names():
         raise ConfigError(
-            f"nothing called '{name}' to reproduce{nearest(name, names())} "
-            "(counterfoil reproduce --list shows what there is; a file of your own ends in .yaml)"
+            f"unknown table or figure '{name}'{nearest(name, names())} "
+            "(see counterfoil reproduce --list; a file of your own must end in .yaml)"
         )
     return build_artifact({"name": path.stem, **_read(path)}, str(path))
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A file whose ``extends`` lies beside it, or is a name or file of the package."""
+    """A file that may extend a file beside it, or a table of the package."""
     try:
         tree = read_value(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
-        return read_recipe(path)  # which says what is wrong
+        return read_recipe(path)  # raises an error with the reason
     base = tree.get("extends") if isinstance(tree, dict) else None
     if not isinstance(base, str) or (path.parent / base).exists():
         return read_recipe(path)
-    named = TABLES / (base if base.endswith(SUFFIXES) else f"{base}.yaml")
-    if not named.is_file():
-        return read_recipe(path)  # which says what is missing
+    packaged = TABLES / (base if base.endswith(SUFFIXES) else f"{base}.yaml")
+    if not packaged.is_file():
+        return read_recipe(path)  # raises an error that names the missing file
     own = {key: value for key, value in tree.items() if key != "extends"}
-    return merge(read_recipe(named), own)
+    return merge(read_recipe(packaged), own)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """table2 before table10, figure1b before figure3."""
-    found = re.fullmatch(r"(.*?)(\d+)[a-z]?", name)
-    return [(0, found[1] if found else name), (int(found[2]) if found else 0, name)]
+    """A sort key that puts table2 before table10 and figure1b before figure3."""
+    match = re.fullmatch(r"(.*?)(\d+)[a-z]?", name)
+    return [(0, match[1] if match else name), (int(match[2]) if match else 0, name)]
 
 
 def only_rows(artifact: AnyArtifact, patterns: Sequence[str]) -> AnyArtifact:
-    """The artefact with the rows (or lines) that a pattern names by their label or by their run.
+    """The artefact with only the rows (or lines) whose label or run matches a pattern.
 
     >>> _names(Line(label="VSE (FC)", run="vse-fc"))
     ['VSE (FC)', 'vse-fc']
@@ -69,17 +70,13 @@ def only_rows(artifact: AnyArtifact, patterns: Sequence[str]) -> AnyArtifact:
         return artifact
     if isinstance(artifact, Sweep):
         if not artifact.lines:
-            raise ConfigError(f"{artifact.name}: a sweep of one run has no rows to choose from")
-        lines = [line for line in artifact.lines if _chosen(_names(line), patterns)]
-        _refuse_unmet(artifact.name, patterns, [_names(line) for line in artifact.lines])
-        return artifact.model_copy(update={"lines": lines})
-    rows = [row for row in artifact.rows if _chosen(_names(row), patterns)]
-    _refuse_unmet(artifact.name, patterns, [_names(row) for row in artifact.rows])
-    return artifact.model_copy(update={"rows": rows})
+            raise ConfigError(f"{artifact.name}: --rows does not apply to a sweep of one run")
+        return artifact.model_copy(update={"lines": _selected(artifact, artifact.lines, patterns)})
+    return artifact.model_copy(update={"rows": _selected(artifact, artifact.rows, patterns)})
 
 
 def labels(artifact: AnyArtifact) -> list[list[str]]:
-    """Of all rows, in their order."""
+    """The labels of all rows, in order."""
     if isinstance(artifact, Sweep):
         return [
             [*filter(None, [point.line.label]), f"{point.value:g}"] for point in artifact.points
@@ -93,16 +90,15 @@ def _names(row: Row | Line) -> list[str]:
     return [row.name, *row.members]
 
 
-def _chosen(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    return any(_meets(name, pattern) for name in names for pattern in patterns)
-
-
-def _meets(name: str, pattern: str) -> bool:
-    return fnmatchcase(name.lower(), pattern.lower())
-
-
-def _refuse_unmet(name: str, patterns: Sequence[str], known: Sequence[Sequence[str]]) -> None:
+def _selected(artifact: AnyArtifact, rows: Sequence[R], patterns: Sequence[str]) -> list[R]:
     for pattern in patterns:
-        if not any(_meets(one, pattern) for names in known for one in names):
-            listed = "; ".join(names[0] for names in known)
-            raise ConfigError(f"--rows {pattern}: no row of {name} is called so (it has: {listed})")
+        if not any(_matches(row, pattern) for row in rows):
+            labels = "; ".join(_names(row)[0] for row in rows)
+            raise ConfigError(
+                f"--rows {pattern}: no row of {artifact.name} matches (it has: {labels})"
+            )
+    return [row for row in rows if any(_matches(row, pattern) for pattern in patterns)]
+
+
+def _matches(row: Row | Line, pattern: str) -> bool:
+    return any(fnmatchcase(name.lower(), pattern.lower()) for name in _names(row))

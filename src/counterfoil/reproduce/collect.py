@@ -1,4 +1,4 @@
-"""From run folders to the numbers of a table or figure, mean and deviation over seeds."""
+"""Collects the numbers of a table or figure from run folders, averaged over seeds."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from counterfoil.reproduce.results import (
     SeedResult,
     ShownMeasure,
     ShownPanel,
-    StatedClaim,
+    TableRow,
     read_cost,
+    table_rows,
 )
 from counterfoil.reproduce.runner import Outcome, describe
 from counterfoil.reproduce.spec import (
@@ -40,26 +41,27 @@ from counterfoil.reproduce.spec import (
     Row,
     Scatter,
 )
-from counterfoil.reproduce.table_rows import TableRow, table_rows
 from counterfoil.reproduce.word_maps import map_pairs
 from counterfoil.training.logs import read_metrics
 
 MAX_CURVE_POINTS = 200
-"""Of one curve; longer ones are averaged over neighbouring points."""
+"""Most points of a curve; longer curves are averaged over neighbouring points."""
 
 
 def collect(
     plan: Plan, outcome: Outcome, evaluator: RunEvaluator, *, with_measures: bool = True
 ) -> Reproduction:
-    """Everything there is to show; rows that are not finished say so.
+    """The whole table or figure; unfinished rows are marked.
 
-    Without measures it is a matter of moments.
+    ``with_measures=False`` leaves out what takes long: measured columns, maps and examples.
     """
     artifact, settings = plan.artifact, plan.settings
     chosen = artifact.data_sets.get(settings.published) if settings.published else None
-    folds = plan.folds
-    collector = _Collector(plan, outcome, evaluator, folds)
-    found = Reproduction(
+    collector = _Collector(plan, outcome, evaluator, with_measures)
+    on_dev = isinstance(artifact, Sweep) and artifact.judged_on == "dev"
+    collector.rows = [collector.row(row, on_dev) for row in collector.table]
+    fields = {"columns": getattr(artifact, "columns", []), **collector.fields()}
+    return Reproduction(
         name=artifact.name,
         kind=artifact.kind,
         title=artifact.title,
@@ -68,86 +70,82 @@ def collect(
         scale=settings.scale,
         seeds=settings.seeds,
         overrides=list(settings.overrides),
-        columns=[],
-        rows=[],
+        rows=collector.rows,
         published_on=settings.published if chosen else None,
         published_title=chosen.title if chosen else None,
-        folds=folds,
+        folds=plan.folds,
         published_elsewhere=bool(chosen and chosen.elsewhere),
         note=artifact.note,
+        **fields,
     )
-    shown = table_rows(plan)
-    if isinstance(artifact, Sweep):
-        on_dev = artifact.judged_on == "dev"
-        rows = [collector.row(row, on_dev=on_dev) for row in shown]
-        named = ["Model"] if artifact.lines else []
-        more = {
-            "columns": [*named, artifact.x_label],
-            "x_label": artifact.x_label,
-            "log": artifact.log,
-            "key": artifact.key,
-            "judged_on": artifact.judged_on,
-            "panels": [
-                ShownPanel(name=p.metric, title=p.title, y_label=p.y_label, parts=list(p.parts))
-                for p in artifact.panels
-            ],
-        }
-        return found.model_copy(update={"rows": rows, **more})
-    rows = [collector.row(row) for row in shown]
-    if isinstance(artifact, Scatter):
-        rows = [
-            collector.with_speed(row, spec, artifact.repeats)
-            for row, spec in zip(rows, artifact.rows, strict=True)
-        ]
-    plots = collector.plots(artifact) if isinstance(artifact, Curves) else []
-    if isinstance(artifact, Histograms):
-        found = found.model_copy(update={"distributions": read_distributions(plan, artifact)})
-    if isinstance(artifact, Maps) and with_measures:
-        try:
-            found = found.model_copy(update={"pairs": map_pairs(plan, artifact, evaluator)})
-        except Exception as error:  # the rows are wanted all the same
-            failed = {"errors": [*rows[0].errors, describe(error)]}
-            rows[0] = rows[0].model_copy(update=failed)
-    if isinstance(artifact, Negatives):
-        more = collect_negatives(artifact, rows, shown, evaluator) if with_measures else {}
-        return found.model_copy(
-            update={"columns": artifact.columns, "metrics": ["rsum"], "rows": rows, **more}
-        )
-    if isinstance(artifact, Measured):
-        measure_evaluator = MeasureEvaluator(evaluator, artifact.foils)
-        rows = [
-            collector.with_measures(
-                row, each, artifact.measures if with_measures else (), measure_evaluator
-            )
-            for row, each in zip(rows, shown, strict=True)
-        ]
-        columns = [ShownMeasure(title=c.title, decimals=c.decimals) for c in artifact.measures]
-        claims = [StatedClaim(**claim.model_dump()) for claim in artifact.claims]
-        told = {"metrics": artifact.metrics, "measures": columns, "claims": claims}
-        found = found.model_copy(update=told)
-        if isinstance(artifact, Examples) and with_measures:
-            try:
-                found = found.model_copy(
-                    update={"sheet": collect_sheet(plan, shown, measure_evaluator)}
-                )
-            except Exception as error:  # the table is wanted all the same
-                errors = [*rows[-1].errors, f"examples: {describe(error)}"]
-                rows[-1] = rows[-1].model_copy(update={"errors": errors})
-    return found.model_copy(update={"columns": artifact.columns, "rows": rows, "plots": plots})
 
 
 class _Collector:
-    def __init__(
-        self, plan: Plan, outcome: Outcome, evaluator: RunEvaluator, folds: int | None
-    ) -> None:
-        self.plan, self.outcome, self.evaluator, self.folds = plan, outcome, evaluator, folds
+    """Fills ``rows``, one per row of ``table``, and collects the fields that a kind adds."""
 
-    def row(self, shown: TableRow, on_dev: bool = False) -> RowResult:
-        """The row with the recalls of every seed that is finished."""
+    def __init__(
+        self, plan: Plan, outcome: Outcome, evaluator: RunEvaluator, with_measures: bool
+    ) -> None:
+        self.plan, self.outcome, self.evaluator = plan, outcome, evaluator
+        self.with_measures = with_measures
+        self.table = table_rows(plan)
+        self.rows: list[RowResult] = []
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of the `Reproduction` that depend on the kind; may add to ``rows``."""
+        artifact = self.plan.artifact
+        if isinstance(artifact, Sweep):
+            return _sweep_fields(artifact)
+        if isinstance(artifact, Scatter):
+            pairs = zip(self.rows, artifact.rows, strict=True)
+            self.rows = [self._with_speed(row, spec, artifact.repeats) for row, spec in pairs]
+        elif isinstance(artifact, Curves):
+            return {"plots": self._plots(artifact)}
+        elif isinstance(artifact, Histograms):
+            return {"distributions": read_distributions(self.plan, artifact)}
+        elif isinstance(artifact, Maps) and self.with_measures:
+            try:
+                return {"pairs": map_pairs(self.plan, artifact, self.evaluator)}
+            except Exception as error:  # the rows are shown without the maps
+                self._add_error(0, describe(error))
+        elif isinstance(artifact, Negatives):
+            fields: dict[str, Any] = {"metrics": ["rsum"]}
+            if self.with_measures:
+                fields |= collect_negatives(artifact, self.rows, self.table, self.evaluator)
+            return fields
+        elif isinstance(artifact, Measured):
+            return self._measured_fields(artifact)
+        return {}
+
+    def _measured_fields(self, artifact: Measured) -> dict[str, Any]:
+        evaluator = MeasureEvaluator(self.evaluator, artifact.foils)
+        columns = artifact.measures if self.with_measures else ()
+        pairs = zip(self.rows, self.table, strict=True)
+        self.rows = [self._with_measures(result, row, columns, evaluator) for result, row in pairs]
+        fields: dict[str, Any] = {
+            "metrics": artifact.metrics,
+            "measures": [
+                ShownMeasure(title=c.title, decimals=c.decimals) for c in artifact.measures
+            ],
+            "claims": artifact.claims,
+        }
+        if isinstance(artifact, Examples) and self.with_measures:
+            try:
+                fields["sheet"] = collect_sheet(self.plan, self.table, evaluator)
+            except Exception as error:  # the table is shown without the examples
+                self._add_error(-1, f"examples: {describe(error)}")
+        return fields
+
+    def _add_error(self, index: int, error: str) -> None:
+        errors = [*self.rows[index].errors, error]
+        self.rows[index] = self.rows[index].model_copy(update={"errors": errors})
+
+    def row(self, row: TableRow, on_dev: bool) -> RowResult:
+        """The row with the recalls of every finished seed."""
         each: list[SeedResult] = []
         errors: list[str] = []
         missing = 0
-        for seed, members in zip(shown.seeds, shown.runs, strict=True):
+        for seed, members in zip(row.seeds, row.runs, strict=True):
             failed = [run for run in members if run.digest in self.outcome.errors]
             if failed:
                 errors += [f"{run.title}: {self.outcome.errors[run.digest]}" for run in failed]
@@ -155,59 +153,59 @@ class _Collector:
                 missing += 1
             else:
                 try:
-                    report = self._dev(members) if on_dev else self._test(members, shown)
+                    report = self._dev(members) if on_dev else self._test(members, row)
                 except Exception as error:  # one damaged folder must not hide the other rows
                     errors.append(f"{members[0].title}: {describe(error)}")
                     continue
                 numbers = {key: report[key] for key in METRICS if key in report}
-                each.append(SeedResult(seed=seed, recipe=shown.result.recipe, numbers=numbers))
+                each.append(SeedResult(seed=seed, recipe=row.result.recipe, numbers=numbers))
         update = {"errors": errors, "missing": missing}
-        return shown.result.with_each(each).model_copy(update=update)
+        return row.result.with_each(each).model_copy(update=update)
 
-    def _test(self, members: Sequence[PlannedRun], shown: TableRow) -> dict[str, float]:
-        return flat_metrics(self.evaluator.report(members, self.folds, shown.standardize))
+    def _test(self, members: Sequence[PlannedRun], row: TableRow) -> dict[str, float]:
+        return flat_metrics(self.evaluator.report(members, self.plan.folds, row.standardize))
 
     def _dev(self, members: Sequence[PlannedRun]) -> dict[str, float]:
         return read_cost(members[0].folder, members[0].config.evaluation.split).dev
 
-    def with_measures(
+    def _with_measures(
         self,
-        found: RowResult,
-        shown: TableRow,
+        result: RowResult,
+        row: TableRow,
         columns: Sequence[MeasureColumn],
         evaluator: MeasureEvaluator,
     ) -> RowResult:
-        """The columns besides recalls, of rows that are one run each."""
-        errors = list(found.errors)
-        each = {one.seed: one for one in found.each}
-        for index, (seed, members) in enumerate(zip(shown.seeds, shown.runs, strict=True)):
+        """The row with the columns besides recalls, if it has one run per seed."""
+        errors = list(result.errors)
+        each = {one.seed: one for one in result.each}
+        for index, (seed, members) in enumerate(zip(row.seeds, row.runs, strict=True)):
             if len(members) != 1 or members[0].state != "finished":
                 continue
             values: dict[str, float] = {}
             for given in columns:
-                column = given.of_row(shown.foils, shown.blind)
+                column = given.of_row(row.foils, row.blind)
                 writer = self.plan.runs[column.writer][index] if column.writer else None
                 if writer is not None and writer.state != "finished":
                     continue
                 try:
                     value = evaluator.number(column, members[0], writer)
-                except Exception as error:  # the other columns and rows are wanted all the same
+                except Exception as error:  # a failed column must not hide the others
                     errors.append(f"{members[0].title}, {column.title}: {describe(error)}")
                     continue
                 if value is not None:
                     values[column.title] = value
-            before = each.get(seed) or SeedResult(seed=seed, recipe=found.recipe, numbers={})
+            before = each.get(seed) or SeedResult(seed=seed, recipe=result.recipe, numbers={})
             each[seed] = before.model_copy(update={"numbers": before.numbers | values})
-        return found.with_each(list(each.values())).model_copy(update={"errors": errors})
+        return result.with_each(list(each.values())).model_copy(update={"errors": errors})
 
-    def with_speed(self, found: RowResult, row: Row, repeats: int) -> RowResult:
+    def _with_speed(self, result: RowResult, row: Row, repeats: int) -> RowResult:
         members = [self.plan.runs[name][0] for name in row.members]
         if not members or any(run.state != "finished" for run in members):
-            return found
-        return found.model_copy(update={"speed": self.evaluator.speed(members, repeats)})
+            return result
+        return result.model_copy(update={"speed": self.evaluator.speed(members, repeats)})
 
-    def plots(self, artifact: Curves) -> list[Plot]:
-        """A panel a metric, a line a row that has it."""
+    def _plots(self, artifact: Curves) -> list[Plot]:
+        """One plot per panel, with one line per row that logged its metric."""
         records: dict[str, list[list[dict[str, Any]]]] = {}
         configs: dict[str, RunConfig] = {}
         for row in artifact.rows:
@@ -227,6 +225,20 @@ class _Collector:
         ]
 
 
+def _sweep_fields(artifact: Sweep) -> dict[str, Any]:
+    return {
+        "columns": [*(["Model"] if artifact.lines else []), artifact.x_label],
+        "x_label": artifact.x_label,
+        "log": artifact.log,
+        "key": artifact.key,
+        "judged_on": artifact.judged_on,
+        "panels": [
+            ShownPanel(name=p.metric, title=p.title, y_label=p.y_label, parts=list(p.parts))
+            for p in artifact.panels
+        ],
+    }
+
+
 def _curves(
     panel: Panel,
     records: dict[str, list[list[dict[str, Any]]]],
@@ -244,32 +256,30 @@ def _curves(
 
 
 def per_pair(config: RunConfig) -> float:
-    """What a logged loss is multiplied by to be that of one pair, both directions added.
+    """The factor that turns a logged loss into the loss per pair, summed over both directions.
 
-    Then a hinge on the hardest negative is 2 × margin while all scores are equal, whatever the
-    reduction, the weight and the batch size.
+    With it, a hinge on the hardest negative is 2 × margin while all scores are equal, for any
+    reduction, weight and batch size.
     """
     last, size = config.train.epochs - 1, config.train.batch_size
-    margin, flat = (
-        _margin(config),
-        create_objective(config.objective).loss_at_equal_scores(size, 1.0, last),
-    )
-    if margin is None or not flat:
+    margin = _find_margin(config)
+    level = create_objective(config.objective).loss_at_equal_scores(size, 1.0, last)
+    if margin is None or not level:
         raise ConfigError(
-            f"per_pair: the loss {', '.join(config.objective)} has no level at which all scores "
-            "are equal; use it for hinge losses such as 'hardest'"
+            f"per_pair: the loss {', '.join(config.objective)} has no level for equal scores; "
+            "use per_pair for hinge losses such as 'hardest'"
         )
-    return 2 * margin / flat
+    return 2 * margin / level
 
 
 def _levels(configs: Sequence[RunConfig]) -> dict[str, float]:
-    """2 × margin of each margin that the runs have: where a loss stays while scores are equal."""
-    known = sorted({margin for one in configs if (margin := _margin(one)) is not None})
-    return {f"2 × margin ({margin:g}): all scores equal": 2 * margin for margin in known}
+    """2 × margin for each margin of the runs: the loss per pair while all scores are equal."""
+    margins = sorted({margin for one in configs if (margin := _find_margin(one)) is not None})
+    return {f"2 × margin ({margin:g}): all scores equal": 2 * margin for margin in margins}
 
 
-def _margin(config: RunConfig) -> float | None:
-    """The margin of a run's hinge in its last epoch, after any epochs of warm-up."""
+def _find_margin(config: RunConfig) -> float | None:
+    """The margin of a run's hinge in its last epoch, after any warm-up."""
     return create_objective(config.objective).hinge_margin(config.train.epochs - 1)
 
 
@@ -278,7 +288,7 @@ def curve(
     metric: str,
     change: Callable[[float], float] = lambda value: value,
 ) -> list[tuple[float, float, float | None]]:
-    """A metric against the epoch: [epoch, mean, deviation] at every step that all seeds logged."""
+    """A metric over training: (epoch, mean, deviation) at every step that all seeds logged."""
     by_step: list[dict[int, float]] = []
     per_epoch = 1.0
     for records in of_seeds:
@@ -286,8 +296,8 @@ def curve(
         for record in records:
             if record["kind"] == "epoch":
                 per_epoch = record["step"] / record["epoch"]
-            value = _value(record, metric)
-            # the epoch's mean of a metric that every step has would count twice
+            value = _find_value(record, metric)
+            # an epoch's mean of a metric that every step logs would count twice
             if value is not None and (record["kind"] == "step" or "." in metric):
                 values[record["step"]] = change(value)
         by_step.append(values)
@@ -301,8 +311,8 @@ def curve(
     return points
 
 
-def _value(record: dict[str, Any], metric: str) -> float | None:
-    """A key of a record; after a dot, one of the section before it."""
+def _find_value(record: dict[str, Any], metric: str) -> float | None:
+    """The number at a dotted key of a record."""
     node: Any = record
     for key in metric.split("."):
         node = node.get(key) if isinstance(node, dict) else None

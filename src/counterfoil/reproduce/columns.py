@@ -1,14 +1,16 @@
-"""Columns of a table besides recalls (foils, wrong words, judgements, cost), and how it names runs.
+"""Columns of a table besides recalls (foils, wrong words, judgements, cost), and run references.
 
-| written | is |
+A row is computed once per seed. References are relative to that seed:
+
+| reference | meaning |
 | --- | --- |
-| ``chan`` | the run of that name, of the seed in hand |
-| ``chan@3`` | its fourth seed, whatever the seed in hand (``--seeds`` counts from 0) |
-| ``chan@+1`` | the seed after the one in hand |
+| ``chan`` | the run of that name with the row's seed |
+| ``chan@3`` | its run with seed 3, for every seed of the row (seeds count from 0) |
+| ``chan@+1`` | its run with the row's seed + 1 |
 | ``"{run:chan@+1}"`` in a value | the folder of that run |
-| ``"{guide:chan@+1,chan@+2}"`` in a value | the folder of a guide made of these runs |
+| ``"{guide:chan@+1,chan@+2}"`` in a value | the folder of a guide made from these runs |
 
-Importing this module does not import torch, so that listing and checking are quick.
+This module does not import torch, so that listing and validation are fast.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _SEED = re.compile(r"(\+?)(\d+)")
 RULES, OWN = "rules", "own"
 
 RETRIEVED = ("hardest-of-batch", "hardest-of-split")
-"""Captions of other images for foils: those that the row's run scores highest."""
+"""Sources of foils: the captions of other images that the row's run scores highest."""
 
 WORD_NUMBERS = ("word_auc", "word_ap", "caption_auc", "caption_ap", "pair_accuracy")
 TAU = "tau"
@@ -39,14 +41,14 @@ COST_NUMBERS = ("seconds", "device_seconds", "gpu_seconds", "updates", "best_epo
 
 @dataclass(frozen=True)
 class RunReference:
-    """A run by its name, and which of its seeds."""
+    """The name of a run, and its seed: relative to the row's seed, or absolute."""
 
     name: str
     seed: int = 0
     relative: bool = True
 
     def at(self, seed: int) -> int:
-        """The seed that is meant where ``seed`` is in hand."""
+        """The seed of the run for a row's seed."""
         return seed + self.seed if self.relative else self.seed
 
 
@@ -58,26 +60,26 @@ def run_reference(text: str) -> RunReference:
     name, at, seed = text.strip().partition("@")
     if not at:
         return RunReference(name)
-    found = _SEED.fullmatch(seed)
-    if found is None or not name:
+    match = _SEED.fullmatch(seed)
+    if match is None or not name:
         raise ValueError(
-            f"'{text.strip()}': a run of another seed is written {name or 'name'}@0 (the first of "
-            f"its seeds) or {name or 'name'}@+1 (the one after the seed in hand)"
+            f"'{text.strip()}': a run of another seed is written {name or 'name'}@0 (its first "
+            f"seed) or {name or 'name'}@+1 (the row's seed + 1)"
         )
-    return RunReference(name, int(found[2]), relative=bool(found[1]))
+    return RunReference(name, int(match[2]), relative=bool(match[1]))
 
 
 def references(value: Any) -> list[str]:
-    """Every ``run:…`` and ``guide:…`` in braces anywhere in a tree, each once."""
+    """Every distinct ``run:…`` and ``guide:…`` in braces in a tree."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
-        return list(dict.fromkeys(found for item in value for found in references(item)))
+        return list(dict.fromkeys(text for item in value for text in references(item)))
     return list(dict.fromkeys(REFERENCE.findall(value))) if isinstance(value, str) else []
 
 
 def replace_references(value: Any, to: Callable[[str], str]) -> Any:
-    """The tree with what each reference stands for in its place."""
+    """The tree with every reference replaced by ``to(reference)``."""
     if isinstance(value, dict):
         return {key: replace_references(item, to) for key, item in value.items()}
     if isinstance(value, list):
@@ -106,15 +108,14 @@ FOIL_NUMBERS = (
 
 
 class MeasureColumn(Section):
-    """One number of a `FoilReport`, on foils of some source, or of a `WordReport`.
+    """A column besides recalls: one number of a `FoilReport`, a `WordReport` or a `Cost`.
 
-    ``foils`` are by ``rules``, by the row's ``own`` run, or by another run (``tags@+1``); where it
-    is left out, the number is of the words of captions made false from the truth of drawn scenes.
-    With ``rules``, numbers of a `WordReport` are of the words that the rules exchanged. Foils can
-    also be captions of other images (`RETRIEVED`). A run that writes ``blind`` gets blank images.
+    ``foils`` is their source: ``rules``, the row's ``own`` run, another run (``tags@+1``), or
+    captions of other images (`RETRIEVED`). A ``blind`` run writes them for blank images. With
+    ``rules``, numbers of a `WordReport` are about the words that the rules replaced. Without
+    ``foils``, they are about captions made false from the ground truth of drawn scenes.
 
-    ``judgements`` is a file of people's judgements in the folder of the data; its number is
-    ``tau``. Numbers of the cost are of the run alone, and need neither.
+    ``judgements`` is a file of human judgements in the folder of the data; its number is ``tau``.
     """
 
     title: str
@@ -126,11 +127,11 @@ class MeasureColumn(Section):
 
     @property
     def writer(self) -> str | None:
-        """The run that writes the foils, where another one than the row's does."""
+        """The run that writes the foils, if it is not the row's."""
         return None if self.foils in (None, RULES, OWN, *RETRIEVED) else self.foils
 
     def of_row(self, foils: str | None, blind: bool) -> Self:
-        """The column as a row has it that names the source of its ``own`` foils."""
+        """The column for one row, which may set the source of its ``own`` foils."""
         if self.foils != OWN:
             return self
         return self.model_copy(update={"foils": foils or OWN, "blind": blind})
@@ -159,7 +160,7 @@ class MeasureColumn(Section):
     def _is_known(self) -> Self:
         known = self._known
         if self.judgements is not None and self.foils is not None:
-            raise ValueError(f"column '{self.title}': either foils or judgements")
+            raise ValueError(f"column '{self.title}': give either foils or judgements")
         if self.number not in known:
             raise ValueError(
                 f"column '{self.title}': unknown number '{self.number}'"
@@ -171,10 +172,10 @@ class MeasureColumn(Section):
 
 
 class FoilOptions(Section):
-    """How many foils columns are measured on, and how runs write them."""
+    """Number of foils for the measured columns, and how runs write them."""
 
     per_caption: int = Field(1, ge=1)
-    captions: int | None = Field(None, ge=1, description="drawn at random; all where absent")
+    captions: int | None = Field(None, ge=1, description="drawn at random; all by default")
     seed: int = Field(1, ge=0)
     masks: int = Field(5, ge=1)
     samples: int = Field(5, ge=1)

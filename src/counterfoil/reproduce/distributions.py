@@ -1,7 +1,7 @@
 """Distributions of matched and mismatched similarities (NAAF, figure 3), and t-SNE of vectors.
 
-Every epoch of a NAAF run has a histogram of its samples in `metrics.jsonl`. All numbers here are of
-its bins, each of which stands for its middle, so that anybody can compute them again.
+A NAAF run logs a histogram of its samples per epoch to `metrics.jsonl`. All numbers here are
+computed from the bins, each represented by its midpoint, so that they can be recomputed.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ MIN_DENSITY = 1e-12
 
 
 def read_distributions(plan: Plan, artifact: Histograms) -> list[Distribution]:
-    """Of every row with a finished seed, at the epochs that the figure shows."""
+    """Distributions of every row with a finished seed, at the epochs of the figure."""
     distributions = []
     for row in artifact.rows:
         runs = [run for run in plan.runs[row.members[0]] if run.state == "finished"]
         by_seed = [sampled_epochs(read_metrics(run.folder / "metrics.jsonl")) for run in runs]
-        shown: set[int] = set()
-        for name in reversed(artifact.epochs):  # of two names for one epoch, the later one
+        used_epochs: set[int] = set()
+        for name in reversed(artifact.epochs):  # if two names mean one epoch, use the later name
             chosen = [epoch for epochs in by_seed if (epoch := choose_epoch(name, epochs))]
-            if chosen and chosen[0]["epoch"] not in shown:
-                shown.add(chosen[0]["epoch"])
+            if chosen and chosen[0]["epoch"] not in used_epochs:
+                used_epochs.add(chosen[0]["epoch"])
                 distributions.append(_distribution(row.name, EPOCH_NAMES[name], chosen))
     order = {
         (row.name, when): k for row in artifact.rows for k, when in enumerate(EPOCH_NAMES.values())
@@ -60,7 +60,7 @@ def read_distributions(plan: Plan, artifact: Histograms) -> list[Distribution]:
 
 
 def sampled_epochs(records: Sequence[Record]) -> list[Record]:
-    """Histograms by epoch, counted from 1; of two directions the text-to-image one."""
+    """Histograms by epoch, counted from 1; of both directions, the text-to-image one."""
     epochs = []
     for record in records:
         sides = record.get("mismatch_histogram") or {}
@@ -71,7 +71,7 @@ def sampled_epochs(records: Sequence[Record]) -> list[Record]:
 
 
 def choose_epoch(name: str, epochs: Sequence[Record]) -> Record | None:
-    """The first, the last, or the last one in which α was in force; None if there is none."""
+    """The first epoch, the last, or the last one that used α; None if there is none."""
     if name == "unadjusted":
         epochs = [epoch for epoch in epochs if epoch["alpha"] is not None]
     if not epochs:
@@ -87,10 +87,10 @@ def _distribution(row: str, when: str, seeds: Sequence[Record]) -> Distribution:
 
 
 def describe_samples(record: Record) -> dict[str, float]:
-    """Shape of both distributions, and their errors at the boundary in percent.
+    """Shape of both distributions, and their errors at the boundary t in percent.
 
-    The error is the mean of the shares of matched samples below and of mismatched ones above t.
-    That of normals is what distributions of the same means and deviations would have.
+    ``error`` is the mean of the shares of matched samples below t and of mismatched ones above it.
+    ``normal_error`` is the same for normal distributions of equal means and deviations.
     """
     t, ends = record["boundary"], (record["low"], record["high"])
     numbers = {"boundary": t}
@@ -112,7 +112,7 @@ def describe_samples(record: Record) -> dict[str, float]:
 
 
 def shape_of(low: float, high: float, counts: Sequence[int]) -> dict[str, float]:
-    """Mean, deviation, skewness and excess kurtosis of a histogram; 0 and 0 of a normal one.
+    """Mean, deviation, skewness and excess kurtosis of a histogram.
 
     >>> shape_of(0.0, 4.0, [1, 1, 1, 1])["mean"], shape_of(0.0, 4.0, [1, 1, 1, 1])["skewness"]
     (2.0, 0.0)
@@ -134,16 +134,16 @@ def shape_of(low: float, high: float, counts: Sequence[int]) -> dict[str, float]
 
 
 def share_below(t: float, low: float, high: float, counts: Sequence[int]) -> float:
-    """Share of a histogram below t; the bin that t lies in is divided as t divides it.
+    """Share of a histogram below t; the bin that contains t counts proportionally.
 
     >>> share_below(1.5, 0.0, 4.0, [1, 1, 1, 1])
     0.375
     """
-    place = (t - low) / (high - low) * len(counts)
-    whole = min(len(counts), max(0, math.floor(place)))
+    position = (t - low) / (high - low) * len(counts)
+    whole = min(len(counts), max(0, math.floor(position)))
     below = float(sum(counts[:whole]))
-    if 0 <= place < len(counts):
-        below += (place - whole) * counts[whole]
+    if 0 <= position < len(counts):
+        below += (position - whole) * counts[whole]
     return below / sum(counts)
 
 
@@ -151,10 +151,10 @@ def _normal_share_below(t: float, mean: float, std: float) -> float:
     return 0.5 * math.erfc((mean - t) / (max(std, 1e-6) * math.sqrt(2)))
 
 
-def distribution_rows(found: Reproduction) -> list[tuple[str, ...]]:
-    """A header, and the numbers of each row at each epoch."""
-    table: list[tuple[str, ...]] = [(", ".join(found.columns), *HEADS)]
-    for one in found.distributions:
+def distribution_rows(result: Reproduction) -> list[tuple[str, ...]]:
+    """A header, and one line of numbers per row and epoch."""
+    table: list[tuple[str, ...]] = [(", ".join(result.columns), *HEADS)]
+    for one in result.distributions:
         cells = [one.numbers["boundary"].text(3)]
         for name in NUMBERS:
             number = one.numbers.get(name)
@@ -164,23 +164,22 @@ def distribution_rows(found: Reproduction) -> list[tuple[str, ...]]:
     return table
 
 
-def distribution_notes(found: Reproduction) -> list[str]:
-    """What the table of distributions means, and which rows have none."""
-    if found.kind != "histograms":
+def distribution_notes(result: Reproduction) -> list[str]:
+    """An explanation of the table of distributions, and the rows without one."""
+    if result.kind != "histograms":
         return []
-    drawn = {one.row for one in found.distributions}
+    drawn = {one.row for one in result.distributions}
     notes = [
         f"{row.name}: no finished run sampled any similarity."
-        for row in found.rows
+        for row in result.rows
         if row.name not in drawn and not row.quoted
     ]
     if drawn:
         notes.insert(
             0,
-            "Error at t: the mean of the shares of matched samples below and of mismatched ones "
-            "above the boundary; of normals: what the fitted normal distributions would give. A "
-            "normal distribution has skewness 0 and excess kurtosis 0. The picture is of the first "
-            "seed.",
+            "Error at t: the mean of two shares, matched samples below the boundary and mismatched "
+            "ones above it. Of normals: the same for the fitted normal distributions. A normal "
+            "distribution has skewness 0 and excess kurtosis 0. The picture shows the first seed.",
         )
     return notes
 
@@ -189,26 +188,26 @@ def distribution_notes(found: Reproduction) -> list[str]:
 
 
 def embed(vectors: NDArray[np.floating], perplexity: float = 30.0) -> Array:
-    """Places [n, 2] of vectors [n, D]; vectors that are near each other stay so.
+    """Positions [n, 2] of vectors [n, D] by t-SNE.
 
-    It starts from the two principal components, so the same vectors have the same places.
+    It starts from the two principal components, so the result is deterministic.
     """
     points = np.asarray(vectors, dtype=np.float64)
     count = len(points)
     if count < 3:
         return np.stack([np.arange(count, dtype=np.float64), np.zeros(count)], axis=1)
     joint = _joint(_distances(points), min(perplexity, (count - 1) / 3))
-    places = _principal(points)
-    moved, gains = np.zeros_like(places), np.ones_like(places)
+    positions = _principal(points)
+    moved, gains = np.zeros_like(positions), np.ones_like(positions)
     for step in range(STEPS):
         early = step < EXAGGERATED
-        gradient = _gradient(places, joint * (EXAGGERATION if early else 1.0))
-        # a coordinate that keeps its direction may go faster
+        gradient = _gradient(positions, joint * (EXAGGERATION if early else 1.0))
+        # a coordinate that keeps its direction gets a larger step
         gains = np.where(np.sign(gradient) != np.sign(moved), gains + 0.2, gains * 0.8).clip(0.01)
         moved = (0.5 if early else 0.8) * moved - RATE * gains * gradient
-        places = places + moved
-        places = places - places.mean(0)
-    return places
+        positions = positions + moved
+        positions = positions - positions.mean(0)
+    return positions
 
 
 def _distances(points: Array) -> Array:
@@ -218,10 +217,10 @@ def _distances(points: Array) -> Array:
 
 
 def _joint(distances: Array, perplexity: float) -> Array:
-    """Symmetric neighbour probabilities [n, n]; each row's bandwidth gives it the perplexity."""
+    """Symmetric neighbour probabilities [n, n]; bandwidths are fitted to the perplexity."""
     count, target = len(distances), np.log(perplexity)
     low, high = np.zeros(count), np.full(count, np.inf)
-    # in units of the mean distance, so that the search begins near its end
+    # start the bisection at the scale of the mean distance
     beta = np.full(count, 1.0 / max(float(distances.mean()), MIN_DENSITY))
     for _ in range(60):
         rows, entropy = _conditional(distances, beta)
@@ -241,21 +240,21 @@ def _conditional(distances: Array, beta: Array) -> tuple[Array, Array]:
 
 
 def _principal(points: Array) -> Array:
-    """The first two principal components, small, with signs that do not depend on the library."""
+    """The first two principal components, scaled down, with deterministic signs."""
     centered = points - points.mean(0)
     directions = np.linalg.svd(centered, full_matrices=False)[2][:2]
     if len(directions) < 2:
         directions = np.concatenate([directions, np.zeros_like(directions)])
     largest = np.abs(directions).argmax(1)
     signs = np.sign(directions[np.arange(2), largest])
-    places: Array = centered @ (directions * np.where(signs == 0, 1.0, signs)[:, None]).T
-    return places * (1e-2 / max(float(places.std()), MIN_DENSITY))
+    positions: Array = centered @ (directions * np.where(signs == 0, 1.0, signs)[:, None]).T
+    return positions * (1e-2 / max(float(positions.std()), MIN_DENSITY))
 
 
-def _gradient(places: Array, joint: Array) -> Array:
-    """Of the divergence between the joint probabilities and those of the places."""
-    near = 1 / (1 + _distances(places))
+def _gradient(positions: Array, joint: Array) -> Array:
+    """Gradient of the KL divergence between joint probabilities and those of the positions."""
+    near = 1 / (1 + _distances(positions))
     np.fill_diagonal(near, 0.0)
     weights = (joint - near / near.sum()) * near
-    result: Array = 4 * (weights.sum(1)[:, None] * places - weights @ places)
+    result: Array = 4 * (weights.sum(1)[:, None] * positions - weights @ positions)
     return result

@@ -1,4 +1,4 @@
-"""Examples of sentences that models wrote, found or corrected (TAGS-DC, figures 1 and 3)."""
+"""Example sentences that models wrote, retrieved or corrected (TAGS-DC, figures 1 and 3)."""
 
 from __future__ import annotations
 
@@ -24,24 +24,30 @@ from counterfoil.models.correct import Correction, correct
 from counterfoil.reproduce.columns import OWN, MeasureColumn
 from counterfoil.reproduce.measure import MeasureEvaluator
 from counterfoil.reproduce.plan import Plan, PlannedRun
-from counterfoil.reproduce.results import Example, ExampleLine, ExampleSheet, ExampleWord, PointMap
+from counterfoil.reproduce.results import (
+    Example,
+    ExampleLine,
+    ExampleSheet,
+    ExampleWord,
+    PointMap,
+    TableRow,
+)
 from counterfoil.reproduce.spec import Examples
-from counterfoil.reproduce.table_rows import TableRow
 from counterfoil.training.run_folder import load_model
 
 IMAGE_SIDE = 320
 """Pixels of the longer side of a picture."""
 MAX_MAP_POINTS = 400
-"""Of each row on the map of scores; more are drawn by chance."""
+"""Most points per row on the map of scores; of more, a random sample is drawn."""
 SUSPECTED_FROM = 0.5
 """Words that are wrong with at least this probability are marked."""
 SHEET_REVISION = 1
-"""What a kept sheet holds; sheets of other versions are made again."""
+"""Part of the cache key of a sheet, so that sheets of other revisions are made again."""
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A row at one seed: its run with its model, and the foils of its source."""
+    """A row at one seed: its run, its model and its foils."""
 
     name: str
     run: PlannedRun
@@ -50,35 +56,32 @@ class _Source:
 
 
 def collect_sheet(
-    plan: Plan, shown: Sequence[TableRow], evaluator: MeasureEvaluator
+    plan: Plan, table: Sequence[TableRow], evaluator: MeasureEvaluator
 ) -> ExampleSheet | None:
-    """Examples of the first seed of which all runs are finished; None if there is none.
-
-    A sheet is kept beside the judge's other results, and not made twice.
-    """
+    """Examples of the first seed whose runs are all finished, cached; None if there is none."""
     artifact = plan.artifact
     if not isinstance(artifact, Examples):
-        raise ConfigError(f"{artifact.name}: only artefacts of the kind 'examples' have examples")
+        raise ConfigError(f"{artifact.name}: expected an artefact of the kind 'examples'")
     for index in range(plan.settings.seeds):
-        asked = [_asked(plan, row, index) for row in shown]
-        runs = [one for _, run, writer in asked for one in (run, writer) if one is not None]
+        inputs = [_row_inputs(plan, row, index) for row in table]
+        runs = [one for _, run, writer in inputs for one in (run, writer) if one is not None]
         if all(run.state == "finished" for run in runs):
-            names = [row.result.name for row in shown]
-            columns = [[column.foils, column.blind] for column, _, _ in asked]
+            names = [row.result.name for row in table]
+            columns = [[column.foils, column.blind] for column, _, _ in inputs]
             digests, options = [run.digest for run in runs], evaluator.options.model_dump()
-            wanted = [artifact.show, artifact.examples, names, columns]
-            return evaluator.kept(
-                ["sheet", SHEET_REVISION, *wanted, digests, options],
+            shape = [artifact.show, artifact.examples, names, columns]
+            return evaluator.cached(
+                ["sheet", SHEET_REVISION, *shape, digests, options],
                 ExampleSheet,
-                lambda: _sheet(artifact, names, asked, index, evaluator),  # noqa: B023
+                lambda: _sheet(artifact, names, inputs, index, evaluator),  # noqa: B023
             )
     return None
 
 
-def _asked(
+def _row_inputs(
     plan: Plan, row: TableRow, index: int
 ) -> tuple[MeasureColumn, PlannedRun, PlannedRun | None]:
-    """The source of a row's foils, its run at a seed, and the run that writes them."""
+    """The source of a row's foils, its run at a seed, and the run that writes the foils."""
     column = MeasureColumn(title="foils", foils=OWN, number="accuracy")
     column = column.of_row(row.foils, row.blind)
     (run,) = row.runs[index]
@@ -90,11 +93,11 @@ def _asked(
 def _sheet(
     artifact: Examples,
     names: Sequence[str],
-    asked: Sequence[tuple[MeasureColumn, PlannedRun, PlannedRun | None]],
+    inputs: Sequence[tuple[MeasureColumn, PlannedRun, PlannedRun | None]],
     index: int,
     evaluator: MeasureEvaluator,
 ) -> ExampleSheet:
-    split = evaluator.evaluator.split_of(asked[0][1])
+    split = evaluator.evaluator.split_of(inputs[0][1])
     sources = [
         _Source(
             name,
@@ -102,7 +105,7 @@ def _sheet(
             load_model(run.folder, run.config.train.device),
             evaluator.foil_set(column, run, writer),
         )
-        for name, (column, run, writer) in zip(names, asked, strict=True)
+        for name, (column, run, writer) in zip(names, inputs, strict=True)
     ]
     used = sources if artifact.show == "negatives" else sources[-1:]
     seed = evaluator.options.seed
@@ -119,14 +122,14 @@ def _sheet(
     ]
     rule = (
         f"{len(examples)} captions of {split.name}, drawn at random (seed {seed}) from those with "
-        "a foil of every source, each of another image. None was exchanged for a better one."
+        "a foil of every source, at most one per image. They were not selected by hand."
     )
     maps = [_map(split, sources)] if artifact.show == "negatives" else []
     return ExampleSheet(split=split.name, seed=index, rule=rule, examples=examples, maps=maps)
 
 
 def choose(split: Split, foils: Sequence[FoilSet], count: int, seed: int) -> list[int]:
-    """Captions that all sets have a foil of, by chance, at most one of each image."""
+    """Random captions for which all sets have a foil, at most one per image."""
     common = set.intersection(*({pair.caption for pair in one.pairs} for one in foils))
     shuffled = random.Random(f"{seed}/examples").sample(sorted(common), len(common))
     by_image: dict[int, int] = {}
@@ -136,7 +139,7 @@ def choose(split: Split, foils: Sequence[FoilSet], count: int, seed: int) -> lis
 
 
 def _negatives(split: Split, caption: int, sources: Sequence[_Source]) -> list[ExampleLine]:
-    """The caption, then the foil of each row; scores by each row's own run."""
+    """The caption, then one foil per row, scored by the row's own run."""
     text, own = split.texts[caption], split.captions[int(split.image_of[caption])]
     foils = [_foil_of(one.foils, caption) for one in sources]
     scores = [
@@ -158,12 +161,12 @@ def _negatives(split: Split, caption: int, sources: Sequence[_Source]) -> list[E
 
 
 def _corrections(split: Split, caption: int, sources: Sequence[_Source]) -> list[ExampleLine]:
-    """The caption, a foil of the last row, what its run makes of the foil; scores by all runs."""
+    """The caption, a foil of the last row and its correction by that row's run, scored by all."""
     writer, text = sources[-1], split.texts[caption]
     foil = _foil_of(writer.foils, caption)
-    image = readable_images(split, [int(split.image_of[caption])])
-    # as in the paper: no margin that was chosen on dev
-    fragments = image[int(split.image_of[caption])]
+    image = int(split.image_of[caption])
+    fragments = readable_images(split, [image])[image]
+    # as in the paper, without a margin chosen on dev
     result = correct(writer.model, fragments, foil, threshold=SUSPECTED_FROM, margin=0.0)
     sentences = [text, foil, result.corrected]
     scores = {one.name: _read_scores(one.model, split, caption, sentences) for one in sources}
@@ -174,32 +177,32 @@ def _corrections(split: Split, caption: int, sources: Sequence[_Source]) -> list
     )
     return [
         ExampleLine(
-            kind=kind, words=some, scores={name: each[place] for name, each in scores.items()}
+            kind=kind, words=marked, scores={name: each[index] for name, each in scores.items()}
         )
-        for place, (kind, some) in enumerate(lines)
+        for index, (kind, marked) in enumerate(lines)
     ]
 
 
 def _foil_of(foils: FoilSet, caption: int) -> str:
-    """The first foil of a caption: of those that a run writes, the one that matches best."""
+    """The first foil of a caption, which scores highest among those that a run writes."""
     return next(pair.foil for pair in foils.pairs if pair.caption == caption)
 
 
 def _scores(model: Model, split: Split, caption: int, sentences: Sequence[str]) -> list[float]:
     """Scores of a caption and of other sentences with the caption's image."""
     pairs = [FoilPair(caption, sentence) for sentence in sentences]
-    found = score_foils(model, split, FoilSet.of("examples", pairs, 1))
-    return [float(found.true[0]), *(float(score) for score in found.foil)]
+    scored = score_foils(model, split, FoilSet.of("examples", pairs, 1))
+    return [float(scored.true[0]), *(float(score) for score in scored.foil)]
 
 
 def _read_scores(model: Model, split: Split, caption: int, sentences: Sequence[str]) -> list[float]:
-    """Scores of sentences with a caption's image, without unknown words, as `correct` scores."""
+    """Scores of sentences with a caption's image, without unknown words as in `correct`."""
     read = [known_text(model.text, sentence).text or sentence for sentence in sentences]
     return _scores(model, split, caption, read)[1:]
 
 
 def _foreign(own: Sequence[str], sentence: str) -> list[ExampleWord]:
-    """The words of a sentence, those marked as new that no caption of the image has."""
+    """The words of a sentence; new are those that no caption of the image has."""
     known = {word for text in own for word in words(text)}
     return [
         ExampleWord(text=word, new=not known.issuperset(words(word))) for word in sentence.split()
@@ -207,26 +210,26 @@ def _foreign(own: Sequence[str], sentence: str) -> list[ExampleWord]:
 
 
 def _marked(text: str, other: str) -> list[ExampleWord]:
-    """The words of another sentence, those marked as new that the caption lacks at their place."""
+    """The words of another sentence; new are those that the caption lacks at that position."""
     before, after = text.split(), other.split()
     same = SequenceMatcher(
         None, [w.lower() for w in before], [w.lower() for w in after], autojunk=False
     ).get_matching_blocks()
     known = {block.b + offset for block in same for offset in range(block.size)}
-    return [ExampleWord(text=word, new=place not in known) for place, word in enumerate(after)]
+    return [ExampleWord(text=word, new=index not in known) for index, word in enumerate(after)]
 
 
 def _suspected(text: str, result: Correction) -> list[ExampleWord]:
-    """The words of a foil with how likely each is wrong."""
-    marked, place = [], 0
+    """The words of a foil, each with its probability of being wrong."""
+    marked, index = [], 0
     suspects = list(result.words)
     for word in _marked(text, result.text):
-        # one word of the sentence may be several of the model's: "dog." has a full stop
+        # a word of the sentence may be several words of the model: "dog." has a full stop
         rest, wrong = word.text, 0.0
-        while place < len(suspects) and suspects[place].word in rest:
-            rest = rest.partition(suspects[place].word)[2]
-            wrong = max(wrong, suspects[place].wrong)
-            place += 1
+        while index < len(suspects) and suspects[index].word in rest:
+            rest = rest.partition(suspects[index].word)[2]
+            wrong = max(wrong, suspects[index].wrong)
+            index += 1
             if not rest:
                 break
         marked.append(word.model_copy(update={"wrong": wrong}))
@@ -234,7 +237,7 @@ def _suspected(text: str, result: Correction) -> list[ExampleWord]:
 
 
 def picture_of(split: Split, image: int) -> str:
-    """A small JPEG in base64; empty where the pixels are not at hand or cannot be read."""
+    """A small JPEG in base64; empty if the pixels are missing or unreadable."""
     if split.pixels is None:
         return ""
     try:
@@ -248,12 +251,12 @@ def picture_of(split: Split, image: int) -> str:
 
 
 def _map(split: Split, sources: Sequence[_Source]) -> PointMap:
-    """Scores of captions and of their foils, by the source of these."""
+    """Scores of captions and of their foils, grouped by the source of the foils."""
     groups: dict[str, list[tuple[float, float]]] = {}
     for one in sources:
         pairs = one.foils.pairs
         chosen = random.Random("map").sample(range(len(pairs)), min(MAX_MAP_POINTS, len(pairs)))
-        foils = FoilSet.of(one.name, [pairs[place] for place in chosen], len(chosen))
+        foils = FoilSet.of(one.name, [pairs[index] for index in chosen], len(chosen))
         scores = score_foils(one.model, split, foils)
         points = zip(scores.true.tolist(), scores.foil.tolist(), strict=True)
         groups[one.name] = [(float(x), float(y)) for x, y in points]
@@ -265,24 +268,19 @@ def _map(split: Split, sources: Sequence[_Source]) -> PointMap:
         x_label="score of the caption",
         y_label="score of the negative",
         diagonal=True,
-        note="Above the dashed line, the negative scores higher than the caption.",
+        note="Points above the dashed line: the negative scores higher than the caption.",
     )
 
 
 def sheet_markdown(sheet: ExampleSheet) -> list[str]:
-    """The rule of choice, and a table for each example."""
+    """The rule that chose the examples, and one table per example."""
     lines = ["### Examples", "", f"{sheet.rule} Runs of seed {sheet.seed}.", ""]
-    suspects = any(
-        word.wrong is not None
-        for one in sheet.examples
-        for line in one.lines
-        for word in line.words
-    )
-    if suspects:
+    all_lines = [line for one in sheet.examples for line in one.lines]
+    if any(word.wrong is not None for line in all_lines for word in line.words):
         lines += [
-            "**Bold**: not in the caption at this place. In brackets: how likely the word is wrong,"
-            f" if at least {SUSPECTED_FROM:g}. Corrected: such a word is exchanged for one of the"
-            " same part of speech if the score rises.",
+            "**Bold**: not in the caption at this position. In brackets: the probability that the "
+            f"word is wrong, if at least {SUSPECTED_FROM:g}. Corrected: such a word is replaced by "
+            "one of the same part of speech if this raises the score.",
             "",
         ]
     else:
@@ -295,7 +293,7 @@ def sheet_markdown(sheet: ExampleSheet) -> list[str]:
             for line in example.lines
         ]
         head, _, *others = markdown_table(rows)
-        aligned = "| --- | --- |" + " ---: |" * len(names)  # sentences begin at the left
+        aligned = "| --- | --- |" + " ---: |" * len(names)  # sentences are left-aligned
         lines += [head, aligned, *others, ""]
     return lines
 

@@ -1,6 +1,6 @@
-"""The numbers of a table, from finished runs on the test split.
+"""Evaluates finished runs on the test split and caches the reports.
 
-Retrieval of one run, an ensemble or another protocol; foils; wrong words; judgements; cost; speed.
+Retrieval by one run or an ensemble, speed, foils, wrong words, human judgements and cost.
 """
 
 from __future__ import annotations
@@ -48,16 +48,17 @@ from counterfoil.training.run_data import read_data
 from counterfoil.training.run_folder import load_model
 
 CAPTION_BATCH = 128
-"""Captions of a batch, as many as a usual batch of training has."""
+"""Captions per batch, as in a usual batch of training."""
 
 R = TypeVar("R", bound=Report)
 
 TRUTH_REVISION = 3
-"""Of how foils are held against the truth of scenes: what was judged otherwise is judged again."""
+"""Part of the cache key of foil reports; raised when the comparison with the truth of scenes
+changes, so that reports are computed anew."""
 
 
 class RunEvaluator:
-    """Reads results where they are, computes and keeps them where they are not."""
+    """Retrieval reports of runs, read from the cache or computed and cached."""
 
     def __init__(self, folder: Path, cache: Path, progress: Progress) -> None:
         self.folder, self.cache, self.progress = folder, cache, progress
@@ -66,45 +67,45 @@ class RunEvaluator:
     def report(
         self, runs: Sequence[PlannedRun], folds: int | None = None, standardize: bool = False
     ) -> RetrievalReport:
-        """One run, or several as an ensemble; ``folds`` where not as their config says."""
+        """Report of one run or of an ensemble; ``folds`` defaults to those of the config."""
+        path = self.report_path(runs, folds, standardize)
+        if path.is_file():
+            return RetrievalReport.from_json(path.read_text(encoding="utf-8"))
         settings = runs[0].config.evaluation
-        folds = settings.folds if folds is None else folds
-        kept = self.place(runs, folds, standardize)
-        if kept.is_file():
-            return _read(kept)
         split = self.split_of(runs[0])
-        models = [load_model(run.folder, run.config.train.device) for run in runs]
+        models = [_model(run) for run in runs]
         if len({(model.fragments_from, str(model.fragments_options)) for model in models}) > 1:
-            raise ConfigError("the members of this ensemble read different features")
-        found = [score_split(model, split, settings.batch_size, self.progress) for model in models]
+            raise ConfigError(
+                "the members of this ensemble read different features; choose runs with the same"
+            )
         report = report_scores(
-            found,
+            [score_split(model, split, settings.batch_size, self.progress) for model in models],
             split.name,
-            folds=folds,
+            folds=settings.folds if folds is None else folds,
             bootstrap=settings.bootstrap,
             standardize=standardize,
         )
-        write_atomically(kept, report.to_json())
+        write_atomically(path, report.to_json())
         return report
 
-    def place(
+    def report_path(
         self, runs: Sequence[PlannedRun], folds: int | None = None, standardize: bool = False
     ) -> Path:
-        """Where a report is kept, once there is one."""
+        """The file of a report; it need not exist yet."""
         settings = runs[0].config.evaluation
         folds = settings.folds if folds is None else folds
         if len(runs) == 1 and folds == settings.folds:
             return runs[0].folder / "results.json"
-        how = ["standardised"] if standardize else []
-        key = "-".join([*(run.digest for run in runs), f"folds{folds}", *how])
+        options = ["standardised"] if standardize else []
+        key = "-".join([*(run.digest for run in runs), f"folds{folds}", *options])
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
 
     def speed(self, runs: Sequence[PlannedRun], repeats: int) -> Speed:
-        """How fast these models together score the test split: the median of some timings."""
+        """Median speed at which these models together score the test split."""
         split = self.split_of(runs[0])
-        models = [load_model(run.folder, run.config.train.device).eval() for run in runs]
+        models = [_model(run).eval() for run in runs]
         size = runs[0].config.evaluation.batch_size
-        _time_once(models, split, size)  # the first time also warms caches and kernels
+        _time_once(models, split, size)  # warm-up
         timings = [_time_once(models, split, size) for _ in range(repeats)]
         pairs = len(split) * len(split.texts) / 1000
         return Speed(
@@ -123,7 +124,7 @@ class RunEvaluator:
         return self._pairs[key]
 
     def split_of(self, run: PlannedRun) -> Split:
-        """The split that a run is judged on."""
+        """The split on which a run is evaluated."""
         pairs, settings = self.pairs_of(run), run.config.evaluation
         return pairs[settings.test_split if settings.test_split in pairs else settings.split]
 
@@ -135,17 +136,13 @@ def _time_once(models: Sequence[Model], split: Split, size: int) -> tuple[float,
         start = time.perf_counter()
         images, _, _ = encode_images(model, split, size)
         texts = encode_texts(model, split.texts, size)
-        _finish(model)
-        between = time.perf_counter()
-        score_all(model, images, texts)  # its result is on the CPU, so it has ended
-        matching += time.perf_counter() - between
-        encoding += between - start
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        encoded = time.perf_counter()
+        score_all(model, images, texts)  # returns a CPU tensor, so it needs no synchronisation
+        matching += time.perf_counter() - encoded
+        encoding += encoded - start
     return encoding, matching
-
-
-def _finish(model: Model) -> None:
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
 
 
 def _device_name(model: Model) -> str:
@@ -154,17 +151,13 @@ def _device_name(model: Model) -> str:
     return f"{model.device.type}, {torch.get_num_threads()} threads"
 
 
-def _read(path: Path) -> RetrievalReport:
-    return RetrievalReport.from_json(path.read_text(encoding="utf-8"))
-
-
 def retrieved_set(
     model: Model, split: Split, choice: FoilChoice, of_batch: bool, progress: Progress
 ) -> FoilSet:
-    """The negative caption of each caption's image that the model scores highest.
+    """Foils that are the hardest negative caption of each caption's image, by the model's scores.
 
-    Batches are drawn from all captions of the split by ``choice.seed``. Captions that are equal to
-    one of the image's own are no negatives of it.
+    Negatives are from the split, or from a batch drawn with ``choice.seed``. A caption with the
+    same text as one of the image's own is not a negative.
     """
     scored = score_split(model, split, progress=progress)
     row_of = {image: row for row, image in enumerate(scored.images)}
@@ -174,7 +167,7 @@ def retrieved_set(
     pairs: list[FoilPair] = []
     chosen = choose_captions(split, choice.captions, choice.seed)
     for caption in chosen:
-        if caption not in column_of:  # its image cannot be read
+        if caption not in column_of:  # its image is unreadable
             continue
         image = int(split.image_of[caption])
         own = set(split.captions[image])
@@ -195,7 +188,7 @@ def _batches(captions: list[int], seed: int) -> list[list[int]]:
 
 
 class MeasureEvaluator:
-    """Measures finished runs, and keeps what it found beside the judge's other results."""
+    """Numbers of measured columns for finished runs; reports are cached."""
 
     def __init__(self, evaluator: RunEvaluator, options: FoilOptions) -> None:
         self.evaluator, self.options = evaluator, options
@@ -205,10 +198,10 @@ class MeasureEvaluator:
     def number(
         self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None
     ) -> float | None:
-        """What a column says of a run; None where it cannot be measured of it.
+        """A column's number for a run; None if it cannot be measured.
 
-        That is words and perplexity of a model without heads for them, foils by such a one, and
-        judgements of other data.
+        Models without a masked language head have no word numbers and perplexity, and write no
+        foils. Data that is not a folder has no judgements.
         """
         value: float | None
         if column.is_cost:
@@ -218,12 +211,12 @@ class MeasureEvaluator:
         elif column.foils is None or column.of_rule_words:
             value = getattr(self._words(run, column.of_rule_words), column.number).value
         else:
-            report = self._foil_report(column, run, run if column.foils == OWN else writer)
+            report = self._try_foil_report(column, run, run if column.foils == OWN else writer)
             value = math.nan if report is None else getattr(report, column.number)
         return None if value is None or math.isnan(value) else value
 
     def known(self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None) -> bool:
-        """Whether it has been measured before."""
+        """Whether the number is in the cache."""
         if column.is_cost:
             return True
         if column.judgements is not None:
@@ -234,7 +227,7 @@ class MeasureEvaluator:
         return self._path(self._foils_key(column, run, by)).is_file()
 
     def _words(self, run: PlannedRun, by_rule: bool) -> WordReport:
-        """Wrong words of drawn scenes, or those that rules exchanged."""
+        """Report on wrong words of drawn scenes, or on words that rules replaced."""
         most, seed, progress = self.options.captions, self.options.seed, self.evaluator.progress
 
         def measure() -> WordReport:
@@ -247,21 +240,21 @@ class MeasureEvaluator:
                 _model(run), split, max_captions=most, bootstrap=0, seed=seed, progress=progress
             )
 
-        return self.kept(self._words_key(run, by_rule), WordReport, measure)
+        return self.cached(self._words_key(run, by_rule), WordReport, measure)
 
     def _words_key(self, run: PlannedRun, by_rule: bool) -> list[object]:
         by = ["rules"] if by_rule else []
         return ["words", run.digest, self.options.captions, self.options.seed, *by]
 
     def _tau(self, name: str, run: PlannedRun) -> float | None:
-        """Agreement with the judgements of a file in the folder of the run's data."""
+        """Kendall's τ with the judgements in a file in the folder of the run's data."""
         folder = Path(run.config.data.source)
         if not folder.is_dir():
             return None
         path = folder / name
         if not path.is_file():
             raise DataError(f"{path}: no such file of judgements; copy it there")
-        report = self.kept(
+        report = self.cached(
             self._tau_key(name, run),
             JudgementReport,
             lambda: judge_by_people(
@@ -273,7 +266,7 @@ class MeasureEvaluator:
     def _tau_key(self, name: str, run: PlannedRun) -> list[object]:
         return ["tau", run.digest, name]
 
-    def _foil_report(
+    def _try_foil_report(
         self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None
     ) -> FoilReport | None:
         needed = [] if self.known(column, run, writer) else [writer]
@@ -289,7 +282,7 @@ class MeasureEvaluator:
             split, progress = self.evaluator.split_of(run), self.evaluator.progress
             return judge_foils(model, split, foils, fluency=fluency, progress=progress)
 
-        return self.kept(self._foils_key(column, run, writer), FoilReport, measure)
+        return self.cached(self._foils_key(column, run, writer), FoilReport, measure)
 
     def _foils_key(
         self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None
@@ -301,32 +294,33 @@ class MeasureEvaluator:
     def foil_set(
         self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None
     ) -> FoilSet:
-        """Foils of the run's split; a run's are written once, for whoever is judged on them."""
+        """Foils for the run's split; those of a writer are written once, for all runs."""
         source, split = _source(column, writer), self.evaluator.split_of(run)
         if source in RETRIEVED:
             retrieved = (f"{source} {run.digest}", False)
-            if retrieved not in self._foils:  # every pair of the split is scored for it
+            if retrieved not in self._foils:
                 self._foils[retrieved] = retrieved_set(
                     _model(run), split, self.choice, source == RETRIEVED[0], self.evaluator.progress
                 )
             return self._foils[retrieved]
         if writer is None:
             return foils_by(source, split, self.choice, _never, self.evaluator.progress)
-        theirs = self.evaluator.split_of(writer)
-        if theirs.texts != split.texts:
+        writer_split = self.evaluator.split_of(writer)
+        if writer_split.texts != split.texts:
             raise ConfigError(
-                f"{run.title} cannot be judged on foils by {writer.title}: their test splits have "
-                "other captions"
+                f"{run.title} cannot be evaluated on foils by {writer.title}: their test splits "
+                "have other captions; use runs on the same data"
             )
         key = (source, column.blind)
         if key not in self._foils:
             choice = replace(self.choice, blind=column.blind)
             self._foils[key] = foils_of_model(
-                _model(writer), writer.title, theirs, choice, self.evaluator.progress
+                _model(writer), writer.title, writer_split, choice, self.evaluator.progress
             )
         return self._foils[key]
 
-    def kept(self, key: Sequence[object], kind: type[R], measure: Callable[[], R]) -> R:
+    def cached(self, key: Sequence[object], kind: type[R], measure: Callable[[], R]) -> R:
+        """The cached report of a key, or the one that ``measure`` returns, which is cached."""
         path = self._path(key)
         if path.is_file():
             return kind.from_json(path.read_text(encoding="utf-8"))
@@ -340,7 +334,7 @@ class MeasureEvaluator:
 
 
 def _source(column: MeasureColumn, writer: PlannedRun | None) -> str:
-    """Who writes the foils of a column."""
+    """The source of a column's foils: the digest of the writer, or a name."""
     return writer.digest if writer is not None else str(column.foils)
 
 
@@ -349,10 +343,10 @@ def _model(run: PlannedRun) -> Model:
 
 
 def _has_words(run: PlannedRun) -> bool:
-    """Whether a run has a masked language head, to write foils or to read how fluent they are."""
+    """Whether a run has a masked language head, for writing foils and for perplexity."""
     matcher = _model(run).matcher
     return isinstance(matcher, CrossEncoder) and "mlm" in matcher.heads
 
 
 def _never(path: Path) -> Model:
-    raise ConfigError(f"{path}: columns name the run that writes foils, not its folder")
+    raise ConfigError(f"{path}: foils must name a run of this file, not a folder")

@@ -1,7 +1,7 @@
-"""What a table shows besides training, measured by several processes at once.
+"""Measures the columns and ensembles of a table in parallel processes.
 
-Each keeps what it found where `collect` looks for it. What fails here fails there again, and is
-told there.
+Results go to the cache, from which `collect` reads them. What fails here fails again in `collect`,
+which reports the error.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,19 +21,19 @@ from counterfoil.core.progress import Progress, Silent
 from counterfoil.reproduce.columns import OWN, FoilOptions, MeasureColumn
 from counterfoil.reproduce.measure import MeasureEvaluator, RunEvaluator
 from counterfoil.reproduce.plan import Plan, PlannedRun
+from counterfoil.reproduce.results import table_rows
 from counterfoil.reproduce.spec import Measured
-from counterfoil.reproduce.table_rows import table_rows
 from counterfoil.reproduce.workers import own_processes
 
 POLL_SECONDS = 0.5
-"""Seconds between looks at whether the user wants to stop."""
+"""Seconds between checks whether the user asked to stop."""
 
 Measurement = tuple[MeasureColumn, PlannedRun, "PlannedRun | None"]
 
 
 @dataclass(frozen=True)
 class Task:
-    """What one process does at a time: columns of runs, or the report of an ensemble."""
+    """One unit of work of a process: columns of runs, or the report of an ensemble."""
 
     columns: tuple[Measurement, ...] = ()
     ensemble: tuple[PlannedRun, ...] = ()
@@ -40,25 +41,25 @@ class Task:
 
 
 def tasks(plan: Plan, evaluator: MeasureEvaluator, columns: bool = True) -> list[Task]:
-    """All that is not known yet; without ``columns``, only what recalls are taken from.
+    """Tasks for everything that is not cached; without ``columns``, only ensembles.
 
-    Runs that are judged on one run's foils are one task, as these are written but once then.
+    Columns on the foils of one run are one task, so that the foils are written once.
     """
-    found: dict[str, Task] = {}
-    for asked, writers in _columns(plan) if columns else ():
-        if not evaluator.known(*asked):
-            key = writers or asked[1].digest
-            task = found.get(key, Task())
-            found[key] = replace(task, columns=(*task.columns, asked))
+    by_key: dict[str, Task] = {}
+    for measurement, writer in _columns(plan) if columns else ():
+        if not evaluator.known(*measurement):
+            key = writer or measurement[1].digest
+            task = by_key.get(key, Task())
+            by_key[key] = replace(task, columns=(*task.columns, measurement))
     for members, standardize in _ensembles(plan):
-        kept = evaluator.evaluator.place(members, plan.folds, standardize)
-        if not kept.is_file():
-            found[kept.name] = Task(ensemble=members, standardize=standardize)
-    return list(found.values())
+        path = evaluator.evaluator.report_path(members, plan.folds, standardize)
+        if not path.is_file():
+            by_key[path.name] = Task(ensemble=members, standardize=standardize)
+    return list(by_key.values())
 
 
 def _columns(plan: Plan) -> Iterator[tuple[Measurement, str]]:
-    """Columns of rows that are one finished run each, and who writes foils for them."""
+    """Columns of rows with one finished run per seed, and the digest of the foils' writer."""
     if not isinstance(plan.artifact, Measured):
         return
     for row in table_rows(plan):
@@ -74,7 +75,7 @@ def _columns(plan: Plan) -> Iterator[tuple[Measurement, str]]:
 
 
 def _ensembles(plan: Plan) -> Iterator[tuple[tuple[PlannedRun, ...], bool]]:
-    """Ensembles whose members are all there, and whether their scores are standardised."""
+    """Ensembles whose members are all finished, and whether their scores are standardised."""
     if not isinstance(plan.artifact, Measured):
         return
     for row in table_rows(plan):
@@ -91,10 +92,9 @@ def measure_together(
     should_stop: Callable[[], bool] = lambda: False,
     columns: bool = True,
 ) -> int:
-    """Measure what is missing, ``jobs`` at a time; how many tasks there were.
+    """Measure what is missing with ``jobs`` processes; returns the number of tasks.
 
-    What is under way where the user wants to stop is not waited for: results are written whole or
-    not at all.
+    When the user asks to stop, running tasks are terminated; results are written atomically.
     """
     options = plan.artifact.foils if isinstance(plan.artifact, Measured) else FoilOptions()
     waiting = tasks(plan, MeasureEvaluator(evaluator, options), columns)
@@ -131,7 +131,7 @@ def _ended(futures: set[Future[None]], should_stop: Callable[[], bool]) -> Itera
 
 @dataclass
 class _Process:
-    """What a process of the pool has at hand."""
+    """State of a process of the pool."""
 
     evaluator: MeasureEvaluator
     folds: int | None
@@ -143,23 +143,17 @@ _here: list[_Process] = []
 def _begin(
     folder: Path, cache: Path, options: FoilOptions, folds: int | None, threads: int
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's word counts
-    end_with_parent()  # if it is killed, nobody wants the results
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    end_with_parent()
     torch.set_num_threads(threads)
     _here.append(_Process(MeasureEvaluator(RunEvaluator(folder, cache, Silent()), options), folds))
 
 
 def _measure(task: Task) -> None:
     process = _here[0]
-    for asked in task.columns:
-        _tried(lambda asked=asked: process.evaluator.number(*asked))  # type: ignore[misc]
+    for measurement in task.columns:
+        with suppress(Exception):  # the parent meets the same error in `collect`, and reports it
+            process.evaluator.number(*measurement)
     if task.ensemble:
-        evaluator = process.evaluator.evaluator
-        _tried(lambda: evaluator.report(task.ensemble, process.folds, task.standardize))
-
-
-def _tried(measure: Callable[[], object]) -> None:
-    try:
-        measure()
-    except Exception:  # the table is put together by the parent, which meets it, too, and tells it
-        return
+        with suppress(Exception):
+            process.evaluator.evaluator.report(task.ensemble, process.folds, task.standardize)

@@ -1,4 +1,4 @@
-"""Margins, similarities and a map of the negatives of trained models (NDGL, figures 1 and 3)."""
+"""Margins, similarities and t-SNE maps of the negatives of trained models (NDGL, figures 1, 3)."""
 
 from __future__ import annotations
 
@@ -23,25 +23,32 @@ from counterfoil.models import Model
 from counterfoil.reproduce.distributions import embed
 from counterfoil.reproduce.measure import RunEvaluator
 from counterfoil.reproduce.plan import PlannedRun
-from counterfoil.reproduce.results import Curve, Measure, Plot, PointMap, RowResult, ShownMeasure
+from counterfoil.reproduce.results import (
+    Curve,
+    Measure,
+    Plot,
+    PointMap,
+    RowResult,
+    ShownMeasure,
+    TableRow,
+)
 from counterfoil.reproduce.runner import describe
 from counterfoil.reproduce.spec import Negatives
-from counterfoil.reproduce.table_rows import TableRow
 from counterfoil.scoring.encode import SplitScores, encode_images, encode_texts, score_split
 from counterfoil.training.run_folder import load_model
 
 BINS = 40
-"""Of a histogram of margins."""
+"""Bins of a histogram of margins."""
 GRID = 101
-"""Cosines from −1 to 1 at which the distribution of similarities is read."""
+"""Number of cosines from −1 to 1 at which the distribution of similarities is sampled."""
 QUERY, POSITIVE, HARDEST, OTHER = "query image", "its captions", "hardest negative", "negatives"
 
 
 class NegativeReport(Report):
-    """What one run makes of the negatives of a split; what a figure does not show stays empty.
+    """Numbers of one run about the negatives of a split; a figure fills what it shows.
 
-    ``margins`` of each query by direction. ``below``: shares of cosines up to each value of the
-    grid, of images and of texts. ``points``: places on the map, by group.
+    ``margins``: one per query, by direction. ``below``: shares of cosines up to each value of the
+    grid, for images and for texts. ``points``: positions on the map, by group.
     """
 
     numbers: dict[str, float]
@@ -52,38 +59,36 @@ class NegativeReport(Report):
 
 
 def collect_negatives(
-    artifact: Negatives, rows: list[RowResult], shown: Sequence[TableRow], evaluator: RunEvaluator
+    artifact: Negatives, rows: list[RowResult], table: Sequence[TableRow], evaluator: RunEvaluator
 ) -> dict[str, Any]:
-    """Rows with their numbers, and the plots or the map, of every run that is finished."""
+    """Add the numbers of finished runs to ``rows``; returns columns, plots and maps."""
     reports: dict[str, list[NegativeReport]] = {}
-    for place, each in enumerate(shown):
-        by_seed = {one.seed: one for one in rows[place].each}
-        errors = list(rows[place].errors)
+    for index, each in enumerate(table):
+        by_seed = {one.seed: one for one in rows[index].each}
+        errors = list(rows[index].errors)
         for seed, (run,) in zip(each.seeds, each.runs, strict=True):
             if seed not in by_seed:  # not finished, or its folder is damaged
                 continue
             try:
                 report = _report(artifact, run, evaluator)
-            except Exception as error:  # the other rows are wanted all the same
+            except Exception as error:  # a failed row must not hide the others
                 errors.append(f"{run.title}: {describe(error)}")
                 continue
-            reports.setdefault(rows[place].name, []).append(report)
-            named = {c.title: report.numbers[c.number] for c in artifact.measures}
+            reports.setdefault(rows[index].name, []).append(report)
+            numbers = {c.title: report.numbers[c.number] for c in artifact.measures}
             before = by_seed[seed]
-            by_seed[seed] = before.model_copy(update={"numbers": before.numbers | named})
-        changed = rows[place].with_each(list(by_seed.values()))
-        rows[place] = changed.model_copy(update={"errors": errors})
-    measures = [ShownMeasure(title=c.title, decimals=c.decimals) for c in artifact.measures]
+            by_seed[seed] = before.model_copy(update={"numbers": before.numbers | numbers})
+        changed = rows[index].with_each(list(by_seed.values()))
+        rows[index] = changed.model_copy(update={"errors": errors})
     return {
-        "rows": rows,
-        "measures": measures,
+        "measures": [ShownMeasure(title=c.title, decimals=c.decimals) for c in artifact.measures],
         "plots": _plots(artifact, reports),
         "maps": _maps(artifact, reports),
     }
 
 
 def _report(artifact: Negatives, run: PlannedRun, evaluator: RunEvaluator) -> NegativeReport:
-    """Measured once, and kept beside the judge's other results."""
+    """The report of a run, computed once and cached."""
     key = f"{artifact.show} {artifact.nearest} {run.digest}"
     path = evaluator.folder / f"negatives-{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
     if path.is_file():
@@ -101,26 +106,30 @@ def _report(artifact: Negatives, run: PlannedRun, evaluator: RunEvaluator) -> Ne
 
 
 def margin_report(scored: SplitScores) -> NegativeReport:
-    """Of each query, the score of its best positive minus that of its hardest negative."""
+    """Per query, the score of the best positive minus that of the hardest negative."""
     own = _positives(scored.scores, torch.from_numpy(scored.image_of))
     margins = {}
     for direction, scores, positive in (
         ("i2t", scored.scores, own),
         ("t2i", scored.scores.T, own.T),
     ):
-        best = scores.masked_fill(~positive, -torch.inf).amax(1)
-        hardest = scores.masked_fill(positive, -torch.inf).amax(1)
-        margin = best - hardest
+        margin = _margins(scores, positive)
         margins[direction] = margin[margin.isfinite()].tolist()
     if not all(margins.values()):
         raise DataError("margins: the test split needs at least two images with captions")
-    numbers = {f"{key}_margin": float(np.mean(some)) for key, some in margins.items()}
+    numbers = {f"{key}_margin": float(np.mean(values)) for key, values in margins.items()}
     numbers |= {f"{k}_won": 100 * float(np.mean(np.array(v) > 0)) for k, v in margins.items()}
     return NegativeReport(numbers=numbers, margins=margins)
 
 
+def _margins(scores: Tensor, positive: Tensor) -> Tensor:
+    """Margins [n_queries] of scores [n_queries, n_items]; not finite without a negative."""
+    best = scores.masked_fill(~positive, -torch.inf).amax(1)
+    return best - scores.masked_fill(positive, -torch.inf).amax(1)
+
+
 class _Vectors:
-    """Unit vectors of all images and captions of a split, and all their scores."""
+    """Unit vectors of all images and captions of a split, and the scores of all pairs."""
 
     def __init__(self, images: Tensor, texts: Tensor, image_of: Tensor, split: Split) -> None:
         self.images, self.texts, self.image_of, self.split = images, texts, image_of, split
@@ -130,39 +139,38 @@ class _Vectors:
     @classmethod
     def of(cls, model: Model, split: Split, size: int, progress: Progress) -> _Vectors:
         with eval_mode(model):
-            images, kept, _ = encode_images(model, split, size, progress)
-            row_of = {image: row for row, image in enumerate(kept)}
+            images, readable, _ = encode_images(model, split, size, progress)
+            row_of = {image: row for row, image in enumerate(readable)}
             known = [t for t, image in enumerate(split.image_of) if int(image) in row_of]
             texts = encode_texts(model, [split.texts[t] for t in known], size, progress)
         if images.pooled is None or texts.pooled is None:
             raise ConfigError(
-                f"the model '{model.spec.name}' has no vector for a whole image or caption; choose "
-                "one that compares such vectors, e.g. vse-infty"
+                f"the model '{model.spec.name}' has no vector per image and caption; choose one "
+                "that compares such vectors, e.g. vse-infty"
             )
         image_of = torch.tensor([row_of[int(split.image_of[t])] for t in known])
-        chosen = split.select(kept) if len(kept) < len(split) else split
+        chosen = split.select(readable) if len(readable) < len(split) else split
         unit = [F.normalize(side.pooled.float().cpu(), dim=1) for side in (images, texts)]  # type: ignore[union-attr]
         return cls(unit[0], unit[1], image_of, chosen)
 
     def hardest(self, scores: Tensor, own: Tensor, nearest: int) -> list[Tensor]:
-        """Of each query, its negatives that score highest, the hardest first."""
-        ranked = scores.masked_fill(own, -torch.inf)
-        most = min(nearest, scores.shape[1])
-        best = ranked.topk(most, dim=1)
+        """Per query, the indices of its highest-scoring negatives, hardest first."""
+        negatives = scores.masked_fill(own, -torch.inf)
+        best = negatives.topk(min(nearest, scores.shape[1]), dim=1)
         return [i[v.isfinite()] for i, v in zip(best.indices, best.values, strict=True)]
 
 
 def similarity_report(vectors: _Vectors, nearest: int) -> NegativeReport:
-    """Cosines between the hardest negative of each query and its other near negatives."""
+    """Cosines between the hardest negative of each query and its other hard negatives."""
     cosines: dict[str, NDArray[np.float64]] = {}
     for name, side, scores, own in (
         ("image", vectors.images, vectors.scores.T, vectors.own.T),
         ("text", vectors.texts, vectors.scores, vectors.own),
     ):
         parts = [
-            side[some[1:]] @ side[some[0]]
-            for some in vectors.hardest(scores, own, nearest)
-            if len(some) > 1
+            side[hardest[1:]] @ side[hardest[0]]
+            for hardest in vectors.hardest(scores, own, nearest)
+            if len(hardest) > 1
         ]
         if not parts:
             raise DataError("similarity: the test split needs at least three images with captions")
@@ -178,11 +186,9 @@ def similarity_report(vectors: _Vectors, nearest: int) -> NegativeReport:
 
 
 def map_report(vectors: _Vectors, nearest: int) -> NegativeReport:
-    """The image of median margin, its captions and its nearest negative captions, by t-SNE."""
+    """t-SNE of the image with the median margin, its captions and its hardest negatives."""
     scores, own = vectors.scores, vectors.own
-    margin = scores.masked_fill(~own, -torch.inf).amax(1) - scores.masked_fill(
-        own, -torch.inf
-    ).amax(1)
+    margin = _margins(scores, own)
     usable = torch.nonzero(margin.isfinite())[:, 0]
     if not len(usable):
         raise DataError("map: the test split needs at least two images with captions")
@@ -192,7 +198,7 @@ def map_report(vectors: _Vectors, nearest: int) -> NegativeReport:
     positives = torch.nonzero(own[query])[:, 0]
     chosen = torch.cat([vectors.images[query : query + 1], vectors.texts[positives]])
     chosen = torch.cat([chosen, vectors.texts[negatives]])
-    places = [(float(x), float(y)) for x, y in embed(chosen.numpy())]
+    positions = [(float(x), float(y)) for x, y in embed(chosen.numpy())]
     first = 1 + len(positives)
     others = vectors.texts[negatives[1:]] @ vectors.texts[negatives[0]]
     texts = [text for texts in vectors.split.captions for text in texts]
@@ -203,10 +209,10 @@ def map_report(vectors: _Vectors, nearest: int) -> NegativeReport:
             "positive_score": float(scores[query, positives].max()),
         },
         points={
-            QUERY: places[:1],
-            POSITIVE: places[1:first],
-            HARDEST: places[first : first + 1],
-            OTHER: places[first + 1 :],
+            QUERY: positions[:1],
+            POSITIVE: positions[1:first],
+            HARDEST: positions[first : first + 1],
+            OTHER: positions[first + 1 :],
         },
         note=f"image {vectors.split.ids[query]} (\u201c{texts[int(positives[0])]}\u201d); hardest "
         f"negative: \u201c{texts[int(negatives[0])]}\u201d",
@@ -214,7 +220,7 @@ def map_report(vectors: _Vectors, nearest: int) -> NegativeReport:
 
 
 def _positives(scores: Tensor, image_of: Tensor) -> Tensor:
-    """Which captions are whose [n_images, n_texts]."""
+    """Mask [n_images, n_texts] of each image's own captions."""
     return torch.arange(scores.shape[0])[:, None] == image_of[None]
 
 
@@ -241,7 +247,7 @@ def _plots(artifact: Negatives, reports: dict[str, list[NegativeReport]]) -> lis
 
 
 def _histograms(by_row: dict[str, list[list[float]]]) -> list[Curve]:
-    """Counts in bins that all rows share, at their middles, mean and deviation over seeds."""
+    """Counts per bin, mean and deviation over seeds; all rows share the bins."""
     every = [value for runs in by_row.values() for values in runs for value in values]
     if not every:
         return []
@@ -257,7 +263,8 @@ def _histograms(by_row: dict[str, list[list[float]]]) -> list[Curve]:
 def _distribution(artifact: Negatives, reports: dict[str, list[NegativeReport]]) -> Plot:
     grid = np.linspace(-1.0, 1.0, GRID)
     every = np.array([side for of in reports.values() for one in of for side in one.below.values()])
-    first = max(0, int((every > 0).any(0).argmax()) - 1) if len(every) else 0  # below it is nothing
+    # start the curves where the first share is positive
+    first = max(0, int((every > 0).any(0).argmax()) - 1) if len(every) else 0
     curves = []
     for name, of_row in reports.items():
         for side, title in (("image", "images"), ("text", "captions")):
@@ -274,14 +281,14 @@ def _distribution(artifact: Negatives, reports: dict[str, list[NegativeReport]])
 
 
 def _points(
-    places: NDArray[np.float64], of_seeds: NDArray[np.float64]
+    positions: NDArray[np.float64], of_seeds: NDArray[np.float64]
 ) -> list[tuple[float, float, float | None]]:
     measures = [Measure.over(column.tolist()) for column in of_seeds.T]
-    return [(float(x), one.mean, one.std) for x, one in zip(places, measures, strict=True)]
+    return [(float(x), one.mean, one.std) for x, one in zip(positions, measures, strict=True)]
 
 
 def _maps(artifact: Negatives, reports: dict[str, list[NegativeReport]]) -> list[PointMap]:
-    """The map of each row's first seed: places of different runs have nothing in common."""
+    """The map of each row's first seed; positions of different runs are not comparable."""
     if artifact.show != "map":
         return []
     return [

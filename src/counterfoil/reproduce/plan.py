@@ -1,4 +1,4 @@
-"""Rows times seeds to runs and guides: each with its config, the hash that names it, its folder."""
+"""Plans the training runs and guides of a table or figure: configs, digests and folders."""
 
 from __future__ import annotations
 
@@ -24,23 +24,22 @@ from counterfoil.training.run_folder import RESUMABLE_KEYS, holds_a_run, is_fini
 State = Literal["finished", "unfinished", "new"]
 
 MIXED_PRECISION_REVISION = 3
-"""What mixed precision computes: until 1 it rounded vectors of length one, and cosines; until 2
-GRUs were not in float16 with scaled gradients. Results and runs of another number are not those of
-a plan."""
+"""Part of the digest of runs in mixed precision. Revision 1 stopped rounding unit vectors and
+cosines; 2 runs GRUs in float16 with gradient scaling. A plan ignores runs of other revisions."""
 
 REVISIONS = {"naaf": 2, "bfan": 2}
-"""Matchers that no longer compute what they did: NAAF's boundary from `adjust_epoch` on, which
-fragments BFAN attends to. Results and runs of former revisions are not those of a plan either."""
+"""Part of the digest of runs with matchers that have changed: NAAF's boundary from `adjust_epoch`
+on, and the fragments to which BFAN attends. A plan ignores runs of other revisions."""
 
 Scale = Literal["full", "smoke"]
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One training. Two rows, of whatever tables, with one digest share one folder.
+    """One training run. Rows with the same digest share its folder, also across tables.
 
-    ``recipe`` is a digest of the same settings without the seed and without places on this
-    machine: runs of one recipe may be averaged, wherever they were made.
+    ``recipe`` is a digest of the settings without the seed and without the folders of paths. Runs
+    with the same recipe may be averaged, also if they come from different machines.
     """
 
     name: str
@@ -60,8 +59,8 @@ class PlannedRun:
     def title(self) -> str:
         return f"{self.name}, seed {self.config.seed}"
 
-    def refused(self) -> str | None:
-        """Why it cannot run, where a name or an option in it makes no sense."""
+    def find_error(self) -> str | None:
+        """The error in a name or an option of its config; None if there is none."""
         try:
             resolve(self.config.model)
             create_objective(self.config.objective)
@@ -72,7 +71,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class PlannedGuide:
-    """What some runs think of all their training data (NDGL), built once they are finished."""
+    """Teacher scores of some runs for all their training data (NDGL)."""
 
     teachers: tuple[PlannedRun, ...]
     digest: str
@@ -88,7 +87,7 @@ class PlannedGuide:
 
     @property
     def config(self) -> RunConfig:
-        """Whose data it is built on, and on which device."""
+        """The config with its data and its device."""
         return self.teachers[0].config
 
     @property
@@ -97,14 +96,14 @@ class PlannedGuide:
             return "new"
         try:
             return "finished" if read_manifest(self.folder).complete else "unfinished"
-        except DataError:  # building it says what is wrong
+        except DataError:  # building it raises an error with the reason
             return "unfinished"
 
     @property
     def title(self) -> str:
         return "guide of " + " and ".join(run.title for run in self.teachers)
 
-    def refused(self) -> str | None:
+    def find_error(self) -> str | None:
         return None
 
 
@@ -113,24 +112,25 @@ Job = Union[PlannedRun, PlannedGuide]  # noqa: UP007 - the classes above refer t
 
 def digest_of(config: RunConfig) -> str:
     """A short hash of everything that may change a result."""
-    return _digest(json.dumps(_telling(config), sort_keys=True, ensure_ascii=False))
+    return _digest(json.dumps(_relevant(config), sort_keys=True, ensure_ascii=False))
 
 
 def recipe_of(config: RunConfig) -> str:
-    """A short hash of what may change a result, but for the seed and for where files lie."""
-    tree = _telling(config)
+    """A short hash of what may change a result, without the seed and the folders of paths."""
+    tree = _relevant(config)
     tree.pop("seed")
-    return _digest(json.dumps(_unplaced(tree), sort_keys=True, ensure_ascii=False))
+    return _digest(json.dumps(_without_folders(tree), sort_keys=True, ensure_ascii=False))
 
 
-def _telling(config: RunConfig) -> dict[str, Any]:
+def _relevant(config: RunConfig) -> dict[str, Any]:
+    """The settings that may change a result, and the revisions of what computes it."""
     tree = config.model_dump()
     for section, key in RESUMABLE_KEYS:
         tree[section].pop(key)
     if config.train.precision != "float32":
         tree["train"]["mixed"] = MIXED_PRECISION_REVISION
     optimizer = tree["train"]["optimizer"]
-    if optimizer["pretrained_lr_factor"] is None:  # what it then is
+    if optimizer["pretrained_lr_factor"] is None:  # the default
         optimizer["pretrained_lr_factor"] = PRETRAINED_FACTOR
     matcher = resolve(config.model).matcher["name"]
     if matcher in REVISIONS:
@@ -138,25 +138,20 @@ def _telling(config: RunConfig) -> dict[str, Any]:
     return tree
 
 
-def _unplaced(value: Any) -> Any:
-    """A tree with every absolute path cut down to its last name."""
+def _without_folders(value: Any) -> Any:
+    """A tree with every absolute path reduced to its last part."""
     if isinstance(value, dict):
-        return {key: _unplaced(item) for key, item in value.items()}
+        return {key: _without_folders(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_unplaced(item) for item in value]
+        return [_without_folders(item) for item in value]
     if isinstance(value, str) and Path(value).is_absolute():
         return Path(value).name
     return value
 
 
-def guide_digest(teachers: Sequence[PlannedRun]) -> str:
-    """A short hash of the runs that a guide is made of."""
-    return _digest("guide " + " ".join(run.digest for run in teachers))
-
-
 def run_folder_name(config: RunConfig, digest: str) -> str:
-    told = f"{config.model.name}-{'+'.join(config.objective)}-seed{config.seed}"
-    return re.sub(r"[^A-Za-z0-9.+_-]+", "_", told) + f"-{digest}"
+    name = f"{config.model.name}-{'+'.join(config.objective)}-seed{config.seed}"
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "_", name) + f"-{digest}"
 
 
 def _digest(text: str) -> str:
@@ -165,7 +160,7 @@ def _digest(text: str) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the runs are made on: the data, the published numbers beside them, how much of all."""
+    """Data, published numbers to compare with, scale, seeds and overrides of a plan."""
 
     data: str = "scenes"
     published: str | None = None
@@ -173,7 +168,7 @@ class Settings:
     seeds: int = 3
     overrides: tuple[str, ...] = ()
     tuned: Mapping[str, str] = field(default_factory=dict)
-    """By the name of a run, an override for it and for those that are like it."""
+    """By run name, an override for it and for the runs that extend it."""
 
     @property
     def on_scenes(self) -> bool:
@@ -182,69 +177,69 @@ class Settings:
 
 @dataclass
 class Plan:
-    """The runs of an artefact; ``runs[name]`` has one entry a seed."""
+    """The runs of an artefact; ``runs[name]`` has one entry per seed."""
 
     artifact: AnyArtifact
     settings: Settings
     out: Path
     runs: dict[str, list[PlannedRun]] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
-    """Digests of runs whose numbers are known already: trained only where others need them."""
+    """Digests of runs whose numbers are known; they are trained only if other runs need them."""
 
     @property
     def folder_name(self) -> str:
-        """Where its results go, so that other data, scales and changes keep theirs."""
-        said = self.settings
-        parts = [self.artifact.name, Path(said.data).name]
-        if said.published and not said.on_scenes:
-            parts.append(said.published)
-        parts += [said.scale] if said.scale != "full" else []
-        return re.sub(r"[^A-Za-z0-9.=+_-]+", "_", "-".join([*parts, *said.overrides]))[:150]
+        """The folder of its results, which depends on data, scale and overrides."""
+        settings = self.settings
+        parts = [self.artifact.name, Path(settings.data).name]
+        if settings.published and not settings.on_scenes:
+            parts.append(settings.published)
+        parts += [settings.scale] if settings.scale != "full" else []
+        return re.sub(r"[^A-Za-z0-9.=+_-]+", "_", "-".join([*parts, *settings.overrides]))[:150]
 
     @property
     def folds(self) -> int | None:
-        """In which folds the chosen data set is judged, where that is not the runs' own affair."""
-        said = self.settings
-        chosen = self.artifact.data_sets.get(said.published or "")
-        return None if said.on_scenes or chosen is None else chosen.folds
+        """The folds of the chosen data set; None if the runs' configs decide."""
+        chosen = self.artifact.data_sets.get(self.settings.published or "")
+        return None if self.settings.on_scenes or chosen is None else chosen.folds
 
     def jobs(self) -> list[Job]:
-        """Every training and every guide once, after those it needs."""
-        return _ordered(self._shown(), lambda job: True)
+        """Every run and guide once, after those that it needs."""
+        return _ordered(self._runs_by_seed(), lambda job: True)
 
     def missing(self) -> list[Job]:
-        """What is still to do: a finished run asks for nothing that it was made with."""
-        wanted = [run for run in self._shown() if run.digest not in self.settled]
+        """Jobs that are not finished, without the needs of finished ones."""
+        wanted = [run for run in self._runs_by_seed() if run.digest not in self.settled]
         return _ordered(wanted, lambda job: job.state != "finished")
 
     def in_order(self) -> list[PlannedRun]:
-        """Every training once, after those it needs."""
+        """Every run once, after those that it needs."""
         return [job for job in self.jobs() if isinstance(job, PlannedRun)]
 
-    def _shown(self) -> list[PlannedRun]:
-        # seed by seed: a table that is cut short has every row once before any row twice
+    def _runs_by_seed(self) -> list[PlannedRun]:
+        # the first seed of every row, then the second: an interrupted table has every row
         return [runs[seed] for seed in range(self.settings.seeds) for runs in self.runs.values()]
 
 
-def _ordered(shown: Sequence[Job], wanted: Callable[[Job], bool]) -> list[Job]:
-    found: dict[str, Job] = {}
+def _ordered(jobs: Sequence[Job], wanted: Callable[[Job], bool]) -> list[Job]:
+    """Wanted jobs without repetition, each after the wanted ones that it needs."""
+    ordered: dict[str, Job] = {}
 
     def add(job: Job) -> None:
-        if job.digest in found or not wanted(job):
+        if job.digest in ordered or not wanted(job):
             return
         for needed in job.needs:
             add(needed)
-        found[job.digest] = job
+        ordered[job.digest] = job
 
-    for job in shown:
+    for job in jobs:
         add(job)
-    return list(found.values())
+    return list(ordered.values())
 
 
 def make_plan(artifact: AnyArtifact, settings: Settings, out: Path) -> Plan:
-    """Resolve everything that an artefact shows; nothing is run or written."""
+    """Resolve the runs of an artefact; nothing is run or written."""
     if settings.seeds < 1:
-        raise ConfigError(f"--seeds {settings.seeds}: at least one")
+        raise ConfigError(f"--seeds {settings.seeds}: expected at least 1")
     plan = Plan(artifact, settings, out.resolve())
     maker = _Maker(artifact, settings, plan.out)
     seeds = range(settings.seeds)
@@ -260,17 +255,17 @@ def make_plan(artifact: AnyArtifact, settings: Settings, out: Path) -> Plan:
     return plan
 
 
-def find_data_set(artifact: Artifact, data: str, asked: str | None) -> str | None:
-    """Key of the data set whose published numbers belong to ``data``: asked for, or detected."""
+def find_data_set(artifact: Artifact, data: str, published: str | None) -> str | None:
+    """Key of the data set with published numbers for ``data``: ``published``, or detected."""
     known = artifact.data_sets
     offered = getattr(artifact, "published_on", list(known)) or list(known)
-    if asked is not None:
-        if asked not in known:
+    if published is not None:
+        if published not in known:
             raise ConfigError(
-                f"--published {asked}: not a data set of {artifact.name}{nearest(asked, known)} "
-                f"(known: {', '.join(known) or 'none'})"
+                f"--published {published}: not a data set of {artifact.name}"
+                f"{nearest(published, known)} (known: {', '.join(known) or 'none'})"
             )
-        return asked
+        return published
     if data != "scenes":
         name = Path(data).resolve().name.lower()
         for key in offered:
@@ -282,7 +277,7 @@ def find_data_set(artifact: Artifact, data: str, asked: str | None) -> str | Non
 
 @dataclass
 class _Maker:
-    """Makes planned runs, and what each of them refers to."""
+    """Creates planned runs, and the runs and guides that they need."""
 
     artifact: Artifact
     settings: Settings
@@ -290,9 +285,9 @@ class _Maker:
     making: list[str] = field(default_factory=list)
 
     def make(self, reference: str, seed: int, change: str = "", title: str = "") -> PlannedRun:
-        """The run that is meant by ``reference`` where ``seed`` is in hand."""
-        meant = run_reference(reference)
-        name, seed = meant.name, meant.at(seed)
+        """The run that ``reference`` yields for a row's ``seed``."""
+        parsed = run_reference(reference)
+        name, seed = parsed.name, parsed.at(seed)
         if name in self.making:
             raise ConfigError(f"run '{name}' needs itself ({' → '.join([*self.making, name])})")
         where = f"{self.artifact.name}, run '{name}'"
@@ -302,24 +297,25 @@ class _Maker:
             needs = {text: self._needed(text, seed, where) for text in references(tree)}
         finally:
             self.making.pop()
-        # hashed by what its needs are, not by where they lie
-        told = {text: f"{text.partition(':')[0]}:{job.digest}" for text, job in needs.items()}
-        digest = digest_of(
-            resolve_paths(build_config(replace_references(tree, told.__getitem__), where))
-        )
-        alike = {text: f"{text}:{job.recipe}" for text, job in needs.items()}
-        recipe = recipe_of(resolve_paths(build_config(replace_references(tree, alike.__getitem__))))
-        places = {text: str(job.folder) for text, job in needs.items()}
-        config = resolve_paths(build_config(replace_references(tree, places.__getitem__), where))
+
+        def config_with(replacement: Callable[[str, Job], str]) -> RunConfig:
+            texts = {text: replacement(text, job) for text, job in needs.items()}
+            replaced = replace_references(tree, texts.__getitem__)
+            return resolve_paths(build_config(replaced, where))
+
+        # hashes depend on the digests of the needed jobs, not on their folders
+        digest = digest_of(config_with(lambda t, job: f"{t.partition(':')[0]}:{job.digest}"))
+        recipe = recipe_of(config_with(lambda t, job: f"{t}:{job.recipe}"))
+        config = config_with(lambda _, job: str(job.folder))
         folder = self.out / "runs" / run_folder_name(config, digest)
         return PlannedRun(title or name, config, digest, folder, tuple(needs.values()), recipe)
 
     def _needed(self, text: str, seed: int, where: str) -> Job:
-        kind, _, named = text.partition(":")
-        runs = tuple(self._referred(part, seed, where) for part in _parts(kind, named))
+        kind, _, names = text.partition(":")
         if kind == "run":
-            return runs[0]
-        digest = guide_digest(runs)
+            return self._referred(names, seed, where)
+        runs = tuple(self._referred(name, seed, where) for name in names.split(","))
+        digest = _digest("guide " + " ".join(run.digest for run in runs))
         return PlannedGuide(runs, digest, self.out / "guides" / digest)
 
     def _referred(self, reference: str, seed: int, where: str) -> PlannedRun:
@@ -334,10 +330,10 @@ class _Maker:
         return self.make(reference, seed)
 
     def _tree(self, name: str, seed: int, change: str) -> Tree:
-        """Base, then the run, then what makes all of it small, then the changes.
+        """Merge the base, the run, the smoke settings, the changes and the overrides.
 
-        A tuned value comes after the run it was tuned for, so that a run that is like it takes it,
-        unless it has a value of its own.
+        A tuned value comes after the run for which it was tuned. So a run that extends this one has
+        it too, unless it sets its own value.
         """
         base, chain = self.artifact.base, self.artifact.layers(name)
         tree: Tree = {}
@@ -378,12 +374,8 @@ class _Maker:
         return self.artifact.data_sets.get(key) if key else None
 
 
-def _parts(kind: str, named: str) -> list[str]:
-    return named.split(",") if kind == "guide" else [named]
-
-
 def _with_former(tree: Tree, former: Tree, key: str) -> Tree:
-    """A tree that has at ``key`` what another one has there, or nothing.
+    """The tree with the value of a former tree at ``key``, or without the key.
 
     >>> _with_former({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}}, "a.b")
     {'a': {'c': 2}}
@@ -400,7 +392,7 @@ def _with_former(tree: Tree, former: Tree, key: str) -> Tree:
 
 
 def _beside(chain: Sequence[RunSpec]) -> Tree:
-    """Terms that a run and those it is like have beside their objective."""
+    """The ``beside`` terms of a run and of those that it extends."""
     terms: Tree = {}
     for spec in chain:
         terms = merge(terms, spec.beside)

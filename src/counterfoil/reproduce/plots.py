@@ -1,4 +1,4 @@
-"""The pictures of a reproduction, as SVG and PNG."""
+"""Charts of a reproduction, as SVG and PNG."""
 
 from __future__ import annotations
 
@@ -49,43 +49,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture by the name of its file; its figure is made when it is asked for."""
+    """A chart with the name of its file; ``draw`` creates the figure."""
 
     name: str
     draw: Callable[[], Figure]
 
 
 MAX_LINES = 12
-"""Of a chart that can still be read; of more there is the table."""
+"""Most lines of a readable chart; sweeps with more have only a table."""
 
 
-def charts_of(found: Reproduction) -> list[Chart]:
-    """What there is to draw; nothing where nothing is finished."""
-    if found.kind == "curves":
-        return _plot_charts(found)
-    if found.kind in ("examples", "negatives"):
-        maps = [*found.maps, *(found.sheet.maps if found.sheet is not None else [])]
-        charts = [*_plot_charts(found), *map(_map_chart, maps)]
-        if found.sheet is not None and found.sheet.examples:
-            examples = [_shown(example) for example in found.sheet.examples]
-            charts.append(Chart("examples", partial(example_sheet, found.title, examples)))
+def charts_of(result: Reproduction) -> list[Chart]:
+    """The charts of a reproduction; empty if nothing is finished."""
+    if result.kind == "curves":
+        return _plot_charts(result)
+    if result.kind in ("examples", "negatives"):
+        maps = [*result.maps, *(result.sheet.maps if result.sheet is not None else [])]
+        charts = [*_plot_charts(result), *map(_map_chart, maps)]
+        if result.sheet is not None and result.sheet.examples:
+            examples = [_shown_example(example) for example in result.sheet.examples]
+            charts.append(Chart("examples", partial(example_sheet, result.title, examples)))
         return charts
-    if found.kind == "histograms":
-        grid = partial(_density_grid, found)
-        return [Chart("distributions", grid)] if found.distributions else []
-    if found.kind == "maps":
-        return _word_charts(found)
-    if found.kind == "sweep":
-        return _sweep_charts(found)
-    if found.kind == "table":
-        return _panels(found) if found.measures else _bars(found)
-    return _speeds(found)
+    if result.kind == "histograms":
+        grid = partial(_density_grid, result)
+        return [Chart("distributions", grid)] if result.distributions else []
+    if result.kind == "maps":
+        return _word_charts(result)
+    if result.kind == "sweep":
+        return _sweep_charts(result)
+    if result.kind == "table":
+        return _panels(result) if result.measures else _bars(result)
+    return _speeds(result)
 
 
-def write_charts(found: Reproduction, folder: Path) -> list[Path]:
-    """Write every picture as SVG and PNG; the names of the SVG files."""
+def write_charts(result: Reproduction, folder: Path) -> list[Path]:
+    """Write every chart as SVG and PNG; returns the paths of the SVG files."""
     written = []
-    for chart in charts_of(found):
+    for chart in charts_of(result):
         figure = chart.draw()
         written.append(save_figure(figure, folder / f"{chart.name}.svg"))
         save_figure(figure, folder / f"{chart.name}.png")
@@ -97,8 +97,8 @@ def _map_chart(one: PointMap) -> Chart:
     return Chart(one.name, partial(plane_chart, one.groups, *labels, diagonal=one.diagonal))
 
 
-def _plot_charts(found: Reproduction) -> list[Chart]:
-    """Lines of each plot that has any."""
+def _plot_charts(result: Reproduction) -> list[Chart]:
+    """One line chart per plot with curves."""
     return [
         Chart(
             re.sub(r"[^a-z0-9]+", "-", plot.metric.lower()).strip("-"),
@@ -111,13 +111,13 @@ def _plot_charts(found: Reproduction) -> list[Chart]:
                 levels=plot.levels,
             ),
         )
-        for plot in found.plots
+        for plot in result.plots
         if plot.curves
     ]
 
 
 def _named_lines(curves: list[Curve]) -> dict[str, list[Point]]:
-    """Points by name; a name that several lines share also says which line it follows."""
+    """Points by name; a name of several curves is prefixed with that of the curve before it."""
     lines: dict[str, list[Point]] = {}
     shared = {name for name in (c.name for c in curves) if [c.name for c in curves].count(name) > 1}
     before = ""
@@ -128,36 +128,36 @@ def _named_lines(curves: list[Curve]) -> dict[str, list[Point]]:
     return lines
 
 
-def _bars(found: Reproduction) -> list[Chart]:
-    """RSUM of a table, ours beside the paper's."""
-    if "rsum" not in found.metrics or not any("rsum" in row.numbers for row in found.rows):
+def _bars(result: Reproduction) -> list[Chart]:
+    """RSUM of a table: ours and the published one."""
+    if "rsum" not in result.metrics or not any("rsum" in row.numbers for row in result.rows):
         return []
-    pairs = [_pair(found, row) for row in found.rows]
-    return [Chart("rsum", partial(pair_chart, pairs, found.title, ("our RSUM", "the paper's")))]
+    pairs = [_pair(result, row) for row in result.rows]
+    return [Chart("rsum", partial(pair_chart, pairs, result.title, ("our RSUM", "the paper's")))]
 
 
-def _pair(found: Reproduction, row: RowResult) -> Pair:
+def _pair(result: Reproduction, row: RowResult) -> Pair:
     ours = row.numbers.get("rsum")
-    numbers = row.published.get(found.published_on or "", [])
+    numbers = row.published.get(result.published_on or "", [])
     total = numbers[METRICS.index("rsum")] if numbers else None
     return Pair(row.name, ours.mean if ours else None, ours.std if ours else None, total)
 
 
-def _panels(found: Reproduction) -> list[Chart]:
-    """RSUM, where it is shown, and every measure.
+def _panels(result: Reproduction) -> list[Chart]:
+    """One panel for RSUM, if it is shown, and one per measure.
 
-    Rows without a number of ours are left out; so is what one row alone has, as it compares none.
+    Rows without numbers of our runs are left out, and panels with only one row.
     """
-    titles = {"rsum": "RSUM"} if "rsum" in found.metrics else {}
-    titles |= {measure.title: measure.title for measure in found.measures}
-    rows = [row for row in found.rows if not titles.keys().isdisjoint(row.numbers)]
+    titles = {"rsum": "RSUM"} if "rsum" in result.metrics else {}
+    titles |= {measure.title: measure.title for measure in result.measures}
+    rows = [row for row in result.rows if not titles.keys().isdisjoint(row.numbers)]
     panels = [
         Panel(title, [_dot(row.numbers.get(key)) for row in rows])
         for key, title in titles.items()
         if sum(key in row.numbers for row in rows) >= min(2, len(rows))
     ]
     names = [row.name for row in rows]
-    chart = Chart("measures", partial(panel_chart, names, panels, found.title))
+    chart = Chart("measures", partial(panel_chart, names, panels, result.title))
     return [chart] if rows and panels else []
 
 
@@ -165,63 +165,63 @@ def _dot(number: Measure | None) -> Dot | None:
     return Dot(number.mean, number.std) if number is not None else None
 
 
-def _sweep_charts(found: Reproduction) -> list[Chart]:
-    """A plot for each panel, or of RSUM: numbers against the values of the key."""
-    if len({row.varied_run for row in found.rows if "rsum" in row.numbers}) > MAX_LINES:
+def _sweep_charts(result: Reproduction) -> list[Chart]:
+    """One plot per panel, or one of RSUM, against the values of the key."""
+    if len({row.varied_run for row in result.rows if "rsum" in row.numbers}) > MAX_LINES:
         return []
-    rsum = ShownPanel(name="rsum", title=found.title, y_label="RSUM", parts=["rsum"])
+    rsum = ShownPanel(name="rsum", title=result.title, y_label="RSUM", parts=["rsum"])
     charts = []
-    for panel in found.panels or [rsum]:
-        totals = [(row, row.total(panel.parts)) for row in found.rows]
+    for panel in result.panels or [rsum]:
+        totals = [(row, row.total(panel.parts)) for row in result.rows]
         marks = [
             Mark(row.value, total.mean, total.std, line=", ".join(row.label[:-1]))
             for row, total in totals
             if row.value is not None and total is not None
         ]
-        labels = panel.title, found.x_label, panel.y_label
-        draw = partial(point_chart, marks, *labels, log=found.log)
+        labels = panel.title, result.x_label, panel.y_label
+        draw = partial(point_chart, marks, *labels, log=result.log)
         charts += [Chart(panel.name, draw)] if marks else []
     return charts
 
 
-def _speeds(found: Reproduction) -> list[Chart]:
+def _speeds(result: Reproduction) -> list[Chart]:
     """RSUM against speed."""
     marks = [
         Mark(row.speed.kpps, row.numbers["rsum"].mean, row.numbers["rsum"].std, name=row.name)
-        for row in found.rows
+        for row in result.rows
         if row.speed is not None and "rsum" in row.numbers
     ]
-    labels = found.title, "thousand pairs scored in a second", "RSUM"
+    labels = result.title, "thousand pairs scored per second", "RSUM"
     draw = partial(point_chart, marks, *labels, log=True, joined=False)
     return [Chart("speed", draw)] if marks else []
 
 
-def _density_grid(found: Reproduction) -> Figure:
-    """A line for each row, a column for each epoch that any row shows."""
-    rows = dict.fromkeys(one.row for one in found.distributions)
-    columns = dict.fromkeys(one.when for one in found.distributions)
-    by_place = {(one.row, one.when): _density_panel(one) for one in found.distributions}
-    lines = [[by_place.get((row, when)) for when in columns] for row in rows]
-    return density_grid(found.title, lines)
+def _density_grid(result: Reproduction) -> Figure:
+    """One line per row, one column per epoch that any row shows."""
+    rows = dict.fromkeys(one.row for one in result.distributions)
+    columns = dict.fromkeys(one.when for one in result.distributions)
+    panels = {(one.row, one.when): _density_panel(one) for one in result.distributions}
+    lines = [[panels.get((row, when)) for when in columns] for row in rows]
+    return density_grid(result.title, lines)
 
 
 def _density_panel(one: Distribution) -> DensityPanel:
-    drawn = describe_samples(one.model_dump())  # of the seed that is drawn, not over all seeds
+    drawn = describe_samples(one.model_dump())  # of the drawn seed, not over all seeds
     errors = {"matched_below": "matched below", "mismatched_above": "mismatched above"}
     shares = [f"{drawn[key]:.1f} % {text}" for key, text in errors.items() if key in drawn]
     alpha = "" if one.alpha is None else f", α = {one.alpha:g}"
     boundary = f"t = {one.boundary:.3f}{alpha}"
     lines = (f"{one.row}: epoch {one.epoch} ({one.when})", boundary, ", ".join(shares))
     counts = {"matched": one.matched, "mismatched": one.mismatched}
-    counts = {kind: some for kind, some in counts.items() if any(some)}
+    counts = {kind: bins for kind, bins in counts.items() if any(bins)}
     normals = {kind: (drawn[f"{kind}_mean"], max(drawn[f"{kind}_std"], 1e-3)) for kind in counts}
     return DensityPanel("\n".join(lines), one.low, one.high, counts, normals, one.boundary)
 
 
-def _word_charts(found: Reproduction) -> list[Chart]:
-    """A sheet of maps for each caption: with its own image, then with wrong ones."""
+def _word_charts(result: Reproduction) -> list[Chart]:
+    """One sheet of maps per caption: with its own image, then with wrong ones."""
     sheets: list[list[MappedPair]] = []
-    for pair in found.pairs:
+    for pair in result.pairs:
         if not sheets or pair.own or pair.caption != sheets[-1][0].caption:
             sheets.append([])
         sheets[-1].append(pair)
@@ -241,7 +241,7 @@ def _word_maps(pair: MappedPair) -> WordMaps:
     return WordMaps(heading, pair.words, pair.regions, maps)
 
 
-def _shown(example: Example) -> SheetExample:
+def _shown_example(example: Example) -> SheetExample:
     sentences = []
     for line in example.lines:
         scores = ", ".join(f"{name} {score:.3f}" for name, score in line.scores.items())

@@ -1,11 +1,12 @@
-"""What a reproduction found, as plain data that is written as JSON and shown as Markdown."""
+"""Results of a reproduction as plain data for JSON and Markdown, and the rows to be filled."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,12 +15,15 @@ from typing_extensions import Self
 
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.evaluation.report import Report
-from counterfoil.reproduce.artifact import METRICS
+from counterfoil.reproduce.artifact import METRICS, Point, Sweep
+from counterfoil.reproduce.columns import run_reference
+from counterfoil.reproduce.plan import Plan, PlannedRun
+from counterfoil.reproduce.spec import Claim, Row
 from counterfoil.training.logs import read_metrics
 
 
 class Measure(Report):
-    """A number over seeds; ``std`` is that of a sample (n − 1), and absent for one seed."""
+    """Mean over seeds; ``std`` is the sample standard deviation (n − 1), None for one seed."""
 
     mean: float
     std: float | None = None
@@ -37,13 +41,14 @@ class Measure(Report):
         spread = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
         return cls(mean=mean, std=math.sqrt(spread), seeds=len(values))
 
-    def text(self, decimals: int = 1) -> str:
+    def text(self, decimals: int = 1, sign: Literal["+", "-"] = "-") -> str:
+        """``mean ± std``; with sign "+", also positive means have a sign."""
         spread = "" if self.std is None else f" ± {self.std:.{decimals}f}"
-        return f"{self.mean:.{decimals}f}{spread}"
+        return f"{self.mean:{sign}.{decimals}f}{spread}"
 
 
 class SeedResult(Report):
-    """What one seed of a row came to; ``recipe`` says of which settings, whatever the seed."""
+    """Numbers of one seed of a row; ``recipe`` is a digest of its settings without the seed."""
 
     seed: int
     recipe: str
@@ -51,7 +56,7 @@ class SeedResult(Report):
 
 
 class Speed(Report):
-    """Thousand pairs scored in a second: with encoding everything once, and without."""
+    """Thousands of pairs scored per second: with encoding, and matching only."""
 
     kpps: float
     matching_kpps: float
@@ -61,14 +66,14 @@ class Speed(Report):
 
 
 class ShownMeasure(Report):
-    """A column besides the recalls: under which name rows have it, and how it is written."""
+    """A column besides the recalls: its name in ``RowResult.numbers``, and its decimals."""
 
     title: str
     decimals: int = 1
 
 
 class ShownPanel(Report):
-    """A plot of a sweep: the sum of some numbers of each row."""
+    """A plot of a sweep: per row, the sum of the numbers in ``parts``."""
 
     name: str
     title: str
@@ -77,7 +82,7 @@ class ShownPanel(Report):
 
 
 class RowResult(Report):
-    """One row: what its runs scored, what the paper says, what went wrong."""
+    """One row: numbers of its runs, published numbers, errors."""
 
     label: list[str]
     numbers: dict[str, Measure] = Field(default_factory=dict)
@@ -99,7 +104,7 @@ class RowResult(Report):
         return ", ".join(self.label)
 
     def total(self, parts: Sequence[str]) -> Measure | None:
-        """The sum of some numbers over seeds; None if no seed has all of them."""
+        """The sum of some numbers, over seeds; None if no seed has all of them."""
         sums = [
             math.fsum(one.numbers[part] for part in parts)
             for one in self.each
@@ -108,7 +113,7 @@ class RowResult(Report):
         return Measure.over(sums) if sums else None
 
     def with_each(self, each: Sequence[SeedResult]) -> Self:
-        """The row with these results of seeds, and the numbers over them."""
+        """The row with these results per seed, and their means."""
         ordered = sorted(each, key=lambda one: one.seed)
         known = dict.fromkeys(key for one in ordered for key in one.numbers)
         numbers = {
@@ -126,7 +131,7 @@ class Curve(Report):
 
 
 class Plot(Report):
-    """One panel with its lines, and named levels that lines are compared with."""
+    """One panel with its lines, and named horizontal reference levels."""
 
     metric: str
     title: str
@@ -137,7 +142,7 @@ class Plot(Report):
 
 
 class PointMap(Report):
-    """Points in a plane, by group; ``diagonal`` draws where both coordinates are equal."""
+    """Points in a plane, by group; ``diagonal`` adds the line of equal coordinates."""
 
     name: str
     title: str
@@ -149,7 +154,10 @@ class PointMap(Report):
 
 
 class ExampleWord(Report):
-    """A word of an example: whether its caption lacks it, how likely it is wrong (TAGS-DC)."""
+    """A word of an example.
+
+    ``new``: not in the caption. ``wrong``: the probability that it is wrong (TAGS-DC).
+    """
 
     text: str
     new: bool = False
@@ -157,7 +165,7 @@ class ExampleWord(Report):
 
 
 class ExampleLine(Report):
-    """A sentence about an image: what it is, its words, and the score of each run."""
+    """A sentence about an image: its kind, its words, and its score per run."""
 
     kind: str
     words: list[ExampleWord]
@@ -165,7 +173,7 @@ class ExampleLine(Report):
 
 
 class Example(Report):
-    """An image by its id, its picture (base64 of a JPEG file, if there are pixels), sentences."""
+    """An image with sentences; ``picture`` is a JPEG in base64, or empty without pixels."""
 
     image: str
     picture: str
@@ -173,7 +181,7 @@ class Example(Report):
 
 
 class ExampleSheet(Report):
-    """Examples of one seed, and the rule by which they were chosen."""
+    """Examples of one seed, and the rule that chose them."""
 
     split: str
     seed: int
@@ -183,10 +191,10 @@ class ExampleSheet(Report):
 
 
 class Distribution(Report):
-    """Matched and mismatched similarities that a row sampled in one epoch of training.
+    """Histograms of matched and mismatched similarities of a row in one epoch of training.
 
-    Counts, in equal bins from ``low`` to ``high``, are those of its first seed; so are boundary and
-    ``alpha`` (None where the boundary is μ₊ − 3σ₊). ``numbers`` are over all seeds.
+    Counts, in equal bins from ``low`` to ``high``, are those of its first seed; so are the boundary
+    and ``alpha`` (None if the boundary is μ₊ − 3σ₊). ``numbers`` are over all seeds.
     """
 
     row: str
@@ -202,7 +210,7 @@ class Distribution(Report):
 
 
 class WordMap(Report):
-    """What one model makes of a pair: a number for each word (row) and region (column)."""
+    """Values of one model for a pair: one row per word, one column per region."""
 
     row: str
     quantity: Literal["s − t", "attention"]
@@ -211,7 +219,7 @@ class WordMap(Report):
 
 
 class MappedPair(Report):
-    """A caption with an image, its own or a wrong one, and the maps of all models."""
+    """A caption with its own or a wrong image, and one map per model."""
 
     caption: str
     image: str
@@ -219,14 +227,6 @@ class MappedPair(Report):
     words: list[str]
     regions: list[str]
     maps: list[WordMap]
-
-
-class StatedClaim(Report):
-    """That one row is ahead of another, by their names."""
-
-    text: str
-    better: str
-    worse: str
 
 
 class Reproduction(Report):
@@ -249,7 +249,7 @@ class Reproduction(Report):
     published_on: str | None = None
     published_title: str | None = None
     published_elsewhere: bool = False
-    claims: list[StatedClaim] = Field(default_factory=list)
+    claims: list[Claim] = Field(default_factory=list)
     key: str = ""
     judged_on: str = "test"
     folds: int | None = None
@@ -265,7 +265,7 @@ class Reproduction(Report):
 
     @property
     def same_data(self) -> bool:
-        """Whether the published numbers are of the data that the runs were made on."""
+        """Whether the published numbers are for the data of the runs."""
         known = self.published_on is not None and not self.published_elsewhere
         return self.data != "scenes" and known
 
@@ -275,12 +275,92 @@ class Reproduction(Report):
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Seconds from the first batch to the last evaluation, and the epoch that dev chose.
+class TableRow:
+    """A row without numbers; ``runs[k]`` are the members of its seed ``seeds[k]``."""
 
-    ``device_seconds`` are these divided by the number of runs that shared the device, and
-    ``gpu_seconds`` the same where that was a GPU. None where the run did not log it. ``dev`` has
-    every metric of the best epoch.
+    result: RowResult
+    seeds: tuple[int, ...]
+    runs: tuple[tuple[PlannedRun, ...], ...]
+    standardize: bool = False
+    foils: str | None = None
+    blind: bool = False
+
+
+def table_rows(plan: Plan) -> list[TableRow]:
+    """The rows of an artefact, or the points of a sweep, in order."""
+    artifact = plan.artifact
+    if isinstance(artifact, Sweep):
+        return [_point_row(plan, point) for point in artifact.points]
+    return [_plain_row(plan, row) for row in artifact.rows]
+
+
+def _plain_row(plan: Plan, row: Row) -> TableRow:
+    result = RowResult(
+        label=row.label,
+        published=row.published,
+        published_measures=row.published_measures,
+        note=row.note,
+        quoted=row.published_only,
+    )
+    runs = [plan.runs[name] for name in row.members]
+    filled = _with_runs(result, row.members, runs, row.standardize)
+    if row.foils is None and not row.blind:
+        return filled
+    # rows of one run that differ in their foils are different results
+    recipe = _digest(f"{filled.result.recipe} {row.foils} {row.blind}")
+    result = filled.result.model_copy(update={"recipe": recipe})
+    return replace(filled, result=result, foils=row.foils, blind=row.blind)
+
+
+def _point_row(plan: Plan, point: Point) -> TableRow:
+    label = [*filter(None, [point.line.label]), f"{point.value:g}"]
+    result = RowResult(
+        label=label, value=point.value, published=point.published, varied_run=point.line.run
+    )
+    return _with_runs(result, (point.line.run,), [plan.runs[point.title]])
+
+
+def _with_runs(
+    result: RowResult,
+    names: Sequence[str],
+    by_member: Sequence[Sequence[PlannedRun]],
+    standardize: bool = False,
+) -> TableRow:
+    runs = tuple(zip(*by_member, strict=True))
+    seeds = tuple(_row_seed(names[0], members[0], index) for index, members in enumerate(runs))
+    # relative to OUT, so that results are the same on every machine
+    folders = [f"runs/{run.folder.name}" for members in runs for run in members]
+    recipe = _row_recipe(names, runs[0], standardize) if runs else ""
+    result = result.model_copy(update={"recipe": recipe, "runs": folders})
+    return TableRow(result, seeds, runs, standardize)
+
+
+def _row_seed(name: str, run: PlannedRun, index: int) -> int:
+    """The row's seed for which a reference yields this run."""
+    reference = run_reference(name)
+    return run.config.seed - reference.seed if reference.relative else index
+
+
+def _row_recipe(names: Sequence[str], members: Sequence[PlannedRun], standardize: bool) -> str:
+    """A digest of the members' settings and seeds, and of how they are averaged."""
+    parts = [
+        f"{name.partition('@')[2]}:{run.recipe}" for name, run in zip(names, members, strict=True)
+    ]
+    parts += ["standardised"] if standardize else []
+    return _digest(" ".join(parts))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds from the first batch to the last evaluation, and the best epoch on dev.
+
+    ``device_seconds`` are these divided by the number of runs that shared the device;
+    ``gpu_seconds`` are the same, if the device was a GPU. None if the run did not log it. ``dev``
+    has every metric of the best epoch.
     """
 
     seconds: float | None
@@ -293,13 +373,13 @@ class Cost:
 
 
 def read_cost(folder: Path, split: str = "dev") -> Cost:
-    """The cost of the run in a folder; ``split`` is the one that it was selected on."""
+    """The cost of the run in a folder; ``split`` is the one that selected its best epoch."""
     epochs = [r for r in read_metrics(folder / "metrics.jsonl") if r["kind"] == "epoch"]
-    judged = [record for record in epochs if split in record]
-    # the first of equals is the one that was kept
-    best: dict[str, Any] = max(judged, key=lambda record: record[split]["rsum"], default={})
+    evaluated = [record for record in epochs if split in record]
+    # of equal epochs, training keeps the first, and so does max
+    best: dict[str, Any] = max(evaluated, key=lambda record: record[split]["rsum"], default={})
     dev = dict(best.get(split, {}))
-    timed = _last_timed(folder / "timing.jsonl")
+    timed = _find_last_timing(folder / "timing.jsonl")
     seconds = None if timed is None else float(timed["seconds"])
     shared = None if seconds is None else seconds / _shared_by(folder)
     return Cost(
@@ -313,30 +393,30 @@ def read_cost(folder: Path, split: str = "dev") -> Cost:
     )
 
 
-def _last_timed(path: Path) -> dict[str, Any] | None:
+def _find_last_timing(path: Path) -> dict[str, Any] | None:
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     for line in reversed(lines):
         try:
             timed: dict[str, Any] = json.loads(line)
-        except ValueError:  # cut short by a kill
+        except ValueError:  # truncated when the run was killed
             continue
         return timed
     return None
 
 
 def note_sharing(folder: Path, at_once: int) -> None:
-    """Remember how many were carried out at a time where the run in this folder was."""
-    path = _sharing(folder)
+    """Store how many jobs ran in parallel with the run in this folder."""
+    path = _sharing_file(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, f"{at_once}\n")
 
 
 def _shared_by(folder: Path) -> int:
-    path = _sharing(folder)
+    path = _sharing_file(folder)
     text = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
     return max(1, int(text)) if text.isdigit() else 1
 
 
-def _sharing(folder: Path) -> Path:
-    """Beside the runs: what lies in a run's own folder is the run's alone."""
+def _sharing_file(folder: Path) -> Path:
+    """Beside the runs: only the run itself writes to its folder."""
     return folder.parent.parent / "shared" / folder.name

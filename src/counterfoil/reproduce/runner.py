@@ -1,4 +1,4 @@
-"""Carries out what a plan lacks: one job after another, or several processes at once."""
+"""Runs the missing jobs of a plan, one after another or in parallel processes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from counterfoil.training.run_data import read_data, shared_train_split
 T = TypeVar("T")
 
 RETRIES = 2
-"""How often a run is tried again that others left no memory of a GPU for."""
+"""How often a run that ran out of GPU memory in parallel is retried."""
 
 
 def build_planned(
     guide: PlannedGuide, cache: Path, progress: Progress, should_stop: Callable[[], bool]
 ) -> bool:
-    """Build a guide to its end; False where the user stopped it between two blocks."""
+    """Build a guide; False if the user stopped it between two blocks."""
     watched = _Watched(progress, should_stop)
     runs = [run.folder for run in guide.teachers]
     device = choose_device(guide.config.train.device)
@@ -41,11 +41,11 @@ def build_planned(
 
 
 class _Stopped(Exception):
-    """The user wants to stop. What was built so far is on disk."""
+    """The user asked to stop. Finished blocks are on disk."""
 
 
 class _Watched:
-    """Progress of a build that ends between two blocks when it is asked to."""
+    """Progress that raises `_Stopped` between two blocks when the user asks to stop."""
 
     def __init__(self, progress: Progress, should_stop: Callable[[], bool]) -> None:
         self.progress, self.should_stop = progress, should_stop
@@ -67,7 +67,7 @@ class _Watched:
 
 @dataclass
 class Outcome:
-    """What came of the jobs: errors by digest, how many were done, whether it was cut short."""
+    """Errors of the jobs by digest, numbers of finished jobs, and whether the user stopped."""
 
     errors: dict[str, str] = field(default_factory=dict)
     trained: int = 0
@@ -75,7 +75,7 @@ class Outcome:
     interrupted: bool = False
 
     def count(self, job: Job, at_once: int = 1) -> None:
-        """One more training, or one more guide, of so many at a time."""
+        """Count a finished job, of which ``at_once`` ran in parallel."""
         note_sharing(job.folder, at_once)
         if isinstance(job, PlannedGuide):
             self.built += 1
@@ -93,11 +93,11 @@ def carry_out(
     on_training: Callable[[], None] = lambda: None,
     on_trained: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Train and build what is missing. A job that fails is remembered; the others go on.
+    """Train and build what is missing. The error of a failed job is stored; the others go on.
 
-    ``should_stop`` is asked after every step between ``on_training`` and ``on_trained``. The latter
-    is called after training that ended or failed, but not after training that was stopped. Several
-    ``jobs`` are trained from the first ``on_training`` to the end of this call.
+    ``should_stop`` is called after every step between ``on_training`` and ``on_trained``.
+    ``on_trained`` is called when training has finished or failed, not when it was stopped. With
+    several ``jobs``, ``on_training`` is called once, before the first one.
     """
     outcome = Outcome()
     missing = plan.missing()
@@ -109,15 +109,15 @@ def carry_out(
         if should_stop():
             outcome.interrupted = True
             break
-        if (failed := _failed_need(job, outcome)) is not None:
+        if (failed := _find_failed_need(job, outcome)) is not None:
             outcome.errors[job.digest] = failed
             continue
         new = "building" if isinstance(job, PlannedGuide) else "run"
-        how = "going on with" if job.state == "unfinished" else new
-        progress.say(f"{how} {number}/{total}: {job.title}")
+        action = "resuming" if job.state == "unfinished" else new
+        progress.say(f"{action} {number}/{total}: {job.title}")
         try:
             finished = do_one(job, cache, progress, should_stop, on_training, on_trained)
-        except Exception as error:  # whatever one row's failure is, the other rows are wanted
+        except Exception as error:  # a failed row must not stop the others
             outcome.errors[job.digest] = describe(error)
             progress.say(f"failed: {job.title}: {describe(error)}")
             on_trained()
@@ -137,14 +137,14 @@ def do_one(
     on_training: Callable[[], None] = lambda: None,
     on_trained: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Train a run, or build a guide, from where it is to its end; False where interrupted."""
+    """Train a run or build a guide, resuming if possible; False if interrupted."""
     lock = job.folder.parent.parent / "locks" / job.digest
-    with locked_in_turn(lock, f"making {job.title}", progress, should_stop) as mine:
-        if not mine or job.state == "finished":
-            return mine
+    with locked_in_turn(lock, f"making {job.title}", progress, should_stop) as acquired:
+        if not acquired or job.state == "finished":
+            return acquired
         if isinstance(job, PlannedGuide):
             return build_planned(job, cache, progress, should_stop)
-        done = execute(
+        executed = execute(
             job.config,
             job.folder,
             cache,
@@ -154,16 +154,16 @@ def do_one(
             on_training=on_training,
             on_trained=on_trained,
         )
-        return not done.result.interrupted
+        return not executed.result.interrupted
 
 
 def describe(error: BaseException) -> str:
-    """One line: our own messages as they are, others with their kind before them."""
+    """An error as one line; errors from elsewhere begin with their type."""
     text = str(error) if isinstance(error, CounterfoilError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())
 
 
-def _failed_need(run: Job, outcome: Outcome) -> str | None:
+def _find_failed_need(run: Job, outcome: Outcome) -> str | None:
     for needed in run.needs:
         if needed.digest in outcome.errors:
             return f"needs {needed.title}, which failed: {outcome.errors[needed.digest]}"
@@ -179,7 +179,7 @@ def _together(
     on_training: Callable[[], None],
     outcome: Outcome,
 ) -> None:
-    """Up to ``jobs`` of them at a time, each in a process of its own."""
+    """Run up to ``jobs`` jobs in parallel, each in its own process."""
     waiting = _with_data(missing, cache, progress, outcome)
     tries, at_once = Counter[str](), dict[str, int]()
     on_training()
@@ -191,7 +191,7 @@ def _together(
                 workers.ask_to_stop()
                 outcome.interrupted = True
             for run in [] if stop else list(waiting):
-                if (failed := _failed_need(run, outcome)) is not None:
+                if (failed := _find_failed_need(run, outcome)) is not None:
                     outcome.errors[run.digest] = failed
                     waiting.remove(run)
                 elif workers.free and not _still_needed(run, waiting, workers):
@@ -199,14 +199,15 @@ def _together(
                     progress.say(f"starting {run.title} ({len(waiting)} to go)")
                     workers.start(run)
                     at_once[run.digest] = workers.jobs
-            for ended in workers.news(progress):
-                if _crowded(ended.error) and tries[ended.run.digest] < RETRIES and not stop:
+            for ended in workers.poll(progress):
+                out_of_memory = _is_out_of_memory(ended.error)
+                if out_of_memory and tries[ended.run.digest] < RETRIES and not stop:
                     tries[ended.run.digest] += 1
                     workers.jobs = max(1, workers.jobs - 1)
                     waiting.append(ended.run)
                     progress.say(
-                        f"{ended.run.title}: out of memory beside others; tried again later, with "
-                        f"{workers.jobs} at a time"
+                        f"{ended.run.title}: out of GPU memory; will be retried with at most "
+                        f"{workers.jobs} in parallel"
                     )
                 elif ended.error is not None:
                     outcome.errors[ended.run.digest] = ended.error
@@ -219,32 +220,34 @@ def _together(
         workers.close()
 
 
-def _crowded(error: str | None) -> bool:
-    """Whether a run ended for want of a GPU's memory, which there is more of with fewer runs."""
-    told = (error or "").lower()
-    return "alloc_failed" in told or ("cuda" in told and "out of memory" in told)
+def _is_out_of_memory(error: str | None) -> bool:
+    """Whether a run failed for lack of GPU memory, so that fewer jobs in parallel may help."""
+    text = (error or "").lower()
+    return "alloc_failed" in text or ("cuda" in text and "out of memory" in text)
 
 
 def _still_needed(run: Job, waiting: list[Job], workers: Workers) -> bool:
-    """Whether something that this one needs has not ended yet."""
+    """Whether a job that this one needs is waiting or running."""
     open_ = {other.digest for other in waiting} | workers.running
     return any(needed.digest in open_ for needed in run.needs)
 
 
 def _with_data(runs: list[Job], cache: Path, progress: Progress, outcome: Outcome) -> list[Job]:
-    """Draw and extract before the processes start, so that no two of them do the same work."""
-    ready: dict[str, str | None] = {}
+    """Prepare data and features before the processes start, so that no two of them do it.
+
+    Returns the jobs whose data could be read.
+    """
+    problems: dict[str, str | None] = {}
     usable = []
     for run in runs:
         key = run.config.data.model_dump_json()
-        if key not in ready:
+        if key not in problems:
             try:
                 read_data(run.config, cache, progress)
-                ready[key] = None
-            except Exception as error:  # the rows on other data go on
-                ready[key] = describe(error)
-        problem = ready[key]
-        if problem is None:
+                problems[key] = None
+            except Exception as error:  # jobs on other data go on
+                problems[key] = describe(error)
+        if (problem := problems[key]) is None:
             usable.append(run)
         else:
             outcome.errors[run.digest] = problem

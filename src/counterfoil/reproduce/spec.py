@@ -1,13 +1,13 @@
-"""What a table or figure of a paper is, as a YAML file: runs, rows, published numbers.
+"""Schema of the YAML files that describe tables and figures: rows, runs, published numbers.
 
-Importing this module does not import torch, so that listing and checking are quick.
+This module does not import torch, so that listing and validation are fast.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from typing_extensions import Self
@@ -23,24 +23,24 @@ NEGATIVE_NUMBERS = {
     "similarity": ("image_below_half", "text_below_half", "image_similarity", "text_similarity"),
     "map": ("similarity_to_hardest", "hardest_score", "positive_score"),
 }
-"""What columns of `Negatives` may show, by what the figure shows."""
+"""Numbers available to columns of `Negatives`, by `Negatives.show`."""
 ROUNDING_TOLERANCE = 0.15
-"""Six recalls rounded to a tenth may differ so much from their rounded sum, and hardly more."""
+"""Largest plausible difference between six recalls rounded to a tenth and their rounded sum."""
 
 
 class Row(Section):
-    """A line of a table: a run, an ensemble of runs, or numbers quoted from the paper alone."""
+    """A row of a table: a run, an ensemble of runs, or only numbers quoted from the paper."""
 
     label: list[str] = Field(min_length=1)
     run: str | None = None
     ensemble: list[str] = Field(default_factory=list)
     standardize: bool = Field(
-        False, description="divide each member's scores by their deviation before they are averaged"
+        False, description="divide each member's scores by their deviation before averaging"
     )
     published_only: bool = False
     published: dict[str, list[float | None]] = Field(default_factory=dict)
     published_measures: dict[str, list[float | None]] = Field(
-        default_factory=dict, description="one number for each measure of the table"
+        default_factory=dict, description="one number per measure of the table"
     )
     note: str | None = Field(None, description="e.g. why the paper's numbers do not add up")
     foils: str | None = Field(
@@ -58,18 +58,17 @@ class Row(Section):
         return ", ".join(self.label)
 
     @model_validator(mode="after")
-    def _is_one_thing(self) -> Self:
-        said = [bool(self.run), bool(self.ensemble), self.published_only]
-        if sum(said) != 1:
+    def _check(self) -> Self:
+        if bool(self.run) + bool(self.ensemble) + self.published_only != 1:
             raise ValueError(
                 f"row '{self.name}': needs exactly one of run, ensemble and published_only"
             )
         if self.standardize and not self.ensemble:
-            raise ValueError(f"row '{self.name}': standardize is for ensembles")
+            raise ValueError(f"row '{self.name}': standardize is only for ensembles")
         if (self.foils is not None or self.blind) and not self.run:
-            raise ValueError(f"row '{self.name}': foils and blind are for rows of one run")
+            raise ValueError(f"row '{self.name}': foils and blind are only for rows of one run")
         if self.published_only and not (self.published or self.published_measures):
-            raise ValueError(f"row '{self.name}': published_only, but nothing is published")
+            raise ValueError(f"row '{self.name}': published_only, but there are no numbers")
         for data, numbers in self.published.items():
             self._check_numbers(data, numbers)
         return self
@@ -78,20 +77,20 @@ class Row(Section):
         if len(numbers) != len(METRICS):
             raise ValueError(
                 f"row '{self.name}', {data}: expected {len(METRICS)} numbers "
-                f"({', '.join(METRICS)}; null where none was published), got {len(numbers)}"
+                f"({', '.join(METRICS)}; null if not published), got {len(numbers)}"
             )
         known = [number for number in numbers if number is not None]
         if len(known) == len(METRICS) and self.note is None:
             total = math.fsum(known[:-1])
             if abs(total - known[-1]) > ROUNDING_TOLERANCE:
                 raise ValueError(
-                    f"row '{self.name}', {data}: the recalls add up to {total:.1f}, RSUM says "
-                    f"{known[-1]:.1f}; correct it, or say in 'note' that the paper has it so"
+                    f"row '{self.name}', {data}: the recalls add up to {total:.1f}, but RSUM is "
+                    f"{known[-1]:.1f}; correct it, or explain in 'note' that the paper prints this"
                 )
 
 
 class Claim(Section):
-    """That one row of a table is ahead of another in RSUM, rows by their names."""
+    """A claim that one row of a table has a higher RSUM than another; rows by their names."""
 
     text: str
     better: str
@@ -101,18 +100,20 @@ class Claim(Section):
 class Panel(Section):
     """One plot of a figure: a metric of metrics.jsonl against the epoch."""
 
-    metric: str = Field(description="a key of its records; 'dev.rsum' is one of the evaluation")
+    metric: str = Field(description="a key of the records, such as loss or dev.rsum")
     title: str
     y_label: str = ""
-    remainder: str | None = Field(None, description="also draw 1 − the metric, under this name")
+    remainder: str | None = Field(None, description="also draw 1 − the metric, with this name")
     per_pair: bool = Field(
-        False, description="loss of one pair, both directions added; 2 × margin is drawn"
+        False, description="loss per pair, summed over both directions; also draws 2 × margin"
     )
 
     @model_validator(mode="after")
     def _only_losses_are_per_pair(self) -> Self:
         if self.per_pair and (self.metric != "loss" or self.remainder is not None):
-            raise ValueError(f"panel '{self.title}': per_pair is for the metric 'loss', alone")
+            raise ValueError(
+                f"panel '{self.title}': per_pair is for the metric 'loss', without remainder"
+            )
         return self
 
 
@@ -125,7 +126,9 @@ class ShownNumber(Section):
 
 
 class _WithRows(Artifact):
-    columns: list[str] = Field(["Model"], min_length=1, description="what the labels are")
+    one_run_per_row: ClassVar[bool] = False
+
+    columns: list[str] = Field(["Model"], min_length=1, description="headings of the labels")
     rows: list[Row] = Field(min_length=1)
 
     @property
@@ -133,8 +136,11 @@ class _WithRows(Artifact):
         return list(dict.fromkeys(name for row in self.rows for name in row.members))
 
     @model_validator(mode="after")
-    def _labels_fit(self) -> Self:
+    def _check_rows(self) -> Self:
         for row in self.rows:
+            if self.one_run_per_row and row.run is None:
+                kind = type(self).__name__.lower()
+                raise ValueError(f"row '{row.name}': rows of the kind '{kind}' need one run each")
             if len(row.label) != len(self.columns):
                 raise ValueError(
                     f"row '{row.name}': {len(row.label)} labels for {len(self.columns)} columns"
@@ -151,18 +157,27 @@ class _WithRows(Artifact):
                 raise ValueError(f"two rows are called '{name}'")
         return self
 
+    def _check_measures(self, count: int) -> None:
+        for row in self.rows:
+            for data, numbers in row.published_measures.items():
+                if len(numbers) != count:
+                    raise ValueError(
+                        f"row '{row.name}', {data}: {len(numbers)} published measures for "
+                        f"{count} columns"
+                    )
+
     @property
     def published_on(self) -> list[str]:
-        """Data sets that any row has published numbers for, in the file's order."""
-        named = {data for row in self.rows for data in (*row.published, *row.published_measures)}
-        return [data for data in self.data_sets if data in named]
+        """Data sets for which any row has published numbers, in the file's order."""
+        used = {data for row in self.rows for data in (*row.published, *row.published_measures)}
+        return [data for data in self.data_sets if data in used]
 
 
 class Measured(_WithRows):
-    """Recalls both ways and RSUM of every row, beside what the paper says.
+    """Recalls in both directions and RSUM per row, beside the published numbers.
 
-    ``metrics`` says which of these are shown; ``measures`` are columns besides them, measured on
-    foils as ``foils`` says. ``claims`` are differences that the paper reports, set beside ours.
+    ``metrics`` selects among these. ``measures`` are further columns; ``foils`` has the options of
+    those measured on foils. ``claims`` are differences between rows that the paper reports.
     """
 
     metrics: list[str] = Field(list(METRICS))
@@ -172,15 +187,15 @@ class Measured(_WithRows):
 
     @property
     def used(self) -> list[str]:
-        of_rows = [
+        writers = [
             column.of_row(row.foils, row.blind).writer
             for row in self.rows
             for column in self.measures
         ]
-        return list(dict.fromkeys([*super().used, *filter(None, of_rows)]))
+        return list(dict.fromkeys([*super().used, *filter(None, writers)]))
 
     @model_validator(mode="after")
-    def _columns_fit(self) -> Self:
+    def _check_columns(self) -> Self:
         for metric in self.metrics:
             if metric not in METRICS:
                 raise ValueError(
@@ -189,21 +204,15 @@ class Measured(_WithRows):
                 )
         titles = [column.title for column in self.measures]
         if len(set(titles)) < len(titles):
-            raise ValueError("measures: two columns have one title")
+            raise ValueError("measures: two columns have the same title")
         known = [row.name for row in self.rows]
         for claim in self.claims:
             for name in (claim.better, claim.worse):
                 if name not in known:
                     raise ValueError(f"claim '{claim.text}': no row '{name}'{nearest(name, known)}")
         if not self.metrics and not self.measures:
-            raise ValueError("a table shows at least one of its metrics or measures")
-        for row in self.rows:
-            for data, numbers in row.published_measures.items():
-                if len(numbers) != len(titles):
-                    raise ValueError(
-                        f"row '{row.name}', {data}: {len(numbers)} published measures for "
-                        f"{len(titles)} columns"
-                    )
+            raise ValueError("a table needs at least one of metrics and measures")
+        self._check_measures(len(titles))
         return self
 
 
@@ -214,53 +223,42 @@ class Table(Measured):
 
 
 class Examples(Measured):
-    """Sentences about some images of the test split, with the scores of the rows' runs.
+    """Sentences about images of the test split, with the scores of the rows' runs.
 
-    ``negatives`` shows the foil of each row beside its caption, and the scores of both over the
-    whole split. ``corrections`` shows a foil of the last row, and what its run makes of it.
+    ``negatives`` shows each caption with a foil per row, and a scatter plot of their scores over
+    the whole split. ``corrections`` shows a foil of the last row and its correction by that run.
     """
+
+    one_run_per_row = True
 
     kind: Literal["examples"]
     show: Literal["negatives", "corrections"]
     examples: int = Field(6, ge=1, description="captions, drawn at random from different images")
 
-    @model_validator(mode="after")
-    def _rows_have_runs(self) -> Self:
-        for row in self.rows:
-            if row.run is None:
-                raise ValueError(f"row '{row.name}': examples are of one run each")
-        return self
-
 
 class Negatives(_WithRows):
-    """What trained models make of the negatives of the test split.
+    """How trained models score the negatives of the test split.
 
     ``margins``: the positive's score minus that of the hardest negative. ``similarity``: cosines
     between the hardest negative and the ``nearest`` others of the same query. ``map``: t-SNE of
     one image, its captions and its ``nearest`` negative captions.
     """
 
+    one_run_per_row = True
+
     kind: Literal["negatives"]
     show: Literal["margins", "similarity", "map"]
-    nearest: int = Field(30, ge=2, description="negatives of a query that score highest")
+    nearest: int = Field(30, ge=2, description="number of highest-scoring negatives per query")
     panels: dict[Literal["i2t", "t2i"], str] = Field(
         default_factory=dict, description="titles of the plots, by direction"
     )
     measures: list[ShownNumber] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _rows_fit(self) -> Self:
-        for row in self.rows:
-            if row.run is None:
-                raise ValueError(f"row '{row.name}': negatives are those of one run each")
-            for data, numbers in row.published_measures.items():
-                if len(numbers) != len(self.measures):
-                    raise ValueError(
-                        f"row '{row.name}', {data}: {len(numbers)} published measures for "
-                        f"{len(self.measures)} columns"
-                    )
+    def _check_columns(self) -> Self:
+        self._check_measures(len(self.measures))
+        known = NEGATIVE_NUMBERS[self.show]
         for column in self.measures:
-            known = NEGATIVE_NUMBERS[self.show]
             if column.number not in known:
                 raise ValueError(
                     f"column '{column.title}': unknown number '{column.number}'"
@@ -270,61 +268,46 @@ class Negatives(_WithRows):
 
 
 class Scatter(_WithRows):
-    """Speed (pairs scored in a second) against RSUM, all measured in one call on one machine."""
+    """Speed (pairs scored per second) against RSUM, all measured in one call on one machine."""
 
     kind: Literal["scatter"]
-    repeats: int = Field(3, ge=1, description="the median of so many timings")
+    repeats: int = Field(3, ge=1, description="timings, of which the median is taken")
 
 
 class Curves(_WithRows):
-    """What happens during training, row by row."""
+    """Training curves, one line per row."""
+
+    one_run_per_row = True
 
     kind: Literal["curves"]
     panels: list[Panel] = Field(min_length=1)
 
-    @model_validator(mode="after")
-    def _every_row_is_one_run(self) -> Self:
-        for row in self.rows:
-            if row.run is None:
-                raise ValueError(f"row '{row.name}': curves are of one run each")
-        return self
-
 
 class Histograms(_WithRows):
-    """Distributions of the similarities that NAAF's runs sample (its figure 3)."""
+    """Distributions of the similarities sampled by NAAF's runs (its figure 3)."""
+
+    one_run_per_row = True
 
     kind: Literal["histograms"]
     epochs: list[Literal["first", "unadjusted", "last"]] = Field(
         ["first", "unadjusted", "last"],
         min_length=1,
-        description="epochs that sampled anything; 'unadjusted' is the last one before α*",
+        description="among the epochs with samples; 'unadjusted' is the last one before α*",
     )
-
-    @model_validator(mode="after")
-    def _every_row_is_one_run(self) -> Self:
-        for row in self.rows:
-            if row.run is None:
-                raise ValueError(f"row '{row.name}': histograms are of one run each")
-        return self
 
 
 class Maps(_WithRows):
-    """Words × regions of some test pairs, model beside model (NAAF, figure 4)."""
+    """Words × regions of selected test pairs, for several models (NAAF, figure 4)."""
+
+    one_run_per_row = True
 
     kind: Literal["maps"]
     captions: int = Field(3, ge=1, description="each with its own image and with a wrong one")
-    confused: str = Field(description="the run whose best wrong image a caption is shown with")
+    confused: str = Field(description="the run that chooses the wrong image of each caption")
 
     @property
     def used(self) -> list[str]:
         return list(dict.fromkeys([*super().used, self.confused]))
-
-    @model_validator(mode="after")
-    def _every_row_is_one_run(self) -> Self:
-        for row in self.rows:
-            if row.run is None:
-                raise ValueError(f"row '{row.name}': maps are of one run each")
-        return self
 
 
 AnyArtifact = Table | Scatter | Curves | Histograms | Maps | Sweep | Examples | Negatives
@@ -334,7 +317,7 @@ _ADAPTER: TypeAdapter[AnyArtifact] = TypeAdapter(
 
 
 def build_artifact(tree: Mapping[str, Any], where: str) -> AnyArtifact:
-    """Check a tree of plain values; an error names the file, the key, and what is wrong."""
+    """Validate a tree of plain values; an error names the file, the key and the mistake."""
     try:
         return _ADAPTER.validate_python(dict(tree))
     except ValidationError as error:
@@ -342,13 +325,13 @@ def build_artifact(tree: Mapping[str, Any], where: str) -> AnyArtifact:
 
 
 def _explain(error: Any) -> str:
-    # the first part of a place is the kind that was chosen, which the file says itself
+    # pydantic puts the kind before the path of the key
     parts = error["loc"][1:] if error["loc"][:1] in [(kind,) for kind in KINDS] else error["loc"]
-    place = ".".join(map(str, parts)) or "(top)"
+    key = ".".join(map(str, parts)) or "(top)"
     if error["type"] == "extra_forbidden":
-        return f"unknown key '{place}'"
+        return f"unknown key '{key}'"
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     if error["type"].startswith("union_tag"):
         return f"kind: expected {', '.join(KINDS[:-1])} or {KINDS[-1]}"
-    return f"{place}: {error['msg']}, got {error['input']!r}"
+    return f"{key}: {error['msg']}, got {error['input']!r}"

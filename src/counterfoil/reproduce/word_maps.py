@@ -1,9 +1,9 @@
-"""Words × regions of some test pairs, model beside model (NAAF, figure 4).
+"""Maps of words × regions for test pairs, for several models (NAAF, figure 4).
 
-Which pairs, is a rule: captions in the order of the SHA-256 of image id and caption, first those
-for which one model (``confused``) ranks a wrong image above their own. Each is shown with its own
-image and with the wrong image that this model ranks highest. An image that has the same caption, or
-a drawn scene of which it is true, is not wrong.
+A fixed rule selects the pairs. Captions are ordered by the SHA-256 of image id and caption; those
+for which one model (``confused``) ranks a wrong image above their own come first. Each is shown
+with its own image and with the wrong image that this model ranks highest. An image that has the
+same caption, or a drawn scene of which the caption is true, does not count as wrong.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from counterfoil.scoring.encode import SplitScores, score_split
 from counterfoil.training.run_folder import load_model
 
 MIN_OVERLAP = 0.3
-"""Intersection over union from which on a region is called like an object."""
+"""Smallest intersection over union at which a region is named after an object."""
 
 
 def map_pairs(plan: Plan, artifact: Maps, evaluator: RunEvaluator) -> list[MappedPair]:
-    """The pairs of the figure by the runs of the first seed; nothing before all are finished."""
+    """The pairs of the figure, with runs of the first seed; empty unless all are finished."""
     runs = {row.name: plan.runs[row.members[0]][0] for row in artifact.rows}
     confused = plan.runs[artifact.confused][0]
     if any(run.state != "finished" for run in (*runs.values(), confused)):
@@ -56,7 +56,7 @@ def map_pairs(plan: Plan, artifact: Maps, evaluator: RunEvaluator) -> list[Mappe
 def choose_pairs(
     split: Split, scored: SplitScores, count: int
 ) -> list[tuple[int, int, int | None]]:
-    """Captions, each with its own and with a wrong image, as indices into the split."""
+    """(caption, own image, wrong image or None), as indices into the split."""
     scores = scored.scores.float().numpy()
     confused: list[tuple[int, int, int | None]] = []
     others: list[tuple[int, int, int | None]] = []
@@ -64,17 +64,17 @@ def choose_pairs(
         if len(confused) == count:
             break
         caption, own = scored.texts[column], int(scored.image_of[column])
-        row = _highest_wrong(split, scored, scores[:, column], caption, own)
+        row = _find_highest_wrong(split, scored, scores[:, column], caption, own)
         wrong = None if row is None else scored.images[row]
         mistaken = row is not None and scores[row, column] > scores[own, column]
         (confused if mistaken else others).append((caption, scored.images[own], wrong))
     return [*confused, *others][:count]
 
 
-def _highest_wrong(
+def _find_highest_wrong(
     split: Split, scored: SplitScores, scores: NDArray[np.float32], caption: int, own: int
 ) -> int | None:
-    """The row of the image that scores highest of those that a caption is false of."""
+    """The row of the highest-scoring image for which a caption is false."""
     for row in np.argsort(-scores, kind="stable").tolist():
         if row != own and not _may_be_true(split, caption, scored.images[row]):
             return int(row)
@@ -87,18 +87,18 @@ def _key(split: Split, caption: int) -> str:
 
 
 def _may_be_true(split: Split, caption: int, image: int) -> bool:
-    """Whether another image has the caption, too, or the drawn scenes know that it could be so."""
+    """Whether an image also has the caption, or is a drawn scene of which it could be true."""
     if split.texts[caption] in split.captions[image]:
         return True
-    scene = _scene(split, image)
+    scene = _find_scene(split, image)
     if scene is None or split.extras is None:
         return False
-    [(owner, place)] = caption_positions(split, [caption])
-    written = captions_of(split.extras[owner], split.captions[owner])[place]
+    [(owner, index)] = caption_positions(split, [caption])
+    written = captions_of(split.extras[owner], split.captions[owner])[index]
     return could_be_true(scene, statement_of(written))
 
 
-def _scene(split: Split, image: int) -> Scene | None:
+def _find_scene(split: Split, image: int) -> Scene | None:
     extras = split.extras[image] if split.extras is not None else {}
     return scene_of(extras) if "scene" in extras else None
 
@@ -122,7 +122,7 @@ def _mapped(
         image=split.ids[image],
         own=own,
         words=words,
-        regions=region_names(len(fragments), fragments.boxes, _scene(split, image)),
+        regions=region_names(len(fragments), fragments.boxes, _find_scene(split, image)),
         maps=maps,
     )
 
@@ -130,7 +130,7 @@ def _mapped(
 def region_names(
     count: int, boxes: NDArray[np.float32] | None, scene: Scene | None = None
 ) -> list[str]:
-    """Numbers from 1; of a drawn scene also the object that a region shows most of.
+    """Numbers from 1; for a drawn scene, also the object that a region overlaps most.
 
     >>> region_names(2, None)
     ['1', '2']
@@ -139,17 +139,17 @@ def region_names(
     if scene is None or boxes is None:
         return names
     return [
-        f"{name} {shown}" if (shown := _object_at(box, scene)) else name
+        f"{name} {object_name}" if (object_name := _find_object(box, scene)) else name
         for name, box in zip(names, boxes.tolist(), strict=True)
     ]
 
 
-def _object_at(box: Sequence[float], scene: Scene) -> str | None:
-    """The object, all of it or one of several alike, that overlaps a box in 0…1 the most."""
-    place = (box[0] * SIZE, box[1] * SIZE, box[2] * SIZE, box[3] * SIZE)
+def _find_object(box: Sequence[float], scene: Scene) -> str | None:
+    """The object that overlaps a box in 0…1 most, as a whole or by one of its instances."""
+    pixels = (box[0] * SIZE, box[1] * SIZE, box[2] * SIZE, box[3] * SIZE)
     best, name = MIN_OVERLAP, None
     for one in scene.objects:
-        overlap = max(_overlap(place, other) for other in (one.box, *one.boxes))
+        overlap = max(_overlap(pixels, other) for other in (one.box, *one.boxes))
         if overlap >= best:
             best, name = overlap, f"{one.color} {one.kind}"
     return name
@@ -164,24 +164,24 @@ def _overlap(one: Box, other: Box) -> float:
     return shared / max(sum(areas) - shared, 1e-9)
 
 
-def pair_sections(found: Reproduction) -> list[str]:
-    """Markdown: of each pair the highest number of every word, and the region that has it."""
+def pair_sections(result: Reproduction) -> list[str]:
+    """Markdown with one table per pair: per word and model, the highest value and its region."""
     lines: list[str] = []
-    for number, pair in enumerate(found.pairs, 1):
+    for number, pair in enumerate(result.pairs, 1):
         kind = "its own image" if pair.own else "a wrong image"
         scores = ", ".join(f"{one.row} {one.score:.3f}" for one in pair.maps)
         lines += [f"**Pair {number}**: “{pair.caption}” with {kind}, {pair.image} ({scores})", ""]
         heads = [head for one in pair.maps for head in (f"{one.row}: {one.quantity}", "region")]
         table = [("word", *heads)]
-        for place, word in enumerate(pair.words):
+        for index, word in enumerate(pair.words):
             cells = []
             for one in pair.maps:
-                best = int(np.argmax(one.values[place])) if one.values[place] else None
+                best = int(np.argmax(one.values[index])) if one.values[index] else None
                 if best is None:
                     cells += ["", ""]
                     continue
                 sign = "+" if one.quantity == "s − t" else ""
-                cells += [f"{one.values[place][best]:{sign}.3f}", pair.regions[best]]
+                cells += [f"{one.values[index][best]:{sign}.3f}", pair.regions[best]]
             table.append((word.replace("|", "\\|"), *cells))
         lines += [*markdown_table(table), ""]
     return lines

@@ -1,4 +1,4 @@
-"""Worker processes: one run or guide each, news through a pipe, stopped politely."""
+"""Worker processes: one run or guide each, messages through a pipe, graceful shutdown."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from counterfoil.reproduce.plan import Job
 T = TypeVar("T")
 Notify = Callable[[], None]
 Train = Callable[[Job, Path, Progress, Callable[[], bool], Notify, Notify], bool]
-"""Job, cache, progress, should_stop, on_training, on_trained; whether the job was finished."""
+"""(job, cache, progress, should_stop, on_training, on_trained) -> whether the job is finished."""
 Describe = Callable[[BaseException], str]
 POLL_SECONDS = 0.5
-"""Seconds between looks at whether the user wants to stop."""
+"""Seconds between checks whether the user asked to stop."""
 
 EXIT_SECONDS = 5.0
-"""Seconds that workers have to end by themselves after an error, and again after SIGTERM."""
+"""Seconds that workers have to exit after an error, and again after SIGTERM."""
 
 SAVE_SECONDS = 60.0
-"""Seconds that a run has to save and end after its parent was killed."""
+"""Seconds that a run has to save and exit after its parent was killed."""
 
 TERMINATED_CODE = 128 + signal.SIGTERM
-"""Exit code of a worker that SIGTERM ended."""
+"""Exit code of a worker ended by SIGTERM."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A run whose process is gone: finished, interrupted, or failed with ``error``."""
+    """A run whose process has exited: finished, interrupted, or failed with ``error``."""
 
     run: Job
     finished: bool
@@ -52,11 +52,11 @@ class Ended:
 
 @cache
 def own_processes() -> ForkServerContext | SpawnContext:
-    """How processes begin that may use CUDA: not as copies of this one, nor with its threads.
+    """The start method of processes that may use CUDA, which a fork of this one could not.
 
-    On Linux they are copies of a process that has imported what they need, and done nothing else:
-    that saves each of them the seconds that importing takes. Should something that is imported
-    ask for a GPU, no copy could use one: then all begin from nothing.
+    On Linux it is a fork server that has only imported what the processes need, which saves each of
+    them the time of importing. If an import initialises CUDA, forks of the server cannot use a GPU;
+    then the processes are spawned.
     """
     spawn = multiprocessing.get_context("spawn")
     if not sys.platform.startswith("linux"):
@@ -67,27 +67,25 @@ def own_processes() -> ForkServerContext | SpawnContext:
 
 
 def _may_use_cuda(context: ForkServerContext) -> bool:
-    """Whether processes that begin so can use a GPU."""
+    """Whether processes of this context can use a GPU."""
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_tell, args=(sender,))
+    process = context.Process(target=_send_bad_fork, args=(sender,))
     process.start()
     sender.close()
     try:
-        spoilt: bool = receiver.recv()
+        return not receiver.recv()
     except EOFError:
         return False
     finally:
         process.join()
-    return not spoilt
 
 
-def _tell(sender: Connection) -> None:
-    spoilt: bool = torch.cuda._is_in_bad_fork()
-    sender.send(spoilt)
+def _send_bad_fork(sender: Connection) -> None:
+    sender.send(torch.cuda._is_in_bad_fork())
 
 
 class Workers:
-    """Processes that each carry out one run; a crash of one is that run's failure, no more."""
+    """Processes that each do one job; if one crashes, only its job fails."""
 
     def __init__(self, cache: Path, jobs: int, train: Train, describe: Describe) -> None:
         self.cache, self.jobs, self.train, self.describe = cache, jobs, train, describe
@@ -113,43 +111,38 @@ class Workers:
         work = (run, self.cache, self.train, self.describe, sender, self.stop, threads)
         process = self.context.Process(target=_work, args=work, daemon=False)
         process.start()
-        sender.close()  # the child has its own copy: its death is then the end of the pipe
+        sender.close()  # the child has the only copy, so the pipe ends when the child exits
         self.active[receiver] = (run, process)
 
     def ask_to_stop(self) -> None:
-        """Every run saves after its current step and ends."""
+        """Let every run save after its current step and exit."""
         self.stop.set()
 
-    def news(self, progress: Progress) -> list[Ended]:
-        """Wait a moment; pass on what the runs say, and return those that ended."""
+    def poll(self, progress: Progress) -> list[Ended]:
+        """Wait briefly, forward messages to ``progress``, and return the runs that ended."""
         ended: list[Ended] = []
-        ready = wait(list(self.active), POLL_SECONDS)
-        for receiver in ready:
+        for receiver in wait(list(self.active), POLL_SECONDS):
             if not isinstance(receiver, Connection):
                 continue
             run, process = self.active[receiver]
             try:
                 kind, value = receiver.recv()
             except (EOFError, OSError):
-                process.join()
-                del self.active[receiver]
-                ended.append(Ended(run, False, _lost(process.exitcode)))
-                continue
+                kind, value = "lost", None
             if kind == "say":
                 progress.say(f"{run.title}: {value}")
                 continue
             process.join()
             del self.active[receiver]
-            ended.append(
-                Ended(run, False, str(value)) if kind == "failed" else Ended(run, bool(value))
-            )
+            errors = {"lost": _exit_message(process.exitcode), "failed": str(value)}
+            ended.append(Ended(run, kind == "ended" and bool(value), errors.get(kind)))
         return ended
 
     def close(self) -> None:
-        """Nothing is left running, whatever happened.
+        """Stop all workers.
 
-        Workers end after their current step. While an error or a signal is ending this process,
-        they have a limited time for that.
+        They exit after their current step. If an error or a signal is ending this process, their
+        time for that is limited.
         """
         self.stop.set()
         if sys.exc_info()[0] is None:
@@ -160,7 +153,7 @@ class Workers:
             for _, process in self.active.values():
                 process.terminate()
             self._wait(EXIT_SECONDS)
-        finally:  # also after one more signal
+        finally:  # also after another signal
             for receiver, (_, process) in self.active.items():
                 process.kill()
                 process.join()
@@ -170,17 +163,17 @@ class Workers:
     def _wait(self, seconds: float = float("inf")) -> None:
         end = time.monotonic() + seconds
         while self.busy and time.monotonic() < end:
-            self.news(Silent())  # read on: a worker whose pipe is full would never end
+            self.poll(Silent())  # keep reading: a worker with a full pipe would never exit
 
 
-def _lost(code: int | None) -> str:
+def _exit_message(code: int | None) -> str:
     if code in (TERMINATED_CODE, -signal.SIGTERM):
-        return "its process was told to end (SIGTERM); it can be continued"
-    return f"its process ended with code {code} (out of memory?)"
+        return "its process was ended by SIGTERM; repeat the command to resume it"
+    return f"its process exited with code {code} (out of memory?)"
 
 
 class _Messages:
-    """Progress of a worker: only whole lines reach the parent."""
+    """Progress of a worker; only lines of `say` reach the parent."""
 
     def __init__(self, sender: Connection) -> None:
         self.sender = sender
@@ -198,9 +191,9 @@ class _Messages:
 
 
 class _Termination:
-    """SIGTERM: training saves first; at other times, or the second time, it ends at once."""
+    """Handler of SIGTERM: training saves first; otherwise, or the second time, it exits at once."""
 
-    asked = False
+    requested = False
     training = False
 
     def on_training(self) -> None:
@@ -208,13 +201,13 @@ class _Termination:
 
     def on_trained(self) -> None:
         self.training = False
-        if self.asked:  # after the last step
+        if self.requested:  # after the last step
             raise SystemExit(TERMINATED_CODE)
 
     def receive(self, signum: int, frame: object) -> None:
-        if self.asked or not self.training:
+        if self.requested or not self.training:
             raise SystemExit(TERMINATED_CODE)
-        self.asked = True
+        self.requested = True
 
 
 def _restore_default() -> None:
@@ -230,24 +223,26 @@ def _work(
     stop: Event,
     threads: int,
 ) -> None:
-    # Ctrl-C reaches every process of the terminal: here the parent's word counts, once saved
+    # Ctrl-C reaches every process of the terminal; only the parent reacts, and stops the workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     termination = _Termination()
     signal.signal(signal.SIGTERM, termination.receive)
-    if hasattr(os, "register_at_fork"):  # loaders have nothing to save
+    if hasattr(os, "register_at_fork"):  # data loader workers have nothing to save
         os.register_at_fork(after_in_child=_restore_default)
     parent = multiprocessing.parent_process()
 
     def should_stop() -> bool:
-        return termination.asked or stop.is_set() or (parent is not None and not parent.is_alive())
+        return (
+            termination.requested or stop.is_set() or (parent is not None and not parent.is_alive())
+        )
 
     end_with_parent(SAVE_SECONDS)
     torch.set_num_threads(threads)
     try:
-        messages, listen = _Messages(sender), termination.on_training
-        finished = train(run, cache, messages, should_stop, listen, termination.on_trained)
-        if termination.asked and not finished and not stop.is_set():
-            sender.send(("failed", _lost(TERMINATED_CODE)))
+        notify = termination.on_training, termination.on_trained
+        finished = train(run, cache, _Messages(sender), should_stop, *notify)
+        if termination.requested and not finished and not stop.is_set():
+            sender.send(("failed", _exit_message(TERMINATED_CODE)))
         else:
             sender.send(("ended", finished))
     except Exception as error:

@@ -53,11 +53,11 @@ export async function auditView(place, params) {
   say(`${page.total} findings`);
 }
 
-const opened = (found, text) => link("match", { image: found.shown[found.image], text });
+const opened = (found, text) => link("match", { image: found.image_names[found.image], text });
 
 function shot(found) {
   return h("a", { class: "shot", href: opened(found, found.text), "aria-label": `Open ${found.image}` },
-    image(found.shown[found.image], 320, "", found.image));
+    image(found.image_names[found.image], 320, "", found.image));
 }
 
 function finding(found) {
@@ -86,7 +86,7 @@ function nearDuplicate(found) {
         found.same > 1 && h("b", { class: "times" }, `×${found.same}`)),
       found.same_images.length > 1 && strip(found.same_images.slice(1), found.text, found.more_images),
       other && h("p", { class: "instead" }, h("span", { class: "label" }, "Nearly the same"), near.text),
-      other && strip([found.shown[near.image]], near.text, 0),
+      other && strip([found.image_names[near.image]], near.text, 0),
       h("p", { class: "facts" }, `${found.near_duplicate_images.toLocaleString("en")} other ${found.near_duplicate_images === 1 ? "image" : "images"} · likeness ${near.score.toFixed(2)} · ${found.image}`)));
 }
 
