@@ -89,7 +89,7 @@ class Audit:
             if name in self.images:  # only images of findings are served
                 self.images[name] = image
         wrong = [[finding] for finding in findings if finding.kind == "mismatch"]
-        near = group_by_caption(
+        near = group_by_caption([one for one in findings if one.near_duplicate is not None])
             [finding for finding in findings if finding.near_duplicate is not None]
         )
         self._sections: dict[Section, list[list[Finding]]] = {
