@@ -58,8 +58,8 @@ class EnsembleMatcher(Matcher):
         self.needs_boxes, self.needs_graph = first.needs_boxes, first.needs_graph
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
-        parts = self._split(images, texts)
-        return torch.stack([member.score_block(*pair, job) for member, *pair in parts]).mean(0)
+        scores = [member.score_block(i, t, job) for member, i, t in self._split(images, texts)]
+        return torch.stack(scores).mean(0)
 
     def each(self, images: Encoded, texts: Encoded) -> tuple[Tensor, ...]:
         """Scores of each member."""

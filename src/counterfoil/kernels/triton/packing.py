@@ -83,8 +83,8 @@ def pack(lengths: Sequence[int], words: int = 128, slots: int = 16) -> Packing:
     counts[places[real]] = sizes[real]
     owners = np.zeros(tiles * slots, dtype=np.int64)
     owners[places[real]] = np.flatnonzero(real)
-    arrays = (rows, segments, counts, owners, places)
-    return Packing(*map(torch.from_numpy, arrays), words=words, slots=slots)
+    tensors = [torch.from_numpy(x) for x in (rows, segments, counts, owners, places)]
+    return Packing(tensors[0], tensors[1], tensors[2], tensors[3], tensors[4], words, slots)
 
 
 def _fill(sizes: Indices, words: int, slots: int) -> tuple[Indices, Indices, Indices]:
@@ -154,9 +154,11 @@ def interleave(lengths: Sequence[int], width: int = 128, step: int = 1) -> Inter
     owner = np.repeat(np.arange(len(sizes)), sizes)
     within = np.arange(total) - starts[owner]
     rows[bases[places[owner] // width] + within * width + places[owner] % width] = np.arange(total)
-    arrays = (rows, bases, longest, padded, places)
+    tensors = [torch.from_numpy(x) for x in (rows, bases, longest, padded, places)]
     spans = tuple(zip(bases.tolist(), longest.tolist(), strict=True))
-    return InterleavedCaptions(*map(torch.from_numpy, arrays), width=width, spans=spans)
+    return InterleavedCaptions(
+        tensors[0], tensors[1], tensors[2], tensors[3], tensors[4], width, spans
+    )
 
 
 def moved(device: torch.device, *tensors: Tensor) -> tuple[Tensor, ...]:
