@@ -90,8 +90,6 @@ class Audit:
                 self.images[name] = image
         wrong = [[finding] for finding in findings if finding.kind == "mismatch"]
         near = group_by_caption([one for one in findings if one.near_duplicate is not None])
-            [finding for finding in findings if finding.near_duplicate is not None]
-        )
         self._sections: dict[Section, list[list[Finding]]] = {
             "suspicious": wrong,
             "near-duplicates": near,
