@@ -33,6 +33,9 @@ TERMS = re.findall(
 )
 """Names of the project's own for what the field has a name for."""
 
+OPTIONS = {"kept", "alike"}
+"""Options of recipes; stored results are recognized by them, so they keep their names."""
+
 BRITISH = re.compile(
     r"(?i)(optimis|normalis|standardis|initialis|tokenis|serialis|colour|centre(?!d)|behaviour|"
     r"favour|neighbour|labell|modell)"
@@ -78,6 +81,8 @@ def counts(folder: Path) -> Counter[str]:
     result: Counter[str] = Counter()
     for path in sorted(folder.rglob("*.py")):
         for name in defined_names(path):
+            if name in OPTIONS:
+                continue
             if name.lstrip("_") in VALUES:
                 result[name.lstrip("_")] += 1
             elif name in TERMS:

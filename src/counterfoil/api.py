@@ -128,8 +128,8 @@ def load_pairs(
     """
     pairs = _load_pairs(source, format, options=options, cache_dir=cache_dir, progress=progress)
     pairs = with_fragments(pairs, Path(cache_dir), extractor, {}, progress)
-    place = source if is_named(source, format) else Path(source).resolve()
-    origin: dict[str, Any] = {"source": str(place), "format": format, "options": options}
+    location = source if is_named(source, format) else Path(source).resolve()
+    origin: dict[str, Any] = {"source": str(location), "format": format, "options": options}
     origin["features"] = {"extractor": extractor}
     pairs = replace(pairs, origin={**origin, "dev_share": dev_share})
     return with_dev_split(pairs, dev_share)
@@ -171,7 +171,7 @@ def train(
     split get one from their training images, as with `load_pairs`. Progress is shown on a terminal
     and in a notebook; ``progress=False`` shows nothing.
     """
-    shown = Silent() if progress is False else progress or default_progress()
+    bars = Silent() if progress is False else progress or default_progress()
     sections: dict[str, Any] = {
         key: settings.pop(key) for key in ("data", "evaluation", "seed") if key in settings
     }
@@ -196,8 +196,8 @@ def train(
             pairs = with_dev_split(pairs, config.data.dev_share, saved)
         on_first_process(lambda: save_dev_split(folder, pairs, config.data.dev_share))
         if note := dev_note(pairs):
-            shown.say(f"note: {note}")
-        result = Trainer(model, pairs, config, folder, shown).run(resume=resume)
+            bars.say(f"note: {note}")
+        result = Trainer(model, pairs, config, folder, bars).run(resume=resume)
         if not result.interrupted:
             dev = pairs[config.evaluation.split]
             on_first_process(lambda: _measure(folder, dev, model.device, shown))

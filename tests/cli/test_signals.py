@@ -53,7 +53,7 @@ def test_the_exit_code_says_which_signal_stopped_training(sent, code) -> None:
     try:
         signals.listen()
         signal.raise_signal(sent)
-        assert signals.asked
+        assert signals.stop_requested
         assert signals.exit_code == code
         with pytest.raises(SystemExit) as twice:
             signal.raise_signal(sent)

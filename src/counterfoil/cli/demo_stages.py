@@ -310,7 +310,7 @@ class Demo:
             self.cache,
             resume=resume,
             progress=self.progress,
-            should_stop=lambda: self.signals.asked,
+            should_stop=lambda: self.signals.stop_requested,
             on_training=training,
             on_trained=trained,
         )
@@ -354,7 +354,7 @@ class Demo:
             model = from_pretrained(folder / "last")
         else:
             model = new_model(config, pairs, self.progress)
-        trainer = Trainer(model, pairs, config, folder, self.progress, lambda: signals.asked)
+        trainer = Trainer(model, pairs, config, folder, self.progress, lambda: signals.stop_requested)
         signals.listen()
         interrupted = trainer.run(resume).interrupted
         if not interrupted:

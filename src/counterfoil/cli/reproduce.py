@@ -257,7 +257,7 @@ def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, stored: ResultCache 
         cache,
         bars,
         jobs=jobs,
-        should_stop=lambda: signals.asked,
+        should_stop=lambda: signals.stop_requested,
         on_training=signals.listen,
         on_trained=signals.stop_listening,
     )

@@ -65,7 +65,7 @@ class StopSignals:
     end the program at once.
     """
 
-    asked = False
+    stop_requested = False
     exit_code = ENDED_BY[signal.SIGINT]
     _before: dict[signal.Signals, Any] | None = None
 
@@ -78,11 +78,11 @@ class StopSignals:
         for each, handler in (self._before or {}).items():
             signal.signal(each, handler)
         self._before = None
-        if self.asked:
+        if self.stop_requested:
             raise SystemExit(self.exit_code)
 
     def _remember(self, signum: int, frame: object) -> None:
         self.exit_code = ENDED_BY[signal.Signals(signum)]
-        if self.asked:
+        if self.stop_requested:
             raise SystemExit(self.exit_code)
-        self.asked = True
+        self.stop_requested = True

@@ -107,7 +107,7 @@ def train(
             cache,
             resume=resume,
             progress=bars,
-            should_stop=lambda: signals.asked,
+            should_stop=lambda: signals.stop_requested,
             on_training=signals.listen,
             on_trained=signals.stop_listening,
         )
