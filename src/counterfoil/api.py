@@ -200,7 +200,7 @@ def train(
         result = Trainer(model, pairs, config, folder, bars).run(resume=resume)
         if not result.interrupted:
             dev = pairs[config.evaluation.split]
-            on_first_process(lambda: _measure(folder, dev, model.device, shown))
+            on_first_process(lambda: _measure(folder, dev, model.device, bars))
         return result
 
 

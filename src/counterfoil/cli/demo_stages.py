@@ -354,7 +354,9 @@ class Demo:
             model = from_pretrained(folder / "last")
         else:
             model = new_model(config, pairs, self.progress)
-        trainer = Trainer(model, pairs, config, folder, self.progress, lambda: signals.stop_requested)
+        trainer = Trainer(
+            model, pairs, config, folder, self.progress, lambda: signals.stop_requested
+        )
         signals.listen()
         interrupted = trainer.run(resume).interrupted
         if not interrupted:
