@@ -28,7 +28,7 @@ def models(
 ) -> None:
     """List models, objectives and the parts of models; with a name or kind, also their options.
 
-    Every model can be trained with every objective. Options are set as model.matcher.NAME=VALUE or
+    Most objectives train every model; some need a cross-encoder (see their descriptions). Options are set as model.matcher.NAME=VALUE or
     objective.OBJECTIVE.NAME=VALUE.
 
     [bold]Examples[/]

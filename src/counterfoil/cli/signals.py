@@ -74,7 +74,7 @@ class StopSignals:
             self._before = {each: signal.signal(each, self._remember) for each in ENDED_BY}
 
     def stop_listening(self) -> None:
-        """Let signals end the program at once again, and one that came after the last step."""
+        """Restore the previous handlers, and exit if a stop was requested since the last step."""
         for each, handler in (self._before or {}).items():
             signal.signal(each, handler)
         self._before = None

@@ -1,6 +1,6 @@
 """Stored results: a folder of JSON files to which any number of calls add rows and seeds.
 
-Checkpoints are large and GPU time is borrowed; results are small, so they are kept. A result is
+Checkpoints are large and training is expensive; results are small, so they are kept. A result is
 identified by its row, its seed and its settings. A later call trains what is missing, replaces what
 has changed, and leaves the rest.
 """
