@@ -28,8 +28,8 @@ def models(
 ) -> None:
     """List models, objectives and the parts of models; with a name or kind, also their options.
 
-    Most objectives train every model; some need a cross-encoder (see their descriptions). Options are set as model.matcher.NAME=VALUE or
-    objective.OBJECTIVE.NAME=VALUE.
+    Most objectives train every model; some need a cross-encoder (see their descriptions). Options
+    are set as model.matcher.NAME=VALUE or objective.OBJECTIVE.NAME=VALUE.
 
     [bold]Examples[/]
 
