@@ -54,7 +54,7 @@ def test_a_sequence_is_the_words_of_a_text_and_the_regions_of_an_image(seed, equ
         expected = torch.cat([words[there], images.fragments[row][images.mask[row]]])
         assert torch.equal(parts[k], expected)
         assert torch.equal(tokens[packing.starts[k]], expected[0])
-    assert (packing.keys is None) == (len({len(part) for part in parts}) == 1)
+    assert (packing.mask is None) == (len({len(part) for part in parts}) == 1)
 
 
 @given(

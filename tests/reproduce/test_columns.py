@@ -270,7 +270,7 @@ def test_the_command_stops_where_it_is_measuring(made, cache, tmp_path, monkeypa
     plan, _ = made
     file = tmp_path / "tiny.yaml"
     file.write_text(yaml.safe_dump(table(foils=FOILS | {"captions": 19})))
-    monkeypatch.setattr(StopSignals, "__init__", lambda self: setattr(self, "asked", True))
+    monkeypatch.setattr(StopSignals, "__init__", lambda self: setattr(self, "stop_requested", True))
     monkeypatch.setattr("counterfoil.reproduce.collect.collect", None)  # would go on by itself
     words = [file, "--out", plan.out, "--cache", cache, "--seeds", 1, "--jobs", 2]
     result = CliRunner().invoke(app, ["reproduce", *map(str, words)])

@@ -106,7 +106,7 @@ def test_what_is_written_says_it_all(out, cache, tmp_path) -> None:
     rsum = found.rows[0].numbers["rsum"]
     line = next(line for line in page.splitlines() if line.startswith("| all"))
     assert line.endswith(f"| {rsum.mean:.1f} ± {rsum.std:.1f} (21.0) |")
-    assert "on other data" in page
+    assert "Our runs use other data" in page
     svg = (tmp_path / "rsum.svg").read_text()
     (axes,) = charts_of(found)[0].draw().axes
     assert len(axes.patches) == 3  # two of ours, one published
