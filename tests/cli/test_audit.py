@@ -80,7 +80,7 @@ def test_a_run_is_audited_on_its_own_data(run, cache, tmp_path) -> None:
     asked = ["audit", run, "--split", "test", "--out", out, "--threshold", 0.05, "--cache", cache]
     printed = invoke(*asked)
     assert f"report: {out / 'index.html'}" in printed.replace("\n", "")
-    assert "no corrections: this model was cannot correct captions" in " ".join(printed.split())
+    assert "no corrections: this model was not taught to correct" in " ".join(printed.split())
     told = json.loads((out / "summary.json").read_text())
     assert (told["captions"], told["model"], told["passed"]) == (60, "naaf", True)
     assert told["splits"][0]["images"] == 12
