@@ -262,3 +262,25 @@ def test_the_extra_all_installs_every_extra_that_an_error_names() -> None:
         named |= set(re.findall(r'MissingExtraError\(\s*"[^"]+",\s*"([\w-]+)"', source))
     assert named
     assert named <= extras
+
+
+def test_saving_a_model_replaces_nothing_but_a_saved_model(concepts, tmp_path) -> None:
+    model = cf.create("vse-fc", concepts, embed_size=8)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    cf.save_pretrained(model, folder)  # empty
+    cf.save_pretrained(model, folder)  # a saved model
+    (folder / "thesis.txt").write_text("years of work")
+    with pytest.raises(ArgumentError, match="not empty and not a saved model"):
+        cf.save_pretrained(model, folder)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ArgumentError, match="not empty"):
+        cf.save_pretrained(model, tmp_path / "file")
+    assert (folder / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_mistyped_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(CheckpointError, match="runs/typo: no such folder"):
+        cf.load("runs/typo")

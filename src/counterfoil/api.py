@@ -96,7 +96,9 @@ def load(source: str | Path, *, device: str = "auto") -> Model:
     folder = Path(source)
     if folder.is_dir() and not is_transformers_folder(folder):
         return load_model(folder, device)
-    if folder.is_dir() or re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
+    # a name below a folder that exists is a mistyped path: the hub is not asked for it
+    on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)) and not folder.parent.is_dir()
+    if folder.is_dir() or on_hub:
         try:
             return load_zero_shot(str(source)).to(choose_device(device))
         except CheckpointError as error:

@@ -10,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from counterfoil.cli import app, main
+from counterfoil.cli.explain import colored
 from counterfoil.data import load_pairs
+from counterfoil.models.match import Match, WordEffect
 from tests.data.tiny import write_images
 
 GOOD = {"image": "a.png", "split": "train", "captions": ["a dog"], "id": "a"}
@@ -87,3 +89,14 @@ def test_what_a_terminal_would_obey_is_escaped_in_an_error(tmp_path, monkeypatch
     assert "x1b[2J" in message
     assert not set("\x1b\x07\r\u202e") & set(message)
     assert not any(line.startswith("error: all") for line in message.splitlines())
+
+
+def test_an_explained_sentence_is_escaped_and_its_words_keep_their_colors() -> None:
+    text = "a\x1b[31m dog\nruns"
+    words = [
+        WordEffect("dog", 1.0, 1.0, 0.0, span=(7, 10)),
+        WordEffect("runs", -1.0, 0.0, -1.0, span=(11, 15)),
+    ]
+    sentence = colored(Match(text, 0.5, words, [], "parts", True))
+    assert sentence.plain == "a\\x1b[31m dog\\nruns"
+    assert [sentence.plain[span.start : span.end] for span in sentence.spans] == ["dog", "runs"]

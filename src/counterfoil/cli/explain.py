@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import counterfoil.cli.options as opt
 from counterfoil.cli.inputs import DataChoice, check_inputs, check_picture
 from counterfoil.cli.output import console, print_json, print_line, print_table
+from counterfoil.core.printable import printable
 from counterfoil.data.text.words import check_sentence
 
 if TYPE_CHECKING:
@@ -90,7 +92,10 @@ def _print(match: Match) -> None:
 
 
 def colored(match: Match, many: bool = True) -> Text:
-    """The sentence with each word in its colour, on a terminal with ``many`` colours or a few."""
+    """The sentence with each word in its color, on a terminal with ``many`` colors or a few.
+
+    Control characters are escaped, so words begin where their escaped characters do.
+    """
     from rich.color import Color
     from rich.style import Style
     from rich.text import Text
@@ -98,10 +103,12 @@ def colored(match: Match, many: bool = True) -> Text:
     from counterfoil.models.match import shades
     from counterfoil.plots.sentences import color_of
 
-    sentence = Text(match.text)
+    characters = [printable(character) for character in match.text]
+    starts = [0, *accumulate(map(len, characters))]
+    sentence = Text("".join(characters))
     for word, shade in zip(match.words, shades(match), strict=True):
         if word.span is not None and not word.known:
-            sentence.stylize(Style(dim=True, underline=True), *word.span)
+            sentence.stylize(Style(dim=True, underline=True), *(starts[end] for end in word.span))
             continue
         if word.span is None or abs(shade) <= 0.05:
             continue
@@ -111,5 +118,5 @@ def colored(match: Match, many: bool = True) -> Text:
             style = Style(color="black", bgcolor=ground, bold=strong)
         else:
             style = Style(color="black", bgcolor=name, bold=True) if strong else Style(color=name)
-        sentence.stylize(style, *word.span)
+        sentence.stylize(style, *(starts[end] for end in word.span))
     return sentence

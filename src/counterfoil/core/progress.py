@@ -69,9 +69,12 @@ class Bars:
         if not self.console.is_terminal:
             yield from self._lines(items, description, total, done)
             return
+        from rich.markup import escape
+
         with self._new_bar() as self._bar:
             try:
-                self._task = self._bar.add_task(description, total=total, completed=done, note="")
+                title = escape(printable(description))
+                self._task = self._bar.add_task(title, total=total, completed=done, note="")
                 for item in items:
                     yield item
                     self._bar.advance(self._task)

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from counterfoil.core.config import MODEL_CONFIG
-from counterfoil.core.errors import CheckpointError, DataError, MissingExtraError
+from counterfoil.core.errors import ArgumentError, CheckpointError, DataError, MissingExtraError
 from counterfoil.core.storage.atomic import atomic_folder, scratch_folder
 from counterfoil.core.storage.reading import open_regular, read_text
 from counterfoil.core.tensors.device import MemoryGuard
@@ -144,9 +144,28 @@ def _read_sums(path: Path) -> dict[str, str]:
 
 
 def save_pretrained(model: Model, folder: str | Path) -> None:
-    """Write a model; the folder appears complete or not at all."""
-    with atomic_folder(Path(folder)) as new:
+    """Write a model; the folder appears complete or not at all.
+
+    A saved model that is there is replaced. A folder with anything else in it is refused.
+    """
+    folder = Path(folder)
+    if folder.exists() and not _is_replaceable(folder):
+        raise ArgumentError(
+            f"{folder}: not empty and not a saved model; choose another folder to save to"
+        )
+    with atomic_folder(folder) as new:
         write_model(model, new)
+
+
+def _is_replaceable(folder: Path) -> bool:
+    """Whether a folder is empty, or holds a saved model's files and nothing else."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {""}
+    if not names:
+        return True
+    if not {CONFIG, SUMS} <= names:
+        return False
+    listed = {Path(name).parts[0] for name in _read_sums(folder / SUMS)}
+    return names <= listed | {SUMS}
 
 
 def write_model(model: Model, folder: Path) -> None:
