@@ -256,8 +256,9 @@ def test_options_are_listed_of_what_is_named() -> None:
     (line,) = (one for one in invoke("models", "selhn").splitlines() if one.startswith("selhn"))
     assert "margin=0.2" in line
     assert "margin=0.2" not in invoke("models")
-    with pytest.raises(ConfigError, match="no such name"):
-        invoke("models", "selhnn")
+    for more in ([], ["--json"]):
+        with pytest.raises(ConfigError, match="no such name"):
+            invoke("models", "selhnn", *more)
 
 
 NO_RUN = ("evaluate nowhere", 4, "nowhere")

@@ -60,7 +60,7 @@ GROUPS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     "Data": {"data": data_app, "features": features, "foils": foils},
     "Papers": {"reproduce": reproduce},
 }
-"""Commands by the panel of `counterfoil --help` that shows them, in that order."""
+"""Commands by the panel of `counterfoil --help` that shows them."""
 
 app = typer.Typer(
     name="counterfoil",

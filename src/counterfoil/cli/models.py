@@ -45,6 +45,8 @@ def models(
                 f"--kind {kind}: unknown{nearest(kind, catalogue)} (kinds: {', '.join(catalogue)})"
             )
         catalogue = {kind: catalogue[kind]}
+    if not any(catalogue.values()):
+        raise ConfigError(f"'{pattern}': no such name; `counterfoil models` lists all")
     if as_json:
         print_json(catalogue)
         return
@@ -52,8 +54,6 @@ def models(
     for title, entries in catalogue.items():
         if entries:
             _print_kind(title, entries, with_options)
-    if not any(catalogue.values()):
-        raise ConfigError(f"'{pattern}': no such name; `counterfoil models` lists all")
     if not with_options:
         print_line("Options of one: counterfoil models NAME, or of a kind: --kind objectives")
 
