@@ -11,14 +11,24 @@ An objective in your own training loop, and a matcher on your own tensors:
 >>> cf.matchers.NAAF()(regions, words, text_mask=torch.ones(3, 8, dtype=torch.bool)).shape
 torch.Size([2, 3])
 
-A model from data to scores:
+A model from data to scores, here a tiny one on drawn scenes:
 
->>> pairs = cf.load_pairs("scenes", images=1000)            # doctest: +SKIP
->>> model = cf.create("rvse-mlp", pairs, embed_size=256)    # doctest: +SKIP
->>> run = cf.train(model, pairs, objective="hardest")       # doctest: +SKIP
->>> print(cf.evaluate(model, pairs.test).to_markdown())     # doctest: +SKIP
->>> model = cf.load("runs/python")                          # doctest: +SKIP
->>> model.score(["a.jpg", "b.png"], ["a dog", "a cat"])     # doctest: +SKIP
+>>> import tempfile
+>>> from PIL import Image
+>>> folder = tempfile.mkdtemp()
+>>> pairs = cf.load_pairs("scenes", images=60, cache_dir=folder)
+>>> model = cf.create("naaf", pairs, embed_size=16)
+>>> run = cf.train(model, pairs, objective="selhn", epochs=1, folder=f"{folder}/run")
+>>> evaluation = cf.evaluate(model, pairs.test).to_markdown()
+>>> model = cf.load(f"{folder}/run")
+>>> Image.new("RGB", (96, 96), "red").save(f"{folder}/a.jpg")
+>>> model.score([f"{folder}/a.jpg", Image.new("RGB", (64, 96))], ["a dog", "a cat"]).shape
+torch.Size([2, 2])
+>>> texts, images = model.encode_texts(["a dog"]), model.encode_images([f"{folder}/a.jpg"])
+>>> [word.word for word in model.explain(f"{folder}/a.jpg", "a dog near a tree").words]
+['a', 'dog', 'near', 'a', 'tree']
+>>> cf.list_models("sc*")
+['scan', 'scan-i2t', 'scan-t2i']
 """
 
 from __future__ import annotations
