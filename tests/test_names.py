@@ -36,6 +36,9 @@ TERMS = re.findall(
 OPTIONS = {"kept", "alike"}
 """Options of recipes; stored results are recognized by them, so they keep their names."""
 
+WEIGHTS = {("uniter", "place")}
+"""Parts of a model by file; its saved weights are named after them."""
+
 BRITISH = re.compile(
     r"(?i)(optimis|normalis|standardis|initialis|tokenis|serialis|colour|centre(?!d)|behaviour|"
     r"favour|neighbour|labell|modell)"
@@ -81,7 +84,7 @@ def counts(folder: Path) -> Counter[str]:
     result: Counter[str] = Counter()
     for path in sorted(folder.rglob("*.py")):
         for name in defined_names(path):
-            if name in OPTIONS:
+            if name in OPTIONS or (path.stem, name) in WEIGHTS:
                 continue
             if name.lstrip("_") in VALUES:
                 result[name.lstrip("_")] += 1

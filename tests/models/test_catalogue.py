@@ -147,7 +147,7 @@ def test_embeddings_are_the_sums_uniter_adds_up(concepts) -> None:
     )
     found = regions(batch)
     features = regions.feature_norm(regions.feature(batch.fragments[0, 1]))
-    place = regions.box_norm(regions.box(box_numbers(batch.boxes[0, 1])))
+    place = regions.place_norm(regions.place(box_numbers(batch.boxes[0, 1])))
     expected = regions.norm(features + place + regions.kind)
     assert torch.allclose(found.fragments[0, 1], expected, atol=1e-6)
     assert not found.fragments[1, 1:].any()

@@ -47,8 +47,8 @@ class RegionEmbedder(ImageEncoder):
         self.boxes = boxes
         self.feature = nn.Linear(input_dim, embed_size)
         self.feature_norm = nn.LayerNorm(embed_size, eps=EPS)
-        self.box = nn.Linear(BOX_NUMBERS, embed_size)
-        self.box_norm = nn.LayerNorm(embed_size, eps=EPS)
+        self.place = nn.Linear(BOX_NUMBERS, embed_size)
+        self.place_norm = nn.LayerNorm(embed_size, eps=EPS)
         self.kind = nn.Parameter(SPREAD * torch.randn(embed_size))
         self.norm = nn.LayerNorm(embed_size, eps=EPS)
         self.dropout = nn.Dropout(dropout)
@@ -56,7 +56,7 @@ class RegionEmbedder(ImageEncoder):
 
     def forward(self, images: ImageBatch) -> Encoded:
         features = self.feature_norm(self.feature(images.fragments))
-        boxes = self.box_norm(self.box(self._boxes(images)))
+        boxes = self.place_norm(self.place(self._boxes(images)))
         regions = self.dropout(self.norm(features + boxes + self.kind))
         encoded: Encoded = self.joint(regions, images.mask)
         return encoded
