@@ -29,8 +29,8 @@ class InBatchLoss(nn.Module):
 
     def __init__(self, objective: Spec = "hardest", steps_per_epoch: int = 0) -> None:
         super().__init__()
-        self.spec: Spec = objective if isinstance(objective, str) else dict(objective)
         self.objective = _create_scores_only(objective)
+        self.spec: Spec = objective if isinstance(objective, str) else dict(objective)
         if steps_per_epoch < 0:
             raise ConfigError(f"steps_per_epoch: expected at least 0, got {steps_per_epoch}")
         self.steps_per_epoch, self.step = steps_per_epoch, 0
