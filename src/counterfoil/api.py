@@ -9,12 +9,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from counterfoil.core.config import ModelConfig, build_config, merge
 from counterfoil.core.distributed import on_first_process
 from counterfoil.core.errors import CheckpointError
-from counterfoil.core.progress import Progress, Silent, default_progress
+from counterfoil.core.progress import Progress, as_progress
 from counterfoil.core.storage.atomic import DEFAULT_CACHE
 from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.load import is_named
@@ -163,7 +163,7 @@ def train(
     folder: str | Path = "runs/python",
     resume: bool = False,
     overwrite: bool = False,
-    progress: Progress | Literal[False] | None = None,
+    progress: Progress | bool | None = None,
     **settings: Any,
 ) -> RunResult:
     """Train a model in place; its best and last checkpoints, config and metrics go to ``folder``.
@@ -173,7 +173,7 @@ def train(
     split get one from their training images, as with `load_pairs`. Progress is shown on a terminal
     and in a notebook; ``progress=False`` shows nothing.
     """
-    bars = Silent() if progress is False else progress or default_progress()
+    bars = as_progress(True if progress is None else progress)
     sections: dict[str, Any] = {
         key: settings.pop(key) for key in ("data", "evaluation", "seed") if key in settings
     }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from counterfoil.adapters.in_batch import InBatchLoss, row_ids
-from counterfoil.core.errors import ConfigError
+from counterfoil.core.errors import ArgumentError, ConfigError
 from counterfoil.objectives import Context, create_objective, objectives
 
 SCORES_ALONE = [name for name in objectives if not objectives[name].requires]
@@ -80,3 +81,34 @@ def test_equal_rows_have_equal_ids_whatever_their_padding() -> None:
     pixels = torch.rand(3, 2, 4, 4)
     assert len(set(row_ids(pixels).tolist())) == 3
     assert torch.equal(row_ids(pixels.clone()), row_ids(pixels))
+
+
+def test_names_are_ids_like_numbers() -> None:
+    scores = vectors(0, 4) @ vectors(1, 4).T
+    loss = InBatchLoss({"triplet": {"margin": 3.0}})
+    numbers = loss.of_scores(scores, torch.tensor([7, 7, 8, 9]), torch.tensor([0, 1, 2, 2]))
+    names = loss.of_scores(scores, ["a", "a", "b", "c"], np.array(["w", "x", "y", "y"]))
+    assert numbers == names > 0
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (torch.tensor([7]), r"image_ids: expected 4 numbers or names, .* got torch.int64 \[1\]"),
+        (torch.eye(4).long(), r"got torch.int64 \[4, 4\]"),
+        (torch.ones(4).bool(), r"got torch.bool \[4\]"),
+        (["a", 1, None, 2], "got list"),
+        (None, "got NoneType"),
+    ],
+)
+def test_ids_are_one_per_pair(ids, message) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        InBatchLoss("hardest").of_scores(torch.zeros(4, 4), ids, torch.arange(4))
+
+
+def test_scores_are_square_and_have_no_nan() -> None:
+    loss, ids = InBatchLoss("hardest"), torch.arange(4)
+    with pytest.raises(ArgumentError, match="16 of 16 are NaN"):
+        loss.of_scores(torch.full((4, 4), torch.nan), ids, ids)
+    with pytest.raises(ArgumentError, match=r"expected one text per image .* \[4, 3\]"):
+        loss.of_scores(torch.zeros(4, 3), ids, ids[:3])

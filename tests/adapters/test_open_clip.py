@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from counterfoil.adapters.open_clip import ObjectiveLoss
-from counterfoil.core.errors import ConfigError
+from counterfoil.core.errors import ArgumentError, ConfigError
 from counterfoil.objectives import Context, create_objective
 
 CLIP = {"infonce": {"temperature": 1.0, "learned": False}}
@@ -61,6 +61,13 @@ def test_with_the_scale_of_the_model_it_is_the_loss_of_clip() -> None:
     found = ObjectiveLoss(CLIP, scaled=True)(images, texts, scale, output_dict=True)
     assert set(found) == {"contrastive_loss"}
     assert torch.allclose(found["contrastive_loss"], expected, atol=1e-6)
+
+
+def test_ids_of_another_length_are_refused() -> None:
+    images, texts, scale = features()
+    for name in ("image_ids", "text_ids"):
+        with pytest.raises(ArgumentError, match=f"{name}: expected 8 numbers or names"):
+            ObjectiveLoss("hardest")(images, texts, scale, **{name: torch.tensor([7])})
 
 
 def test_a_scale_that_is_not_read_has_a_gradient_of_zero() -> None:

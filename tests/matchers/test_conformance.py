@@ -20,6 +20,7 @@ from counterfoil.core.tensors.modes import exporting
 from counterfoil.encoders import Encoded
 from counterfoil.kernels import tiled
 from counterfoil.matchers import FragmentMatcher, fragment_matcher, matchers
+from counterfoil.matchers.naaf import NAAF
 from tests.conftest import thinned
 
 DIM = 32
@@ -292,6 +293,34 @@ def test_a_matcher_refuses_what_it_cannot_compare(name) -> None:
         matcher(images, x, text_mask=torch.ones(1, 1))
     with pytest.raises(ArgumentError, match=rf"embed_size={DIM}\): expected text vectors of {DIM}"):
         matcher(images, torch.cat([x, x], dim=-1))
+
+
+@every_matcher
+def test_both_sides_must_be_comparable(name) -> None:
+    matcher, (images, texts) = make(name), batch()
+    with pytest.raises(ArgumentError, match=r"same dtype, got torch.float32 and torch.float64"):
+        matcher(images, replace(texts, fragments=texts.fragments.double()))
+    with pytest.raises(ArgumentError, match=r"texts: .* length 1 or more, got \[5, 0, 32\]"):
+        matcher(images, texts.trim_to(0))
+    with pytest.raises(
+        ArgumentError, match=r"text_mask: .*booleans \[5, 7\].* torch.bool \[5, 3\]"
+    ):
+        matcher(images, replace(texts, mask=texts.mask[:, :3]))
+    with pytest.raises(ArgumentError, match=r"image_mask: .*got torch.float32"):
+        matcher(replace(images, mask=images.mask.float()), texts)
+
+
+def test_widths_are_compared_if_the_matcher_reads_any() -> None:
+    with pytest.raises(ArgumentError, match=r"same width, .* \[2, 5, 16\] and \[3, 4, 8\]"):
+        NAAF()(torch.randn(2, 5, 16), torch.randn(3, 4, 8))
+    with pytest.raises(ArgumentError, match=r"text_mask: .*got list"):
+        NAAF()(torch.randn(2, 5, 16), torch.randn(1, 2, 16), text_mask=[[True, False]])
+
+
+@pytest.mark.parametrize("width", ["16", 0, -1, 2.0, True])
+def test_the_width_is_a_positive_integer(width) -> None:
+    with pytest.raises(ArgumentError, match=r"NAAF\(embed_size=.*expected the width"):
+        NAAF(width)
 
 
 SIZED = ("imram", "saf", "sgr", "sgraf", "uniter")

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import numpy as np
 import pytest
 
-from counterfoil.core.errors import CheckpointError, ConfigError, MissingExtraError
+from counterfoil.core.errors import (
+    ArgumentError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    MissingExtraError,
+)
 from counterfoil.data.batches.collate import pad_fragments, pad_texts
 from counterfoil.models import models
 from counterfoil.models.export import DESCRIPTION, OnnxMatcher, export_model
@@ -110,6 +117,18 @@ def test_an_input_that_is_missing_is_named(concepts, tiny_bert, tmp_path) -> Non
     matcher = exported(make("vse++", concepts, tiny_bert).eval(), tmp_path / "model")
     with pytest.raises(ConfigError, match="needs more inputs: region_mask"):
         matcher.run("image", {"regions": np.zeros((1, 2, 16), np.float32)})
+
+
+def test_images_and_texts_are_checked_as_by_the_model(concepts, tiny_bert, tmp_path) -> None:  # noqa: F811
+    model = make("vse++", concepts, tiny_bert).eval()
+    matcher = exported(model, tmp_path / "model")
+    image = concepts.test.fragments.read(0)
+    assert_same(matcher.score(image.features, "a dog"), model.score(image, "a dog"))
+    for images, texts in ((image, None), (image, [None]), (image, ""), (None, "a dog")):
+        with pytest.raises((ArgumentError, DataError)) as theirs:
+            model.score(images, texts)
+        with pytest.raises(theirs.type, match=re.escape(str(theirs.value))):
+            matcher.score(images, texts)
 
 
 @pytest.mark.parametrize("name", CROSS_ENCODERS[:1])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from counterfoil.core.config import build_config
-from counterfoil.core.errors import CheckpointError, ConfigError, DataError
+from counterfoil.core.errors import ArgumentError, CheckpointError, ConfigError, DataError
 from counterfoil.data.batches.collate import Collate
 from counterfoil.data.batches.dataset import Augmentation, CaptionItems
+from counterfoil.data.fragments import Fragments
 from counterfoil.models import create_model, from_pretrained, models, save_pretrained
 from counterfoil.models.catalogue import reads_pixels
 from counterfoil.models.store import write_sums
@@ -18,6 +20,8 @@ from counterfoil.objectives import create_objective, objectives
 from counterfoil.training.step import TrainingStep
 from tests.conftest import thinned
 from tests.data.text.test_text import save_tiny_tokenizer
+
+REGIONS = np.random.default_rng(0).normal(size=(5, 16)).astype(np.float32)
 
 
 @pytest.fixture(scope="session")
@@ -225,3 +229,51 @@ def test_random_word_vectors_are_small_or_of_a_standard_distribution(
 ) -> None:
     model = make(name, concepts, tiny_bert, text={"word_init": init, "word_dim": 300})
     assert float(model.text_encoder.embed.weight.detach().std()) == pytest.approx(spread, rel=0.1)
+
+
+@pytest.fixture
+def scorer(concepts, tiny_bert):
+    return make("vse++", concepts, tiny_bert).eval()
+
+
+@pytest.mark.parametrize(
+    ("images", "texts", "message"),
+    [
+        (REGIONS, None, "texts: expected one or a list of them, got NoneType"),
+        (REGIONS, 5, "texts: expected one or a list of them, got int"),
+        (REGIONS, [None], "texts: expected strings, got NoneType among them"),
+        (REGIONS, [], "texts: expected at least one, got none"),
+        (None, "a dog", "images: expected one or a list of them, got NoneType"),
+        ([None], "a dog", "image: expected a path, .* got NoneType"),
+        (np.zeros((0, 2, 16), np.float32), "a dog", "images: expected at least one, got none"),
+        (np.float32(3), "a dog", "images: expected one or a list of them, got float32"),
+        (np.zeros((0, 4, 3), np.uint8), "a dog", r"image: expected pixels, got shape \[0, 4, 3\]"),
+    ],
+)
+def test_arguments_of_a_score_are_checked(scorer, images, texts, message) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        scorer.score(images, texts)
+
+
+@pytest.mark.parametrize("text", ["", "  \n", ["a dog", ""]])
+def test_a_text_without_words_is_refused(scorer, text) -> None:
+    with pytest.raises(DataError, match="has no words"):
+        scorer.score(REGIONS, text)
+
+
+@pytest.mark.parametrize("features", [np.full((2, 16), np.nan, np.float32), REGIONS[:0]])
+def test_fragments_are_finite_and_not_empty(scorer, features) -> None:
+    for image in (features, Fragments(features), [Fragments(features)]):
+        with pytest.raises(DataError, match="at least one fragment, all numbers finite"):
+            scorer.score(image, "a dog")
+
+
+def test_one_text_is_explained_at_a_time(scorer) -> None:
+    with pytest.raises(ArgumentError, match="text: expected one string, got list"):
+        scorer.explain(REGIONS, ["a dog"])
+
+
+def test_tensors_of_bfloat16_are_converted(scorer) -> None:
+    rounded = torch.tensor(REGIONS).bfloat16()
+    found = scorer.score(rounded, "a dog", progress=True)
+    assert torch.equal(found, scorer.score(rounded.float().numpy(), "a dog", progress=False))

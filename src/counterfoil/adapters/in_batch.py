@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from counterfoil.core.errors import ConfigError
+from counterfoil.core.errors import ArgumentError, ConfigError
 from counterfoil.objectives import Context, create_objective
 from counterfoil.objectives.composite import Composite
 from counterfoil.objectives.contrastive import at_least_float32
+from counterfoil.objectives.positives import Ids, check_scores
 
 Spec = str | Mapping[str, Any]
 
@@ -26,14 +29,21 @@ class InBatchLoss(nn.Module):
 
     def __init__(self, objective: Spec = "hardest", steps_per_epoch: int = 0) -> None:
         super().__init__()
-        self.spec: Spec = objective if isinstance(objective, str) else dict(objective)
         self.objective = _create_scores_only(objective)
+        self.spec: Spec = objective if isinstance(objective, str) else dict(objective)
         if steps_per_epoch < 0:
             raise ConfigError(f"steps_per_epoch: expected at least 0, got {steps_per_epoch}")
         self.steps_per_epoch, self.step = steps_per_epoch, 0
 
-    def of_scores(self, scores: Tensor, image_ids: Tensor, text_ids: Tensor) -> Tensor:
+    def of_scores(self, scores: Tensor, image_ids: Ids, text_ids: Ids) -> Tensor:
         """The loss of scores [B, B]; equal ids [B] mark equal images and equal texts."""
+        check_scores(scores)
+        if scores.shape[0] != scores.shape[1]:
+            raise ArgumentError(
+                f"scores: expected one text per image [B, B], got shape {list(scores.shape)}"
+            )
+        image_ids = read_ids(image_ids, scores, "image_ids")
+        text_ids = read_ids(text_ids, scores, "text_ids")
         pairs = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
         positives = pairs | (image_ids[:, None] == image_ids)
         protected = None
@@ -59,6 +69,28 @@ def _create_scores_only(spec: Spec) -> Composite:
                 "`counterfoil train` only; objectives of scores: triplet, hardest, selhn …"
             )
     return objective
+
+
+def read_ids(ids: Ids, rows: Tensor, name: str) -> Tensor:
+    """Ids [B] of rows [B, ...] as a tensor; names are hashed, equally on all processes."""
+    values: Any = ids
+    if isinstance(ids, (list, tuple, np.ndarray)) and all(isinstance(one, str) for one in ids):
+        values = [_hash_name(str(one)) for one in ids]
+    try:
+        tensor = torch.as_tensor(values, device=rows.device)
+    except (TypeError, ValueError, RuntimeError):
+        tensor = None
+    if tensor is None or tensor.dtype == torch.bool or tensor.shape != rows.shape[:1]:
+        given = type(ids).__name__ if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+        raise ArgumentError(
+            f"{name}: expected {len(rows)} numbers or names, one per pair, got {given}"
+        )
+    return tensor
+
+
+def _hash_name(name: str) -> int:
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
 
 
 def row_ids(rows: Tensor) -> Tensor:

@@ -6,9 +6,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from counterfoil.adapters.in_batch import InBatchLoss, Spec, row_ids
+from counterfoil.adapters.in_batch import InBatchLoss, Spec, read_ids, row_ids
 from counterfoil.core.distributed import gather_rows
 from counterfoil.core.errors import ConfigError
+from counterfoil.objectives.positives import Ids
 
 
 class ObjectiveLoss(InBatchLoss):
@@ -53,12 +54,12 @@ class ObjectiveLoss(InBatchLoss):
         logit_bias: Tensor | None = None,
         output_dict: bool = False,
         *,
-        image_ids: Tensor | None = None,
-        text_ids: Tensor | None = None,
+        image_ids: Ids | None = None,
+        text_ids: Ids | None = None,
     ) -> Tensor | dict[str, Tensor]:
         ids = (
-            row_ids(image_features) if image_ids is None else image_ids,
-            row_ids(text_features) if text_ids is None else text_ids,
+            _ids(image_ids, image_features, "image_ids"),
+            _ids(text_ids, text_features, "text_ids"),
         )
         scores = self._scores(image_features, text_features)
         if self.scaled:
@@ -87,3 +88,8 @@ class ObjectiveLoss(InBatchLoss):
         dist.all_gather(parts, rows.detach().contiguous())
         parts[self.rank] = rows
         return torch.cat(parts)
+
+
+def _ids(given: Ids | None, features: Tensor, name: str) -> Tensor:
+    """The given ids [B], checked before they are gathered; by default those of equal features."""
+    return row_ids(features) if given is None else read_ids(given, features, name)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from counterfoil.adapters.in_batch import InBatchLoss, Spec, row_ids
+from counterfoil.adapters.in_batch import InBatchLoss, Spec, read_ids, row_ids
 from counterfoil.core.distributed import gather_rows
 from counterfoil.core.errors import DataError
 from counterfoil.encoders.encoded import l2_normalize
@@ -45,7 +45,7 @@ class ImageTextLoss(InBatchLoss):
         images, texts = _columns(sentence_features)
         ids = [_ids_of(images), _ids_of(texts)]
         if labels is not None and labels.numel():
-            ids[0] = labels.flatten().long()
+            ids[0] = read_ids(labels.flatten().long(), ids[0], "labels")
         vectors = [
             l2_normalize(self.model(column)["sentence_embedding"]) for column in (images, texts)
         ]

@@ -144,3 +144,10 @@ def default_progress() -> Bars | Silent:
 
     console = Console(stderr=True)
     return Bars() if console.is_terminal or console.is_jupyter else Silent()
+
+
+def as_progress(given: Progress | bool | None) -> Progress:
+    """The given progress; True: the default bars; False or None: no output."""
+    if given is True:
+        return default_progress()
+    return given or Silent()

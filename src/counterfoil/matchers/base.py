@@ -70,6 +70,11 @@ class Matcher(nn.Module):
 
     def __init__(self, embed_size: int | None = None) -> None:
         super().__init__()
+        if embed_size is not None and (type(embed_size) is not int or embed_size < 1):
+            raise ArgumentError(
+                f"{type(self).__name__}(embed_size={embed_size!r}): expected the width of the "
+                "vectors, an integer of at least 1, or None for any width"
+            )
         self.embed_size = embed_size
 
     def forward(
@@ -87,6 +92,7 @@ class Matcher(nn.Module):
         """
         images = self._as_encoded(images, image_mask, "image")
         texts = self._as_encoded(texts, text_mask, "text")
+        self._check_comparable(images, texts)
         return self.score_block(images, texts, ScoringJob())
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
@@ -103,13 +109,34 @@ class Matcher(nn.Module):
             raise ArgumentError(f"{side}_mask: an Encoded has a mask of its own; leave it out")
         else:
             encoded = batch
-        vectors = encoded.pooled if self.needs == "pooled" else encoded.fragments
+            if self.needs != "pooled" and batch.fragments is not None:
+                _check_fragments(batch.fragments, batch.mask, side)
+        vectors = self._vectors(encoded)
         if vectors is not None and width is not None and vectors.shape[-1] != width:
             raise ArgumentError(
                 f"{name}(embed_size={width}): expected {side} vectors of {width} numbers, "
                 f"got shape {list(vectors.shape)}"
             )
         return encoded
+
+    def _vectors(self, encoded: Encoded) -> Tensor | None:
+        return encoded.pooled if self.needs == "pooled" else encoded.fragments
+
+    def _check_comparable(self, images: Encoded, texts: Encoded) -> None:
+        """Raise unless both sides have the same width and dtype; reads no values."""
+        x, y = self._vectors(images), self._vectors(texts)
+        if x is None or y is None:  # `score_block` names the encoder to configure
+            return
+        if x.shape[-1] != y.shape[-1]:
+            raise ArgumentError(
+                f"{type(self).__name__}: expected image and text vectors of the same width, got "
+                f"shapes {list(x.shape)} and {list(y.shape)}"
+            )
+        if x.dtype != y.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ArgumentError(
+                f"{type(self).__name__}: expected image and text vectors of the same dtype, got "
+                f"{x.dtype} and {y.dtype}; convert one side with .to(dtype)"
+            )
 
     def _require_no_extras(self, side: str) -> None:
         """Raise if the matcher reads more of a side than vectors."""
@@ -166,12 +193,23 @@ def encode_tensor(x: Tensor, mask: Tensor | None, side: str, needs: Needs) -> En
         )
     if mask is None:
         mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-    if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
-        raise ArgumentError(
-            f"{side}_mask: expected booleans {list(x.shape[:2])}, True for real fragments, got "
-            f"{mask.dtype} {list(mask.shape)}"
-        )
+    _check_fragments(x, mask, side)
     return Encoded(x, mask)
+
+
+def _check_fragments(x: Tensor, mask: Tensor, side: str) -> None:
+    """Raise unless fragments [n, length, D] and their mask fit; reads shapes only."""
+    if x.shape[1] == 0:
+        raise ArgumentError(
+            f"{side}s: expected fragments [n, length, D] of length 1 or more, got {list(x.shape)}"
+        )
+    is_tensor = isinstance(mask, Tensor)
+    if not is_tensor or mask.dtype != torch.bool or mask.shape != x.shape[:2]:
+        given = f"{mask.dtype} {list(mask.shape)}" if is_tensor else type(mask).__name__
+        raise ArgumentError(
+            f"{side}_mask: expected a tensor of booleans {list(x.shape[:2])}, True for real "
+            f"fragments, got {given}"
+        )
 
 
 def pooled(encoded: Encoded, side: str) -> Tensor:

@@ -26,19 +26,17 @@ from counterfoil.core.errors import CheckpointError, ConfigError, MissingExtraEr
 from counterfoil.core.storage.reading import read_text
 from counterfoil.core.tensors.modes import eval_mode, exporting
 from counterfoil.data.batches.collate import ImageBatch, TextBatch, pad_fragments, pad_texts
-from counterfoil.data.fragments import Fragments
 from counterfoil.data.text.dependencies import create_parser
 from counterfoil.data.text.tokenizers import (
     HuggingFaceText,
     TextProcessor,
     load_text_processor,
-    require_known,
     with_parser,
 )
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models.catalogue import reads_pixels
-from counterfoil.models.model import Model
+from counterfoil.models.model import ImageLike, ImageReader, Model, as_list, read_texts
 from counterfoil.models.store import write_sums
 
 DESCRIPTION = "export.json"
@@ -330,6 +328,10 @@ class OnnxMatcher:
     def __init__(self, folder: str | Path, providers: Sequence[str] = ("CPUExecutionProvider",)):
         self.folder = Path(folder)
         self.description = _read_description(self.folder / DESCRIPTION)
+        source = self.description["fragments"]
+        self.reader = ImageReader(
+            source["extractor"], source["options"], self.description["region_width"]
+        )
         runtime = _require("onnxruntime")
         options = runtime.SessionOptions()
         options.log_severity_level = 3  # errors
@@ -354,11 +356,13 @@ class OnnxMatcher:
         """Encode both sides of a batch of padded arrays."""
         return {**self.run("image", given), **self.run("text", given)}
 
-    def score(self, images: Sequence[Fragments], captions: Sequence[str]) -> NDArray[np.float32]:
-        """Scores [n_images, n_texts], as `Model.score` gives them."""
+    def score(
+        self, images: ImageLike | Sequence[ImageLike], captions: str | Sequence[str]
+    ) -> NDArray[np.float32]:
+        """Scores [n_images, n_texts], as `Model.score` gives them, of the same arguments."""
         text = self.text
-        read = [require_known(text, caption).text for caption in captions]
-        batch = pad_fragments(images)
+        read = read_texts(text, captions)
+        batch = pad_fragments([self.reader.fragments(one) for one in as_list(images, "images")])
         texts = pad_texts([text.encode(caption) for caption in read], text.pad)
         given = {
             "regions": batch.fragments.float(),

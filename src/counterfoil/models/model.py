@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from counterfoil.core.config import DataConfig, ModelConfig
 from counterfoil.core.errors import ArgumentError, ConfigError, DataError
-from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.progress import Progress, as_progress
 from counterfoil.core.registry import Registry
 from counterfoil.core.tensors.device import MemoryGuard
 from counterfoil.core.tensors.modes import eval_mode
@@ -33,6 +33,7 @@ from counterfoil.data.text.tokenizers import (
     with_parser,
 )
 from counterfoil.data.text.vocabulary import Vocabulary
+from counterfoil.data.text.words import caption_words
 from counterfoil.encoders import Encoded, image_encoders, text_encoders
 from counterfoil.encoders.bert import pretrained_names
 from counterfoil.encoders.encoded import Needs
@@ -115,7 +116,7 @@ class Model(nn.Module):
         needs: Needs | None = None,
         *,
         batch_size: int = 256,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
     ) -> Encoded:
         """Encode images for the matcher, or with more outputs if ``needs`` says so.
 
@@ -152,7 +153,7 @@ class Model(nn.Module):
         needs: Needs | None = None,
         *,
         batch_size: int = 256,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
     ) -> Encoded:
         """Encode texts for the matcher, or with more outputs if ``needs`` says so.
 
@@ -161,7 +162,7 @@ class Model(nn.Module):
         A padded `TextBatch` is encoded with gradients and stays on its device.
         """
         if not isinstance(texts, TextBatch):
-            read = [require_known(self.text, one).text for one in as_list(texts, "texts")]
+            read = read_texts(self.text, texts)
 
             def encode(start: int) -> Encoded:
                 ids = [self.text.encode(one) for one in read[start : start + batch_size]]
@@ -179,13 +180,13 @@ class Model(nn.Module):
         count: int,
         batch_size: int,
         title: str,
-        progress: Progress | None,
+        progress: Progress | bool | None,
     ) -> Encoded:
         """Encoded items on the CPU, in order; ``encode`` gets the start of each batch."""
         if batch_size < 1:
             raise ArgumentError(f"batch_size: expected at least 1, got {batch_size}")
         starts = range(0, count, batch_size)
-        steps = (progress or Silent()).track(starts, title, len(starts))
+        steps = as_progress(progress).track(starts, title, len(starts))
         with eval_mode(self):
             return Encoded.cat([encode(start).to("cpu") for start in steps])
 
@@ -204,13 +205,13 @@ class Model(nn.Module):
         texts: str | Sequence[str],
         *,
         batch_size: int = 256,
-        progress: Progress | None = None,
+        progress: Progress | bool | None = None,
     ) -> Tensor:
         """Scores [n_images, n_texts] on the CPU.
 
         Images are files, pictures, pixels [height, width, 3] or fragments. Images and texts are
         encoded ``batch_size`` at a time. Unknown words are removed; a text without known words
-        raises.
+        raises. ``progress=True`` shows bars on a terminal and in a notebook.
         """
         encoded_texts = self.encode_texts(texts, batch_size=batch_size, progress=progress)
         encoded_images = self.encode_images(images, batch_size=batch_size, progress=progress)
@@ -222,6 +223,8 @@ class Model(nn.Module):
 
     def explain(self, image: ImageLike, text: str) -> Match:
         """The effect of each word of a text on its match with an image, coloured in a notebook."""
+        if not isinstance(text, str):
+            raise ArgumentError(f"text: expected one string, got {type(text).__name__}")
         fragments, picture = self.reader.read(image)
         return replace(explain(self, fragments, text), picture=picture)
 
@@ -286,9 +289,15 @@ class ImageReader:
     def read(self, image: ImageLike) -> tuple[Fragments, Image.Image | None]:
         """Fragments of an image, and its picture unless it was given as fragments."""
         if isinstance(image, Fragments):
+            _require_finite(image.features)
             return image, None
-        if isinstance(image, (np.ndarray, Tensor)) and not _is_pixels(image):
-            return self._given(_to_numpy(image)), None
+        if isinstance(image, (np.ndarray, Tensor)):
+            if not _is_pixels(image):
+                return self._given(_to_numpy(image)), None
+            if 0 in image.shape:
+                raise ArgumentError(f"image: expected pixels, got shape {list(image.shape)}")
+        elif not isinstance(image, (str, PathLike, Image.Image)):
+            raise _not_an_image(image)
         extractor = self.extractor
         picture = open_picture(image)
         return extractor.extract(picture), picture
@@ -299,8 +308,7 @@ class ImageReader:
                 f"image: expected fragments [n, {self.dim}] (floats) or pixels [height, width, 3] "
                 f"(uint8), got {features.dtype} {list(features.shape)}"
             )
-        if not len(features) or not np.isfinite(features).all():
-            raise DataError("image: expected at least one fragment, all numbers finite")
+        _require_finite(features)
         return Fragments(features.astype(np.float32, copy=False))
 
 
@@ -312,28 +320,54 @@ def open_picture(image: str | PathLike[str] | Image.Image | NDArray[Any] | Tenso
         return to_upright_rgb(image)
     if isinstance(image, (np.ndarray, Tensor)):
         return Image.fromarray(_to_numpy(image))
-    raise ArgumentError(
-        "image: expected a path, a PIL image, pixels, or fragments, got " + type(image).__name__
+    raise _not_an_image(image)
+
+
+def _not_an_image(given: Any) -> ArgumentError:
+    return ArgumentError(
+        "image: expected a path, a PIL image, pixels, or fragments, got " + type(given).__name__
     )
 
 
+def _require_finite(features: NDArray[Any]) -> None:
+    if not len(features) or not np.isfinite(features).all():
+        raise DataError("image: expected at least one fragment, all numbers finite")
+
+
 def _to_numpy(array: NDArray[Any] | Tensor) -> NDArray[Any]:
-    return array.detach().cpu().numpy() if isinstance(array, Tensor) else array
+    if not isinstance(array, Tensor):
+        return array
+    array = array.detach().cpu()
+    return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
 
 
 def _is_pixels(array: NDArray[Any] | Tensor) -> bool:
     return array.ndim == 3 and array.shape[2] == 3 and str(array.dtype).endswith("uint8")
 
 
+def read_texts(processor: TextProcessor, given: Any) -> list[str]:
+    """One or several texts as a list, without their unknown words; each must have a known word."""
+    texts = as_list(given, "texts")
+    for text in texts:
+        if not isinstance(text, str):
+            raise ArgumentError(f"texts: expected strings, got {type(text).__name__} among them")
+        if not caption_words(text):
+            raise DataError(f"texts: {text!r} has no words; give at least one word to score")
+    return [require_known(processor, text).text for text in texts]
+
+
 def as_list(given: Any, what: str) -> list[Any]:
     """One or several items as a list; a batch of fragments [images, n, D] is split."""
     if isinstance(given, (str, PathLike, Image.Image, Fragments)):
         return [given]
-    if isinstance(given, (np.ndarray, Tensor)):
-        single = given.ndim == 2 or _is_pixels(given)
-        return [given] if single else list(given)
-    if not isinstance(given, Sequence):
-        given = list(given)
-    if not len(given):
+    if isinstance(given, (np.ndarray, Tensor)) and (given.ndim == 2 or _is_pixels(given)):
+        return [given]
+    try:
+        items = list(given)
+    except TypeError:  # also of arrays without axes
+        raise ArgumentError(
+            f"{what}: expected one or a list of them, got {type(given).__name__}"
+        ) from None
+    if not items:
         raise ArgumentError(f"{what}: expected at least one, got none")
-    return list(given)
+    return items

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -13,7 +13,7 @@ from counterfoil.core.registry import Registry
 from counterfoil.data.batches.collate import BatchExtras
 from counterfoil.data.batches.dataset import ExtraNegativeSource
 from counterfoil.encoders.encoded import Needs
-from counterfoil.objectives.positives import Ids, check_mask, read_positives
+from counterfoil.objectives.positives import Ids, Mask, read_mask, read_positives
 from counterfoil.objectives.services import BatchServices, Lookahead, RunSetup, TrainSplitScores
 
 objectives: Registry[type[Objective]] = Registry("objective")
@@ -30,8 +30,9 @@ class Context:
     ``image_ids`` and ``caption_ids`` are indices into the training split, of each row's image and
     of each column's caption. ``protected`` [n_images, n_texts] marks pairs that must not be
     negatives: not annotated as positive, but certainly or likely matching. ``members`` are the
-    scores of each member of an ensemble. ``services`` and ``extra`` are for objectives that score
-    more than the batch. Diagnostics are computed only if ``logging`` is true.
+    scores of each member of an ensemble. ``on_diagonal``: the pairs of square scores are on the
+    diagonal; if not, every positive entry is a pair. ``services`` and ``extra`` are for objectives
+    that score more than the batch. Diagnostics are computed only if ``logging`` is true.
     """
 
     epoch: int = 0
@@ -43,6 +44,7 @@ class Context:
     services: BatchServices | None = None
     extra: BatchExtras | None = None
     logging: bool = True
+    on_diagonal: bool = True
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,11 @@ class Objective(nn.Module):
     def forward(
         self,
         scores: Tensor,
-        positives: Tensor | Ids | None = None,
+        positives: Mask | Ids | None = None,
         *,
         image_ids: Ids | None = None,
         text_ids: Ids | None = None,
-        protected: Tensor | None = None,
+        protected: Mask | None = None,
         epoch: int = 0,
         step: int = 0,
     ) -> Tensor:
@@ -102,30 +104,31 @@ class Objective(nn.Module):
         them, pairs are on the diagonal. ``protected`` pairs are not negatives. ``epoch`` and
         ``step`` count from 0, for objectives that warm up or sample.
         """
-        context = Context(epoch, step, protected=protected, logging=False)
-        return self._report(scores, positives, image_ids, text_ids, context).loss
+        context = Context(epoch, step, logging=False)
+        return self._report(scores, positives, image_ids, text_ids, protected, context).loss
 
     def report(
         self,
         scores: Tensor,
-        positives: Tensor | Ids | None = None,
+        positives: Mask | Ids | None = None,
         *,
         image_ids: Ids | None = None,
         text_ids: Ids | None = None,
-        protected: Tensor | None = None,
+        protected: Mask | None = None,
         epoch: int = 0,
         step: int = 0,
     ) -> LossReport:
         """The loss with its diagnostics; arguments as for a call."""
-        context = Context(epoch, step, protected=protected)
-        return self._report(scores, positives, image_ids, text_ids, context)
+        context = Context(epoch, step)
+        return self._report(scores, positives, image_ids, text_ids, protected, context)
 
     def _report(
         self,
         scores: Tensor,
-        positives: Tensor | Ids | None,
+        positives: Mask | Ids | None,
         image_ids: Ids | None,
         text_ids: Ids | None,
+        protected: Mask | None,
         context: Context,
     ) -> LossReport:
         if self.requires:
@@ -134,8 +137,11 @@ class Objective(nn.Module):
                 f"{self.requires}; train with it by counterfoil.train or `counterfoil train`"
             )
         matrix = read_positives(scores, positives, image_ids, text_ids)
-        if context.protected is not None:
-            check_mask(context.protected, scores, "protected")
+        context = replace(
+            context,
+            protected=None if protected is None else read_mask(protected, scores, "protected"),
+            on_diagonal=bool(matrix.diagonal().all()),
+        )
         return self.compute(scores, matrix, context)
 
     def prepare(self, training: RunSetup) -> None:
@@ -190,13 +196,15 @@ def both_directions(
 ) -> tuple[Anchors, Anchors]:
     """Anchors of image → text and of text → image.
 
-    The pairs of a square matrix are on its diagonal. Otherwise (images with several texts) every
-    positive entry is a pair. Protected pairs are not negatives.
+    The pairs of a square matrix are on its diagonal, unless the context says otherwise. For other
+    shapes (images with several texts), every positive entry is a pair. Protected pairs are not
+    negatives.
     """
     negative = ~positives
     if context is not None and context.protected is not None:
         negative = negative & ~context.protected
-    if scores.shape[0] == scores.shape[1]:  # views: no copy, and no scatter in the backward pass
+    on_diagonal = context is None or context.on_diagonal
+    if on_diagonal and scores.shape[0] == scores.shape[1]:  # views: no copy, no scatter in backward
         positive = scores.diagonal()
         return Anchors(positive, scores, negative), Anchors(positive, scores.T, negative.T)
     image, text = positives.nonzero(as_tuple=True)

@@ -65,7 +65,8 @@ class Composite(Objective):
             diagnostics |= report.diagnostics
             if len(self.terms) > 1:
                 diagnostics[f"loss/{name}"] = report.loss.detach()
-        total = sum(parts[1:], parts[0]) if parts else scores.new_zeros(())
+        # an empty sum is 0 with a gradient, even for a matrix of NaN
+        total = sum(parts[1:], parts[0]) if parts else scores[:0].sum()
         return LossReport(total, diagnostics, context.protected)
 
     @property
@@ -143,6 +144,11 @@ def create_objective(spec: str | Mapping[str, Any]) -> Composite:
     terms: dict[str, Objective] = {}
     weights: dict[str, float] = {}
     epochs: dict[str, tuple[int, int | None]] = {}
+    if not isinstance(spec, (str, Mapping)):
+        raise ConfigError(
+            "objective: expected a name such as 'hardest', or a mapping of names to weights or "
+            f"options, got {spec!r}"
+        )
     table = {spec: {}} if isinstance(spec, str) else dict(spec)
     protection = _protection(table.pop(PROTECT)) if PROTECT in table else None
     if not table:

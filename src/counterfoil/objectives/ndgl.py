@@ -57,7 +57,7 @@ def guided_directions(
         for anchors in zip(
             both_directions(scores, positives, context),
             both_directions(targets.masked_fill(~known, 0.0), positives, context),
-            both_directions(known, positives),
+            both_directions(known, positives, context),
             strict=True,
         )
     )

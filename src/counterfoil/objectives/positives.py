@@ -17,13 +17,16 @@ from counterfoil.data.pairs import Split
 Ids: TypeAlias = "Tensor | NDArray[Any] | Sequence[Hashable]"
 """One id per item: integers, or any other values that can be compared, such as file names."""
 
+Mask: TypeAlias = "Tensor | NDArray[Any] | Sequence[Sequence[bool]]"
+"""A boolean matrix [n_images, n_texts]: a tensor, an array or nested lists."""
+
 ALONE, NO_GROUP = -1, -2
 """Group of a caption that no other image has; padding of an image's groups."""
 
 
 def read_positives(
     scores: Tensor,
-    positives: Tensor | NDArray[Any] | Sequence[Hashable] | None = None,
+    positives: Mask | Ids | None = None,
     image_ids: Ids | None = None,
     text_ids: Ids | None = None,
 ) -> Tensor:
@@ -39,18 +42,20 @@ def read_positives(
     check_scores(scores)
     if positives is not None and (image_ids is not None or text_ids is not None):
         raise ArgumentError("give either positives or image_ids (and text_ids), not both")
-    if isinstance(positives, (Tensor, np.ndarray)) and positives.ndim == 2:
-        matrix = torch.as_tensor(positives)
-        _check_matrix(matrix, scores)
+    if _is_matrix(positives):
+        matrix = read_mask(positives, scores, "positives")
+        if not bool(matrix.any()):
+            raise ArgumentError("positives: expected at least one positive pair, all are False")
     elif positives is not None:
         matrix = _same_id(scores, positives, None)
     elif image_ids is not None or text_ids is not None:
         matrix = _same_id(scores, image_ids, text_ids)
+        if not bool(matrix.any()):
+            raise ArgumentError("image_ids and text_ids have no id in common: there is no positive")
     else:
         _require_square(scores, "without positives or ids")
         return torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-    _check_pairs(matrix)
-    return matrix.to(scores.device)
+    return matrix
 
 
 def check_scores(scores: Tensor) -> None:
@@ -69,8 +74,15 @@ def check_scores(scores: Tensor) -> None:
         raise ArgumentError(f"scores: expected numbers, {missing} of {scores.numel()} are NaN")
 
 
-def check_mask(mask: Tensor, scores: Tensor, name: str) -> None:
-    """Raise unless a mask is boolean and has the shape of the scores."""
+def read_mask(given: Any, scores: Tensor, name: str) -> Tensor:
+    """A boolean matrix of the scores' shape, on their device; raise if it is not one."""
+    try:
+        mask = torch.as_tensor(given, device=scores.device)
+    except (TypeError, ValueError, RuntimeError):
+        raise ArgumentError(
+            f"{name}: expected a boolean matrix {list(scores.shape)} (a tensor, an array or lists "
+            f"of equal length), got {type(given).__name__}"
+        ) from None
     if mask.dtype != torch.bool:
         raise ArgumentError(
             f"{name}: expected a boolean matrix, got {mask.dtype}; convert it with .bool()"
@@ -79,24 +91,15 @@ def check_mask(mask: Tensor, scores: Tensor, name: str) -> None:
         raise ArgumentError(
             f"{name}: expected the shape of the scores {list(scores.shape)}, got {list(mask.shape)}"
         )
+    return mask
 
 
-def _check_matrix(matrix: Tensor, scores: Tensor) -> None:
-    check_mask(matrix, scores, "positives")
-    if not bool(matrix.any()):
-        raise ArgumentError("positives: expected at least one positive pair, all entries are False")
-
-
-def _check_pairs(matrix: Tensor) -> None:
-    """A square matrix is a batch of pairs: image ``k`` with text ``k``."""
-    if matrix.shape[0] == matrix.shape[1] and not bool(matrix.diagonal().all()):
-        row = int((~matrix.diagonal()).nonzero()[0])
-        raise ArgumentError(
-            f"positives: square scores are those of pairs on the diagonal, but [{row}, {row}] is "
-            "not positive; put each text in the column of its image's row"
-        )
-    if not bool(matrix.any()):
-        raise ArgumentError("image_ids and text_ids have no id in common: there is no positive")
+def _is_matrix(positives: Any) -> bool:
+    """Whether positives are a matrix, not ids; tuples are ids, since they can be compared."""
+    if isinstance(positives, (Tensor, np.ndarray)):
+        return positives.ndim == 2
+    rows = isinstance(positives, (list, tuple)) and len(positives) > 0
+    return rows and isinstance(positives[0], (list, np.ndarray, Tensor))
 
 
 def _require_square(scores: Tensor, when: str) -> None:
@@ -114,6 +117,11 @@ def _same_id(scores: Tensor, rows: Ids | None, columns: Ids | None) -> Tensor:
         _require_square(scores, "with one id per pair")
         columns = rows
     for ids, count, name in [(rows, scores.shape[0], "image"), (columns, scores.shape[1], "text")]:
+        if isinstance(ids, str) or not isinstance(ids, (Tensor, np.ndarray, Sequence)):
+            raise ArgumentError(
+                f"ids: expected a tensor, an array or a list with one id per {name}, got "
+                f"{type(ids).__name__}"
+            )
         shape = list(ids.shape) if isinstance(ids, (Tensor, np.ndarray)) else [len(ids)]
         if shape != [count]:
             raise ArgumentError(f"ids: expected {count}, one per {name}, got shape {shape}")
@@ -132,7 +140,12 @@ def _equal_ids(rows: Ids, columns: Ids, device: torch.device) -> Tensor:
         values = ids.tolist() if isinstance(ids, (Tensor, np.ndarray)) else ids
         return torch.tensor([numbers.setdefault(x, len(numbers)) for x in values], device=device)
 
-    return numbered(rows)[:, None] == numbered(columns)[None, :]
+    try:
+        return numbered(rows)[:, None] == numbered(columns)[None, :]
+    except TypeError as error:
+        raise ArgumentError(
+            f"ids: expected numbers, names or other hashable ids: {error}"
+        ) from None
 
 
 class Twins(nn.Module):
