@@ -210,6 +210,60 @@ def test_reprs_are_short(pairs, run, model) -> None:
     assert len(repr(run)) < 200
 
 
+@pytest.mark.parametrize(
+    ("objective", "settings", "changed"),
+    [
+        ("selhn", {"epochs": 3, "batch_size": 16}, "train.epochs"),
+        ("hardest", {"epochs": 1, "batch_size": 16}, "objective.hardest, objective.selhn"),
+        ("selhn", {"epochs": 1, "batch_size": 8, "seed": 4}, "train.batch_size, seed"),
+    ],
+)
+def test_a_run_is_resumed_with_its_own_settings_only(
+    pairs, run, objective, settings, changed
+) -> None:
+    model = cf.create("scan-t2i", pairs, embed_size=32)
+    message = f"started with another {re.escape(changed)}; .* overwrite=True or in another folder"
+    with pytest.raises(ConfigError, match=message):
+        cf.train(model, pairs, objective, folder=run.folder, resume=True, **settings)
+
+
+def test_an_interrupted_run_is_resumed_to_the_same_end(pairs, tmp_path) -> None:
+    from counterfoil.core.progress import Silent
+
+    class Interrupting(Silent):
+        def track(self, items, description, total=None, done=0):
+            if description.startswith("epoch 2"):
+                raise KeyboardInterrupt
+            yield from items
+
+    def train(name, **settings):
+        model = cf.create("scan-t2i", pairs, embed_size=32)
+        settings = {"folder": tmp_path / name, "epochs": 2, "batch_size": 16, **settings}
+        return cf.train(model, pairs, "selhn", **settings)
+
+    train("whole")
+    with pytest.raises(KeyboardInterrupt):
+        train("cut", progress=Interrupting())
+    train("cut", resume=True)
+    metrics = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
+    assert metrics[0] == metrics[1]
+
+
+def test_a_run_is_resumed_with_its_own_model_only(pairs, run, model) -> None:
+    settings = {"folder": run.folder, "resume": True, "epochs": 1, "batch_size": 16}
+    other = cf.create("scan-t2i", pairs, embed_size=16)
+    with pytest.raises(ConfigError, match=r"started with another model\.embed_size; "):
+        cf.train(other, pairs, "selhn", **settings)
+    again = cf.train(copy.deepcopy(model), pairs, "selhn", **settings, log_every=3)
+    assert (again.steps, again.best_rsum) == (run.steps, run.best_rsum)
+
+
+def test_a_folder_without_a_run_cannot_be_resumed(pairs, tmp_path) -> None:
+    model = cf.create("scan-t2i", pairs, embed_size=32)
+    with pytest.raises(CheckpointError, match=r"not a run .* nothing to resume"):
+        cf.train(model, pairs, folder=tmp_path, resume=True)
+
+
 def test_evaluate_wants_one_split(model, pairs) -> None:
     with pytest.raises(ArgumentError, match=r"expected one split, such as pairs.train, got Pairs"):
         cf.evaluate(model, pairs)

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from counterfoil.core.config import ModelConfig, build_config, merge
+from counterfoil.core.config import ModelConfig, RunConfig, build_config, merge
 from counterfoil.core.distributed import on_first_process
-from counterfoil.core.errors import CheckpointError
+from counterfoil.core.errors import CheckpointError, ConfigError
 from counterfoil.core.progress import Progress, Silent, default_progress
 from counterfoil.core.storage.atomic import DEFAULT_CACHE
 from counterfoil.core.tensors.device import choose_device
@@ -32,10 +32,17 @@ from counterfoil.features import with_fragments
 from counterfoil.matchers import matchers
 from counterfoil.models import Model, create_model, from_pretrained, models, save_pretrained
 from counterfoil.models.correct import can_correct
-from counterfoil.models.store import is_transformers_folder, load_zero_shot
+from counterfoil.models.store import changed_parts, is_transformers_folder, load_zero_shot
 from counterfoil.objectives import objectives
 from counterfoil.training.run import save_rule, save_yardstick
-from counterfoil.training.run_folder import load_model, locked_run, make_room
+from counterfoil.training.run_folder import (
+    changed_settings,
+    load_model,
+    locked_run,
+    make_room,
+    resolve_paths,
+    saved_config,
+)
 from counterfoil.training.trainer import RunResult, Trainer
 
 if TYPE_CHECKING:
@@ -168,8 +175,9 @@ def train(
 
     ``settings`` are those of the ``train`` section (``epochs=5``), or whole sections as mappings
     (``data={"drop_regions": 0.2}``, ``evaluation={"folds": 5}``, ``seed=1``). Pairs without a dev
-    split get one from their training images, as with `load_pairs`. Progress is shown on a terminal
-    and in a notebook; ``progress=False`` shows nothing.
+    split get one from their training images, as with `load_pairs`. ``resume=True`` continues an
+    unfinished run in ``folder`` with the same model, objective and settings. Progress is shown on a
+    terminal and in a notebook; ``progress=False`` shows nothing.
     """
     bars = Silent() if progress is False else progress or default_progress()
     sections: dict[str, Any] = {
@@ -186,10 +194,12 @@ def train(
     origin = pairs.origin or {"source": f"{pairs.name} (made in Python)"}
     tree: dict[str, Any] = {"model": described.model_dump(), "data": origin, "train": settings}
     tree["objective"] = objective
-    config = build_config(merge(tree, sections), "train")
+    config = resolve_paths(build_config(merge(tree, sections), "train"))
     folder = Path(folder)
     with locked_run(folder):
-        if not resume:
+        if resume:
+            config = _resumed(folder, model, config)
+        else:
             on_first_process(lambda: make_room(folder, overwrite, "resume=True or overwrite=True"))
         if config.evaluation.split in DEV_NAMES:
             saved = read_dev_split(folder) if resume else None
@@ -202,6 +212,23 @@ def train(
             dev = pairs[config.evaluation.split]
             on_first_process(lambda: _measure(folder, dev, model.device, bars))
         return result
+
+
+def _resumed(folder: Path, model: Model, requested: RunConfig) -> RunConfig:
+    """The config to resume a run with; the model and the settings must be those of the run."""
+    saved = saved_config(folder)
+    started = (folder / "last").exists()  # without a checkpoint, the trainer says what to do
+    changed = [f"model.{key}" for key in changed_parts(model, folder / "last")] if started else []
+    vocabulary = {"min_count": saved.data.min_count, "vocabulary": saved.data.vocabulary}
+    data = requested.data.model_copy(update=vocabulary)  # the model has it already
+    requested = requested.model_copy(update={"model": saved.model, "data": data})
+    changed += changed_settings(saved, requested)
+    if changed:
+        raise ConfigError(
+            f"{folder}: the run was started with another {', '.join(changed)}; resume it with the "
+            "settings in its config.yaml, or train with overwrite=True or in another folder"
+        )
+    return requested
 
 
 def _measure(folder: Path, dev: Split, device: torch.device, progress: Progress) -> None:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from counterfoil.core.config import RunConfig, load_config, model_folder
+from counterfoil.core.config import RunConfig, load_config, model_folder, read_value
 from counterfoil.core.distributed import on_first_process, rank
 from counterfoil.core.errors import CheckpointError, ConfigError
 from counterfoil.core.storage.atomic import write_atomically
@@ -218,14 +218,30 @@ def _located_options(objective: dict[str, Any]) -> dict[str, Any]:
 
 def resumed_config(folder: Path, requested: RunConfig | None) -> RunConfig:
     """The config to resume a run with: ``requested`` may differ in `RESUMABLE_KEYS` only."""
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise CheckpointError(f"{folder}: not a run (no config.yaml there), nothing to resume")
-    saved = load_config(path)
+    saved = saved_config(folder)
     if requested is None:
         return saved
     requested = checked_config(requested)
-    before, now = saved.model_dump(), requested.model_dump()
+    if changed := changed_settings(saved, requested):
+        raise ConfigError(
+            f"{folder}: the run was started with another {', '.join(changed)}; "
+            "resume it without these, or choose another folder with --out"
+        )
+    return requested
+
+
+def saved_config(folder: Path) -> RunConfig:
+    """The config of a run to resume."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise CheckpointError(f"{folder}: not a run (no config.yaml there), nothing to resume")
+    return load_config(path)
+
+
+def changed_settings(saved: RunConfig, requested: RunConfig) -> list[str]:
+    """Keys by which two configs differ, other than `RESUMABLE_KEYS`."""
+    before = saved.model_dump()
+    now = read_value(requested.to_yaml())  # as read from a file: a tuple becomes a list
     changed = [
         (section, key)
         for section, values in now.items()
@@ -235,13 +251,7 @@ def resumed_config(folder: Path, requested: RunConfig | None) -> RunConfig:
     ]
     if requested.seed != saved.seed:
         changed.append(("seed", ""))
-    refused = [".".join(filter(None, key)) for key in changed if key not in RESUMABLE_KEYS]
-    if refused:
-        raise ConfigError(
-            f"{folder}: the run was started with another {', '.join(refused)}; "
-            "resume it without these, or choose another folder with --out"
-        )
-    return requested
+    return [".".join(filter(None, key)) for key in changed if key not in RESUMABLE_KEYS]
 
 
 def load_model(folder: Path, device: str = "auto") -> Model:
