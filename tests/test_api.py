@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 import counterfoil as cf
+from counterfoil.core.config import load_config
 from counterfoil.core.errors import ArgumentError, CheckpointError, ConfigError, DataError
 from counterfoil.data.fragments import Fragments
 from counterfoil.models.match import Match, WordEffect
@@ -262,6 +263,19 @@ def test_a_folder_without_a_run_cannot_be_resumed(pairs, tmp_path) -> None:
     model = cf.create("scan-t2i", pairs, embed_size=32)
     with pytest.raises(CheckpointError, match=r"not a run .* nothing to resume"):
         cf.train(model, pairs, folder=tmp_path, resume=True)
+
+
+def test_the_config_of_a_run_says_how_its_model_was_made(pairs, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"embed_size": 16, "ensemble_size": 2}
+    settings = {"epochs": 1, "batch_size": 16}
+    cf.train(cf.create("vse-fc", pairs, **options), pairs, folder="first", **settings)
+    model = cf.create("vse-fc", pairs, init_from="first", **options)
+    cf.train(model, pairs, folder="second", **settings)
+    cf.train(model, pairs, folder="third", **settings)
+    made = [load_config(tmp_path / name / "config.yaml").model for name in ("second", "third")]
+    assert [one.ensemble_size for one in made] == [2, 2]
+    assert [one.init_from for one in made] == [str(tmp_path / "first"), None]
 
 
 def test_evaluate_wants_one_split(model, pairs) -> None:

@@ -157,6 +157,7 @@ def create(name: str, pairs: Pairs, *, seed: int = 0, **options: Any) -> Model:
     model.fragments_from = pairs.train.fragments.made_by if pairs.train.fragments else None
     if config.init_from:
         start_from(model, config.init_from)
+        model.init_from = config.init_from
     return model
 
 
@@ -187,6 +188,8 @@ def train(
     described = ModelConfig(
         name=spec.name,
         embed_size=spec.embed_size,
+        ensemble_size=spec.ensemble_size,
+        init_from=model.init_from,
         image=spec.image,
         text=spec.text,
         matcher=spec.matcher,
@@ -207,6 +210,7 @@ def train(
         on_first_process(lambda: save_dev_split(folder, pairs, config.data.dev_share))
         if note := dev_note(pairs):
             bars.say(f"note: {note}")
+        model.init_from = None  # further training starts from the weights of this run
         result = Trainer(model, pairs, config, folder, bars).run(resume=resume)
         if not result.interrupted:
             dev = pairs[config.evaluation.split]
