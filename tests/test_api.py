@@ -278,6 +278,41 @@ def test_the_config_of_a_run_says_how_its_model_was_made(pairs, tmp_path, monkey
     assert [one.init_from for one in made] == [str(tmp_path / "first"), None]
 
 
+def test_noise_shuffles_the_captions_that_a_run_is_trained_on(pairs, tmp_path) -> None:
+    def losses(name, **data):
+        model = cf.create("vse-fc", pairs, embed_size=16)
+        settings = {"folder": tmp_path / name, "epochs": 1, "batch_size": 16}
+        cf.train(model, pairs, data=data, **settings)
+        return (tmp_path / name / "metrics.jsonl").read_text()
+
+    texts = list(pairs.train.texts)
+    clean, noisy = losses("clean"), losses("noisy", noise=0.5)
+    assert noisy != clean
+    index = np.load(tmp_path / "noisy" / "noise.npy")
+    assert 0 < (index != np.arange(len(index))).sum() <= len(index) / 2
+    assert losses("again", noise_index=str(tmp_path / "noisy" / "noise.npy")) == noisy
+    assert list(pairs.train.texts) == texts
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "call"),
+    [
+        ("source", "f30k", r"load_pairs\(source\)"),
+        ("format", "json", r"load_pairs\(source, format\)"),
+        ("options", {"images": 9}, r"load_pairs\(source, \*\*options\)"),
+        ("features", {"extractor": "grid"}, r"load_pairs\(source, extractor=…\)"),
+        ("min_count", 2, r"create_model\(.*min_count=…\)\)"),
+        ("vocabulary", "words.json", r"create_model\(.*vocabulary=…\)\)"),
+    ],
+)
+def test_data_settings_that_training_cannot_change_are_refused(
+    pairs, model, tmp_path, key, value, call
+) -> None:
+    with pytest.raises(ArgumentError, match=f"{key}.*; set it with .*{call}"):
+        cf.train(copy.deepcopy(model), pairs, folder=tmp_path / "run", data={key: value})
+    assert not (tmp_path / "run").exists()
+
+
 def test_evaluate_wants_one_split(model, pairs) -> None:
     with pytest.raises(ArgumentError, match=r"expected one split, such as pairs.train, got Pairs"):
         cf.evaluate(model, pairs)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from counterfoil.core.config import ModelConfig, RunConfig, build_config, merge
 from counterfoil.core.distributed import on_first_process
-from counterfoil.core.errors import CheckpointError, ConfigError
+from counterfoil.core.errors import ArgumentError, CheckpointError, ConfigError
 from counterfoil.core.progress import Progress, Silent, default_progress
 from counterfoil.core.storage.atomic import DEFAULT_CACHE
 from counterfoil.core.tensors.device import choose_device
@@ -34,7 +34,8 @@ from counterfoil.models import Model, create_model, from_pretrained, models, sav
 from counterfoil.models.correct import can_correct
 from counterfoil.models.store import changed_parts, is_transformers_folder, load_zero_shot
 from counterfoil.objectives import objectives
-from counterfoil.training.run import save_rule, save_yardstick
+from counterfoil.training.run import save_noise, save_rule, save_yardstick
+from counterfoil.training.run_data import with_noise
 from counterfoil.training.run_folder import (
     changed_settings,
     load_model,
@@ -65,6 +66,16 @@ __all__ = [
     "save_pretrained",
     "train",
 ]
+
+DECIDED_BEFORE_TRAINING = {
+    "source": "load_pairs(source)",
+    "format": "load_pairs(source, format)",
+    "options": "load_pairs(source, **options)",
+    "features": "load_pairs(source, extractor=…)",
+    "min_count": "counterfoil.models.create_model(config, split, DataConfig(min_count=…))",
+    "vocabulary": "counterfoil.models.create_model(config, split, DataConfig(vocabulary=…))",
+}
+"""Keys of ``data`` that `train` cannot change any more, with the call that sets them."""
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -184,6 +195,7 @@ def train(
     sections: dict[str, Any] = {
         key: settings.pop(key) for key in ("data", "evaluation", "seed") if key in settings
     }
+    _check_data_keys(sections.get("data"))
     spec = model.spec
     described = ModelConfig(
         name=spec.name,
@@ -207,6 +219,8 @@ def train(
         if config.evaluation.split in DEV_NAMES:
             saved = read_dev_split(folder) if resume else None
             pairs = with_dev_split(pairs, config.data.dev_share, saved)
+        pairs = with_noise(config, pairs)  # after the dev split, which stays clean
+        on_first_process(lambda: save_noise(config, pairs, folder))
         on_first_process(lambda: save_dev_split(folder, pairs, config.data.dev_share))
         if note := dev_note(pairs):
             bars.say(f"note: {note}")
@@ -216,6 +230,16 @@ def train(
             dev = pairs[config.evaluation.split]
             on_first_process(lambda: _measure(folder, dev, model.device, bars))
         return result
+
+
+def _check_data_keys(data: Any) -> None:
+    """Refuse keys that pairs or model decided: a config must not record what was not done."""
+    for key in data if isinstance(data, Mapping) else ():
+        if key in DECIDED_BEFORE_TRAINING:
+            raise ArgumentError(
+                f"train(data={{{key!r}: {data[key]!r}}}): expected settings of the training, not "
+                f"of the pairs or the model; set it with {DECIDED_BEFORE_TRAINING[key]}"
+            )
 
 
 def _resumed(folder: Path, model: Model, requested: RunConfig) -> RunConfig:
