@@ -313,6 +313,21 @@ def test_data_settings_that_training_cannot_change_are_refused(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_folder_that_holds_something_else_is_not_trained_in(pairs, model, tmp_path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    for overwrite in (False, True):
+        message = r"not a run \(it holds thesis.txt\).*; choose another folder$"
+        with pytest.raises(ConfigError, match=message):
+            cf.train(copy.deepcopy(model), pairs, folder=tmp_path, overwrite=overwrite)
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_an_existing_run_is_not_overwritten_unasked(pairs, run, model) -> None:
+    with pytest.raises(ConfigError, match=r"already holds a run: resume=True .* overwrite=True"):
+        cf.train(copy.deepcopy(model), pairs, folder=run.folder)
+    assert cf.load(run.folder) is not None
+
+
 def test_evaluate_wants_one_split(model, pairs) -> None:
     with pytest.raises(ArgumentError, match=r"expected one split, such as pairs.train, got Pairs"):
         cf.evaluate(model, pairs)

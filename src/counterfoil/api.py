@@ -15,6 +15,7 @@ from counterfoil.core.config import ModelConfig, RunConfig, build_config, merge
 from counterfoil.core.distributed import on_first_process
 from counterfoil.core.errors import ArgumentError, CheckpointError, ConfigError
 from counterfoil.core.progress import Progress, Silent, default_progress
+from counterfoil.core.registry import short_repr
 from counterfoil.core.storage.atomic import DEFAULT_CACHE
 from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.load import is_named
@@ -66,6 +67,8 @@ __all__ = [
     "save_pretrained",
     "train",
 ]
+
+EXISTING_RUN_ADVICE = "resume=True continues it, overwrite=True deletes it; or name another folder"
 
 DECIDED_BEFORE_TRAINING = {
     "source": "load_pairs(source)",
@@ -215,7 +218,7 @@ def train(
         if resume:
             config = _resumed(folder, model, config)
         else:
-            on_first_process(lambda: make_room(folder, overwrite, "resume=True or overwrite=True"))
+            on_first_process(lambda: make_room(folder, overwrite, EXISTING_RUN_ADVICE))
         if config.evaluation.split in DEV_NAMES:
             saved = read_dev_split(folder) if resume else None
             pairs = with_dev_split(pairs, config.data.dev_share, saved)
@@ -237,8 +240,9 @@ def _check_data_keys(data: Any) -> None:
     for key in data if isinstance(data, Mapping) else ():
         if key in DECIDED_BEFORE_TRAINING:
             raise ArgumentError(
-                f"train(data={{{key!r}: {data[key]!r}}}): expected settings of the training, not "
-                f"of the pairs or the model; set it with {DECIDED_BEFORE_TRAINING[key]}"
+                f"train(data={{{key!r}: {short_repr(data[key])}}}): expected settings of "
+                f"the training, not of the pairs or the model; "
+                f"set it with {DECIDED_BEFORE_TRAINING[key]}"
             )
 
 
