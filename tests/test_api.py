@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 import counterfoil as cf
+from counterfoil.core.config import load_config
 from counterfoil.core.errors import ArgumentError, CheckpointError, ConfigError, DataError
 from counterfoil.data.fragments import Fragments
 from counterfoil.models.match import Match, WordEffect
@@ -208,6 +209,123 @@ def test_reprs_are_short(pairs, run, model) -> None:
     )
     assert repr(run).startswith(f"RunResult('{run.folder}', best RSUM ")
     assert len(repr(run)) < 200
+
+
+@pytest.mark.parametrize(
+    ("objective", "settings", "changed"),
+    [
+        ("selhn", {"epochs": 3, "batch_size": 16}, "train.epochs"),
+        ("hardest", {"epochs": 1, "batch_size": 16}, "objective.hardest, objective.selhn"),
+        ("selhn", {"epochs": 1, "batch_size": 8, "seed": 4}, "train.batch_size, seed"),
+    ],
+)
+def test_a_run_is_resumed_with_its_own_settings_only(
+    pairs, run, objective, settings, changed
+) -> None:
+    model = cf.create("scan-t2i", pairs, embed_size=32)
+    message = f"started with another {re.escape(changed)}; .* overwrite=True or in another folder"
+    with pytest.raises(ConfigError, match=message):
+        cf.train(model, pairs, objective, folder=run.folder, resume=True, **settings)
+
+
+def test_an_interrupted_run_is_resumed_to_the_same_end(pairs, tmp_path) -> None:
+    from counterfoil.core.progress import Silent
+
+    class Interrupting(Silent):
+        def track(self, items, description, total=None, done=0):
+            if description.startswith("epoch 2"):
+                raise KeyboardInterrupt
+            yield from items
+
+    def train(name, **settings):
+        model = cf.create("scan-t2i", pairs, embed_size=32)
+        settings = {"folder": tmp_path / name, "epochs": 2, "batch_size": 16, **settings}
+        return cf.train(model, pairs, "selhn", **settings)
+
+    train("whole")
+    with pytest.raises(KeyboardInterrupt):
+        train("cut", progress=Interrupting())
+    train("cut", resume=True)
+    metrics = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
+    assert metrics[0] == metrics[1]
+
+
+def test_a_run_is_resumed_with_its_own_model_only(pairs, run, model) -> None:
+    settings = {"folder": run.folder, "resume": True, "epochs": 1, "batch_size": 16}
+    other = cf.create("scan-t2i", pairs, embed_size=16)
+    with pytest.raises(ConfigError, match=r"started with another model\.embed_size; "):
+        cf.train(other, pairs, "selhn", **settings)
+    again = cf.train(copy.deepcopy(model), pairs, "selhn", **settings, log_every=3)
+    assert (again.steps, again.best_rsum) == (run.steps, run.best_rsum)
+
+
+def test_a_folder_without_a_run_cannot_be_resumed(pairs, tmp_path) -> None:
+    model = cf.create("scan-t2i", pairs, embed_size=32)
+    with pytest.raises(CheckpointError, match=r"not a run .* nothing to resume"):
+        cf.train(model, pairs, folder=tmp_path, resume=True)
+
+
+def test_the_config_of_a_run_says_how_its_model_was_made(pairs, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"embed_size": 16, "ensemble_size": 2}
+    settings = {"epochs": 1, "batch_size": 16}
+    cf.train(cf.create("vse-fc", pairs, **options), pairs, folder="first", **settings)
+    model = cf.create("vse-fc", pairs, init_from="first", **options)
+    cf.train(model, pairs, folder="second", **settings)
+    cf.train(model, pairs, folder="third", **settings)
+    made = [load_config(tmp_path / name / "config.yaml").model for name in ("second", "third")]
+    assert [one.ensemble_size for one in made] == [2, 2]
+    assert [one.init_from for one in made] == [str(tmp_path / "first"), None]
+
+
+def test_noise_shuffles_the_captions_that_a_run_is_trained_on(pairs, tmp_path) -> None:
+    def losses(name, **data):
+        model = cf.create("vse-fc", pairs, embed_size=16)
+        settings = {"folder": tmp_path / name, "epochs": 1, "batch_size": 16}
+        cf.train(model, pairs, data=data, **settings)
+        return (tmp_path / name / "metrics.jsonl").read_text()
+
+    texts = list(pairs.train.texts)
+    clean, noisy = losses("clean"), losses("noisy", noise=0.5)
+    assert noisy != clean
+    index = np.load(tmp_path / "noisy" / "noise.npy")
+    assert 0 < (index != np.arange(len(index))).sum() <= len(index) / 2
+    assert losses("again", noise_index=str(tmp_path / "noisy" / "noise.npy")) == noisy
+    assert list(pairs.train.texts) == texts
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "call"),
+    [
+        ("source", "f30k", r"load_pairs\(source\)"),
+        ("format", "json", r"load_pairs\(source, format\)"),
+        ("options", {"images": 9}, r"load_pairs\(source, \*\*options\)"),
+        ("features", {"extractor": "grid"}, r"load_pairs\(source, extractor=…\)"),
+        ("min_count", 2, r"create_model\(.*min_count=…\)\)"),
+        ("vocabulary", "words.json", r"create_model\(.*vocabulary=…\)\)"),
+    ],
+)
+def test_data_settings_that_training_cannot_change_are_refused(
+    pairs, model, tmp_path, key, value, call
+) -> None:
+    with pytest.raises(ArgumentError, match=f"{key}.*; set it with .*{call}"):
+        cf.train(copy.deepcopy(model), pairs, folder=tmp_path / "run", data={key: value})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_holds_something_else_is_not_trained_in(pairs, model, tmp_path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    for overwrite in (False, True):
+        message = r"not a run \(it holds thesis.txt\).*; choose another folder$"
+        with pytest.raises(ConfigError, match=message):
+            cf.train(copy.deepcopy(model), pairs, folder=tmp_path, overwrite=overwrite)
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_an_existing_run_is_not_overwritten_unasked(pairs, run, model) -> None:
+    with pytest.raises(ConfigError, match=r"already holds a run: resume=True .* overwrite=True"):
+        cf.train(copy.deepcopy(model), pairs, folder=run.folder)
+    assert cf.load(run.folder) is not None
 
 
 def test_evaluate_wants_one_split(model, pairs) -> None:

@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from counterfoil.core.config import ModelConfig, build_config, merge
+from counterfoil.core.config import ModelConfig, RunConfig, build_config, merge
 from counterfoil.core.distributed import on_first_process
-from counterfoil.core.errors import CheckpointError
+from counterfoil.core.errors import ArgumentError, CheckpointError, ConfigError
 from counterfoil.core.progress import Progress, as_progress
+from counterfoil.core.registry import short_repr
 from counterfoil.core.storage.atomic import DEFAULT_CACHE
 from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.load import is_named
@@ -32,10 +33,18 @@ from counterfoil.features import with_fragments
 from counterfoil.matchers import matchers
 from counterfoil.models import Model, create_model, from_pretrained, models, save_pretrained
 from counterfoil.models.correct import can_correct
-from counterfoil.models.store import is_transformers_folder, load_zero_shot
+from counterfoil.models.store import changed_parts, is_transformers_folder, load_zero_shot
 from counterfoil.objectives import objectives
-from counterfoil.training.run import save_rule, save_yardstick
-from counterfoil.training.run_folder import load_model, locked_run, make_room
+from counterfoil.training.run import save_noise, save_rule, save_yardstick
+from counterfoil.training.run_data import with_noise
+from counterfoil.training.run_folder import (
+    changed_settings,
+    load_model,
+    locked_run,
+    make_room,
+    resolve_paths,
+    saved_config,
+)
 from counterfoil.training.trainer import RunResult, Trainer
 
 if TYPE_CHECKING:
@@ -58,6 +67,18 @@ __all__ = [
     "save_pretrained",
     "train",
 ]
+
+EXISTING_RUN_ADVICE = "resume=True continues it, overwrite=True deletes it; or name another folder"
+
+DECIDED_BEFORE_TRAINING = {
+    "source": "load_pairs(source)",
+    "format": "load_pairs(source, format)",
+    "options": "load_pairs(source, **options)",
+    "features": "load_pairs(source, extractor=…)",
+    "min_count": "counterfoil.models.create_model(config, split, DataConfig(min_count=…))",
+    "vocabulary": "counterfoil.models.create_model(config, split, DataConfig(vocabulary=…))",
+}
+"""Keys of ``data`` that `train` cannot change any more, with the call that sets them."""
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -152,6 +173,7 @@ def create(name: str, pairs: Pairs, *, seed: int = 0, **options: Any) -> Model:
     model.fragments_from = pairs.train.fragments.made_by if pairs.train.fragments else None
     if config.init_from:
         start_from(model, config.init_from)
+        model.init_from = config.init_from
     return model
 
 
@@ -170,17 +192,21 @@ def train(
 
     ``settings`` are those of the ``train`` section (``epochs=5``), or whole sections as mappings
     (``data={"drop_regions": 0.2}``, ``evaluation={"folds": 5}``, ``seed=1``). Pairs without a dev
-    split get one from their training images, as with `load_pairs`. Progress is shown on a terminal
-    and in a notebook; ``progress=False`` shows nothing.
+    split get one from their training images, as with `load_pairs`. ``resume=True`` continues an
+    unfinished run in ``folder`` with the same model, objective and settings. Progress is shown on a
+    terminal and in a notebook; ``progress=False`` shows nothing.
     """
     bars = as_progress(True if progress is None else progress)
     sections: dict[str, Any] = {
         key: settings.pop(key) for key in ("data", "evaluation", "seed") if key in settings
     }
+    _check_data_keys(sections.get("data"))
     spec = model.spec
     described = ModelConfig(
         name=spec.name,
         embed_size=spec.embed_size,
+        ensemble_size=spec.ensemble_size,
+        init_from=model.init_from,
         image=spec.image,
         text=spec.text,
         matcher=spec.matcher,
@@ -188,22 +214,55 @@ def train(
     origin = pairs.origin or {"source": f"{pairs.name} (made in Python)"}
     tree: dict[str, Any] = {"model": described.model_dump(), "data": origin, "train": settings}
     tree["objective"] = objective
-    config = build_config(merge(tree, sections), "train")
+    config = resolve_paths(build_config(merge(tree, sections), "train"))
     folder = Path(folder)
     with locked_run(folder):
-        if not resume:
-            on_first_process(lambda: make_room(folder, overwrite, "resume=True or overwrite=True"))
+        if resume:
+            config = _resumed(folder, model, config)
+        else:
+            on_first_process(lambda: make_room(folder, overwrite, EXISTING_RUN_ADVICE))
         if config.evaluation.split in DEV_NAMES:
             saved = read_dev_split(folder) if resume else None
             pairs = with_dev_split(pairs, config.data.dev_share, saved)
+        pairs = with_noise(config, pairs)  # after the dev split, which stays clean
+        on_first_process(lambda: save_noise(config, pairs, folder))
         on_first_process(lambda: save_dev_split(folder, pairs, config.data.dev_share))
         if note := dev_note(pairs):
             bars.say(f"note: {note}")
+        model.init_from = None  # further training starts from the weights of this run
         result = Trainer(model, pairs, config, folder, bars).run(resume=resume)
         if not result.interrupted:
             dev = pairs[config.evaluation.split]
             on_first_process(lambda: _measure(folder, dev, model.device, bars))
         return result
+
+
+def _check_data_keys(data: Any) -> None:
+    """Refuse keys that pairs or model decided: a config must not record what was not done."""
+    for key in data if isinstance(data, Mapping) else ():
+        if key in DECIDED_BEFORE_TRAINING:
+            raise ArgumentError(
+                f"train(data={{{key!r}: {short_repr(data[key])}}}): expected settings of "
+                f"the training, not of the pairs or the model; "
+                f"set it with {DECIDED_BEFORE_TRAINING[key]}"
+            )
+
+
+def _resumed(folder: Path, model: Model, requested: RunConfig) -> RunConfig:
+    """The config to resume a run with; the model and the settings must be those of the run."""
+    saved = saved_config(folder)
+    started = (folder / "last").exists()  # without a checkpoint, the trainer says what to do
+    changed = [f"model.{key}" for key in changed_parts(model, folder / "last")] if started else []
+    vocabulary = {"min_count": saved.data.min_count, "vocabulary": saved.data.vocabulary}
+    data = requested.data.model_copy(update=vocabulary)  # the model has it already
+    requested = requested.model_copy(update={"model": saved.model, "data": data})
+    changed += changed_settings(saved, requested)
+    if changed:
+        raise ConfigError(
+            f"{folder}: the run was started with another {', '.join(changed)}; resume it with the "
+            "settings in its config.yaml, or train with overwrite=True or in another folder"
+        )
+    return requested
 
 
 def _measure(folder: Path, dev: Split, device: torch.device, progress: Progress) -> None:

@@ -57,7 +57,7 @@ class Model(nn.Module):
     saved model reads new images with it. ``pretrained`` are the names of parameters that were
     initialised from a language or vision model. ``yardstick`` has the usual scores and word
     effects, if measured. ``correction_rule`` says when a model that corrects captions replaces a
-    word.
+    word. ``init_from`` is the run whose weights a new model was given, None after training.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Model(nn.Module):
         self._reader: ImageReader | None = None
         self.yardstick: Yardstick | None = None
         self.correction_rule: CorrectionRule | None = None
+        self.init_from: str | None = None
         members = [
             (
                 _create(image_encoders, "image", spec.image, input_dim, spec.embed_size),

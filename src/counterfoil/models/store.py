@@ -176,15 +176,11 @@ def write_model(model: Model, folder: Path) -> None:
 
 def write_files(model: Model, folder: Path) -> None:
     """Write a model's files without their checksums."""
-    spec = model.spec.model_dump()
     image_encoder = first_member(model.image_encoder)
     text_encoder = first_member(model.text_encoder)
-    spec["image"] |= getattr(image_encoder, "portable_options", {})
-    spec["text"] |= getattr(text_encoder, "portable_options", {})
-    spec["matcher"] |= getattr(first_member(model.matcher), "portable_options", {})
     layout: dict[str, Any] = {
         "format": FORMAT,
-        "spec": spec,
+        "spec": _portable_spec(model),
         "input_dim": model.input_dim,
         "text_processor": model.text.kind,
         "fragments_from": model.fragments_from,
@@ -208,6 +204,28 @@ def write_files(model: Model, folder: Path) -> None:
         save_file(weights, folder / WEIGHTS)
     except SafetensorError as error:  # such as a full disk
         raise CheckpointError(f"{folder / WEIGHTS}: could not be written ({error})") from None
+
+
+def _portable_spec(model: Model) -> dict[str, Any]:
+    """The spec of a model, without files that its saved weights make unnecessary."""
+    spec = model.spec.model_dump()
+    for part, module in (
+        ("image", model.image_encoder),
+        ("text", model.text_encoder),
+        ("matcher", model.matcher),
+    ):
+        spec[part] |= getattr(first_member(module), "portable_options", {})
+    return spec
+
+
+def changed_parts(model: Model, folder: Path) -> list[str]:
+    """Keys of the spec by which a model differs from a saved one; initial weights do not count."""
+    own = json.loads(json.dumps(_portable_spec(model)))
+    saved = _read_config(folder / CONFIG)["spec"]
+    for part in ("image", "text", "matcher"):
+        own[part].pop("pretrained", None)
+        saved[part].pop("pretrained", None)
+    return [key for key in own if own[key] != saved.get(key)]
 
 
 def first_member(part: nn.Module) -> nn.Module:

@@ -70,7 +70,7 @@ class FinishedRun:
     notes: tuple[str, ...] = ()
 
 
-def _save_noise(config: RunConfig, pairs: Pairs, folder: Path) -> None:
+def save_noise(config: RunConfig, pairs: Pairs, folder: Path) -> None:
     """Save the shuffle of captions with the run, so that others can reuse it."""
     if config.data.noise:
         _, index = shuffled_captions(pairs.train, config.data.noise, config.seed)
@@ -123,7 +123,7 @@ def execute(
             write_config(folder, config)
         pairs = _read_in_turn(config, cache, progress, read_dev_split(folder) if resume else None)
         if rank() == 0:
-            _save_noise(config, pairs, folder)
+            save_noise(config, pairs, folder)
             save_dev_split(folder, pairs, config.data.dev_share)
             if note := dev_note(pairs):
                 progress.say(f"note: {note}")

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from counterfoil.core.config import RunConfig, load_config, model_folder
+from counterfoil.core.config import RunConfig, load_config, model_folder, read_value
 from counterfoil.core.distributed import on_first_process, rank
 from counterfoil.core.errors import CheckpointError, ConfigError
 from counterfoil.core.storage.atomic import write_atomically
@@ -35,7 +35,8 @@ RUN_FILES = {
     "correction_rule.json",
 }  # fmt: skip
 
-ADVICE = "wait for it, stop it, or choose another folder"
+ELSEWHERE = "choose another folder"
+ADVICE = f"wait for it, stop it, or {ELSEWHERE}"
 
 RULE = "correction_rule.json"
 RULE_BYTES = 1 << 16
@@ -94,8 +95,16 @@ def make_room(folder: Path, overwrite: bool, otherwise: str) -> None:
     """Delete an existing run if ``overwrite``; otherwise raise with the advice ``otherwise``."""
     if holds_a_run(folder):
         if not overwrite:
+            if not (folder / "config.yaml").is_file():
+                names = _listed(path.name for path in folder.iterdir() if path.name != LOCK)
+                raise ConfigError(f"{folder}: not empty and not a run{names}; {ELSEWHERE}")
             raise ConfigError(f"{folder} already holds a run: {otherwise}")
         clear_run(folder)
+
+
+def _listed(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    return f" (it holds {', '.join(listed[:3])})" if listed else ""
 
 
 def holds_a_run(folder: Path) -> bool:
@@ -108,19 +117,15 @@ def clear_run(folder: Path) -> None:
     """Delete a run; refuses a folder with other files."""
     resolved = folder.resolve()
     if resolved in (Path.cwd(), Path.home(), *Path.cwd().parents, *Path.home().parents):
-        raise ConfigError(
-            f"{folder}: a working or home folder is not deleted; choose another --out"
-        )
+        raise ConfigError(f"{folder}: a working or home folder is not deleted; {ELSEWHERE}")
     strangers = [
         path.name
         for path in folder.iterdir()
         if path.name not in RUN_FILES and path.suffix != ".png" and not path.name.startswith(".")
     ]
     if strangers or not (folder / "config.yaml").is_file():
-        others = f" (it holds {', '.join(sorted(strangers)[:3])})" if strangers else ""
-        raise ConfigError(
-            f"{folder}: not a run{others}, so it is not deleted; choose another --out"
-        )
+        others = _listed(strangers)
+        raise ConfigError(f"{folder}: not a run{others}, so it is not deleted; {ELSEWHERE}")
     load_config(folder / "config.yaml")
     # The config goes last, so that a partly deleted folder is still recognised as a run.
     for path in sorted(folder.iterdir(), key=lambda path: path.name == "config.yaml"):
@@ -218,14 +223,30 @@ def _located_options(objective: dict[str, Any]) -> dict[str, Any]:
 
 def resumed_config(folder: Path, requested: RunConfig | None) -> RunConfig:
     """The config to resume a run with: ``requested`` may differ in `RESUMABLE_KEYS` only."""
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise CheckpointError(f"{folder}: not a run (no config.yaml there), nothing to resume")
-    saved = load_config(path)
+    saved = saved_config(folder)
     if requested is None:
         return saved
     requested = checked_config(requested)
-    before, now = saved.model_dump(), requested.model_dump()
+    if changed := changed_settings(saved, requested):
+        raise ConfigError(
+            f"{folder}: the run was started with another {', '.join(changed)}; "
+            "resume it without these, or choose another folder with --out"
+        )
+    return requested
+
+
+def saved_config(folder: Path) -> RunConfig:
+    """The config of a run to resume."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise CheckpointError(f"{folder}: not a run (no config.yaml there), nothing to resume")
+    return load_config(path)
+
+
+def changed_settings(saved: RunConfig, requested: RunConfig) -> list[str]:
+    """Keys by which two configs differ, other than `RESUMABLE_KEYS`."""
+    before = saved.model_dump()
+    now = read_value(requested.to_yaml())  # as read from a file: a tuple becomes a list
     changed = [
         (section, key)
         for section, values in now.items()
@@ -235,13 +256,7 @@ def resumed_config(folder: Path, requested: RunConfig | None) -> RunConfig:
     ]
     if requested.seed != saved.seed:
         changed.append(("seed", ""))
-    refused = [".".join(filter(None, key)) for key in changed if key not in RESUMABLE_KEYS]
-    if refused:
-        raise ConfigError(
-            f"{folder}: the run was started with another {', '.join(refused)}; "
-            "resume it without these, or choose another folder with --out"
-        )
-    return requested
+    return [".".join(filter(None, key)) for key in changed if key not in RESUMABLE_KEYS]
 
 
 def load_model(folder: Path, device: str = "auto") -> Model:
