@@ -148,7 +148,9 @@ def test_a_caption_of_one_word_can_be_explained_and_an_empty_one_cannot(concepts
     model = make("vse-fc", concepts)
     fragments = image_of(concepts)
     (word,) = model.explain(fragments, "dog").words
-    alone, nothing = model.score([fragments], ["dog", ""])[0]
+    batch = pad_texts([model.text.encode(text) for text in ("dog", "")], model.text.pad)
+    with torch.no_grad():
+        alone, nothing = model.eval()(pad_fragments([fragments]), batch)[0]
     assert word.effect == pytest.approx(float(alone - nothing), abs=1e-6)
     with pytest.raises(DataError, match="no words"):
         model.explain(fragments, "  \n")
