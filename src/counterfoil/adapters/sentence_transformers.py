@@ -24,7 +24,7 @@ class ImageTextLoss(InBatchLoss):
     """An objective over the cosines of all pairs of a batch.
 
     ``model`` is a `SentenceTransformer` of images and texts, such as CLIP. Equal images and equal
-    captions are recognised by their inputs; image ids in the label column replace those of images.
+    captions are recognized by their inputs; image ids in the label column replace those of images.
     With ``gather_across_devices``, the loss and its gradients are over the global batch.
     """
 

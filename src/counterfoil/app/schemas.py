@@ -106,7 +106,7 @@ class ExplainRequest(RequestBody):
 class Word(BaseModel):
     """A word, its effect on the score, and its weights over regions.
 
-    ``shade`` is the effect scaled to −1…1 for colouring, ``similarity`` the highest with a region.
+    ``shade`` is the effect scaled to −1…1 for coloring, ``similarity`` the highest with a region.
     A word that is not ``known`` was left out; its effect is 0.
     """
 

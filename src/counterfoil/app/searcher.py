@@ -42,7 +42,7 @@ class Searcher:
     ) -> list[list[dict[str, Any]]]:
         """The best items of each query as plain values; ``ks`` is the number of items per query.
 
-        Identical captions are one item. They have the same score, so they are neighbours.
+        Identical captions are one item. They have the same score, so they are neighbors.
         """
         if target == "images":
             return self._best(source, target, queries, ks)

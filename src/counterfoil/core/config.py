@@ -103,7 +103,7 @@ class ModelConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """The optimiser and its parameter groups."""
+    """The optimizer and its parameter groups."""
 
     name: Literal["adamw", "adam", "sgd"] = Field("adamw", description="algorithm")
     lr: float = Field(5e-4, gt=0, le=100, description="learning rate")

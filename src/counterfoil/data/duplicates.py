@@ -35,7 +35,7 @@ MAX_HASH_BITS = 3
 """Bits of 64 in which the hashes of look-alikes may differ."""
 
 MEAN_LEVELS, MOST_LEVELS = 6.0, 32
-"""Grey levels (of 255) by which their thumbnails may differ: on average, and at most."""
+"""Gray levels (of 255) by which their thumbnails may differ: on average, and at most."""
 
 MAX_COMPARISONS = 100_000_000
 """Limit of compared pairs of hashes, so that the time is bounded for any images."""
@@ -229,7 +229,7 @@ def similar_sets(sets: Sequence[Key], similar: float) -> Iterator[tuple[int, int
 
 
 # Copies of an image (scaled, or encoded again) are found by difference hash: 64 bits, each set if a
-# cell is brighter than its left neighbour. Thumbnails then decide, since a hash has no colours and
+# cell is brighter than its left neighbor. Thumbnails then decide, since a hash has no colors and
 # says little about large flat areas.
 @dataclass(frozen=True)
 class Look:

@@ -192,7 +192,7 @@ class MissingImage:
 def open_image(ref: ImageRef) -> Image.Image:
     """Decode to upright RGB; a file that is not a whole image raises a `DataError`.
 
-    An animation gives its first frame. Transparent pixels become white. Greys of more than eight
+    An animation gives its first frame. Transparent pixels become white. Grays of more than eight
     bits keep their highest bits. An image with too many pixels is refused before it is decoded. A
     JPEG of more than `IMAGE_PIXELS` is decoded at a half, quarter or eighth of its sides.
     """
@@ -304,7 +304,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _from_deep(image: Image.Image) -> Image.Image:
-    """Greys of more than eight bits, scaled; Pillow would clip nearly all of them to white."""
+    """Grays of more than eight bits, scaled; Pillow would clip nearly all of them to white."""
     least = most = 0.0
     for _, strip in _strips(image):
         values = _levels(strip)

@@ -95,7 +95,7 @@ def inspect(
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Inspection:
-    """Summarise a data set and list all its problems.
+    """Summarize a data set and list all its problems.
 
     ``deep`` also decodes every image, reads every row of features (a few at a time) and compares
     the images of different splits. ``leakage`` is what two splits share. A folder with several

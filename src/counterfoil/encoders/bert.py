@@ -1,7 +1,7 @@
 """BERT and other pretrained language models as text encoders; records of pretrained parameters.
 
 A module that loads pretrained weights has an attribute ``pretrained``: the names of the loaded
-parameters, relative to the module, or True for all of them. The optimiser gives exactly these
+parameters, relative to the module, or True for all of them. The optimizer gives exactly these
 their own learning rate. ``loading_notes`` are messages for the user about the loading.
 """
 
@@ -65,7 +65,7 @@ def names_of(module: nn.Module, parameters: Collection[int]) -> frozenset[str]:
 def loaded_ids(model: nn.Module, report: dict[str, Any]) -> set[int]:
     """Python ids of the parameters that a checkpoint had, by the report of `transformers`.
 
-    `transformers` initialises all others randomly.
+    `transformers` initializes all others randomly.
     """
     missing = not_loaded(report)
     # a tied weight is loaded if the checkpoint has it under one of its names

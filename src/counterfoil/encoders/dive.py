@@ -103,7 +103,7 @@ class SlotAggregation(nn.Module):
 
 
 class SetPrediction(nn.Module):
-    """A set of unit vectors per item: its normalised global vector plus one residual per slot.
+    """A set of unit vectors per item: its normalized global vector plus one residual per slot.
 
     ``sine`` adds positions to the keys (words have an order, regions none), from 0 to 2π over the
     item's own length. ``form="reference"`` uses the padded length, so an encoding depends on the

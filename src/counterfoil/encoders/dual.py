@@ -106,7 +106,7 @@ class VisionTower(Tower):
         resized = tuple(pixels.shape[-2:]) != (self.side, self.side)
         output = self.model(pixel_values=pixels, interpolate_pos_encoding=resized)
         states = output.last_hidden_state
-        if self.clip:  # drop the class token; CLIP normalises only that one
+        if self.clip:  # drop the class token; CLIP normalizes only that one
             states = self.model.post_layernorm(states[:, 1:])
         return states, output.pooler_output
 
@@ -174,7 +174,7 @@ def pretrained_scale(whole: Any) -> tuple[float, float]:
 class JointTokens(JointSpace):
     """Projects a tower's states to the joint space, by its own projection or by a new layer.
 
-    Tokens and the pooled vector are both normalised, so matchers of either can use the encoder.
+    Tokens and the pooled vector are both normalized, so matchers of either can use the encoder.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class DualImageEncoder(ImageEncoder):
         return {"weights": False}
 
     def pixels(self, patches: Tensor) -> Tensor:
-        """Patches [B, N, patch · patch · 3] of bytes to normalised images [B, 3, H, W]."""
+        """Patches [B, N, patch · patch · 3] of bytes to normalized images [B, 3, H, W]."""
         patch, count = self.tower.patch, math.isqrt(patches.shape[1])
         if count != self.side // patch or count**2 != patches.shape[1]:
             raise DataError(

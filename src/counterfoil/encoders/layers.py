@@ -1,4 +1,4 @@
-"""Layers that encoders share: Xavier-initialised linear, joint space, masked batch norm."""
+"""Layers that encoders share: Xavier-initialized linear, joint space, masked batch norm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from counterfoil.encoders.pooling import Pooling, create_pooling
 
 
 def xavier_linear(inputs: int, outputs: int) -> nn.Linear:
-    """Uniform in ±√6/√(in+out), bias zero: the initialisation of all public implementations."""
+    """Uniform in ±√6/√(in+out), bias zero: the initialization of all public implementations."""
     layer = nn.Linear(inputs, outputs)
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -20,9 +20,9 @@ def xavier_linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class JointSpace(nn.Module):
-    """The last step of every encoder: pool the fragments and normalise to unit length.
+    """The last step of every encoder: pool the fragments and normalize to unit length.
 
-    With ``pooling="none"``, for matchers that read fragments, each fragment is normalised instead.
+    With ``pooling="none"``, for matchers that read fragments, each fragment is normalized instead.
     ``absolute`` takes absolute values: order embeddings are non-negative.
     """
 

@@ -108,7 +108,7 @@ class AttentionPooling(nn.Module):
 
 @poolings.register("gpo")
 class GPO(nn.Module):
-    """Generalised pooling operator of VSE∞: learned weights over the sorted values of a channel.
+    """Generalized pooling operator of VSE∞: learned weights over the sorted values of a channel.
 
     The weights depend only on the number of fragments, so they are computed once per distinct
     length in a batch.

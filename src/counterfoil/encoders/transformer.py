@@ -146,7 +146,7 @@ class TransformerLayer(nn.Module):
 
     @torch.no_grad()
     def attend_alike(self) -> None:
-        """Initialise queries and keys near the identity, so that tokens attend to similar ones.
+        """Initialize queries and keys near the identity, so that tokens attend to similar ones.
 
         A word then attends to the regions that its embedding resembles, from the first step on.
         BERT's small random weights are added.
@@ -292,7 +292,7 @@ class BertWordHead:
 class Bert:
     """A BERT of `transformers`: its sizes and its weights, with attention joined.
 
-    ``state`` has only weights from the checkpoint, not those that `transformers` initialises.
+    ``state`` has only weights from the checkpoint, not those that `transformers` initializes.
     ``word_head`` is None unless the checkpoint has all of it. ``missing`` lists weights that the
     checkpoint lacks or has in another shape.
     """
@@ -368,7 +368,7 @@ def _checkpoint(name: str) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """
     from transformers import BertForPreTraining
 
-    # transformers initialises missing weights randomly; keep our RNG state
+    # transformers initializes missing weights randomly; keep our RNG state
     with language_model_refusals(name), silent_loading(), torch.random.fork_rng(devices=[]):
         model, report = BertForPreTraining.from_pretrained(
             name, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True

@@ -30,7 +30,7 @@ def box_numbers(boxes: Tensor) -> Tensor:
 
 @image_encoders.register("uniter")
 class RegionEmbedder(ImageEncoder):
-    """UNITER: feature and box of a region, each projected and normalised, then summed.
+    """UNITER: feature and box of a region, each projected and normalized, then summed.
 
     ``boxes="none"`` uses zeros, for data without boxes.
     """
@@ -74,7 +74,7 @@ class RegionEmbedder(ImageEncoder):
 
 @text_encoders.register("uniter")
 class TokenEmbedder(nn.Module):
-    """UNITER: word, position and type embedding of a token, summed and normalised.
+    """UNITER: word, position and type embedding of a token, summed and normalized.
 
     Tokens beyond ``positions`` share the last position.
     """

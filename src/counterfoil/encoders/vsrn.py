@@ -84,7 +84,7 @@ class ReasoningPooling(nn.Module):
     """Graph convolution over the fragments, then their mean or the last state of a GRU (VSRN++).
 
     No code of VSRN++ is public. We assume that its text side mirrors VSRN's image side: projected
-    word states pass the same number of relation layers, are normalised and read by a GRU.
+    word states pass the same number of relation layers, are normalized and read by a GRU.
     With ``readout="mean"``, the order of the fragments does not matter.
     """
 
@@ -109,9 +109,9 @@ class ReasoningEncoder(ImageEncoder):
     """A linear layer, graph convolution over the regions, a GRU that reads them (VSRN).
 
     Fragments are the related regions; the pooled vector is the GRU's last state, which depends on
-    the order of the regions. COCO's configuration sets ``unit_regions`` (normalise also before the
+    the order of the regions. COCO's configuration sets ``unit_regions`` (normalize also before the
     graph convolution), Flickr30K's ``final_norm`` (batch norm after the GRU).
-    ``form="reference"`` normalises each channel over the regions, as the public code does, instead
+    ``form="reference"`` normalizes each channel over the regions, as the public code does, instead
     of each region over its channels.
     """
 

@@ -50,7 +50,7 @@ class Joined(Backbone):
 
         ``along="fragments"`` concatenates the fragments of all parts, which must have the same
         width; ``along="channels"`` concatenates their vectors cell by cell, if the parts have the
-        same cells. A part may be joined itself. ``unit`` first normalises each part's vectors, so
+        same cells. A part may be joined itself. ``unit`` first normalizes each part's vectors, so
         that no part outweighs another.
         """
         if len(parts) < 2:

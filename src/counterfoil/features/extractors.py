@@ -218,7 +218,7 @@ def single_fragment(pooled: Array) -> NetworkOutput:
 def to_network(
     pixels: NDArray[np.uint8], device: str, mean: Sequence[float], std: Sequence[float]
 ) -> torch.Tensor:
-    """Views [B, H, W, 3] as a normalised tensor [B, 3, H, W].
+    """Views [B, H, W, 3] as a normalized tensor [B, 3, H, W].
 
     ``mean`` and ``std`` are in pixel values, 0…255.
     """

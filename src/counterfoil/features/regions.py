@@ -1,4 +1,4 @@
-"""Region proposals from pixels: the whole image, its objects, and their layers of one colour."""
+"""Region proposals from pixels: the whole image, its objects, and their layers of one color."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Mask = NDArray[np.bool_]
 _LEVELS = 32
 _SOFTNESS = 42.0
 
-# Neighbours this close in every channel belong together.
+# Neighbors this close in every channel belong together.
 _FLAT = 22
 
 # Outlines and silhouettes stand out more than this; clouds, hills and shadows do not.
@@ -71,7 +71,7 @@ def _union(count: int, one: Labels, other: Labels) -> Labels:
     return parent
 
 
-# Focal colours that people name alike, with the tones that photographs are full of.
+# Focal colors that people name alike, with the tones that photographs are full of.
 FOCAL = np.array(
     [
         (215, 40, 40),  # red
@@ -90,8 +90,8 @@ FOCAL = np.array(
         (130, 85, 50),  # brown
         (235, 195, 160),  # tan
         (40, 40, 45),  # black
-        (110, 112, 120),  # grey
-        (195, 195, 200),  # pale grey
+        (110, 112, 120),  # gray
+        (195, 195, 200),  # pale gray
         (250, 250, 245),  # white
     ],
     dtype=np.float32,
@@ -107,7 +107,7 @@ def cell_of(pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 @lru_cache(maxsize=1)
 def soft_names() -> NDArray[np.float32]:
-    """[cells, colours]: shares of the focal colours, each row summing to one."""
+    """[cells, colors]: shares of the focal colors, each row summing to one."""
     axis = np.arange(_LEVELS, dtype=np.float32) * (256 / _LEVELS) + 128 / _LEVELS
     red, green, blue = np.meshgrid(axis, axis, axis, indexing="ij")
     rgb = np.stack([red.ravel(), green.ravel(), blue.ravel()], axis=1)
@@ -123,7 +123,7 @@ def _hard_names() -> NDArray[np.int64]:
 
 
 def names_of(pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Index of the nearest focal colour of each pixel."""
+    """Index of the nearest focal color of each pixel."""
     return _hard_names()[cell_of(pixels)]
 
 
@@ -156,7 +156,7 @@ def propose(pixels: NDArray[np.uint8], limit: int, least: int) -> Regions:
     """Up to ``limit`` regions of an image [H, W, 3], those of ``least`` pixels or more.
 
     The whole image, its objects, and their layers. If there are few, as in many photographs, also
-    patches of one colour and the quarters of the image.
+    patches of one color and the quarters of the image.
     """
     height, width = pixels.shape[:2]
     names = names_of(pixels)
@@ -261,7 +261,7 @@ def _ranked(maps: list[Labels], source: int, kind: str, least: int, limit: int) 
 
 
 def _cells(width: int, height: int) -> list[NDArray[np.int64]]:
-    """Quarters of the image and its centre, for images without objects."""
+    """Quarters of the image and its center, for images without objects."""
     middle_x, middle_y = max(1, width // 2), max(1, height // 2)
     left, top = min(middle_x, width - 1), min(middle_y, height - 1)
     return [

@@ -1,9 +1,9 @@
-"""Extractor "segments": regions from colour and outline, with handcrafted descriptors.
+"""Extractor "segments": regions from color and outline, with handcrafted descriptors.
 
-Descriptors cover colour, shape, edges, texture and position. Grids are folded, so an object and its
+Descriptors cover color, shape, edges, texture and position. Grids are folded, so an object and its
 mirror image differ only in position: captions seldom say which way things face.
 
-Legend for array suffixes: R regions, S samples per side, C colours. Every region is sampled on an
+Legend for array suffixes: R regions, S samples per side, C colors. Every region is sampled on an
 S by S grid of its box, so the cost depends on the number of regions, not on their size.
 """
 
@@ -28,8 +28,8 @@ _EPSILON = 1e-6
 
 Array = NDArray[np.float32]
 DIM = (
-    2 * len(FOCAL)  # colour shares: all of it, and its flat inside
-    + 3 * _CELLS * _CELLS // 2  # mean colours of cells
+    2 * len(FOCAL)  # color shares: all of it, and its flat inside
+    + 3 * _CELLS * _CELLS // 2  # mean colors of cells
     + 32
     + 16  # occupancy
     + _BINS * _CELLS * _CELLS  # oriented edges
@@ -61,7 +61,7 @@ def describe_regions(pixels: NDArray[np.uint8], regions: Regions) -> Array:
         layout,
         _occupancy(mask_RSS),
         _edges(strength, bins, at_RSS, mask_RSS),
-        # the smallest channel separates a colour from its tints, which may be equally bright
+        # the smallest channel separates a color from its tints, which may be equally bright
         _texture(_least(pixels), at_RSS, mask_RSS * _inside(regions)[at_RSS]),
         _shape(regions.boxes, mask_RSS),
         _position(regions.boxes, mask_RSS, width, height),
@@ -111,7 +111,7 @@ def _mean(values: Array, weights: Array) -> Array:
 def _colors(
     pixels: NDArray[np.uint8], flat: NDArray[np.bool_], at_RSS: NDArray[np.int64], mask_RSS: Array
 ) -> tuple[Array, Array, Array]:
-    """Colour shares, the same away from edges, and mean colours on a coarse grid."""
+    """Color shares, the same away from edges, and mean colors on a coarse grid."""
     at, mask = at_RSS[:, ::2, ::2], mask_RSS[:, ::2, ::2]
     names = soft_names()[cell_of(pixels).ravel()[at]]
     inside = mask * flat.ravel()[at]
@@ -164,7 +164,7 @@ def _edges(
 
 
 def _inside(regions: Regions) -> NDArray[np.bool_]:
-    """Pixels whose neighbours two steps away belong to the same object, flattened."""
+    """Pixels whose neighbors two steps away belong to the same object, flattened."""
     objects = regions.maps[0]
     same = np.ones(objects.shape, dtype=bool)
     same[2:] &= objects[2:] == objects[:-2]
@@ -261,7 +261,7 @@ def _alike(regions: Regions, color: Array) -> Array:
 
 @extractors.register("segments")
 class Segments:
-    """Regions by colour and outline with classical descriptors; needs no model and no download."""
+    """Regions by color and outline with classical descriptors; needs no model and no download."""
 
     name = "segments"
     dim = DIM

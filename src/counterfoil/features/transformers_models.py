@@ -54,7 +54,7 @@ def best_detections(output: Any, top: int, labels: int) -> NetworkOutput:
 
 
 def corners(boxes: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Centre and size to x1, y1, x2, y2, clipped to the image, never empty.
+    """Center and size to x1, y1, x2, y2, clipped to the image, never empty.
 
     >>> corners(np.array([[0.5, 0.5, 0.5, 2.0]], np.float32)).tolist()
     [[0.25, 0.0, 0.75, 1.0]]

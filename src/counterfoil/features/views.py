@@ -1,4 +1,4 @@
-"""Preprocessing of images for networks: resize, crop, normalise, and keep track of boxes.
+"""Preprocessing of images for networks: resize, crop, normalize, and keep track of boxes.
 
 Only Pillow is needed; the processors of `transformers` need torchvision for most networks.
 """
@@ -52,7 +52,7 @@ def squash(image: Image.Image, size: Size, filter: int, box: Box = WHOLE_IMAGE) 
 
 
 def center_crop(image: Image.Image, size: Size, resized: int, filter: int) -> View:
-    """Resize the shorter side to ``resized``, then crop the centre, as CLIP does.
+    """Resize the shorter side to ``resized``, then crop the center, as CLIP does.
 
     Only the crop is resized, so a strip of 5000 by 3 pixels costs no more than other images.
     """
@@ -111,7 +111,7 @@ def crop_boxes(scales: Sequence[float]) -> list[Box]:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Size, resampling and normalisation; ``mean`` and ``std`` in pixel values, 0…255.
+    """Size, resampling and normalization; ``mean`` and ``std`` in pixel values, 0…255.
 
     ``size`` is (height, width). For ``fit="crop"``, ``resized`` is the shorter side before the
     cut; for ``fit="within"``, ``size`` is (shorter, longest) side.

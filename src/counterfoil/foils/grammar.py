@@ -151,7 +151,7 @@ def is_plural(tokens: Tokens, index: int) -> bool:
     return True
 
 
-# Word classes by lists, endings and neighbours.
+# Word classes by lists, endings and neighbors.
 
 
 def tag(tokens: Sequence[str]) -> list[str]:

@@ -178,7 +178,7 @@ def _is_known(word: str, groups: dict[str, set[str]], avoid: AbstractSet[str]) -
 
 
 def attribute_sites(tokens: Tokens, avoid: AbstractSet[str]) -> list[Site]:
-    """Another colour, size or pattern."""
+    """Another color, size or pattern."""
     return [
         [{index: o} for o in ATTRIBUTES[word] if not _is_known(o, ATTRIBUTES_ALIKE, avoid)]
         for index, word in enumerate(tokens)
@@ -256,7 +256,7 @@ def rule_foils(
 ) -> list[Foil]:
     """Up to ``count`` different foils of a caption; none if no rule applies.
 
-    ``kinds`` are ``noun``, ``numeral``, ``relation``, ``attribute`` (colour, size, pattern) and
+    ``kinds`` are ``noun``, ``numeral``, ``relation``, ``attribute`` (color, size, pattern) and
     ``swap`` (subject and object of a relation swapped). Each foil has one of them, drawn uniformly
     from those that apply to the caption. No foil adds a word of ``avoid`` (lower case) or a synonym
     of one, apart from articles. No foil is one of the ``true`` sentences, given as `spoken`: a swap

@@ -201,7 +201,7 @@ def _read(tokens: Tokens, tags: list[str], start: int, end: int) -> Iterator[Rel
 
 
 def _object_follows(tokens: Tokens, tags: list[str], index: int) -> bool:
-    """Whether a noun phrase follows; a colour counts as one (``in red``), ``ready`` does not."""
+    """Whether a noun phrase follows; a color counts as one (``in red``), ``ready`` does not."""
     while index < len(tags) and tags[index] == ADVERB:
         index += 1
     if index == len(tags) or tags[index] not in _OBJECT_BEGINS:

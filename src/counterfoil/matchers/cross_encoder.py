@@ -80,7 +80,7 @@ class CrossHeads(nn.ModuleDict):
         return super().__getitem__(name)
 
     def add(self, extras: Sequence[Head], vocabulary: int) -> None:
-        """Add heads, initialised as in TAGS.
+        """Add heads, initialized as in TAGS.
 
         ``discrimination`` starts as a copy of ``itm``, ``correction`` as a copy of ``mlm``; the
         "yes" row of ``itm`` is a copy of ``rank``.
@@ -132,7 +132,7 @@ class CrossEncoder(FragmentMatcher):
 
     The score is the sigmoid of a logit, on the scale of a margin of 0.2, or the logit itself
     (``output``). ``heads=0``: one attention head per 64 channels. ``ffn=0``: four times
-    ``model.embed_size``. ``pretrained``: a BERT of `transformers` that initialises the layers, the
+    ``model.embed_size``. ``pretrained``: a BERT of `transformers` that initializes the layers, the
     pooler and the masked-word head. ``alike``: without a BERT, the first layer initially attends to
     similar tokens, for aligned embeddings (the objective `alignment`). ``checkpointing`` trades
     time for memory. ``extras``: further heads; ``vocabulary``: the number of words they predict.
@@ -183,7 +183,7 @@ class CrossEncoder(FragmentMatcher):
         self.pretrained = frozenset(loaded)
 
     def fill_word_heads(self, table: Tensor | None) -> None:
-        """Initialise the heads that predict words from BERT's masked-word head.
+        """Initialize the heads that predict words from BERT's masked-word head.
 
         ``table`` [V, D] are the word vectors of the text encoder. BERT's head is used only if they
         equal BERT's own, which its weights were trained with.

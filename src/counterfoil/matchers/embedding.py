@@ -13,7 +13,7 @@ from counterfoil.matchers.fragment_matcher import single, single_precision
 
 @matchers.register("cosine")
 class Cosine(Matcher):
-    """Inner product of the pooled vectors, which the encoders normalise to unit length.
+    """Inner product of the pooled vectors, which the encoders normalize to unit length.
 
     In mixed precision it is computed in single precision (`fragment_matcher`).
     """

@@ -51,9 +51,9 @@ REFERENCE_KEYS = {
 class StructureMatching(nn.Module):
     """The score of a graph from the matching vectors of its nodes.
 
-    x̂_i = ‖_k σ(Σ_j w_k(i, j) W_k x_j + b_k) over the neighbours j of node i, then an MLP per node
+    x̂_i = ‖_k σ(Σ_j w_k(i, j) W_k x_j + b_k) over the neighbors j of node i, then an MLP per node
     and the mean over nodes. In the public code (``form="reference"``) j = i in every term, so that
-    nodes do not see their neighbours, and σ is omitted.
+    nodes do not see their neighbors, and σ is omitted.
     """
 
     def __init__(self, blocks: int, kernels: int, hidden: int, bias: bool, form: Form) -> None:
@@ -92,8 +92,8 @@ class StructureMatching(nn.Module):
 class VisualGraph(StructureMatching):
     """Fully connected graph of regions; kernels are Gaussians of their relative positions.
 
-    By default the weights of a kernel are normalised over the neighbours, so that the number of
-    regions does not matter. The public code normalises over the kernels.
+    By default the weights of a kernel are normalized over the neighbors, so that the number of
+    regions does not matter. The public code normalizes over the kernels.
     """
 
     def __init__(self, blocks: int, kernels: int, hidden: int, form: Form) -> None:
@@ -118,7 +118,7 @@ class VisualGraph(StructureMatching):
         return self.judge(convolved, mask)
 
     def _logits(self, boxes: Tensor) -> Tensor:
-        """Logarithm of each kernel's Gaussian of the polar coordinates between box centres."""
+        """Logarithm of each kernel's Gaussian of the polar coordinates between box centers."""
         boxes = boxes.to(self.mean_rho.dtype)
         centers = (boxes[..., :2] + boxes[..., 2:]) / 2
         offset = (centers[:, :, None] - centers[:, None])[:, None]  # [I, 1, R, R, 2]
@@ -155,13 +155,13 @@ class TextualGraph(StructureMatching):
 
 @matchers.register("gsmn")
 class GSMN(FragmentMatcher):
-    """GSMN: matching of nodes by blocks of channels, then of their neighbourhoods; two graphs.
+    """GSMN: matching of nodes by blocks of channels, then of their neighborhoods; two graphs.
 
     The score is the sum over the visual and the textual graph. Edges between words are
     softmax(λ u·u′) with ``graph="dense"``. ``"sparse"`` keeps only those of the dependencies that
     ``parser`` returns and the self-loops, with unit norm. Vectors are padded with zeros if
     ``blocks`` does not divide their width. ``form="reference"`` is the public code, in which nodes
-    do not see their neighbours (see `StructureMatching`), so both graphs give the same score.
+    do not see their neighbors (see `StructureMatching`), so both graphs give the same score.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class GSMN(FragmentMatcher):
         return x.permute(2, 0, 1, 3).contiguous()
 
     def _edges(self, texts: Encoded) -> Tensor | None:
-        """Weights [T, W, W] of each word's neighbours; None if they have no effect."""
+        """Weights [T, W, W] of each word's neighbors; None if they have no effect."""
         if self.form == "reference":
             return None
         u = fragments(texts)

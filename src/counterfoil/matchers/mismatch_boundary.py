@@ -4,7 +4,7 @@ Section 3.1.3: only captions whose own image scores highest in the batch are sam
 similarity of each word with that image is a matched sample, with one other image a mismatched one.
 An ablation samples the similarities with all regions of that other image.
 
-Section 3.1.1 (eq. 3–5): both distributions are modelled as normal. The boundary t first minimises
+Section 3.1.1 (eq. 3–5): both distributions are modeled as normal. The boundary t first minimizes
 α·P(mismatched > t) + P(matched < t), and is μ₊ − 3σ₊ later in training.
 """
 

@@ -29,7 +29,7 @@ RawNorm = Literal[
 def normalize_raw(
     sims: Tensor, query_mask: Tensor | None, dim: int, norm: RawNorm, scale: float = 1.0
 ) -> Tensor:
-    """SCAN's raw_feature_norm: similarities normalised over the query fragments (``dim``).
+    """SCAN's raw_feature_norm: similarities normalized over the query fragments (``dim``).
 
     They are then multiplied by ``scale``. ``query_mask`` marks the real ones (None: all). The two
     l1 forms are undefined in the public code; here they are L1 norms.

@@ -95,7 +95,7 @@ class GlobalVector(nn.Module):
 class AlignmentMatcher(FragmentMatcher):
     """Base of SGR and SAF: similarity vectors of all alignments of a pair, local and global.
 
-    The public code normalises a batch of images per *slot* of its 36 regions, so that the position
+    The public code normalizes a batch of images per *slot* of its 36 regions, so that the position
     of a region in the list matters (``form="reference"``). By default the statistics are per
     channel over all real regions, independent of their number and order.
     """
@@ -199,7 +199,7 @@ class SGR(AlignmentMatcher):
 
 
 class AlignmentNorm(nn.BatchNorm1d):
-    """Batch normalisation of one number per alignment [I, T, N], separately for each text.
+    """Batch normalization of one number per alignment [I, T, N], separately for each text.
 
     In training the statistics of a text are over its alignments with all images of all processes,
     as in the public code, so they do not depend on which texts share a tile. The running statistics

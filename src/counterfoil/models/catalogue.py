@@ -187,7 +187,7 @@ def sgraf() -> ModelSpec:
 
 @models.register("gsmn")
 def gsmn() -> ModelSpec:
-    """GSMN-dense: region and word graphs matched with their neighbours (Liu et al. 2020)."""
+    """GSMN-dense: region and word graphs matched with their neighbors (Liu et al. 2020)."""
     return _local({"name": "gsmn", "graph": "dense"}, dropout=0.0)
 
 

@@ -35,10 +35,10 @@ MIN_AGAINST_SCALE = 0.25
 
 @dataclass(frozen=True)
 class Yardstick:
-    """Score quantiles of right and wrong pairs, and the word effects that get the full colour.
+    """Score quantiles of right and wrong pairs, and the word effects that get the full color.
 
     ``effect_for`` and ``effect_against`` are positive: effects of at least that size, for and
-    against a match, have the full colour in every picture.
+    against a match, have the full color in every picture.
     """
 
     split: str
@@ -71,7 +71,7 @@ def load_yardstick(folder: Path) -> Yardstick | None:
             raise ValueError("expected sorted finite scores and positive effects")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path}: damaged ({error}); delete it: colours are then scaled per picture"
+            f"{path}: damaged ({error}); delete it: colors are then scaled per picture"
         ) from None
     return loaded
 
@@ -123,7 +123,7 @@ class Match:
     score), or the drop of the score without the word ("leave-one-out"). ``boundary`` is NAAF's,
     below which a word counts against the pair. ``picture`` is the image if it was given as pixels.
 
-    A notebook shows the caption with coloured words: green for the match, red against it.
+    A notebook shows the caption with colored words: green for the match, red against it.
     """
 
     text: str
@@ -192,10 +192,10 @@ class Match:
 
 
 def shades(match: Match) -> list[float]:
-    """Colour intensity per word, from −1 (against the match) to 1 (for it).
+    """Color intensity per word, from −1 (against the match) to 1 (for it).
 
     The scale is the yardstick's, the same for every picture, or that of this match without one.
-    Punctuation and unknown words have no colour.
+    Punctuation and unknown words have no color.
     """
     scale_for, scale_against = effect_scale(match)
     return [
@@ -207,7 +207,7 @@ def shades(match: Match) -> list[float]:
 
 
 def effect_scale(match: Match) -> tuple[float, float]:
-    """Sizes of the effects, for and against, at which a word gets the full colour.
+    """Sizes of the effects, for and against, at which a word gets the full color.
 
     Effects against are often small, so they are shown up to four times as strong.
     """
@@ -223,7 +223,7 @@ GREEN, RED = "22, 163, 74", "220, 38, 38"
 
 
 def match_html(match: Match) -> str:
-    """The image, if any, and the caption with words coloured by their effects."""
+    """The image, if any, and the caption with words colored by their effects."""
     parts, end = [], 0
     for word, shade in zip(match.words, shades(match), strict=True):
         if word.span is None:

@@ -55,7 +55,7 @@ class Model(nn.Module):
 
     ``fragments_from`` names the extractor of these fragments, None if they were precomputed; a
     saved model reads new images with it. ``pretrained`` are the names of parameters that were
-    initialised from a language or vision model. ``yardstick`` has the usual scores and word
+    initialized from a language or vision model. ``yardstick`` has the usual scores and word
     effects, if measured. ``correction_rule`` says when a model that corrects captions replaces a
     word. ``init_from`` is the run whose weights a new model was given, None after training.
     """
@@ -223,7 +223,7 @@ class Model(nn.Module):
             return scores.float().cpu()
 
     def explain(self, image: ImageLike, text: str) -> Match:
-        """The effect of each word of a text on its match with an image, coloured in a notebook."""
+        """The effect of each word of a text on its match with an image, colored in a notebook."""
         if not isinstance(text, str):
             raise ArgumentError(f"text: expected one string, got {type(text).__name__}")
         fragments, picture = self.reader.read(image)

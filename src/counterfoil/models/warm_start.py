@@ -1,4 +1,4 @@
-"""Initialise a model with the weights of a trained one: second training stages and fine-tuning.
+"""Initialize a model with the weights of a trained one: second training stages and fine-tuning.
 
 Both models must agree on everything that affects a score. Only the heads of a cross-encoder may
 differ: as in TAGS, new heads start from the trained ones.

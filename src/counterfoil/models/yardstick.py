@@ -1,7 +1,7 @@
 """Measures a model's yardstick: the distribution of its scores and word effects on dev.
 
 The yardstick tells what share of right and of wrong pairs score lower, and how large word effects
-are, so that colours are comparable between pictures.
+are, so that colors are comparable between pictures.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CAPTIONS, EXPLAINED = 500, 50
 BATCH_SIZE = 16
 MIN_EFFECTS = 10
 FULL_COLOR_PERCENTILE = 95
-"""Percentile of effects at which a word gets the full colour."""
+"""Percentile of effects at which a word gets the full color."""
 
 
 @torch.inference_mode()
@@ -69,7 +69,7 @@ def measure_yardstick(model: Model, split: Split, seed: int = 0) -> Yardstick | 
 
 
 def full_colors(effects: list[float]) -> tuple[float, float] | None:
-    """Sizes of effects, for and against, at which a word gets the full colour; None without any."""
+    """Sizes of effects, for and against, at which a word gets the full color; None without any."""
     sizes = [abs(effect) for effect in effects if effect and math.isfinite(effect)]
     favorable = [effect for effect in effects if 0 < effect < math.inf]
     against = [-effect for effect in effects if -math.inf < effect < 0] or [0.0]

@@ -1,6 +1,6 @@
 """Align before fuse: contrastive learning of word and region embeddings below a cross-encoder.
 
-A randomly initialised cross-encoder must learn both which region a word refers to and whether the
+A randomly initialized cross-encoder must learn both which region a word refers to and whether the
 pair matches, and neither helps to learn the other. Its input embeddings can be compared cheaply,
 all images with all captions of a batch, and align within a few hundred updates. Pairs with similar
 embeddings are then the hard negatives of the cross-encoder. This is ALBEF (Li et al. 2021), with

@@ -145,7 +145,7 @@ class Objective(nn.Module):
         return self.compute(scores, matrix, context)
 
     def prepare(self, training: RunSetup) -> None:
-        """Called once, before the first step and before the optimiser collects parameters."""
+        """Called once, before the first step and before the optimizer collects parameters."""
 
     def extra_negatives(self) -> ExtraNegativeSource | None:
         """The source of extra items that each caption adds to its batch."""

@@ -1,4 +1,4 @@
-"""DivE's regularisers: MMD between the two modalities, and diversity within predicted sets."""
+"""DivE's regularizers: MMD between the two modalities, and diversity within predicted sets."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class MMD(Objective):
 class Uniformity(Objective):
     """Penalty on slot residuals of similar direction, so that sets stay diverse (DivE).
 
-    Mean of exp(−t‖a − b‖²) over all pairs of an item's residuals, normalised to unit length; the
+    Mean of exp(−t‖a − b‖²) over all pairs of an item's residuals, normalized to unit length; the
     sum of that of images and of texts. Only for models that predict sets.
     """
 

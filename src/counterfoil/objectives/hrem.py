@@ -63,7 +63,7 @@ class Relations:
 
 @dataclass(frozen=True)
 class SecondEmbeddings:
-    """Embeddings of images and texts after the graph, of unit length, and the regulariser."""
+    """Embeddings of images and texts after the graph, of unit length, and the regularizer."""
 
     images: Tensor
     texts: Tensor
@@ -75,7 +75,7 @@ class InstanceGraph(nn.Module):
 
     A node is connected to the nearer half (``threshold``) of each modality. Relevance within a
     modality is exp(−distance). Across modalities, a small MLP computes it from the ``topk`` best
-    word-region matches, plus the mean match. The regulariser is the KL divergence of that relevance
+    word-region matches, plus the mean match. The regularizer is the KL divergence of that relevance
     from exp(−distance) of the embeddings.
 
     With fewer than ``topk`` words or regions, missing matches are zero. ``form="reference"`` uses
@@ -201,7 +201,7 @@ class HREM(Objective):
     From step ``warmup`` on, a transformer layer over the graph of all images and texts of the batch
     (`InstanceGraph`) computes second embeddings. The loss is the sum over three score matrices
     (plain images with second texts, second images with plain texts, both second), plus
-    ``reg_weight`` times the regulariser of the graph. Add the loss of the plain embeddings as
+    ``reg_weight`` times the regularizer of the graph. Add the loss of the plain embeddings as
     another term: ``{"distance-weighted": 1, "hrem-graph": 1}``.
 
     ``loss="trip"`` samples a negative by its distance, up to ``nonzero_cut_off`` (1.7 on Flickr30K,

@@ -28,7 +28,7 @@ class WeightingNetwork(nn.Module):
     """Positive score, negative score and hinge cost of a triplet to a weight between 0 and 1.
 
     Initially all triplets have the same weight. Its parameters require gradients only in its own
-    update, so that no other optimiser collects them.
+    update, so that no other optimizer collects them.
     """
 
     def __init__(self, hidden: int) -> None:
@@ -236,7 +236,7 @@ class MetaSPN(Objective):
         return "hardest"
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The state of the network's own optimiser, which a resumed run needs as well."""
+        """The state of the network's own optimizer, which a resumed run needs as well."""
         return self.optimizer.state_dict()
 
     def set_extra_state(self, state: dict[str, Any]) -> None:

@@ -201,7 +201,7 @@ def clean_probability(
 
 
 def _two_means(values: Floats) -> NDArray[np.bool_]:
-    """Mask of the values nearer to the higher of two centres; neither cluster is empty."""
+    """Mask of the values nearer to the higher of two centers; neither cluster is empty."""
     low, high = 0.0, 1.0
     for _ in range(100):
         upper = values > (low + high) / 2

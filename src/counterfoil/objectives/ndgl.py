@@ -1,7 +1,7 @@
 """NDGL: a model learns the distribution of all negatives from trained models (Zhou et al. 2025).
 
 Equation numbers are the paper's. The target Ŝ (eq. 3) is the mean score matrix of several trained
-models, the guide. Margin regularisation (MR, eq. 4) and hardest-negative rectification (HNR, eq. 5)
+models, the guide. Margin regularization (MR, eq. 4) and hardest-negative rectification (HNR, eq. 5)
 compare it with the scores S of the model in training. Eq. 6 adds the triplet loss, which is a
 separate objective here.
 """

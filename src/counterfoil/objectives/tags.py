@@ -46,7 +46,7 @@ CLASS_WEIGHTS = (1.0, 0.11)
 
 # Losses of words are unreduced, one number per word: callers average over different words.
 def word_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of each labelled token, in order (eq. 1 and 8).
+    """Cross-entropy of each labeled token, in order (eq. 1 and 8).
 
     ``logits`` [..., V], ``labels`` [...] with −1 for tokens without a loss.
 

@@ -26,7 +26,7 @@ Parameters = ParamSpec("Parameters")
 Point = tuple[float, float] | tuple[float, float, float | None]
 """x, y and, if known, the deviation of y."""
 
-# The palette of Okabe and Ito, safe for colour-blind readers, without its pale yellow.
+# The palette of Okabe and Ito, safe for color-blind readers, without its pale yellow.
 COLORS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
     *("#E69F00", "#56B4E9", "#6A3D9A", "#4D4D4D"),
@@ -85,7 +85,7 @@ def color(index: int) -> str:
 
 
 def line_style(index: int) -> str:
-    """Solid, then dashed and dotted after all colours are used."""
+    """Solid, then dashed and dotted after all colors are used."""
     return ("-", "--", ":")[index // len(COLORS) % 3]
 
 

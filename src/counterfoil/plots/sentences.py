@@ -29,7 +29,7 @@ HEADING_SIZE = 44
 
 
 def color_of(shade: float, ground: Color = PAPER) -> Color:
-    """The background colour of a word of that shade, mixed with ``ground``."""
+    """The background color of a word of that shade, mixed with ``ground``."""
     strength = 0.85 * abs(shade)
     hue = FOR if shade > 0 else AGAINST
     mixed = [round(g + strength * (h - g)) for g, h in zip(ground, hue, strict=True)]
@@ -40,7 +40,7 @@ def color_of(shade: float, ground: Color = PAPER) -> Color:
 class Chip:
     """A word, the label under it, and its shade from −1 (red) to 1 (green).
 
-    A word unknown to the model has a dotted frame and grey letters.
+    A word unknown to the model has a dotted frame and gray letters.
     """
 
     word: str
@@ -131,15 +131,15 @@ def score_note(match: Match) -> str:
 
 
 def color_note(match: Match) -> str:
-    """One line about the scale of the colours."""
+    """One line about the scale of the colors."""
     if match.yardstick is None:
         return (
-            "Colours compare within this sentence only: the run has no yardstick, which is "
+            "Colors compare within this sentence only: the run has no yardstick, which is "
             "measured at the end of training."
         )
     most, least = effect_scale(match)
     return (
-        f"Colours compare from picture to picture: full green from {signed(most)}, full red from "
+        f"Colors compare from picture to picture: full green from {signed(most)}, full red from "
         f"{signed(-least)}."
     )
 
@@ -250,7 +250,7 @@ def _framed(picture: Image.Image, box: list[float], strength: float, hue: Color)
     draw = ImageDraw.Draw(layer)
     opacity = round(55 + 200 * strength)
     line = round(2 + 5 * strength)
-    # A light rim keeps the frame visible on a background of the same colour.
+    # A light rim keeps the frame visible on a background of the same color.
     draw.rounded_rectangle(edge, 6, outline=(255, 255, 255, opacity), width=line + 3)
     draw.rounded_rectangle(edge, 6, outline=(*hue, opacity), width=line)
     return Image.alpha_composite(picture.convert("RGBA"), layer).convert("RGB")

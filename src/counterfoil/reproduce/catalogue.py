@@ -61,7 +61,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def only_rows(artifact: AnyArtifact, patterns: Sequence[str]) -> AnyArtifact:
-    """The artefact with only the rows (or lines) whose label or run matches a pattern.
+    """The artifact with only the rows (or lines) whose label or run matches a pattern.
 
     >>> _names(Line(label="VSE (FC)", run="vse-fc"))
     ['VSE (FC)', 'vse-fc']

@@ -45,7 +45,7 @@ from counterfoil.reproduce.word_maps import map_pairs
 from counterfoil.training.logs import read_metrics
 
 MAX_CURVE_POINTS = 200
-"""Most points of a curve; longer curves are averaged over neighbouring points."""
+"""Most points of a curve; longer curves are averaged over neighboring points."""
 
 
 def collect(

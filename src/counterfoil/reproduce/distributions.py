@@ -217,7 +217,7 @@ def _distances(points: Array) -> Array:
 
 
 def _joint(distances: Array, perplexity: float) -> Array:
-    """Symmetric neighbour probabilities [n, n]; bandwidths are fitted to the perplexity."""
+    """Symmetric neighbor probabilities [n, n]; bandwidths are fitted to the perplexity."""
     count, target = len(distances), np.log(perplexity)
     low, high = np.zeros(count), np.full(count, np.inf)
     # start the bisection at the scale of the mean distance
@@ -232,7 +232,7 @@ def _joint(distances: Array, perplexity: float) -> Array:
 
 
 def _conditional(distances: Array, beta: Array) -> tuple[Array, Array]:
-    """Neighbour probabilities of each row at its precision, and their entropies."""
+    """Neighbor probabilities of each row at its precision, and their entropies."""
     off = np.where(np.eye(len(distances), dtype=bool), np.inf, distances)
     weights = np.exp(-beta[:, None] * (off - off.min(1, keepdims=True)))
     rows = weights / weights.sum(1, keepdims=True)

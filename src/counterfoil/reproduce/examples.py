@@ -61,7 +61,7 @@ def collect_sheet(
     """Examples of the first seed whose runs are all finished, cached; None if there is none."""
     artifact = plan.artifact
     if not isinstance(artifact, Examples):
-        raise ConfigError(f"{artifact.name}: expected an artefact of the kind 'examples'")
+        raise ConfigError(f"{artifact.name}: expected an artifact of the kind 'examples'")
     for index in range(plan.settings.seeds):
         inputs = [_row_inputs(plan, row, index) for row in table]
         runs = [one for _, run, writer in inputs for one in (run, writer) if one is not None]

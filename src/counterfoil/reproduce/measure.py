@@ -139,7 +139,7 @@ def _time_once(models: Sequence[Model], split: Split, size: int) -> tuple[float,
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
         encoded = time.perf_counter()
-        score_all(model, images, texts)  # returns a CPU tensor, so it needs no synchronisation
+        score_all(model, images, texts)  # returns a CPU tensor, so it needs no synchronization
         matching += time.perf_counter() - encoded
         encoding += encoded - start
     return encoding, matching

@@ -75,7 +75,7 @@ def _columns(plan: Plan) -> Iterator[tuple[Measurement, str]]:
 
 
 def _ensembles(plan: Plan) -> Iterator[tuple[tuple[PlannedRun, ...], bool]]:
-    """Ensembles whose members are all finished, and whether their scores are standardised."""
+    """Ensembles whose members are all finished, and whether their scores are standardized."""
     if not isinstance(plan.artifact, Measured):
         return
     for row in table_rows(plan):

@@ -177,7 +177,7 @@ class Settings:
 
 @dataclass
 class Plan:
-    """The runs of an artefact; ``runs[name]`` has one entry per seed."""
+    """The runs of an artifact; ``runs[name]`` has one entry per seed."""
 
     artifact: AnyArtifact
     settings: Settings
@@ -237,7 +237,7 @@ def _ordered(jobs: Sequence[Job], wanted: Callable[[Job], bool]) -> list[Job]:
 
 
 def make_plan(artifact: AnyArtifact, settings: Settings, out: Path) -> Plan:
-    """Resolve the runs of an artefact; nothing is run or written."""
+    """Resolve the runs of an artifact; nothing is run or written."""
     if settings.seeds < 1:
         raise ConfigError(f"--seeds {settings.seeds}: expected at least 1")
     plan = Plan(artifact, settings, out.resolve())

@@ -287,7 +287,7 @@ class TableRow:
 
 
 def table_rows(plan: Plan) -> list[TableRow]:
-    """The rows of an artefact, or the points of a sweep, in order."""
+    """The rows of an artifact, or the points of a sweep, in order."""
     artifact = plan.artifact
     if isinstance(artifact, Sweep):
         return [_point_row(plan, point) for point in artifact.points]

@@ -35,7 +35,7 @@ Protocol = tuple[str, int | None]
 
 
 def stored_name(plan: Plan) -> str:
-    """The file name of an artefact for one data set, protocol and scale."""
+    """The file name of an artifact for one data set, protocol and scale."""
     settings = plan.settings
     parts = [f"{plan.artifact.name}@{Path(settings.data).name}"]
     parts += [str(settings.published)] if plan.folds is not None else []

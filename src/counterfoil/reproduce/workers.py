@@ -55,7 +55,7 @@ def own_processes() -> ForkServerContext | SpawnContext:
     """The start method of processes that may use CUDA, which a fork of this one could not.
 
     On Linux it is a fork server that has only imported what the processes need, which saves each of
-    them the time of importing. If an import initialises CUDA, forks of the server cannot use a GPU;
+    them the time of importing. If an import initializes CUDA, forks of the server cannot use a GPU;
     then the processes are spawned.
     """
     spawn = multiprocessing.get_context("spawn")

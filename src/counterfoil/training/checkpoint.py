@@ -1,6 +1,6 @@
 """Checkpoints: complete folders behind two links, `last` and `best`, each replaced atomically.
 
-After a kill, every link still points to a complete folder. The state needed to resume (optimiser,
+After a kill, every link still points to a complete folder. The state needed to resume (optimizer,
 schedule, scaler, random states, position in the epoch) is beside the model, with its own checksum.
 """
 
@@ -67,7 +67,7 @@ def _is_position(values: dict[Any, Any]) -> bool:
 
 
 class Stateful(Protocol):
-    """A part of a run that a checkpoint saves, such as the optimiser."""
+    """A part of a run that a checkpoint saves, such as the optimizer."""
 
     def state_dict(self) -> dict[str, Any]: ...
 

@@ -86,7 +86,7 @@ def tangential_gradients(
     ``images`` [n, D] and ``texts`` [m, D] have unit length; anchors and negatives are those of
     `both_directions`. With anchor v, positive t, hardest negative t̂, s_p = v·t and s_n = v·t̂, the
     hinge has the gradients t̂ − t at v, v at t̂ and −v at t (SelHN eq. 7). Only the part tangential
-    to the sphere passes through normalisation:
+    to the sphere passes through normalization:
 
     - ``tangent/anchor``: √(‖t̂ − t‖² − (s_n − s_p)²),
     - ``tangent/positive``: √(1 − s_p²),
@@ -96,7 +96,7 @@ def tangential_gradients(
 
     Eq. 8 of the paper starts with the same and a sine, but after the second equality it prints the
     cosine: ‖t̂ − t‖·|s_n − s_p|, s_p and s_n, the lengths (the first times ‖t̂ − t‖) of the radial
-    parts, which normalisation discards. Their absolute values are ``eq8/anchor``, ``eq8/positive``
+    parts, which normalization discards. Their absolute values are ``eq8/anchor``, ``eq8/positive``
     and ``eq8/negative``, for comparison with the paper.
 
     The consequence differs from the paper, too. Δs → 0 alone does not make the gradient vanish: at

@@ -34,7 +34,7 @@ B = TypeVar("B", ImageBatch, TextBatch)
 class GradientCache:
     """A model's encoders, ``chunk_size`` items at a time; 0 means all at once.
 
-    An encoder with batch normalisation is not chunked: its items depend on each other.
+    An encoder with batch normalization is not chunked: its items depend on each other.
     """
 
     def __init__(self, model: Model, chunk_size: int = 0) -> None:

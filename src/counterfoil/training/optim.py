@@ -1,4 +1,4 @@
-"""Optimisers with parameter groups, learning-rate schedules, and the update step."""
+"""Optimizers with parameter groups, learning-rate schedules, and the update step."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ PRETRAINED_FACTOR = 0.1
 
 
 def create_optimizer(modules: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """An optimiser with pretrained parameters at a reduced rate and the others at the full rate.
+    """An optimizer with pretrained parameters at a reduced rate and the others at the full rate.
 
     Scalars, such as a learned temperature, have no weight decay; with ``no_decay``, neither have
-    biases and the parameters of normalisations.
+    biases and the parameters of normalizations.
     """
     trained = [p for p in modules.parameters() if p.requires_grad]
     if not trained:
@@ -68,7 +68,7 @@ def create_optimizer(modules: nn.Module, config: OptimizerConfig) -> Optimizer:
 
 
 def norms_and_biases(modules: nn.Module) -> set[int]:
-    """Ids of all biases and of all parameters of normalisations."""
+    """Ids of all biases and of all parameters of normalizations."""
     return {
         id(parameter)
         for part in modules.modules()
@@ -135,7 +135,7 @@ def as_numbers(*tensors: Tensor) -> list[float]:
 
 
 class OptimizerStep:
-    """Optimiser, schedule and gradient scaler (fp16); ``batches`` is the number per epoch."""
+    """Optimizer, schedule and gradient scaler (fp16); ``batches`` is the number per epoch."""
 
     def __init__(
         self, module: nn.Module, config: TrainConfig, batches: int, device: torch.device
@@ -198,7 +198,7 @@ class OptimizerStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # ``fused`` must be that of this machine: an optimiser that was created for fused steps
+        # ``fused`` must be that of this machine: an optimizer that was created for fused steps
         # fails with scaled losses if a loaded state turns them off
         saved, fused = state["optimizer"], self.optimizer.param_groups[0].get("fused")
         groups = [{**group, "fused": fused} for group in saved["param_groups"]]

@@ -127,7 +127,7 @@ def margin_lines(epochs: Sequence[Record]) -> Series:
 
 
 def density(low: float, high: float, counts: Sequence[float]) -> Points:
-    """A histogram as points at the centres of its bins, with an area of one.
+    """A histogram as points at the centers of its bins, with an area of one.
 
     >>> density(0.0, 1.0, [1, 3])
     [(0.25, 0.5), (0.75, 1.5)]

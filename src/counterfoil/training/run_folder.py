@@ -127,7 +127,7 @@ def clear_run(folder: Path) -> None:
         others = _listed(strangers)
         raise ConfigError(f"{folder}: not a run{others}, so it is not deleted; {ELSEWHERE}")
     load_config(folder / "config.yaml")
-    # The config goes last, so that a partly deleted folder is still recognised as a run.
+    # The config goes last, so that a partly deleted folder is still recognized as a run.
     for path in sorted(folder.iterdir(), key=lambda path: path.name == "config.yaml"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -219,7 +219,7 @@ class TrainingSurvey:
 
 
 def adopt_scale(objective: Composite, stated: Mapping[str, Any], model: Model) -> None:
-    """Initialise learned scales, and SigLIP's bias, with those of a pretrained CLIP or SigLIP.
+    """Initialize learned scales, and SigLIP's bias, with those of a pretrained CLIP or SigLIP.
 
     Only if the config sets no value: fine-tuning at another temperature would first undo
     pretraining. Matchers other than cosine have scores of another range.

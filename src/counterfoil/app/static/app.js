@@ -83,7 +83,7 @@ function choosesTheme() {
   const now = () => document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light");
   const paint = () => {
     button.textContent = now() === "dark" ? "☀" : "☾";
-    button.setAttribute("aria-label", now() === "dark" ? "Use light colours" : "Use dark colours");
+    button.setAttribute("aria-label", now() === "dark" ? "Use light colors" : "Use dark colors");
   };
   if (kept()) document.documentElement.dataset.theme = kept();
   button.addEventListener("click", () => {

@@ -7,7 +7,7 @@ const PAGE = 20;
 const SECTIONS = { suspicious: "Suspicious", "near-duplicates": "Near-duplicates" };
 const HINTS = {
   suspicious: "most suspicious first.",
-  "near-duplicates": "Nearly the same is said of different images: likely false negatives in training, no errors.",
+  "near-duplicates": "Different images have nearly the same caption: likely false negatives in training, not errors.",
 };
 const PLANTED = { swapped: "caption of another image", words: "words exchanged" };
 

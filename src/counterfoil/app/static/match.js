@@ -37,7 +37,7 @@ class Match {
       h("div", { class: "left" },
         h("p", { class: "back" }, h("a", { href: "#/", onclick: (event) => this.back(event) }, "← Back")),
         this.regions.node,
-        h("p", { class: "hint" }, "Point at a word to see where it looked, at a region to see who looked there."),
+        h("p", { class: "hint" }, "Point at a word to see its regions, or at a region to see its words."),
         h("p", { class: "more" }, h("a", { href: link("", { image: id }) }, "Sentences for this image"))),
       h("div", { class: "right" },
         h("label", { for: "sentence", class: "label" }, "Sentence"),
@@ -192,6 +192,6 @@ class Match {
     this.regions.light(this.match.boxes.map((_, at) => (at === place ? 1 : 0)), "plain");
     lightWords(this.list, this.match, place);
     const looked = [...this.list.querySelectorAll(".word.looked .letters")].map((word) => word.textContent);
-    say(looked.length ? `Region ${place + 1}: ${looked.join(", ")}` : `Region ${place + 1}: no word looked here`);
+    say(looked.length ? `Region ${place + 1}: ${looked.join(", ")}` : `Region ${place + 1}: no word attends to it`);
   }
 }

@@ -36,8 +36,8 @@ export function scale(match, handlers) {
     svg("text", { class: "edge", x: ROOM, y: HEIGHT - 4 }, "fits no region"),
     svg("text", { class: "edge", x: WIDTH - ROOM, y: HEIGHT - 4, "text-anchor": "end" }, "fits a region well"));
   const node = h("figure", { class: "scale" }, drawing,
-    h("figcaption", {}, "Each dot is a word, in the colour of the word above, at its highest similarity with a region. ",
-      bells.length > 0 && "The curves are what words reached in training: filled with right images, dashed with wrong ones."));
+    h("figcaption", {}, "Each dot is a word, in the color of the word above, at its highest similarity with a region. ",
+      bells.length > 0 && "The curves show the similarities of words in training: filled for matching images, dashed for mismatched ones."));
   return { node, point: (place) => point(node, label, known, x, place) };
 }
 

@@ -1,5 +1,5 @@
-// A sentence as words on their colours: for the match or against it, with a bar for how much.
-// Punctuation and unknown words have no colour.
+// A sentence as words on their colors: for the match or against it, with a bar for how much.
+// Punctuation and unknown words have no color.
 
 import { h, roving, signed } from "./dom.js";
 
@@ -17,7 +17,7 @@ export function sentence(match, correction, handlers) {
   return h("ol", { class: "words", "aria-label": "The words and their effects" }, words);
 }
 
-// What a word's colour means; the dots of the scale have the same.
+// What a word's color means; the dots of the scale have the same.
 export function kindOf(word) {
   if (!word.known) return "unknown";
   if (!/[\p{L}\p{N}]/u.test(word.word)) return "neutral";
@@ -30,7 +30,7 @@ const SPOKEN = {
 
 export function legend() {
   const item = (kind, text) => h("li", { class: kind }, h("i", { "aria-hidden": "true" }), text);
-  return h("ul", { class: "key", "aria-label": "Colours" },
+  return h("ul", { class: "key", "aria-label": "Colors" },
     item("for", "counts for the match"), item("against", "counts against it"),
     item("neutral", "punctuation"), item("unknown", "unknown word, left out"));
 }

@@ -103,7 +103,7 @@ def _common_type(items: Sequence[Fragments]) -> torch.dtype:
 
 
 def _batch_memory(shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
-    """Uninitialised memory; in a loader worker shared with the main process, which saves a copy."""
+    """Uninitialized memory; in a loader worker shared with the main process, which saves a copy."""
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype)
     size = math.prod(shape) * dtype.itemsize

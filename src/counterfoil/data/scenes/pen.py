@@ -27,7 +27,7 @@ def mix(one: RGB, other: RGB, share: float) -> RGB:
 
 
 class Pen:
-    """Draws one sprite into its box; ``fill="main"`` carries the object's colour and pattern."""
+    """Draws one sprite into its box; ``fill="main"`` carries the object's color and pattern."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Pen:
 
 @lru_cache(maxsize=64)
 def _tile(color: str, pattern: str) -> Image.Image:
-    """A tile of a pattern in a colour."""
+    """A tile of a pattern in a color."""
     main = PALETTE[color]
     if color == "white":
         second = (196, 198, 206)

@@ -116,7 +116,7 @@ def sample_plan(rng: random.Random) -> Plan:
 
 
 def is_sound(plan: Plan) -> bool:
-    """No two things of the same kind and colour, all couples drawable, all attributes possible."""
+    """No two things of the same kind and color, all couples drawable, all attributes possible."""
     names = {(thing.kind, thing.color) for thing in plan.things}
     if len(names) < len(plan.things):
         return False
@@ -172,7 +172,7 @@ def _sample_single(rng: random.Random, things: list[Thing], *, sky: bool) -> Thi
     names = [name for name, kind in KINDS.items() if (kind.sky if sky else kind.ground)]
     seen = [thing.kind for thing in things if thing.kind in names]
     if seen and rng.random() < 0.2:
-        # The same kind in another colour, so that attributes must be bound to their object.
+        # The same kind in another color, so that attributes must be bound to their object.
         return _sample_thing(rng, rng.choice(seen))
     # Kinds that are rare in couples are more frequent alone.
     weights = [1.0 if sky else 3 / (1 + _COUPLED.count(name)) for name in names]

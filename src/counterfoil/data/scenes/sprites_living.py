@@ -1,4 +1,4 @@
-"""Sprites of animals, facing right, and of people, coloured and patterned as what they wear."""
+"""Sprites of animals, facing right, and of people, colored and patterned as what they wear."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Word:
     """One word of a caption and the objects it describes.
 
     ``objects`` are indices into the scene's objects; ``phrase`` is its span [start, end) of words.
-    ``role`` is what the word asserts: ``colour:0`` the colour of the first mentioned thing,
+    ``role`` is what the word asserts: ``colour:0`` the color of the first mentioned thing,
     ``relation:0:1`` the relation of the first to the second; empty for function words.
     """
 

@@ -38,7 +38,7 @@ class Kind:
     most: int = 4
     sky: bool = False
     ground: bool = True
-    # Colours and patterns of details, which the generous reading accepts.
+    # Colors and patterns of details, which the generous reading accepts.
     also: frozenset[str] = field(default_factory=frozenset)
 
 

@@ -1,6 +1,6 @@
 """Word tokenizer for captions in Penn Treebank style, with character offsets and Porter stems.
 
-The public vocabularies were built with a Treebank tokeniser. Captions must be split the same way to
+The public vocabularies were built with a Treebank tokenizer. Captions must be split the same way to
 match their ids: contractions apart (``do n't``), hyphens kept, punctuation apart.
 """
 

@@ -70,7 +70,7 @@ MAX_SENTENCES = 300
 """Sentences for a perplexity; each token of each is a forward pass."""
 
 
-# On drawn scenes, the kind is the role of the exchanged word (a colour, a number …); elsewhere it
+# On drawn scenes, the kind is the role of the exchanged word (a color, a number …); elsewhere it
 # comes from the caption's scene graph.
 def shares_by_kind(
     scores: FoilScores, kinds: Sequence[str], verdicts: Sequence[Verdict]

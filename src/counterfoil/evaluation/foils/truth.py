@@ -119,7 +119,7 @@ def _claims_by_word(caption: SceneCaption, new: Sequence[str]) -> Iterator[Word 
             yield replace(word, text=text)
         elif text in _PICTURE_WORDS.get(role, ()):
             yield replace(word, text=text, role="")
-        elif role in (*_APPEARANCE, "count") and fits:  # a colour may replace a size
+        elif role in (*_APPEARANCE, "count") and fits:  # a color may replace a size
             yield replace(word, text=text, role=f"{fits}:{rest}")
         elif position in moved:
             yield replace(word, text=new[moved[position]])
@@ -159,7 +159,7 @@ def _new_counts(caption: SceneCaption, new: Sequence[str]) -> dict[int, int]:
 
 
 def _is_consistent(words: Sequence[Word]) -> bool:
-    """Whether no thing has two colours, sizes or patterns."""
+    """Whether no thing has two colors, sizes or patterns."""
     values: dict[str, str] = {}
     for word in words:
         table = _APPEARANCE.get(word.role.split(":")[0])
