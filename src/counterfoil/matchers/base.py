@@ -123,7 +123,10 @@ class Matcher(nn.Module):
         return encoded.pooled if self.needs == "pooled" else encoded.fragments
 
     def _check_comparable(self, images: Encoded, texts: Encoded) -> None:
-        """Raise unless both sides have the same width and dtype; reads no values."""
+        """Raise unless both sides have the same width and dtype; reads no values.
+
+        Fragments in half and in single precision are compared in single precision.
+        """
         x, y = self._vectors(images), self._vectors(texts)
         if x is None or y is None:  # `score_block` names the encoder to configure
             return
@@ -132,7 +135,8 @@ class Matcher(nn.Module):
                 f"{type(self).__name__}: expected image and text vectors of the same width, got "
                 f"shapes {list(x.shape)} and {list(y.shape)}"
             )
-        if x.dtype != y.dtype and not torch.is_autocast_enabled(x.device.type):
+        strict = self.needs == "pooled" or torch.float64 in (x.dtype, y.dtype)
+        if strict and x.dtype != y.dtype and not torch.is_autocast_enabled(x.device.type):
             raise ArgumentError(
                 f"{type(self).__name__}: expected image and text vectors of the same dtype, got "
                 f"{x.dtype} and {y.dtype}; convert one side with .to(dtype)"

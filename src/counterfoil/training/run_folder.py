@@ -95,11 +95,21 @@ def make_room(folder: Path, overwrite: bool, otherwise: str) -> None:
     """Delete an existing run if ``overwrite``; otherwise raise with the advice ``otherwise``."""
     if holds_a_run(folder):
         if not overwrite:
-            if not (folder / "config.yaml").is_file():
-                names = _listed(path.name for path in folder.iterdir() if path.name != LOCK)
+            strangers = _strangers(folder)
+            if strangers and not (folder / "config.yaml").is_file():
+                names = _listed(strangers)
                 raise ConfigError(f"{folder}: not empty and not a run{names}; {ELSEWHERE}")
             raise ConfigError(f"{folder} already holds a run: {otherwise}")
         clear_run(folder)
+
+
+def _strangers(folder: Path) -> list[str]:
+    """Names in a folder that no run writes."""
+    return [
+        path.name
+        for path in folder.iterdir()
+        if path.name not in RUN_FILES and path.suffix != ".png" and not path.name.startswith(".")
+    ]
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -118,11 +128,7 @@ def clear_run(folder: Path) -> None:
     resolved = folder.resolve()
     if resolved in (Path.cwd(), Path.home(), *Path.cwd().parents, *Path.home().parents):
         raise ConfigError(f"{folder}: a working or home folder is not deleted; {ELSEWHERE}")
-    strangers = [
-        path.name
-        for path in folder.iterdir()
-        if path.name not in RUN_FILES and path.suffix != ".png" and not path.name.startswith(".")
-    ]
+    strangers = _strangers(folder)
     if strangers or not (folder / "config.yaml").is_file():
         others = _listed(strangers)
         raise ConfigError(f"{folder}: not a run{others}, so it is not deleted; {ELSEWHERE}")
