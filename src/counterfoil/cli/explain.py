@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 import counterfoil.cli.options as opt
 from counterfoil.cli.inputs import DataChoice, check_inputs, check_picture
@@ -14,7 +17,20 @@ from counterfoil.data.text.words import check_sentence
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from counterfoil.models.match import Match, WordEffect
+    from counterfoil.models.match import Match, Method, WordEffect
+
+
+class WordMethod(str, Enum):
+    auto = "auto"
+    parts = "parts"
+    leave_one_out = "leave-one-out"
+
+
+METHOD_OF: dict[WordMethod, Method | None] = {
+    WordMethod.auto: None,
+    WordMethod.parts: "parts",
+    WordMethod.leave_one_out: "leave-one-out",
+}
 
 
 def explain(
@@ -25,6 +41,13 @@ def explain(
     format: opt.Format = None,
     option: opt.SourceOptions = None,
     split: opt.IdSplit = None,
+    method: Annotated[
+        WordMethod,
+        typer.Option(
+            help="parts: a word's own part of the score. leave-one-out: the fall of the score "
+            "without the word. auto: whichever found exchanged words of dev better."
+        ),
+    ] = WordMethod.auto,
     device: opt.Device = "auto",
     out: opt.Picture = None,
     cache: opt.Cache = opt.CACHE,
@@ -32,9 +55,9 @@ def explain(
 ) -> None:
     """Explain the score of an image and a sentence, word by word.
 
-    Green words raise the score, red words lower it. If the matcher sums over words, the effects
-    add up to the score; otherwise a word's effect is how much the score drops without it. Words
-    outside the model's vocabulary are dropped before scoring, and marked.
+    Green words raise the score, red words lower it. An effect is the word's own part of the score,
+    or how much the score drops without the word; --method chooses. Words outside the model's
+    vocabulary are dropped before scoring, and marked.
 
     [bold]Examples[/]
 
@@ -51,7 +74,7 @@ def explain(
     model = load_model(run, device)
     source = DataChoice(data, format, option, cache, quiet=as_json)
     fragments, pixels, _ = source.read_image(run, model, image, split)
-    match = model.explain(fragments, text)
+    match = model.explain(fragments, text, METHOD_OF[method])
     if out is not None:
         from counterfoil.core.storage.atomic import write_atomically
         from counterfoil.plots.sentences import explain_png

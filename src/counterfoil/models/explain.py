@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from counterfoil.core.errors import DataError
+from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.tensors.modes import Trained, eval_mode
 from counterfoil.data.batches.collate import ImageBatch, TextBatch, pad_fragments, pad_texts
 from counterfoil.data.fragments import Fragments
@@ -23,7 +23,7 @@ from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.matchers.ensemble import EnsembleMatcher, split_members
 from counterfoil.matchers.fragment_matcher import FragmentMatcher, WordParts
 from counterfoil.matchers.naaf import NAAF
-from counterfoil.models.match import Floats, Match, WordEffect, Yardstick
+from counterfoil.models.match import METHODS, Floats, Match, Method, WordEffect, Yardstick
 
 SOFTMAX_SCALE = 10.0
 """Inverse temperature of word-to-region attention, for matchers without their own."""
@@ -45,11 +45,13 @@ class Explainable(Trained, Protocol):
 
 
 @torch.inference_mode()
-def explain(model: Explainable, image: Fragments, caption: str) -> Match:
+def explain(
+    model: Explainable, image: Fragments, caption: str, method: Method | None = None
+) -> Match:
     """Explain the match of a caption with an image, given as fragments."""
     with eval_mode(model):
         encoded = model.encode_images(pad_fragments([image]).to(model.device))
-        return explain_pair(model, encoded, caption, image.boxes)
+        return explain_pair(model, encoded, caption, image.boxes, method)
 
 
 @torch.inference_mode()
@@ -59,7 +61,13 @@ def explain_encoded(model: Explainable, image: Encoded, caption: str) -> Match:
     return explain_pair(model, image, caption, boxes)
 
 
-def explain_pair(model: Explainable, image: Encoded, caption: str, boxes: Floats | None) -> Match:
+def explain_pair(
+    model: Explainable,
+    image: Encoded,
+    caption: str,
+    boxes: Floats | None,
+    method: Method | None = None,
+) -> Match:
     """`explain` for one encoded image, with given boxes; the model is in eval mode."""
     if not caption_words(caption):
         raise DataError("the caption has no words; give at least one word to explain")
@@ -67,11 +75,12 @@ def explain_pair(model: Explainable, image: Encoded, caption: str, boxes: Floats
     known = caption_words(read.text)
     texts = _encode(model, [read.text])
     parts = word_parts(model, image, texts)
-    words, specials = (
-        merge_parts(model, read.text, known, parts)
-        if parts is not None
-        else (_leave_one_out(model, image, texts, read.text, known), [])
-    )
+    by_parts = _choose_method(model, parts, method) == "parts"
+    if by_parts and parts is not None:
+        words, specials = merge_parts(model, read.text, known, parts)
+    else:
+        attention = _attention(model, image, texts) if parts is None else parts.weights.float()
+        words, specials = _leave_one_out(model, image, read.text, known, attention), []
     weights = words[0].region_weights
     zeros = None if weights is None else np.zeros_like(weights)
     unknown = [
@@ -83,12 +92,26 @@ def explain_pair(model: Explainable, image: Encoded, caption: str, boxes: Floats
         score=float(model.matcher(image, texts)[0, 0]),
         words=sorted([*words, *unknown], key=lambda word: word.span or (0, 0)),
         specials=specials,
-        method="parts" if parts is not None else "leave-one-out",
-        additive=parts is not None and parts.additive,
+        method="parts" if by_parts else "leave-one-out",
+        additive=by_parts and parts is not None and parts.additive,
         boundary=boundary_of(model),
         boxes=boxes,
         yardstick=model.yardstick,
     )
+
+
+def _choose_method(model: Explainable, parts: WordParts | None, asked: Method | None) -> Method:
+    """The method asked for, or the one that was better on dev, or parts if there are any."""
+    if parts is None:
+        if asked == "parts":
+            raise ConfigError(
+                "this matcher has no parts per word; use method 'leave-one-out' or leave it out"
+            )
+        return "leave-one-out"
+    if asked is not None and asked not in METHODS:
+        raise ConfigError(f"method: expected one of {', '.join(METHODS)}, got {asked!r}")
+    measured = model.yardstick.word_method if model.yardstick is not None else None
+    return asked or measured or "parts"
 
 
 @torch.inference_mode()
@@ -180,11 +203,15 @@ def merge_parts(
 
 
 def _leave_one_out(
-    model: Explainable, images: Encoded, texts: Encoded, caption: str, known: Sequence[CaptionWord]
+    model: Explainable,
+    images: Encoded,
+    caption: str,
+    known: Sequence[CaptionWord],
+    attention: Tensor | None,
 ) -> list[WordEffect]:
     shortened = _encode(model, [caption, *(without(caption, word) for word in known)])
     scores = model.matcher(images, shortened)[0].double().cpu()
-    attention = _attention(model, images, texts)
+    attention = None if attention is None else attention.cpu()
     owners = words_of_tokens(model.text, caption, known) if attention is not None else []
     effects = []
     for number, (word, score) in enumerate(zip(known, scores[1:].tolist(), strict=True)):

@@ -12,7 +12,7 @@ import webbrowser
 from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from counterfoil.core.storage.reading import read_text
 
 Floats = NDArray[np.float32]
 Method = Literal["parts", "leave-one-out"]
+
+METHODS: tuple[Method, ...] = get_args(Method)
 
 YARDSTICK = "yardstick.json"
 FILE_BYTES = 1 << 16
@@ -38,7 +40,8 @@ class Yardstick:
     """Score quantiles of right and wrong pairs, and the word effects that get the full color.
 
     ``effect_for`` and ``effect_against`` are positive: effects of at least that size, for and
-    against a match, have the full color in every picture.
+    against a match, have the full color in every picture. ``word_method`` is the kind of effects
+    that found exchanged words of the split better; None if there is one kind only.
     """
 
     split: str
@@ -47,6 +50,7 @@ class Yardstick:
     wrong: tuple[float, ...]
     effect_for: float
     effect_against: float
+    word_method: Method | None = None
 
     def above(self, score: float) -> dict[str, float]:
         """Shares of right and of wrong pairs that score lower."""
@@ -69,6 +73,8 @@ def load_yardstick(folder: Path) -> Yardstick | None:
         numbers = (*right, *wrong, loaded.effect_for, loaded.effect_against)
         if not ordered or not all(map(math.isfinite, numbers)) or min(numbers[-2:]) <= 0:
             raise ValueError("expected sorted finite scores and positive effects")
+        if loaded.word_method not in (None, *METHODS):
+            raise ValueError(f"word_method: expected one of {', '.join(METHODS)}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: damaged ({error}); delete it: colors are then scaled per picture"
@@ -211,7 +217,7 @@ def effect_scale(match: Match) -> tuple[float, float]:
 
     Effects against are often small, so they are shown up to four times as strong.
     """
-    if match.yardstick is not None:
+    if match.yardstick is not None and match.yardstick.word_method in (None, match.method):
         return match.yardstick.effect_for, match.yardstick.effect_against
     effects = [word.effect for word in match.words if word.known and not word.is_punctuation]
     largest = max(map(abs, effects), default=0.0)

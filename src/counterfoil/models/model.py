@@ -44,7 +44,7 @@ from counterfoil.matchers.ensemble import EnsembleEncoder, EnsembleMatcher
 from counterfoil.models.catalogue import ModelSpec, resolve, with_one_checkpoint
 from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.models.explain import explain
-from counterfoil.models.match import Match, Yardstick
+from counterfoil.models.match import Match, Method, Yardstick
 
 ImageLike: TypeAlias = "str | PathLike[str] | Image.Image | Fragments | NDArray[Any] | Tensor"
 """A file, a picture, pixels [height, width, 3] (uint8), or fragments [n, D] (floats)."""
@@ -222,12 +222,17 @@ class Model(nn.Module):
             )
             return scores.float().cpu()
 
-    def explain(self, image: ImageLike, text: str) -> Match:
-        """The effect of each word of a text on its match with an image, colored in a notebook."""
+    def explain(self, image: ImageLike, text: str, method: Method | None = None) -> Match:
+        """The effect of each word of a text on its match with an image, colored in a notebook.
+
+        ``method`` is ``"parts"`` (the word's own part of the score) or ``"leave-one-out"`` (the
+        fall of the score without the word). The default is the one that found exchanged words of
+        the dev split better after training, or parts if that was not measured.
+        """
         if not isinstance(text, str):
             raise ArgumentError(f"text: expected one string, got {type(text).__name__}")
         fragments, picture = self.reader.read(image)
-        return replace(explain(self, fragments, text), picture=picture)
+        return replace(explain(self, fragments, text, method), picture=picture)
 
 
 def _create(registry: Registry[Any], part: str, spec: dict[str, Any], *args: Any) -> Any:

@@ -21,7 +21,7 @@ from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import known_text
 from counterfoil.encoders import Encoded
 from counterfoil.models.explain import explain_pair
-from counterfoil.models.match import MIN_AGAINST_SCALE, POINTS, Yardstick
+from counterfoil.models.match import MIN_AGAINST_SCALE, POINTS, Method, Yardstick
 from counterfoil.models.model import Model
 
 CAPTIONS, EXPLAINED = 500, 50
@@ -34,8 +34,10 @@ FULL_COLOR_PERCENTILE = 95
 
 
 @torch.inference_mode()
-def measure_yardstick(model: Model, split: Split, seed: int = 0) -> Yardstick | None:
-    """The yardstick of a model on a sample of a split.
+def measure_yardstick(
+    model: Model, split: Split, seed: int = 0, word_method: Method | None = None
+) -> Yardstick | None:
+    """The yardstick of a model on a sample of a split, with word effects by ``word_method``.
 
     None if too few scores are finite, or if words have no effects.
     """
@@ -51,7 +53,8 @@ def measure_yardstick(model: Model, split: Split, seed: int = 0) -> Yardstick | 
             paired += [(image, text) for text, image in enumerate(partner) if image is not None]
             scores = _scores(model, images, encoded, paired)
             room = EXPLAINED - len(right)
-            effects += _effects(model, images, texts, [pair for pair in paired if pair[1] < room])
+            explained = [pair for pair in paired if pair[1] < room]
+            effects += _effects(model, images, texts, explained, word_method)
             right += scores[: len(texts)]
             wrong += scores[len(texts) :]
     right, wrong = ([score for score in side if math.isfinite(score)] for side in (right, wrong))
@@ -65,6 +68,7 @@ def measure_yardstick(model: Model, split: Split, seed: int = 0) -> Yardstick | 
         wrong=_quantiles(wrong),
         effect_for=full[0],
         effect_against=full[1],
+        word_method=word_method,
     )
 
 
@@ -137,14 +141,20 @@ def _scores(
 
 
 def _effects(
-    model: Model, images: Encoded, texts: list[str], pairs: list[tuple[int, int]]
+    model: Model,
+    images: Encoded,
+    texts: list[str],
+    pairs: list[tuple[int, int]],
+    method: Method | None,
 ) -> list[float]:
     """Effects of words, without punctuation; none if the tokenizer gives no word offsets."""
     try:
         return [
             word.effect
             for row, column in pairs
-            for word in explain_pair(model, images[row : row + 1], texts[column], None).words
+            for word in explain_pair(
+                model, images[row : row + 1], texts[column], None, method
+            ).words
             if not word.is_punctuation
         ]
     except ConfigError:  # a slow tokenizer: the model cannot be explained

@@ -33,6 +33,7 @@ from counterfoil.encoders.bert import loading_notes
 from counterfoil.evaluation.corrections import choose_rule
 from counterfoil.evaluation.evaluate import Gallery, example_searches, report_scores
 from counterfoil.evaluation.report import RetrievalReport
+from counterfoil.evaluation.words.evaluate import choose_word_method
 from counterfoil.models import create_model, from_pretrained
 from counterfoil.models.correct import can_correct
 from counterfoil.models.correction_rule import CorrectionRule
@@ -220,7 +221,8 @@ def _conclude(
 
 def save_yardstick(folder: Path, best: Model, dev: Split) -> None:
     """Measure the yardstick of a trained model on dev, and save it with the run."""
-    best.yardstick = measure_yardstick(best, dev)
+    method = choose_word_method(best, dev)
+    best.yardstick = measure_yardstick(best, dev, word_method=method)
     if best.yardstick is None:  # too few pairs
         (folder / YARDSTICK).unlink(missing_ok=True)
     else:

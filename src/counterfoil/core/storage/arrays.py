@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -129,9 +129,12 @@ class Descriptor:
         self.fd = open_descriptor(path)
         self.pid = os.getpid()
 
-    def __del__(self) -> None:
-        if self.pid == os.getpid():
-            os.close(self.fd)
+    # Defaults, since `os` may be gone when an interpreter that ends deletes what is left.
+    def __del__(
+        self, getpid: Callable[[], int] = os.getpid, close: Callable[[int], None] = os.close
+    ) -> None:
+        if self.pid == getpid():
+            close(self.fd)
 
 
 def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:

@@ -21,6 +21,7 @@ from counterfoil.encoders import Encoded
 from counterfoil.evaluation.ranks import Values
 from counterfoil.evaluation.words.cases import FoilCase
 from counterfoil.models.explain import word_parts
+from counterfoil.models.match import Method
 from counterfoil.models.model import Model
 from counterfoil.scoring.encode import encode_texts
 
@@ -44,9 +45,16 @@ class WordScores:
 
 @torch.inference_mode()
 def measure_words(
-    model: Model, split: Split, cases: Sequence[FoilCase], progress: Progress | None = None
+    model: Model,
+    split: Split,
+    cases: Sequence[FoilCase],
+    progress: Progress | None = None,
+    method: Method | None = None,
 ) -> WordScores:
-    """Scores and word effects of one model on cases sorted by image."""
+    """Scores and word effects of one model on cases sorted by image.
+
+    The default ``method`` is parts where the matcher has them, leave-one-out elsewhere.
+    """
     table = split.require_fragments()
     progress = progress or Silent()
     groups = [(i, list(group)) for i, group in groupby(cases, key=lambda case: case.image)]
@@ -62,7 +70,7 @@ def measure_words(
                 except DataError as error:
                     skipped.append(f"image {split.ids[image]}: {error}")
             if readable:
-                results += _measure(model, readable)
+                results += _measure(model, readable, method)
     if not results:
         raise DataError(f"split '{split.name}' has no readable image")
     return WordScores(
@@ -102,12 +110,14 @@ class _CaseResult:
     by_parts: bool
 
 
-def _measure(model: Model, group: list[tuple[Fragments, list[FoilCase]]]) -> list[_CaseResult]:
+def _measure(
+    model: Model, group: list[tuple[Fragments, list[FoilCase]]], method: Method | None
+) -> list[_CaseResult]:
     """Results of the cases of a few images; each caption is scored with its own image only."""
     images = model.encode_images(pad_fragments([item for item, _ in group]).to(model.device))
     rows = [(row, case) for row, (_, own) in enumerate(group) for case in own]
     probe = encode_texts(model, [rows[0][1].foil])
-    by_parts = word_parts(model, images[:1], probe) is not None
+    by_parts = method != "leave-one-out" and word_parts(model, images[:1], probe) is not None
     texts = [
         [case.caption, case.foil, *([] if by_parts else _leave_one_out(case.foil))]
         for _, case in rows

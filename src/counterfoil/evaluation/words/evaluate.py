@@ -12,6 +12,7 @@ from counterfoil.core.progress import Progress
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.words import caption_words
 from counterfoil.evaluation.foils.sets import foils_by_rule
+from counterfoil.evaluation.foils.truth import has_truth
 from counterfoil.evaluation.ranks import Values
 from counterfoil.evaluation.report import KindReport, Measured, WordReport
 from counterfoil.evaluation.retrieval import interval
@@ -19,9 +20,14 @@ from counterfoil.evaluation.words.cases import KINDS, FoilCase, Foils, make_foil
 from counterfoil.evaluation.words.effects import WordScores, average_words, measure_words
 from counterfoil.foils import DEFAULT_KINDS
 from counterfoil.foils.rules import Foil
+from counterfoil.matchers.fragment_matcher import FragmentMatcher
+from counterfoil.models.match import METHODS, Method
 from counterfoil.models.model import Model
+from counterfoil.models.store import first_member
 
 CHUNK_CELLS = 4_000_000
+CHOICE_CAPTIONS = 200
+"""Captions with exchanged words that choose between the methods of word effects."""
 ARTICLES = ("a", "an")
 
 
@@ -267,3 +273,32 @@ def average_precision(scores: ArrayLike, labels: ArrayLike) -> float:
 def _share(part: Values, whole: Values) -> Values:
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(part / whole, dtype=np.float64)
+
+
+def choose_word_method(model: Model, dev: Split, seed: int = 0) -> Method | None:
+    """The method whose effects find the exchanged words of a split better, by word AUC.
+
+    None if the matcher has no parts per word, or if the split has no words to exchange.
+    """
+    if not isinstance(first_member(model.matcher), FragmentMatcher):
+        return None
+    try:
+        if has_truth(dev):
+            made = make_foils(dev, 1, CHOICE_CAPTIONS, seed)
+        else:
+            made = rule_cases(dev, most=CHOICE_CAPTIONS, seed=seed)
+        scores = {one: measure_words(model, dev, made.cases, method=one) for one in METHODS}
+    except (ConfigError, DataError):  # a slow tokenizer, captions no rule knows, no images
+        return None
+    aucs = {
+        method: float(
+            Ranking(
+                -np.concatenate(one.effects), np.concatenate([case.labels for case in one.cases])
+            ).auc()
+        )
+        for method, one in scores.items()
+        if one.method == method
+    }
+    if len(aucs) < len(METHODS):
+        return None
+    return "parts" if aucs["parts"] >= aucs["leave-one-out"] else "leave-one-out"
