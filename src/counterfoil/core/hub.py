@@ -51,6 +51,7 @@ def fetch_from_hub(address: str, cache: Path, progress: Progress) -> Path:
     parts = HUB_ADDRESS.fullmatch(address)
     assert parts is not None  # noqa: S101 - the caller has looked
     repo, revision = parts[1], parts[2] or "main"
+    address = f"hf://{repo}" + (f"@{parts[2]}" if parts[2] else "")
     folder = cache / "hub" / repo.replace("/", "--")
     if _COMMIT.fullmatch(revision) and (folder / revision).is_dir():
         return folder / revision
@@ -127,7 +128,7 @@ def _says_no(hub: Any, error: Exception) -> bool:
 
 
 def _refusal(hub: Any, error: Exception, address: str, folder: Path) -> CheckpointError:
-    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    reason = " ".join(str(error).split())[:160] or type(error).__name__
     if _says_no(hub, error):
         return CheckpointError(
             f"{address}: refused by the hub ({reason}); check the name and the revision, and for a "
