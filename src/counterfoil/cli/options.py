@@ -45,8 +45,8 @@ def find_models(context: typer.Context, value: Any) -> Any:
 
     # `Cache` is eager, so its value is there already; some commands do not have it
     cache = context.params.get("cache") or os.environ.get("COUNTERFOIL_CACHE") or DEFAULT_CACHE
-    found = [resolve(one, cache=cache, progress=progress()) for one in _listed(value)]
-    return found if isinstance(value, list) else found[0]
+    folders = [resolve(one, cache=cache, progress=progress()) for one in _listed(value)]
+    return folders if isinstance(value, list) else folders[0]
 
 
 def _listed(value: Any) -> list[Any]:
