@@ -20,6 +20,9 @@ CHANGED_LINKS = {"docs/": "", "CHANGELOG.md": "changelog.md", "README.md": "inde
 TABLES = re.compile(r"<!-- tables: (\w+) -->")
 """Where a paper's page lists the tables and figures that can be run."""
 
+ZOO = "<!-- zoo -->"
+"""Where a page shows the table of pretrained models."""
+
 summaries: dict[str, str] = {}
 
 
@@ -63,6 +66,8 @@ def _place(path: str) -> str:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     summaries[page.file.src_uri] = _summary(markdown)
     markdown = TABLES.sub(lambda mark: reference.tables_of(mark[1]), markdown)
+    if ZOO in markdown:
+        markdown = markdown.replace(ZOO, reference.zoo_table())
     if page.file.src_uri.startswith("tutorials/") and config.extra["run_tutorials"]:
         return tutorials.with_output(markdown, page.file.src_uri)
     return markdown

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from counterfoil.cli import app
+from counterfoil.core import zoo
 from counterfoil.core.config import RunConfig
 from counterfoil.core.registry import Registry
 from counterfoil.reproduce.catalogue import load_artifact, names
@@ -227,6 +228,28 @@ def _options(registry: Registry[Any], name: str) -> str:
         f"`{key}`" if default is inspect.Parameter.empty else f"`{key}={_as_yaml(default)}`"
         for key, default in registry.options(name).items()
     )
+
+
+# Pretrained models
+
+
+def zoo_table() -> str:
+    """The registry of pretrained models: what for, size, data, results with their commands."""
+    rows = []
+    for name, entry in sorted(zoo.entries().items()):
+        results = [f"{one.name}: {one.value:.4g} (`{one.command}`)" for one in entry.results]
+        needs = f" Needs `counterfoil[{entry.extra}]`." if entry.extra else ""
+        rows.append(
+            (
+                f"`{name}`",
+                _cell(entry.summary + needs),
+                zoo.size_text(entry.size),
+                _cell(entry.trained_on),
+                "<br>".join(map(_cell, results)),
+                _cell(f"{entry.license}. {entry.terms}"),
+            )
+        )
+    return table(("name", "what for", "size", "trained on", "results", "terms"), rows)
 
 
 # Tables and figures of the papers

@@ -124,7 +124,7 @@ def _register(name: str, entry: ZooEntry) -> None:
     size = sum(one.size for one in known.values() if one.url is None)
     if size > MAX_BYTES:
         sys.exit(f"error: the zoo has {size:,} bytes, at most {MAX_BYTES:,} are shipped")
-    tree = {key: one.model_dump(exclude_defaults=True) for key, one in known.items()}
+    tree = {key: known[key].model_dump(exclude_defaults=True) for key in sorted(known)}
     header = "# Pretrained models by name; written by reproduction/zoo/pack.py.\n"
     text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)
     write_atomically(REGISTRY, header + text)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         load,
         load_pairs,
         open_index,
+        push_to_hub,
         train,
     )
     from counterfoil.evaluation.evaluate import evaluate
@@ -78,6 +79,7 @@ __all__ = [
     "models",
     "objectives",
     "open_index",
+    "push_to_hub",
     "save_pretrained",
     "train",
 ]

@@ -66,6 +66,7 @@ __all__ = [
     "load",
     "load_pairs",
     "open_index",
+    "push_to_hub",
     "save_pretrained",
     "train",
 ]
@@ -114,22 +115,26 @@ def list_pretrained(pattern: str = "*") -> list[str]:
     """Names of pretrained models that `load` takes.
 
     >>> list_pretrained("scenes-*")
-    ['scenes-naaf', 'scenes-corrector']
+    ['scenes-corrector', 'scenes-naaf']
     """
     return zoo.names(pattern)
 
 
-def load(source: str | Path, *, device: str = "auto") -> Model:
+def load(
+    source: str | Path, *, device: str = "auto", cache_dir: str | Path = DEFAULT_CACHE
+) -> Model:
     """A trained model: a run (its best checkpoint), a saved model, or a pretrained one by name.
 
     `list_pretrained` lists the names, such as ``"scenes-naaf"``; a folder of that name comes first.
+    ``"hf://owner/name"`` is a model that `push_to_hub` wrote. What is not part of the package is
+    downloaded once, into ``cache_dir``.
     A CLIP or SigLIP is a folder that `transformers` wrote, or a hub's name such as
     ``"openai/clip-vit-base-patch32"``, and needs the extra ``hf``.
     """
     folder = Path(source)
     is_name = zoo.is_pretrained(source)
     if is_name or (folder.is_dir() and not is_transformers_folder(folder)):
-        return load_model(source, device)
+        return load_model(zoo.resolve(source, cache=cache_dir, progress=as_progress(True)), device)
     # a name below a folder that exists is a mistyped path: the hub is not asked for it
     on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)) and not folder.parent.is_dir()
     if folder.is_dir() or on_hub:
@@ -145,6 +150,18 @@ def load(source: str | Path, *, device: str = "auto") -> Model:
         f"name on the hub (owner/name){nearest(str(source), zoo.names())}; expected a run (with "
         "best/), a saved model (with config.json), or a CLIP or SigLIP"
     )
+
+
+def push_to_hub(source: Model | str | Path, name: str, **settings: Any) -> str:
+    """Push a model, or that of a run, to ``owner/name`` on the hub; returns the commit's address.
+
+    ``load("hf://owner/name")`` reads it. ``settings``: ``card`` (the text of its README.md),
+    ``half`` (weights in half precision), ``private``, ``message``. Needs the extra ``hub``.
+    """
+    from counterfoil.models import publish
+
+    model = source if isinstance(source, Model) else load_model(source, "cpu")
+    return publish.push_to_hub(model, name, **settings)
 
 
 def load_pairs(

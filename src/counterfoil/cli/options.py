@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -39,9 +40,17 @@ def find_models(context: typer.Context, value: Any) -> Any:
     """Check of an argument that names models: the folder of each, or of a pretrained model."""
     if value is None or context.resilient_parsing:
         return value
+    from counterfoil.cli.output import progress
     from counterfoil.core.zoo import resolve
 
-    return [resolve(one) for one in value] if isinstance(value, list) else resolve(value)
+    # `Cache` is eager, so its value is there already; some commands do not have it
+    cache = context.params.get("cache") or os.environ.get("COUNTERFOIL_CACHE") or DEFAULT_CACHE
+    folders = [resolve(one, cache=cache, progress=progress()) for one in _listed(value)]
+    return folders if isinstance(value, list) else folders[0]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 RUN_HELP = "Run folder (its best checkpoint is used), folder of a saved model, or pretrained model."
@@ -89,7 +98,9 @@ Cache = Annotated[
     typer.Option(
         "--cache",
         envvar="COUNTERFOIL_CACHE",
-        help="Folder for generated scenes and extracted features, reused by all commands.",
+        is_eager=True,
+        help="Folder for generated scenes, extracted features and downloaded models, reused by all "
+        "commands.",
     ),
 ]
 Json = Annotated[

