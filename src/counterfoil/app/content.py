@@ -7,7 +7,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -15,13 +14,13 @@ from PIL import Image
 
 from counterfoil.app.problems import Problem
 from counterfoil.audit.describe import writable
-from counterfoil.audit.findings import SIGN_NAMES, Finding
-from counterfoil.audit.report import IMAGES_FILE, LINES, SUMMARY, group_by_caption
+from counterfoil.audit.findings import SIGN_NAMES, Finding, numbered_lines, read_findings
+from counterfoil.audit.report import IMAGES_FILE, SUMMARY, group_by_caption
 from counterfoil.core.config import RunConfig, load_config
 from counterfoil.core.errors import ConfigError, CounterfoilError, DataError
 from counterfoil.core.progress import Progress
 from counterfoil.core.storage.atomic import Scratch
-from counterfoil.core.storage.reading import LINES_BYTES, open_regular, read_lines, read_text
+from counterfoil.core.storage.reading import read_text
 from counterfoil.data.images import as_image, open_image
 from counterfoil.data.pairs import Split
 from counterfoil.models.correct import can_correct
@@ -75,13 +74,7 @@ class Audit:
     """The findings of a folder, read once; ``images`` has theirs by `audited_name`."""
 
     def __init__(self, folder: Path) -> None:
-        path = folder / LINES
-        if not path.is_file():
-            raise DataError(
-                f"{folder}: has no {LINES}; write one with: counterfoil audit RUN PAIRS "
-                f"--out {folder}"
-            )
-        findings = list(islice(_read(path), MAX_FINDINGS))
+        findings = read_findings(folder, MAX_FINDINGS)
         self.notes = _notes(folder / SUMMARY)
         named = (key for finding in findings for key in finding.images)
         self.images = {audited_name(*key): AuditedImage(key[1]) for key in named}
@@ -145,42 +138,11 @@ def _notes(path: Path) -> list[str]:
     return [str(note) for note in notes] if isinstance(notes, list) else []
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The non-blank lines of a file, with their numbers."""
-    try:
-        with open_regular(path, LINES_BYTES) as file:
-            for number, line in enumerate(read_lines(file, path), start=1):
-                if text := line.decode("utf-8", "replace").strip():
-                    yield number, text
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-
-
-def _read(path: Path) -> Iterator[Finding]:
-    for number, line in _lines(path):
-        try:
-            finding = Finding.from_json(line)
-        except DataError as error:
-            raise DataError(f"{path}: line {number}: {error}") from None
-        if not _is_finite(finding.as_dict()):
-            raise DataError(f"{path}: line {number}: damaged (a number is not finite)")
-        yield finding
-
-
-def _is_finite(tree: object) -> bool:
-    """Whether all numbers of a tree are finite, so that JSON can represent them."""
-    if isinstance(tree, dict):
-        return all(map(_is_finite, tree.values()))
-    if isinstance(tree, (list, tuple)):
-        return all(map(_is_finite, tree))
-    return not isinstance(tree, float) or math.isfinite(tree)
-
-
 def _read_images(path: Path) -> Iterator[tuple[str, AuditedImage]]:
     """The images of a report; empty if it has no such file."""
     if not path.is_file():
         return
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         try:
             about = json.loads(line)
             split, image, texts, pixels = (about[k] for k in ("split", "id", "captions", "pixels"))

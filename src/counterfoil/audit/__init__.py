@@ -1,8 +1,10 @@
 """Audit a data set: find, explain and report captions that do not match their image."""
 
 from counterfoil.audit.audit import Audit, audit_split
+from counterfoil.audit.corrected import DataSource, Exported, export_corrected
+from counterfoil.audit.decisions import Decision, DecisionLog, Merged, Review, merge_log, review_of
 from counterfoil.audit.describe import NO_CORRECTOR, Corrector
-from counterfoil.audit.findings import Finding, Summary, total
+from counterfoil.audit.findings import Finding, Summary, read_findings, total
 from counterfoil.audit.report import write_report
 from counterfoil.models.correct import can_correct
 
@@ -10,10 +12,20 @@ __all__ = [
     "NO_CORRECTOR",
     "Audit",
     "Corrector",
+    "DataSource",
+    "Decision",
+    "DecisionLog",
+    "Exported",
     "Finding",
+    "Merged",
+    "Review",
     "Summary",
     "audit_split",
     "can_correct",
+    "export_corrected",
+    "merge_log",
+    "read_findings",
+    "review_of",
     "total",
     "write_report",
 ]

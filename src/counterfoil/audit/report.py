@@ -15,12 +15,14 @@ from typing import Any
 from counterfoil.audit.audit import MAX_LISTED, Audit
 from counterfoil.audit.describe import writable
 from counterfoil.audit.findings import (
+    LINES,
     SIGN_NAMES,
     Finding,
     OtherCaption,
     Summary,
     UnknownWord,
     WrongWord,
+    diverse_first,
     skipped_images,
     to_csv,
     to_jsonl,
@@ -55,7 +57,7 @@ NEAR_NOTE = (
     "no errors. Identical captions are one entry."
 )
 
-PAGE, LINES, TABLE, SUMMARY = "index.html", "findings.jsonl", "findings.csv", "summary.json"
+PAGE, TABLE, SUMMARY = "index.html", "findings.csv", "summary.json"
 IMAGES_FILE = "images.jsonl"
 
 
@@ -326,15 +328,19 @@ def write_report(
     details: int = 500,
     notes: Sequence[str] = (),
     problems: Sequence[Problem] = (),
+    source: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the page, the findings and the summary of one audit per split; the page's path.
 
     ``about`` (model and data) is copied into the summary. The page shows the first ``details``
     findings, the other files have all. ``problems`` of the data set are counted as skipped images.
+    ``source`` says where the data can be read again; without it, the report has all captions.
     """
     summaries = [audit.summary for audit in audits]
     findings = [finding for audit in audits for finding in audit.findings]
     findings.sort(key=lambda finding: (finding.kind != "mismatch", -finding.suspicion))
+    wrong = [finding for finding in findings if finding.kind == "mismatch"]
+    findings[: len(wrong)] = diverse_first(wrong)
     splits = {audit.split.name: audit.split for audit in audits}
     lost = _left_out(problems, list(splits))
     listed = {
@@ -343,16 +349,16 @@ def write_report(
     }
     page = render(title, summaries, findings, splits, details, notes, lost)
     write_atomically(folder / LINES, to_jsonl(findings))
-    write_atomically(folder / IMAGES_FILE, _image_lines(findings, splits))
+    write_atomically(folder / IMAGES_FILE, _image_lines(findings, splits, source is None))
     write_atomically(folder / TABLE, to_csv(findings))
-    facts = {**about, "listed": listed, "notes": list(notes)}
+    facts = {**about, "source": source, "listed": listed, "notes": list(notes)}
     write_atomically(folder / SUMMARY, to_summary(summaries, facts, lost))
     write_atomically(folder / PAGE, page)
     return folder / PAGE
 
 
-def _image_lines(findings: Sequence[Finding], splits: Mapping[str, Split]) -> str:
-    """Captions and pixel sources of the images in findings, one JSON line per image.
+def _image_lines(findings: Sequence[Finding], splits: Mapping[str, Split], every: bool) -> str:
+    """Captions and pixel sources of ``every`` image or those in findings, one JSON line per image.
 
     `counterfoil serve` reads it to show pictures that its index may not contain.
     """
@@ -361,7 +367,10 @@ def _image_lines(findings: Sequence[Finding], splits: Mapping[str, Split]) -> st
         for name, split in splits.items()
     }
     lines = []
-    for name, image in dict.fromkeys(key for finding in findings for key in finding.images):
+    named = (key for finding in findings for key in finding.images)
+    if every:
+        named = ((name, image) for name, split in splits.items() for image in split.ids)
+    for name, image in dict.fromkeys(named):
         split, index = splits[name], index_of[name][image]
         pixels = as_json(split.pixels[index]) if split.pixels is not None else None
         captions = [writable(text) for text in split.captions[index]]
