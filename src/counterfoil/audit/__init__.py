@@ -2,9 +2,10 @@
 
 from counterfoil.audit.audit import Audit, audit_split
 from counterfoil.audit.corrected import DataSource, Exported, export_corrected
-from counterfoil.audit.decisions import Decision, DecisionLog, Merged, Review, merge_log, review_of
+from counterfoil.audit.decisions import Decision, DecisionLog, Review, review_of
 from counterfoil.audit.describe import NO_CORRECTOR, Corrector
 from counterfoil.audit.findings import Finding, Summary, read_findings, total
+from counterfoil.audit.merge import Merged, merge_log
 from counterfoil.audit.report import write_report
 from counterfoil.models.correct import can_correct
 

@@ -32,7 +32,9 @@ from counterfoil.evaluation.report import Report
 
 DIFF = ".diff"
 FOLDER_DIFF = "changes.diff"
+TABLE = "table"
 TABLES = (".csv", ".jsonl")
+DEFAULT_TABLE = "captions.jsonl"
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,14 @@ def export_corrected(
     findings = read_findings(folder)
     review = Review.of(DecisionLog(folder), findings)
     changes = caption_changes(findings, review)
+    source = source or DataSource.read(folder)
     result, layout, notes = _rewritten(folder, out, source, cache, changes, progress)
     targets = _targets(out, result.copies)
-    originals = [copy.path for copy in result.copies if copy.path.exists()]
+    originals = [file for file in folder.iterdir() if file.is_file()]
+    originals += [copy.path for copy in result.copies] if layout != TABLE else []
     diff = out / FOLDER_DIFF if _is_folder(out, result.copies) else out.with_name(out.name + DIFF)
     for target in (*targets, diff):
-        _refuse_target(target, originals, overwrite)
+        _refuse_target(target, originals, source, overwrite)
     diffs = []
     with locked_target(out, "exporting there"):
         for target, copy in zip(targets, result.copies, strict=True):
@@ -169,14 +173,13 @@ def _rewritten(
     progress: Progress | None,
 ) -> tuple[Rewritten, str, list[str]]:
     """Edited copies of the data's files, the layout in words, and notes."""
-    source = source or DataSource.read(folder)
     if source is None:
         why = "the report does not name data that can be read again"
-        return _as_table(_report_items(folder), out, changes), "table", [_table_note(out, why)]
+        return _as_table(_report_items(folder), out, changes), TABLE, [_table_note(out, why)]
     if is_named(source.path, source.format):
         pairs = make_named(source.path, source.options, cache, progress)
         why = f"'{source.path}' is a generated data set"
-        return _as_table(_pairs_items(pairs), out, changes), "table", [_table_note(out, why)]
+        return _as_table(_pairs_items(pairs), out, changes), TABLE, [_table_note(out, why)]
     log = ProblemLog()
     path = Path(source.path)
     reader = open_source(path, source.format, source.options, log)
@@ -185,7 +188,7 @@ def _rewritten(
     if not can_rewrite(reader, draft):
         why = f"{path.name} has its captions in no text file of a known layout"
         pairs = read_path(path, source.format, source.options, ProblemLog(), drop=True)
-        return _as_table(_pairs_items(pairs), out, changes), "table", [_table_note(out, why)]
+        return _as_table(_pairs_items(pairs), out, changes), TABLE, [_table_note(out, why)]
     return rewrite(reader, draft, changes), _layout(draft), _place_notes(draft, out)
 
 
@@ -244,11 +247,18 @@ def _targets(out: Path, copies: Sequence[TextCopy]) -> list[Path]:
     return targets
 
 
-def _refuse_target(target: Path, originals: Sequence[Path], overwrite: bool) -> None:
+def _refuse_target(
+    target: Path, originals: Sequence[Path], source: DataSource | None, overwrite: bool
+) -> None:
     if not target.exists():
         return
-    if any(target.samefile(original) for original in originals):
-        raise ConfigError(f"{target}: is the original, which is never changed; name another --out")
+    data = Path(source.path).resolve() if source is not None else None
+    inside = data is not None and data.is_dir() and target.resolve().is_relative_to(data)
+    if inside or any(target.samefile(original) for original in originals):
+        raise ConfigError(
+            f"{target}: is a file of the data or of the audit, which are never changed; name "
+            "another --out"
+        )
     if target.is_dir() or not target.is_file():
         raise ConfigError(f"{target}: not a regular file; name another --out")
     if not overwrite:
@@ -283,16 +293,17 @@ def _report_items(folder: Path) -> Iterator[Item]:
 
 def _as_table(items: Iterable[Item], out: Path, changes: Sequence[CaptionChange]) -> Rewritten:
     """All images as one text, and the edits that the changes make in it."""
-    if out.is_dir() or out.suffix.lower() not in TABLES:
+    path = out / DEFAULT_TABLE if out.is_dir() else out
+    if path.suffix.lower() not in TABLES:
         raise ConfigError(f"{out}: these data are written as one table; name a .csv or .jsonl file")
     listed = list(items)
-    located, missing, emptied = locate(listed, changes)
+    matched, missing, emptied = locate(listed, changes)
     new: dict[int, dict[int, str | None]] = {}
-    for item, number, change in located:
+    for item, number, change in matched:
         new.setdefault(id(item), {})[number] = change.new
-    form = _csv_rows if out.suffix.lower() == ".csv" else _json_row
+    form = _csv_rows if path.suffix.lower() == ".csv" else _json_row
     parts = [_row(["id", "split", "caption"])] if form is _csv_rows else []
-    copy = TextCopy(out, "", changes=[change for _, _, change in located])
+    copy = TextCopy(path, "", changes=[change for _, _, change in matched])
     offset = sum(map(len, parts))
     for item in listed:
         record = form(item, item.captions)

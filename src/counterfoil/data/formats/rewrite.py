@@ -30,7 +30,7 @@ from counterfoil.data.formats.text_edits import CaptionChange, Edit, TextCopy, l
 from counterfoil.data.formats.text_files import dialect_of, long_fields
 from counterfoil.data.text.words import words
 
-Place = tuple[int, ...]
+Position = tuple[int, ...]
 """Line and number within the line of a caption, or its indices in a JSON file."""
 
 
@@ -61,15 +61,15 @@ def caption_files(draft: Draft) -> list[Path]:
 
 def rewrite(source: Source, draft: Draft, changes: Sequence[CaptionChange]) -> Rewritten:
     """Edit the caption files of a data set that `can_rewrite` accepts."""
-    located, missing, emptied = locate(draft.items, changes)
-    by_file: dict[Path, dict[Place, CaptionChange]] = defaultdict(dict)
-    for item, number, change in located:
-        by_file[item.file][_place(item, number)] = change
+    matched, missing, emptied = locate(draft.items, changes)
+    by_file: dict[Path, dict[Position, CaptionChange]] = defaultdict(dict)
+    for item, number, change in matched:
+        by_file[item.file][_position(item, number)] = change
     copies = []
     for path in caption_files(draft):
         copy = TextCopy(path, _read(path), changes=list(by_file[path].values()))
         if by_file[path]:
-            wanted = {place: change.new for place, change in by_file[path].items()}
+            wanted = {position: change.new for position, change in by_file[path].items()}
             copy.edits = sorted(_edits(source, copy, wanted), key=lambda edit: edit.start)
         copies.append(copy)
     return Rewritten(copies, missing, emptied)
@@ -83,7 +83,7 @@ def locate(
     for item in items:
         by_id[item.id].append(item)
     used: set[tuple[int, int]] = set()
-    located: list[tuple[Item, int, CaptionChange]] = []
+    matched: list[tuple[Item, int, CaptionChange]] = []
     missing: list[CaptionChange] = []
     removed: dict[int, int] = defaultdict(int)
     for change in changes:
@@ -92,18 +92,18 @@ def locate(
             number = _find_caption(item, change, used)
             if number is not None:
                 used.add((id(item), number))
-                located.append((item, number, change))
+                matched.append((item, number, change))
                 removed[id(item)] += change.new is None
                 break
         else:
             missing.append(change)
-    changed = {id(item): item for item, _, _ in located}
+    changed = {id(item): item for item, _, _ in matched}
     emptied = [
         item.id
         for key, item in changed.items()
         if removed[key] and removed[key] == len(_usable(item))
     ]
-    return located, missing, emptied
+    return matched, missing, emptied
 
 
 def _find_caption(item: Item, change: CaptionChange, used: set[tuple[int, int]]) -> int | None:
@@ -121,7 +121,7 @@ def _usable(item: Item) -> list[int]:
     return [number for number, text in enumerate(item.captions) if caption_fault(text) is None]
 
 
-def _place(item: Item, number: int) -> Place:
+def _position(item: Item, number: int) -> Position:
     if item.caption_paths:
         return item.caption_paths[number]
     assert item.caption_lines is not None  # noqa: S101 - every other layout has them
@@ -138,7 +138,7 @@ def _read(path: Path) -> str:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _edits(source: Source, copy: TextCopy, wanted: Mapping[Place, str | None]) -> Iterator[Edit]:
+def _edits(source: Source, copy: TextCopy, wanted: Mapping[Position, str | None]) -> Iterator[Edit]:
     if isinstance(source, KarpathySource):
         return _karpathy_edits(copy.text, wanted)
     if isinstance(source, CocoSource):
@@ -344,16 +344,16 @@ def _document(text: str, key: str) -> tuple[list[Span], list[object]]:
     return _elements(text, _members(text, start)[key][0])
 
 
-def _coco_edits(text: str, wanted: Mapping[Place, str | None]) -> Iterator[Edit]:
+def _coco_edits(text: str, wanted: Mapping[Position, str | None]) -> Iterator[Edit]:
     spans, _ = _document(text, "annotations")
-    yield from _without(spans, [place[0] for place, new in wanted.items() if new is None])
+    yield from _without(spans, [position[0] for position, new in wanted.items() if new is None])
     for (number,), new in wanted.items():
         if new is not None:
             start, end = _members(text, spans[number][0])["caption"]
             yield Edit(start, end, _quoted(text, new))
 
 
-def _karpathy_edits(text: str, wanted: Mapping[Place, str | None]) -> Iterator[Edit]:
+def _karpathy_edits(text: str, wanted: Mapping[Position, str | None]) -> Iterator[Edit]:
     by_image: dict[int, dict[int, str | None]] = defaultdict(dict)
     for (image, sentence), new in wanted.items():
         by_image[image][sentence] = new
