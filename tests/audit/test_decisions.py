@@ -36,7 +36,8 @@ def test_decisions_survive_a_restart_and_the_last_one_counts(tmp_path) -> None:
     decide(log, 1, "fix", "a blue dog")
     decide(log, 2, "discard")
     decide(log, 0, "discard")
-    assert outcomes(tmp_path) == [("discard", None), ("fix", "a blue dog"), ("discard", None), None, None]  # fmt: skip
+    fixed, gone = ("fix", "a blue dog"), ("discard", None)
+    assert outcomes(tmp_path) == [gone, fixed, gone, None, None]
     counts = Review.of(DecisionLog(tmp_path), FINDINGS).counts()
     assert counts["findings"] == 5
     assert (counts["decided"], counts["open"]) == (3, 2)

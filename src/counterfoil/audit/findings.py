@@ -185,8 +185,9 @@ class Summary(Report):
 
 
 FIRST_PAGE = 20
-MAX_SAME_IMAGE, MAX_SAME_PATTERN = 1, 2
-"""Most findings of the first page with the same image, and with the same caption pattern."""
+_PAGE_LIMITS = ((1, 2), (1, FIRST_PAGE), (FIRST_PAGE, FIRST_PAGE))
+"""Most findings of the first page with the same image and with the same caption pattern: these, or
+the next if too few findings differ."""
 
 
 def caption_pattern(text: str) -> str:
@@ -202,25 +203,24 @@ def caption_pattern(text: str) -> str:
 def diverse_first(findings: Sequence[Finding]) -> list[Finding]:
     """The findings with a diverse first page, otherwise in their order (by suspicion).
 
-    The first 20 have one finding per image and two per caption pattern; the others follow. If too
-    few differ, the page is filled with the next findings, whatever they are.
+    The first 20 have one finding per image and at most two per caption pattern. If too few differ,
+    the limit on patterns is dropped, then the one on images.
     """
-    page: list[int] = []
+    page: set[int] = set()
     images: Counter[tuple[str, str]] = Counter()
     patterns: Counter[str] = Counter()
-    for index, finding in enumerate(findings):
-        if len(page) == FIRST_PAGE:
-            break
-        image, pattern = (finding.split, finding.image), caption_pattern(finding.text)
-        if images[image] < MAX_SAME_IMAGE and patterns[pattern] < MAX_SAME_PATTERN:
-            images[image] += 1
-            patterns[pattern] += 1
-            page.append(index)
-    chosen = set(page)
-    rest = [index for index in range(len(findings)) if index not in chosen]
-    missing = FIRST_PAGE - len(page)
-    page = sorted(page + rest[:missing])
-    return [findings[index] for index in (*page, *rest[missing:])]
+    for most_image, most_pattern in _PAGE_LIMITS:
+        for index, finding in enumerate(findings):
+            if len(page) == FIRST_PAGE:
+                break
+            image, pattern = (finding.split, finding.image), caption_pattern(finding.text)
+            fits = images[image] < most_image and patterns[pattern] < most_pattern
+            if fits and index not in page:
+                images[image] += 1
+                patterns[pattern] += 1
+                page.add(index)
+    rest = (index for index in range(len(findings)) if index not in page)
+    return [findings[index] for index in (*sorted(page), *rest)]
 
 
 COLUMNS = (

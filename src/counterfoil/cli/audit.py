@@ -50,6 +50,7 @@ audit_app = typer.Typer(
     rich_markup_mode="rich",
 )
 
+
 @audit_app.command()
 def check(
     run: opt.Run,

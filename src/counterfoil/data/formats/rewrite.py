@@ -384,7 +384,16 @@ def _sentence_edits(text: str, start: int, new: str) -> Iterator[Edit]:
         yield Edit(*members["raw"], _quoted(text, new))
         tokens = [word for word in words(new) if any(map(str.isalnum, word))]
     if "tokens" in members:
-        yield Edit(*members["tokens"], json.dumps(tokens, ensure_ascii=text.isascii()))
+        yield Edit(*members["tokens"], _array_like(text, *members["tokens"], tokens))
+
+
+def _array_like(text: str, start: int, end: int, values: Sequence[str]) -> str:
+    """Another array with the white space of the one at ``start``."""
+    spans, _ = _elements(text, start) if text[start] == "[" else ([], [])
+    before = text[start + 1 : spans[0][0]] if spans else ""
+    between = text[spans[0][1] : spans[1][0]] if len(spans) > 1 else f",{before or ' '}"
+    after = text[spans[-1][1] : end - 1] if spans else ""
+    return f"[{before}{between.join(_quoted(text, value) for value in values)}{after}]"
 
 
 def _json_line_edits(text: str, by_line: Lines, source: Source) -> Iterator[Edit]:
