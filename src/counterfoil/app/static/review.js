@@ -161,7 +161,7 @@ export function review(loadMore) {
     };
     item.dataset.key = found.key;
     item.tabIndex = 0;
-    item.querySelector(".told").append(entry.bar, entry.trouble);
+    item.append(h("div", { class: "deciding" }, entry.bar, entry.trouble));
     entries.set(found.key, entry);
     paint(entry);
     return true;
