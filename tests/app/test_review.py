@@ -191,7 +191,7 @@ def test_the_corrected_data_are_exported_from_the_page(browser, service, report)
                 left(browser, 4 if key == "s" else 3)
         browser.click("#export")
         browser.wait("document.querySelectorAll('.exported a').length === 2")
-        assert "1 captions fixed, 1 discarded" in browser.text(".exported")
+        assert "Fixed: 1, discarded: 1, open and unchanged: 3" in browser.text(".exported")
         assert browser.js("document.querySelector('.exported a').download") == "captions.csv"
         text = client.get("/api/audit/corrected?file=captions.csv").body.decode()
         diff = client.get("/api/audit/corrected?file=changes.diff")

@@ -86,17 +86,26 @@ def finding_html(finding: Finding, pictures: Pictures, same: Sequence[Finding] =
     names = " ".join(one.image for one in (finding, *same))
     searched = f"{finding.text} {names} {finding.split}"
     margin = 0.0 if finding.margin is None else finding.margin
+    decidable = _decidable(finding) if finding.kind == "mismatch" and not same else ""
     return (
         f'<article class="finding {finding.kind}" tabindex="0" data-kind="{finding.kind}" '
         f'data-signs="{" ".join(finding.signs)}" data-suspicion="{finding.suspicion:.6g}" '
         f'data-score="{finding.score:.6g}" data-margin="{margin:.6g}" '
         f'data-rank="{finding.rank}" data-image="{clean(finding.image)}" '
-        f'data-text="{clean(searched)}">'
+        f'data-text="{clean(searched)}"{decidable}>'
         f'<div class="own">{pictures.show(finding.split, finding.image, SIDE)}</div>'
         f"<div>{_head(finding)}<h3><bdi>{_sentence(finding)}</bdi>{_times(same)}</h3>"
         f"{_reasons(finding)}<dl>{_facts(finding, pictures)}{_same(finding, same, pictures)}</dl>"
         "</div></article>"
     )
+
+
+def _decidable(finding: Finding) -> str:
+    """What the page needs to store a decision: the caption as it is in the data."""
+    key = {"split": finding.split, "image": finding.image, "caption": finding.caption}
+    key_json = json.dumps({**key, "text": finding.text})
+    suggestion = json.dumps(finding.correction.text) if finding.correction else "null"
+    return f' data-key="{escape(key_json)}" data-suggestion="{escape(suggestion)}"'
 
 
 def _times(same: Sequence[Finding]) -> str:
@@ -306,9 +315,17 @@ PAGE_TEMPLATE = """<!doctype html>
 <div class="tools" role="search" hidden>
 <fieldset><legend>Only with all of these reasons</legend>{chips}</fieldset>
 <label>Sort by <select id="order">{orders}</select></label>
+<label>Show <select id="state"><option value="all">all</option><option value="open">open</option>
+<option value="decided">decided</option></select></label>
 <input id="search" type="search" placeholder="words of a caption, an image id"
- aria-label="Filter by text" title="/ to type here; j and k move between findings">
+ aria-label="Filter by text" title="/ to type here">
 </div>
+<div class="review" hidden><p id="progress" role="status"></p>
+<label>Reviewer <input id="reviewer" type="text" maxlength="100" placeholder="anonymous"></label>
+<button type="button" id="download">Download decisions</button>
+<p class="note">Keys: <b>k</b> keep, <b>e</b> edit, <b>s</b> take the suggestion, <b>d</b> discard,
+<b>u</b> undo, <b>j ↓</b> next, <b>↑</b> previous, <b>/</b> filter. This page keeps decisions in
+the browser; add the downloaded file with <code>counterfoil audit merge AUDIT FILE</code>.</p></div>
 <p id="shown" role="status">{total} findings</p>
 <div id="findings">
 <section id="suspicious"><h2>{suspicious}</h2><div class="list">{cards}</div></section>

@@ -118,8 +118,8 @@ def _check_audit(folder: Path) -> None:
 
 def _show_exported(exported: Exported) -> None:
     print_line(
-        f"{exported.fixed} captions fixed, {exported.discarded} discarded, {exported.kept} kept; "
-        f"{exported.open} findings are open and stay unchanged"
+        f"fixed: {exported.fixed}, discarded: {exported.discarded}, kept: {exported.kept}, open "
+        f"and unchanged: {exported.open}"
     )
     if exported.conflicts:
         print_line(f"{exported.conflicts} of the open findings are conflicts between reviewers")

@@ -185,7 +185,7 @@ export function review(loadMore) {
     const lost = done.emptied.length && `Images without any caption now: ${done.emptied.slice(0, 10).join(", ")}${done.emptied.length > 10 ? " …" : ""}.`;
     const missing = done.missing && `${number(done.missing)} decisions are on captions that the data do not have any more.`;
     return [
-      h("p", {}, `${number(done.fixed)} captions fixed, ${number(done.discarded)} discarded; ${number(done.open)} findings are open and stay unchanged. Written to ${done.folder}:`),
+      h("p", {}, `Fixed: ${number(done.fixed)}, discarded: ${number(done.discarded)}, open and unchanged: ${number(done.open)}. Written to ${done.folder}:`),
       h("p", { class: "filters" }, done.files.map(file)),
       ...[lost, missing, ...done.notes].filter(Boolean).map((note) => h("p", { class: "hint" }, note)),
     ];
