@@ -301,24 +301,29 @@ def _as_table(items: Iterable[Item], out: Path, changes: Sequence[CaptionChange]
     new: dict[int, dict[int, str | None]] = {}
     for item, number, change in matched:
         new.setdefault(id(item), {})[number] = change.new
-    form = _csv_rows if path.suffix.lower() == ".csv" else _json_row
+    form = _csv_rows if path.suffix.lower() == ".csv" else _json_rows
     parts = [_row(["id", "split", "caption"])] if form is _csv_rows else []
     copy = TextCopy(path, "", changes=[change for _, _, change in matched])
     offset = sum(map(len, parts))
     for item in listed:
-        record = form(item, item.captions)
-        if wanted := new.get(id(item)):
-            texts = [wanted.get(number, text) for number, text in enumerate(item.captions)]
-            edited = form(item, [text for text in texts if text is not None])
-            copy.edits.append(Edit(offset, offset + len(record), edited))
-        parts.append(record)
-        offset += len(record)
+        wanted = new.get(id(item), {})
+        texts = [wanted.get(number, text) for number, text in enumerate(item.captions)]
+        for record, edited in form(item, item.captions, texts):
+            if edited != record:
+                copy.edits.append(Edit(offset, offset + len(record), edited))
+            parts.append(record)
+            offset += len(record)
     copy.text = "".join(parts)
     return Rewritten([copy], missing, emptied)
 
 
-def _csv_rows(item: Item, captions: Sequence[str]) -> str:
-    return "".join(_row([item.id, item.split, caption]) for caption in captions)
+def _csv_rows(
+    item: Item, captions: Sequence[str], new: Sequence[str | None]
+) -> Iterator[tuple[str, str]]:
+    """A row per caption, before and after the changes."""
+    for text, other in zip(captions, new, strict=True):
+        after = "" if other is None else _row([item.id, item.split, other])
+        yield _row([item.id, item.split, text]), after
 
 
 def _row(fields: Sequence[str]) -> str:
@@ -327,10 +332,17 @@ def _row(fields: Sequence[str]) -> str:
     return buffer.getvalue()
 
 
-def _json_row(item: Item, captions: Sequence[str]) -> str:
+def _json_rows(
+    item: Item, captions: Sequence[str], new: Sequence[str | None]
+) -> Iterator[tuple[str, str]]:
+    """A row per image, before and after the changes."""
     extras = dict(item.extras)
     record: dict[str, Any] = {"id": item.id, "split": item.split}
     if "image" in extras:
         record["image"] = extras.pop("image")
-    record["captions"] = list(captions)
-    return json_bytes(merge_extras(record, extras, RESERVED)).decode() + "\n"
+    left = [text for text in new if text is not None]
+    before, after = (
+        json_bytes(merge_extras({**record, "captions": list(texts)}, extras, RESERVED)).decode()
+        for texts in (captions, left)
+    )
+    yield f"{before}\n", f"{after}\n"
