@@ -22,6 +22,7 @@ KEYS = {
     "ArrowRight": (39, ""),
     "ArrowLeft": (37, ""),
     "ArrowDown": (40, ""),
+    "ArrowUp": (38, ""),
     "/": (191, "/"),
 }
 PATIENCE = 60.0
@@ -144,7 +145,7 @@ class Browser:
             self.mouse(kind, x, y, button="left", clickCount=1)
 
     def press(self, key: str) -> None:
-        code, text = KEYS[key]
+        code, text = KEYS.get(key) or (ord(key.upper()), key)
         shared = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **shared)
         self.call("Input.dispatchKeyEvent", type="keyUp", **shared)

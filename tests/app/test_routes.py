@@ -204,6 +204,7 @@ def test_the_document_describes_every_route(client) -> None:
     document = client.get("/openapi.json").json
     assert set(document["paths"]) == {
         "/api/about", "/api/images", "/api/image", "/api/picture", "/api/score", "/api/search",
-        "/api/explain", "/api/correct", "/api/audit", "/api/runs", "/api/run", "/api/session",
+        "/api/explain", "/api/correct", "/api/audit", "/api/audit/decisions", "/api/audit/export",
+        "/api/audit/corrected", "/api/runs", "/api/run", "/api/session",
         "/healthz", "/metrics",
     }  # fmt: skip

@@ -15,6 +15,7 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
+from counterfoil.audit.decisions import DecisionLog, Review
 from counterfoil.audit.findings import (
     Corrected,
     Finding,
@@ -27,6 +28,7 @@ from counterfoil.audit.findings import (
     to_jsonl,
     to_summary,
 )
+from counterfoil.audit.merge import merge_log
 from counterfoil.audit.report import render
 from counterfoil.data.images import FileImage, MissingImage
 from counterfoil.data.pairs import Split
@@ -264,7 +266,7 @@ const key = (name) => { document.activeElement.dispatchEvent(
 const log = [state(), set(".chip input[value=other-image]", true),
   set(".chip input[value=other-image]", false), set("#order", "score"), set("#order", "rank"),
   set("#search", "CAT"), set("#search", ""), tab("near-duplicates"), tab("suspicious"),
-  key("j"), key("j"), key("k"), key("/"), document.querySelector("#shown").textContent];
+  key("j"), key("j"), key("ArrowUp"), key("/"), document.querySelector("#shown").textContent];
 document.body.dataset.log = log.join("|");
 </script>"""
 
@@ -302,3 +304,55 @@ def test_in_a_browser_it_sorts_filters_and_obeys_the_keyboard(tmp_path) -> None:
         "013", "1", "013", "013", "310", "1", "310", "2", "310",
         "3", "1", "3", "search", "3 of 3 findings shown",
     ]  # fmt: skip
+
+
+REVIEW = """<script>
+const press = (name) => { document.activeElement.dispatchEvent(
+  new KeyboardEvent("keydown", {key: name, bubbles: true, cancelable: true}));
+  return document.querySelector("#progress").textContent; };
+const log = [];
+document.querySelector("#reviewer").value = "Ann";
+for (const name of ["j", "s", "d", "k", "u"]) log.push(press(name));
+press("e");
+document.activeElement.value = "a <b>bull</b>";
+press("Enter");
+document.querySelector("#state").value = "decided";
+document.querySelector("#state").dispatchEvent(new Event("input"));
+log.push(document.querySelector("#shown").textContent);
+let lines = "";
+window.Blob = function (parts) { lines = parts.join(""); };
+URL.createObjectURL = () => "#saved";
+document.querySelector("#download").click();
+document.body.dataset.lines = lines;
+document.body.dataset.log = log.join("|");
+document.body.dataset.again = Object.keys(load()).length;
+</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no browser")
+def test_decisions_of_the_page_can_be_merged(tmp_path) -> None:
+    fixed = Corrected(text="a blue dog", before=0.1, after=0.8, changes=(("red", "blue"),))
+    findings = [
+        finding("a red dog", 0, correction=fixed),
+        finding('<b id="x"> & "quotes"\t', 1),
+        finding("a cow", 2),
+        finding("a cat", 3),
+    ]
+    page = page_of(findings)
+    free = re.sub(r"<meta http-equiv[^>]*>", "", page).replace("</body>", REVIEW + "</body>")
+    body = dict(Tags(in_browser(free, tmp_path)).seen)["body"]
+    assert body["data-log"].split("|") == [
+        "0 of 4 decided, 4 left", "1 of 4 decided, 3 left", "2 of 4 decided, 2 left",
+        "3 of 4 decided, 1 left", "2 of 4 decided, 2 left", "3 of 4 findings shown",
+    ]  # fmt: skip
+    assert body["data-again"] == "3"  # stored for the next visit
+    (tmp_path / "decisions.jsonl").write_text(body["data-lines"], encoding="utf-8")
+    (tmp_path / "mine").mkdir()
+    log = DecisionLog(tmp_path / "mine")
+    merged = merge_log(log, tmp_path / "decisions.jsonl", findings)
+    assert (merged.added, merged.damaged, merged.unknown) == (3, 0, 0)
+    review = Review.of(log, findings)
+    outcomes = [final and final.outcome for final in (review.of_finding(f).final for f in findings)]
+    assert outcomes == [("fix", "a blue dog"), ("discard", None), ("fix", "a <b>bull</b>"), None]
+    assert review.of_finding(findings[0]).decision.reviewer == "Ann"

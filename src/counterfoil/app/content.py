@@ -7,21 +7,28 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from PIL import Image
 
 from counterfoil.app.problems import Problem
+from counterfoil.app.review import AuditReview, State, described
+from counterfoil.audit.decisions import Review, key_of
 from counterfoil.audit.describe import writable
-from counterfoil.audit.findings import SIGN_NAMES, Finding
-from counterfoil.audit.report import IMAGES_FILE, LINES, SUMMARY, group_by_caption
+from counterfoil.audit.findings import (
+    SIGN_NAMES,
+    Finding,
+    diverse_first,
+    numbered_lines,
+    read_findings,
+)
+from counterfoil.audit.report import IMAGES_FILE, SUMMARY, group_by_caption
 from counterfoil.core.config import RunConfig, load_config
 from counterfoil.core.errors import ConfigError, CounterfoilError, DataError
 from counterfoil.core.progress import Progress
 from counterfoil.core.storage.atomic import Scratch
-from counterfoil.core.storage.reading import LINES_BYTES, open_regular, read_lines, read_text
+from counterfoil.core.storage.reading import read_text
 from counterfoil.data.images import as_image, open_image
 from counterfoil.data.pairs import Split
 from counterfoil.models.correct import can_correct
@@ -74,31 +81,27 @@ def audited_name(split: str, image: str) -> str:
 class Audit:
     """The findings of a folder, read once; ``images`` has theirs by `audited_name`."""
 
-    def __init__(self, folder: Path) -> None:
-        path = folder / LINES
-        if not path.is_file():
-            raise DataError(
-                f"{folder}: has no {LINES}; write one with: counterfoil audit RUN PAIRS "
-                f"--out {folder}"
-            )
-        findings = list(islice(_read(path), MAX_FINDINGS))
+    def __init__(self, folder: Path, cache: Path | None = None) -> None:
+        findings = read_findings(folder, MAX_FINDINGS)
+        self.review = AuditReview(folder, findings, cache)
         self.notes = _notes(folder / SUMMARY)
         named = (key for finding in findings for key in finding.images)
         self.images = {audited_name(*key): AuditedImage(key[1]) for key in named}
         for name, image in _read_images(folder / IMAGES_FILE):
             if name in self.images:  # only images of findings are served
                 self.images[name] = image
-        wrong = [[finding] for finding in findings if finding.kind == "mismatch"]
+        listed = [finding for finding in findings if finding.kind == "mismatch"]
+        wrong = [[finding] for finding in diverse_first(listed)]
         near = group_by_caption([one for one in findings if one.near_duplicate is not None])
         self._sections: dict[Section, list[list[Finding]]] = {
             "suspicious": wrong,
             "near-duplicates": near,
         }
         self._by_reason: dict[str, list[list[Finding]]] = defaultdict(list)
-        for group in wrong:
-            for sign in dict.fromkeys(group[0].signs):
-                self._by_reason[sign].append(group)
-        counts = Counter({sign: len(groups) for sign, groups in self._by_reason.items()})
+        for sign in SIGN_NAMES:
+            having = diverse_first([one for one in listed if sign in one.signs])
+            self._by_reason[sign] = [[finding] for finding in having]
+        counts = Counter({sign: len(each) for sign, each in self._by_reason.items() if each})
         self.reasons = [
             {"sign": sign, "name": SIGN_NAMES.get(sign, sign), "count": count}
             for sign, count in counts.most_common()
@@ -106,29 +109,52 @@ class Audit:
         ]
 
     def page(
-        self, offset: int, limit: int, reason: str | None, section: Section = "suspicious"
+        self,
+        offset: int,
+        limit: int,
+        reason: str | None,
+        section: Section = "suspicious",
+        state: State = "all",
+        after: str | None = None,
     ) -> dict[str, Any]:
-        """Entries of a section; with ``reason``, only those that have it."""
-        groups = self._sections[section]
-        if reason is not None and section == "suspicious":
-            groups = self._by_reason.get(reason, [])
+        """Entries of a section: with ``reason`` those that have it, with ``state`` open ones.
+
+        ``after`` is the key of the last entry that the client has. Unlike an offset, it stays
+        right while findings are decided. Near-duplicates are no errors, so they have no state.
+        """
+        groups, review = self._sections[section], self.review.current()
+        rest = groups
+        if section == "suspicious":
+            groups = self._by_reason.get(reason, []) if reason is not None else groups
+            keys = [key_of(group[0]).digest for group in groups] if after is not None else []
+            rest = groups[keys.index(after) + 1 :] if after in keys else groups
+            if state != "all":
+                groups, rest = (
+                    [one for one in each if review.is_decided(one[0]) == (state == "decided")]
+                    for each in (groups, rest)
+                )
         return {
             "section": section,
+            "state": state,
             "total": len(groups),
+            "left": max(0, len(rest) - offset - limit),
             "offset": offset,
+            "review": review.counts(),
             "counts": {name: sum(map(len, groups)) for name, groups in self._sections.items()},
             "reasons": self.reasons,
             "notes": self.notes,
-            "findings": [_entry(group) for group in groups[offset : offset + limit]],
+            "findings": [_entry(group, review) for group in rest[offset : offset + limit]],
         }
 
 
-def _entry(group: Sequence[Finding]) -> dict[str, Any]:
+def _entry(group: Sequence[Finding], review: Review) -> dict[str, Any]:
     """A finding, and the names of the images of all findings with the same caption."""
     first = group[0]
     images = list(dict.fromkeys(audited_name(one.split, one.image) for one in group))
     return {
         **first.as_dict(),
+        "key": key_of(first).digest,
+        **described(review.of_finding(first)),
         "image_names": {name: audited_name(split, name) for split, name in first.images},
         "same": len(group),
         "same_images": images[:MAX_SAME_SHOWN],
@@ -145,42 +171,11 @@ def _notes(path: Path) -> list[str]:
     return [str(note) for note in notes] if isinstance(notes, list) else []
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The non-blank lines of a file, with their numbers."""
-    try:
-        with open_regular(path, LINES_BYTES) as file:
-            for number, line in enumerate(read_lines(file, path), start=1):
-                if text := line.decode("utf-8", "replace").strip():
-                    yield number, text
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-
-
-def _read(path: Path) -> Iterator[Finding]:
-    for number, line in _lines(path):
-        try:
-            finding = Finding.from_json(line)
-        except DataError as error:
-            raise DataError(f"{path}: line {number}: {error}") from None
-        if not _is_finite(finding.as_dict()):
-            raise DataError(f"{path}: line {number}: damaged (a number is not finite)")
-        yield finding
-
-
-def _is_finite(tree: object) -> bool:
-    """Whether all numbers of a tree are finite, so that JSON can represent them."""
-    if isinstance(tree, dict):
-        return all(map(_is_finite, tree.values()))
-    if isinstance(tree, (list, tuple)):
-        return all(map(_is_finite, tree))
-    return not isinstance(tree, float) or math.isfinite(tree)
-
-
 def _read_images(path: Path) -> Iterator[tuple[str, AuditedImage]]:
     """The images of a report; empty if it has no such file."""
     if not path.is_file():
         return
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         try:
             about = json.loads(line)
             split, image, texts, pixels = (about[k] for k in ("split", "id", "captions", "pixels"))
@@ -339,7 +334,7 @@ def open_content(
     A run without an ``index`` gets a temporary one of the images of its test split; a model without
     data gets one of scenes.
     """
-    findings = Audit(audit) if audit is not None else None
+    findings = Audit(audit, cache) if audit is not None else None
     correcting = _corrector(corrector, device) if corrector is not None else None
     listed = [path for path in (folder, corrector) if path is not None]
     listed += runs_below(runs) if runs is not None else []

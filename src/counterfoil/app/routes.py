@@ -7,23 +7,27 @@ from typing import Annotated, Any, TypeVar, cast
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, File, Query, Request, UploadFile
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 
 from counterfoil.app import schemas as s
 from counterfoil.app.access import Access
 from counterfoil.app.connections import ID_LETTERS, PAGE, Limits, too_long
-from counterfoil.app.content import Content, Section
+from counterfoil.app.content import Audit, Content, Section
 from counterfoil.app.engine import Correct, Encode, Engine, Explain, Score, Search
 from counterfoil.app.guard import Meters
 from counterfoil.app.images import MEDIA_TYPE, SIDES, Library, PictureCache, decode_upload
 from counterfoil.app.problems import Problem, documented
 from counterfoil.app.queue import BatchQueue
+from counterfoil.app.review import State
 from counterfoil.core.errors import DataError
 from counterfoil.data.text.tokenizers import require_known
 from counterfoil.models.model import Model
 
 DECODERS = 2
 """Pictures decoded at once; each may take some hundred megabytes."""
+
+FILE_TYPE = "application/octet-stream"
+"""Type of corrected copies: browsers save them and never show them as a page."""
 
 READERS = 4
 """Threads that read runs, findings and captions from disk; the page's files have their own."""
@@ -189,11 +193,50 @@ async def audit(
     limit: Limit = 20,
     reason: Annotated[str | None, Query(max_length=ID_LETTERS)] = None,
     section: Section = "suspicious",
+    state: State = "all",
+    after: Annotated[str | None, Query(max_length=ID_LETTERS)] = None,
 ) -> s.Findings:
-    """Findings of the served audit: suspicious captions, or near-duplicates."""
+    """Findings of the served audit: suspicious captions, or near-duplicates.
+
+    With `after`, the key of a finding, only those behind it; `offset` counts from there.
+    """
+    page = _served_audit(service).page
+    return s.Findings(**await _read(service, page, offset, limit, reason, section, state, after))
+
+
+@router.post("/api/audit/decisions", tags=["audit"], responses=documented(404, 409, 422, 507))
+async def decide(service: TheService, body: s.DecisionRequest) -> s.DecisionResponse:
+    """Keep, fix or discard a caption, or undo one's last decision on it.
+
+    Decisions are stored in the report's folder before the response is sent.
+    """
+    review = _served_audit(service).review
+    arguments = (body.key, body.action, body.correction, body.reviewer)
+    return s.DecisionResponse(**await _read(service, review.decide, *arguments))
+
+
+@router.post("/api/audit/export", tags=["audit"], responses=documented(404, 422, 507))
+async def export_audit(service: TheService) -> s.ExportResponse:
+    """Write the data with all decisions applied into the report's folder, and a diff beside it."""
+    return s.ExportResponse(**await _read(service, _served_audit(service).review.export))
+
+
+@router.get(
+    "/api/audit/corrected",
+    tags=["audit"],
+    response_class=FileResponse,
+    responses={**documented(404, 422), 200: {"content": {FILE_TYPE: {}}}},
+)
+async def corrected(service: TheService, file: Name) -> FileResponse:
+    """Download a file of the last export."""
+    path = await _read(service, _served_audit(service).review.corrected_file, file)
+    return FileResponse(path, media_type=FILE_TYPE, filename=path.name)
+
+
+def _served_audit(service: Service) -> Audit:
     if service.content.audit is None:
         raise Problem(404, "no audit is served; start the service with --audit DIR")
-    return s.Findings(**service.content.audit.page(offset, limit, reason, section))
+    return service.content.audit
 
 
 @router.get("/api/runs", tags=["runs"], responses=documented())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -9,6 +10,15 @@ from typing_extensions import Self
 
 from counterfoil.app.connections import ID_LETTERS, RESULTS, TEXT_LETTERS, TEXT_WORDS, TEXTS
 from counterfoil.app.content import Section
+from counterfoil.app.review import State
+from counterfoil.audit.corrected import Exported
+from counterfoil.audit.decisions import (
+    ANONYMOUS,
+    CORRECTION_CHARS,
+    REVIEWER_CHARS,
+    Action,
+    one_line,
+)
 from counterfoil.audit.findings import Finding
 from counterfoil.data.text.words import words
 
@@ -247,14 +257,83 @@ class ReasonCount(BaseModel):
     count: int
 
 
+class DecisionInfo(BaseModel):
+    """What a reviewer decided."""
+
+    action: Literal["keep", "fix", "discard"]
+    correction: str | None
+    reviewer: str
+    time: datetime
+
+
+class ReviewCounts(BaseModel):
+    """Numbers of findings by decision.
+
+    ``conflicts`` are open findings with different decisions, ``unknown`` decisions on captions that
+    are not in this audit, ``damaged`` lines that could not be read.
+    """
+
+    findings: int
+    open: int
+    decided: int
+    kept: int
+    fixed: int
+    discarded: int
+    conflicts: int
+    unknown: int
+    damaged: int
+
+
+def _line(text: str | None) -> str | None:
+    return None if text is None else one_line(_unicode(text))
+
+
+class DecisionRequest(RequestBody):
+    """A decision on the finding with ``key``; only a fix has a ``correction``."""
+
+    key: str = Field(min_length=1, max_length=ID_LETTERS)
+    action: Action
+    correction: Annotated[
+        str | None, Field(min_length=1, max_length=CORRECTION_CHARS), AfterValidator(_line)
+    ] = None
+    reviewer: Annotated[
+        str, Field(min_length=1, max_length=REVIEWER_CHARS), AfterValidator(_line)
+    ] = ANONYMOUS
+
+    @model_validator(mode="after")
+    def _check_correction(self) -> Self:
+        if (self.action == "fix") != (self.correction is not None):
+            raise ValueError("give a correction with the action fix, and only with it")
+        return self
+
+
+class DecisionResponse(BaseModel):
+    """What stands after a decision: it, merged ones that differ, and the counts."""
+
+    key: str
+    decision: DecisionInfo | None
+    rivals: list[DecisionInfo]
+    review: ReviewCounts
+
+
+class ExportResponse(Exported):
+    """A corrected copy of the data; ``files`` are names for /api/audit/corrected."""
+
+    folder: str
+
+
 class AuditEntry(Finding):
     """A finding, or several with the same caption.
 
+    ``key`` names it in decisions. ``decision`` stands; ``rivals`` are merged ones that differ.
     ``image_names`` maps ids of the audited data to names in this service, as the index may contain
     other data. ``same`` counts the findings with this caption, ``same_images`` names the first of
     their images, ``more_images`` counts the rest.
     """
 
+    key: str
+    decision: DecisionInfo | None
+    rivals: list[DecisionInfo]
     image_names: dict[str, str]
     same: int
     same_images: list[str]
@@ -264,11 +343,15 @@ class AuditEntry(Finding):
 class Findings(BaseModel):
     """Findings of `counterfoil audit`: suspicious captions, worst first, or near-duplicates.
 
-    ``total`` counts the entries of this list, ``counts`` the captions of each section.
+    ``total`` counts the entries of this list, ``counts`` the captions of each section, ``left`` the
+    entries behind these.
     """
 
     section: Section
+    state: State
     total: int
+    left: int
+    review: ReviewCounts
     offset: int
     counts: dict[Section, int]
     reasons: list[ReasonCount]

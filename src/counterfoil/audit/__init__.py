@@ -1,8 +1,11 @@
 """Audit a data set: find, explain and report captions that do not match their image."""
 
 from counterfoil.audit.audit import Audit, audit_split
+from counterfoil.audit.corrected import DataSource, Exported, export_corrected
+from counterfoil.audit.decisions import Decision, DecisionLog, Review, review_of
 from counterfoil.audit.describe import NO_CORRECTOR, Corrector
-from counterfoil.audit.findings import Finding, Summary, total
+from counterfoil.audit.findings import Finding, Summary, read_findings, total
+from counterfoil.audit.merge import Merged, merge_log
 from counterfoil.audit.report import write_report
 from counterfoil.models.correct import can_correct
 
@@ -10,10 +13,20 @@ __all__ = [
     "NO_CORRECTOR",
     "Audit",
     "Corrector",
+    "DataSource",
+    "Decision",
+    "DecisionLog",
+    "Exported",
     "Finding",
+    "Merged",
+    "Review",
     "Summary",
     "audit_split",
     "can_correct",
+    "export_corrected",
+    "merge_log",
+    "read_findings",
+    "review_of",
     "total",
     "write_report",
 ]

@@ -24,7 +24,7 @@ from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.data.duplicates import Duplicate, content
 from counterfoil.data.pairs import Split
-from counterfoil.data.text.words import caption_words
+from counterfoil.data.text.words import caption_words, is_content_word
 from counterfoil.models.correct import Correction, correct, correction_matcher
 from counterfoil.models.model import Model
 
@@ -131,16 +131,23 @@ class Describer:
         if sign == "other-image":
             above = int(survey.rank[number]) - 1
             return f"{above} of {survey.compared - 1} other images fit at least as well"
-        named = ", ".join(f"“{word.word}”" for word in words) or "its words"
+        if not words:
+            return "the caption as a whole fits less than usual; no single word stands out"
+        named = ", ".join(f"“{word.word}”" for word in words)
         return f"{named} {'does' if len(words) == 1 else 'do'} less for the match than usual"
 
     def _wrong_words(self, number: int) -> tuple[WrongWord, ...]:
-        """The words far below their usual effect, in the order of the caption."""
+        """The words far below their usual effect, in the order of the caption.
+
+        None if all of them are function words: what is wrong is then the caption as a whole.
+        """
         words = self.effects.words.get(number, [])
         if not words or self.scale is None:
             return ()
         short = np.array([self.usual.shortfall(word) for word in words])
         doubtful = self.scale.z(short) >= DOUBTFUL_DEVIATIONS
+        if not any(is_content_word(words[index].word) for index in np.flatnonzero(doubtful)):
+            return ()
         return tuple(
             WrongWord(
                 word=word.word, span=word.span, effect=word.effect, usual=self.usual.of(word.word)

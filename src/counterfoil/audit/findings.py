@@ -5,10 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
+from counterfoil.core.errors import DataError
+from counterfoil.core.storage.reading import LINES_BYTES, open_regular, read_lines
 from counterfoil.data.pairs import Problem, count_kinds
+from counterfoil.data.text.words import STOP_WORDS, words
 from counterfoil.evaluation.report import Report
 
 Kind = Literal["mismatch", "false-negative"]
@@ -21,6 +27,7 @@ SIGN_NAMES: dict[str, str] = {
     "near-duplicate": "nearly the same caption elsewhere",
 }
 
+LINES = "findings.jsonl"
 LOST_KINDS = ("unreadable-image", "missing-image", "missing-features")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -177,6 +184,45 @@ class Summary(Report):
         ]
 
 
+FIRST_PAGE = 20
+_PAGE_LIMITS = ((1, 2), (1, FIRST_PAGE), (FIRST_PAGE, FIRST_PAGE))
+"""Most findings of the first page with the same image and with the same caption pattern: these, or
+the next if too few findings differ."""
+
+
+def caption_pattern(text: str) -> str:
+    """A caption with a gap for each content word.
+
+    >>> caption_pattern("A man's red dog sits on the beach.")
+    "a _ 's _ _ _ on the _"
+    """
+    spoken = (word for word in words(text) if any(map(str.isalnum, word)))
+    return " ".join(word if word in STOP_WORDS else "_" for word in spoken)
+
+
+def diverse_first(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings with a diverse first page, otherwise in their order (by suspicion).
+
+    The first 20 have one finding per image and at most two per caption pattern. If too few differ,
+    the limit on patterns is dropped, then the one on images.
+    """
+    page: set[int] = set()
+    images: Counter[tuple[str, str]] = Counter()
+    patterns: Counter[str] = Counter()
+    for most_image, most_pattern in _PAGE_LIMITS:
+        for index, finding in enumerate(findings):
+            if len(page) == FIRST_PAGE:
+                break
+            image, pattern = (finding.split, finding.image), caption_pattern(finding.text)
+            fits = images[image] < most_image and patterns[pattern] < most_pattern
+            if fits and index not in page:
+                images[image] += 1
+                patterns[pattern] += 1
+                page.add(index)
+    rest = (index for index in range(len(findings)) if index not in page)
+    return [findings[index] for index in (*sorted(page), *rest)]
+
+
 COLUMNS = (
     "kind",
     "split",
@@ -203,6 +249,47 @@ COLUMNS = (
 def to_jsonl(findings: Sequence[Finding]) -> str:
     """One finding per line, with all fields."""
     return "".join(f"{finding.to_json(indent=None)}\n" for finding in findings)
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The non-blank lines of a file, with their numbers."""
+    try:
+        with open_regular(path, LINES_BYTES) as file:
+            for number, line in enumerate(read_lines(file, path), start=1):
+                if text := line.decode("utf-8", "replace").strip():
+                    yield number, text
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def read_findings(folder: Path, most: int | None = None) -> list[Finding]:
+    """The findings of a report folder, or the first ``most`` of them."""
+    path = folder / LINES
+    if not path.is_file():
+        raise DataError(
+            f"{folder}: has no {LINES}; write one with: counterfoil audit RUN PAIRS --out {folder}"
+        )
+    findings: list[Finding] = []
+    for number, line in numbered_lines(path):
+        if most is not None and len(findings) >= most:
+            break
+        try:
+            finding = Finding.from_json(line)
+        except DataError as error:
+            raise DataError(f"{path}: line {number}: {error}") from None
+        if not _is_finite(finding.as_dict()):
+            raise DataError(f"{path}: line {number}: damaged (a number is not finite)")
+        findings.append(finding)
+    return findings
+
+
+def _is_finite(tree: object) -> bool:
+    """Whether all numbers of a tree are finite, so that JSON can represent them."""
+    if isinstance(tree, dict):
+        return all(map(_is_finite, tree.values()))
+    if isinstance(tree, (list, tuple)):
+        return all(map(_is_finite, tree))
+    return not isinstance(tree, float) or math.isfinite(tree)
 
 
 def to_csv(findings: Sequence[Finding]) -> str:

@@ -15,12 +15,14 @@ from typing import Any
 from counterfoil.audit.audit import MAX_LISTED, Audit
 from counterfoil.audit.describe import writable
 from counterfoil.audit.findings import (
+    LINES,
     SIGN_NAMES,
     Finding,
     OtherCaption,
     Summary,
     UnknownWord,
     WrongWord,
+    diverse_first,
     skipped_images,
     to_csv,
     to_jsonl,
@@ -55,7 +57,7 @@ NEAR_NOTE = (
     "no errors. Identical captions are one entry."
 )
 
-PAGE, LINES, TABLE, SUMMARY = "index.html", "findings.jsonl", "findings.csv", "summary.json"
+PAGE, TABLE, SUMMARY = "index.html", "findings.csv", "summary.json"
 IMAGES_FILE = "images.jsonl"
 
 
@@ -84,17 +86,26 @@ def finding_html(finding: Finding, pictures: Pictures, same: Sequence[Finding] =
     names = " ".join(one.image for one in (finding, *same))
     searched = f"{finding.text} {names} {finding.split}"
     margin = 0.0 if finding.margin is None else finding.margin
+    decidable = _decidable(finding) if finding.kind == "mismatch" and not same else ""
     return (
         f'<article class="finding {finding.kind}" tabindex="0" data-kind="{finding.kind}" '
         f'data-signs="{" ".join(finding.signs)}" data-suspicion="{finding.suspicion:.6g}" '
         f'data-score="{finding.score:.6g}" data-margin="{margin:.6g}" '
         f'data-rank="{finding.rank}" data-image="{clean(finding.image)}" '
-        f'data-text="{clean(searched)}">'
+        f'data-text="{clean(searched)}"{decidable}>'
         f'<div class="own">{pictures.show(finding.split, finding.image, SIDE)}</div>'
         f"<div>{_head(finding)}<h3><bdi>{_sentence(finding)}</bdi>{_times(same)}</h3>"
         f"{_reasons(finding)}<dl>{_facts(finding, pictures)}{_same(finding, same, pictures)}</dl>"
         "</div></article>"
     )
+
+
+def _decidable(finding: Finding) -> str:
+    """What the page needs to store a decision: the caption as it is in the data."""
+    key = {"split": finding.split, "image": finding.image, "caption": finding.caption}
+    key_json = json.dumps({**key, "text": finding.text})
+    suggestion = json.dumps(finding.correction.text) if finding.correction else "null"
+    return f' data-key="{escape(key_json)}" data-suggestion="{escape(suggestion)}"'
 
 
 def _times(same: Sequence[Finding]) -> str:
@@ -304,9 +315,17 @@ PAGE_TEMPLATE = """<!doctype html>
 <div class="tools" role="search" hidden>
 <fieldset><legend>Only with all of these reasons</legend>{chips}</fieldset>
 <label>Sort by <select id="order">{orders}</select></label>
+<label>Show <select id="state"><option value="all">all</option><option value="open">open</option>
+<option value="decided">decided</option></select></label>
 <input id="search" type="search" placeholder="words of a caption, an image id"
- aria-label="Filter by text" title="/ to type here; j and k move between findings">
+ aria-label="Filter by text" title="/ to type here">
 </div>
+<div class="review" hidden><p id="progress" role="status"></p>
+<label>Reviewer <input id="reviewer" type="text" maxlength="100" placeholder="anonymous"></label>
+<button type="button" id="download">Download decisions</button>
+<p class="note">Keys: <b>k</b> keep, <b>e</b> edit, <b>s</b> take the suggestion, <b>d</b> discard,
+<b>u</b> undo, <b>j ↓</b> next, <b>↑</b> previous, <b>/</b> filter. This page keeps decisions in
+the browser; add the downloaded file with <code>counterfoil audit merge AUDIT FILE</code>.</p></div>
 <p id="shown" role="status">{total} findings</p>
 <div id="findings">
 <section id="suspicious"><h2>{suspicious}</h2><div class="list">{cards}</div></section>
@@ -326,15 +345,19 @@ def write_report(
     details: int = 500,
     notes: Sequence[str] = (),
     problems: Sequence[Problem] = (),
+    source: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the page, the findings and the summary of one audit per split; the page's path.
 
     ``about`` (model and data) is copied into the summary. The page shows the first ``details``
     findings, the other files have all. ``problems`` of the data set are counted as skipped images.
+    ``source`` says where the data can be read again; without it, the report has all captions.
     """
     summaries = [audit.summary for audit in audits]
     findings = [finding for audit in audits for finding in audit.findings]
     findings.sort(key=lambda finding: (finding.kind != "mismatch", -finding.suspicion))
+    wrong = [finding for finding in findings if finding.kind == "mismatch"]
+    findings[: len(wrong)] = diverse_first(wrong)
     splits = {audit.split.name: audit.split for audit in audits}
     lost = _left_out(problems, list(splits))
     listed = {
@@ -343,16 +366,16 @@ def write_report(
     }
     page = render(title, summaries, findings, splits, details, notes, lost)
     write_atomically(folder / LINES, to_jsonl(findings))
-    write_atomically(folder / IMAGES_FILE, _image_lines(findings, splits))
+    write_atomically(folder / IMAGES_FILE, _image_lines(findings, splits, source is None))
     write_atomically(folder / TABLE, to_csv(findings))
-    facts = {**about, "listed": listed, "notes": list(notes)}
+    facts = {**about, "source": source, "listed": listed, "notes": list(notes)}
     write_atomically(folder / SUMMARY, to_summary(summaries, facts, lost))
     write_atomically(folder / PAGE, page)
     return folder / PAGE
 
 
-def _image_lines(findings: Sequence[Finding], splits: Mapping[str, Split]) -> str:
-    """Captions and pixel sources of the images in findings, one JSON line per image.
+def _image_lines(findings: Sequence[Finding], splits: Mapping[str, Split], every: bool) -> str:
+    """Captions and pixel sources of ``every`` image or those in findings, one JSON line per image.
 
     `counterfoil serve` reads it to show pictures that its index may not contain.
     """
@@ -361,7 +384,10 @@ def _image_lines(findings: Sequence[Finding], splits: Mapping[str, Split]) -> st
         for name, split in splits.items()
     }
     lines = []
-    for name, image in dict.fromkeys(key for finding in findings for key in finding.images):
+    named = (key for finding in findings for key in finding.images)
+    if every:
+        named = ((name, image) for name, split in splits.items() for image in split.ids)
+    for name, image in dict.fromkeys(named):
         split, index = splits[name], index_of[name][image]
         pixels = as_json(split.pixels[index]) if split.pixels is not None else None
         captions = [writable(text) for text in split.captions[index]]

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from counterfoil.cli.audit import audit
+from counterfoil.cli.audit import audit_app
 from counterfoil.cli.correct import correct
 from counterfoil.cli.data import data_app
 from counterfoil.cli.demo import demo
@@ -56,7 +56,7 @@ GROUPS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "score": score,
         "explain": explain,
         "correct": correct,
-        "audit": audit,
+        "audit": audit_app,
     },
     "Search and serve": {"index": index_app, "search": search, "serve": serve},
     "Data": {"data": data_app, "features": features, "foils": foils},

@@ -1,4 +1,4 @@
-"""`counterfoil audit`: which captions do not match their image, which words are wrong."""
+"""`counterfoil audit`: which captions do not match their image, and what reviewers decided."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import counterfoil.cli.options as opt
+from counterfoil.cli.audit_review import export, merge
 from counterfoil.cli.inputs import DataChoice, check_inputs
 from counterfoil.cli.output import print_json, print_line, print_table, say_fallback
 from counterfoil.cli.signals import ENDED_BY
@@ -29,7 +31,28 @@ TOO_MANY_CODE = 7
 """Exit code if more captions are suspicious than allowed; no error uses it."""
 
 
-def audit(
+class CheckByDefault(TyperGroup):
+    """`counterfoil audit RUN …` is short for `counterfoil audit check RUN …`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = ["check", *args]
+        return super().parse_args(ctx, args)
+
+
+audit_app = typer.Typer(
+    cls=CheckByDefault,
+    help="Find captions that do not match their image: counterfoil audit RUN PAIRS --out AUDIT",
+    epilog="`counterfoil audit RUN …` is short for `counterfoil audit check RUN …`, whose options "
+    "`counterfoil audit check --help` lists. Decide on the findings on the page of `counterfoil "
+    "serve RUN --audit AUDIT`.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+
+@audit_app.command()
+def check(
     run: opt.Run,
     pairs: opt.Pairs = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Report folder to write.")] = Path(
@@ -85,7 +108,14 @@ def audit(
       counterfoil audit runs/naaf captions.jsonl --fail-above 0.02
     """
     check_inputs([run, corrector], pairs, format)
-    from counterfoil.audit import NO_CORRECTOR, audit_split, can_correct, total, write_report
+    from counterfoil.audit import (
+        NO_CORRECTOR,
+        audit_split,
+        can_correct,
+        review_of,
+        total,
+        write_report,
+    )
     from counterfoil.core.storage.locks import locked_folder
     from counterfoil.training.run_data import evaluation_split
     from counterfoil.training.run_folder import load_model, run_config
@@ -132,13 +162,41 @@ def audit(
         title = f"{data.name}, read by {run.resolve().name}"
         notes = [] if able else [NO_CORRECTOR]
         page = write_report(
-            out, title, audits, about, details=details, notes=notes, problems=data.problems
+            out,
+            title,
+            audits,
+            about,
+            details=details,
+            notes=notes,
+            problems=data.problems,
+            source=_source(run, source),
         )
         for path in checkpoints.values():
             path.unlink(missing_ok=True)
     _show(page, audits, notes, failed, as_json)
+    counts = review_of(out).counts()
+    if not as_json and counts["decided"] + counts["conflicts"] + counts["unknown"]:
+        print_line(f"decisions in {out}: {_progress(counts)}")
     if failed:
         raise typer.Exit(TOO_MANY_CODE)
+
+
+audit_app.command()(export)
+audit_app.command()(merge)
+
+
+def _source(run: Path, choice: DataChoice) -> dict[str, Any] | None:
+    """Where the audited captions can be read again; None if a run changed them."""
+    from counterfoil.audit import DataSource
+    from counterfoil.training.run_folder import run_config
+
+    if choice.data is not None:
+        return DataSource(choice.data, choice.format, choice.options).as_dict()
+    config = run_config(run)
+    if config is None or config.data.noise or config.data.noise_index:
+        return None
+    data = config.data
+    return DataSource(data.source, data.format, data.options).as_dict()
 
 
 @contextmanager
@@ -235,3 +293,14 @@ def _print_columns(title: str, splits: list[str], columns: list[list[tuple[str, 
 def _summary(page: Path) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads(read_text(page.parent / "summary.json"))
     return summary
+
+
+def _progress(counts: dict[str, int]) -> str:
+    text = f"{counts['decided']} decided, {counts['open']} open"
+    if counts["conflicts"]:
+        text += f" ({counts['conflicts']} in conflict)"
+    if counts["unknown"]:
+        text += f"; {counts['unknown']} on captions that are not listed apply to nothing"
+    if counts["damaged"]:
+        text += f"; {counts['damaged']} damaged lines were skipped"
+    return text

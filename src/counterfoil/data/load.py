@@ -85,9 +85,17 @@ def read_path(
     drop: bool,
 ) -> Pairs:
     """Read a path and log its problems; raises only if there is nothing to read."""
+    reader = open_source(path, format, options, log)
+    return assemble(reader.read(path, log), log, drop=drop)
+
+
+def open_source(
+    path: Path, format: str | None, options: Mapping[str, Any], log: ProblemLog
+) -> Source:
+    """The reader of an existing path in the given format (None: detected)."""
     _check_path(path)
     reader: Source = sources.create(_reader_of(path, format, log), options, where="options")
-    return assemble(reader.read(path, log), log, drop=drop)
+    return reader
 
 
 def _reader_of(path: Path, format: str | None, log: ProblemLog) -> str:

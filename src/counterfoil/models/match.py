@@ -20,6 +20,7 @@ from PIL import Image
 
 from counterfoil.core.errors import CheckpointError
 from counterfoil.core.storage.reading import read_text
+from counterfoil.data.text.words import is_content_word
 
 Floats = NDArray[np.float32]
 Method = Literal["parts", "leave-one-out"]
@@ -170,10 +171,11 @@ class Match:
 
     @property
     def worst(self) -> WordEffect:
-        """The known word with the lowest effect, without punctuation."""
+        """The known word with the lowest effect; a function word only if there are no others."""
         known = [word for word in self.words if word.known]
         spoken = [word for word in known if not word.is_punctuation]
-        return min(spoken or known, key=lambda word: word.effect)
+        content = [word for word in spoken if is_content_word(word.word)]
+        return min(content or spoken or known, key=lambda word: word.effect)
 
     @property
     def unknown(self) -> list[str]:

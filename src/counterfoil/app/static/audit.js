@@ -2,11 +2,14 @@
 
 import { about, get } from "./api.js";
 import { h, image, link, say, signed, strip } from "./dom.js";
+import { review } from "./review.js";
 
 const PAGE = 20;
 const SECTIONS = { suspicious: "Suspicious", "near-duplicates": "Near-duplicates" };
+const STATES = { open: "Open", decided: "Decided", all: "All" };
+const EMPTY = { open: "Every finding is decided.", decided: "Nothing is decided yet.", all: "There are no findings." };
 const HINTS = {
-  suspicious: "most suspicious first.",
+  suspicious: "most suspicious first; the first page has at most one of an image and two of a caption pattern.",
   "near-duplicates": "Different images have nearly the same caption: likely false negatives in training, not errors.",
 };
 const PLANTED = { swapped: "caption of another image", words: "words exchanged" };
@@ -21,36 +24,55 @@ export async function auditView(place, params) {
   }
   const reason = params.get("reason");
   const section = Object.hasOwn(SECTIONS, params.get("section")) ? params.get("section") : "suspicious";
+  const state = Object.hasOwn(STATES, params.get("state")) ? params.get("state") : "open";
+  const isReview = section === "suspicious";
   const list = h("ul", { class: "findings", role: "list" });
+  const reviewing = isReview ? review(() => !more.hidden && add()) : null;
+  let last = null;
   let offset = 0;
   const more = h("button", { type: "button", class: "quiet more", onclick: () => add() }, "Show more");
+  // Suspicious captions are fetched behind the last one: decisions shorten the list meanwhile.
   async function add() {
-    const page = await get("/api/audit", { offset, limit: PAGE, reason, section });
-    list.append(...page.findings.map(section === "suspicious" ? finding : nearDuplicate));
+    const page = await get("/api/audit", isReview
+      ? { after: last, limit: PAGE, reason, state }
+      : { offset, limit: PAGE, section });
+    for (const found of page.findings) {
+      const item = isReview ? finding(found) : nearDuplicate(found);
+      if (!reviewing || reviewing.attach(found, item)) list.append(item);
+    }
+    last = page.findings.at(-1)?.key ?? last;
     offset += page.findings.length;
-    more.hidden = offset >= page.total;
+    more.hidden = !page.left;
+    reviewing?.showCounts(page.review);
     return page;
   }
   const page = await add();
+  const kept = { ...(reason && { reason }), ...(state !== "open" && { state }) };
   const tab = (name) => h("a", {
     href: link("audit", name === "suspicious" ? {} : { section: name }), "aria-current": name === section && "true",
   }, SECTIONS[name], h("b", {}, page.counts[name].toLocaleString("en")));
-  const filter = (sign, name, count) => h("a", {
-    class: "tag", href: link("audit", sign ? { reason: sign } : {}),
-    "aria-current": (sign || null) === reason && "true",
-  }, name, count != null && h("b", {}, count.toLocaleString("en")));
-  const many = page.total === 1 ? "caption" : section === "suspicious" ? "captions" : "different captions";
-  const what = many + (section === "suspicious" ? ", " : ". ");
+  const tag = (text, changes, own, count) => h("a", {
+    class: "tag", href: link("audit", Object.fromEntries(Object.entries({ ...kept, ...changes }).filter(([, value]) => value))),
+    "aria-current": own && "true",
+  }, text, count != null && h("b", {}, count.toLocaleString("en")));
+  const many = page.total === 1 ? "caption" : isReview ? "captions" : "different captions";
+  const what = many + (isReview ? ", " : ". ");
+  const empty = EMPTY[page.review.findings ? state : "all"];
   place.append(
     h("h1", {}, "Captions to look at"),
     h("nav", { class: "tabs", "aria-label": "Sections of the audit" }, Object.keys(SECTIONS).map(tab)),
-    section === "suspicious"
-      ? h("p", { class: "filters" }, filter("", "All"), page.reasons.map((one) => filter(one.sign, one.name, one.count)))
-      : "",
+    ...(isReview ? [
+      reviewing.panel,
+      h("p", { class: "filters", "aria-label": "State" }, Object.entries(STATES).map(([name, text]) =>
+        tag(text, { state: name === "open" ? "" : name }, name === state))),
+      h("p", { class: "filters", "aria-label": "Reason" }, tag("Any reason", { reason: "" }, !reason),
+        page.reasons.map((one) => tag(one.name, { reason: one.sign }, one.sign === reason, one.count))),
+    ] : []),
     h("p", { class: "hint" }, page.total.toLocaleString("en"), " ", what, HINTS[section]),
     ...page.notes.map((note) => h("p", { class: "hint" }, note)),
-    list, more);
+    page.findings.length ? list : h("p", { class: "empty" }, isReview ? empty : "There are none."), more);
   say(`${page.total} findings`);
+  return reviewing?.close;
 }
 
 const opened = (found, text) => link("match", { image: found.image_names[found.image], text });

@@ -22,7 +22,7 @@ class Item:
     """One image with its captions, as read from a source and not yet checked.
 
     ``row`` is the image's row in the split's fragment table. ``caption_extras`` are lists with one
-    entry per caption.
+    entry per caption. ``caption_paths`` are the indices that lead to each caption in a JSON file.
     """
 
     id: str
@@ -31,6 +31,7 @@ class Item:
     file: Path
     line: int | None = None
     caption_lines: Sequence[int] | None = None
+    caption_paths: list[tuple[int, ...]] = field(default_factory=list)
     image: ImageRef | None = None
     row: int | None = None
     extras: dict[str, Any] = field(default_factory=dict)

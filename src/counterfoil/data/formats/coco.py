@@ -92,7 +92,7 @@ def _read_file(file: Path, split: str, log: ProblemLog) -> list[Item]:
             items.append(item)
             by_id.setdefault(item.id, item)
     for number, annotation in enumerate(annotations):
-        _add_caption(annotation, by_id, f"{file}: annotations[{number}]", log)
+        _add_caption(annotation, number, by_id, f"{file}: annotations[{number}]", log)
     return items
 
 
@@ -106,7 +106,9 @@ def _item(record: Any, file: Path, number: int, split: str, log: ProblemLog) -> 
     return Item(str(record["id"]), split, [], file, extras=extras)
 
 
-def _add_caption(annotation: Any, by_id: dict[str, Item], where: str, log: ProblemLog) -> None:
+def _add_caption(
+    annotation: Any, number: int, by_id: dict[str, Item], where: str, log: ProblemLog
+) -> None:
     if not isinstance(annotation, dict) or not isinstance(annotation.get("caption"), str):
         log.fatal("bad-json", where, "expected an object with image_id and caption")
         return
@@ -115,6 +117,7 @@ def _add_caption(annotation: Any, by_id: dict[str, Item], where: str, log: Probl
         log.fatal("unknown-image", where, f"no image has the id {annotation.get('image_id')!r}")
         return
     item.captions.append(annotation["caption"])
+    item.caption_paths.append((number,))
     item.caption_extras.setdefault("annotation_ids", []).append(annotation.get("id"))
 
 

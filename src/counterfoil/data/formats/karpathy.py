@@ -106,6 +106,7 @@ class KarpathySource(Source):
                 log.fatal("bad-json", f"{where}.sentences[{index}]", "has no 'raw' text")
                 continue
             item.captions.append(text)
+            item.caption_paths.append((number, index))
             sentence_ids.append(sentence.get("sentid"))
         item.extras = {key: value for key, value in record.items() if key not in _NOT_EXTRA}
         item.extras["filename"] = record["filename"]

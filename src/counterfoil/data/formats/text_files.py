@@ -138,9 +138,21 @@ def _read_json_lines(path: Path, log: ProblemLog) -> Iterator[Row]:
 
 def _read_csv(path: Path, log: ProblemLog) -> Iterator[Row]:
     lines = [line for _, line in read_raw_lines(path, log)]
-    header = lines[0] if lines else ""
-    delimiter = max(",;\t|", key=header.count)
-    yield from _delimited(path, lines, log, delimiter=delimiter, quoted=True)
+    yield from _delimited(path, lines, log, delimiter=_delimiter(lines), quoted=True)
+
+
+def _delimiter(lines: list[str]) -> str:
+    return max(",;\t|", key=(lines[0] if lines else "").count)
+
+
+def dialect_of(path: Path, lines: list[str]) -> tuple[str, bool]:
+    """Delimiter of a table's lines, and whether its fields can be quoted."""
+    if path.suffix.lower() != ".tsv":
+        return _delimiter(lines), True
+    trial = ProblemLog()
+    for _ in _delimited(path, lines, trial, delimiter="\t", quoted=True):
+        pass
+    return "\t", not trial.problems
 
 
 def _read_tsv(path: Path, log: ProblemLog) -> Iterator[Row]:
@@ -162,7 +174,7 @@ def _delimited(
     else:
         reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)
     header: list[str] | None = None
-    with _long_fields():
+    with long_fields():
         start = 1
         while True:
             try:
@@ -188,7 +200,7 @@ def _delimited(
 
 
 @contextmanager
-def _long_fields() -> Iterator[None]:
+def long_fields() -> Iterator[None]:
     """Raise the field limit, so that a very long caption is read and then reported."""
     before = csv.field_size_limit(_FIELD_LIMIT)
     try:

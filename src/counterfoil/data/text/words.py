@@ -26,6 +26,17 @@ STOP_WORDS = frozenset(
 )
 """English function words, which say nothing about what an image shows."""
 
+
+def is_content_word(word: str) -> bool:
+    """Whether a word says something about an image: neither a function word nor punctuation.
+
+    >>> [is_content_word(word) for word in ("Dog", "The", "n’t", "two", ".")]
+    [True, False, False, True, False]
+    """
+    word = word.lower().replace("’", "'")
+    return word not in STOP_WORDS and any(map(str.isalnum, word))
+
+
 _PORTER = snowballstemmer.stemmer("porter")
 
 _CONTRACTION = re.compile(r"(?<=\w)(n't|'(?:s|re|ve|ll|d|m))\b")

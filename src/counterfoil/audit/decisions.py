@@ -1,0 +1,335 @@
+"""Decisions of reviewers on the findings of an audit: an append-only log beside the report.
+
+A line of ``decisions.jsonl`` is one decision. The last line about a caption counts, unless it was
+merged from another reviewer's log: such a line never replaces a decision. If it differs, the
+caption is a conflict until somebody decides again.
+
+A line is written in one call, under a lock, and synced. A kill leaves at most one incomplete line,
+which readers skip and count, and the next writer starts a new line.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from hashlib import sha256
+from json import dumps
+from pathlib import Path
+from threading import RLock
+from typing import Literal, NamedTuple
+
+from pydantic import AwareDatetime, Field, field_validator, model_validator
+from typing_extensions import Self
+
+from counterfoil.audit.findings import Finding, read_findings
+from counterfoil.core.errors import DataError
+from counterfoil.core.printable import is_encodable
+from counterfoil.core.storage.atomic import sync_folder
+from counterfoil.core.storage.locks import locked_in_turn
+from counterfoil.core.storage.reading import LINES_BYTES, open_regular, read_lines
+from counterfoil.evaluation.report import Report
+
+LOG = "decisions.jsonl"
+REVIEWER_CHARS = 100
+CORRECTION_CHARS = 4000
+ANONYMOUS = "anonymous"
+
+Action = Literal["keep", "fix", "discard", "undo"]
+
+
+class CaptionKey(NamedTuple):
+    """The caption that a decision is about; ``caption`` only separates identical captions."""
+
+    split: str
+    image: str
+    caption: int
+    text: str
+
+    @property
+    def digest(self) -> str:
+        """A short name for requests, which are looked up by it."""
+        return sha256(dumps(self).encode()).hexdigest()[:32]
+
+    @property
+    def content(self) -> tuple[str, str]:
+        return self.image, self.text
+
+
+def key_of(finding: Finding) -> CaptionKey:
+    return CaptionKey(finding.split, finding.image, finding.caption, finding.text)
+
+
+def one_line(text: str) -> str:
+    """A text without line breaks and control characters; `ValueError` if it has any."""
+    if not text.strip():
+        raise ValueError("is empty")
+    if not is_encodable(text):
+        raise ValueError("contains a lone surrogate, which is not a character")
+    if any(unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in text):
+        raise ValueError("contains a line break or another control character")
+    return text
+
+
+class Decision(Report):
+    """What a reviewer decided about a caption; ``undo`` takes back the last decision on it.
+
+    ``merged``: it was made without knowledge of the other decisions in this log.
+    """
+
+    split: str
+    image: str
+    caption: int = Field(ge=0)
+    text: str
+    action: Action
+    correction: str | None = Field(None, max_length=CORRECTION_CHARS)
+    reviewer: str = Field(ANONYMOUS, max_length=REVIEWER_CHARS)
+    time: AwareDatetime
+    merged: bool = False
+
+    @field_validator("reviewer", "correction")
+    @classmethod
+    def _check_line(cls, value: str | None) -> str | None:
+        return None if value is None else one_line(value)
+
+    @model_validator(mode="after")
+    def _check_correction(self) -> Self:
+        if (self.action == "fix") != (self.correction is not None):
+            raise ValueError("a correction belongs to the action fix, and only to it")
+        return self
+
+    @classmethod
+    def on(
+        cls, key: CaptionKey, action: Action, reviewer: str, correction: str | None = None
+    ) -> Decision:
+        """A decision made now."""
+        return cls(
+            **key._asdict(),
+            action=action,
+            correction=correction,
+            reviewer=reviewer,
+            time=datetime.now(timezone.utc),
+        )
+
+    @property
+    def key(self) -> CaptionKey:
+        return CaptionKey(self.split, self.image, self.caption, self.text)
+
+    @property
+    def outcome(self) -> tuple[str, str | None]:
+        """What becomes of the caption; a correction without a change keeps it."""
+        if self.correction == self.text:
+            return "keep", None
+        return self.action, self.correction
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for two copies of one decision, which may be in several logs."""
+        return (*self.key.content, self.action, self.correction, self.reviewer, self.time)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The decision on a caption, and merged decisions that differ from it."""
+
+    decision: Decision | None = None
+    rivals: tuple[Decision, ...] = ()
+
+    @property
+    def final(self) -> Decision | None:
+        """The decision that counts; None if the finding is open or a conflict."""
+        return None if self.rivals else self.decision
+
+    @property
+    def votes(self) -> list[Decision]:
+        return [one for one in (self.decision, *self.rivals) if one is not None]
+
+    def after(self, new: Decision) -> Standing:
+        if self.decision is None or not new.merged:
+            return Standing(new)
+        if all(one.outcome == new.outcome for one in self.votes):
+            return self
+        return Standing(self.decision, (*self.rivals, new))
+
+
+class DecisionLog:
+    """The decisions of a file. Other processes may write to it; `refresh` reads their lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / LOG if path.is_dir() else path
+        self.damaged = 0
+        """Lines that are no decisions, such as one cut off by a kill."""
+        self.identities: set[tuple[object, ...]] = set()
+        self.version = 0
+        self._history: dict[CaptionKey, list[Standing]] = defaultdict(list)
+        self._offset, self._file, self._tail_bytes = 0, 0, 0
+        self._lock = RLock()
+        self.refresh()
+
+    def standings(self) -> dict[CaptionKey, Standing]:
+        """The captions with a decision."""
+        with self._lock:
+            return {key: history[-1] for key, history in self._history.items() if history}
+
+    def can_undo(self, key: CaptionKey) -> bool:
+        return bool(self._history.get(key))
+
+    def refresh(self) -> None:
+        """Read the lines that were added since the last call."""
+        with self._lock:
+            try:
+                self._read()
+            except FileNotFoundError:
+                self._restart()
+            except OSError as error:
+                raise DataError(f"{self.path}: cannot be read ({error.strerror})") from None
+
+    def _restart(self) -> None:
+        if self._offset or self.damaged:
+            self.version += 1
+        self._history.clear()
+        self.identities.clear()
+        self._offset, self._tail_bytes, self.damaged = 0, 0, 0
+
+    def _read(self) -> None:
+        with open_regular(self.path, LINES_BYTES) as file:
+            status = os.fstat(file.fileno())
+            if status.st_ino != self._file or status.st_size < self._offset:
+                self._restart()  # the file was replaced
+                self._file = status.st_ino
+            if status.st_size == self._offset + self._tail_bytes:
+                return
+            file.seek(self._offset)
+            self.damaged -= self._tail_bytes > 0
+            self._tail_bytes = 0
+            for line in read_lines(file, self.path):
+                if not self._add(line) and not line.endswith(b"\n"):
+                    self._tail_bytes = len(line)  # cut off, or still being written: read it again
+                    break
+                self._offset += len(line)
+            self.version += 1
+
+    def _add(self, line: bytes) -> bool:
+        """Apply a line; False if it is no decision."""
+        if not line.strip():
+            return True
+        try:
+            decision = Decision.from_json(line.decode("utf-8"))
+        except (DataError, UnicodeDecodeError):
+            self.damaged += 1
+            return False
+        history = self._history[decision.key]
+        self.identities.add(decision.identity)
+        if decision.action == "undo":
+            if history:
+                history.pop()
+        else:
+            history.append((history[-1] if history else Standing()).after(decision))
+        return True
+
+    def append(self, *decisions: Decision) -> None:
+        """Add decisions in one write, and sync it to disk."""
+        data = b"".join(one.to_json(indent=None).encode() + b"\n" for one in decisions)
+        lock = self.path.with_name(f".{self.path.name}.lock")
+        with self._lock, locked_in_turn(lock, "writing decisions"):
+            is_new = not self.path.exists()
+            _append(self.path, data)
+            if is_new:
+                sync_folder(self.path.parent)
+            self.refresh()
+
+
+def _append(path: Path, data: bytes) -> None:
+    # O_NONBLOCK: the path may be a FIFO.
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o666)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError(f"{path}: not a regular file; decisions cannot be stored there")
+        if status.st_size:
+            os.lseek(descriptor, -1, os.SEEK_END)
+            if os.read(descriptor, 1) != b"\n":
+                data = b"\n" + data  # a kill cut the last line off
+        while data:
+            data = data[os.write(descriptor, data) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Review:
+    """The decisions on the findings of an audit.
+
+    ``listed`` are the suspicious captions, which are to be decided. ``unknown`` are decisions on
+    captions that are not among the findings, as after an audit of changed data. They apply to no
+    other caption.
+    """
+
+    standings: Mapping[CaptionKey, Standing]
+    unknown: list[Standing]
+    listed: frozenset[CaptionKey]
+    damaged: int
+
+    @classmethod
+    def of(cls, log: DecisionLog, findings: Sequence[Finding]) -> Review:
+        """A decision applies to the finding with the same image and text.
+
+        The caption's number and the split only decide between identical captions, so that a
+        decision survives if another caption of the image is removed.
+        """
+        keys = [key_of(finding) for finding in findings]
+        known, contents = set(keys), {key.content for key in keys}
+        standings: dict[CaptionKey, Standing] = {}
+        elsewhere: list[tuple[CaptionKey, Standing]] = []
+        for key, standing in log.standings().items():
+            if key in known:
+                standings[key] = standing
+            else:
+                elsewhere.append((key, standing))
+        free: dict[tuple[str, str], list[CaptionKey]] = defaultdict(list)
+        for key in keys:
+            if key not in standings:
+                free[key.content].append(key)
+        for key, standing in elsewhere:
+            if candidates := free.get(key.content):
+                standings[candidates.pop(0)] = standing
+        unknown = [standing for key, standing in elsewhere if key.content not in contents]
+        listed = frozenset(key_of(one) for one in findings if one.kind == "mismatch")
+        return cls(standings, unknown, listed, log.damaged)
+
+    def of_finding(self, finding: Finding) -> Standing:
+        return self.standings.get(key_of(finding), Standing())
+
+    def is_decided(self, finding: Finding) -> bool:
+        return self.of_finding(finding).final is not None
+
+    def counts(self) -> dict[str, int]:
+        """Numbers of findings: all, open, decided (by outcome), in conflict; unknown decisions.
+
+        Near-duplicates are no errors, so they only count once they are decided.
+        """
+        finals = [final for one in self.standings.values() if (final := one.final) is not None]
+        outcomes = Counter(final.outcome[0] for final in finals)
+        findings = len(self.listed | self.standings.keys())
+        return {
+            "findings": findings,
+            "open": findings - len(finals),
+            "decided": len(finals),
+            "kept": outcomes["keep"],
+            "fixed": outcomes["fix"],
+            "discarded": outcomes["discard"],
+            "conflicts": sum(bool(one.rivals) for one in self.standings.values()),
+            "unknown": len(self.unknown),
+            "damaged": self.damaged,
+        }
+
+
+def review_of(folder: Path) -> Review:
+    """The decisions on the findings of a report folder."""
+    return Review.of(DecisionLog(folder), read_findings(folder))

@@ -1,0 +1,297 @@
+"""The audit as a place of work: decide on the page and over the API, reload, export."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+from counterfoil.app.content import Audit
+from counterfoil.audit.corrected import DataSource
+from counterfoil.audit.decisions import LOG, Decision, DecisionLog, Review
+from counterfoil.audit.findings import read_findings, to_jsonl
+from counterfoil.audit.merge import merge_log
+from counterfoil.data.images import open_image
+from tests.app.conftest import LIMITS, finding, running
+from tests.app.test_application_page import Page
+
+HOSTILE = "<img src=x onerror=document.body.dataset.hacked=1> & “quotes”"
+TEXTS = ["a red dog on a beach", HOSTILE, "two cows", "the red car of a man", "a red boat"]
+
+
+@pytest.fixture
+def report(pairs, tmp_path) -> Path:
+    """An audit of a CSV of five captions of the test images."""
+    data, folder = tmp_path / "data", tmp_path / "report"
+    data.mkdir()
+    folder.mkdir()
+    rows = ["image,caption,note"]
+    for place, text in enumerate(TEXTS):
+        open_image(pairs.test.pixels[place]).save(data / f"{pairs.test.ids[place]}.png")
+        rows.append(f'{pairs.test.ids[place]}.png,"{text}",{place}')
+    (data / "captions.csv").write_text("\n".join([*rows, ""]), encoding="utf-8")
+    findings = [
+        finding(pairs.test.ids[place], text, "wrong-words").model_copy(
+            update={
+                "suspicion": 0.9 - place / 10,
+                **({} if "red" in text else {"correction": None}),
+            }
+        )
+        for place, text in enumerate(TEXTS)
+    ]
+    (folder / "findings.jsonl").write_text(to_jsonl(findings), encoding="utf-8")
+    source = DataSource(str(data / "captions.csv"), None, {}).as_dict()
+    (folder / "summary.json").write_text(json.dumps({"source": source, "notes": []}))
+    return folder
+
+
+@pytest.fixture
+def service(content, report):
+    """Starts a service of the report; each call is a new one."""
+
+    @contextmanager
+    def start():
+        with running(replace(content, audit=Audit(report)), LIMITS) as client:
+            yield client
+
+    return start
+
+
+def actions(report: Path) -> list[str | None]:
+    findings = read_findings(report)
+    review = Review.of(DecisionLog(report), findings)
+    finals = [review.of_finding(one).final for one in findings]
+    return [final and final.action for final in finals]
+
+
+def stored(report: Path, *expected: str | None) -> None:
+    assert actions(report) == list(expected)
+
+
+def focused(browser) -> str:
+    return browser.js(
+        "document.activeElement.closest('.finding')?.querySelector('.caption').innerText"
+    )
+
+
+def left(browser, count: int) -> None:
+    browser.wait(f"document.querySelector('.counted').innerText.includes('{count} left')")
+
+
+def test_findings_are_decided_by_keys_and_survive_a_restart(browser, service, report) -> None:
+    with service() as client:
+        page = Page(browser, client)
+        page.open("audit")
+        left(browser, 5)
+        assert "keep" in browser.text(".keys")
+        browser.js("document.getElementById('reviewer').value = 'Ann'")
+        browser.press("j")
+        assert "beach" in focused(browser)
+        browser.press("s")  # take the suggestion
+        left(browser, 4)
+        assert "<img src=x" in focused(browser)  # on to the next
+        browser.press("d")
+        left(browser, 3)
+        browser.press("k")
+        left(browser, 2)
+        browser.press("e")
+        browser.wait("document.activeElement.matches('.mending-text')")
+        browser.write("a green car & <b>")
+        browser.press("Enter")
+        left(browser, 1)
+        stored(report, "fix", "discard", "keep", "fix", None)
+        browser.press("ArrowUp")
+        assert "green" not in focused(browser)  # the caption as it is in the data
+        assert browser.count(".finding.decided") == 4
+        assert browser.complaints == []
+    corrections = [one.decision.correction for one in DecisionLog(report).standings().values()]
+    assert corrections == ["a brown dog on a beach", None, None, "a green car & <b>"]
+    assert {one.decision.reviewer for one in DecisionLog(report).standings().values()} == {"Ann"}
+    with service() as client:  # a new process of the service
+        page = Page(browser, client)
+        page.open("audit")
+        left(browser, 1)
+        assert browser.count(".finding") == 1
+        page.open("audit", state="decided")
+        assert browser.count(".finding") == 4
+        assert "Fixed by Ann: a green car & <b>" in browser.text(".findings")
+        page.open("audit", state="all")
+        assert browser.count(".finding") == 5
+        assert not browser.js("document.body.dataset.hacked")
+
+
+def test_a_decision_is_undone_by_a_key(browser, service, report) -> None:
+    with service() as client:
+        Page(browser, client).open("audit")
+        browser.press("j")
+        browser.press("k")
+        left(browser, 4)
+        browser.press("d")
+        left(browser, 3)
+        browser.press("u")
+        left(browser, 4)
+        assert "<img" in focused(browser)
+        browser.press("u")
+        left(browser, 5)
+        stored(report, None, None, None, None, None)
+        browser.press("u")
+        browser.wait("document.getElementById('status').textContent === 'Nothing to undo'")
+
+
+def test_editing_is_cancelled_by_escape_and_keys_in_a_field_are_letters(
+    browser, service, report
+) -> None:
+    with service() as client:
+        Page(browser, client).open("audit")
+        browser.press("j")
+        browser.press("e")
+        browser.wait("document.activeElement.matches('.mending-text')")
+        for key in "kd":
+            browser.press(key)
+        browser.press("Escape")
+        browser.wait("document.activeElement.matches('.finding')")
+        left(browser, 5)
+        assert not (report / LOG).exists()
+
+
+def test_buttons_work_by_touch_on_a_phone(browser, service, report) -> None:
+    with service() as client:
+        page = Page(browser, client)
+        browser.size(390, 844, phone=True)
+        page.open("audit")
+        assert browser.js("document.documentElement.scrollWidth") <= 390
+        heights = browser.js(
+            "[...document.querySelectorAll('.choices button')].map(b => b.offsetHeight)"
+        )
+        assert min(heights) >= 44
+        browser.click(".finding [data-act=discard]")
+        left(browser, 4)
+        browser.click(".finding:nth-child(2) [data-act=keep]")
+        left(browser, 3)
+        browser.click(".finding:nth-child(4) [data-act=edit]")
+        browser.wait("document.activeElement.matches('.mending-text')")
+        assert browser.js("document.documentElement.scrollWidth") <= 390
+        browser.write("a car")
+        browser.click(".editing .go")
+        left(browser, 2)
+        browser.size(1200, 900)
+        stored(report, "discard", "keep", None, "fix", None)
+
+
+def test_the_corrected_data_are_exported_from_the_page(browser, service, report) -> None:
+    with service() as client:
+        Page(browser, client).open("audit")
+        for key in "jsd":
+            browser.press(key)
+            if key != "j":
+                left(browser, 4 if key == "s" else 3)
+        browser.click("#export")
+        browser.wait("document.querySelectorAll('.exported a').length === 2")
+        assert "Fixed: 1, discarded: 1, open and unchanged: 3" in browser.text(".exported")
+        assert browser.js("document.querySelector('.exported a').download") == "captions.csv"
+        text = client.get("/api/audit/corrected?file=captions.csv").body.decode()
+        diff = client.get("/api/audit/corrected?file=changes.diff")
+    assert "a brown dog on a beach" in text
+    assert "<img" not in text
+    assert len(text.splitlines()) == len(TEXTS)
+    assert diff.body.startswith(b"--- a/captions.csv")
+    assert diff.headers["content-disposition"].startswith("attachment")
+    original = (report.parent / "data" / "captions.csv").read_text(encoding="utf-8")
+    assert all(text in original for text in TEXTS)
+
+
+def test_a_conflict_of_reviewers_is_open_until_somebody_decides(browser, service, report) -> None:
+    findings = read_findings(report)
+    with service() as client:
+        key = client.get("/api/audit").json["findings"][0]["key"]
+        body = {"key": key, "action": "keep", "reviewer": "Ann"}
+        assert client.post("/api/audit/decisions", body).json["review"]["open"] == 4
+        other = report.parent / "other.jsonl"
+        own = DecisionLog(report).standings()
+        bob = Decision.on(next(iter(own)), "discard", "Bob")
+        other.write_text(bob.to_json(indent=None) + "\n")
+        merge_log(DecisionLog(report), other, findings)
+        Page(browser, client).open("audit")  # the service sees what another process merged
+        left(browser, 5)
+        assert "Conflict: Kept by Ann · Discarded by Bob" in browser.text(".findings")
+        browser.press("j")
+        browser.press("d")
+        left(browser, 4)
+    assert actions(report)[0] == "discard"
+
+
+def test_the_next_page_of_open_findings_skips_none_while_some_are_decided(service, report) -> None:
+    with service() as client:
+        first = client.get("/api/audit?state=open&limit=2").json
+        keys = [one["key"] for one in first["findings"]]
+        for key in keys:
+            client.post("/api/audit/decisions", {"key": key, "action": "keep"})
+        query = urlencode({"state": "open", "limit": 2, "after": keys[-1]})
+        second = client.get(f"/api/audit?{query}").json
+        assert [one["text"] for one in second["findings"]] == TEXTS[2:4]
+        assert (second["total"], second["left"]) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"key": "0" * 32, "action": "keep"}, 404),
+        ({"key": "KEY", "action": "undo"}, 409),
+        ({"key": "KEY", "action": "fix"}, 422),
+        ({"key": "KEY", "action": "keep", "correction": "x"}, 422),
+        ({"key": "KEY", "action": "fix", "correction": "two\nlines"}, 422),
+        ({"key": "KEY", "action": "fix", "correction": "x" * 5000}, 422),
+        ({"key": "KEY", "action": "fix", "correction": "\ud800"}, 422),
+        ({"key": "KEY", "action": "keep", "reviewer": "x" * 101}, 422),
+        ({"key": "KEY", "action": "keep", "more": 1}, 422),
+        ({"action": "keep"}, 422),
+    ],
+)
+def test_requests_that_decide_nothing_are_refused(service, report, body, status) -> None:
+    with service() as client:
+        key = client.get("/api/audit").json["findings"][0]["key"]
+        body = {name: key if value == "KEY" else value for name, value in body.items()}
+        answer = client.post("/api/audit/decisions", body)
+        assert answer.status == status, answer.body
+        assert not (report / LOG).exists()
+
+
+def test_one_reviewer_does_not_undo_the_decision_of_another(service, report) -> None:
+    with service() as client:
+        key = client.get("/api/audit").json["findings"][0]["key"]
+        client.post("/api/audit/decisions", {"key": key, "action": "keep", "reviewer": "Ann"})
+        undo = {"key": key, "action": "undo", "reviewer": "Bob"}
+        answer = client.post("/api/audit/decisions", undo)
+        assert answer.status == 409
+        assert "Ann" in answer.json["detail"]
+        assert client.post("/api/audit/decisions", {**undo, "reviewer": "Ann"}).status == 200
+    assert actions(report)[0] is None
+
+
+@pytest.mark.parametrize("name", ["../findings.jsonl", "/etc/passwd", "findings.jsonl", ".lock"])
+def test_only_files_of_an_export_can_be_downloaded(service, report, name) -> None:
+    with service() as client:
+        query = urlencode({"file": name})
+        assert client.get(f"/api/audit/corrected?{query}").status == 404
+        assert client.post("/api/audit/export", {}).status == 200
+        assert client.get(f"/api/audit/corrected?{query}").status == 404
+        (report / "corrected" / "link").symlink_to("/etc/passwd")
+        assert client.get("/api/audit/corrected?file=link").status == 404
+
+
+def test_data_that_are_gone_are_reported_and_other_sites_cannot_decide(service, report) -> None:
+    with service() as client:
+        key = client.get("/api/audit").json["findings"][0]["key"]
+        body = json.dumps({"key": key, "action": "keep"}).encode()
+        headers = {"Content-Type": "application/json", "Origin": "http://evil.example"}
+        assert client.ask("POST", "/api/audit/decisions", body, headers).status == 403
+        form = {"Content-Type": "text/plain"}
+        assert client.ask("POST", "/api/audit/decisions", body, form).status == 422
+        (report.parent / "data" / "captions.csv").unlink()
+        answer = client.post("/api/audit/export", {})
+        assert answer.status == 422
+        assert "no such file" in answer.json["detail"]

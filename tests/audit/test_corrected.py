@@ -1,0 +1,191 @@
+"""The corrected copy of audited data: decisions applied, the original untouched."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from counterfoil.audit.corrected import DataSource, export_corrected
+from counterfoil.audit.decisions import Decision, DecisionLog, key_of
+from counterfoil.audit.findings import LINES, to_jsonl
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.data.convert import convert
+from counterfoil.data.load import load_pairs
+from tests.audit.test_report import finding
+
+CSV = "image,caption,rater\na.png,a dog,1\na.png,two dogs,2\nb.png,a cat,3\nc.png,a cow,4\n"
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in "abc":
+        Image.new("RGB", (8, 8), "red").save(folder / f"{name}.png")
+    (folder / "captions.csv").write_text(CSV)
+    return folder
+
+
+def audited(folder: Path, source: Path | str, decisions, *, options=None, format=None, **about):
+    """A report of findings, one per decision: (image, caption, text, action, correction)."""
+    folder.mkdir()
+    findings = [
+        finding(text, n, image=image, caption=caption, split=about.get("split", "train"))
+        for n, (image, caption, text, _, _) in enumerate(decisions)
+    ]
+    (folder / LINES).write_text(to_jsonl(findings), encoding="utf-8")
+    record = DataSource(str(source), format, options or {}).as_dict()
+    (folder / "summary.json").write_text(json.dumps({"source": record}))
+    log = DecisionLog(folder)
+    for one, (_, _, _, action, correction) in zip(findings, decisions, strict=True):
+        if action is not None:
+            log.append(Decision.on(key_of(one), action, "ann", correction))
+    return folder
+
+
+DECISIONS = [
+    ("a", 0, "a dog", "fix", "a red dog"),
+    ("a", 1, "two dogs", "keep", None),
+    ("b", 0, "a cat", "discard", None),
+    ("c", 0, "a cow", None, None),
+]
+
+
+def test_decisions_are_applied_and_the_rest_stays(data, tmp_path) -> None:
+    report = audited(tmp_path / "report", data / "captions.csv", DECISIONS)
+    out = tmp_path / "out.csv"
+    exported = export_corrected(report, out)
+    assert out.read_text() == CSV.replace("a dog", "a red dog").replace("b.png,a cat,3\n", "")
+    assert (data / "captions.csv").read_text() == CSV
+    assert (exported.fixed, exported.discarded, exported.kept, exported.open) == (1, 1, 1, 1)
+    assert exported.emptied == ("b",)
+    diff = (tmp_path / "out.csv.diff").read_text()
+    assert "-a.png,a dog,1\n+a.png,a red dog,1\n" in diff
+    assert "-b.png,a cat,3\n" in diff
+
+
+def test_a_folder_of_data_is_copied_under_the_names_of_its_files(data, tmp_path) -> None:
+    (data / "captions.csv").unlink()
+    (data / "train.csv").write_text("image,caption\na.png,a dog\nb.png,a cat\n")
+    (data / "test.csv").write_text("image,caption\nc.png,a cow\n")
+    report = audited(tmp_path / "report", data, [("a", 0, "a dog", "fix", "a fox")])
+    exported = export_corrected(report, tmp_path / "out")
+    assert sorted(Path(file).name for file in exported.files) == ["test.csv", "train.csv"]
+    train = (tmp_path / "out" / "train.csv").read_text()
+    assert train == "image,caption\na.png,a fox\nb.png,a cat\n"
+    assert "+a.png,a fox" in (tmp_path / "out" / "changes.diff").read_text()
+    pairs = load_pairs(tmp_path / "out", options={"images": str(data)})
+    assert {split.name: len(split) for split in pairs} == {"train": 2, "test": 1}
+
+
+@pytest.mark.parametrize("how", ["itself", "symbolic link", "hard link", "folder"])
+def test_the_original_is_never_written(data, tmp_path, how) -> None:
+    original = data / "captions.csv"
+    report = audited(tmp_path / "report", original, DECISIONS)
+    out = {"itself": original, "folder": data}.get(how, tmp_path / "other.csv")
+    if how == "symbolic link":
+        out.symlink_to(original)
+    if how == "hard link":
+        os.link(original, out)
+    with pytest.raises(ConfigError, match="never changed"):
+        export_corrected(report, out, overwrite=True)
+    assert original.read_text() == CSV
+    assert not list(data.glob("*.diff"))
+
+
+def test_files_of_the_audit_and_existing_files_are_not_overwritten(data, tmp_path) -> None:
+    report = audited(tmp_path / "report", data / "captions.csv", DECISIONS)
+    with pytest.raises(ConfigError, match="never changed"):
+        export_corrected(report, report / LINES, overwrite=True)
+    out = tmp_path / "out.csv"
+    export_corrected(report, out)
+    with pytest.raises(ConfigError, match="exists already"):
+        export_corrected(report, out)
+    export_corrected(report, out, overwrite=True)
+
+
+def test_captions_that_the_data_lost_since_are_counted(data, tmp_path) -> None:
+    report = audited(tmp_path / "report", data / "captions.csv", DECISIONS)
+    changed = CSV.replace("a dog", "another dog")
+    (data / "captions.csv").write_text(changed)
+    exported = export_corrected(report, tmp_path / "out.csv")
+    assert (exported.fixed, exported.discarded, exported.missing) == (0, 1, 1)
+    assert (tmp_path / "out.csv").read_text() == changed.replace("b.png,a cat,3\n", "")
+
+
+def test_moved_data_can_be_named(data, tmp_path) -> None:
+    report = audited(tmp_path / "report", data / "captions.csv", DECISIONS)
+    data.rename(tmp_path / "moved")
+    with pytest.raises(DataError, match="no such file or folder"):
+        export_corrected(report, tmp_path / "out.csv")
+    moved = DataSource(str(tmp_path / "moved" / "captions.csv"), None, {})
+    assert export_corrected(report, tmp_path / "out.csv", source=moved).fixed == 1
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+@pytest.mark.parametrize("layout", ["scan", "shards"])
+def test_layouts_without_a_text_of_captions_become_a_table(
+    tmp_path, concepts, layout, suffix
+) -> None:
+    convert(concepts, tmp_path / "converted", layout)
+    read = load_pairs(tmp_path / "converted")
+    split = read.train
+    changes = [
+        (split.ids[0], 0, split.captions[0][0], "fix", 'a "new", caption'),
+        (split.ids[1], 0, split.captions[1][0], "discard", None),
+    ]
+    report = audited(tmp_path / "report", tmp_path / "converted", changes)
+    out = tmp_path / f"out{suffix}"
+    exported = export_corrected(report, out)
+    assert any("one table of all splits" in note for note in exported.notes)
+    again = load_pairs(out)
+    for name in read.splits:
+        expected = {i: list(c) for i, c in zip(read[name].ids, read[name].captions, strict=True)}
+        if name == "train":
+            expected[split.ids[0]][0] = 'a "new", caption'
+            del expected[split.ids[1]][0]
+        expected = {image: texts for image, texts in expected.items() if texts}
+        result = {i: list(c) for i, c in zip(again[name].ids, again[name].captions, strict=True)}
+        assert result == expected
+    with pytest.raises(ConfigError, match=r"name a \.csv or \.jsonl file"):
+        export_corrected(report, tmp_path / "out.parquet")
+
+
+def test_scenes_become_a_table_of_all_splits(tmp_path) -> None:
+    options = {"images": [6, 2, 2]}
+    pairs = load_pairs("scenes", options=options, cache_dir=tmp_path / "cache")
+    text = pairs.test.captions[0][0]
+    report = audited(
+        tmp_path / "report",
+        "scenes",
+        [(pairs.test.ids[0], 0, text, "discard", None)],
+        options=options,
+        split="test",
+    )
+    exported = export_corrected(report, tmp_path / "out.jsonl", cache=tmp_path / "cache")
+    again = load_pairs(tmp_path / "out.jsonl")
+    assert len(again.test.texts) == len(pairs.test.texts) - 1
+    assert len(again.train.texts) == len(pairs.train.texts)
+    assert "generated data set" in exported.notes[0]
+
+
+def test_a_correction_that_a_spreadsheet_would_run_is_written_and_named(data, tmp_path) -> None:
+    formula = '=HYPERLINK("x")'
+    changes = [("a", 0, "a dog", "fix", formula)]
+    report = audited(tmp_path / "report", data / "captions.csv", changes)
+    exported = export_corrected(report, tmp_path / "out.csv")
+    assert any("formulas" in note for note in exported.notes)
+    pairs = load_pairs(tmp_path / "out.csv", options={"images": str(data)})
+    assert formula in [text for split in pairs for text in split.texts]
+
+
+def test_a_damaged_original_is_refused(data, tmp_path) -> None:
+    report = audited(tmp_path / "report", data / "captions.csv", DECISIONS)
+    (data / "captions.csv").write_bytes(b"image,caption\na.png,\xff\xfe\n")
+    with pytest.raises(DataError, match="not UTF-8"):
+        export_corrected(report, tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv").exists()

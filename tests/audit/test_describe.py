@@ -1,0 +1,61 @@
+"""What a finding says: no function word is struck alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from counterfoil.audit import audit_split
+from counterfoil.audit.describe import Describer
+from counterfoil.audit.suspicion import CaptionWord, Scale, UsualEffects, WordEffects
+from counterfoil.data.pairs import Split
+from counterfoil.data.text.words import STOP_WORDS, caption_words, is_content_word
+
+
+def describer(text: str, *wrong: str) -> Describer:
+    """Of one caption: these of its words have far less effect than usual."""
+    words = [
+        CaptionWord(word.text, (word.start, word.end), -1.0 if word.text in wrong else 0.5)
+        for word in caption_words(text)
+        if not word.is_punctuation
+    ]
+    usual = UsualEffects([[CaptionWord(word.word, word.span, 0.5) for word in words] * 50])
+    split = Split("test", ["i"], [[text]])
+    effects = WordEffects({0: words}, "parts")
+    return Describer(split, None, np.zeros((1, 3)), np.ones(1), {}, effects, usual, Scale(0.0, 0.1))
+
+
+@pytest.mark.parametrize("wrong", [("a",), ("the",), ("of", "is"), ("with", "A"), ("A", "the")])
+def test_function_words_are_not_struck_alone(wrong) -> None:
+    one = describer("A photo of the dog that is with a cat", *wrong)
+    assert one._wrong_words(0) == ()
+    assert "the caption as a whole" in one._sentence("wrong-words", 0, 0.5, ())
+
+
+def test_function_words_are_struck_beside_a_content_word() -> None:
+    one = describer("a dog on the beach", "the", "beach")
+    words = one._wrong_words(0)
+    assert [word.word for word in words] == ["the", "beach"]
+    sentence = one._sentence("wrong-words", 0, 0.5, words)
+    assert sentence == "“the”, “beach” do less for the match than usual"
+
+
+def test_every_finding_of_an_audit_names_a_content_word_or_none(learned, concepts) -> None:
+    findings = audit_split(learned, concepts.test, threshold=0.001).findings
+    named = [one.wrong_words for one in findings if one.wrong_words]
+    assert named
+    assert all(any(is_content_word(word.word) for word in words) for words in named)
+    reasons = Counter(
+        reason.text.startswith("the caption as a whole") == (not one.wrong_words)
+        for one in findings
+        for reason in one.reasons
+        if reason.sign == "wrong-words"
+    )
+    assert set(reasons) == {True}
+
+
+def test_the_word_list_has_the_words_that_build_a_sentence() -> None:
+    assert {"a", "the", "of", "is", "with"} <= STOP_WORDS
+    assert not any(is_content_word(word.upper()) for word in STOP_WORDS)

@@ -1,0 +1,148 @@
+"""Two reviewers' decisions in one log: agreement, conflicts, and nothing lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from counterfoil.audit.decisions import LOG, CaptionKey, Decision, DecisionLog, Review, key_of
+from counterfoil.audit.merge import cohen_kappa, merge_log
+from counterfoil.core.errors import DataError
+from tests.audit.test_report import finding
+
+FINDINGS = [finding(f"a red dog {n}", n) for n in range(6)]
+KEYS = [key_of(one) for one in FINDINGS]
+
+
+def reviewed(folder, reviewer: str, *actions: str | None) -> DecisionLog:
+    """A log with one decision per finding; an action with a colon is a fix."""
+    folder.mkdir(exist_ok=True)
+    log = DecisionLog(folder)
+    for key, action in zip(KEYS, actions, strict=False):
+        if action is not None:
+            name, _, correction = action.partition(":")
+            log.append(Decision.on(key, name, reviewer, correction or None))
+    return log
+
+
+def outcomes(folder) -> list:
+    review = Review.of(DecisionLog(folder), FINDINGS)
+    finals = [review.of_finding(one).final for one in FINDINGS]
+    return [None if final is None else final.outcome[0] for final in finals]
+
+
+@pytest.fixture
+def pair(tmp_path):
+    mine = reviewed(tmp_path / "a", "ann", "keep", "keep", "fix:a cat", "discard", None, None)
+    reviewed(tmp_path / "b", "bob", "keep", "discard", "fix:a cow", "discard", "keep", None)
+    return mine, tmp_path / "b"
+
+
+def test_agreement_is_counted_and_conflicts_stay_open(pair, tmp_path) -> None:
+    mine, other = pair
+    merged = merge_log(mine, other, FINDINGS)
+    assert (merged.added, merged.present) == (5, 0)
+    agreement = merged.agreement
+    assert (agreement.both, agreement.same, agreement.corrections_differ) == (4, 3, 1)
+    assert agreement.share == 0.75
+    actions = [("keep", "keep"), ("keep", "discard"), ("fix", "fix"), ("discard", "discard")]
+    assert agreement.kappa == pytest.approx(cohen_kappa(actions))
+    assert [one.theirs.outcome for one in merged.conflicts] == [("discard", None), ("fix", "a cow")]
+    assert outcomes(tmp_path / "a") == ["keep", None, None, "discard", "keep", None]
+    counts = Review.of(DecisionLog(tmp_path / "a"), FINDINGS).counts()
+    assert (counts["conflicts"], counts["decided"], counts["open"]) == (2, 3, 3)
+
+
+def test_nothing_is_lost_and_merging_again_adds_nothing(pair, tmp_path) -> None:
+    mine, other = pair
+    merge_log(mine, other, FINDINGS)
+    before = (tmp_path / "a" / LOG).read_bytes()
+    votes = [one.reviewer for each in mine.standings().values() for one in each.votes]
+    assert sorted(votes) == ["ann"] * 4 + ["bob"] * 3
+    assert before.count(b"bob") == 5
+    again = merge_log(DecisionLog(tmp_path / "a"), other, FINDINGS)
+    assert (again.added, again.present, again.conflicts) == (0, 5, ())
+    assert (tmp_path / "a" / LOG).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("prefer", "expected"),
+    [
+        ("mine", ["keep", "fix"]),
+        ("theirs", ["discard", "fix"]),
+        ("latest", ["discard", "fix"]),  # bob decided after ann
+    ],
+)
+def test_an_option_resolves_conflicts(pair, tmp_path, prefer, expected) -> None:
+    mine, other = pair
+    merged = merge_log(mine, other, FINDINGS, prefer)
+    assert all(one.chosen is not None for one in merged.conflicts)
+    assert outcomes(tmp_path / "a")[1:3] == expected
+    corrections = [one.decision.correction for one in mine.standings().values()]
+    assert corrections[2] == ("a cat" if prefer == "mine" else "a cow")
+    assert (tmp_path / "a" / LOG).read_bytes().count(b"bob") >= 5
+
+
+def test_a_new_decision_ends_a_conflict_and_undo_brings_it_back(pair, tmp_path) -> None:
+    mine, other = pair
+    merge_log(mine, other, FINDINGS)
+    mine.append(Decision.on(KEYS[1], "fix", "eve", "a dog in snow"))
+    assert outcomes(tmp_path / "a")[1] == "fix"
+    mine.append(Decision.on(KEYS[1], "undo", "eve"))
+    assert outcomes(tmp_path / "a")[1] is None
+    assert len(mine.standings()[KEYS[1]].votes) == 2
+
+
+def test_three_reviewers_can_be_merged(pair, tmp_path) -> None:
+    mine, other = pair
+    third = reviewed(tmp_path / "c", "cem", "discard", "discard", None, None, "keep", "keep").path
+    for path in (other, third):
+        merge_log(mine, path, FINDINGS)
+    assert outcomes(tmp_path / "a") == [None, None, None, "discard", "keep", "keep"]
+    assert len(mine.standings()[KEYS[1]].votes) == 3
+
+
+def test_decisions_on_captions_that_are_not_listed_are_stored_and_counted(pair) -> None:
+    mine, other = pair
+    gone = CaptionKey("test", "elsewhere", 0, "a lost caption")
+    DecisionLog(other).append(Decision.on(gone, "discard", "bob"))
+    merged = merge_log(mine, other, FINDINGS)
+    assert (merged.added, merged.unknown) == (6, 1)
+    assert gone in mine.standings()
+    assert Review.of(mine, FINDINGS).counts()["unknown"] == 1
+
+
+def test_a_caption_with_another_number_there_is_still_compared(tmp_path) -> None:
+    mine = reviewed(tmp_path / "a", "ann", "keep")
+    (tmp_path / "b").mkdir()
+    moved = KEYS[0]._replace(caption=4)
+    DecisionLog(tmp_path / "b").append(Decision.on(moved, "discard", "bob"))
+    merged = merge_log(mine, tmp_path / "b", FINDINGS)
+    assert len(merged.conflicts) == 1
+    assert outcomes(tmp_path / "a")[0] is None
+
+
+def test_a_file_of_something_else_is_refused_and_damaged_lines_are_counted(pair, tmp_path) -> None:
+    mine, other = pair
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(200))
+    with pytest.raises(DataError, match="none of its lines is a decision"):
+        merge_log(mine, tmp_path / "image.png", FINDINGS)
+    with pytest.raises(DataError, match="no such file"):
+        merge_log(mine, tmp_path / "nowhere", FINDINGS)
+    (other / LOG).write_bytes((other / LOG).read_bytes()[:-20])
+    merged = merge_log(mine, other / LOG, FINDINGS)
+    assert (merged.added, merged.damaged) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("table", "kappa"),
+    [
+        # Cohen (1960) by hand: 0.7 observed, 0.5 by chance
+        ({("y", "y"): 20, ("y", "n"): 5, ("n", "y"): 10, ("n", "n"): 15}, 0.4),
+        ({("y", "y"): 3}, None),
+        ({("y", "n"): 1, ("n", "y"): 1}, -1.0),
+        ({}, None),
+    ],
+)
+def test_kappa_is_cohens(table, kappa) -> None:
+    pairs = [pair for pair, count in table.items() for _ in range(count)]
+    assert cohen_kappa(pairs) == (kappa if kappa is None else pytest.approx(kappa))
