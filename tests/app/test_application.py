@@ -79,7 +79,7 @@ def test_an_index_is_served_as_it_is(run, cache, content, pairs, tmp_path) -> No
     index = SearchIndex.build(tmp_path / "index", content.index.model, pairs.test.select(range(5)))
     opened = open_content(index.folder, cache=cache, progress=Silent())
     assert len(opened.index) == 5
-    assert opened.corrector is None
+    assert opened.models[0].corrector is None
     both = open_content(run, index=index.folder, cache=cache, progress=Silent())
     assert len(both.index) == 5
     with pytest.raises(ConfigError, match="already"):
@@ -90,7 +90,7 @@ def test_a_model_without_data_shows_the_scenes(corrector, cache, monkeypatch) ->
     monkeypatch.setitem(counterfoil.app.content.SCENES, "images", [0, 0, 6])
     opened = open_content(corrector, cache=cache, progress=Silent())
     assert len(opened.index) == 6
-    assert opened.corrector is opened.index.model  # it was taught to correct itself
+    assert opened.models[0].corrector is opened.index.model  # it was taught to correct itself
     opened.close()
 
 

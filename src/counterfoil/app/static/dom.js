@@ -72,6 +72,15 @@ export function strip(ids, text, more) {
     more > 0 && h("span", { class: "fine" }, `and ${more.toLocaleString("en")} more`));
 }
 
+// A hidden field for a picture; the frame of the page uploads what is chosen.
+export function fileField() {
+  const file = h("input", {
+    id: "file", type: "file", accept: "image/*", class: "unseen", tabindex: -1, "aria-hidden": "true",
+    onchange: () => dispatchEvent(new CustomEvent("counterfoil:file", { detail: file.files[0] })),
+  });
+  return file;
+}
+
 export function failure(error) {
   return h("p", { class: "problem", role: "alert" }, error.message || String(error));
 }
