@@ -17,7 +17,8 @@ from counterfoil.app.runs import Runs, free_name
 from counterfoil.audit.describe import writable
 from counterfoil.audit.findings import SIGN_NAMES, Finding
 from counterfoil.audit.report import IMAGES_FILE, LINES, SUMMARY, group_by_caption
-from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core import zoo
+from counterfoil.core.errors import ConfigError, DataError, MissingExtraError
 from counterfoil.core.progress import Progress
 from counterfoil.core.storage.atomic import Scratch
 from counterfoil.core.storage.reading import LINES_BYTES, open_regular, read_lines, read_text
@@ -43,6 +44,9 @@ MAX_INDEXED_IMAGES = 2000
 """Most images of a run's data that are indexed at the start; `counterfoil index` has no limit."""
 
 SCENES = {"images": [0, 0, 200]}
+
+FIRST_MODELS = ("photos-naaf", "scenes-naaf")
+"""Pretrained models that explain unless another is chosen: the first one at hand."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +219,7 @@ class Content:
 
 
 def open_content(
-    folder: Path,
+    folder: Path | None,
     *,
     explainer: Path | None = None,
     index: Path | None = None,
@@ -228,13 +232,18 @@ def open_content(
 ) -> Content:
     """Open a run or an index, with a second model for words, a corrector, an audit and more runs.
 
-    A run without an ``index`` gets a temporary one of the images of its test split; a model of
+    Without a folder, the pretrained models are served, and there is no library. A run without an ``index`` gets a temporary one of the images of its test split; a model of
     segments without data gets one of scenes, and other models without data get none.
     """
     findings = Audit(audit) if audit is not None else None
     correcting = _corrector(corrector, device) if corrector is not None else None
     given = [path for path in (folder, explainer, corrector) if path is not None]
-    content = _open_library(folder, index, cache, device, progress)
+    if folder is not None:
+        content = _open_library(folder, index, cache, device, progress)
+    elif index is not None:
+        raise ConfigError(f"--index {index} without RUN; to serve it: counterfoil serve {index}")
+    else:
+        content = _open_zoo(device)
     if explainer is not None:
         own = ServedModel(explainer.name, load_model(explainer, device))
         content = replace(content, models=(own, *content.models))
@@ -267,6 +276,35 @@ def _open_library(
         scratch.folder / "index", model, split, first_stage="pooled", progress=progress
     )
     return Content(served, built, close=scratch.close)
+
+
+def _open_zoo(device: str) -> Content:
+    """The pretrained models that need no download; those that read the same fragments correct."""
+    models: list[ServedModel] = []
+    correctors: dict[str, Model] = {}
+    missing: list[str] = []
+    for name, entry in zoo.entries().items():
+        if entry.url is not None:
+            missing.append(f"{name} is not downloaded yet: counterfoil serve {name}")
+            continue
+        try:
+            model = load_model(zoo.resolve(name), device)
+            reads = model.reader.extractor.fingerprint()
+        except MissingExtraError as error:
+            missing.append(f"{name} is not served: {error}")
+            continue
+        if can_correct(model):
+            correctors[reads] = model
+        else:
+            models.append(ServedModel(name, model, summary=entry.summary))
+    if not models:
+        raise ConfigError("\n".join(["no pretrained model can be served", *missing]))
+    models.sort(key=lambda one: (*(one.name != name for name in FIRST_MODELS), one.name))
+    served = [
+        replace(one, corrector=correctors.get(one.model.reader.extractor.fingerprint()))
+        for one in models
+    ]
+    return Content(tuple(served), missing=tuple(missing))
 
 
 def _named(models: Sequence[ServedModel], corrector: Model | None) -> tuple[ServedModel, ...]:

@@ -12,14 +12,12 @@ export class HeatMap {
     this.node = h("canvas", { class: "heat", "aria-hidden": "true" });
   }
 
-  // `weights` of all boxes; each is drawn relative to the largest. `shape` is width / height of the photo.
+  // `weights` of all boxes; `shape` is width / height of the photo.
   draw(grid, weights, shape) {
     const { node } = this;
     node.width = Math.max(1, Math.round(shape >= 1 ? LONGER : LONGER * shape));
     node.height = Math.max(1, Math.round(shape >= 1 ? LONGER / shape : LONGER));
-    const cells = grid.cells.map((place) => Math.max(0, weights[place] ?? 0));
-    const most = Math.max(...cells, 1e-9);
-    const field = interpolated(cells.map((weight) => weight / most), grid, node.width, node.height);
+    const field = interpolated(aboveAverage(grid.cells.map((place) => weights[place])), grid, node.width, node.height);
     const context = node.getContext("2d");
     const picture = context.createImageData(node.width, node.height);
     field.forEach((value, at) => picture.data.set(shade(value), 4 * at));
@@ -37,6 +35,14 @@ export function heatKey() {
   return h("p", { class: "heat-key" }, h("span", {}, "less"),
     h("i", { "aria-hidden": "true", style: { "background-image": `linear-gradient(90deg, ${stops.join(", ")})` } }),
     h("span", {}, "more attention of the word"));
+}
+
+// Weights as 0…1: the average and less is 0. Twice the average is needed for 1, so that a word that looks
+// everywhere has a faint map.
+function aboveAverage(weights) {
+  const mean = weights.reduce((sum, weight) => sum + weight, 0) / weights.length;
+  const most = Math.max(Math.max(...weights) - mean, mean, 1e-9);
+  return weights.map((weight) => Math.max(0, (weight - mean) / most));
 }
 
 const strength = (value) => Math.min(1, Math.max(0, (value - FAINT) / 0.5)) * STRONGEST;

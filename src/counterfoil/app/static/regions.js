@@ -20,6 +20,12 @@ export class Regions {
     this.frames = svg("g", { class: "frames" });
     this.layer = svg("svg", { viewBox: `0 0 ${SIDE} ${SIDE}`, preserveAspectRatio: "none", "aria-hidden": "true" },
       svg("defs", {}, this.mask), this.shade, this.frames);
+    this.shape = 1; // width / height
+    const shown = image(id, 1280, alt);
+    shown.addEventListener("load", () => {
+      this.shape = shown.naturalWidth / shown.naturalHeight || 1;
+      this.area.style.setProperty("--shape", this.shape);
+    });
     this.area = h("div", {
       class: "regions", tabindex: 0, role: "group",
       "aria-label": `${alt}. Arrow keys go through its regions.`,
@@ -28,7 +34,7 @@ export class Regions {
       onpointerleave: (event) => event.pointerType === "mouse" && this.point(null), // a finger is lifted
       onblur: () => this.point(null),
       onkeydown: (event) => this.move(event),
-    }, image(id, 1280, alt), this.layer, this.heat.node);
+    }, shown, this.layer, this.heat.node);
     this.key = heatKey();
     this.node = h("div", { class: "picture" }, this.area, this.key);
     this.set([], null);
@@ -51,7 +57,7 @@ export class Regions {
 
   // Light regions up, each as strongly as its weight beside the largest one.
   light(weights, kind) {
-    if (this.grid) return this.heat.draw(this.grid, weights, this.shape());
+    if (this.grid) return this.heat.draw(this.grid, weights, this.shape);
     const most = Math.max(...weights, 1e-9);
     const strength = weights.map((weight) => weight / most);
     this.mask.replaceChildren(svg("rect", { width: SIDE, height: SIDE, fill: "white" }),
@@ -62,11 +68,6 @@ export class Regions {
       frame.style.setProperty("opacity", strength[place] > 0.3 ? 0.35 + 0.65 * strength[place] : 0);
     });
     this.layer.classList.add("on");
-  }
-
-  shape() {
-    const { width, height } = this.area.getBoundingClientRect();
-    return width && height ? width / height : 1;
   }
 
   dark() {
