@@ -232,8 +232,9 @@ def open_content(
 ) -> Content:
     """Open a run or an index, with a second model for words, a corrector, an audit and more runs.
 
-    Without a folder, the pretrained models are served, and there is no library. A run without an ``index`` gets a temporary one of the images of its test split; a model of
-    segments without data gets one of scenes, and other models without data get none.
+    Without a folder, the pretrained models are served, and there is no library. A run without an
+    ``index`` gets a temporary one of the images of its test split; a model of segments without data
+    gets one of scenes, and other models without data get none.
     """
     findings = Audit(audit) if audit is not None else None
     correcting = _corrector(corrector, device) if corrector is not None else None
