@@ -244,7 +244,7 @@ def open_content(
     elif index is not None:
         raise ConfigError(f"--index {index} without RUN; to serve it: counterfoil serve {index}")
     else:
-        content = _open_zoo(device)
+        content = open_zoo(device)
     if explainer is not None:
         own = ServedModel(explainer.name, load_model(explainer, device))
         content = replace(content, models=(own, *content.models))
@@ -279,17 +279,17 @@ def _open_library(
     return Content(served, built, close=scratch.close)
 
 
-def _open_zoo(device: str) -> Content:
+def open_zoo(device: str, registry: Path = zoo.REGISTRY) -> Content:
     """The pretrained models that need no download; those that read the same fragments correct."""
     models: list[ServedModel] = []
     correctors: dict[str, Model] = {}
     missing: list[str] = []
-    for name, entry in zoo.entries().items():
+    for name, entry in zoo.entries(registry).items():
         if entry.url is not None:
             missing.append(f"{name} is not downloaded yet: counterfoil serve {name}")
             continue
         try:
-            model = load_model(zoo.resolve(name), device)
+            model = load_model(zoo.resolve(name, registry=registry), device)
             reads = model.reader.extractor.fingerprint()
         except MissingExtraError as error:
             missing.append(f"{name} is not served: {error}")
