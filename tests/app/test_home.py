@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterfoil.app.home import EXAMPLE_LETTERS, example_queries, farthest_first, in_varied_order
+from counterfoil.app.home import (
+    EXAMPLE_LETTERS,
+    PROMPTS,
+    example_queries,
+    farthest_first,
+    in_varied_order,
+)
+from counterfoil.data.text.tokenizers import known_text
+from counterfoil.scoring.encode import encode_texts
 from counterfoil.search import SearchIndex
 
 
@@ -61,3 +69,19 @@ def test_long_strange_or_missing_captions_make_no_examples(content, pairs, tmp_p
         tmp_path / "index", content.index.model, replace(few, captions=texts), first_stage="pooled"
     )
     assert example_queries(index, in_varied_order(index)) == ["A tree"]
+
+
+def test_a_library_without_captions_has_sentences_that_fit_some_of_its_images(
+    content, pairs, tmp_path
+) -> None:
+    split = replace(pairs.test, captions=[[] for _ in pairs.test.ids])
+    model = content.index.model
+    index = SearchIndex.build(tmp_path / "index", model, split, first_stage="pooled")
+    examples = example_queries(index, in_varied_order(index))
+    known = [text for text in PROMPTS if not known_text(model.text, text).unknown]
+    assert 0 < len(examples) == min(4, len(known))
+    stored = index.items["images"].encoded(np.arange(len(split)))
+    scores = model.matcher(stored, encode_texts(model, known)).detach().numpy()
+    outstanding = (scores.max(axis=0) - scores.mean(axis=0)) / scores.std(axis=0)
+    order = [known[at] for at in np.argsort(-outstanding, kind="stable")]
+    assert examples == order[: len(examples)]

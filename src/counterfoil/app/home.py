@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from counterfoil.data.text.tokenizers import known_text
 from counterfoil.data.text.words import words
+from counterfoil.scoring.encode import encode_texts
 from counterfoil.search import SearchIndex
 from counterfoil.search.items import BLOCK_ITEMS
+from counterfoil.search.query import scores_of
 
 CANDIDATES, VARIED = 2000, 240
 """Images whose vectors are read, evenly over the library, and those chosen of them."""
@@ -21,6 +24,16 @@ NEAR = 0.2
 
 EXAMPLES, EXAMPLE_LETTERS, EXAMPLE_WORDS = 4, 44, range(2, 10)
 """Number of example queries, and their length in letters and words."""
+
+PROMPTED = 48
+"""Images that are scored with the prompts."""
+
+PROMPTS = (
+    "a dog", "a cat", "a horse", "a bird", "a ball", "a house", "a car", "a boat on the water",
+    "children playing", "a smiling woman", "a man on a bike", "a group of people", "mountains",
+    "people in the street", "a beach", "snow", "trees", "flowers", "food on a table", "at night",
+)  # fmt: skip
+"""Sentences to try with a library without captions: those that fit some of its images best."""
 
 Vectors = NDArray[np.float32]
 
@@ -72,8 +85,11 @@ def farthest_first(vectors: Vectors, count: int) -> list[int]:
 def example_queries(index: SearchIndex, ids: Sequence[str]) -> list[str]:
     """Short captions of the first images with known words, with as few words in common as possible.
 
-    Each next one is the caption with the smallest share of words that were in one before.
+    Each next one is the caption with the smallest share of words that were in one before. Without
+    captions, the examples are general sentences that fit some images much better than others.
     """
+    if not len(index.items["captions"]):
+        return _fitting_prompts(index, ids[:PROMPTED])
     items = index.items["images"]
     keys = np.array([items.names[name] for name in ids[:VARIED]], dtype=np.int64)
     texts = [_shortest(index, about) for about in items.about(keys)]
@@ -86,6 +102,22 @@ def example_queries(index: SearchIndex, ids: Sequence[str]) -> list[str]:
         left.remove(text)
         seen.update(words(text))
     return chosen
+
+
+@torch.inference_mode()
+def _fitting_prompts(index: SearchIndex, ids: Sequence[str]) -> list[str]:
+    """The prompts whose best image stands out most from the others, in standard deviations."""
+    known = [text for text in PROMPTS if not known_text(index.model.text, text).unknown]
+    if not known or not ids:
+        return []
+    items = index.items["images"]
+    keys = np.array([items.names[name] for name in ids], dtype=np.int64)
+    queries = encode_texts(index.model, known)
+    scores = scores_of(index.model, "images", queries, items.encoded(keys)).float()
+    spread = scores.std(dim=1, correction=0).clamp(min=1e-9)
+    outstanding = (scores.amax(dim=1) - scores.mean(dim=1)) / spread
+    best = sorted(range(len(known)), key=lambda at: -float(outstanding[at]))
+    return [known[at] for at in best[:EXAMPLES]]
 
 
 def _shortest(index: SearchIndex, about: dict[str, Any]) -> str | None:

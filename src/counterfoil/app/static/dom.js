@@ -9,7 +9,7 @@ function fill(node, props, children) {
     else if (value === true) node.setAttribute(key, "");
     else if (value !== false && value != null) node.setAttribute(key, value);
   }
-  node.append(...children.flat(2).filter((child) => child != null && child !== false));
+  node.append(...children.flat(2).filter((child) => child != null && child !== false && child !== ""));
   return node;
 }
 

@@ -4,9 +4,10 @@ import { h } from "./dom.js";
 
 export const modelOf = (facts, name) => facts.models.find((one) => one.name === name) ?? facts.models[0];
 
-// A list to choose from, with a line about the chosen one; null if there is nothing to choose.
+// A list to choose from, with a line about the chosen one; a single model only has its line, if any.
 export function chooser(facts, name, onchoose) {
-  if (facts.models.length < 2) return null;
+  const [first, ...others] = facts.models;
+  if (!others.length) return first.summary && h("p", { class: "hint" }, `Model: ${first.name}. ${first.summary}`);
   const about = h("small", { class: "hint" }, modelOf(facts, name).summary);
   const list = h("select", {
     id: "model",

@@ -19,8 +19,7 @@ export async function startView(place, params) {
       h("h1", {}, "Does the sentence fit the photo?"),
       drop,
       h("p", { class: "hint" }, "Then type a sentence: the page shows which words fit, and where in the photo they look."),
-      chooser(facts, model.name, (name) => (location.hash = link("match", { model: name })))
-        ?? h("p", { class: "hint" }, model.summary),
+      chooser(facts, model.name, (name) => (location.hash = link("match", { model: name }))),
       missing(facts) || "",
       !facts.images && h("p", { class: "note" }, "No library is served, so there is nothing to search. To search photos: ",
         h("code", {}, "counterfoil demo FOLDER"), " or ", h("code", {}, "counterfoil serve INDEX"), ".")));
