@@ -28,19 +28,18 @@ from tests.app.browser import Browser, find_browser  # noqa: E402
 
 SIZES = {"wide": (1280, 860, False), "phone": (390, 844, True)}
 SCHEMES = ("light", "dark")
-COLORS = 256
+COLORS, QUALITY = 256, 82
 
 # file of docs/images: view, size, scheme
 SHOWN = {
-    "page-search": ("search", "wide", "light"),
-    "page-match": ("match", "wide", "light"),
-    "page-audit": ("audit", "wide", "light"),
-    "page-runs-dark": ("runs", "wide", "dark"),
-    "page-phone": ("match", "phone", "light"),
+    "page-search.png": ("search", "wide", "light"),
+    "page-match.png": ("match", "wide", "light"),
+    "page-audit.png": ("audit", "wide", "light"),
+    "page-runs-dark.png": ("runs", "wide", "dark"),
+    "page-phone.png": ("match", "phone", "light"),
 }
 PHOTO_SHOWN = {
-    "page-photo": ("match", "wide", "light"),
-    "page-photo-phone": ("match", "phone", "dark"),
+    "page-photo.jpg": ("match", "wide", "light"),
 }
 
 
@@ -111,9 +110,12 @@ class Page:
 
 
 def small(path: Path) -> None:
-    """Write a picture again with few colors."""
+    """Write a picture again, a photo as JPEG, others with few colors."""
     picture = Image.open(io.BytesIO(path.read_bytes())).convert("RGB")
-    picture.quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
+    if path.suffix == ".jpg":
+        picture.save(path, quality=QUALITY, optimize=True)
+    else:
+        picture.quantize(COLORS, dither=Image.Dither.FLOYDSTEINBERG).save(path, optimize=True)
 
 
 def main() -> None:
@@ -128,14 +130,14 @@ def main() -> None:
     program = find_browser()
     if program is None:
         parser.error("no Chromium on this machine")
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         browser = Browser(program, Path(profile))
         try:
             page = Page(args.address, browser, args)
             if args.docs:
                 shown = PHOTO_SHOWN if args.photo else SHOWN
                 for name, wanted in shown.items():
-                    page.shoot(*wanted, ROOT / "docs" / "images" / f"{name}.png")
+                    page.shoot(*wanted, ROOT / "docs" / "images" / name)
             if args.out is not None:
                 args.out.mkdir(parents=True, exist_ok=True)
                 for view in page.views:

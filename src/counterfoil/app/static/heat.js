@@ -34,7 +34,7 @@ export function heatKey() {
   const stops = COLORS.map((color, at) => `rgb(${color.join(" ")} / ${strength(at / (COLORS.length - 1)).toFixed(2)})`);
   return h("p", { class: "heat-key" }, h("span", {}, "less"),
     h("i", { "aria-hidden": "true", style: { "background-image": `linear-gradient(90deg, ${stops.join(", ")})` } }),
-    h("span", {}, "more attention of the word"));
+    h("span", {}, "more attention"));
 }
 
 // Weights as 0…1: the average and less is 0. Twice the average is needed for 1, so that a word that looks
