@@ -30,7 +30,7 @@ def serve(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RUN|INDEX]",
+            metavar="RUN|INDEX",
             callback=opt.find_models,
             help="Run, saved model or index folder, or a pretrained model. Default: all pretrained "
             "models, without images to search.",
